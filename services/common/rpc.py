@@ -11,7 +11,6 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.common.tasks import end_tasks
 from services.common.tls.access import Authorization
 from services.common.tls.channel import TlsChannel
 from services.common.tls.credentials import Phase, Tls
@@ -35,8 +34,10 @@ _CLIENT: list[tuple[str, int | str]] = [
     *_COMMON,
     # Reconnect quickly to a restarted peer.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # In spite of its name: how long a try may take, the handshakes of TLS and HTTP/2 included. A peer that gets little
+    # CPU takes hundreds of milliseconds, and whoever calls it gives up after the first try.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     # Channels to the same address share no connection, so that closing one never affects another.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
@@ -119,7 +120,8 @@ def _bind_both(server: grpc.aio.Server, host: str, port: int, tls: Tls) -> int:
     async def until_it_stops() -> None:
         relaying = asyncio.create_task(relay(listener, ports))
         await server.wait_for_termination()
-        await end_tasks([relaying])
+        relaying.cancel()  # once: it ends by itself when clients have the server's last words
+        await asyncio.wait([relaying])
 
     asyncio.create_task(until_it_stops(), name="relay")  # noqa: RUF006  # the server's end holds it
     return int(listener.getsockname()[1])

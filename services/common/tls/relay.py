@@ -16,6 +16,7 @@ from services.common.tasks import end_tasks
 
 _TLS_HANDSHAKE = b"\x16"  # the type of a TLS record (RFC 8446, 5.1); plain HTTP/2 begins with "PRI"
 _FIRST_BYTE_S = 10.0
+_LAST_BYTES_S = 2.0  # for what an ended server has said
 _CHUNK = 256 * 1024
 _BACKLOG = 512
 
@@ -41,7 +42,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def relay(listener: socket.socket, ports: RelayedPorts) -> None:
-    """Relay until cancelled."""
+    """Relay until cancelled, and then until clients have what the server said before its end."""
     running: set[asyncio.Task[None]] = set()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,6 +61,8 @@ async def relay(listener: socket.socket, ports: RelayedPorts) -> None:
         await server.serve_forever()
     finally:
         server.close()
+        if running:
+            await asyncio.wait(running, timeout=_LAST_BYTES_S)
         await end_tasks(running)
 
 

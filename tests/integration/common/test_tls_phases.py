@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -14,6 +17,7 @@ from services.common.ports import free_port
 from services.common.rpc import Health, bind, new_server, open_channel
 from services.common.tls.credentials import Phase, Tls
 from services.common.tls.issuing import Authority
+from services.gateway.upstream.channels import became_ready
 from tests.certificates import DAY, write
 from tests.trust import SILENT_S
 
@@ -21,6 +25,35 @@ from tests.trust import SILENT_S
 @pytest.mark.parametrize("theirs", [None, *Phase])
 def test_neighbouring_phases_can_call_each_other(tmp_path: Path, theirs: Phase | None) -> None:
     uvloop.run(call_servers_of_all_phases(tmp_path, theirs))
+
+
+async def test_a_handshake_with_a_busy_peer_takes_its_time(tmp_path: Path) -> None:
+    """A try that ends after a tenth of a second never gets through TLS with a worker that is starved of CPU."""
+    authority = Authority.new(DAY)
+    server_side, client_side = (Tls(write(tmp_path / name, name, authority)) for name in ("worker", "gateway"))
+    server = new_server(tls=server_side)
+    port = bind(server, "127.0.0.1", 0, server_side)
+    await server.start()
+    slow = await asyncio.start_server(partial(answer_late, port), "127.0.0.1", 0)
+    address = "{}:{}".format(*slow.sockets[0].getsockname())
+    async with open_channel(address, to="worker", tls=client_side) as channel:
+        assert await became_ready(channel, SILENT_S), "the first try has failed"
+    slow.close()
+    await server.stop(0)
+
+
+async def answer_late(port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Relay to `port`, each piece of an answer a tenth of a second late."""
+    of_server, to_server = await asyncio.open_connection("127.0.0.1", port)
+
+    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter, late_s: float) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65_536):
+                await asyncio.sleep(late_s)
+                target.write(data)
+        target.close()
+
+    await asyncio.gather(copy(reader, to_server, 0), copy(of_server, writer, 0.1))
 
 
 async def call_servers_of_all_phases(tmp_path: Path, theirs: Phase | None) -> None:
