@@ -11,7 +11,7 @@ import yaml
 
 from tests.programs import CHART
 
-COMPONENTS = ("gateway", "router", "coordinator", "worker")
+COMPONENTS = ("gateway", "router", "coordinator", "worker", "finetuner")
 _OLDEST = 7  # rights to read a key without writing it
 
 

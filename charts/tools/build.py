@@ -14,7 +14,10 @@ import yaml
 from charts.tools import dashboards, readme, rules, schema, values
 
 CHART = Path(__file__).resolve().parents[1] / "ryzanstein"
-TARGETS = ("cli", "gateway", "kv-coordinator", "router", "worker-cpu", "worker-cuda", "worker-vllm")
+TARGETS = (
+    *("cli", "gateway", "kv-coordinator", "router"),
+    *("finetuner-cpu", "finetuner-cuda", "worker-cpu", "worker-cuda", "worker-vllm"),
+)
 _OF_OTHERS = (
     ("redis",),
     *(("monitoring", name) for name in ("prometheus", "grafana", "collector", "loki")),

@@ -11,6 +11,7 @@ from typing import Any
 
 from charts.tools.values import Value
 from services.common.settings import ServiceSettings
+from services.finetuner.settings import FinetunerSettings
 from services.gateway.settings import GatewaySettings
 from services.kv_coordinator.settings import CoordinatorSettings
 from services.router.settings import RouterSettings
@@ -23,6 +24,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "router": RouterSettings,
     "coordinator": CoordinatorSettings,
     "worker": WorkerSettings,
+    "finetuner": FinetunerSettings,
 }
 # Fields that have a place of their own among the values, or that the chart keeps to itself.
 _ELSEWHERE = {
@@ -31,6 +33,7 @@ _ELSEWHERE = {
     *("router_port", "router_id", "coordinator_address", "coordinator_port", "expected_models", "expected_models_file"),
     *("worker_id", "worker_port", "model", "revision", "served_model_name", "tensor_parallel", "dtype", "device"),
     *("kv_tokens", "kv_dtype", "max_model_len"),
+    *("finetuner_models", "finetuner_folder", "finetuner_job_template", "finetuner_quantizations"),
 }
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 _PYTHONS = ("discriminator", "default", "title")  # what helps only Python

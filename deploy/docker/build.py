@@ -19,7 +19,7 @@ from pathlib import Path
 from deploy.docker.wheelhouse import MACHINES, WHEELHOUSE, fits, write_sums
 
 ROOT = Path(__file__).resolve().parents[2]
-IMAGES = ("gateway", "router", "kv-coordinator", "worker-cpu", "cli")  # worker-cuda by name only: 3 GB
+IMAGES = ("gateway", "router", "kv-coordinator", "worker-cpu", "cli")  # the others by name only, see docs/images.md
 BASE = "docker.io/library/python:3.11-slim"
 REPOSITORY = "ghcr.io/ryzanstein/ryzanstein"
 # In a container without its own user namespace, as root, these are what buildah can do.

@@ -35,6 +35,7 @@ OLDER_PYTHON = ["async-timeout==5.0.1"]
 _MADE_FOR = "dependencies.sha256"
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 _DOWNLOAD = (*_PIP, "download", "--only-binary=:all:")
+QLORA = ["bitsandbytes==0.50.2"]  # in no extra: it is of use on GPUs, and the image for them has it
 UNPINNED = ["setuptools==84.2.1"]  # torch asks for it; `pip freeze`, and so constraints.txt, leaves it out
 
 
@@ -52,7 +53,12 @@ def fill(arch: str, torch: str) -> None:
     print(f"torch: {wheel.about}", flush=True)
     torch_names = _fetch(target / f"torch-{torch}", [*base, pin, *UNPINNED], arch, base_names, wheel.options)
     found = ["--find-links", str(target / f"torch-{torch}")]
-    _fetch(target / "worker", base + extras["worker"], arch, base_names | torch_names, found)
+    worker_names = _fetch(target / "worker", base + extras["worker"], arch, base_names | torch_names, found)
+    finetune = base + extras["worker"] + extras["finetune"]
+    known = base_names | torch_names | worker_names
+    finetune_names = _fetch(target / "finetune", finetune, arch, known, found)
+    if torch == "cuda":
+        _fetch(target / "qlora", [*finetune, *QLORA], arch, known | finetune_names, found)
     _fetch_model(target / "model")
     _download(WHEELHOUSE / "build", _build_requirements(project, arch), [])
     (target / _MADE_FOR).unlink(missing_ok=True)

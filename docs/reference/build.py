@@ -34,6 +34,7 @@ from services.common.loop_lag import LoopLag
 from services.common.metrics import new_registry
 from services.common.settings import ServiceSettings
 from services.common.tls.credentials import export_end
+from services.finetuner.metrics import FinetunerMetrics
 from services.finetuner.settings import FinetunerSettings
 from services.gateway.api import schema
 from services.gateway.api.fields import advisory_fields, neutral_values
@@ -71,15 +72,15 @@ SERVICES: tuple[tuple[str, type[ServiceSettings]], ...] = (
     ("Router", RouterSettings),
     ("KV-cache coordinator", CoordinatorSettings),
     ("Worker", WorkerSettings),
+    ("Fine-tuner", FinetunerSettings),
 )
-FINETUNER = ("Fine-tuner", FinetunerSettings)  # exports its process only
 
 
 def configuration() -> str:
     """Every environment variable of every service, with default and meaning."""
     lines = ["# Configuration", "", "Made by `make reference`. Every service reads environment variables at start."]
     lines += _settings_table("All services", ServiceSettings, frozenset())
-    for title, settings in (*SERVICES, FINETUNER):
+    for title, settings in SERVICES:
         lines += _settings_table(title, settings, frozenset(ServiceSettings.model_fields))
     return "\n".join(lines) + "\n"
 
@@ -244,7 +245,9 @@ def service_registries() -> tuple[CollectorRegistry, ...]:
     worker.register(EngineTotals(EngineCounters(), lambda: EngineState(worker_pb2.PHASE_LOADING, "")))
     WorkerMetrics(worker)
     worker.register(TransferMetrics(TransferTotals()))
-    return GatewayMetrics().registry, router, coordinator, worker
+    finetuner = new_registry("finetuner")
+    FinetunerMetrics(finetuner)
+    return GatewayMetrics().registry, router, coordinator, worker, finetuner
 
 
 def metrics() -> str:

@@ -1,27 +1,21 @@
-"""Runs a claimed job: its files to disk, its training in a process, its words to Redis."""
+"""Runs a claimed job: its files to disk, its training in a runner, its words to Redis."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
-import os
-import signal
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from services.common.fine_tuning.records import Checkpoint, Event, JobError, Order, Status
 from services.common.fine_tuning.store import Claim, JobStore, new_event, new_id
-from services.common.lifeline import PARENT_VARIABLE
 from services.common.redis_client import Argument
 from services.common.tasks import end_tasks
-from services.finetuner.base import BaseError, base_folder
+from services.finetuner.metrics import FinetunerMetrics
+from services.finetuner.runner import NotStartedError, Outcome, Run, Runner, Task, Word
 from services.finetuner.settings import FinetunerSettings
-from services.finetuner.training.words import REFUSED
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +24,24 @@ _MOST_EVENTS = 500  # about so many steps of a job are events
 _PAUSE_S = 1.0  # before training that ended is started again
 
 
+class UnpreparedError(Exception):
+    """The training cannot begin; the message is for the user."""
+
+
 class JobRun:
     """One job, from where its last checkpoint stands. A paused job ends with a checkpoint, a cancelled one at once."""
 
-    def __init__(self, claim: Claim, store: JobStore, settings: FinetunerSettings, stop: asyncio.Event) -> None:
-        self._claim, self._store, self._settings, self._stop = claim, store, settings, stop
+    def __init__(
+        self, claim: Claim, store: JobStore, runner: Runner, settings: FinetunerSettings, metrics: FinetunerMetrics,
+        stop: asyncio.Event,
+    ) -> None:  # fmt: skip
+        self._claim, self._store, self._runner, self._settings = claim, store, runner, settings
+        self._metrics, self._stop = metrics, stop
         self._events: list[Event] = []
         self._checkpoints: list[Checkpoint] = []
         self._fields: dict[str, Argument] = {}
         self._step = 0
-        self._refusal = ""  # why the training will not begin again
+        self._refusal: JobError | None = None  # why the training will not begin again
         self._result = ""
 
     async def run(self) -> None:
@@ -47,18 +49,20 @@ class JobRun:
         job = await self._store.load(self._claim.member)
         if job is None:
             return
-        folder = Path(self._settings.finetuner_folder)
+        order = job.order
+        folder = Path(self._settings.finetuner_folder) / "jobs" / order.id
         try:
-            await self._prepare(job.order, folder / "jobs" / job.order.id)
-            base = await self._while_renewing(base_folder(self._source(job.order), folder / "bases"))
-            await self._train(folder / "jobs" / job.order.id, base)
-        except BaseError as error:
-            await self._fail(JobError(code="base_unavailable", message=f"`{job.order.model}`: {error}", param="model"))
+            source = self._source(order)
+            await self._prepare(order, folder)
+        except UnpreparedError as error:
+            await self._fail(JobError(code="base_unavailable", message=f"`{order.model}`: {error}", param="model"))
+            return
+        await self._train(Task(self._claim.member, order.id, folder, source, job.heard))
 
     def _source(self, order: Order) -> str:
         source = self._settings.finetuner_models.get(order.model)
         if source is None:
-            raise BaseError("this fine-tuner does not have it (RYZANSTEIN_FINETUNER_MODELS)")
+            raise UnpreparedError("this fine-tuner does not have it (RYZANSTEIN_FINETUNER_MODELS)")
         return source
 
     async def _prepare(self, order: Order, folder: Path) -> None:
@@ -69,82 +73,54 @@ class JobRun:
                 contents[f"{name}.jsonl"] = await self._store.file(order.tenant, file_id)
         await asyncio.to_thread(_write, folder, contents)
 
-    async def _while_renewing(self, work: Any) -> Path:
-        """Await `work`, and keep the claim meanwhile."""
-        task = asyncio.ensure_future(work)
-        try:
-            while not task.done():
-                await asyncio.wait([task], timeout=_REPORT_S)
-                await self._store.report(self._claim, self._settings.finetuner_lease_s)
-            found: Path = task.result()
-            return found
-        finally:
-            await end_tasks([task])
-
-    async def _train(self, folder: Path, base: Path) -> None:
-        attempts, last = 0, -1
+    async def _train(self, task: Task) -> None:
+        attempts = 0  # since the last step
         while True:
-            attempts = 1 if self._step > last else attempts + 1
-            last = self._step
-            status, code, said = await self._run_process(folder, base)
+            before = self._step
+            try:
+                status, outcome = await self._run_once(task)
+            except NotStartedError as error:
+                await self._fail(JobError(code="training_not_started", message=f"Training was not started: {error}"))
+                return
             if self._result:
                 self._fields |= {"stage": "publish", "result": self._result}
+            if self._result or outcome is None or (not self._refusal and (status != "running" or self._stop.is_set())):
                 await self._store.report(self._claim, 0, self._events, self._checkpoints, self._fields)
                 return
-            if code != REFUSED and (status != "running" or self._stop.is_set()):
-                await self._store.report(self._claim, 0, self._events, self._checkpoints, self._fields)
+            if self._refusal:
+                await self._fail(self._refusal)
                 return
-            if code == REFUSED:
-                await self._fail(JobError(code="invalid_training_file", message=self._refusal, param="training_file"))
-                return
+            attempts = 0 if self._step > before else attempts + outcome.counts
             if attempts >= self._settings.finetuner_attempts:
-                message = f"Training ended {attempts} times without progress (status {code}): {said}"
+                message = f"Training ended {attempts} times without progress (status {outcome.status}): {outcome.said}"
                 await self._fail(JobError(code="training_failed", message=message))
                 return
-            self._events.append(
-                new_event(f"Training ended (status {code}) and goes on from its last checkpoint.", "warn")
-            )
+            said = f"Training ended (status {outcome.status}: {outcome.said}) and goes on from its last checkpoint."
+            self._events.append(new_event(said, "warn"))
             await asyncio.sleep(_PAUSE_S)
 
     async def _fail(self, error: JobError) -> None:
         events = [*self._events, new_event(error.message, "error")]
         await self._store.end(self._claim, "failed", events, {**self._fields, "error": error.model_dump_json()})
+        self._metrics.failures.labels(error.code).inc()
 
-    async def _run_process(self, folder: Path, base: Path) -> tuple[Status, int, str]:
-        """Run the training process; returns the job's status, the exit status and the last words on stderr."""
-        settings = self._settings
-        limits = (
-            settings.finetuner_checkpoint_s,
-            settings.finetuner_max_tokens,
-            settings.finetuner_threads,
-            settings.finetuner_nice,
-        )
-        command = (sys.executable, "-m", "services.finetuner.training", str(folder), str(base), *map(str, limits))
-        with (folder / "training.log").open("ab") as errors:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-                env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
-            )
-        assert process.stdout is not None
-        hearing = asyncio.create_task(self._hear(process.stdout))
-        status: Status = "running"
-        try:
-            while not hearing.done():
-                await asyncio.wait([hearing], timeout=_REPORT_S)
-                status = await self._tell()
-                if status != "running" or self._stop.is_set():
-                    with contextlib.suppress(ProcessLookupError):
-                        process.send_signal(signal.SIGTERM)
-            hearing.result()
-            return status, await process.wait(), _last_line(folder / "training.log")
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()  # it has ended, unless the claim is lost
-            await end_tasks([hearing])
-            await process.wait()
+    async def _run_once(self, task: Task) -> tuple[Status, Outcome | None]:
+        """Run a training; returns the job's status, and how the training ended, if it does not outlive this process."""
+        async with self._runner.start(task) as run:
+            hearing = asyncio.create_task(self._hear(run))
+            status: Status = "running"
+            try:
+                while not hearing.done():
+                    await asyncio.wait([hearing], timeout=_REPORT_S)
+                    status = await self._tell()
+                    if status != "running" or (self._stop.is_set() and not self._runner.outlives):
+                        run.stop()
+                    elif self._stop.is_set():
+                        return status, None
+                hearing.result()
+                return status, await run.outcome()
+            finally:
+                await end_tasks([hearing])
 
     async def _tell(self) -> Status:
         """Send what was heard; returns the job's status. Raises :class:`LostClaimError`."""
@@ -152,12 +128,13 @@ class JobRun:
         self._events, self._checkpoints, self._fields = [], [], {}
         return await self._store.report(self._claim, self._settings.finetuner_lease_s, events, checkpoints, fields)
 
-    async def _hear(self, lines: asyncio.StreamReader) -> None:
-        async for line in lines:
-            self._take(json.loads(line))
+    async def _hear(self, run: Run) -> None:
+        async for word in run.words():
+            self._take(word)
+            self._fields["heard"] = run.heard
 
-    def _take(self, word: dict[str, Any]) -> None:
-        """Take one word of the training process; `training.words` says what they are."""
+    def _take(self, word: Word) -> None:
+        """Take one word of the training; `training.words` says what they are, a runner adds `waits` with a message."""
         match word.pop("kind"):
             case "begins":
                 self._fields |= {"steps": word["steps"]}
@@ -174,22 +151,19 @@ class JobRun:
                 self._events.append(new_event(message, data=word))
             case "saved":
                 self._checkpoints.append(Checkpoint(id=new_id("ftckpt_"), created_at=int(time.time()), **word))
+            case "waits":
+                self._events.append(new_event(word["message"], "warn"))
             case "refused":
-                self._refusal = word["message"]
+                self._refusal = JobError(**word)
             case "done":
                 self._result = json.dumps(word)
 
 
-def _last_line(path: Path) -> str:
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
-
-
 def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write files; those that were deleted in Redis are here, if the job was begun before. Raises BaseError."""
+    """Write files; those that were deleted in Redis are here, if the job was begun before. Raises UnpreparedError."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         if content:
             (folder / name).write_bytes(content)
         elif not (folder / name).exists():
-            raise BaseError(f"{name} was deleted before the training began")
+            raise UnpreparedError(f"{name} was deleted before the training began")

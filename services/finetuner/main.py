@@ -1,4 +1,4 @@
-"""Runs the fine-tuner: waits for jobs in Redis and trains one at a time, in a process of its own."""
+"""Runs the fine-tuner: waits for jobs in Redis and has them trained, in processes of its own or in Kubernetes Jobs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -16,14 +17,17 @@ from typing import TypeVar
 from redis.exceptions import RedisError
 
 from services.common.fine_tuning.records import Presence
-from services.common.fine_tuning.store import JobStore, LostClaimError
+from services.common.fine_tuning.store import Claim, JobStore, LostClaimError
 from services.common.keys import RedisKeys
 from services.common.lifecycle import StartupError, run_service
 from services.common.metrics import new_registry, serve_metrics
 from services.common.redis_client import open_redis
 from services.common.tasks import end_tasks
+from services.finetuner.child import ChildRunner
 from services.finetuner.folders import keep_tidy
 from services.finetuner.job import JobRun
+from services.finetuner.metrics import FinetunerMetrics
+from services.finetuner.runner import Runner
 from services.finetuner.settings import FinetunerSettings
 
 log = logging.getLogger(__name__)
@@ -33,8 +37,10 @@ _TIMEOUT_S = 5.0  # for a Redis operation
 _AGAIN_S = 0.5  # between tries while Redis is away
 _LOOK_S = 0.5
 _APPEAR_S = 5.0
+_SWEEP_S = 30.0
 _LIFE_S = 7 * 24 * 3600  # of a job that has ended
 _NEEDED = ("torch", "transformers", "peft")
+_NEEDED_FOR_JOBS = ("kubernetes",)
 
 
 async def patiently(operation: Callable[[], Awaitable[T]]) -> T:
@@ -49,22 +55,24 @@ async def patiently(operation: Callable[[], Awaitable[T]]) -> T:
 
 async def serve(settings: FinetunerSettings, stop: asyncio.Event) -> None:
     """Train until `stop`; raises :class:`StartupError`."""
-    if missing := [name for name in _NEEDED if not find_spec(name)]:
-        raise StartupError(f"{', '.join(missing)} missing: pip install 'ryzanstein[finetune]'")
+    runner = await _open_runner(settings)
     await asyncio.to_thread(Path(settings.finetuner_folder).mkdir, parents=True, exist_ok=True)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     redis = open_redis(settings.redis, _TIMEOUT_S)
     store = JobStore(redis, RedisKeys(settings.namespace), patiently, _LIFE_S)
+    registry = new_registry("finetuner")
+    finetuner = Finetuner(store, runner, settings, FinetunerMetrics(registry), owner, stop)
     try:
-        with serve_metrics(settings.host, settings.metrics_port, new_registry("finetuner"), lambda: ""):
+        with serve_metrics(settings.host, settings.metrics_port, registry, lambda: ""):
             async with asyncio.TaskGroup() as group:
-                appearing = group.create_task(_appear(store, settings, owner))
-                working = group.create_task(_work(store, settings, owner, stop))
+                beside = [group.create_task(finetuner.appear()), group.create_task(finetuner.sweep_again_and_again())]
                 keep_s = settings.finetuner_keep_days * 24 * 3600
-                tidying = group.create_task(keep_tidy(Path(settings.finetuner_folder) / "jobs", store, keep_s))
+                jobs = Path(settings.finetuner_folder) / "jobs"
+                beside.append(group.create_task(keep_tidy(jobs, store, keep_s)))
+                working = [group.create_task(finetuner.work()) for _ in range(settings.finetuner_parallel)]
                 await stop.wait()
-                await asyncio.wait([working], timeout=settings.finetuner_lease_s)  # it gives its job back
-                await end_tasks([appearing, working, tidying])
+                await asyncio.wait(working, timeout=settings.finetuner_lease_s)  # they give their jobs back
+                await end_tasks([*beside, *working])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TIMEOUT_S):
                     await store.leave(owner)
@@ -72,31 +80,70 @@ async def serve(settings: FinetunerSettings, stop: asyncio.Event) -> None:
         await redis.aclose()
 
 
-async def _appear(store: JobStore, settings: FinetunerSettings, owner: str) -> None:
-    quantizations = ["none", "nf4"] if find_spec("bitsandbytes") else ["none"]
-    presence = Presence(models=sorted(settings.finetuner_models), quantizations=quantizations)
-    while True:
-        await store.appear(owner, presence)
-        await asyncio.sleep(_APPEAR_S)
+async def _open_runner(settings: FinetunerSettings) -> Runner:
+    needed = _NEEDED_FOR_JOBS if settings.finetuner_job_template else _NEEDED
+    if missing := [name for name in needed if not find_spec(name)]:
+        extra = "kube" if settings.finetuner_job_template else "finetune"
+        raise StartupError(f"{', '.join(missing)} missing: pip install 'ryzanstein[{extra}]'")
+    if not settings.finetuner_job_template:
+        return ChildRunner(settings)
+    # Imported here: Kubernetes' client takes a second and 60 MB.
+    from services.finetuner.cluster.runner import JobRunner
+
+    return await JobRunner.open(settings)
 
 
-async def _work(store: JobStore, settings: FinetunerSettings, owner: str, stop: asyncio.Event) -> None:
-    """Run jobs, one at a time, until `stop`."""
-    while not stop.is_set():
-        claim = await store.claim(owner, settings.finetuner_lease_s, ["train"])
-        if claim is None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
-                    await stop.wait()
-            continue
+@dataclass(frozen=True, slots=True)
+class Finetuner:
+    """What a fine-tuner does, each method until it is cancelled or `stop` is set."""
+
+    store: JobStore
+    runner: Runner
+    settings: FinetunerSettings
+    metrics: FinetunerMetrics
+    owner: str
+    stop: asyncio.Event
+
+    async def appear(self) -> None:
+        """Say again and again what can be trained here."""
+        found = ["none", "nf4"] if find_spec("bitsandbytes") else ["none"]
+        quantizations = list(self.settings.finetuner_quantizations) or found
+        presence = Presence(models=sorted(self.settings.finetuner_models), quantizations=quantizations)
+        while True:
+            await self.store.appear(self.owner, presence)
+            await asyncio.sleep(_APPEAR_S)
+
+    async def work(self) -> None:
+        """Run jobs, one at a time."""
+        while not self.stop.is_set():
+            claim = await self.store.claim(self.owner, self.settings.finetuner_lease_s, ["train"])
+            if claim is None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self.stop.wait()
+                continue
+            await self._run(claim)
+
+    async def _run(self, claim: Claim) -> None:
         try:
-            await JobRun(claim, store, settings, stop).run()
+            await JobRun(claim, self.store, self.runner, self.settings, self.metrics, self.stop).run()
         except LostClaimError:
             log.info("%s: cancelled, or taken over", claim.member)
+            await self.runner.sweep(self._wanted)
         except Exception as error:  # a bug
             log.exception("%s: given up for now", claim.member)
             with contextlib.suppress(LostClaimError):
-                await store.fault(claim, error, settings.finetuner_lease_s)
+                await self.store.fault(claim, error, self.settings.finetuner_lease_s)
+
+    async def sweep_again_and_again(self) -> None:
+        """End trainings that are left from jobs which ended or paused while no fine-tuner had them."""
+        while True:
+            await self.runner.sweep(self._wanted)
+            await asyncio.sleep(_SWEEP_S)
+
+    async def _wanted(self, member: str) -> bool:
+        job = await self.store.load(member)
+        return job is not None and job.stage == "train" and job.status in ("queued", "running")
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from services.common.settings import ServiceSettings
+from services.common.settings import CommaList, ServiceSettings
 
 
 class FinetunerSettings(ServiceSettings):
@@ -33,7 +33,15 @@ class FinetunerSettings(ServiceSettings):
         "data is removed within minutes",
     )
     finetuner_max_tokens: int = Field(default=2048, ge=16, description="Longest example, and most tokens at once")
+    finetuner_parallel: int = Field(default=1, ge=1, description="Jobs that are trained at a time")
+    finetuner_quantizations: CommaList = Field(
+        default=(), description="What jobs may ask for; default: `none`, and `nf4` where bitsandbytes is installed"
+    )
+    finetuner_job_template: str = Field(
+        default="",
+        description="File with a Kubernetes Job as JSON, from which each training is made; default: processes",
+    )
     finetuner_threads: int = Field(default=0, ge=0, description="Threads that compute; 0: one for each usable core")
     finetuner_nice: int = Field(
-        default=10, ge=0, le=19, description="Priority of the training process: the higher, the more others go first"
+        default=10, ge=0, le=19, description="Priority of a training: the higher, the more others go first"
     )

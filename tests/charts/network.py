@@ -29,6 +29,7 @@ CALLS = {
     Edge("coordinator", "redis", REDIS),
     Edge("worker", "worker", WORKER),
     Edge("worker", "redis", REDIS),
+    Edge("finetuner", "redis", REDIS),
 }
 
 

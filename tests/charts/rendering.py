@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -98,6 +99,8 @@ def _pods(objects: list[Object]) -> Iterator[Pod]:
         elif owner["kind"] == "CronJob":
             template = owner["spec"]["jobTemplate"]["spec"]["template"]
             yield Pod(owner, template["metadata"], template["spec"])
+        elif "job.json" in owner.get("data", {}):  # the fine-tuner makes Jobs from it
+            yield from _pods([json.loads(owner["data"]["job.json"])])
         elif isinstance(spec, dict) and "containers" in spec.get("template", {}).get("spec", {}):
             yield Pod(owner, spec["template"]["metadata"], spec["template"]["spec"])
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tests.charts.network import CALLS, GRPC, HTTP, METRICS, Edge, allowed, edges, policed, rules
 from tests.charts.rendering import NAMESPACE, Object, Pod, Rendered, environment, render
 
-SERVICES = {"gateway", "router", "coordinator", "worker", "redis", "secrets"}
+SERVICES = {"gateway", "router", "coordinator", "worker", "finetuner", "redis", "secrets"}
 FETCHED = "workers: {pools: {default: {model: 'hf://org/name'}}}"
 
 
@@ -23,7 +23,8 @@ def test_services_reach_each_other_and_nobody_else(rendered: Rendered) -> None:
 def test_the_defaults_are_policed() -> None:
     """The tests here would hold of a chart without policies, too."""
     rendered = render()
-    assert {edge for edge in edges(rendered) if {edge.source, edge.target} <= SERVICES} == CALLS
+    there = {edge for edge in CALLS if edge.source != "finetuner"}
+    assert {edge for edge in edges(rendered) if {edge.source, edge.target} <= SERVICES} == there
     for pod in rendered.pods:
         for direction in ("ingress", "egress"):
             assert policed(rendered.of("NetworkPolicy"), pod, direction), f"{pod} {direction}"
@@ -76,7 +77,7 @@ def _container_port(service: Object, target: Pod, port: int) -> int:
 def test_every_pod_may_ask_for_names(rendered: Rendered) -> None:
     policies = rendered.of("NetworkPolicy")
     for pod in rendered.pods:
-        if policed(policies, pod, "egress"):
+        if policed(policies, pod, "egress") and pod.component != "training":
             asked = {
                 port.get("protocol", "TCP")
                 for rule in rules(policies, pod, "egress")
@@ -134,6 +135,16 @@ def test_only_the_secrets_job_and_prometheus_reach_the_api_server() -> None:
         if any(_is_outside(rule) for rule in rules(rendered.of("NetworkPolicy"), pod, "egress"))
     }
     assert reach == {"secrets", "prometheus"}
+
+
+def test_a_training_reaches_nobody() -> None:
+    """It reads users' files with others' code, and needs no more than its volumes."""
+    rendered = render(inline="finetuner: {enabled: true}")
+    policies = rendered.of("NetworkPolicy")
+    (training,) = rendered.pods_of("training")
+    for direction in ("ingress", "egress"):
+        assert policed(policies, training, direction)
+        assert rules(policies, training, direction) == []
 
 
 def test_who_watches_is_let_through() -> None:

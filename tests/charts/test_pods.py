@@ -8,9 +8,9 @@ import pytest
 
 from tests.charts.rendering import NAMESPACE, Pod, Rendered, environment, quantity, render
 
-SERVICES = ("gateway", "router", "coordinator", "worker")
+SERVICES = ("gateway", "router", "coordinator", "worker", "finetuner")
 # Pods that talk to the API server; only these may carry a token.
-TALK_TO_THE_API = {"secrets", "prometheus", "alloy"}
+TALK_TO_THE_API = {"secrets", "finetuner", "prometheus", "alloy"}
 
 
 def test_objects_name_their_namespace(rendered: Rendered) -> None:
@@ -59,7 +59,7 @@ def test_a_container_that_failed_says_why(rendered: Rendered) -> None:
 
 def test_our_pods_run_as_any_user(rendered: Rendered) -> None:
     """The images name a numeric user, and OpenShift chooses one: a user in the manifest would break either."""
-    for pod in rendered.pods_of(*SERVICES, "secrets", "test"):
+    for pod in rendered.pods_of(*SERVICES, "training", "secrets", "test"):
         contexts = [pod.spec["securityContext"], *(each["securityContext"] for each in pod.all_containers)]
         assert not any("runAsUser" in context for context in contexts), pod
 
@@ -72,7 +72,7 @@ def test_openshift_names_no_user_anywhere() -> None:
 
 def test_tmp_is_writable(rendered: Rendered) -> None:
     """The root is read-only."""
-    for pod in rendered.pods_of(*SERVICES, "secrets", "test"):
+    for pod in rendered.pods_of(*SERVICES, "training", "secrets", "test"):
         volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", ())}
         for container in pod.containers:
             mounted = {mount["mountPath"]: mount for mount in container.get("volumeMounts", ())}
@@ -138,7 +138,7 @@ def test_secrets_are_referred_to_never_written(rendered: Rendered) -> None:
 
 
 def test_a_configuration_that_changes_restarts_cheap_pods_only(rendered: Rendered) -> None:
-    for pod in rendered.pods_of(*SERVICES):
+    for pod in rendered.pods_of("gateway", "router", "coordinator", "worker"):
         assert not [name for name in pod.metadata.get("annotations", {}) if name.startswith("checksum/")], pod
 
 

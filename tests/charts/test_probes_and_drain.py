@@ -8,7 +8,7 @@ import pytest
 
 from tests.charts.rendering import Object, Pod, Rendered, RenderError, environment, render
 
-SERVICES = ("gateway", "router", "coordinator", "worker")
+SERVICES = ("gateway", "router", "coordinator", "worker", "finetuner")
 METRICS = 9100
 # What /livez itself gives the event loop; a kubelet that gives up first would restart a busy pod.
 LIVENESS_TIMEOUT_S = 5

@@ -17,7 +17,7 @@ from tests.redis_users import COMPONENTS, modern_server, rules
 
 PASSWORDS = ("current", "previous")
 PATIENCE = Retry(ConstantBackoff(0.1), 300)  # while it starts
-COMPONENT_USERS = "redis: {auth: {users: components}}"
+COMPONENT_USERS = "{redis: {auth: {users: components}}, finetuner: {enabled: true}}"
 
 
 def password_of(rendered: Rendered, component: str) -> tuple[str, str]:
@@ -82,7 +82,8 @@ def test_redis_starts_with_these_users(tmp_path: Path) -> None:
 
 def test_passwords_of_yours() -> None:
     external = "{mode: external, external: {url: 'redis://of.yours:6379/0'}, auth: {users: components, %s}}"
-    rendered = render(inline=f"redis: {external % 'existingSecret: {name: own}'}")
+    values = f"{{redis: {external % 'existingSecret: {name: own}'}, finetuner: {{enabled: true}}}}"
+    rendered = render(inline=values)
     assert [password_of(rendered, component) for component in COMPONENTS] == [("own", name) for name in COMPONENTS]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from services.common.settings import ServiceSettings
 from services.common.tls.issuing import Authority
+from services.finetuner.settings import FinetunerSettings
 from services.gateway.settings import GatewaySettings
 from services.kv_coordinator.settings import CoordinatorSettings
 from services.router.policies.filters.affordable import Affordable
@@ -26,6 +27,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "router": RouterSettings,
     "coordinator": CoordinatorSettings,
     "worker": WorkerSettings,
+    "finetuner": FinetunerSettings,
 }
 PREFIX = "RYZANSTEIN_"
 # What Kubernetes fills in.
@@ -104,6 +106,7 @@ router:
     queueTimeoutS: 7.5
     policy: {name: mine, filters: [{type: affordable, ms: 1e6}], picker: {type: turn}}
 coordinator: {settings: {hotPrefixes: 64}}
+finetuner: {enabled: true, settings: {finetunerParallel: 4}}
 workers:
   pools:
     default:
@@ -125,6 +128,7 @@ REACHES: dict[str, dict[str, Any]] = {
         "policy": Composition(name="mine", filters=(Affordable(ms=1e6),), picker=RoundRobin()),
     },
     "coordinator": {"hot_prefixes": 64},
+    "finetuner": {"finetuner_parallel": 4, "finetuner_models": {"mine": "/app/models/smollm2-135m-instruct"}},
     "worker": {
         "max_running": 8,
         "adapters": {"sql": "/a/sql"},

@@ -52,7 +52,8 @@ connections:
 
 {{/* The components that serve, and have metrics and probes. */}}
 {{- define "ryzanstein.services" -}}
-{{- toJson (without (list "gateway" "router" (ternary "coordinator" "" .Values.coordinator.enabled) "worker") "") -}}
+{{- toJson (without (list "gateway" "router" (ternary "coordinator" "" .Values.coordinator.enabled) "worker"
+  (ternary "finetuner" "" .Values.finetuner.enabled)) "") -}}
 {{- end }}
 
 {{/* The pods that watch the others, and the ports where people and probes ask them: {component: {page:, health:}}. */}}

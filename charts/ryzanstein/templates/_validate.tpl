@@ -2,7 +2,7 @@
 
 {{- define "ryzanstein.validate" -}}
 {{- $lines := list -}}
-{{- range $part := list "forms" "names" "owned" "tenancy" "pools" "redis" "tls" "exposure" "scaling" "monitoring" -}}
+{{- range $part := list "forms" "names" "owned" "tenancy" "pools" "finetuner" "redis" "tls" "exposure" "scaling" "monitoring" -}}
 {{- $lines = concat $lines (include (printf "ryzanstein.validate.%s" $part) $ | splitList "\n") -}}
 {{- end -}}
 {{- $lines = without $lines "" -}}
@@ -31,8 +31,10 @@ workers.pools.{{ $pool }}: a pool's name has 1 to 16 characters of a-z, 0-9 and 
   "RYZANSTEIN_REDIS_PASSWORD_FILE" "redis.auth" "RYZANSTEIN_ADMIN_TOKEN_FILE" "gateway.tenancy.adminSecret"
   "RYZANSTEIN_TLS_FOLDER" "tls" "RYZANSTEIN_TLS_PHASE" "tls.phase"
   "RYZANSTEIN_EXPECTED_MODELS" "workers.pools" "RYZANSTEIN_EXPECTED_MODELS_FILE" "workers.pools"
+  "RYZANSTEIN_FINETUNER_MODELS" "finetuner.pools" "RYZANSTEIN_FINETUNER_FOLDER" "finetuner.storage"
+  "RYZANSTEIN_FINETUNER_JOB_TEMPLATE" "finetuner.job" "RYZANSTEIN_FINETUNER_QUANTIZATIONS" "finetuner.job.device"
   "RYZANSTEIN_ROUTER_ADDRESSES" "router" "RYZANSTEIN_COORDINATOR_ADDRESS" "coordinator" -}}
-{{- $configs := dict "podDefaults" .Values.podDefaults "gateway" .Values.gateway "router" .Values.router "coordinator" .Values.coordinator -}}
+{{- $configs := dict "podDefaults" .Values.podDefaults "gateway" .Values.gateway "router" .Values.router "coordinator" .Values.coordinator "finetuner" .Values.finetuner -}}
 {{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
 {{- $_ := set $configs (printf "workers.pools.%s" $name) $pool -}}
 {{- end -}}

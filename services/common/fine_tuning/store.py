@@ -56,6 +56,7 @@ class Job:
     result_file: str = ""
     error: JobError | None = None
     result: Result | None = None
+    heard: str = ""  # how far the words of a training that outlives its fine-tuner are reported
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -241,5 +242,6 @@ def _job_of(fields: Mapping[str, bytes]) -> Job:
         result_file=fields.get("result_file", b"").decode(),
         error=JobError.model_validate_json(fields["error"]) if "error" in fields else None,
         result=Result.model_validate_json(fields["result"]) if "result" in fields else None,
+        heard=fields.get("heard", b"").decode(),
         metrics=metrics,
     )

@@ -1,4 +1,4 @@
-"""The process that trains one job, as `__main__` starts it."""
+"""The training process: reads a job's folder, trains, and says what it does."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from transformers import AutoTokenizer
 
 from services.common.cores import usable_cores
 from services.common.fine_tuning.records import Order
+from services.finetuner.training.base import base_folder
 from services.finetuner.training.checkpoints import Checkpoints
 from services.finetuner.training.examples import TokenizedExample, Tokenizer
 from services.finetuner.training.model import load_model
 from services.finetuner.training.run import Limits, Training
-from services.finetuner.training.words import REFUSED, RefusedError, Voice
+from services.finetuner.training.words import REFUSED, STOPPED, RefusedError, Voice
 
 
 def main() -> int:
-    """Run the command line; returns the exit status."""
-    folder, base, checkpoint_s, max_tokens, threads, nice = sys.argv[1:]
-    voice, stop = Voice(), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    """Run the command line that the module `__main__` describes; returns the exit status."""
+    folder, source, checkpoint_s, max_tokens, threads, nice, *words = sys.argv[1:]
+    voice, stop = Voice(Path(words[0]) if words else None), threading.Event()
     os.nice(int(nice))
     torch.set_num_threads(int(threads) or usable_cores())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        training = _open(Path(folder), Path(base), Limits(device, float(checkpoint_s), int(max_tokens)), voice)
+        training = _open(Path(folder), source, Limits(device, float(checkpoint_s), int(max_tokens)), voice)
     except RefusedError as error:
-        voice.say("refused", message=str(error))
+        voice.say("refused", code=error.code, message=str(error), param=error.param)
         return REFUSED
-    training.run(stop)
-    return 0
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    return 0 if training.run(stop) else STOPPED
 
 
-def _open(folder: Path, base: Path, limits: Limits, voice: Voice) -> Training:
+def _open(folder: Path, source: str, limits: Limits, voice: Voice) -> Training:
     order = Order.model_validate_json((folder / "job.json").read_text())
+    base = base_folder(source, folder.parent.parent / "bases", order.id)
     tokenizer = Tokenizer(AutoTokenizer.from_pretrained(base, local_files_only=True), limits.max_tokens)
     train, valid = tokenizer.read(folder / "training.jsonl"), list[TokenizedExample]()
     if order.validation_file:

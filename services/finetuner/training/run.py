@@ -48,8 +48,8 @@ class Training:
         self._tokens, self._loss, self._valid_loss = 0, 0.0, float("nan")
         self._saved_at = time.monotonic()
 
-    def run(self, stop: threading.Event) -> None:
-        """Train to the end, or until `stop`: then a checkpoint is written."""
+    def run(self, stop: threading.Event) -> bool:
+        """Train to the end, or until `stop`: then a checkpoint is written. Returns whether it came to the end."""
         plan, first = self._plan, self._resume()
         self._begin(first)
         began, before = time.monotonic(), self._tokens
@@ -67,8 +67,9 @@ class Training:
             if plan.ends_epoch(step) or due or stop.is_set():
                 self._save(step + 1)
             if stop.is_set() and step + 1 < plan.steps:
-                return
+                return False
         self._finish()
+        return True
 
     def _resume(self) -> int:
         """Read the last checkpoint's state; returns the first step to compute."""

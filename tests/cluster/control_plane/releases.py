@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tests.charts.rendering import render
 from tests.cluster.kube import Kube, Object
@@ -66,3 +69,14 @@ def rendered_names(namespace: str) -> set[str]:
 def replicas(kube: Kube, workload: str) -> int:
     kind, name = workload.split("/")
     return int(kube.get(kind, name)["spec"]["replicas"])
+
+
+def kubeconfig_of(kube: Kube, account: str, folder: Path) -> Path:
+    """A kubeconfig with a token of the account instead of the administrator's certificate."""
+    config = yaml.safe_load(kube.kubeconfig.read_text())
+    token = kube.kubectl("create", "token", account, "--duration=10m").strip()
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return path

@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.cluster.conftest import Namespaces
-from tests.cluster.control_plane.releases import install
+from tests.cluster.control_plane.releases import install, kubeconfig_of
 from tests.cluster.kube import CommandError, Kube
 
 SECRET = "ryzanstein-redis-auth-1"
@@ -58,7 +57,7 @@ def test_the_job_may_make_secrets_and_read_its_own(installed: Kube) -> None:
 def test_the_job_makes_the_password_once(installed: Kube, tmp_path: Path) -> None:
     """The command of the rendered Job, as its service account: a second run leaves the password as it is."""
     command = _command(installed)
-    config = _kubeconfig_of(installed, MAKER, tmp_path)
+    config = kubeconfig_of(installed, MAKER, tmp_path)
     passwords = []
     for _ in range(2):
         done = _ryzanstein(command, config)
@@ -69,7 +68,7 @@ def test_the_job_makes_the_password_once(installed: Kube, tmp_path: Path) -> Non
 
 
 def test_the_job_is_refused_what_it_may_not(installed: Kube, tmp_path: Path) -> None:
-    config = _kubeconfig_of(installed, MAKER, tmp_path)
+    config = kubeconfig_of(installed, MAKER, tmp_path)
     command = [part.replace(SECRET, "somebody-elses") for part in _command(installed)]
     done = _ryzanstein(command, config)
     assert done.returncode != 0
@@ -82,7 +81,7 @@ def test_the_api_was_asked_for_nothing_else(installed: Kube, tmp_path: Path) -> 
     log = installed.kubeconfig.parent / "audit.log"
     if not log.exists():
         pytest.skip(f"this cluster has no audit log at {log}")
-    assert _ryzanstein(_command(installed), _kubeconfig_of(installed, MAKER, tmp_path)).returncode == 0
+    assert _ryzanstein(_command(installed), kubeconfig_of(installed, MAKER, tmp_path)).returncode == 0
     prefix = f"system:serviceaccount:{installed.namespace}:"
     seen = set()
     for line in log.read_text().splitlines():
@@ -101,7 +100,7 @@ def test_the_job_makes_certificates_and_changes_nothing_else(namespaces: Namespa
     install(kube, "tls.mode=generated")
     (job,) = kube.items("cronjobs", "app.kubernetes.io/component=secrets")
     (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
-    command, config = [*container["command"], *container["args"]], _kubeconfig_of(kube, MAKER, tmp_path)
+    command, config = [*container["command"], *container["args"]], kubeconfig_of(kube, MAKER, tmp_path)
     written = []
     for options in ([], [], ["--new-authority"]):
         done = _ryzanstein([*command, *options], config)
@@ -127,14 +126,3 @@ def _ryzanstein(command: list[str], config: Path) -> subprocess.CompletedProcess
     program = str(Path(sys.executable).parent / command[0])
     env = {**os.environ, "KUBECONFIG": str(config)}
     return subprocess.run([program, *command[1:]], env=env, capture_output=True, text=True, timeout=30, check=False)
-
-
-def _kubeconfig_of(kube: Kube, account: str, folder: Path) -> Path:
-    """A kubeconfig with a token of the account instead of the administrator's certificate."""
-    config = yaml.safe_load(kube.kubeconfig.read_text())
-    token = kube.kubectl("create", "token", account, "--duration=10m").strip()
-    for user in config["users"]:
-        user["user"] = {"token": token}
-    path = folder / "kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    return path

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import pytest_asyncio
@@ -14,6 +15,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from services.common.adapters import RegisteredAdapter
+from services.common.fine_tuning.records import Checkpoint, Order, Presence
+from services.common.fine_tuning.store import JobStore, new_event
 from services.common.keys import RedisKeys
 from services.common.leases import Lease, LeaseTable, LeaseWatcher
 from services.common.redis_client import RedisAccess, open_redis
@@ -27,6 +30,12 @@ from tests.redis_users import COMPONENTS, modern_server, rules
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 KEYS = RedisKeys("llm")
+T = TypeVar("T")
+ORDER = Order(
+    id="ftjob-1", tenant="t", model="tiny", training_file="f", validation_file=None, suffix=None, seed=7, n_epochs=2,
+    batch_size=4, learning_rate_multiplier="auto", lora_rank=4, quantization="none", metadata=None, credential="",
+    created_at=0,
+)  # fmt: skip
 ADMIN = "admin"
 REFUSED = "no permissions|can't access at least one of the keys"
 LEASE = Lease("w", "incarnation", "host:1", "tiny", "serving")
@@ -62,6 +71,13 @@ OTHERS: dict[str, tuple[tuple[object, ...], ...]] = {
         ("HSET", KEYS.batch("t:b"), "status", "done"),
         ("HGET", KEYS.issued_keys, "id"),
         ("HSET", KEYS.adapters, "a", "{}"),
+    ),
+    "finetuner": (
+        ("HGET", KEYS.api_key("digest"), "id"),
+        ("HSET", KEYS.batch("t:b"), "status", "done"),
+        ("RPUSH", KEYS.file_pieces("t", "f"), "piece"),
+        ("HSET", KEYS.leases, "w", "{}"),
+        ("EVAL", "return redis.call('HSET', ARGV[1], 'name', '{}')", 0, KEYS.adapters),
     ),
 }
 NOBODYS = (
@@ -147,4 +163,27 @@ async def test_each_does_its_own_work(users: dict[str, Redis]) -> None:
     held = await sessions.read("t", "s", touch=True)
     assert held is not None
     assert held.binding == bound
+    await fine_tune(JobStore(users["gateway"], KEYS, _once, 60), JobStore(users["finetuner"], KEYS, _once, 60))
     assert await users[ADMIN].execute_command("ACL", "LOG") == []
+
+
+async def fine_tune(gateway: JobStore, finetuner: JobStore) -> None:
+    """A job's whole life, by those who work on it."""
+    await finetuner.appear("f", Presence(models=["tiny"], quantizations=["none"]))
+    assert await gateway.create(ORDER)
+    checking = await gateway.claim("g", 10, ["check"])
+    assert checking is not None
+    await gateway.report(checking, 0, fields={"status": "queued", "stage": "train"})
+    training = await finetuner.claim("f", 10, ["train"])
+    assert training is not None
+    assert await finetuner.file(ORDER.tenant, ORDER.training_file) == b""
+    saved = Checkpoint(id="c", created_at=0, step=1, folder="c", metrics={})
+    await finetuner.report(training, 10, [new_event("begun")], [saved], {"step": 1})
+    await finetuner.end(training, "failed", [], {})
+    assert await finetuner.load(training.member) == await gateway.get(ORDER.tenant, ORDER.id)
+    assert await finetuner.served_folders() == {"/a"}
+    await finetuner.leave("f")
+
+
+async def _once(operation: Callable[[], Awaitable[T]]) -> T:
+    return await operation()

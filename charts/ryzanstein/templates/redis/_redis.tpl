@@ -33,6 +33,11 @@ redis://{{ include "ryzanstein.host" (list . "redis") }}:6379/0
 {{- if and .Values.redis.auth.enabled (eq .Values.redis.auth.users "components") }}true{{ end -}}
 {{- end }}
 
+{{/* The users that each component has then. */}}
+{{- define "ryzanstein.redis.components" -}}
+{{- toJson (without (list "gateway" "router" "coordinator" "worker" (ternary "finetuner" "" .Values.finetuner.enabled)) "") -}}
+{{- end }}
+
 {{/* A generation of the components' passwords that the chart's Job makes: (list $ generation). */}}
 {{- define "ryzanstein.redis.users.generated" -}}
 {{- printf "%s-redis-users-%d" (include "ryzanstein.fullname" (index . 0)) (int64 (index . 1)) -}}
@@ -123,8 +128,9 @@ start.sh: |
   {
     user default '~* &* +@all{{ ternary "" " nopass" .Values.redis.auth.enabled }}' /etc/ryzanstein/redis/*/password
     {{- if include "ryzanstein.redis.users" . }}
-    {{- range $name, $rules := .Files.Get "files/redis-users.yaml" | replace "NAMESPACE" (include "ryzanstein.redis.namespace" .) | fromYaml }}
-    user {{ $name }} '{{ $rules }}' /etc/ryzanstein/redis-users/*/{{ $name }}
+    {{- $rules := .Files.Get "files/redis-users.yaml" | replace "NAMESPACE" (include "ryzanstein.redis.namespace" .) | fromYaml }}
+    {{- range include "ryzanstein.redis.components" . | fromJsonArray }}
+    user {{ . }} '{{ get $rules . }}' /etc/ryzanstein/redis-users/*/{{ . }}
     {{- end }}
     {{- end }}
   } > /tmp/users.acl

@@ -28,7 +28,7 @@ template:
       {{- if include "ryzanstein.secrets.generated" . }}
       {{- $passwords := list (list "secrets" (include "ryzanstein.redis.secret" .) (list "password")) }}
       {{- if include "ryzanstein.redis.users" . }}
-      {{- $passwords = append $passwords (list "users" (include "ryzanstein.redis.users.secret" .) (list "gateway" "router" "coordinator" "worker")) }}
+      {{- $passwords = append $passwords (list "users" (include "ryzanstein.redis.users.secret" .) (include "ryzanstein.redis.components" . | fromJsonArray)) }}
       {{- end }}
       {{- range $passwords }}
       - name: {{ index . 0 }}

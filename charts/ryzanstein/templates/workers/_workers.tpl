@@ -83,7 +83,11 @@ USER: ryzanstein
 {{- $compiles := and $gpu (eq $pool.engine "native") -}}
 {{- $fetched := eq (include "ryzanstein.model.scheme" $pool) "hf" -}}
 {{- $mounted := include "ryzanstein.model.mounted" $pool -}}
+{{- $tuned := hasKey (include "ryzanstein.finetuner.pools" (index . 0) | fromYaml) (index . 1) -}}
 mounts:
+{{- if $tuned }}
+  - {name: finetuning, mountPath: {{ include "ryzanstein.finetuner.folder" . }}, readOnly: true}
+{{- end }}
 {{- if $mounted }}
   - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
@@ -94,6 +98,9 @@ mounts:
   - {name: compiled, mountPath: /var/cache/triton}
 {{- end }}
 volumes:
+{{- if $tuned }}
+  - {{ include "ryzanstein.finetuner.volume" (index . 0) | nindent 4 | trim }}
+{{- end }}
 {{- if and $mounted (not (and $fetched (eq $pool.storage.type "perPod"))) }}
   - name: models
     {{- include "ryzanstein.model.volume" . | nindent 4 }}

@@ -1,0 +1,49 @@
+"""The model that a job starts from: a folder of safetensors, or a GGUF file that is converted to one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from services.common.gguf_files import split_choice
+from services.finetuner.training.words import RefusedError
+
+
+class BaseError(RefusedError):
+    """The base cannot be trained; the message is for the user."""
+
+    code, param = "base_unavailable", "model"
+
+
+def base_folder(source: str, kept: Path, job_id: str) -> Path:
+    """Return a folder of safetensors; a GGUF file is converted once, into `kept`. Raises :class:`BaseError`."""
+    path = Path(split_choice(source)[0])
+    if not path.exists():
+        raise BaseError(f"there is no {path} where the training runs")
+    if (path / "config.json").is_file():
+        return path
+    folder = kept / hashlib.sha256(source.encode()).hexdigest()[:16]
+    if not folder.is_dir():
+        _convert(source, folder, folder.with_name(f".{folder.name}.{job_id}"))
+    return folder
+
+
+def _convert(source: str, folder: Path, beside: Path) -> None:
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    command = (sys.executable, "-m", "services.worker.converter", source, str(beside), "--type", "BF16", "--force")
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, errors="replace", check=False)
+    if done.returncode:
+        lines = done.stdout.splitlines()
+        said = json.loads(lines[-1]).get("error") if lines and lines[-1].startswith("{") else None
+        shutil.rmtree(beside, ignore_errors=True)
+        raise BaseError(f"{source} was not converted: {said or f'the converter ended with {done.returncode}'}")
+    try:
+        beside.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # another job has converted it meanwhile
+            raise
+        shutil.rmtree(beside)
