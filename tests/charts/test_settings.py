@@ -110,7 +110,7 @@ finetuner: {enabled: true, settings: {finetunerParallel: 4}}
 workers:
   pools:
     default:
-      {settings: {maxRunning: 8, adapters: {sql: /a/sql}, adapterPins: [sql], adapterSources: [/a, /b]},
+      {settings: {maxRunning: 8, adapters: {sql: /a/sql}, adapterPins: [sql], adapterSources: [/a, /b, /finetuning]},
        kvTokens: 1048576, kvDtype: int8, maxModelLen: 4096, dtype: bfloat16, device: cpu,
        tensorParallel: 3, servedName: mine}
 logLevel: debug
@@ -133,7 +133,7 @@ REACHES: dict[str, dict[str, Any]] = {
         "max_running": 8,
         "adapters": {"sql": "/a/sql"},
         "adapter_pins": ("sql",),
-        "adapter_sources": ("/a", "/b"),
+        "adapter_sources": ("/a", "/b", "/finetuning"),
         "kv_tokens": 1048576,
         "kv_dtype": "int8",
         "max_model_len": 4096,
