@@ -120,6 +120,16 @@ class _Credentials(CredentialProvider):
         return self.get_credentials()
 
 
+class _Verifying(redis.SSLConnection):
+    """TLS that reads its CAs at every connect, since the file may change."""
+
+    async def connect(self) -> None:
+        """Connect unless connected."""
+        if not self.is_connected:
+            self.ssl_context.context = None  # what an earlier connect has read
+        await super().connect()  # type: ignore[no-untyped-call]
+
+
 class _ConnectingBeside(redis.ConnectionPool):
     """Finishes connecting even if its caller has given up, so that the next caller finds the connection ready."""
 
@@ -167,6 +177,8 @@ def open_redis(
         retry=Retry(NoBackoff(), 0),
         **options,
     )
+    if access.encrypted:
+        pool.connection_class = _Verifying
     return redis.Redis.from_pool(pool)
 
 

@@ -7,16 +7,17 @@ import pytest
 from tests.charts.rendering import NAMESPACE, RELEASE, Rendered, RenderError, environment, render
 
 SERVICES = ("gateway", "router", "coordinator", "worker")
-COMPONENTS = {*SERVICES, "admin"}
+COMPONENTS = {*SERVICES, "admin", "redis"}
 DOMAIN = f"{RELEASE}.{NAMESPACE}"
+REDIS = f"{RELEASE}-redis.{NAMESPACE}.svc.cluster.local"
 
 
 def mounted(rendered: Rendered) -> dict[str, str]:
     """The secrets in the folders that services read, by component."""
     found = {}
-    for pod in rendered.pods_of(*SERVICES):
+    for pod in rendered.pods_of(*SERVICES, "redis"):
         (container,) = pod.containers
-        folder = environment(container)["RYZANSTEIN_TLS_FOLDER"]
+        folder = environment(container).get("RYZANSTEIN_TLS_FOLDER", "/etc/ryzanstein/tls")
         (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == folder]
         (volume,) = [volume for volume in pod.spec["volumes"] if volume["name"] == mount["name"]]
         found[pod.component] = volume["secret"]["secretName"]
@@ -37,8 +38,8 @@ def test_a_job_makes_certificates_and_may_change_no_other_secret() -> None:
     options = [arg.removeprefix("--").split("=", 1) for arg in args]
     assert {value for name, value in options if name == "component"} == COMPONENTS
     said = dict(options)
-    assert (said["domain"], said["namespace"]) == (DOMAIN, NAMESPACE)
-    assert mounted(rendered) == {component: f"{said['prefix']}-{component}" for component in SERVICES}
+    assert (said["domain"], said["namespace"], said["host"]) == (DOMAIN, NAMESPACE, f"redis={REDIS}")
+    assert mounted(rendered) == {component: f"{said['prefix']}-{component}" for component in COMPONENTS - {"admin"}}
     (role,) = [role for role in rendered.of("Role") if role["metadata"]["name"].endswith("-secrets")]
     (changes,) = [rule for rule in role["rules"] if "update" in rule["verbs"]]
     assert set(changes["resourceNames"]) == {f"{said['prefix']}-{name}" for name in COMPONENTS | {"ca"}}
@@ -49,10 +50,10 @@ def test_cert_manager_makes_them(issuer: str) -> None:
     rendered = render(inline=f"tls: {{mode: certManager, certManager: {{issuerRef: {{name: '{issuer}'}}}}}}")
     secrets = mounted(rendered)
     certificates = {each["spec"]["secretName"]: each["spec"] for each in rendered.of("Certificate")}
-    for component in SERVICES:
+    for component in secrets:
         spec = certificates[secrets[component]]
         assert spec["uris"] == [f"spiffe://{DOMAIN}/{component}"]
-        assert spec["dnsNames"] == [f"{component}.{DOMAIN}"]
+        assert spec["dnsNames"] == [f"{component}.{DOMAIN}", *([REDIS] if component == "redis" else [])]
         assert spec["issuerRef"]["name"] == (issuer or secrets["gateway"].removesuffix("gateway") + "ca")
     issuers = {each["metadata"]["name"] for each in rendered.of("Issuer")}
     assert (spec["issuerRef"]["name"] in issuers) is not bool(issuer)
@@ -61,7 +62,7 @@ def test_cert_manager_makes_them(issuer: str) -> None:
 
 def test_secrets_of_yours() -> None:
     rendered = render(inline="tls: {mode: existing, secretPrefix: own, phase: use}")
-    assert mounted(rendered) == {component: f"own-{component}" for component in SERVICES}
+    assert mounted(rendered) == {component: f"own-{component}" for component in COMPONENTS - {"admin"}}
     for pod in rendered.pods_of(*SERVICES):
         assert environment(pod.containers[0])["RYZANSTEIN_TLS_PHASE"] == "use"
 

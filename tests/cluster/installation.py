@@ -64,7 +64,7 @@ class Installation:
 
     def redis(self, command: str) -> str:
         """What the bundled Redis answers to a command."""
-        talk = f'printf "auth %s\\n%s\\n" "$(cat {PASSWORD})" "$1" | redis-cli'
+        talk = f'printf "auth %s\\n%s\\n" "$(cat {PASSWORD})" "$1" | redis-cli -s /tmp/redis.sock'
         answers = self.kube.exec(self.pod("redis")["metadata"]["name"], "sh", "-c", talk, "sh", command)
         first, _, rest = answers.partition("\n")
         assert first == "OK", answers

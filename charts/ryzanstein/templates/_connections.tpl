@@ -11,8 +11,10 @@ connections:
   - {from: coordinator, to: worker, port: 50054}
   {{- end }}
   {{- if eq .Values.redis.mode "bundled" }}
-  {{- range include "ryzanstein.services" . | fromJsonArray }}
-  - {from: {{ . }}, to: redis, port: 6379}
+  {{- range $port := include "ryzanstein.redis.ports" . | fromJson }}
+  {{- range include "ryzanstein.services" $ | fromJsonArray }}
+  - {from: {{ . }}, to: redis, port: {{ $port }}}
+  {{- end }}
   {{- end }}
   {{- end }}
   {{- if eq .Values.monitoring.mode "bundled" }}

@@ -126,7 +126,7 @@ workers.pools: at least one pool is needed
 redis.auth.users: components need redis.auth.enabled
 {{- end -}}
 {{- if and (eq .auth.users "components") .auth.username }}
-redis.auth.username: has no effect with redis.auth.users components, whose users are gateway, router, coordinator and worker
+redis.auth.username: has no effect with redis.auth.users components, whose users are gateway, router, coordinator, worker and finetuner
 {{- end -}}
 {{- if eq .mode "external" -}}
 {{- if not .external.url }}

@@ -26,6 +26,7 @@ class CertificatePlan:
     domain: str  # RELEASE.NAMESPACE
     components: Sequence[str]
     labels: Mapping[str, str] = field(default_factory=dict)
+    hosts: Mapping[str, str] = field(default_factory=dict)  # further DNS names, by component
 
 
 def ensure(api: client.CoreV1Api, plan: CertificatePlan, *, replace_authority: bool = False) -> list[str]:
@@ -45,17 +46,20 @@ def ensure(api: client.CoreV1Api, plan: CertificatePlan, *, replace_authority: b
         keyring = keyring.advanced(now, replace_authority=replace_authority)
     changed += secrets.write("ca", keyring.to_data(), "Opaque")
     for component in plan.components:
-        data = _renewed(secrets.read(component), keyring, Identity(plan.domain, component), now)
+        hosts = [plan.hosts[component]] if component in plan.hosts else []
+        data = _renewed(secrets.read(component), keyring, Identity(plan.domain, component), hosts, now)
         changed += secrets.write(component, data, "kubernetes.io/tls")
     return changed
 
 
-def _renewed(stored: Mapping[str, bytes], keyring: Keyring, identity: Identity, now: float) -> dict[str, bytes]:
+def _renewed(
+    stored: Mapping[str, bytes], keyring: Keyring, identity: Identity, hosts: Sequence[str], now: float
+) -> dict[str, bytes]:
     """The data of a component's secret, with a new certificate if the stored one must be replaced."""
     issued = Issued(stored.get(CERTIFICATE, b""), stored.get(KEY, b""))
     by = keyring.current
     if not issued.certificate or issued.leaf.issuer != by.own.leaf.subject or last_third(issued, now):
-        issued = by.issue(identity, LEAF_LIFE, now)
+        issued = by.issue(identity, LEAF_LIFE, now, hosts=hosts)
     return {CERTIFICATE: issued.certificate, KEY: issued.key, AUTHORITIES: keyring.trusted}
 
 

@@ -27,7 +27,7 @@ def ensure_secrets(
     """Make the secrets that are missing, with random passwords. One that exists is never changed."""
     from services.cli.kube import secrets  # imported here: the client takes half a second to import
 
-    labels = dict(_split(pair) for pair in label or [])
+    labels = _pairs("--label", label)
     where = namespace or secrets.own_namespace()
     api = secrets.connect()
     for secret in name:
@@ -42,6 +42,9 @@ def ensure_certificates(
     component: Annotated[list[str], typer.Option(help="A component that needs a certificate; repeat for more.")],
     namespace: Annotated[str, typer.Option(help="Default: the one that this pod runs in.")] = "",
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Labels of a secret made here.")] = None,
+    host: Annotated[
+        list[str] | None, typer.Option(metavar="COMPONENT=NAME", help="A DNS name besides RELEASE.NAMESPACE's.")
+    ] = None,
     new_authority: Annotated[bool, typer.Option("--new-authority", help="Replace the CA; later runs finish.")] = False,
 ) -> None:
     """Make the certificates that are missing, and renew those in the last third of their lives.
@@ -51,9 +54,9 @@ def ensure_certificates(
     """
     from services.cli.kube import certificates, secrets
 
-    labels = dict(_split(pair) for pair in label or [])
+    labels, hosts = _pairs("--label", label), _pairs("--host", host)
     where = namespace or secrets.own_namespace()
-    plan = certificates.CertificatePlan(where, prefix, domain, component, labels)
+    plan = certificates.CertificatePlan(where, prefix, domain, component, labels, hosts)
     changed = certificates.ensure(secrets.connect(), plan, replace_authority=new_authority)
     for name in changed:
         Console().print(f"secret {where}/{name} written", highlight=False)
@@ -109,8 +112,11 @@ def drain_worker(
     workers.drain(where, release or cluster.only_release(where), pod, grace, keep=keep)
 
 
-def _split(pair: str) -> tuple[str, str]:
-    name, equals, value = pair.partition("=")
-    if not (name and equals):
-        raise CommandError(f"--label {pair}: expected NAME=VALUE")
-    return name, value
+def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for pair in given or []:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise CommandError(f"{option} {pair}: expected NAME=VALUE")
+        pairs[name] = value
+    return pairs

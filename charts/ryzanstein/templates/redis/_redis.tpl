@@ -3,9 +3,30 @@
 {{- define "ryzanstein.redis.url" -}}
 {{- if eq .Values.redis.mode "external" -}}
 {{- .Values.redis.external.url -}}
+{{- else if include "ryzanstein.redis.tls.used" . -}}
+rediss://{{ include "ryzanstein.host" (list . "redis") }}:6380/0
 {{- else -}}
 redis://{{ include "ryzanstein.host" (list . "redis") }}:6379/0
 {{- end -}}
+{{- end }}
+
+{{/* Whether the bundled one speaks TLS. Empty or "true". */}}
+{{- define "ryzanstein.redis.tls" -}}
+{{- if and (eq .Values.redis.mode "bundled") (ne .Values.tls.mode "off") }}true{{ end -}}
+{{- end }}
+
+{{/* Whether services speak TLS to it: in the first phase it offers TLS only. Empty or "true". */}}
+{{- define "ryzanstein.redis.tls.used" -}}
+{{- if and (include "ryzanstein.redis.tls" .) (ne .Values.tls.phase "offer") }}true{{ end -}}
+{{- end }}
+
+{{/* The ports of the bundled one by name. Two of them: a server's port speaks either plain text or TLS. */}}
+{{- define "ryzanstein.redis.ports" -}}
+{{- $ports := dict -}}
+{{- $tls := include "ryzanstein.redis.tls" . -}}
+{{- if or (not $tls) (ne .Values.tls.phase "require") }}{{- $_ := set $ports "redis" 6379 -}}{{ end -}}
+{{- if $tls }}{{- $_ := set $ports "redis-tls" 6380 -}}{{ end -}}
+{{- toJson $ports -}}
 {{- end }}
 
 {{/* A generation of the password that the chart's Job makes: (list $ generation). */}}
@@ -68,6 +89,8 @@ RYZANSTEIN_REDIS_USERNAME: {{ . }}
 {{- end }}
 {{- if .Values.redis.external.caSecret.name }}
 RYZANSTEIN_REDIS_CA_FILE: /etc/ryzanstein/redis-ca/ca.crt
+{{- else if include "ryzanstein.redis.tls.used" . }}
+RYZANSTEIN_REDIS_CA_FILE: /etc/ryzanstein/tls/ca.crt
 {{- end }}
 {{- end }}
 
@@ -99,7 +122,19 @@ RYZANSTEIN_REDIS_CA_FILE: /etc/ryzanstein/redis-ca/ca.crt
 {{- define "ryzanstein.redis.config" -}}
 redis.conf: |
   bind {{ ternary "*" "* -::*" (eq .Values.bindAddress "0.0.0.0") }}
-  port 6379
+  port {{ get (include "ryzanstein.redis.ports" . | fromJson) "redis" | default 0 }}
+  {{- if include "ryzanstein.redis.tls" . }}
+  tls-port 6380
+  tls-cert-file /etc/ryzanstein/tls/tls.crt
+  tls-key-file /etc/ryzanstein/tls/tls.key
+  tls-ca-cert-file /etc/ryzanstein/tls/ca.crt
+  # Services prove who they are by password.
+  tls-auth-clients no
+  tls-protocols TLSv1.3
+  {{- end }}
+  # For the probe, and for people in the pod.
+  unixsocket /tmp/redis.sock
+  unixsocketperm 700
   dir /data
   protected-mode {{ ternary "yes" "no" .Values.redis.auth.enabled }}
   aclfile /tmp/users.acl
@@ -134,14 +169,31 @@ start.sh: |
     {{- end }}
     {{- end }}
   } > /tmp/users.acl
+  {{- if include "ryzanstein.redis.tls" . }}
+  # The server reads a renewed certificate when it is told to.
+  folder=/etc/ryzanstein/tls
+  sums() { cat $folder/tls.crt $folder/tls.key $folder/ca.crt | sha256sum; }
+  renew() {
+    [ "$(sh /etc/redis/ask.sh config set tls-cert-file $folder/tls.crt tls-key-file $folder/tls.key tls-ca-cert-file $folder/ca.crt)" = OK ]
+  }
+  {
+    used=$(sums)
+    while sleep 5 && kill -0 $$ 2>/dev/null; do  # until the server ends
+      if [ "$(sums)" != "$used" ] && renew; then used=$(sums); fi
+    done
+  } &
+  {{- end }}
   exec "$(command -v valkey-server || command -v redis-server)" /etc/redis/redis.conf
-ping.sh: |
+ask.sh: |
+  # A command to the server from within its pod, whatever its ports speak.
   set -eu
   {{- if .Values.redis.auth.enabled }}
   REDISCLI_AUTH=$(cat /etc/ryzanstein/redis/current/password)
   export REDISCLI_AUTH
   {{- end }}
-  [ "$("$(command -v valkey-cli || command -v redis-cli)" ping)" = PONG ]
+  exec "$(command -v valkey-cli || command -v redis-cli)" -s /tmp/redis.sock "$@"
+ping.sh: |
+  [ "$(sh /etc/redis/ask.sh ping)" = PONG ]
 {{- end }}
 
 {{/* What the names of all keys begin with, after "rz:". */}}

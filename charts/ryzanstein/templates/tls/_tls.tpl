@@ -10,9 +10,10 @@
 {{- printf "%s.%s" .Release.Name .Release.Namespace -}}
 {{- end }}
 
-{{/* Who has a certificate: the services, and people's tools. */}}
+{{/* Who has a certificate: the services, people's tools, and the bundled Redis. */}}
 {{- define "ryzanstein.tls.components" -}}
-{{- toJson (append (include "ryzanstein.services" . | fromJsonArray) "admin") -}}
+{{- $redis := ternary "redis" "" (eq .Values.redis.mode "bundled") -}}
+{{- toJson (without (concat (include "ryzanstein.services" . | fromJsonArray) (list "admin" $redis)) "") -}}
 {{- end }}
 
 {{/* Whether the chart's Job makes certificates. Empty or "true". */}}
@@ -55,6 +56,9 @@ RYZANSTEIN_TLS_PHASE: {{ .Values.tls.phase }}
     - --label=app.kubernetes.io/instance={{ .Release.Name }}
     {{- range include "ryzanstein.tls.components" . | fromJsonArray }}
     - --component={{ . }}
+    {{- end }}
+    {{- if include "ryzanstein.redis.tls" . }}
+    - --host=redis={{ include "ryzanstein.host" (list . "redis") }}
     {{- end }}
   {{- $config := include "ryzanstein.config" (list . (dict "resources" .Values.secrets.resources)) | fromYaml }}
   {{- include "ryzanstein.container" $config | nindent 2 }}

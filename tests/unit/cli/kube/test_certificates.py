@@ -16,7 +16,7 @@ from services.cli.kube import certificates
 from services.cli.kube.certificates import CertificatePlan
 from services.common.tls.certificate import AUTHORITIES, CERTIFICATE, KEY, Certificate
 
-PLAN = CertificatePlan("llm", "rz-tls", "rz.llm", ("gateway", "worker"), {"a": "b"})
+PLAN = CertificatePlan("llm", "rz-tls", "rz.llm", ("gateway", "worker"), {"a": "b"}, {"worker": "worker.example"})
 DAY = 86_400.0
 
 
@@ -72,6 +72,12 @@ def issuer(certificate: Certificate) -> str:
     return x509.load_pem_x509_certificate(certificate.chain).issuer.rfc4514_string()
 
 
+def hosts(certificate: Certificate) -> list[str]:
+    leaf = x509.load_pem_x509_certificate(certificate.chain)
+    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return names.get_values_for_type(x509.DNSName)
+
+
 def test_certificates_are_made_kept_and_renewed(tmp_path: Path, clock: list[float]) -> None:
     api = Secrets()
     assert ensure(api) == {"ca", "gateway", "worker"}
@@ -81,9 +87,11 @@ def test_certificates_are_made_kept_and_renewed(tmp_path: Path, clock: list[floa
     )  # fmt: skip
     first = api.mounted("gateway", tmp_path / "gateway")
     assert (first.identity.uri, first.identity.host) == ("spiffe://rz.llm/gateway", "gateway.rz.llm")
+    assert hosts(first) == ["gateway.rz.llm"]
     assert ensure(api) == set()
     clock[0] = 61 * DAY  # of 90
     assert ensure(api) == {"gateway", "worker"}
+    assert hosts(api.mounted("worker", tmp_path / "worker")) == ["worker.rz.llm", "worker.example"]
     assert api.mounted("gateway", tmp_path / "gateway").ends > first.ends + 60 * DAY
 
 
