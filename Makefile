@@ -70,6 +70,7 @@ lint: $(STAMPS)/dev ## Linters, types, import rules, scripts, spelling, docstrin
 	cd clients/python && ../../$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck .ci/images .ci/run bench/gpu.sh deploy/images/mirror.sh tests/cluster/previous tests/cluster/run
+	$(BIN)/clang-format --dry-run --Werror $(filter %.c %.h,$(KERNELS))
 	$(BIN)/typos
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yaml
 	$(BIN)/interrogate services trainer
@@ -77,6 +78,7 @@ lint: $(STAMPS)/dev ## Linters, types, import rules, scripts, spelling, docstrin
 format: $(STAMPS)/dev ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(filter %.c %.h,$(KERNELS))
 
 reference: $(STAMPS)/dev ## Write what is generated anew: docs/reference, the chart's schema, table, dashboards and rules
 	$(BIN)/python -m tests.unit.worker.model.tested

@@ -23,7 +23,7 @@ REPLAYED void rz_linear(const bf16 *x, long ldx, row_count m, long k, const bf16
 REPLAYED void rz_low_rank(const bf16 *x, long ldx, row_count m, long k, const bf16 *a, const bf16 *b, long most, long n,
                           const int64_t *ranks, const int64_t *slots, bf16 *y, long ldy);
 REPLAYED void rz_rms_norm(const bf16 *x, long ldx, const float *weight, long groups, float eps, bf16 *y, long ldy, row_count m,
-                        long n);
+                          long n);
 REPLAYED void rz_add(bf16 *x, const bf16 *added, float scale, row_count m, long n);
 REPLAYED void rz_rotate(bf16 *x, long ldx, long heads, long head_dim, const float *cos, const float *sin, long half,
                         const int64_t *positions, row_count m);

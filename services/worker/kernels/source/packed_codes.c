@@ -40,7 +40,7 @@ static void look_up(const void *context, long index) {
     long row = l->rows[index], scales = blocks_of(blocks_of(l->k, l->block), l->common);
     float y[(l->n_in + WIDTH - 1) / WIDTH * WIDTH];
     for (long k = 0; k < l->k; k++) {
-        long place = l->order ? l->order[k] : k < l->n_in ? k : -1;
+        long place = l->order ? l->order[k] : (k < l->n_in ? k : -1);
         if (place < 0) continue;
         long at = (row / GROUP * scales + k / l->block / l->common) * GROUP + row % GROUP;
         float number = (float)code_at(l, row, k) * number_at(l->scales, at, l->half);

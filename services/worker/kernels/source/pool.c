@@ -103,7 +103,8 @@ long pool_threads(void) { return pool.threads; }
 // Requests the tile registers, which threads inherit, from the operating system; returns 1 when granted or not needed.
 static int get_registers(void) {
 #ifdef __AMX_TILE__
-    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023,
+           XFEATURE_XTILEDATA = 18 };
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 #else
     return 1;

@@ -38,4 +38,3 @@ static inline void share_product(product *p, task multiply, long groups_at_once)
     p->groups = groups_at_once;
     share_in_order(multiply, p, (groups_of(p) + groups_at_once - 1) / groups_at_once);
 }
-

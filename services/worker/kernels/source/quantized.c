@@ -152,9 +152,13 @@ INLINE void compute_rows(const quantized *q, long row, long column, long rows, i
 #define CASE(m)    \
     if (rows == m) \
         for (long c = column; c < column + STRIP; c += AT_ONCE(m) * WIDTH) compute(q, row, c, m, AT_ONCE(m), bits, input_bits, ahead);
-    CASE(1) CASE(2) CASE(3) CASE(4)
+    CASE(1)
+    CASE(2)
+    CASE(3)
+    CASE(4)
 #if REGISTERS == 32
-    CASE(5) CASE(6)
+    CASE(5)
+    CASE(6)
 #endif
 #undef CASE
 }
@@ -182,8 +186,7 @@ static void multiply_two_bits(const void *context, long index) { compute_share(c
 EXPORT void rz_quantized_linear(const void *inputs, long stride, long m, long k, long block, const void *codes, int bits,
                                 int input_bits, const void *scales, const void *offsets, long common, int half, const float *bias,
                                 long n, void *y, long ldy, int wide) {
-    quantized q = {{0, 0, bias, y, 0, ldy, m, k, n, 0, wide}, inputs, codes, scales, offsets, stride, block, common,
-                   blocks_of(blocks_of(k, block), common), half};
+    quantized q = {{0, 0, bias, y, 0, ldy, m, k, n, 0, wide}, inputs, codes, scales, offsets, stride, block, common, blocks_of(blocks_of(k, block), common), half};
     task multiply = bits == 8         ? multiply_bytes
                     : bits == 2       ? multiply_two_bits
                     : input_bits == 8 ? multiply_nibbles_with_bytes

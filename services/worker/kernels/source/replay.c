@@ -43,7 +43,7 @@ EXPORT long rz_replay(const call *calls, long n, long first, long rows, long seq
     for (long i = first; i < n; i++) {
         const argument *a = calls[i].a;
         switch (calls[i].kernel) {
-        CALLS_OF_A_STEP
+            CALLS_OF_A_STEP
         case REDUCE:
             if (!group || !reduce(group, a[0].p, rows * a[2].i)) return i;
             break;

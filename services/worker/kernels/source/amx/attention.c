@@ -365,8 +365,7 @@ EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *
                       long head_dim, long block_size, float scale, float softcap, long window, const int64_t *starts,
                       const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences) {
     long pieces[sequences + 1], wanted = PIECES * pool_threads();
-    work w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window},
-              starts, lengths, blocks, n_blocks, sequences, pieces, 1, 1};
+    work w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window}, starts, lengths, blocks, n_blocks, sequences, pieces, 1, 1};
     pieces[0] = 0;
     for (long i = 0; i < sequences; i++) {
         long n = is_divided(&w, i) ? n_kv * ((tiles_of(&w.a, rows_of(&w, i)) + TILES - 1) / TILES) : 0;
@@ -375,7 +374,7 @@ EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *
     long most = TILES / tiles_of(&w.a, 1);
     w.heads = sequences * n_kv / wanted;
     w.heads = w.heads > most ? most : w.heads;
-    w.heads = w.heads > n_kv ? n_kv : w.heads < 1 ? 1 : w.heads;
+    w.heads = w.heads > n_kv ? n_kv : (w.heads < 1 ? 1 : w.heads);
     long units = sequences * ((n_kv + w.heads - 1) / w.heads);
     w.together = pool_threads() == 1 ? units : (units + wanted - 1) / wanted;
     share(attend_piece, &w, pieces[sequences] + (units + w.together - 1) / w.together);

@@ -70,11 +70,16 @@ INLINE void block(const product *p, const panel *w, long row, float (*kept)[STRI
 }
 
 static void multiply_rows(const product *p, const panel *w, long row, float (*kept)[STRIP], const char *ahead, int lines, long rows) {
-#define CASE(n) \
-    if (rows == n && lines == 0) block(p, w, row, kept, 0, 0, n); \
+#define CASE(n)                                                       \
+    if (rows == n && lines == 0) block(p, w, row, kept, 0, 0, n);     \
     if (rows == n && lines == 1) block(p, w, row, kept, ahead, 1, n); \
     if (rows == n && lines == 2) block(p, w, row, kept, ahead, 2, n);
-    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+    CASE(1)
+    CASE(2)
+    CASE(3)
+    CASE(4)
+    CASE(5)
+    CASE(6)
 #undef CASE
 }
 
@@ -95,7 +100,7 @@ static void multiply(const void *context, long index) {
     long times = (p->m + MAX_ROWS - 1) / MAX_ROWS, rows = ((p->m + times - 1) / times + ROWS - 1) / ROWS * ROWS;
     // One or two blocks are limited by memory and are fastest without prefetches. Five blocks prefetch the whole next panel with
     // one line per pair of k, three or four blocks with two lines.
-    int lines = p->m > 4 * ROWS ? 1 : p->m > 2 * ROWS ? 2 : 0;
+    int lines = p->m > 4 * ROWS ? 1 : (p->m > 2 * ROWS ? 2 : 0);
     long depth = lines == 2 ? SHALLOW : DEPTH;
     float kept[rows][STRIP];
     for (long first = 0; first < p->m; first += rows)

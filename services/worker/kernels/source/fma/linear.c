@@ -14,7 +14,7 @@
 #define STRIDE(k) ((k) + 16)
 
 // Number of strips that a block of `rows` rows computes together: fewer rows take more strips, to have enough independent sums.
-#define STRIPS_OF(rows) (2 * ROWS / 3 / (rows) > AT_ONCE ? AT_ONCE : 2 * ROWS / 3 / (rows) > 0 ? 2 * ROWS / 3 / (rows) : 1)
+#define STRIPS_OF(rows) (2 * ROWS / 3 / (rows) > AT_ONCE ? AT_ONCE : (2 * ROWS / 3 / (rows) > 0 ? 2 * ROWS / 3 / (rows) : 1))
 
 // Weights are packed as [strips][k][WIDTH][2]: outputs i and i + WIDTH of a strip share 32 bits, low half first. n is padded
 // with zeros.
@@ -72,9 +72,18 @@ static void multiply_few(const product *p, const float *x, long row, long rows, 
 #define FEW(n)     \
     if (rows == n) \
         for (long s = strip; s < strip + AT_ONCE; s += STRIPS_OF(n)) block(p, x, row, s, n, STRIPS_OF(n), 1);
-    FEW(1) FEW(2) FEW(3) FEW(4) FEW(5)
+    FEW(1)
+    FEW(2)
+    FEW(3)
+    FEW(4)
+    FEW(5)
 #if REGISTERS == 32
-    FEW(6) FEW(7) FEW(8) FEW(9) FEW(10) FEW(11)
+    FEW(6)
+    FEW(7)
+    FEW(8)
+    FEW(9)
+    FEW(10)
+    FEW(11)
 #endif
 #undef FEW
 }
