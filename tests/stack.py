@@ -124,6 +124,20 @@ class RunningStack:
         within = {float(sample.labels["le"]): int(sample.value) for sample in self._samples(name)}
         return within[float("inf")] - within[limit_s]
 
+    def first_tokens(self) -> int:
+        """How many answers have begun."""
+        return sum(
+            int(sample.value) for sample in self._samples("ryzanstein_gateway_time_to_first_token_seconds_count")
+        )
+
+    def wait_first_token(self, begun: int, timeout_s: float = 60) -> None:
+        """Return once more than `begun` answers have."""
+        deadline = time.monotonic() + timeout_s
+        while self.first_tokens() <= begun:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no answer began within {timeout_s} s\n{self.logs()}")
+            time.sleep(0.01)
+
     def _samples(self, name: str) -> list[Sample]:
         """Of the gateway's metrics."""
         metrics = text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text)

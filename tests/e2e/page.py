@@ -82,9 +82,6 @@ class Page:
         self._wait.until_not(lambda _: self.browser.find_elements(By.CSS_SELECTOR, ".running"))
         return self.told()
 
-    def wait_told(self, characters: int) -> None:
-        self._wait.until(lambda _: len(self.told()) >= characters)
-
     def announced(self) -> str:
         """What a screen reader says last; it is not seen."""
         return str(self.find("#status").get_property("textContent"))

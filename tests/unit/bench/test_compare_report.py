@@ -10,7 +10,7 @@ import pytest
 from bench.compare_report import markdown, rates, ratio, read_results, summary
 
 ROOT = Path(__file__).parents[3]
-MACHINES = sorted((ROOT / "bench" / "results").glob("peers-*.json"))
+MACHINES = sorted((ROOT / "bench" / "results").glob("*.json"))
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.stem)

@@ -16,6 +16,7 @@ EVENTS = frozenset(
         "rz-gateway: Time at Redis",
         "rz-router: Wait in the queue",
         "rz-kv: Speed of a pull",
+        "rz-workers: Time of a load",
         "rz-pods: Certificate ends in",
     }
 )

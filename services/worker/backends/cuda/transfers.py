@@ -43,12 +43,15 @@ class PinnedTransfers:
     """All arrays of an upload go by one copy."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._buffers, self._turn = device, [_Buffer() for _ in range(_BUFFERS)], 0
+        self._device, self._turn = device, 0
+        self._buffers: list[_Buffer] = []  # made at the first uploads: a backend may be opened where no GPU is
 
     def up(self, arrays: Sequence[Ints]) -> list[Tensor]:
         """Return the arrays on the device; each begins at a multiple of 16 bytes."""
         sizes = [-(-array.size // _ALIGN) * _ALIGN for array in arrays]
         total = sum(sizes)
+        if len(self._buffers) < _BUFFERS:
+            self._buffers.append(_Buffer())
         buffer = self._buffers[self._turn]
         self._turn = (self._turn + 1) % _BUFFERS
         buffer.read.synchronize()

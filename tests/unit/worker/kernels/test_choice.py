@@ -135,7 +135,7 @@ def test_on_another_device_torch_serves(caplog: pytest.LogCaptureFixture) -> Non
     device = torch.device("cuda")
     with caplog.at_level(logging.INFO):
         assert open_backend(torch.bfloat16, device).device == device
-    assert "kernels: torch's, because the device is cuda" in caplog.messages
+    assert "kernels: torch's and ours in Triton, because the device is cuda" in caplog.messages
 
 
 @needs_kernels
