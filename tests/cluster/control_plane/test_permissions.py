@@ -106,7 +106,7 @@ def test_the_job_makes_certificates_and_changes_nothing_else(namespaces: Namespa
         done = _ryzanstein([*command, *options], config)
         assert done.returncode == 0, done.stderr
         written.append(done.stdout.count(" written"))
-    assert written == [6, 0, 6]
+    assert written == [7, 0, 7]  # the CA, four services, Redis and people's tools
     worker = kube.get("secret", "ryzanstein-tls-worker")
     assert (worker["type"], set(worker["data"])) == ("kubernetes.io/tls", {"tls.crt", "tls.key", "ca.crt"})
     assert base64.b64decode(worker["data"]["ca.crt"]).count(b"BEGIN CERTIFICATE") == 2
