@@ -26,7 +26,7 @@ class KeyRegistry:
         self._now = now
 
     async def all(self) -> list[IssuedKey]:
-        """All keys, the oldest first."""
+        """All keys, by the second of their creation, the oldest first."""
         client = self._guard.client
         texts = await self._guard.run(lambda: client.hvals(self._hash))
         return sorted((_decoded(text) for text in texts), key=lambda key: (key.created_at, key.id))
