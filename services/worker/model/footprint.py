@@ -32,12 +32,18 @@ class Footprint:
     process: int
     weights: int  # including tables of positions
     workspace: int  # of the largest step
+    adapters: int  # once all slots are in use and the cache is full
     kv_token: int  # of a token in the KV cache, over all layers
     kv_format: str
 
+    @property
+    def later(self) -> int:
+        """Bytes that a rank takes beside its KV cache once it serves."""
+        return self.workspace + self.adapters
+
     def rank_total(self, kv_tokens: int) -> int:
         """Bytes of one rank with a cache of `kv_tokens`."""
-        return self.process + self.weights + self.workspace + self.kv_token * kv_tokens
+        return self.process + self.weights + self.later + self.kv_token * kv_tokens
 
     def total(self, kv_tokens: int) -> int:
         """Bytes of all ranks, the server and torchrun."""
@@ -51,6 +57,8 @@ class Footprint:
             "workspace": self.workspace,
             "process": self.process,
         }
+        if self.adapters:
+            parts["adapters"] = self.adapters
         said = ", ".join(f"{name} {in_mib(size)}" for name, size in parts.items())
         return said if self.ranks == 1 else f"on each of {self.ranks} ranks: {said}"
 
@@ -79,6 +87,7 @@ def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
         process=_PROCESS,
         weights=weights + _tables(spec, itemsize, config.max_model_len),
         workspace=n_rows * row * itemsize + 2 * logits + _RESERVE,
+        adapters=adapter_bytes(spec, config, itemsize),
         kv_token=0 if spec.bidirectional else spec.n_layers * kv_formats.token_bytes(kv_format, n_kv, spec.head_dim),
         kv_format=kv_format,
     )
@@ -161,3 +170,38 @@ def _tables(spec: ModelSpec, itemsize: int, max_positions: int) -> int:
     turned = sum(rope.rotary_dim for rope in ropes) * _FLOAT
     learned = spec.hidden_size * itemsize if spec.learned_positions else 0
     return max_positions * (turned + learned)
+
+
+def adapter_bytes(spec: ModelSpec, config: RankGroupConfig, itemsize: int) -> int:
+    """Return the bytes on a rank's device once every slot holds an adapter of the largest rank, and the cache is full.
+
+    An adapter is in float32 in the cache, which is the host's memory, and in numbers of `itemsize` bytes in its slot.
+    """
+    if not config.adapter_slots:
+        return 0
+    numbers = config.adapter_max_rank * factor_elements(spec, config.ranks)
+    in_slots = config.adapter_slots * numbers * itemsize
+    if config.device != "cpu":
+        return in_slots
+    # One that is loaded is in the cache, unless it does not fit there.
+    loading = numbers * _FLOAT if numbers * _FLOAT > config.adapter_cache_bytes else 0
+    return in_slots + config.adapter_cache_bytes + loading
+
+
+def factor_elements(spec: ModelSpec, ranks: int) -> int:
+    """Return the numbers of an adapter of rank 1 on all layers that can be adapted, on one of `ranks` ranks."""
+    total = spec.n_layers * _factors_of_attention(spec, ranks)
+    for layer in spec.layers:
+        columns = spec.ffn_size if layer.moe is None else layer.moe.shared_size
+        if columns:
+            inner = (2 if spec.mlp == "gated" else 1) * (spec.hidden_size + columns // ranks)
+            total += inner + columns // ranks + spec.hidden_size
+    return total
+
+
+def _factors_of_attention(spec: ModelSpec, ranks: int) -> int:
+    hidden, n_heads = spec.hidden_size, spec.n_heads // ranks
+    if (latent := spec.latent) is not None:
+        return (latent.query_rank or hidden) + n_heads * (latent.query_dim + latent.value_dim) + hidden
+    queries, keys = n_heads * spec.head_dim, spec.kv_heads_per_rank(ranks) * spec.head_dim
+    return (hidden + queries) + 2 * (hidden + keys) + (queries + hidden)

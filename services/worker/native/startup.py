@@ -22,6 +22,7 @@ from services.worker.settings import WorkerSettings
 
 DEFAULT_KV_TOKENS = 32_768
 DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 4096}
+_LOWER_FOR_ADAPTERS = ", RYZANSTEIN_ADAPTER_SLOTS, RYZANSTEIN_ADAPTER_MAX_RANK, RYZANSTEIN_ADAPTER_CACHE_MB"
 _NVIDIA_CONTROL = Path("/dev/nvidiactl")
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             max_model_len=longest,
             adapter_slots=settings.adapter_slots if settings.adapters or settings.adapter_sources else 0,
             adapter_max_rank=settings.adapter_max_rank,
+            adapter_cache_bytes=settings.adapter_cache_mb << 20,
             pooling=files.pooling.kind,
             normalise_embeddings=files.pooling.normalise,
             eos_token_ids=files.eos_token_ids,
@@ -139,7 +141,8 @@ def require_room(settings: WorkerSettings, spec: ModelSpec, config: RankGroupCon
     raise StartupError(
         f"RYZANSTEIN_MODEL {settings.model}: server and ranks need {in_mib(needed)} MiB of memory "
         f"({found.explain(tokens)}) but {in_mib(room.available)} MiB are available: {do}, or lower "
-        "RYZANSTEIN_KV_TOKENS, RYZANSTEIN_MAX_MODEL_LEN or RYZANSTEIN_MAX_BATCHED_TOKENS"
+        f"RYZANSTEIN_KV_TOKENS, RYZANSTEIN_MAX_MODEL_LEN{_LOWER_FOR_ADAPTERS if found.adapters else ''} or "
+        "RYZANSTEIN_MAX_BATCHED_TOKENS"
     )
 
 

@@ -43,6 +43,7 @@ class RankGroupConfig:
     max_model_len: int = 4096
     adapter_slots: int = 0  # adapters that can be computed at a time; 0: none
     adapter_max_rank: int = 64
+    adapter_cache_bytes: int = 0  # of a rank, for adapters that may lose their slots
     pooling: PoolingKind = "mean"
     normalise_embeddings: bool = True
     eos_token_ids: tuple[int, ...] = ()  # tokens that end a text where its grammar allows the end

@@ -29,11 +29,12 @@ class MemoryMeter:
         return grown
 
     def size_kv_cache(
-        self, config: RankGroupConfig, bytes_per_token: int, workspace: int, comm: Communicator, device: torch.device
+        self, config: RankGroupConfig, bytes_per_token: int, later: int, comm: Communicator, device: torch.device
     ) -> int:
-        """Return n_blocks, the same on every rank; leaves `workspace` bytes free. Raises NotEnoughMemoryError."""
+        """Return n_blocks, the same on every rank; leaves `later` bytes free. Raises NotEnoughMemoryError."""
+        steps = "the workspace of a step" + (" with adapters in all slots" if config.adapter_slots else "")
         if not config.caches:
-            require_memory(workspace, self._memory.available(config.ranks), what="the workspace of a step")
+            require_memory(later, self._memory.available(config.ranks), what=steps)
             return 0
         block_bytes = bytes_per_token * config.block_tokens
         asked = config.blocks_wanted
@@ -43,12 +44,12 @@ class MemoryMeter:
         n_blocks = asked
         if config.kv_fits:
             least = least_kv_tokens(asked * config.block_tokens, config.max_model_len) // config.block_tokens
-            n_blocks = min(asked, max(least, (scarcest - workspace) // block_bytes - 1))
+            n_blocks = min(asked, max(least, (scarcest - later) // block_bytes - 1))
         what = (
             f"a KV cache of {n_blocks} blocks of {config.block_tokens} tokens ({block_bytes:,} bytes each, per rank) "
-            "and the workspace of a step"
+            f"and {steps}"
         )
-        require_memory((n_blocks + 1) * block_bytes + workspace, scarcest, what=what)
+        require_memory((n_blocks + 1) * block_bytes + later, scarcest, what=what)
         if n_blocks < asked:
             tokens, wanted = n_blocks * config.block_tokens, asked * config.block_tokens
             logger.warning("the KV cache has %d tokens instead of %d: there is no memory for more", tokens, wanted)

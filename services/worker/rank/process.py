@@ -106,7 +106,7 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
             n_blocks = budget.n_blocks(config, config.block_tokens * model.kv_bytes_per_token, int(left.min()))
             backend.memory.release()  # what only the measured steps needed
         else:
-            n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, model.footprint.workspace, comm, device)
+            n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, model.footprint.later, comm, device)
         cache = model.make_cache(n_blocks)
     runner = _make_runner(config, model, cache, n_blocks, comm, backend)
     meter.growth()
@@ -132,7 +132,8 @@ def _measure_steps(config: RankGroupConfig, model: LoadedModel, comm: StepCommun
     cache_bytes = 2 * config.block_tokens * model.kv_bytes_per_token  # a block and the null block
     runner = _make_runner(config, model, model.make_cache(1), 1, comm, backend)
     steps = partial(runner.rehearse, worst_steps(config))
-    budget = KvBudget.measured(backend.memory, steps, cache_bytes, config.gpu_memory_utilization)
+    utilization, adapters = config.gpu_memory_utilization, model.footprint.adapters
+    budget = KvBudget.measured(backend.memory, steps, cache_bytes, utilization, adapters)
     model.forget_steps()
     return budget
 

@@ -119,7 +119,7 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
         ModelFacts(VOCAB, HIDDEN),
         HIDDEN * 4,
         lambda n_blocks: standin_cache(n_blocks, config.block_tokens),
-        Footprint(ranks=1, process=0, weights=0, workspace=0, kv_token=0, kv_format="float32"),
+        Footprint(ranks=1, process=0, weights=0, workspace=0, adapters=0, kv_token=0, kv_format="float32"),
     )
 
 

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,18 @@ from services.worker.backends.base import ModelBackend
 from services.worker.backends.collectives import SingleRank
 from services.worker.backends.cpu.backend import HostMemory, KernelBackend, OneDnnBackend
 from services.worker.kernels.bfloat16 import open_kernels, why_not
+from services.worker.model.adapters.served import ADAPTED, read_adapter
 from services.worker.model.build import load_model
-from services.worker.model.footprint import footprint, local_vocabulary, matrix_elements
-from services.worker.model.registry import read_spec
+from services.worker.model.families.sizes import logical_shape, read_shapes
+from services.worker.model.footprint import factor_elements, footprint, local_vocabulary, matrix_elements
+from services.worker.model.registry import describe, read_spec
+from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.rank_config import RankGroupConfig
+from services.worker.rank.loading import load
+from tests.adapters import write_adapter
 from tests.unit.worker.model import zoo
 from tests.unit.worker.model.conftest import Sample
+from tests.unit.worker.model.test_adapters import LINEAR
 
 BUNDLED_MODEL = Path(__file__).resolve().parents[4] / "models" / "ryzanstein-tiny"
 TABLE = 131_072 * 256 * 2  # bytes of the embedding in bfloat16: nearly all of the model
@@ -103,6 +110,31 @@ def test_what_weights_take_is_known_before_they_are_read(sample: Callable[[str],
     matrices = [table if shape[0] == spec.vocab_size else math.prod(shape) for shape in shapes if len(shape) > 1]
     assert matrix_elements(spec, 1, two_tables=False) == sum(matrices)
     assert matrix_elements(spec, 1, two_tables=True) == sum(matrices) + table * spec.tied
+    model = describe(folder)
+    sizes, keys = read_shapes(model.config, model.family, spec), model.family.refs(spec)
+    adapted = [key for key in keys if key.rpartition(".")[2] in ADAPTED and ".experts." not in key]
+    assert factor_elements(spec, 1) == sum(size.value for key in adapted for size in logical_shape(key, sizes))
+
+
+def test_adapters_take_what_was_predicted(tmp_path: Path) -> None:
+    """Four slots, and a cache that holds three."""
+    backend = by_our_kernels()
+    write_adapter(BUNDLED_MODEL, tmp_path / "a", dict.fromkeys(LINEAR, 64))
+    adapter = read_adapter(tmp_path / "a", describe(BUNDLED_MODEL), 64)
+    config = RankGroupConfig(
+        str(BUNDLED_MODEL), kv_tokens=16, max_model_len=64, adapter_slots=4, adapter_cache_bytes=3 * adapter.n_bytes
+    )
+    model = load(config, SingleRank(), backend)
+    assert adapter.n_bytes == 64 * factor_elements(read_spec(BUNDLED_MODEL), 1) * 4
+    HostMemory().release()
+    with most_held() as most:
+        for slot in range(5):
+            forgotten = ("1",) if slot == 4 else ()
+            order = AdapterOrder(slot % 4, str(tmp_path / "a"), str(slot), keep=slot > 0, forget=forgotten)
+            model.load_adapter(order)
+    assert most[0] == pytest.approx(model.footprint.adapters, rel=0.1)
+    halves = footprint(read_spec(BUNDLED_MODEL), replace(config, ranks=2, adapter_cache_bytes=0)).adapters
+    assert halves < model.footprint.adapters / 2
 
 
 def test_several_ranks_take_a_share_each_and_kv_heads_that_they_share_whole() -> None:
