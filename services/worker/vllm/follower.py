@@ -17,6 +17,7 @@ from services.common.tasks import end_tasks
 from services.worker.settings import WorkerSettings
 from services.worker.vllm.arguments import engine_arguments
 from services.worker.vllm.nodes import MEETING_PORT, Node, attend
+from services.worker.vllm.undertaker import Undertaker
 
 _PAUSE_S = 1.0  # between attempts to reach the leader
 COMMAND = (sys.executable, "-m", "services.worker.vllm.follower")
@@ -71,9 +72,11 @@ class Follower:
 
     async def _run_ranks(self, leader: asyncio.StreamReader) -> None:
         """Run the ranks until they end, or the leader's connection does."""
+        undertaker = Undertaker()
         process = await asyncio.create_subprocess_exec(
             *self._command, env={**os.environ, **self._environment}, start_new_session=True
         )
+        undertaker.watch([-process.pid])
         log.info("the ranks of node %d are process %d", self._node.rank, process.pid)
         tasks = [asyncio.create_task(process.wait()), asyncio.create_task(_until_end(leader))]
         try:
@@ -87,6 +90,7 @@ class Follower:
                 os.killpg(process.pid, signal.SIGKILL)
             await end_tasks(tasks)
             await process.wait()
+            undertaker.close()
 
 
 async def _until_end(leader: asyncio.StreamReader) -> None:

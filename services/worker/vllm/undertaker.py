@@ -1,4 +1,4 @@
-"""Ends vLLM's processes when the server dies without doing it: its scheduler does not notice a lost parent."""
+"""Ends vLLM's processes when ours dies without doing it: its scheduler and its ranks do not notice a lost parent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Undertaker:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Kill these processes, and no others, if the server dies."""
+        """Kill these processes, and no others, if ours dies; a negative id is that of a process group."""
         assert self._process.stdin is not None
         print(*pids, file=self._process.stdin, flush=True)
 

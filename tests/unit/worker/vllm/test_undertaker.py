@@ -10,21 +10,21 @@ import pytest
 SERVER = """
 import os, subprocess, sys
 from services.worker.vllm.undertaker import Undertaker
-children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+children = [subprocess.Popen(["sleep", "60"]), subprocess.Popen("sleep 60; true", shell=True, start_new_session=True)]
 undertaker = Undertaker()
-undertaker.watch([child.pid for child in children])
+undertaker.watch([children[0].pid, -children[1].pid])
 if sys.argv[1] == "killed":
     os.kill(os.getpid(), 9)
 undertaker.close()
 print(*(child.poll() for child in children))
-for child in children:
-    child.kill()
+children[0].kill()
+os.killpg(children[1].pid, 9)
 """
 
 
 @pytest.mark.parametrize("end", ["killed", "closed"])
 def test_the_last_named_processes_end_with_a_killed_server(end: str) -> None:
-    """The children hold the pipe open, so its end is theirs."""
+    """The children, and that of one of them, hold the pipe open, so its end is theirs."""
     server = subprocess.Popen([sys.executable, "-c", SERVER, end], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     output = server.stdout.readline()
