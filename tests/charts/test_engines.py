@@ -55,6 +55,7 @@ def test_a_pool_of_four_gpus_gives_vllm_its_arguments() -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
     assert any(mount["mountPath"] == "/dev/shm" for mount in container["volumeMounts"])
     env = environment(container)
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in env
     caches = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
     assert all(env[name].startswith("/tmp/") for name in caches)  # the root is read-only
     settings = settings_of(env)
@@ -74,6 +75,14 @@ def test_a_pool_of_four_gpus_gives_vllm_its_arguments() -> None:
         "gpu_memory_utilization": 0.9,
         "hf_overrides": {"rope_theta": 1000000},
     }
+
+
+def test_a_pool_on_cpus_takes_an_image_of_ours_and_binds_no_cores() -> None:
+    cpu = "image: {references: {worker-vllm: img:cpu}}\nworkers: {pools: {default: {engine: vllm, model: 'file:///model'}}}"
+    (pod,) = render(inline=cpu).pods_of("worker")
+    (container,) = pod.containers
+    assert container["image"] == "img:cpu"
+    assert environment(container)["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
 
 def test_two_nodes_of_eight_gpus_are_a_worker() -> None:

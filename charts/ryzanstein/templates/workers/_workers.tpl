@@ -69,6 +69,10 @@ TORCHINDUCTOR_CACHE_DIR: /tmp/inductor
 XDG_CACHE_HOME: /tmp/cache
 XDG_CONFIG_HOME: /tmp/config
 VLLM_NO_USAGE_STATS: "1"
+{{- if eq (include "ryzanstein.worker.device" .) "cpu" }}
+# Else the ranks of all pods of a node bind themselves to its first cores.
+VLLM_CPU_OMP_THREADS_BIND: nobind
+{{- end }}
 {{- end }}
 # The model is a folder here; nothing is asked of the hub.
 HF_HUB_OFFLINE: "1"
