@@ -5,18 +5,17 @@ Beside plain LoRA: DoRA (arXiv:2402.09353), modules that were trained whole, bia
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from services.worker.merger.experts import Read, StackFactors, StackPart, Stacks, stack_factors, targeted
 from services.worker.model.adapters.peft import BEFORE, MERGED, Factors, PeftFolder
 from services.worker.model.spec import ModelError
 
 _MAGNITUDE = ".lora_magnitude_vector"
 _EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"  # [rank, n_ids] and [size, rank]
-Read = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +23,26 @@ class Change:
     """What happens to one tensor of the base."""
 
     factors: Factors | None = None
+    experts: tuple[StackFactors, StackPart] | None = None
     magnitude: str = ""  # name of DoRA's vector
     embedding: str = ""  # module whose table, [n_ids, size], has factors
     whole: str = ""  # name of the tensor that replaces it
 
 
-def changes(peft: PeftFolder) -> dict[str, Change]:
+def changes(peft: PeftFolder, stacks: Stacks) -> dict[str, Change]:
     """Return the changes by transformers' names of the base's tensors. Every tensor of the adapter belongs to one.
 
-    Raises ModelError naming the first tensor or key that is not implemented.
+    `stacks` are the base's parameters of experts; their changes are by stored names. Raises ModelError naming the first
+    tensor or key that is not implemented.
     """
     peft.require_plain(but=MERGED)
-    found = {f"{one.module}.weight": Change(one) for one in peft.factors}
+    found = dict[str, Change]()
+    for module in peft.modules:
+        if of_experts := targeted(peft, module, stacks):
+            name, factors = stack_factors(peft, module, of_experts)
+            found |= {part.stored: Change(experts=(factors, part)) for part in stacks[name].parts}
+        else:
+            found[f"{module}.weight"] = Change(peft.factors_of(module))
     for name in peft.others():
         module = name.removeprefix(BEFORE)
         if _MAGNITUDE in module and f"{module.partition(_MAGNITUDE)[0]}.weight" in found:
@@ -64,6 +71,9 @@ def changed(base: Tensor, change: Change, read: Read, peft: PeftFolder, name: st
         whole = read(change.whole)
         _require(whole, tuple(base.shape), peft, change.whole)
         return whole.to(base.dtype).contiguous()
+    if change.experts:
+        factors, part = change.experts
+        return factors.added(base, part, read)
     transposed = bool(change.embedding) or bool(peft.config.get("fan_in_fan_out"))  # stored [in, out]
     weight = base.float().t() if transposed else base.float()
     if change.embedding:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from services.worker.merger.changes import Change, changed, changes
+from services.worker.merger.experts import find_stacks
 from services.worker.model.adapters.peft import PeftFolder
 from services.worker.model.files import INDEX, read_header, read_json, weight_files
 from services.worker.model.registry import Description, describe
@@ -41,21 +43,23 @@ def merge(base: Path, adapter: Path, out: Path, report: Report) -> None:
     if model.spec.quantization:
         raise ModelError(f"{base}: quantized; merge into the checkpoint that it was made from, then quantize")
     files = weight_files(base).files
-    plan = _plan(model, changes(peft), {name for file in files for name in read_header(file)}, peft)
+    headers = {name: entry for file in files for name, entry in read_header(file).items()}
+    plan = _plan(model, changes(peft, find_stacks(model, headers)), headers.keys(), peft)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         _copy(base, partial, {file.name for file in files})
         with safe_open(peft.file, framework="pt") as tensors:
+            read = lru_cache(maxsize=4)(tensors.get_tensor)  # of a layer's experts, which share factors
             for done, file in enumerate(files, 1):
                 stored = load_file(file)
                 if plan.head is not None and plan.head[0] in stored:
                     _untie(partial, plan.head[1], file.name)
                     embedding, head, change = plan.head
                     own = stored[embedding].clone()
-                    stored[head] = own if change is None else changed(own, change, tensors.get_tensor, peft, head)
-                for name in plan.changes.keys() & stored.keys():
-                    stored[name] = changed(stored[name], plan.changes[name], tensors.get_tensor, peft, name)
+                    stored[head] = own if change is None else changed(own, change, read, peft, head)
+                for name in sorted(plan.changes.keys() & stored.keys()):
+                    stored[name] = changed(stored[name], plan.changes[name], read, peft, name)
                 save_file(stored, partial / file.name, metadata={"format": "pt"})
                 report(done, len(files))
         partial.rename(out)
@@ -65,7 +69,7 @@ def merge(base: Path, adapter: Path, out: Path, report: Report) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _plan(model: Description, found: Mapping[str, Change], stored: set[str], peft: PeftFolder) -> _Plan:
+def _plan(model: Description, found: Mapping[str, Change], stored: Collection[str], peft: PeftFolder) -> _Plan:
     refs, prefix = model.family.refs(model.spec), model.family.optional_prefix
     by_stored, missing = dict[str, Change](), dict[str, Change]()
     for name, change in found.items():

@@ -19,7 +19,8 @@ from services.worker.model.spec import ModelError
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 BEFORE = "base_model.model."  # PEFT's prefix of the names of a model's modules
 A, B = ".lora_A.weight", ".lora_B.weight"
-MERGED = ("use_dora", "modules_to_save", "bias")  # keys of the configuration that `ryzanstein merge` reads
+# Keys of the configuration that `ryzanstein merge` reads.
+MERGED = ("use_dora", "modules_to_save", "bias", "target_parameters")
 MERGE = "`ryzanstein merge` makes a model of base and adapter, which can be served"
 
 # Ways to train that keep something else in the base's weights than the base, so that A and B alone are not the change.
@@ -106,32 +107,44 @@ class PeftFolder:
             raise self.error(key, f"{value!r} is not implemented{hint}")
 
     @cached_property
-    def factors(self) -> tuple[Factors, ...]:
-        """The factors of every module that has an A or a B. Raises ModelError naming the tensor."""
+    def modules(self) -> tuple[str, ...]:
+        """Transformers' names of the modules that have an A or a B."""
         ends = {name.removesuffix(end) for name in self.tensors for end in (A, B) if name.endswith(end)}
-        return tuple(self._pair(name.removeprefix(BEFORE)) for name in sorted(ends) if name.startswith(BEFORE))
+        return tuple(name.removeprefix(BEFORE) for name in sorted(ends) if name.startswith(BEFORE))
+
+    @cached_property
+    def factors(self) -> tuple[Factors, ...]:
+        """The factors of all `modules`. Raises ModelError naming the tensor."""
+        return tuple(map(self.factors_of, self.modules))
 
     def others(self) -> list[str]:
         """The names of the tensors that are no factors."""
-        ours = {name for one in self.factors for name in (one.a, one.b)}
+        ours = {f"{BEFORE}{module}{end}" for module in self.modules for end in (A, B)}
         return sorted(self.tensors.keys() - ours)
 
-    def _pair(self, module: str) -> Factors:
+    def shapes(self, module: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of a module's A and B. Raises ModelError naming the tensor."""
         a, b = (f"{BEFORE}{module}{end}" for end in (A, B))
         for name, other in ((a, b), (b, a)):
             if name not in self.tensors:
                 raise ModelError(f"{self.file}: {name}: missing; {other} is there")
             if self.tensors[name].dtype not in FLOATS or len(self.tensors[name].shape) != 2:
                 raise ModelError(f"{self.file}: {name}: expected a matrix of {' or '.join(FLOATS)}")
-        (rank, n_in), (n_out, other_rank) = self.tensors[a].shape, self.tensors[b].shape
-        wanted = self._rank(module)
+        return self.tensors[a].shape, self.tensors[b].shape
+
+    def factors_of(self, module: str) -> Factors:
+        """Return the factors of a linear layer. Raises ModelError naming the tensor."""
+        (rank, n_in), (n_out, other_rank) = self.shapes(module)
+        a, b = (f"{BEFORE}{module}{end}" for end in (A, B))
+        wanted = self.rank(module)
         if not rank == other_rank == wanted:
             raise ModelError(
                 f"{self.file}: {a}: rank {rank} beside rank {other_rank} of {b}; {CONFIG} says {wanted} for this module"
             )
         return Factors(module, rank, self.scale(module, rank), n_out, n_in)
 
-    def _rank(self, module: str) -> int:
+    def rank(self, module: str) -> int:
+        """Return the rank that the configuration gives a module or a parameter."""
         return int(self._pattern("rank_pattern", module, self.config["r"]))
 
     def scale(self, module: str, rank: int) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
 from services.worker.backends.base import ModelBackend
@@ -22,11 +23,12 @@ from services.worker.model.adapters.served import read_adapter
 from services.worker.model.build import load_model
 from services.worker.model.layers.adapters import AdapterLayers
 from services.worker.model.registry import describe
+from services.worker.model.spec import ModelError
 from services.worker.protocol.rank_config import Quantization
 from tests.adapters import write_adapter
-from tests.unit.worker.model.harness import CPU, run_ranks
+from tests.unit.worker.model.harness import CPU, Engine, run_ranks
 from tests.unit.worker.model.test_adapters import LINEAR, AdaptedEngine
-from tests.unit.worker.model.zoo import prompt, write_checkpoint
+from tests.unit.worker.model.zoo import VARIANTS, prompt, write_checkpoint
 
 VOCABULARY = 203
 IDS = prompt(23, VOCABULARY, 1)
@@ -101,3 +103,33 @@ def test_a_merged_checkpoint_is_what_peft_merges(folder: Path, tmp_path: Path) -
     assert len(changed) == 2 * len(LINEAR)
     for name, tensor in found.items():
         assert torch.allclose(tensor, expected[name], atol=1e-6, rtol=1e-5), name
+
+
+# Where the base has a layer's experts: by expert, as one tensor, and as one of [in, out] under transformers' own name.
+@pytest.mark.parametrize("variant", ["qwen3_moe", "granitemoe", "gpt_oss"])
+def test_experts_that_peft_adapts_as_one_parameter_are_merged_and_not_served(variant: str, tmp_path: Path) -> None:
+    base = write_checkpoint(VARIANTS[variant](), tmp_path / "base")
+    fused = ["experts.gate_up_proj", "experts.down_proj"]
+    config = LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj"], target_parameters=fused)
+    tuned = get_peft_model(base, config).eval()
+    for name, weight in tuned.named_parameters():
+        if "lora_" in name:
+            weight.data = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) * 0.2
+    tuned.save_pretrained(str(tmp_path / "adapter"))
+    ids = torch.tensor([prompt(20)])
+    with torch.no_grad():
+        expected = tuned(ids).logits[0]
+    with pytest.raises(ModelError, match=r"target_parameters: .* is not implemented; `ryzanstein merge`"):
+        read_adapter(tmp_path / "adapter", describe(tmp_path / "base"), 64)
+    merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged", lambda done, of: None)
+    model = load_model(tmp_path / "merged", SingleRank(), TorchBackend(torch.float32, CPU))
+    found = model.logits(Engine(model).run(ids[0].tolist(), []))[:, : model.spec.vocab_size]
+    assert (found - expected).abs().max() <= 1e-4
+    settings = tmp_path / "adapter/adapter_config.json"
+    changed = json.loads(settings.read_text()) | {"rank_pattern": {"experts.down_proj": 3}}
+    settings.write_text(json.dumps(changed))
+    with pytest.raises(ModelError, match=r"experts.lora_A.weight: 8 rows .*; 4 experts of rank 3 have 12"):
+        merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "other", lambda done, of: None)
+    settings.write_text(json.dumps(changed | {"target_parameters": ["mlp.experts.x", "block_sparse_moe.experts.x"]}))
+    with pytest.raises(ModelError, match=r"target_parameters: .*experts.x is not implemented for this model"):
+        merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "other", lambda done, of: None)
