@@ -26,7 +26,7 @@ from services.cli.stack.default_model import TINY_MODEL
 from services.common.ports import free_port
 
 COMMAND = str(Path(sys.executable).parent / "ryzanstein")
-START_S = 90
+START_S = 180
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class RunningStack:
         return ryzanstein(*args, runtime_dir=self.runtime_dir)
 
     def model(self) -> str:
-        return str(httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"])
+        return str(httpx.get(f"{self.url}/v1/models", timeout=60).json()["data"][0]["id"])
 
     def logs(self) -> str:
         return "\n".join(f"== {p.name}\n{p.read_text()[-3000:]}" for p in sorted((self.folder / "logs").glob("*.log")))
@@ -79,7 +79,7 @@ class RunningStack:
         """The workers as the router sees them; none while it does not answer."""
         with grpc.insecure_channel(self.state["router"]) as channel:
             try:
-                listed = routing_pb2_grpc.RouterStub(channel).ListWorkers(routing_pb2.ListWorkersRequest(), timeout=5)
+                listed = routing_pb2_grpc.RouterStub(channel).ListWorkers(routing_pb2.ListWorkersRequest(), timeout=30)
             except grpc.RpcError:
                 return []
         return list(listed.workers)
@@ -89,7 +89,7 @@ class RunningStack:
         serving = [view for view in self.workers() if view.eligible]
         return max(serving, key=lambda view: view.state.running).worker_id
 
-    def wait_serving(self, workers: int, timeout_s: float = 60) -> None:
+    def wait_serving(self, workers: int, timeout_s: float = 180) -> None:
         """Return once the router gives work to this many workers."""
         deadline = time.monotonic() + timeout_s
         while sum(view.eligible for view in self.workers()) < workers:
@@ -97,7 +97,7 @@ class RunningStack:
                 raise AssertionError(f"{workers} workers not serving after {timeout_s} s\n{self.logs()}")
             time.sleep(0.1)
 
-    def wait_busy(self, workers: int, requests: int = 1, timeout_s: float = 60) -> None:
+    def wait_busy(self, workers: int, requests: int = 1, timeout_s: float = 180) -> None:
         """Return once this many workers compute at least `requests` each."""
         deadline = time.monotonic() + timeout_s
         while sum(view.state.running >= requests for view in self.workers()) < workers:
@@ -105,7 +105,7 @@ class RunningStack:
                 raise AssertionError(f"{workers} workers not busy after {timeout_s} s\n{self.logs()}")
             time.sleep(0.01)
 
-    def wait_replaced(self, name: str, pid: int, timeout_s: float = 60) -> None:
+    def wait_replaced(self, name: str, pid: int, timeout_s: float = 180) -> None:
         """Return once `name` is another process than `pid`."""
         deadline = time.monotonic() + timeout_s
         while self.pid_of(name) == pid:
@@ -130,7 +130,7 @@ class RunningStack:
             int(sample.value) for sample in self._samples("ryzanstein_gateway_time_to_first_token_seconds_count")
         )
 
-    def wait_first_token(self, begun: int, timeout_s: float = 60) -> None:
+    def wait_first_token(self, begun: int, timeout_s: float = 180) -> None:
         """Return once more than `begun` answers have."""
         deadline = time.monotonic() + timeout_s
         while self.first_tokens() <= begun:
@@ -140,16 +140,16 @@ class RunningStack:
 
     def _samples(self, name: str) -> list[Sample]:
         """Of the gateway's metrics."""
-        metrics = text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text)
+        metrics = text_string_to_metric_families(httpx.get(f"{self.url}/metrics", timeout=60).text)
         return [sample for metric in metrics for sample in metric.samples if sample.name == name]
 
     def complete(self, **body: Any) -> httpx.Response:
         """POST /v1/completions for the served model."""
-        return httpx.post(f"{self.url}/v1/completions", json={"model": self.model(), **body}, timeout=60)
+        return httpx.post(f"{self.url}/v1/completions", json={"model": self.model(), **body}, timeout=120)
 
     def stop(self, signum: int = signal.SIGINT) -> str:
         self.process.send_signal(signum)
-        output, _ = self.process.communicate(timeout=60)
+        output, _ = self.process.communicate(timeout=120)
         return output
 
 

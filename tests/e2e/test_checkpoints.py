@@ -15,7 +15,6 @@ from tests.stack import RunningStack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 from tests.unit.worker.model.zoo import VARIANTS, prompt, write_checkpoint
 
-pytestmark = pytest.mark.timeout(240)
 SERVED = 32  # the context that the model was first trained for; LongRoPE stretches it to 128
 TOKENS = byte_level().get_vocab_size()
 BOS = byte_level().token_to_id("<|bos|>")

@@ -25,7 +25,6 @@ WANTED = {
     for word in WORDS
     for name in {"": [], "python": PYTHON, "all": PYTHON + NODE}.get(word.strip(), [word.strip()])
 }
-pytestmark = pytest.mark.timeout(300)
 
 
 def asked_for(names: list[str]) -> list[object]:

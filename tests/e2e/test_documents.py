@@ -117,7 +117,7 @@ def test_a_command_works(
     shell = ["timeout", "3", "bash"] if command.text in ENDLESS else ["bash"]
     done = subprocess.run(
         [*shell, "-euo", "pipefail", "-c", text],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == (124 if command.text in ENDLESS else 0), done
     assert re.search(SHOWS.get(command.text, r"\S"), done.stdout), done

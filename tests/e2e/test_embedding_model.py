@@ -67,7 +67,7 @@ def embedder(float32_stack: RunningStack, folder: Path, tmp_path_factory: pytest
 
 def wait_for_models(stack: RunningStack, count: int, log: Path) -> None:
     deadline = time.monotonic() + START_S
-    while len(httpx.get(f"{stack.url}/v1/models").json()["data"]) != count:
+    while len(httpx.get(f"{stack.url}/v1/models", timeout=60).json()["data"]) != count:
         assert time.monotonic() < deadline, log.read_text()[-3000:]
         time.sleep(0.2)
 
@@ -103,7 +103,7 @@ def test_the_guides_retrieval_finds_the_fact_and_a_model_answers(embedder: str) 
     code = guide.split("```python\n")[1].split("```")[0]
     code = code.replace("http://127.0.0.1:8000", embedder).replace("smollm2-135m-instruct", TINY_MODEL.name)
     environment = os.environ | {"no_proxy": "127.0.0.1"}
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=environment)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environment)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("Books are lent for four weeks"), ran.stdout
     assert len(ran.stdout.splitlines()) > 1
@@ -111,9 +111,9 @@ def test_the_guides_retrieval_finds_the_fact_and_a_model_answers(embedder: str) 
 
 def test_what_it_cannot_do_is_refused(embedder: str) -> None:
     """A text beyond `max_seq_length` of its files, and a chat."""
-    long = httpx.post(f"{embedder}/v1/embeddings", json={"model": NAME, "input": "word " * 300})
+    long = httpx.post(f"{embedder}/v1/embeddings", json={"model": NAME, "input": "word " * 300}, timeout=60)
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert "256 tokens" in long.json()["error"]["message"]
     messages = [{"role": "user", "content": "hi"}]
-    chat = httpx.post(f"{embedder}/v1/chat/completions", json={"model": NAME, "messages": messages})
+    chat = httpx.post(f"{embedder}/v1/chat/completions", json={"model": NAME, "messages": messages}, timeout=60)
     assert (chat.status_code, "it embeds" in chat.json()["error"]["message"]) == (400, True)

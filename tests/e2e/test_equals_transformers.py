@@ -16,7 +16,6 @@ from services.cli.stack.default_model import TINY_MODEL
 from tests.stack import RunningStack, running_stack
 
 # The reference is computed inside the first test, on one thread: slow where the machine is busy.
-pytestmark = pytest.mark.timeout(400)
 N_TOKENS = 24
 PROMPTS = [
     "def fibonacci(n):",

@@ -21,7 +21,6 @@ LINES = [
     for n in range(16)
 ]
 WAIT_S = 240.0
-pytestmark = pytest.mark.timeout(2 * WAIT_S)
 
 
 @pytest.fixture(scope="module")

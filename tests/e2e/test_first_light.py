@@ -96,12 +96,12 @@ def test_chat_in_a_pipe_prints_the_answer_alone(stack: RunningStack) -> None:
         input="What is a list?\n",
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
     assert answered.returncode == 0, answered.stderr
     ask = {"messages": [{"role": "user", "content": "What is a list?\n"}], "max_tokens": 16, "temperature": 0}
-    told = httpx.post(f"{stack.url}/v1/chat/completions", json={"model": stack.model(), **ask}, timeout=110)
+    told = httpx.post(f"{stack.url}/v1/chat/completions", json={"model": stack.model(), **ask}, timeout=300)
     assert answered.stdout == told.json()["choices"][0]["message"]["content"] + "\n"
     assert answered.stderr == ""
 
@@ -124,7 +124,7 @@ def test_the_printed_curl_line_answers_and_ctrl_c_leaves_nothing(tmp_path: Path)
         )
         answer = subprocess.run(
             ["bash", "-c", curl], env=os.environ | {"RYZANSTEIN_API_KEY": "a-key"},
-            capture_output=True, text=True, timeout=110, check=True,
+            capture_output=True, text=True, timeout=300, check=True,
         )  # fmt: skip
         assert '"content":' in answer.stdout
         output = stack.stop(signal.SIGINT)
@@ -133,7 +133,7 @@ def test_the_printed_curl_line_answers_and_ctrl_c_leaves_nothing(tmp_path: Path)
     assert "worker-0" in output
     assert "rendezvous" in output, "the phase table"
     assert "weights: down, gate, head" in output, "the formats of the weights"
-    _, alive = psutil.wait_procs(tree, timeout=60)
+    _, alive = psutil.wait_procs(tree, timeout=180)
     assert not alive, f"left behind: {[p.cmdline() for p in alive]}"
     assert {p.name for p in Path("/dev/shm").iterdir()} <= shared_before
     assert not (stack.folder / "stack.json").exists()
@@ -143,11 +143,10 @@ def test_a_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
     with running_stack(tmp_path) as stack:
         children = psutil.Process(stack.process.pid).children(recursive=True)
         stack.process.kill()
-        _, alive = psutil.wait_procs(children, timeout=60)
+        _, alive = psutil.wait_procs(children, timeout=180)
         assert not alive, f"left behind: {[p.cmdline() for p in alive]}"
 
 
-@pytest.mark.timeout(180)
 def test_what_is_dead_or_answers_nobody_is_replaced(tmp_path: Path) -> None:
     """A stopped worker is in the chaos tests."""
     with running_stack(tmp_path) as stack:
@@ -158,7 +157,7 @@ def test_what_is_dead_or_answers_nobody_is_replaced(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGSTOP)
         for name, pid in {**frozen, "kv-coordinator": killed}.items():
             stack.wait_replaced(name, pid)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not stack.ready():
             assert time.monotonic() < deadline, stack.logs()
             time.sleep(0.1)

@@ -84,7 +84,6 @@ class Talk:
                 served.set()
 
 
-@pytest.mark.timeout(240)
 def test_a_worker_that_joins_under_load_gets_work_and_sessions_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

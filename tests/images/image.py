@@ -54,7 +54,7 @@ class Image:
     def output(self, *command: str, env: dict[str, str] | None = None) -> str:
         """What `command` prints; raises AssertionError when it fails."""
         with self.start(*command, env=env) as process:
-            printed, _ = process.communicate(timeout=100)
+            printed, _ = process.communicate(timeout=250)
         assert process.returncode == 0, printed
         return printed
 

@@ -105,7 +105,7 @@ def redis(tmp_path: Path) -> Iterator[str]:
 
 
 def wait_ready(port: int, processes: dict[str, subprocess.Popen[str]]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 180
     while True:
         for name, process in processes.items():
             assert process.poll() is None, f"{name}: {process.communicate()[0]}"
@@ -114,7 +114,7 @@ def wait_ready(port: int, processes: dict[str, subprocess.Popen[str]]) -> None:
                 return
         except httpx.HTTPError:
             pass
-        assert time.monotonic() < deadline, f"port {port} is not ready after 90 s"
+        assert time.monotonic() < deadline, f"port {port} is not ready after 180 s"
         time.sleep(0.1)
 
 
@@ -141,12 +141,12 @@ def test_any_user_with_a_read_only_root_serves(image: Images, redis: str) -> Non
             image(name).output("python", "/app/healthcheck.py", env={"RYZANSTEIN_METRICS_PORT": str(port)})
         question = {"role": "user", "content": "Name the capital of France."}
         body = {"model": "smollm2-135m-instruct", "messages": [question], "max_tokens": 24, "temperature": 0}
-        answer = httpx.post(f"http://127.0.0.1:{http}/v1/chat/completions", json=body, timeout=60)
+        answer = httpx.post(f"http://127.0.0.1:{http}/v1/chat/completions", json=body, timeout=120)
         assert "Paris" in answer.json()["choices"][0]["message"]["content"], answer.text
         seen = image("cli").output("ryzanstein", "status", "--json", "--router", f"127.0.0.1:{router}")
         assert json.loads(seen)["router"]["workers"][0]["eligible"], seen
         for name in reversed(processes):
             processes[name].terminate()
-            printed, _ = processes[name].communicate(timeout=60)
+            printed, _ = processes[name].communicate(timeout=120)
             assert processes[name].returncode == 0, f"{name}: {printed}"
             assert "Read-only file system" not in printed

@@ -20,5 +20,5 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("these sources are no clone")
     folder = tmp_path_factory.mktemp("clone") / "ryzanstein"
     options = ["-c", "core.symlinks=false", "-c", "safe.directory=*"]
-    subprocess.run(["git", *options, "clone", "-q", str(root), str(folder)], check=True, timeout=110)
+    subprocess.run(["git", *options, "clone", "-q", str(root), str(folder)], check=True, timeout=300)
     return folder

@@ -18,7 +18,7 @@ from tests.integration.gateway.gateways import Stack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
 PROMPT = "The quick brown fox"
-DIRECT = Settings(use_proxies=False, timeout_s=20)
+DIRECT = Settings(use_proxies=False, timeout_s=60)
 AnyClient = Client | AsyncClient | GrpcClient | AsyncGrpcClient
 ALL = ("rest", "rest-async", "grpc", "grpc-async")
 

@@ -70,7 +70,7 @@ async def test_a_batch_from_its_file_to_its_answers(gateway: Served, kind: str) 
         assert short.expires == short.created + 60
         assert await call(client, "download_file", file.id) == content
         batch = await call(client, "create_batch", file.id, "/v1/completions", metadata={"a": "b"})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not batch.over:
                 await asyncio.sleep(0.05)
                 batch = await call(client, "batch", batch.id)
@@ -85,7 +85,7 @@ async def test_a_batch_from_its_file_to_its_answers(gateway: Served, kind: str) 
             await call(client, "cancel_batch", batch.id)
         broken = await call(client, "upload_file", b"{}")
         batch = await call(client, "create_batch", broken.id, "/v1/completions")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not batch.over:
                 await asyncio.sleep(0.05)
                 batch = await call(client, "batch", batch.id)

@@ -31,7 +31,7 @@ from tests.trust import (
     outcome,
 )
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
 
 @dataclass

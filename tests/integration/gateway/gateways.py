@@ -35,7 +35,7 @@ class Stack:
         return await self.http.post("/v1/completions", json=body)
 
 
-async def eventually(condition, timeout_s: float = 20.0) -> None:
+async def eventually(condition, timeout_s: float = 60.0) -> None:
     """Return once the condition holds; what it takes on a quiet machine is no matter of the tests."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110  # what is waited for happens in another process or library
@@ -43,13 +43,14 @@ async def eventually(condition, timeout_s: float = 20.0) -> None:
 
 
 def fast_settings(**overrides: Any) -> GatewaySettings:
+    """Quick where something is waited for; patient where a busy machine must not be taken for a fault."""
     values: dict[str, Any] = {
         "gateway_port": 0,
         "refresh_s": 0.1,
-        "connect_timeout_s": 0.5,
-        "stall_timeout_s": 0.3,
-        "first_token_timeout_s": 0.6,
-        "resume_deadline_s": 3.0,
+        "connect_timeout_s": 5.0,
+        "stall_timeout_s": 10.0,
+        "first_token_timeout_s": 10.0,
+        "resume_deadline_s": 10.0,
         "drain_timeout_s": 1.0,
     }
     return GatewaySettings(**(values | overrides))

@@ -59,7 +59,7 @@ async def gateway_process(router: str, output: Path, **environment: str) -> Asyn
 
 
 async def _ready(url: str) -> None:
-    async with asyncio.timeout(30), httpx.AsyncClient(trust_env=False) as client:
+    async with asyncio.timeout(120), httpx.AsyncClient(trust_env=False) as client:
         while True:
             with suppress(httpx.TransportError):
                 if (await client.get(f"{url}/health")).status_code == httpx.codes.OK:

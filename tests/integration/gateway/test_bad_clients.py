@@ -15,14 +15,14 @@ from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import Stack, eventually, running_stack
 from tests.integration.gateway.test_resume import expected_ids, stream_once
 from tests.integration.gateway.test_stream_socket import Client, connect
-from tests.integration.gateway.test_telemetry import scrape
+from tests.integration.gateway.test_telemetry import scrape_until
 
 SMALL = {"prompt": "a", "max_tokens": 2}
 
 
 @pytest.fixture
 async def stack() -> AsyncIterator[Stack]:
-    limits = {"header_timeout_s": 0.4, "body_timeout_s": 0.4, "send_timeout_s": 0.4, "max_body_bytes": 50_000}
+    limits = {"header_timeout_s": 1.0, "body_timeout_s": 1.0, "send_timeout_s": 1.0, "max_body_bytes": 50_000}
     async with running_stack([Worker("w0", step_s=0.005)], **limits) as running:
         yield running
 
@@ -48,12 +48,8 @@ async def raw(stack: Stack, data: bytes, *, receive_buffer: int = 0) -> socket.s
     return client
 
 
-async def counted(stack: Stack, status: str) -> float:
-    return (await scrape(stack)).get(("requests_total", "rest", "test-model", "/v1/completions", status), 0)
-
-
 async def send_without_end(client: socket.socket, data: bytes) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             await asyncio.get_running_loop().sock_sendall(client, data)
 
@@ -61,7 +57,7 @@ async def send_without_end(client: socket.socket, data: bytes) -> None:
 async def rest_of(client: socket.socket) -> bytes:
     """Everything until the server closes."""
     received, loop = b"", asyncio.get_running_loop()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while data := await loop.sock_recv(client, 65_536):
             received += data
     client.close()
@@ -88,10 +84,8 @@ async def test_a_client_that_stops_reading_is_dropped_and_its_place_is_free(stac
     stack.workers[0].tokens_per_step = 10
     async with neighbour(stack):
         client = await raw(stack, post(body), receive_buffer=4096)
-        async with asyncio.timeout(20):
-            while await counted(stack, "499") != 1:  # noqa: ASYNC110  # counting is not announced
-                await asyncio.sleep(0.05)
-    assert (await scrape(stack))["in_flight_requests", "rest", "/v1/completions"] == 0
+        await scrape_until(stack, 1, "requests_total", "rest", "test-model", "/v1/completions", "499")
+    await scrape_until(stack, 0, "in_flight_requests", "rest", "/v1/completions")
     assert not (await rest_of(client)).endswith(b"0\r\n\r\n"), "what was on its way, and no end"
 
 
@@ -128,8 +122,7 @@ async def test_a_websocket_that_stops_reading_is_dropped(stack: Stack) -> None:
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             await send_without_end(client, frame * 50)
         client.close()
-        await asyncio.sleep(0.05)
-        assert (await scrape(stack))["websocket_connections",] == 0
+        await scrape_until(stack, 0, "websocket_connections")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +192,7 @@ async def test_an_answer_that_is_under_way_gets_no_error_into_its_middle(stack: 
 async def test_a_grammar_without_end_stops_nobody_else() -> None:
     # Its conversion looks for the beginning of a line in each of these, and looks at all lines that follow.
     hostile = {**SMALL, "guided_grammar": 'root ::= "a"' + "\n" * 60_000}
-    async with running_stack([Worker("w0", step_s=0.005)], grammar_timeout_s=1.0) as stack, neighbour(stack):
+    async with running_stack([Worker("w0", step_s=0.005)], grammar_timeout_s=3.0) as stack, neighbour(stack):
         refused = asyncio.create_task(stack.complete(**hostile))
         alive = 0
         while not refused.done():
@@ -209,7 +202,7 @@ async def test_a_grammar_without_end_stops_nobody_else() -> None:
         assert alive > 5
         answer = await refused
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_grammar")
-        assert "longer than 1 s" in answer.json()["error"]["message"]
+        assert "longer than 3 s" in answer.json()["error"]["message"]
         follows = await stack.complete(**SMALL, guided_grammar='root ::= "a" | b\nb ::= [x-z]+')
         assert follows.status_code == 200, follows.text
         assert 'start: "a"' in stack.workers[0].submits[-1].sampling.grammar

@@ -49,7 +49,7 @@ async def file(stack: Stack, *lines: Any, purpose: Any = "fine-tune") -> str:
 
 
 async def until(stack: Stack, job_id: str, *statuses: str) -> FineTuningJob:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (job := await stack.client.fine_tuning.jobs.retrieve(job_id)).status not in statuses:  # noqa: ASYNC110  # it happens in the gateway
             await asyncio.sleep(0.02)
     return job
@@ -198,6 +198,6 @@ def test_training_whose_fine_tuner_has_died_does_not_begin(tmp_path: Path) -> No
     """The kernel ends it later on; what it can't see is a death before training has asked for that."""
     command = [sys.executable, "-m", "services.finetuner.training", str(tmp_path), "base", "1", "16", "1", "0"]
     environment = {**os.environ, PARENT_VARIABLE: "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 1
     assert "the parent died before this process was ready" in ended.stderr

@@ -28,19 +28,17 @@ async def test_comments_come_before_the_first_token_and_between_tokens() -> None
 
 async def test_tokens_that_come_in_time_need_no_comment() -> None:
     async with (
-        running_stack([Worker("w0", step_s=0.05)], sse_heartbeat_s=0.5) as stack,
+        running_stack([Worker("w0", step_s=0.1)], sse_heartbeat_s=2.0) as stack,
         stack.http.stream("POST", "/v1/completions", json=STREAM | {"max_tokens": 30}) as response,
     ):
         assert not [line async for line in response.aiter_lines() if line.startswith(":")]
 
 
 async def test_a_failure_has_its_status_until_the_first_comment_and_is_an_event_after_it() -> None:
-    worker = Worker("w0", step_s=0.3)
-    async with running_stack([worker], sse_heartbeat_s=0.1) as stack:
+    async with running_stack([Worker("w0")], sse_heartbeat_s=60) as stack:
         stack.router.empty = True
         assert (await stack.http.post("/v1/completions", json=STREAM)).status_code == 503
-        stack.router.empty = False
-        worker.faults = [Fault("refuse", 0)]
+    async with running_stack([Worker("w0", step_s=1.0, faults=[Fault("refuse", 0)])], sse_heartbeat_s=0.1) as stack:
         late = await stack.http.post("/v1/completions", json=STREAM)
         assert late.status_code == 200
         comment, *_, error, done = [line for line in late.text.splitlines() if line]

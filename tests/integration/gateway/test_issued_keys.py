@@ -92,7 +92,7 @@ async def test_a_key_is_issued_limited_rotated_and_revoked(tmp_path: Path, caplo
             "create", "night", "--hours", f"{later:%H:%M}-{later + timedelta(hours=1):%H:%M}", "--timezone", "UTC"
         )
         assert await there.status(closed) == 403
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await there.status(key) != 404:  # noqa: ASYNC110  # gateways do not announce it
                 await asyncio.sleep(0.05)
         (limited,) = (key for key in json.loads(await there.keys("list", "--json")) if key["id"] == presented.id)
@@ -100,16 +100,16 @@ async def test_a_key_is_issued_limited_rotated_and_revoked(tmp_path: Path, caplo
         await there.keys("limit", presented.id, "--model", MODEL)
 
         renewed = await there.keys("rotate", presented.id, "--overlap", "1h")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await there.status(renewed) != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert await there.status(key) == 200, "both are valid for an hour"
         last = await there.keys("rotate", presented.id, "--overlap", "0s")
-        assert await there.refused_everywhere_within(20, key)
-        assert await there.refused_everywhere_within(20, renewed)
+        assert await there.refused_everywhere_within(60, key)
+        assert await there.refused_everywhere_within(60, renewed)
         assert await there.status(last) == 200
         await there.keys("revoke", presented.id)
-        assert await there.refused_everywhere_within(20, last)
+        assert await there.refused_everywhere_within(60, last)
         with pytest.raises(AssertionError, match=f"There is no key {presented.id}"):
             await there.keys("revoke", presented.id)
 

@@ -196,7 +196,10 @@ async def lose_all(stack: Stack, client: anthropic.AsyncAnthropic) -> None:
 
 
 async def test_failures_are_the_clients_own_before_and_within_a_stream() -> None:
-    async with served(Worker("w0", faults=[Fault("stall", 3)]), resume_deadline_s=0.2) as (stack, client):
+    async with served(Worker("w0", faults=[Fault("stall", 3)]), stall_timeout_s=0.5, resume_deadline_s=0.2) as (
+        stack,
+        client,
+    ):
         with pytest.raises(anthropic.APIStatusError) as broken:
             await lose_all(stack, client)
         assert broken.value.body["type"] == "error"

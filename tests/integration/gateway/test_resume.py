@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import openai
 import pytest
@@ -351,12 +352,14 @@ async def test_a_storm_of_resumes_is_cut_off_with_a_clear_error() -> None:
         running = [asyncio.create_task(resumed(seed)) for seed in range(30)]
         await eventually(lambda: lost.given > 30 * 10)
         stack.router.away = {"w0"}
+        began = time.monotonic()
         await lost.stop()
         ends = await asyncio.gather(*running)
+        took_s = max(patience_s, time.monotonic() - began)
         assert set(ends) == {None, "resume_budget"}
         prefilled = [len(submit.prompt_ids) + len(submit.generated_ids) for submit in spared.submits]
         assert len(prefilled) == ends.count(None), "what is refused costs the survivor nothing"
-        assert sum(prefilled) <= rate * (1 + patience_s) + max(prefilled), "a bucket, and what flows in meanwhile"
+        assert sum(prefilled) <= rate * (1 + took_s) + max(prefilled), "a bucket, and what flows in meanwhile"
         assert (await stream_once(stack, 1))[1] == expected_ids(1), "new requests need no budget"
 
 

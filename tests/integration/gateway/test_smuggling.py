@@ -13,6 +13,7 @@ from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import Stack, running_stack
 
 SECOND = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+LAST = SECOND.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
 LIST = b'"object":"list"'  # what the second request would get
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 BODY = b'{"prompt": "a", "max_tokens": 1}'
@@ -62,12 +63,12 @@ async def stack() -> AsyncIterator[Stack]:
 
 
 async def answers(stack: Stack, data: bytes) -> bytes:
-    """All that comes until the server closes, or is silent."""
+    """All that comes until the server closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.http.port)
     writer.write(data)
     received = b""
     with suppress(TimeoutError, ConnectionError):
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(60):
             while part := await reader.read(65_536):
                 received += part
     writer.close()
@@ -75,7 +76,7 @@ async def answers(stack: Stack, data: bytes) -> bytes:
 
 
 async def test_an_ambiguous_request_gets_one_answer_a_refusal(stack: Stack) -> None:
-    plain = await answers(stack, HEAD + CL + b"\r\n" + BODY + SECOND)
+    plain = await answers(stack, HEAD + CL + b"\r\n" + BODY + LAST)
     assert STATUS.findall(plain) == [b"200", b"200"]
     assert LIST in plain, "two plain requests on a connection are two"
     received = await asyncio.gather(*(answers(stack, data) for data in AMBIGUOUS.values()))

@@ -35,8 +35,8 @@ def entry(key: str, **fields: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def tenancy(server: RedisServer, *entries: dict[str, Any], **overrides: Any) -> AsyncIterator[Stack]:
-    # A 2-core machine that builds other things meanwhile misses 50 ms now and then.
-    settings = {"tenancy": True, "redis_url": server.url, "redis_timeout_s": 0.5, "api_keys": json.dumps(entries)}
+    # A machine that builds other things meanwhile must not look like a Redis that is away.
+    settings = {"tenancy": True, "redis_url": server.url, "redis_timeout_s": 5.0, "api_keys": json.dumps(entries)}
     async with running_stack([Worker("w0")], **(settings | overrides)) as stack:
         yield stack
 
@@ -167,8 +167,11 @@ async def test_the_monthly_quota(server: RedisServer) -> None:
 
 async def test_concurrency_and_priority(server: RedisServer) -> None:
     async with tenancy(server, entry("secret", max_concurrent=2, priority=5, weight=3)) as stack:
-        stack.workers[0].step_s = 0.05
-        answers = await asyncio.gather(*(ask(stack, priority=-10) for _ in range(4)))
+        stack.workers[0].step_s = 1.0  # two run until the others have been refused
+        asked = [asyncio.create_task(ask(stack, priority=-10)) for _ in range(4)]
+        await eventually(lambda: sum(task.done() for task in asked) == 2)
+        stack.workers[0].step_s = 0.0
+        answers = await asyncio.gather(*asked)
         assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429]
         submit = stack.workers[0].submits[-1]
         assert (submit.priority, submit.weight) == (5, 3), "nobody gets a better priority than the tenant's"
@@ -186,17 +189,15 @@ async def test_models_may_be_restricted(server: RedisServer) -> None:
 
 async def test_without_redis_limits_are_local_and_requests_fast(server: RedisServer) -> None:
     fields = {"requests_per_minute": 6, "tokens_per_month": 10**9}
-    async with tenancy(server, entry("secret", **fields), redis_timeout_s=0.05, gateway_replicas=2) as stack:
+    async with tenancy(server, entry("secret", **fields), redis_timeout_s=0.2, gateway_replicas=2) as stack:
         server.freeze()
         first = time.monotonic()
         assert (await ask(stack)).status_code == 200
-        assert time.monotonic() - first < 5.0
-        started = time.monotonic()
         statuses = [(await ask(stack)).status_code for _ in range(3)]
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - first < 15.0, "no request waits long, and the local window is still the first"
         assert statuses == [200, 200, 429], "6 per minute shared by 2 gateways"
         server.thaw()
-        async with asyncio.timeout(15):  # the local limit allows the next one after 20 s
+        async with asyncio.timeout(40):  # the local window lasts for a minute
             while (await ask(stack)).status_code != 200:  # noqa: ASYNC110  # Redis is looked at again after a while
                 await asyncio.sleep(0.1)
         assert int(server.client.get(next(iter(server.client.scan_iter("rz:default:rl*"))))) >= 1
@@ -217,19 +218,20 @@ async def test_gateways_count_each_other_in_redis(server: RedisServer) -> None:
             assert statuses == [200, 200, 200, 429], "Redis is away: half of six"
             server.thaw()
             await eventually(lambda: peers(stack.gateway) == 2)
-        await eventually(lambda: peers(stack.gateway) == 1, 15)
+        await eventually(lambda: peers(stack.gateway) == 1)
         assert (stack.gateway.metrics.registry.get_sample_value("ryzanstein_gateway_redis_seconds_count") or 0) > 0
 
 
 async def test_deterministic_answers_are_kept(server: RedisServer) -> None:
     async with running_stack(
-        [Worker("w0")], redis_url=server.url, redis_timeout_s=0.5, response_cache_ttl_s=60
+        [Worker("w0")], redis_url=server.url, redis_timeout_s=2.0, response_cache_ttl_s=60
     ) as stack:
         worker = stack.workers[0]
 
-        async def texts(**fields: Any) -> tuple[str, str]:
+        async def texts(kept: int, **fields: Any) -> tuple[str, str]:
+            """The text of a whole answer, and of a streamed one once `kept` answers are in the cache."""
             whole = (await stack.complete(prompt=PROMPT, max_tokens=12, **fields)).json()["choices"][0]
-            await asyncio.sleep(0.05)
+            await eventually(lambda: len(server.client.keys("rz:*:resp:*")) == kept)
             streamed = ""
             stream = await stack.client.completions.create(
                 model="test-model", prompt=PROMPT, max_tokens=12, stream=True, **fields
@@ -238,18 +240,18 @@ async def test_deterministic_answers_are_kept(server: RedisServer) -> None:
                 streamed += chunk.choices[0].text
             return whole["text"], streamed
 
-        whole, streamed = await texts(seed=4)
+        whole, streamed = await texts(1, seed=4)
         assert whole == streamed
         assert len(worker.submits) == 1, "the second was answered from the cache"
         stop = whole[8:10]
-        cut, cut_again = await texts(seed=4, stop=[stop])
+        cut, cut_again = await texts(2, seed=4, stop=[stop])
         assert cut == cut_again == whole[: whole.index(stop)]
         assert len(worker.submits) == 2
-        await texts(temperature=0)
+        await texts(3, temperature=0)
         assert len(worker.submits) == 3, "no seed is needed at temperature 0"
-        await texts()
+        await texts(3)
         assert len(worker.submits) == 5, "a random answer is never kept"
-        await texts(seed=4, logprobs=1)
+        await texts(3, seed=4, logprobs=1)
         assert len(worker.submits) == 7
         server.freeze()
         assert (await stack.complete(prompt=PROMPT, max_tokens=12, seed=4)).status_code == 200
@@ -263,4 +265,6 @@ async def test_a_cancelled_request_settles_too(server: RedisServer) -> None:
         await eventually(lambda: stack.workers[0].submits)
         request.cancel()
         await eventually(lambda: stack.workers[0].cancelled)
-        assert (await ask(stack, max_tokens=1)).status_code == 200
+        async with asyncio.timeout(60):
+            while (await ask(stack, max_tokens=1)).status_code != 200:  # noqa: ASYNC110  # settling is not announced
+                await asyncio.sleep(0.02)

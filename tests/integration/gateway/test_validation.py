@@ -22,7 +22,7 @@ HELLO = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture
 async def stack() -> AsyncIterator[Stack]:
-    async with running_stack(max_body_bytes=50_000, body_timeout_s=0.3, header_timeout_s=0.3) as running:
+    async with running_stack(max_body_bytes=50_000, body_timeout_s=1.0, header_timeout_s=1.0) as running:
         yield running
 
 
@@ -152,7 +152,7 @@ async def _raw(stack: Stack, *parts: bytes) -> bytes:
         writer.write(part)
         await writer.drain()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await reader.read()
     finally:
         writer.close()

@@ -267,7 +267,7 @@ async def test_it_serves_as_soon_as_it_has_read_leases(process: Service) -> None
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", "ryzanstein.v1.KvCoordinator"):
             request = health_pb2.HealthCheckRequest(service=service)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 async for response in health.Watch(request):
                     if response.status == health_pb2.HealthCheckResponse.SERVING:
                         break

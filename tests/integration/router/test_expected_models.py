@@ -26,14 +26,14 @@ def asked(model: str = "tiny") -> pb.RouteRequest:
 
 @pytest.mark.parametrize("expected", ["tiny, huge", ""])
 async def test_a_request_waits_for_the_first_worker_and_is_refused_in_time(fleet: RouterRig, expected: str) -> None:
-    service = fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="1.5", EXPECTED_MODELS=expected))
+    service = fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="4", EXPECTED_MODELS=expected))
     router = await fleet.stub(service)
     began = time.monotonic()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await router.Route(asked())
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert refused.value.details() == "no worker serves tiny now"
-    assert 1.2 < time.monotonic() - began < 4
+    assert 3.5 < time.monotonic() - began < 30
     waiting = asyncio.ensure_future(router.Route(asked()))
     await asyncio.sleep(0.5)
     assert not waiting.done()
@@ -69,7 +69,7 @@ async def test_expected_models_are_known_and_others_are_not(fleet: RouterRig) ->
     async def gone() -> bool:
         return not await _places(router)
 
-    await until(gone, 20)
+    await until(gone)
     with pytest.raises(grpc.aio.AioRpcError) as empty:
         await router.Route(asked())
     assert empty.value.code() is grpc.StatusCode.UNAVAILABLE, "its workers may come back"
@@ -148,7 +148,7 @@ async def test_a_worker_that_cannot_be_reached_is_named_once_with_its_address_an
     async def warned() -> bool:
         return bool(broken(service))
 
-    await until(warned, 10)
+    await until(warned)
     await asyncio.sleep(1)
     (line,) = broken(service)
     assert "lost" in line

@@ -129,7 +129,7 @@ async def test_who_waits_is_refused_before_its_caller_gives_up(fleet: RouterRig)
     router = await fleet.router(workers=0, QUEUE_TIMEOUT_S="60")
     await until(lambda: lists(router, "only"))
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await router.Route(ask(timeout_ms=1000), timeout=1)
+        await router.Route(ask(timeout_ms=5000), timeout=5)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

@@ -17,7 +17,7 @@ from services.worker.engine.output import Finish, Output, TokenLogprobs
 from services.worker.engine.request import EngineRequest
 from tests.integration.worker_engine.engines import ENGINES
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900 if "vllm" in ENGINES else 180)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 PROMPT = list(range(5, 45))
 LENGTH = 24
@@ -103,7 +103,7 @@ def check_same(engine: Engine, whole: Answer, ids: list[int], begin: int = 0) ->
 
 
 async def idle(engine: Engine) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         with engine.changes.watch() as changed:
             while engine.state().running or engine.state().waiting:
                 await changed.wait()
@@ -227,7 +227,7 @@ async def test_the_events_replayed_are_the_cache(engine: Engine) -> None:
     known = [*PROMPT, *answer.ids][:-1]
     wanted = set(wire_chain(engine.model.hash_root, "", known[: len(known) // block * block]))
     assert wanted
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         with engine.changes.watch() as changed:
             while not wanted <= set(engine.cached_hashes()):
                 await changed.wait()

@@ -60,7 +60,7 @@ async def serving(core: FakeCore, losses: Losses | None = None) -> AsyncGenerato
 
 
 async def until_phase(engine: VllmEngine, phase: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         with engine.changes.watch() as changed:
             while engine.phase != phase:
                 await changed.wait()

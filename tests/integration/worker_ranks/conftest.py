@@ -44,7 +44,7 @@ def alive(pids: list[int]) -> list[int]:
     return [pid for pid, info in infos.items() if info is not None and info.state != "Z"]
 
 
-async def wait_gone(pids: list[int], seconds: float = 20.0) -> None:
+async def wait_gone(pids: list[int], seconds: float = 60.0) -> None:
     """Fail unless all processes end in time."""
     async with asyncio.timeout(seconds):
         while alive(pids):  # noqa: ASYNC110 - processes of others send no event
@@ -83,7 +83,7 @@ class Conversation:
 
     async def result(self) -> StepResult:
         """Wait for the next result."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             self.results.append(await self._arrived.get())
         return self.results[-1]
 

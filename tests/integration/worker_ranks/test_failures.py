@@ -19,7 +19,7 @@ from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, ali
 from tests.unit.common.containers import groups_v1
 
 PROMPTS = [[1, 2, 3], [4]]
-NOTICED_S = 10.0  # promised is about one second; the machine may be busy with other things
+NOTICED_S = 60.0  # promised is about one second; the machine may be busy with other things
 
 
 async def failure_of(group: RankGroup) -> RankFailure:
@@ -115,7 +115,7 @@ def test_a_rank_that_meets_the_memory_limit_says_so() -> None:
     with groups_v1() as groups:
         (groups["memory"] / "memory.limit_in_bytes").write_text(str(900 << 20))
         command = [sys.executable, "-m", "tests.integration.worker_ranks.hungry", str(groups["memory"])]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True).stdout
+        told = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True).stdout
     assert "rank 0 exited: process " in told
     assert "was killed by SIGKILL: the container's memory limit of 900 MiB was reached; lower RYZANSTEIN_KV" in told
 
@@ -179,7 +179,7 @@ async def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
         sys.executable, "-m", "tests.integration.worker_ranks.server", str(pid_file), str(ranks)
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not pid_file.exists():  # noqa: ASYNC110 - a file of another process
                 await asyncio.sleep(0.05)
         pids = [int(pid) for pid in pid_file.read_text().split()]

@@ -86,7 +86,7 @@ async def running_worker(
             task.result()
     yield RunningWorker(f"127.0.0.1:{port}", groups[0], stop, task, chosen)
     stop.set()
-    await asyncio.wait_for(task, 15)
+    await asyncio.wait_for(task, 60)
 
 
 @pytest.fixture

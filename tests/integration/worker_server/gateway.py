@@ -14,7 +14,7 @@ from ryzanstein.v1 import worker_pb2_grpc
 from services.common.rpc import open_channel
 
 
-async def until(condition: Callable[[], object], seconds: float = 20) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while True:
             if condition():
@@ -50,7 +50,7 @@ class Answer:
     async def at_least(self, n: int) -> None:
         while len(self.ids) < n:
             self.grew.clear()
-            await asyncio.wait_for(self.grew.wait(), 30)
+            await asyncio.wait_for(self.grew.wait(), 60)
 
 
 class Gateway:
@@ -94,7 +94,7 @@ class Gateway:
 
     async def complete(self, prompt: Sequence[int], max_tokens: int = 5, **fields: object) -> Answer:
         answer = await self.submit(prompt, max_tokens, **fields)
-        await asyncio.wait_for(answer.end.wait(), 30)
+        await asyncio.wait_for(answer.end.wait(), 60)
         return answer
 
     async def state(self) -> pb.WorkerState:
@@ -102,7 +102,7 @@ class Gateway:
             return state
         raise AssertionError("no state")
 
-    async def wait_state(self, wanted: Callable[[pb.WorkerState], bool], seconds: float = 30) -> pb.WorkerState:
+    async def wait_state(self, wanted: Callable[[pb.WorkerState], bool], seconds: float = 60) -> pb.WorkerState:
         async with asyncio.timeout(seconds):
             async for state in self.stub.WatchState(pb.WatchStateRequest()):
                 if not state.unchanged and wanted(state):

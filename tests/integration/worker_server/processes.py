@@ -58,7 +58,7 @@ def server_process(folder: Path, redis_url: str, **env: str) -> Iterator[ServerP
         finally:
             process.terminate()
             try:
-                process.wait(20)
+                process.wait(60)
             finally:
                 process.kill()
                 sys.stdout.write(log.read_text()[-6000:])

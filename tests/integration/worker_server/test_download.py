@@ -15,8 +15,8 @@ from tests.integration.worker_server.conftest import BUNDLED_MODEL
 from tests.integration.worker_server.processes import server_process
 
 NEEDED = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-GATE_S = 60.0
-ENDS_S = 10.0  # the gate stays shut for longer
+GATE_S = 120.0
+ENDS_S = 60.0  # the gate stays shut for longer
 TOLD = r"downloading ([\d,]+) of ([\d,]+) bytes of org/tiny\n"
 
 
@@ -69,7 +69,7 @@ async def test_a_download_is_told_does_not_look_dead_and_ends_with_its_worker(
             with server_process(tmp_path, redis_url, **served) as worker:
                 await until(half, GATE_S)
                 hub.open_gate.set()
-                await until(ready, 60)
+                await until(ready, GATE_S)
                 assert worker.process.poll() is None
         assert hub.sent["config.json"] == 1, "what had come was fetched again"
 

@@ -25,8 +25,6 @@ from tests.integration.worker_server.processes import ServerProcess, server_proc
 
 PROMPTS = ["The capital of France is", "Once upon a time there was a", "<|user|>\nHello<|end|>\n<|assistant|>\n"]
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
 def server(
@@ -183,7 +181,7 @@ async def test_a_killed_rank_hands_off_and_the_ranks_come_back(
         answer = await gateway.submit([7] * 30, max_tokens=2000)
         await answer.at_least(3)
         server.ranks()[-1].kill()
-        await asyncio.wait_for(answer.end.wait(), 30)
+        await asyncio.wait_for(answer.end.wait(), 60)
         assert answer.last.handoff.reason == pb.Handoff.REASON_RANKS_LOST
         await gateway.wait_state(lambda state: state.phase == pb.PHASE_RECOVERING)
         await gateway.wait_serving()
@@ -200,7 +198,7 @@ async def test_sigterm_hands_off_and_leaves_nothing_behind(tmp_path: Path, redis
             answer = await gateway.submit([7] * 30, max_tokens=2000)
             await answer.at_least(3)
             server.process.send_signal(signal.SIGTERM)
-            await asyncio.wait_for(answer.end.wait(), 30)
+            await asyncio.wait_for(answer.end.wait(), 60)
             assert answer.last.handoff.reason == pb.Handoff.REASON_DRAIN
             await until(lambda: server.process.poll() is not None, 60)
             assert server.process.returncode == 0
@@ -213,18 +211,18 @@ async def test_sigterm_hands_off_and_leaves_nothing_behind(tmp_path: Path, redis
 async def test_a_worker_whose_checkpoint_is_gone_gives_up_and_says_why(tmp_path: Path, redis_url: str) -> None:
     model = tmp_path / "model"
     shutil.copytree(BUNDLED_MODEL, model)
-    with server_process(tmp_path, redis_url, MODEL=str(model), RECOVERY_LIMIT_S="15") as server:
+    with server_process(tmp_path, redis_url, MODEL=str(model), RECOVERY_LIMIT_S="25") as server:
         async with Gateway(server.address) as gateway:
             await gateway.wait_serving()
         (model / "model.safetensors").unlink()
         killed = time.monotonic()
         server.ranks()[0].kill()
-        assert await asyncio.to_thread(server.process.wait, 60) == 1
-        assert time.monotonic() - killed > 15
+        assert await asyncio.to_thread(server.process.wait, 120) == 1
+        assert time.monotonic() - killed > 25
         lines = [json.loads(line) for line in server.log.read_text().splitlines()]
         (last,) = [line["message"] for line in lines if line["logger"] == "services.common.lifecycle"]
         assert last.startswith(
-            "giving up: not serving for 15 s (RYZANSTEIN_RECOVERY_LIMIT_S): rank 0 error: ModelError"
+            "giving up: not serving for 25 s (RYZANSTEIN_RECOVERY_LIMIT_S): rank 0 error: ModelError"
         )
         assert "safetensors" in last
 
@@ -244,6 +242,6 @@ def test_a_wrong_setting_is_one_line_that_names_it(
     tmp_path: Path, redis_url: str, variable: str, value: str, words: str
 ) -> None:
     with server_process(tmp_path, redis_url, **{variable: value}) as server:
-        assert server.process.wait(30) == 1
+        assert server.process.wait(90) == 1
         (line,) = server.log.read_text().splitlines()
         assert words in json.loads(line)["message"]

@@ -19,7 +19,7 @@ async def test_tokens_are_those_of_the_model_and_end_with_a_reason(worker: Runni
         await gateway.wait_serving()
         answers = [await gateway.submit([i, 5, 9], max_tokens=20) for i in range(20)]
         for i, answer in enumerate(answers):
-            await asyncio.wait_for(answer.end.wait(), 20)
+            await asyncio.wait_for(answer.end.wait(), 60)
             assert answer.ids == generate([i, 5, 9], 20, GREEDY)
             assert answer.last.finish == pb.FINISH_REASON_LENGTH
 
@@ -55,10 +55,11 @@ async def test_a_stop_token_is_the_last_id(worker: RunningWorker) -> None:
 async def test_a_cancelled_request_says_nothing_more_and_frees_its_blocks(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
+        worker.group.step_s = 0.02
         answer = await gateway.submit([7] * 40, max_tokens=200)
         await answer.at_least(3)
         await gateway.cancel(answer)
-        await gateway.wait_state(lambda state: state.running == 0 and state.kv_blocks_used == 0, 5)
+        await gateway.wait_state(lambda state: state.running == 0 and state.kv_blocks_used == 0)
         told = len(answer.ids)
         await asyncio.sleep(0.05)
         assert len(answer.ids) == told < 200
@@ -71,7 +72,7 @@ async def test_a_broken_stream_cancels_its_requests_and_no_others(worker: Runnin
         async with Gateway(worker.address) as leaving:
             theirs = [await leaving.submit([i] * 20, max_tokens=230) for i in range(5)]
             await theirs[0].at_least(1)
-        await staying.wait_state(lambda state: state.running <= 1, 5)
+        await staying.wait_state(lambda state: state.running <= 1)
         await mine.end.wait()
         assert mine.ids == generate([3] * 20, 200, GREEDY)
 
@@ -175,14 +176,14 @@ async def test_heartbeats_come_while_nothing_else_does_and_only_when_they_are_wa
                 messages.append(message)  # noqa: PERF401  # seen one by one
 
         reading = asyncio.create_task(read())
-        await asyncio.sleep(0.5)
+        await (until(lambda: messages) if wanted_ms else asyncio.sleep(0.5))
         assert [message.heartbeat for message in messages] == [True] * bool(wanted_ms), "the first one, while idle"
-        worker.group.step_s = 1.5
+        worker.group.step_s = 3.0
         submit = pb.Submit(request_id="slow", attempt=1, prompt_ids=[7] * 20, sampling=pb.Sampling(max_tokens=1))
         await stream.write(pb.ConnectFrames(frames=[pb.ConnectFrame(submit=submit)]))
-        await asyncio.sleep(1.2)
+        await (until(lambda: len(messages) >= 5) if wanted_ms else asyncio.sleep(1.2))
         assert not any(message.outputs for message in messages)
-        assert len(messages) >= 5 if wanted_ms else not messages
+        assert wanted_ms or not messages
         await until(lambda: any(message.outputs for message in messages))
         stream.cancel()
         await asyncio.gather(reading, return_exceptions=True)

@@ -45,7 +45,7 @@ async def served(redis_url: str, name: str, step_s: float = 0.002) -> AsyncGener
     task = asyncio.create_task(worker.serve(ServiceSettings(redis_url=redis_url), readiness, stop))
     yield Served(worker, engine, f"127.0.0.1:{port}", handoffs, readiness)
     stop.set()
-    await asyncio.wait_for(task, 15)
+    await asyncio.wait_for(task, 60)
 
 
 async def test_two_engines_of_one_process_are_two_workers(redis_url: str) -> None:

@@ -15,7 +15,7 @@ async def test_what_has_stopped_answering_is_given_up_after_a_few_failures() -> 
         asked.append(next(answers, False))
         return asked[-1]
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await liveness.wait_silent(alive, 20.0)
     assert asked == [False, True, False, False, True, *[False] * liveness.FAILURES]
 
@@ -26,5 +26,5 @@ async def test_what_has_never_answered_is_given_up_when_its_start_took_too_long(
     async def alive() -> bool:
         return False
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await liveness.wait_silent(alive, 0.2)

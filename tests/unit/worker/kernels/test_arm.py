@@ -31,7 +31,6 @@ from tests.unit.worker.kernels.test_attention import Case, Kind
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() == "aarch64", reason="the other files run these kernels here"),
-    pytest.mark.timeout(600),  # the first test compiles all kernels, beside others' tests
 ]
 FEW = settings(max_examples=5)
 SEED = st.integers(0, 99)

@@ -79,5 +79,5 @@ def test_helpers_sleep_while_there_is_nothing_to_do(library: Path) -> None:
     """Whoever only looks out takes the core from the neighbours."""
     need(library)
     program = [sys.executable, "-c", _IDLE, str(library)]
-    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stderr

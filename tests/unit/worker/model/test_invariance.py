@@ -92,7 +92,7 @@ def _alone(model: Decoder, dtype: torch.dtype, ids: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", _DTYPES)
 @pytest.mark.parametrize("name", _CONFIGS)
-@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_request_is_the_same_in_any_company_and_chunking(
     name: str, dtype: str, load: Load, data: st.DataObject
@@ -109,7 +109,7 @@ def test_a_request_is_the_same_in_any_company_and_chunking(
 
 @pytest.mark.parametrize("dtype", _DTYPES)
 @pytest.mark.parametrize("name", _CONFIGS)
-@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_last_row_is_the_same_whatever_else_is_wanted(name: str, dtype: str, load: Load, data: st.DataObject) -> None:
     model, kind = load(name, _DTYPES[dtype]), _DTYPES[dtype]

@@ -36,7 +36,7 @@ def test_the_pods_of_a_stateful_set_form_workers() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110  # nothing tells when
             await asyncio.sleep(0.01)
 
@@ -64,7 +64,7 @@ async def test_ranks_end_with_their_leader_and_a_lost_follower_is_noticed(tmp_pa
     monkeypatch.setattr(of_follower, "_PAUSE_S", 0.02)
     port, told = free_port(), list[str]()
     meeting = Meeting(3, port)
-    async with asyncio.timeout(60), following(1, port, tmp_path) as first:
+    async with asyncio.timeout(120), following(1, port, tmp_path) as first:
         gathering = asyncio.create_task(meeting.gather(told.append))
         await until(lambda: told[-1:] == ["waiting for nodes 2"])
         assert first() == []  # nobody begins before all are there
