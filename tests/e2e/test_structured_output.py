@@ -277,5 +277,5 @@ def test_junk_is_followed_or_refused_and_harms_nobody(client: httpx.Client, ask:
 
 
 def test_nobody_was_harmed(stack: RunningStack, client: httpx.Client) -> None:
-    assert not stack.resumes(), "no rank was lost"
+    assert not stack.resumes()["ranks_lost"]
     assert complete(client, guided_choice=["fine"]) == "fine"

@@ -100,6 +100,7 @@ async def test_a_client_that_closes_its_side_gets_its_answer_while_it_listens(st
         assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
         client.close()
 
+        worker.step_s = 0.05  # it is not over before it is given up
         client = await raw(stack, post({"prompt": "a", "max_tokens": 250, "stream": stream}))
         await eventually(lambda: len(worker.submits) == 3)
         client.shutdown(socket.SHUT_WR)
@@ -107,6 +108,7 @@ async def test_a_client_that_closes_its_side_gets_its_answer_while_it_listens(st
         assert not worker.cancelled
         client.close()
         await eventually(lambda: worker.cancelled == [worker.submits[2].request_id])
+        worker.step_s = 0.0
 
 
 async def test_a_websocket_that_stops_reading_is_dropped(stack: Stack) -> None:
@@ -180,6 +182,7 @@ async def test_a_head_that_is_too_large_is_431(stack: Stack) -> None:
 
 
 async def test_an_answer_that_is_under_way_gets_no_error_into_its_middle(stack: Stack) -> None:
+    stack.workers[0].step_s = 0.05
     client = await raw(stack, post({**SMALL, "max_tokens": 150, "stream": True}))
     received = await asyncio.get_running_loop().sock_recv(client, 65_536)
     await asyncio.get_running_loop().sock_sendall(client, b"nonsense\r\n\r\n")

@@ -224,7 +224,7 @@ async def test_lists_have_pages(server: RedisServer) -> None:
 
 
 async def test_a_batch_is_cancelled_and_keeps_what_it_has(server: RedisServer) -> None:
-    async with gateway(server, Worker("w0", step_s=0.05), batch_concurrency=2) as stack:
+    async with gateway(server, Worker("w0", step_s=0.2), batch_concurrency=2) as stack:
         batch = await begin(stack.client, requests(30))
         while not (batch.request_counts and batch.request_counts.completed):
             await asyncio.sleep(0.02)
@@ -292,7 +292,7 @@ async def test_batches_wait_while_redis_is_away(server: RedisServer) -> None:
 async def test_a_key_that_is_taken_away_answers_no_further_line(server: RedisServer) -> None:
     server.client.set(f"rz:default:key:{digest_of('old')}", json.dumps({"name": "ann", "max_concurrent": 2}))
     fixed = json.dumps([{"key_sha256": digest_of("other"), "name": "ann"}])
-    async with gateway(server, Worker("w0", step_s=0.05), tenancy=True, api_keys=fixed) as stack:
+    async with gateway(server, Worker("w0", step_s=0.2), tenancy=True, api_keys=fixed) as stack:
         batch = await begin(stack.client.with_options(api_key="old"), requests(30))
         await until(lambda: answered(stack.client.with_options(api_key="other"), batch))
     server.client.delete(f"rz:default:key:{digest_of('old')}")

@@ -166,6 +166,8 @@ async def test_a_gateway_listens_until_balancers_have_stopped_sending(tmp_path: 
         assert asked - drains <= float(late) <= ended - signalled, "since it drains, which was between the two"
         assert (await opened.plain).status_code == 200
         assert (await opened.events)[-1] == "[DONE]"
+        await opened.socket.until("done")
+        assert await closing_code(opened.socket) == 1012
         assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
     assert [line for line in gateway.log() if line["message"].startswith("it stops listening, ")]
 

@@ -215,7 +215,7 @@ async def test_what_is_kept_has_bounds(server: RedisServer) -> None:
 
 
 async def test_without_redis_what_needs_none_is_answered_and_nothing_is_lost_in_silence(server: RedisServer) -> None:
-    async with running_stack([Worker("w0", step_s=0.01)], redis_url=server.url) as stack:
+    async with running_stack([Worker("w0", step_s=0.03)], redis_url=server.url) as stack:
         made = await create(stack)
         stream = {"max_output_tokens": 20, "stream": True}
         async with stack.client.responses.stream(model="", input="hi", store=True, max_output_tokens=60) as events:

@@ -121,11 +121,12 @@ async def test_outcomes_are_reported_for_every_attempt() -> None:
 
 
 async def test_the_only_worker_may_come_back_under_its_name() -> None:
-    worker = Worker("w0", step_s=0.02)
+    worker = Worker("w0", step_s=0.1)
     async with running_stack([worker]) as stack:
         running = asyncio.create_task(stream_once(stack, 3, 30))
         await eventually(lambda: worker.given > 3)
         await worker.stop()
+        worker.step_s = 0.0
         await asyncio.sleep(0.3)
         await worker.restart()
         assert (await running)[1] == expected_ids(3, 30)
@@ -254,7 +255,7 @@ async def test_the_parts_of_a_request_wait_for_each_other_and_for_nobody_else() 
 
 async def test_few_parts_of_a_request_are_in_the_routers_queue() -> None:
     async with running_stack([Worker("w0")], max_choices=64) as stack:
-        stack.router.queue_s = 0.3
+        stack.router.queue_s = 30.0
         stack.router.hidden.add("w0")
         asked = asyncio.create_task(stack.complete(prompt=[PROMPT] * 64, max_tokens=1))
         await eventually(lambda: stack.router.queued)
@@ -280,11 +281,13 @@ async def test_an_empty_pool_is_503_and_not_404() -> None:
 
 
 async def test_without_any_router_requests_and_running_streams_go_on() -> None:
-    async with running_stack([Worker(f"w{i}", step_s=0.01) for i in range(3)]) as stack:
+    async with running_stack([Worker(f"w{i}", step_s=0.1) for i in range(3)]) as stack:
         running = asyncio.create_task(stream_once(stack, 1, 40))
         await eventually(lambda: any(worker.given for worker in stack.workers))
         await stack.router.stop()
         assert not running.done()
+        for worker in stack.workers:
+            worker.step_s = 0.0
         assert (await running)[1] == expected_ids(1, 40)
         assert (await stream_once(stack, 2))[1] == expected_ids(2)
         # The same session stays on the same worker, and a dead one is left out.
@@ -334,7 +337,7 @@ async def test_one_connection_serves_many_requests() -> None:
 
 async def test_a_storm_of_resumes_is_cut_off_with_a_clear_error() -> None:
     """Thirty streams lose their worker at once; the other one may be given 100 tokens and 100 more a second."""
-    lost, spared = Worker("w0", step_s=0.01), Worker("w1")
+    lost, spared = Worker("w0", step_s=0.05), Worker("w1")
     count, rate, patience_s = 120, 100.0, 1.0
     async with running_stack(
         [lost, spared], resume_tokens_per_s=rate, resume_deadline_s=patience_s, refresh_s=30.0

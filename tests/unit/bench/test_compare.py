@@ -15,7 +15,9 @@ from bench.servers import Asked, Peer
 from bench.standstill import watch
 
 SERVER = """
-import http.server, sys
+import http.server, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
 
 class Answers(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
