@@ -91,7 +91,7 @@ class Kube:
         """Run a command to its end in a pod of its own, from the image of one of our targets; what it printed."""
         self.apply(client_pod(name, target, command, labels or {}))
         try:
-            self.until(f"pod {name} has ended", lambda: self._ended(name), timeout_s=90)
+            self.until(f"pod {name} has ended", lambda: self._ended(name))
             output = self.logs(name, "main")
             assert self.get("pod", name)["status"]["phase"] == "Succeeded", output
             return output
@@ -121,16 +121,16 @@ class Kube:
         chosen = ("-c", container) if container else ("--all-containers", "--prefix")
         return self.kubectl("logs", pod, *chosen, *(("--previous",) if previous else ()))
 
-    def wait(self, *what: str, condition: str, timeout_s: float = 60) -> None:
+    def wait(self, *what: str, condition: str, timeout_s: float = 180) -> None:
         """``kubectl wait --for``: e.g. ``wait("job/x", condition="condition=Complete")``."""
         self.kubectl("wait", *what, f"--for={condition}", f"--timeout={timeout_s:.0f}s", timeout_s=timeout_s + 10)
 
-    def rolled_out(self, *what: str, timeout_s: float = 120) -> None:
+    def rolled_out(self, *what: str, timeout_s: float = 300) -> None:
         """Return once these Deployments and StatefulSets run their newest revision, all replicas ready."""
         for workload in what:
             self.kubectl("rollout", "status", workload, f"--timeout={timeout_s:.0f}s", timeout_s=timeout_s + 10)
 
-    def until(self, what: str, condition: Callable[[], bool], timeout_s: float = 60, every_s: float = 0.2) -> None:
+    def until(self, what: str, condition: Callable[[], bool], timeout_s: float = 180, every_s: float = 0.2) -> None:
         """Return once the condition holds; raises AssertionError that names `what`."""
         deadline = time.monotonic() + timeout_s
         while not condition():

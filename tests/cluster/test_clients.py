@@ -15,7 +15,6 @@ import websockets
 from tests.cluster.installation import Installation
 from tests.cluster.kube import Kube
 
-pytestmark = pytest.mark.timeout(200)
 MODEL = "ryzanstein-tiny"
 IDLE_S = 90
 SESSIONS, TURNS, BLOCK = 40, 5, 16

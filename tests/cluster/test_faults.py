@@ -10,7 +10,6 @@ from tests.cluster.conftest import Disturb, Restarts
 from tests.cluster.installation import Installation
 from tests.cluster.rig import Rig
 
-pytestmark = pytest.mark.timeout(300)
 # What a silent peer may cost.
 LONGEST_PAUSE_S = 4.0
 

@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.conftest import Namespaces
 from tests.cluster.installation import Installation
 
-pytestmark = [pytest.mark.smoke, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.smoke
 MOST_CPU, MOST_MEMORY = 1.0, 2.5 * 2**30
 LEFT = "import pathlib as p; print(p.Path.home(), *(f for f in p.Path('/tmp').rglob('*') if f.is_file()), sep='\\n')"
 UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}

@@ -18,7 +18,6 @@ from tests.cluster.prometheus import Prometheus
 from tests.programs import CHART, missing, search_path
 from tests.unit.monitoring.panels import EVENTS, panels, shows
 
-pytestmark = pytest.mark.timeout(240)
 RUNBOOKS = CHART.parents[1] / "docs" / "runbooks"
 GUIDE = CHART.parents[1] / "docs" / "operations.md"
 # Whoever types the second command has seen the first one's answer.

@@ -11,7 +11,7 @@ from tests.cluster.conftest import SHARED, Namespaces, settings
 from tests.cluster.installation import Installation
 from tests.cluster.kube import Kube
 
-pytestmark = [pytest.mark.smoke, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.smoke
 PORTS = {
     "gateway": (HTTP, GRPC, METRICS),
     "router": (ROUTER, METRICS),

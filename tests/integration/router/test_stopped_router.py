@@ -39,22 +39,22 @@ async def test_the_next_router_is_asked_while_one_stands_still(
 ) -> None:
     caplog.set_level(logging.INFO, "services.gateway.upstream.router")
     addresses = [router.address for router, _ in routers]
-    async with router_client(addresses, route_timeout_s=35.0, unknown_timeout_s=1.0) as client:
-        assert await route(client) < 1
+    async with router_client(addresses, route_timeout_s=35.0, unknown_timeout_s=3.0) as client:
+        assert await route(client) < 2.9
         (stopped,) = [router for router, stub in routers if (await views(stub))["w"].unacknowledged]
         stopped.process.send_signal(signal.SIGSTOP)
         try:
             times = await asyncio.gather(*(route(client) for _ in range(8)))
-            assert 0.9 < max(times) < 2.5
+            assert 2.9 < max(times) < 30, "long before it would be late"
             times = [await route(client) for _ in range(8)]
-            assert max(times) < 0.5, "it is left alone, although its connection looks good"
+            assert max(times) < 2.9, "it is left alone, although its connection looks good"
         finally:
             stopped.process.send_signal(signal.SIGCONT)
 
         async def back() -> bool:
             return f"router {stopped.address} answers again" in caplog.messages
 
-        await until(back, 10)
+        await until(back)
 
 
 async def test_a_router_that_lets_a_request_wait_is_not_silent(
@@ -66,5 +66,5 @@ async def test_a_router_that_lets_a_request_wait_is_not_silent(
         began = time.monotonic()
         with pytest.raises(NoWorkerError, match="no worker became free in time"):
             await route(client)
-        assert 2.5 < time.monotonic() - began < 6
+        assert 2.5 < time.monotonic() - began < 30
     assert "does not answer" not in caplog.text
