@@ -26,6 +26,7 @@ class FakeGroup:
         self.step_s = 0.001
         self.may_start = asyncio.Event()
         self.may_start.set()
+        self.start_failure: RankFailure | None = None
         self.starts = 0
         self.n_steps = 0
         self.n_reads = 0
@@ -33,6 +34,8 @@ class FakeGroup:
     async def start(self) -> GroupStarted:
         await self.stop()
         await self.may_start.wait()
+        if self.start_failure is not None:
+            raise RanksFailedError(self.start_failure)
         self.starts += 1
         self._ranks = FakeRanks(self.n_blocks, self.config.block_tokens, self.config.max_running)
         self._plans: asyncio.Queue[StepPlan] = asyncio.Queue()

@@ -18,6 +18,7 @@ from services.common.keys import RedisKeys
 from services.common.lifecycle import GaveUpError
 from services.common.ports import free_port
 from services.common.rpc import open_channel
+from services.worker.process.failure import FailureKind, RankFailure
 from services.worker.scheduling.scheduler import Scheduler
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
 from tests.integration.worker_server.gateway import Answer, Gateway, until
@@ -129,16 +130,26 @@ async def test_lost_ranks_hand_off_at_once_and_the_worker_comes_back(worker: Run
         assert worker.group.starts == 2
 
 
-async def test_ranks_that_do_not_come_back_in_time_end_the_worker(redis_url: str) -> None:
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [
+        (None, "rank 1 exited: killed by the test"),  # the next start hangs
+        (RankFailure(0, FailureKind.ERROR, "ModelError: no weights"), "rank 0 error: ModelError: no weights"),
+    ],
+)
+async def test_ranks_that_do_not_come_back_in_time_end_the_worker(
+    redis_url: str, failure: RankFailure | None, why: str
+) -> None:
     with pytest.raises(GaveUpError) as gave_up:  # noqa: PT012
-        async with running_worker(redis_url, recovery_limit_s=0.3) as worker, Gateway(worker.address) as gateway:
+        async with running_worker(redis_url, recovery_limit_s=1.0) as worker, Gateway(worker.address) as gateway:
             await gateway.wait_serving()
-            worker.group.may_start.clear()  # the next start hangs
+            worker.group.start_failure = failure
+            if failure is None:
+                worker.group.may_start.clear()
             worker.group.die()
             await until(worker.task.done)
             assert lease_of(worker) is None
-    expected = "not serving for 0.3 s (RYZANSTEIN_RECOVERY_LIMIT_S): rank 1 exited: killed by the test"
-    assert str(gave_up.value) == expected
+    assert str(gave_up.value) == f"not serving for 1 s (RYZANSTEIN_RECOVERY_LIMIT_S): {why}"
 
 
 async def test_an_error_of_ours_is_a_loss_of_ranks_and_not_a_stand_still(

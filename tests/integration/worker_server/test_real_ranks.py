@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -208,23 +207,20 @@ async def test_sigterm_hands_off_and_leaves_nothing_behind(tmp_path: Path, redis
         assert not [line for line in lines if line["level"] == "error"]
 
 
-async def test_a_worker_whose_checkpoint_is_gone_gives_up_and_says_why(tmp_path: Path, redis_url: str) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(BUNDLED_MODEL, model)
-    with server_process(tmp_path, redis_url, MODEL=str(model), RECOVERY_LIMIT_S="25") as server:
+async def test_a_worker_whose_ranks_do_not_come_back_in_time_gives_up_and_says_why(
+    tmp_path: Path, redis_url: str
+) -> None:
+    """Sooner than they can start; what a failed start is named by is in test_lifecycle.py."""
+    with server_process(tmp_path, redis_url, RECOVERY_LIMIT_S="0.5") as server:
         async with Gateway(server.address) as gateway:
             await gateway.wait_serving()
-        (model / "model.safetensors").unlink()
-        killed = time.monotonic()
         server.ranks()[0].kill()
         assert await asyncio.to_thread(server.process.wait, 120) == 1
-        assert time.monotonic() - killed > 25
         lines = [json.loads(line) for line in server.log.read_text().splitlines()]
         (last,) = [line["message"] for line in lines if line["logger"] == "services.common.lifecycle"]
         assert last.startswith(
-            "giving up: not serving for 25 s (RYZANSTEIN_RECOVERY_LIMIT_S): rank 0 error: ModelError"
+            "giving up: not serving for 0.5 s (RYZANSTEIN_RECOVERY_LIMIT_S): rank 0 exited: process "
         )
-        assert "safetensors" in last
 
 
 @pytest.mark.parametrize(
