@@ -36,6 +36,7 @@ _COLUMNS = (
     "ms/step",
     "sessions",
 )
+_ADAPTERS = "adapters"  # a column where workers have slots for them
 
 
 def show(
@@ -98,8 +99,12 @@ def _as_json(workers: routing_pb2.ListWorkersResponse, index: kv_pb2.StatsRespon
 
 def _print_workers(console: Console, listed: routing_pb2.ListWorkersResponse) -> None:
     """Print a table; or, if it does not fit the terminal, a paragraph per worker, so that no text is cut."""
-    table = Table(*_COLUMNS, title=f"Workers (router {listed.router_id}, policy {listed.policy})", title_justify="left")
+    columns: tuple[str, ...] = _COLUMNS
     rows = [_cells(view) for view in listed.workers]
+    if any(view.state.adapter_slots for view in listed.workers):
+        columns += (_ADAPTERS,)
+        rows = [(*row, _adapters(view.state)) for row, view in zip(rows, listed.workers, strict=True)]
+    table = Table(*columns, title=f"Workers (router {listed.router_id}, policy {listed.policy})", title_justify="left")
     for row in rows:
         table.add_row(*row)
     unbounded = console.options.update(width=_WIDEST)
@@ -109,7 +114,7 @@ def _print_workers(console: Console, listed: routing_pb2.ListWorkersResponse) ->
     console.print(table.title, style="italic")
     for row in rows:
         worker, model, phase, *others = row
-        values = ", ".join(f"{column} {cell}" for column, cell in zip(_COLUMNS[3:], others, strict=True))
+        values = ", ".join(f"{column} {cell}" for column, cell in zip(columns[3:], others, strict=True))
         console.print(f"{worker}: {model}, {phase}\n", values, sep="", highlight=False)
 
 
@@ -129,3 +134,10 @@ def _cells(view: routing_pb2.WorkerView) -> tuple[str, ...]:
         f"{state.decode_step_ms:.1f}",
         str(view.sessions),
     )
+
+
+def _adapters(state: worker_pb2.WorkerState) -> str:
+    """The adapters in slots, the slots, and the adapters that are in memory only."""
+    in_slots = sum(adapter.in_slot for adapter in state.adapters)
+    kept = f", {len(state.adapters) - in_slots} kept" if len(state.adapters) > in_slots else ""
+    return f"{in_slots}/{state.adapter_slots}{kept}"

@@ -31,6 +31,7 @@ class EngineState:
     adapter_read_ms: float = 0.0  # how long a load from files takes; 0: not measured
     adapter_copy_ms: float = 0.0  # the same from memory
     adapter_slots_in_use: bool = False  # all of them, by requests
+    adapter_slots: int = 0
     adapter_waiting: int = 0  # requests whose adapter is being loaded or waits for a slot
 
 

@@ -108,10 +108,11 @@ class AdapterSlots:
         observer: StepObserver,
         counters: EngineCounters,
         changed: Callable[[], None],
+        charge: Callable[[str, float], None],
     ) -> None:
-        """Calls `changed` when `add_to` has something new."""
+        """Calls `changed` when `add_to` has something new, `charge` with the tenant of a load and its seconds."""
         self._sources, self._load, self._observer = sources, load, observer
-        self._counters, self._announce = counters, changed
+        self._counters, self._announce, self._charge = counters, changed, charge
         self._table = SlotTable(sources.n_slots if sources else 0, time.monotonic)
         self._memory = _Memory(sources.cache_bytes if sources else 0)
         self._users: dict[str, SlotUser] = {}  # by digest
@@ -136,6 +137,7 @@ class AdapterSlots:
             adapter_read_ms=self._load_ms[FILES],
             adapter_copy_ms=self._load_ms[MEMORY],
             adapter_slots_in_use=self._table.in_use,
+            adapter_slots=self._sources.n_slots,
             adapter_waiting=self._n_waiting,
         )
 
@@ -205,12 +207,12 @@ class AdapterSlots:
     def _begin(self, ref: AdapterRef, tenant: str) -> SlotUser:
         user = self._users[ref.digest] = self._table.add(ref.digest, ref.name, tenant)
         self._granted[user] = asyncio.get_running_loop().create_future()
-        task = self._coming[user] = asyncio.create_task(self._bring(user, ref), name="adapter")
+        task = self._coming[user] = asyncio.create_task(self._bring(user, ref, tenant), name="adapter")
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # all waiting may have gone
         return user
 
-    async def _bring(self, user: SlotUser, ref: AdapterRef) -> None:
-        """Load an adapter; every request that waits for it gets the error."""
+    async def _bring(self, user: SlotUser, ref: AdapterRef, tenant: str) -> None:
+        """Load an adapter for a tenant; every request that waits for it gets the error."""
         source, result = FILES, "lost"
         began = time.monotonic()
         try:
@@ -229,7 +231,10 @@ class AdapterSlots:
             keep = source == FILES and self._memory.keep(ref, n_bytes)
             folder = ref.source if source == FILES else ""
             order = AdapterOrder(user.slot, folder, ref.digest, keep, self._memory.take_forgotten())
-            if error := await self._load(order):
+            ordered = time.monotonic()
+            error = await self._load(order)
+            self._charge(tenant, time.monotonic() - ordered)
+            if error:
                 raise InvalidRequestError(_FIELD, error)
             if source == FILES:
                 await self._inspect(ref, "changed while it was loaded")

@@ -213,7 +213,13 @@ class NativeEngine:
         )
         self._store = KvStore(pump, self._ranks, kv_layout(self.model.hash_root, self._config.ranks, started))
         self._adapters = AdapterSlots(
-            self._config.adapters, self._ranks.load_adapter, self._steps, self.counters, self.changes.announce
+            self._config.adapters,
+            self._ranks.load_adapter,
+            self._steps,
+            self.counters,
+            self.changes.announce,
+            # As much as the prompt tokens that the ranks would have computed meanwhile.
+            lambda tenant, s: scheduler.ledger.charge_load(tenant, s * self._step_timer.prefill_tokens_per_s),
         )
         self._adapters.pin((*self._config.pinned, *self._pinned))
         self.facts, self._ranks.on_result = self._config.facts(started), pump.on_result

@@ -58,6 +58,11 @@ class TenantLedger:
         account = self._active[tenant]
         account.served += cost / account.weight
 
+    def charge_load(self, tenant: str, cost: float) -> None:
+        """Charge for what a tenant had loaded, unless all of its requests have ended meanwhile."""
+        if tenant in self._active:
+            self.charge(tenant, cost)
+
     def charge_known(self, request: Request, start: int, end: int, cost: float) -> None:
         """Charge positions [start, end) of a request's known tokens at `cost` each; no position is charged twice."""
         if end > request.n_charged:

@@ -59,8 +59,8 @@ class Scheduler:
         self._pool = BlockPool(config.n_blocks, config.block_tokens, self._events)
         positions = config.n_blocks * config.block_tokens if config.caches else config.max_model_len
         self.capacity = Capacity(config.max_model_len, positions)
-        self._ledger = TenantLedger()
-        self._queue = WaitingQueue(self._ledger, config.age_s)
+        self.ledger = TenantLedger()
+        self._queue = WaitingQueue(self.ledger, config.age_s)
         self._prefixes = PrefixCache(self._pool, config.share_max_steps)
         self.transfers = Transfers(self._pool)
         self.quarantine = Quarantine()
@@ -111,7 +111,7 @@ class Scheduler:
         request.cacheable = request.cacheable and self.config.caches
         if request.cacheable:
             request.extend_digests()
-        self._ledger.enter(request.tenant, request.weight)
+        self.ledger.enter(request.tenant, request.weight)
         if deferred:
             request.status = Status.DEFERRED
             self._deferred[request] = None
@@ -134,7 +134,7 @@ class Scheduler:
             return False
         if request.status is Status.WAITING:
             self._queue.take(request, Status.DONE)
-            self._ledger.leave(request.tenant)
+            self.ledger.leave(request.tenant)
         else:
             self._end(request)
         return True
@@ -217,7 +217,7 @@ class Scheduler:
         end = start + builder.rows_for(start, known - start)
         builder.add(request, end, int(end == known), new_blocks)
         self.counters.prefill_tokens += end - start
-        self._ledger.charge_known(request, start, end, PREFILL_COST)
+        self.ledger.charge_known(request, start, end, PREFILL_COST)
 
     def _grow(self, request: Request, builder: StepBuilder) -> tuple[int, ...]:
         """Allocate one more block for a decode; returns () when none is free and the request skips this step."""
@@ -225,7 +225,7 @@ class Scheduler:
             builder.pressed = True
             if self._lingering:  # their blocks become free when their plans return
                 return ()
-            victim = choose_victim(self._running, self._ledger)
+            victim = choose_victim(self._running, self.ledger)
             assert victim is not None, "a request that asks for a block is not protected"
             self._preempt(victim)
             if victim is request:
@@ -280,7 +280,7 @@ class Scheduler:
         self.counters.prefix_hit_tokens += start
         if request.n_preempted == 0:
             request.cached_tokens = min(start, request.n_prompt)
-        self._ledger.charge_known(request, 0, start, CACHED_COST)
+        self.ledger.charge_known(request, 0, start, CACHED_COST)
         self._prefixes.promise(request, len(hits))
         tokens = tuple(request.token_ids)
         builder.admissions.append(
@@ -301,7 +301,7 @@ class Scheduler:
         if self._lingering:  # blocks and slots become free already, when plans return
             return False
         lesser = [request for request in self._running if request.priority > head.priority]
-        victim = choose_victim(lesser, self._ledger)
+        victim = choose_victim(lesser, self.ledger)
         if victim is None:
             return False
         self._preempt(victim)
@@ -349,7 +349,7 @@ class Scheduler:
         token = drawn[slot]
         request.token_ids.append(token)
         self.counters.generated_tokens += 1
-        self._ledger.charge(request.tenant, OUTPUT_COST)
+        self.ledger.charge(request.tenant, OUTPUT_COST)
         if (finish := request.ending) is not None:
             self._end(request)
         logprobs = (result.logprobs[slot],) if slot in result.logprobs else ()
@@ -364,7 +364,7 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         """End a request that is not in the queue."""
-        self._ledger.leave(request.tenant)
+        self.ledger.leave(request.tenant)
         if request.status is Status.RUNNING:
             self._stop_running(request, Status.DONE)
         else:  # DEFERRED, or RETIRING, which frees its blocks when its last plan returns

@@ -38,6 +38,18 @@ def test_status_shows_every_heading_and_every_number(width: int) -> None:
     assert max(map(len, stream.getvalue().splitlines())) <= width
 
 
+@pytest.mark.parametrize("width", [80, 240])
+def test_status_shows_adapters_where_workers_have_slots_for_them(width: int) -> None:
+    adapters = [worker_pb2.ResidentAdapter(name=name, in_slot=name != "kept") for name in ("one", "two", "kept")]
+    state = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SERVING, adapters=adapters, adapter_slots=8)
+    adapted = routing_pb2.WorkerView(worker_id="adapted", model="m", eligible=True, state=state)
+    for views, shown in (([VIEW], False), ([VIEW, adapted], True)):
+        terminal, stream = console(width)
+        _print_workers(terminal, routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=views))
+        text = " ".join(stream.getvalue().split())
+        assert ("adapters" in text, "2/8, 1 kept" in text, "0/0" in text) == (shown, shown, shown)
+
+
 def test_up_shows_every_heading_and_every_process() -> None:
     async def never() -> bool:
         return False

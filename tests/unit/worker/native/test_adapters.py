@@ -55,16 +55,20 @@ async def test_an_adapter_that_lost_its_slot_comes_from_memory() -> None:
     ranks, counters, changes = Ranks(), EngineCounters(), []
     sources: Any = Sources(None, 64, (), (), cache_bytes=35, n_slots=2)  # type: ignore[arg-type]
     observer: StepObserver = ranks  # type: ignore[assignment]
-    slots = AdapterSlots(sources, ranks.load, observer, counters, lambda: changes.append(1))
+    charged = list[str]()
+    slots = AdapterSlots(
+        sources, ranks.load, observer, counters, lambda: changes.append(1), lambda tenant, _: charged.append(tenant)
+    )
 
     async def use(name: str) -> int:
-        slot = await slots.take(AdapterRef(name, f"/{name}", name))
+        slot = await slots.take(AdapterRef(name, f"/{name}", name), f"tenant of {name}")
         slots.give_back(name)
         return slot
 
     assert [await use(name) for name in ("a", "b", "a")] == [1, 0, 1]
     assert await use("c") == 0
     assert await use("b") == 1
+    assert charged == [f"tenant of {name}" for name in "abcb"], "who loads pays, and who finds it loaded does not"
     assert ranks.loads == [("a", "files", "ok"), ("b", "files", "ok"), ("c", "files", "ok"), ("b", "memory", "ok")]
     await use("d")
     assert ranks.kept == {"b", "c", "d"}, "35 bytes hold three; a was used longest ago"

@@ -162,3 +162,12 @@ def test_the_further_on_in_a_prompt_the_fewer_of_its_rows_come_beside_decodes() 
         allowed.cost(start, n) <= 100 < allowed.cost(start, n + 1) for start, n in zip(starts, rows, strict=True)
     )
     harness.drain()
+
+
+def test_a_load_is_paid_for_by_its_tenant_if_it_is_still_there() -> None:
+    ledger = TenantLedger()
+    ledger.enter("paid", 2)
+    ledger.charge_load("paid", 10)
+    ledger.charge_load("gone", 10)
+    assert ledger.served("paid") == 5
+    assert len(ledger) == 1
