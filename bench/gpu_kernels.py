@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from services.worker.backends.batch import StepBatch
+from services.worker.backends.batch import AdapterRows, StepBatch
 from services.worker.backends.cuda.codes import CodesLinear, PackedCodes
 from services.worker.backends.cuda.fused import TritonOps
 from services.worker.backends.cuda.grouped import GroupedExperts
+from services.worker.backends.cuda.low_rank import TritonLowRank
 from services.worker.backends.cuda.paged import PagedTriton
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import find_kv_format, plain_format
@@ -180,6 +181,17 @@ def expert_launches(dtype: torch.dtype, hidden: int = 2048, ffn: int = 1024) -> 
     yield from launches
 
 
+def adapter_launches(dtype: torch.dtype, n_in: int = 4096, n_out: int = 4096) -> Iterator[Launch]:
+    """What adapters of the largest rank that is allowed by default add to a layer."""
+    from services.worker.backends.cuda.kernels import low_rank
+
+    launches: list[Launch] = []
+    layer = TritonLowRank(recorder(low_rank, launches), n_out, n_in, 2, 64, dtype, CPU)
+    rows = AdapterRows(torch.zeros(3, dtype=torch.int64), ())
+    layer.add_(torch.zeros(3, n_out, dtype=dtype), torch.zeros(3, n_in, dtype=dtype), rows)
+    yield from launches
+
+
 def compiled(launch: Launch, target: int) -> Usage:
     """Compile for an architecture, and read what the machine code uses."""
     import triton
@@ -211,7 +223,12 @@ def main() -> int:
         heads = f"{shape.n_heads}/{shape.n_kv_heads}x{shape.head_dim}"
         dtype = getattr(torch, given.dtype)
         over_codes = (launch for form in ("int8", "fp8") for launch in attention_launches(shape, dtype, form))
-        others = (*layer_launches(shape, dtype), *code_launches(dtype), *expert_launches(dtype))
+        others = (
+            *layer_launches(shape, dtype),
+            *code_launches(dtype),
+            *expert_launches(dtype),
+            *adapter_launches(dtype),
+        )
         for launch in (*attention_launches(shape, dtype), *over_codes, *others):
             for target in given.target or (80, 90):
                 if launch.float8 and target < 89:

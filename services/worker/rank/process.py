@@ -132,8 +132,7 @@ def _measure_steps(config: RankGroupConfig, model: LoadedModel, comm: StepCommun
     cache_bytes = 2 * config.block_tokens * model.kv_bytes_per_token  # a block and the null block
     runner = _make_runner(config, model, model.make_cache(1), 1, comm, backend)
     steps = partial(runner.rehearse, worst_steps(config))
-    utilization, adapters = config.gpu_memory_utilization, model.footprint.adapters
-    budget = KvBudget.measured(backend.memory, steps, cache_bytes, utilization, adapters)
+    budget = KvBudget.measured(backend.memory, steps, cache_bytes, config.gpu_memory_utilization)
     model.forget_steps()
     return budget
 

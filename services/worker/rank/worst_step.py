@@ -35,15 +35,12 @@ class KvBudget:
     total: int
     utilization: float
     others: int  # the CUDA context, libraries, other processes
-    weights: int  # and other tensors that stay
+    weights: int  # and other tensors that stay, such as slots of adapters
     workspace: int  # of the worst steps
     graphs: int  # captured steps
-    adapters: int = 0  # in slots, none of which is in use yet
 
     @classmethod
-    def measured(
-        cls, memory: DeviceMemory, rehearse: Callable[[], None], cache: int, utilization: float, adapters: int = 0
-    ) -> KvBudget:
+    def measured(cls, memory: DeviceMemory, rehearse: Callable[[], None], cache: int, utilization: float) -> KvBudget:
         """Divide the memory by what `rehearse` takes, which computes the worst steps in a KV cache of `cache` bytes."""
         memory.release()
         before = memory.report()
@@ -58,13 +55,12 @@ class KvBudget:
             weights=before.reserved - cache,
             workspace=max(0, peak - after.reserved),
             graphs=max(0, after.reserved - before.reserved),
-            adapters=adapters,
         )
 
     @property
     def left(self) -> int:
         """Bytes for the KV cache; negative if there is not even room for the rest."""
-        taken = self.others + self.weights + self.workspace + self.graphs + self.adapters
+        taken = self.others + self.weights + self.workspace + self.graphs
         return int(self.total * self.utilization) - taken
 
     def n_blocks(self, config: RankGroupConfig, block_bytes: int, left: int) -> int:
@@ -93,8 +89,6 @@ class KvBudget:
             "graphs": self.graphs,
             "CUDA and other processes": self.others,
         }
-        if self.adapters:
-            parts["adapters"] = self.adapters
         said = ", ".join(f"{name} {size / _MIB:,.0f}" for name, size in parts.items())
         return f"{self.utilization:.0%} of {self.total / _MIB:,.0f} MiB ({said} MiB)"
 

@@ -18,6 +18,7 @@ from services.worker.backends.base import (
     Experts,
     Linear,
     LogitShard,
+    LowRank,
     Norm,
     Ops,
     Positions,
@@ -27,9 +28,11 @@ from services.worker.backends.base import (
     Seeds,
     Temperatures,
 )
+from services.worker.backends.batch import AdapterRows
 from services.worker.backends.cuda.codes import CodesLinear, PackedCodes, converts_float8, stays_codes
 from services.worker.backends.cuda.grouped import GroupedExperts
 from services.worker.backends.cuda.logit_shard import CudaLogitShard
+from services.worker.backends.cuda.low_rank import TritonLowRank
 from services.worker.backends.cuda.ops import CudaOps
 from services.worker.backends.names import Activation
 from services.worker.backends.noise import row_keys
@@ -166,12 +169,13 @@ class TritonOps(CudaOps):
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ImportError without Triton."""
         # Imported here, because CPUs do not have it.
-        from services.worker.backends.cuda.kernels import codes, grouped, layer
+        from services.worker.backends.cuda.kernels import codes, grouped, layer, low_rank
 
         super().__init__(dtype, device)
         self._kernels: Any = layer
         self._products: Any = codes  # None: weights are dense
         self._grouped: Any = grouped  # None: experts by `CudaOps`
+        self._low_rank: Any = low_rank  # None: adapters by `CudaOps`
         self._float8 = converts_float8(device)
 
     def disagreement(self) -> str | None:
@@ -183,6 +187,7 @@ class TritonOps(CudaOps):
             if error <= _TOLERANCE[self._dtype]:
                 self._check_products(rows)
                 self._check_experts(rows)
+                self._check_adapters(rows)
         except (self._kernels.TritonError, subprocess.CalledProcessError, OSError, AssertionError) as reason:
             return f"Triton: {reason}"  # an AssertionError: it does not find the driver's library
         return None if error <= _TOLERANCE[self._dtype] else f"they differ from the reference by {error:.2g}"
@@ -213,6 +218,21 @@ class TritonOps(CudaOps):
         if not error <= _TOLERANCE[self._dtype]:
             logger.warning("experts are computed by torch: grouped products differ from the reference by %.2g", error)
             self._grouped = None
+
+    def _check_adapters(self, rows: Tensor) -> None:
+        """Leave adapters to `CudaOps` if the products of their factors differ from the reference."""
+        generator, size = torch.Generator().manual_seed(3), rows.shape[1]
+        a, b = (torch.randn(shape, generator=generator) / 8 for shape in ((3, size), (32, 3)))
+        slots = torch.tensor([1, -1, 0, 1, -1], device=self._device)
+        found = torch.zeros(5, 32, dtype=self._dtype, device=self._device)
+        layer = self.low_rank(32, size, 2, 5)
+        layer.put(1, a, b)
+        layer.add_(found, rows, AdapterRows(slots, ()))
+        exact = (rows.float() @ a.T.to(self._device) @ b.T.to(self._device)) * (slots == 1).unsqueeze(1)
+        error = (found - exact).abs().max().item()
+        if not error <= _TOLERANCE[self._dtype]:
+            logger.warning("adapters are computed by torch: products differ from the reference by %.2g", error)
+            self._low_rank = None
 
     def form(self, weight: Weight, *, dense: bool = False) -> str:
         """Return in words how the device keeps `weight`."""
@@ -268,6 +288,12 @@ class TritonOps(CudaOps):
             return out
 
         return gated
+
+    def low_rank(self, n_out: int, n_in: int, slots: int, max_rank: int) -> LowRank:
+        """Return empty factors of `slots` adapters for a layer [n_out, n_in]."""
+        if self._low_rank is None:
+            return super().low_rank(n_out, n_in, slots, max_rank)
+        return TritonLowRank(self._low_rank, n_out, n_in, slots, max_rank, self._dtype, self._device)
 
     def experts(
         self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation, correction: Tensor | None = None

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.worker.backends.base import Expert, Experts, LogitShard, RmsNorm
+from services.worker.backends.base import Expert, Experts, LogitShard, LowRank, RmsNorm
 from services.worker.backends.cuda.experts import CudaExperts
 from services.worker.backends.cuda.logit_shard import CudaLogitShard
+from services.worker.backends.cuda.low_rank import CudaLowRank
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import ExpertsShape
 from services.worker.backends.torch.experts import ExpertStack, Router
@@ -41,11 +42,15 @@ class CudaRmsNorm:
 
 
 class CudaOps(TorchOps):
-    """Plain torch except for the norms and the experts."""
+    """Plain torch except for the norms, the experts and the factors of adapters."""
 
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
         """Return the norm with `weight`."""
         return CudaRmsNorm(weight, eps, self._dtype)
+
+    def low_rank(self, n_out: int, n_in: int, slots: int, max_rank: int) -> LowRank:
+        """Return empty factors of `slots` adapters for a layer [n_out, n_in]."""
+        return CudaLowRank(n_out, n_in, slots, max_rank, self._dtype, self._device)
 
     def experts(
         self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation, correction: Tensor | None = None

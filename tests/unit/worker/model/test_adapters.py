@@ -18,6 +18,7 @@ from services.worker.backends.base import ModelBackend
 from services.worker.backends.batch import AdapterRows, StepBatch
 from services.worker.backends.collectives import Communicator, SingleRank
 from services.worker.backends.opening import open_backend
+from services.worker.kernels.bfloat16 import Call, open_kernels, why_not
 from services.worker.merger.run import merge
 from services.worker.model.adapters.served import read_adapter
 from services.worker.model.build import load_model
@@ -25,6 +26,7 @@ from services.worker.model.layers.adapters import AdapterLayers
 from services.worker.model.registry import describe
 from services.worker.model.spec import ModelError
 from tests.adapters import write_adapter
+from tests.unit.worker.kernels.test_capture import Computing
 from tests.unit.worker.model.conftest import Sample
 from tests.unit.worker.model.harness import CPU, Engine, Request, lone_rank, run_ranks
 
@@ -129,6 +131,30 @@ def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
         assert torch.equal(found, expected)
     assert not torch.equal(first, second)
     assert not torch.equal(first, plain)
+
+
+def test_steps_without_adapters_call_what_a_model_without_slots_calls(
+    sample: Callable[[str], Sample], tmp_path: Path
+) -> None:
+    """No kernel more, whatever the slots hold."""
+    if reason := why_not(torch.bfloat16):
+        pytest.skip(reason)
+    base, ids, kernels = sample("llama").folder, sample("llama").ids, open_kernels()
+    write_adapter(base, tmp_path / "a", dict.fromkeys(LINEAR, 8))
+    adapter = read_adapter(tmp_path / "a", describe(base), 8)
+
+    def calls(slots: int, slot: int) -> list[str]:
+        model = load_model(base, SingleRank(), Computing(kernels), adapters=AdapterLayers(slots, 8))
+        if slots:
+            model.adapters.put(0, model.adapters.read(adapter))
+        noted = list[Call]()
+        with kernels.noted_in(noted):
+            AdaptedEngine(model, default=slot).run(ids, [37, 1])
+        return [name for name, _ in noted]
+
+    plain = calls(0, -1)
+    assert calls(2, -1) == plain
+    assert len(calls(2, 0)) > len(plain) > 0
 
 
 def spoil(folder: Path, *, tensors: dict[str, torch.Tensor] | None = None, **config: Any) -> None:

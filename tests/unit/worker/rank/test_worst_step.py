@@ -53,7 +53,7 @@ class Gpu:
         return report
 
 
-def budget(utilization: float = 0.9, weights: int = 16 * GIB, adapters: int = 0) -> KvBudget:
+def budget(utilization: float = 0.9, weights: int = 16 * GIB) -> KvBudget:
     """Of a model whose steps take 3 GiB, of which 1 stays with captured steps."""
     gpu = Gpu()
     assert isinstance(gpu, DeviceMemory)
@@ -65,7 +65,7 @@ def budget(utilization: float = 0.9, weights: int = 16 * GIB, adapters: int = 0)
         gpu.allocate(1 * GIB)
         gpu.free(2 * GIB)
 
-    return KvBudget.measured(gpu, rehearse, 2 * BLOCK, utilization, adapters)
+    return KvBudget.measured(gpu, rehearse, 2 * BLOCK, utilization)
 
 
 def test_the_cache_takes_what_weights_and_steps_leave_of_the_share() -> None:
@@ -75,7 +75,6 @@ def test_the_cache_takes_what_weights_and_steps_leave_of_the_share() -> None:
     assert found.left == int(72 * GIB) - 20 * GIB
     assert found.n_blocks(CONFIG, BLOCK, found.left) == 52 * 512 - 1  # beside the null block
     assert budget(0.5).left == 20 * GIB
-    assert budget(adapters=GIB).left == found.left - GIB
     assert found.n_blocks(CONFIG, BLOCK // 64, found.left) == (1 << 22) // 16, "more would only slow the server"
     assert found.n_blocks(CONFIG, BLOCK, 10 * BLOCK * 129) == 1289, "the rank with the least decides"
 
