@@ -82,7 +82,7 @@ format: $(STAMPS)/dev ## Format the code
 
 reference: $(STAMPS)/dev ## Write what is generated anew: docs/reference, the chart's schema, table, dashboards and rules
 	$(BIN)/python -m tests.unit.worker.model.tested
-	$(BIN)/python docs/reference/build.py
+	$(BIN)/python -m docs.reference.build
 	$(BIN)/python -m charts.tools.build
 
 bench: $(STAMPS)/dev ## Every bench that fits a quarter of an hour, in rounds; results in bench/results/ (ARGS="--only router")

@@ -1,4 +1,4 @@
-"""Write the reference pages that are made from the code: `python docs/reference/build.py` (or `make reference`).
+"""Write the reference pages that are made from the code: `python -m docs.reference.build` (or `make reference`).
 
 configuration.md from the settings classes, families.md from the list of `ryzanstein models`, policies.md from the
 parts of the router's policies, quantization.md from the worker's methods, metrics.md from what the services register,
@@ -11,30 +11,20 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import httpx
 import msgspec
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
-from grpc_tools import protoc
-from prometheus_client import CollectorRegistry
-from prometheus_client.metrics import MetricWrapperBase
-from prometheus_client.metrics_core import Metric
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
-from ryzanstein.v1 import worker_pb2
 
-from services.common.loop_lag import LoopLag
-from services.common.metrics import new_registry
+from docs.reference.grpc_page import grpc_reference
+from docs.reference.metrics_page import metrics
 from services.common.settings import ServiceSettings
-from services.common.tls.credentials import export_end
-from services.finetuner.metrics import FinetunerMetrics
 from services.finetuner.settings import FinetunerSettings
 from services.gateway.api import schema
 from services.gateway.api.fields import advisory_fields, neutral_values
@@ -44,28 +34,18 @@ from services.gateway.http.responses import counting
 from services.gateway.http.responses import schema as responses
 from services.gateway.main import running_gateway
 from services.gateway.settings import GatewaySettings
-from services.gateway.telemetry import GatewayMetrics
-from services.kv_coordinator.metrics import CoordinatorMetrics
 from services.kv_coordinator.settings import CoordinatorSettings
-from services.kv_coordinator.subscriptions import SyncCounters
-from services.router.metrics import RouterMetrics
 from services.router.policies.base import Filter, Picker, PolicyPart, Scorer
 from services.router.policies.registry import PARTS, Composition, PolicyName, preset
 from services.router.settings import RouterSettings
-from services.worker.api.life_metrics import LifeMetrics
-from services.worker.api.metrics import EngineTotals, WorkerMetrics
-from services.worker.api.transfer_metrics import TransferMetrics
 from services.worker.checker.families import ListedFamily, list_models
-from services.worker.engine.state import EngineCounters, EngineState, TransferTotals
 from services.worker.model.families.recurrent import RECURRENT
 from services.worker.model.formats.compressed_tensors import MIXED
 from services.worker.model.formats.registry import FORMATS
 from services.worker.settings import WorkerSettings
 
 HERE = Path(__file__).resolve().parent
-PROTO = HERE.parents[1] / "proto"
 CLIENTS = HERE.parents[1] / "tests" / "e2e" / "clients"
-_SERVICE, _METHOD, _MESSAGE, _FIELD = 6, 2, 4, 2  # field numbers in descriptor.proto: the path of a comment
 
 SERVICES: tuple[tuple[str, type[ServiceSettings]], ...] = (
     ("Gateway", GatewaySettings),
@@ -226,126 +206,6 @@ def _tested(family: ListedFamily) -> str:
     if "GGUF" in family.formats:
         parts.append("GGUF")
     return "; ".join([*parts, *(f"weights of {name}" for name in family.served)])
-
-
-def process_registry() -> CollectorRegistry:
-    """What every service exports of its process."""
-    process = new_registry("gateway")
-    LoopLag(process)
-    export_end(process, None)
-    return process
-
-
-def service_registries() -> tuple[CollectorRegistry, ...]:
-    """What each of SERVICES exports, in their order."""
-    router, coordinator, worker = new_registry("router"), new_registry("kv-coordinator"), new_registry("worker")
-    RouterMetrics(router, None)
-    CoordinatorMetrics(coordinator, SyncCounters())
-    LifeMetrics(worker)
-    worker.register(EngineTotals(EngineCounters(), lambda: EngineState(worker_pb2.PHASE_LOADING, "")))
-    WorkerMetrics(worker)
-    worker.register(TransferMetrics(TransferTotals()))
-    finetuner = new_registry("finetuner")
-    FinetunerMetrics(finetuner)
-    return GatewayMetrics().registry, router, coordinator, worker, finetuner
-
-
-def metrics() -> str:
-    """Every metric of every service."""
-    process = process_registry()
-    lines = [
-        "# Metrics",
-        "",
-        "Made by `make reference`. The gateway serves them at `/metrics` on its own port, every service on",
-        "`RYZANSTEIN_METRICS_PORT`. Histograms come as `_bucket`, `_sum` and `_count`.",
-    ]
-    common = frozenset(family.name for family in process.collect())
-    lines += _metrics_table("All services", process, frozenset())
-    for (title, _), registry in zip(SERVICES, service_registries(), strict=True):
-        lines += _metrics_table(title, registry, common)
-    return "\n".join(lines) + "\n"
-
-
-def _metrics_table(title: str, registry: CollectorRegistry, without: frozenset[str]) -> Iterator[str]:
-    yield from ("", f"## {title}", "", "| metric | type | labels | meaning |", "|---|---|---|---|")
-    for family, names in labelled(registry):
-        if family.name not in without:
-            labels = ", ".join(f"`{label}`" for label in names)
-            name = f"{family.name}_total" if family.type == "counter" else family.name
-            yield f"| `{name}` | {family.type} | {labels} | {family.documentation} |"
-
-
-def labelled(registry: CollectorRegistry) -> Iterator[tuple[Metric, list[str]]]:
-    """Every family and the names of its labels, which are no samples' before the first value."""
-    known = {
-        collector._name: collector._labelnames
-        for collector in registry._collector_to_names
-        if isinstance(collector, MetricWrapperBase)
-    }
-    for family in registry.collect():
-        yield family, list(known.get(family.name) or _sampled_labels(family))
-
-
-def _sampled_labels(family: Metric) -> list[str]:
-    sampled = {label for sample in family.samples for label in sample.labels} - {"le"}
-    return sorted(sampled | set(getattr(family, "_labelnames", ())))  # a family of our own names them without a sample
-
-
-def grpc_reference() -> str:
-    """Services, methods and messages with their comments."""
-    lines = ["# gRPC contracts", "", "Made by `make reference` from `proto/ryzanstein/v1`."]
-    for file in _descriptors():
-        comments = {tuple(place.path): _comment(place) for place in file.source_code_info.location}
-        lines += ["", f"## {file.name}"]
-        lines += _services(file, comments)
-        lines += _messages(file, comments)
-    return "\n".join(lines) + "\n"
-
-
-def _descriptors() -> list[FileDescriptorProto]:
-    sources = sorted(str(path.relative_to(PROTO)) for path in PROTO.rglob("*.proto") if "google" not in path.parts)
-    with tempfile.NamedTemporaryFile() as out:
-        include = [f"--proto_path={PROTO}", f"--proto_path={files('grpc_tools') / '_proto'}"]
-        status = protoc.main(
-            ["protoc", *include, "--include_source_info", f"--descriptor_set_out={out.name}", *sources]
-        )
-        if status != 0:
-            raise RuntimeError(f"protoc failed with status {status}")
-        return list(FileDescriptorSet.FromString(Path(out.name).read_bytes()).file)
-
-
-def _comment(place: object) -> str:
-    leading, trailing = getattr(place, "leading_comments", ""), getattr(place, "trailing_comments", "")
-    return " ".join((leading or trailing).split())
-
-
-def _services(file: FileDescriptorProto, comments: dict[tuple[int, ...], str]) -> Iterator[str]:
-    for s, service in enumerate(file.service):
-        yield from ("", f"### service {service.name}", "", comments.get((_SERVICE, s), ""), "")
-        yield from ("| method | request | response | |", "|---|---|---|---|")
-        for m, method in enumerate(service.method):
-            request = ("stream " if method.client_streaming else "") + _short(method.input_type)
-            response = ("stream " if method.server_streaming else "") + _short(method.output_type)
-            yield f"| `{method.name}` | {request} | {response} | {comments.get((_SERVICE, s, _METHOD, m), '')} |"
-
-
-def _messages(file: FileDescriptorProto, comments: dict[tuple[int, ...], str]) -> Iterator[str]:
-    for m, message in enumerate(file.message_type):
-        yield from ("", f"### {message.name}", "", comments.get((_MESSAGE, m), ""), "")
-        if not message.field:
-            continue
-        yield from ("| field | type | |", "|---|---|---|")
-        for f, field in enumerate(message.field):
-            yield f"| `{field.name}` | {_type(field)} | {comments.get((_MESSAGE, m, _FIELD, f), '')} |"
-
-
-def _type(field: FieldDescriptorProto) -> str:
-    name = _short(field.type_name) or FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
-    return f"repeated {name}" if field.label == FieldDescriptorProto.LABEL_REPEATED else name
-
-
-def _short(name: str) -> str:
-    return name.removeprefix(".ryzanstein.v1.")
 
 
 BODIES: tuple[tuple[str, type[msgspec.Struct]], ...] = (

@@ -13,7 +13,7 @@ import promql_parser
 import yaml
 from prometheus_client.metrics import Histogram
 
-from docs.reference import build
+from docs.reference import metrics_page
 from services.gateway.generation.attempt import Cause
 from services.gateway.telemetry import ModelHistograms
 from services.router.breaker import BreakerState
@@ -51,9 +51,9 @@ class Exported:
 def exported() -> Exported:
     """Of all services, read from their registries."""
     found = Exported()
-    for registry in (build.process_registry(), *build.service_registries()):
+    for registry in (metrics_page.process_registry(), *metrics_page.service_registries().values()):
         bounds = _bounds(registry)
-        for family, names in build.labelled(registry):
+        for family, names in metrics_page.labelled(registry):
             found.families.add(family.name)
             labels = frozenset(names)
             if family.type == "histogram":

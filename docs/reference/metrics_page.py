@@ -1,0 +1,92 @@
+"""The page of metrics, from what the services register."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+from ryzanstein.v1 import worker_pb2
+
+from services.common.loop_lag import LoopLag
+from services.common.metrics import new_registry
+from services.common.tls.credentials import export_end
+from services.finetuner.metrics import FinetunerMetrics
+from services.gateway.telemetry import GatewayMetrics
+from services.kv_coordinator.metrics import CoordinatorMetrics
+from services.kv_coordinator.subscriptions import SyncCounters
+from services.router.metrics import RouterMetrics
+from services.worker.api.life_metrics import LifeMetrics
+from services.worker.api.metrics import EngineTotals, WorkerMetrics
+from services.worker.api.transfer_metrics import TransferMetrics
+from services.worker.engine.state import EngineCounters, EngineState, TransferTotals
+
+
+def process_registry() -> CollectorRegistry:
+    """What every service exports of its process."""
+    process = new_registry("gateway")
+    LoopLag(process)
+    export_end(process, None)
+    return process
+
+
+def service_registries() -> dict[str, CollectorRegistry]:
+    """What each service exports, by its title."""
+    router, coordinator, worker = new_registry("router"), new_registry("kv-coordinator"), new_registry("worker")
+    RouterMetrics(router, None)
+    CoordinatorMetrics(coordinator, SyncCounters())
+    LifeMetrics(worker)
+    worker.register(EngineTotals(EngineCounters(), lambda: EngineState(worker_pb2.PHASE_LOADING, "")))
+    WorkerMetrics(worker)
+    worker.register(TransferMetrics(TransferTotals()))
+    finetuner = new_registry("finetuner")
+    FinetunerMetrics(finetuner)
+    return {
+        "Gateway": GatewayMetrics().registry,
+        "Router": router,
+        "KV-cache coordinator": coordinator,
+        "Worker": worker,
+        "Fine-tuner": finetuner,
+    }
+
+
+def metrics() -> str:
+    """Every metric of every service."""
+    process = process_registry()
+    lines = [
+        "# Metrics",
+        "",
+        "Made by `make reference`. The gateway serves them at `/metrics` on its own port, every service on",
+        "`RYZANSTEIN_METRICS_PORT`. Histograms come as `_bucket`, `_sum` and `_count`.",
+    ]
+    common = frozenset(family.name for family in process.collect())
+    lines += _metrics_table("All services", process, frozenset())
+    for title, registry in service_registries().items():
+        lines += _metrics_table(title, registry, common)
+    return "\n".join(lines) + "\n"
+
+
+def _metrics_table(title: str, registry: CollectorRegistry, without: frozenset[str]) -> Iterator[str]:
+    yield from ("", f"## {title}", "", "| metric | type | labels | meaning |", "|---|---|---|---|")
+    for family, names in labelled(registry):
+        if family.name not in without:
+            labels = ", ".join(f"`{label}`" for label in names)
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            yield f"| `{name}` | {family.type} | {labels} | {family.documentation} |"
+
+
+def labelled(registry: CollectorRegistry) -> Iterator[tuple[Metric, list[str]]]:
+    """Every family and the names of its labels, which are no samples' before the first value."""
+    known = {
+        collector._name: collector._labelnames
+        for collector in registry._collector_to_names
+        if isinstance(collector, MetricWrapperBase)
+    }
+    for family in registry.collect():
+        yield family, list(known.get(family.name) or _sampled_labels(family))
+
+
+def _sampled_labels(family: Metric) -> list[str]:
+    sampled = {label for sample in family.samples for label in sample.labels} - {"le"}
+    return sorted(sampled | set(getattr(family, "_labelnames", ())))  # a family of our own names them without a sample
