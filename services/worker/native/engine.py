@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.common.blockhash import adapted_root, chain_root
 from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
 from services.common.tls.credentials import Tls
@@ -34,6 +33,7 @@ from services.worker.kv_transfer.puller import Puller
 from services.worker.kv_transfer.source import BlockSource
 from services.worker.kv_transfer.store import KvStore, kv_layout
 from services.worker.native.adapters import AdapterSlots, AdapterSources, inspect
+from services.worker.native.live import LiveRequest
 from services.worker.native.probe import probe_request
 from services.worker.native.pump import StepPump
 from services.worker.native.ranks import Ranks
@@ -86,35 +86,6 @@ class EngineConfig:
             | ({"graphs": ledger.graphs} if ledger.graphs else {}),
             memory_free=ledger.available,
             weight_formats=started.model.weight_formats,
-        )
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class LiveRequest(Request):
-    """A request that came through `submit`, unlike the start-up probe."""
-
-    asked: EngineRequest
-    sink: OutputSink
-    held: AdapterSlots | None = None  # where its adapter is in use
-
-    @classmethod
-    def of(cls, asked: EngineRequest, sink: OutputSink, hash_root: str) -> LiveRequest:
-        """The scheduler's request for an engine request."""
-        root = adapted_root(hash_root, asked.adapter.digest if asked.adapter else "")
-        return cls(
-            asked=asked,
-            sink=sink,
-            token_ids=[*asked.prompt_ids, *asked.generated_ids],
-            n_prompt=len(asked.prompt_ids),
-            sampling=asked.sampling,
-            max_tokens=asked.sampling.max_tokens,
-            tenant=asked.tenant,
-            weight=asked.weight,
-            priority=asked.priority,
-            chain_root=chain_root(root, asked.cache_salt),
-            embed=asked.embed,
-            second_from=asked.second_from,
-            trial_tokens=asked.trial_tokens,
         )
 
 
@@ -250,7 +221,7 @@ class NativeEngine:
         alive, self._live = self._live, {}
         for request in alive.values():
             in_flight = request.n_in_flight > 0
-            _hand_off(request, pb.Handoff(reason=pb.Handoff.REASON_RANKS_LOST, detail=reason, in_flight=in_flight))
+            request.hand_off(pb.Handoff(reason=pb.Handoff.REASON_RANKS_LOST, detail=reason, in_flight=in_flight))
         pump.scheduler.abandon()
         self._enter(pb.PHASE_RECOVERING, reason)
         failure = None if internal else await self._ranks.wait_failed()
@@ -370,14 +341,14 @@ class NativeEngine:
         """Hand requests off, all or those that have not begun; returns their number."""
         chosen = [request for request, live in self._live.items() if not (waiting_only and live.slot >= 0)]
         for request in chosen:
-            _hand_off(self._forget(request), DRAINING)
+            self._forget(request).hand_off(DRAINING)
         return len(chosen)
 
     def _forget(self, request: EngineRequest) -> LiveRequest:
         assert self._pump is not None
         live = self._live.pop(request)
         self._pump.scheduler.cancel(live)
-        _give_back(live)
+        live.give_back()
         self._pump.kick()
         return live
 
@@ -402,18 +373,7 @@ class NativeEngine:
             sinks.add(request.sink)
             if output.finish is not None:
                 del self._live[request.asked]
-                _give_back(request)
+                request.give_back()
         for sink in sinks:
             sink.flush(result.step)
         self._steps.on_step(StepReport(cost.seconds, cost.n_rows, result.times.parts()))
-
-
-def _give_back(request: LiveRequest) -> None:
-    """End the use of the request's adapter."""
-    if request.held is not None and request.asked.adapter is not None:
-        request.held.give_back(request.asked.adapter.digest)
-
-
-def _hand_off(request: LiveRequest, handoff: pb.Handoff) -> None:
-    request.sink.hand_off(request.asked, handoff)
-    request.sink.flush(0)

@@ -9,6 +9,7 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import HASH_BLOCK_TOKENS, extend_chain, wire_hash
 from services.worker.engine.output import Finish, Prefill, TokenLogprobs
+from services.worker.protocol.plan import Admission
 
 
 class Status(Enum):
@@ -89,6 +90,18 @@ class Request:
         if self.token_ids[-1] in self.end_token_ids:
             return Finish.STOP
         return Finish.LENGTH if len(self.token_ids) >= self.limit else None
+
+    def admission(self) -> Admission:
+        """What the ranks have to know of it before its first chunk."""
+        return Admission(
+            self.slot,
+            self.sampling,
+            tuple(self.token_ids),
+            self.n_prompt,
+            self.embed,
+            self.second_from,
+            self.adapter,
+        )
 
     def prefill(self) -> Prefill:
         """What the first output says of the prompt."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Finish, Output
 from services.worker.engine.state import EngineCounters
-from services.worker.protocol.plan import Admission, StepPlan, StepResult
+from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.admission import Capacity, WaitingQueue, fresh_blocks
 from services.worker.scheduling.block_pool import BlockPool
 from services.worker.scheduling.config import SchedulerConfig
@@ -282,18 +282,7 @@ class Scheduler:
             request.cached_tokens = min(start, request.n_prompt)
         self.ledger.charge_known(request, 0, start, CACHED_COST)
         self._prefixes.promise(request, len(hits))
-        tokens = tuple(request.token_ids)
-        builder.admissions.append(
-            Admission(
-                request.slot,
-                request.sampling,
-                tokens,
-                request.n_prompt,
-                request.embed,
-                request.second_from,
-                request.adapter,
-            )
-        )
+        builder.admissions.append(request.admission())
         self._plan_chunk(builder, request, tuple(request.blocks))
 
     def _make_way(self, head: Request) -> bool:

@@ -1,0 +1,52 @@
+"""A request in the native engine, from `submit` until its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.common.blockhash import adapted_root, chain_root
+from services.worker.engine.base import OutputSink
+from services.worker.engine.request import EngineRequest
+from services.worker.native.adapters import AdapterSlots
+from services.worker.scheduling.request import Request
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LiveRequest(Request):
+    """A request that came through `submit`, unlike the start-up probe."""
+
+    asked: EngineRequest
+    sink: OutputSink
+    held: AdapterSlots | None = None  # where its adapter is in use
+
+    @classmethod
+    def of(cls, asked: EngineRequest, sink: OutputSink, hash_root: str) -> LiveRequest:
+        """The scheduler's request for an engine request."""
+        root = adapted_root(hash_root, asked.adapter.digest if asked.adapter else "")
+        return cls(
+            asked=asked,
+            sink=sink,
+            token_ids=[*asked.prompt_ids, *asked.generated_ids],
+            n_prompt=len(asked.prompt_ids),
+            sampling=asked.sampling,
+            max_tokens=asked.sampling.max_tokens,
+            tenant=asked.tenant,
+            weight=asked.weight,
+            priority=asked.priority,
+            chain_root=chain_root(root, asked.cache_salt),
+            embed=asked.embed,
+            second_from=asked.second_from,
+            trial_tokens=asked.trial_tokens,
+        )
+
+    def give_back(self) -> None:
+        """End the use of its adapter."""
+        if self.held is not None and self.asked.adapter is not None:
+            self.held.give_back(self.asked.adapter.digest)
+
+    def hand_off(self, handoff: pb.Handoff) -> None:
+        """Tell its client that another worker has to go on."""
+        self.sink.hand_off(self.asked, handoff)
+        self.sink.flush(0)
