@@ -37,6 +37,7 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any], Callable[[int], floa
     "fused": ("phi3", {"qkv_proj": 1, "gate_up_proj": 1}, {"use_rslora": True}, lambda rank: 8 / sqrt(rank)),
     "transposed": ("gpt2", {"c_attn": 16, "c_fc": 16}, {"fan_in_fan_out": True}, lambda rank: 8 / rank),
     "by KV head": ("falcon_grouped", {"query_key_value": 64, "dense": 64}, {}, lambda rank: 8 / rank),
+    "latent": ("deepseek_v2", {"q_proj": 8, "o_proj": 8, "shared_experts.up_proj": 8}, {}, lambda rank: 8 / rank),
     "patterns": (
         "gemma2",
         {"q_proj": 4, "1.mlp.down_proj": 2},
