@@ -108,7 +108,7 @@ def _pods(objects: list[Object]) -> Iterator[Pod]:
 def run_helm(*args: str, major: int = 3, stdin: str = "") -> str:
     """What Helm writes; raises RenderError with its complaint."""
     command = [helm(major) or missing(f"Helm {major}"), *args]
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise RenderError(done.stderr)
     return done.stdout

@@ -68,7 +68,7 @@ def _running(config: Object, folder: Path) -> Iterator[int]:
     command = [program("jaeger") or missing("jaeger"), "--config", str(folder / "config.yaml")]
     with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as collector:
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 180
             while not _answers(f"http://127.0.0.1:{health}/status"):
                 assert collector.poll() is None, (folder / "log").read_text()
                 assert time.monotonic() < deadline, "the collector"

@@ -102,7 +102,7 @@ def test_routers_know_where_an_adapter_is_and_what_loading_it_elsewhere_costs(se
     digest = next(a.digest for view in served.stack.workers() for a in view.state.adapters if a.name == "near")
     with grpc.insecure_channel(served.stack.state["router"]) as channel:
         request = routing_pb2.RouteRequest(request_id="r", prompt_tokens=9, max_tokens=1, adapter=digest)
-        decision = routing_pb2_grpc.RouterStub(channel).Explain(request, timeout=10)
+        decision = routing_pb2_grpc.RouterStub(channel).Explain(request, timeout=60)
     loads = {candidate.worker_id: candidate.adapter_ms for candidate in decision.candidates}
     assert loads.pop(holder) == 0
     assert min(loads.values()) > 0

@@ -74,7 +74,7 @@ class ByHand:
     def end(self, name: str) -> int:
         process = self.running.pop(name)
         process.send_signal(signal.SIGTERM)
-        return process.wait(timeout=60)
+        return process.wait(timeout=180)
 
 
 @pytest.fixture

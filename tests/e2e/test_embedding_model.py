@@ -61,7 +61,7 @@ def embedder(float32_stack: RunningStack, folder: Path, tmp_path_factory: pytest
         yield stack.url
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=180)
         wait_for_models(stack, 1, log)
 
 

@@ -48,7 +48,7 @@ def joining(stack: RunningStack, name: str, log: Path) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=180)
 
 
 class Talk:

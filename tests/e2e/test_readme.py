@@ -77,7 +77,7 @@ def run(block: Block, stack: RunningStack) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
         check=False,
     )
     assert ran.returncode == 0, f"{block.text}\n{ran.stdout}\n{ran.stderr}"
@@ -98,7 +98,7 @@ def test_status_chat_and_down(stack: RunningStack) -> None:
     output = run(block_with("ryzanstein status"), stack)
     assert "worker-0" in output
     assert NAME in output
-    assert stack.process.wait(timeout=60) == 0, "down stops what up started"
+    assert stack.process.wait(timeout=180) == 0, "down stops what up started"
     again = stack.ryzanstein("down", "--port", str(stack.port))
     assert again.returncode == 1
     assert f"nothing runs on port {stack.port}" in again.stderr
@@ -124,7 +124,7 @@ def test_make_starts_what_is_tested_here(target: str, starts: str) -> None:
         env=os.environ | {"ARGS": "", "PYTEST_ARGS": "", "MAKEFLAGS": ""},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=True,
     )
     assert plan.stdout.rstrip().splitlines()[-1].strip() == starts

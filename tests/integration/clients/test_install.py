@@ -22,7 +22,7 @@ def test_the_repository_has_no_links(clone: Path) -> None:
 
 def built(source: Path, target: str, out: Path) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)]
-    subprocess.run(command, cwd=source, check=True, timeout=100)
+    subprocess.run(command, cwd=source, check=True, timeout=300)
     (made,) = out.iterdir()
     return made
 

@@ -177,7 +177,7 @@ def test_each_kind_is_logged_once_and_again_every_minute(
 
 def http_get(port: int, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return int(answer.status), answer.read().decode()
     except HTTPError as error:
         return error.code, error.read().decode()
@@ -223,7 +223,7 @@ async def test_without_redis_every_service_runs_on_and_says_why(
         return status == 503 and bool(warnings()) and (said in why or module == "gateway")
 
     try:
-        await until(told, 90)
+        await until(told, 240)
         assert said in warnings()[0]
         assert len(warnings()) == len(set(warnings())), "each once"
         assert http_status(port, "/livez") == 200

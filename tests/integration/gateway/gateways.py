@@ -70,7 +70,7 @@ async def running_stack(
             await eventually(lambda: len(gateway.catalog.available()) == len({w.model for w in fleet}))
         url = f"http://127.0.0.1:{gateway.http.port}"
         async with (
-            httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=30) as client,
+            httpx.AsyncClient(base_url=url, trust_env=False, timeout=120) as http,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120) as client,
         ):
             yield Stack(gateway, router, fleet, client, http)

@@ -50,7 +50,7 @@ async def draining(folder: Path, worker: Worker, **environment: str) -> AsyncIte
     async with (
         running_fleet([worker]) as router,
         gateway_process(router.address, folder / "gateway.log", **environment) as gateway,
-        httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=30) as http,
+        httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=120) as http,
         websockets.connect(gateway.url.replace("http", "ws") + "/v1/stream", proxy=None) as socket,
         open_channel(f"127.0.0.1:{gateway.grpc_port}") as channel,
     ):

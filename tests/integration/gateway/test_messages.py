@@ -37,7 +37,7 @@ def writes(text: str, **fields: Any) -> Worker:
 async def served(*workers: Worker, **settings: Any) -> AsyncIterator[tuple[Stack, anthropic.AsyncAnthropic]]:
     async with (
         running_stack(workers or [Worker("w0")], **settings) as stack,
-        anthropic.AsyncAnthropic(base_url=stack.url, api_key="secret", max_retries=0, timeout=30) as client,
+        anthropic.AsyncAnthropic(base_url=stack.url, api_key="secret", max_retries=0, timeout=120) as client,
     ):
         yield stack, client
 

@@ -39,7 +39,7 @@ class Client:
         await self.send(type="start", id=name, kind="completion", request=request)
 
     async def receive(self) -> dict[str, Any]:
-        message = json.loads(await asyncio.wait_for(self.socket.recv(), 30))
+        message = json.loads(await asyncio.wait_for(self.socket.recv(), 120))
         self.messages += 1
         if message["type"] == "token":
             ids = self.ids.setdefault(message["id"], [])

@@ -78,7 +78,7 @@ class Service:
     def end(self) -> int:
         if self.process.poll() is None:
             self.process.terminate()
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=180)
 
     def kill(self) -> None:
         self.process.kill()

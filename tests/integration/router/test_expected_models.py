@@ -48,7 +48,7 @@ async def test_expected_models_are_known_and_others_are_not(fleet: RouterRig) ->
     router = await fleet.stub(fleet.process(router_process(fleet.redis_server.url, **environment)))
 
     def metrics() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             return str(answer.read().decode())
 
     shown = await asyncio.to_thread(metrics)

@@ -30,7 +30,7 @@ async def test_the_coordinators_call_is_open_before_the_first_request(fleet: Rou
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     await fleet.router(workers=0, COORDINATOR_ADDRESS=f"127.0.0.1:{port}")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await silent.opened.wait()
     await server.stop(None)
 
@@ -108,7 +108,7 @@ async def test_a_stalled_coordinator_costs_its_time_out_and_not_the_request(flee
     await fleet.worker("only")
     router = await fleet.router(workers=1, COORDINATOR_ADDRESS=f"127.0.0.1:{port}")
     for _ in range(20):
-        placed = await router.Route(ask(block_hashes=[1, 2, 3]), timeout=10)
+        placed = await router.Route(ask(block_hashes=[1, 2, 3]), timeout=60)
         assert placed.decision.candidates[0].matched_tokens == 0
     assert stalled.calls < 20, "after 50 ms of time-outs it is left alone"
     await server.stop(None)

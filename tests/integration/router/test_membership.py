@@ -58,7 +58,7 @@ async def test_a_router_that_starts_knows_the_workers_before_it_answers(fleet: R
     await fleet.redis.client_unpause()
     with running(await starting) as router:
         async with grpc.aio.insecure_channel(router.address) as channel:
-            answer = await routing_pb2_grpc.RouterStub(channel).Route(ask("first"), timeout=30)
+            answer = await routing_pb2_grpc.RouterStub(channel).Route(ask("first"), timeout=120)
     assert answer.worker_id == "here"
 
 
@@ -145,7 +145,7 @@ async def test_a_stopped_redis_is_left_alone_after_a_few_time_outs(fleet: Router
     await fleet.worker("only")
     router = await fleet.router(workers=1, REDIS_TIMEOUT_MS="50")
     fleet.redis_server.signal(signal.SIGSTOP)
-    placed = [await router.Route(ask(f"r{i}", session="s"), timeout=10) for i in range(20)]
+    placed = [await router.Route(ask(f"r{i}", session="s"), timeout=60) for i in range(20)]
     assert {p.decision.reason for p in placed} == {"session hashed"}
     fleet.redis_server.signal(signal.SIGCONT)
 

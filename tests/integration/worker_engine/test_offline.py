@@ -32,7 +32,7 @@ def example() -> str:
 
 
 def test_the_example_runs() -> None:
-    ran = subprocess.run([sys.executable, "-c", example()], cwd=PROJECT, capture_output=True, text=True, timeout=100)
+    ran = subprocess.run([sys.executable, "-c", example()], cwd=PROJECT, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     answers = [literal_eval(line) for line in ran.stdout.splitlines() if line.startswith(("'", '"'))]
     tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))

@@ -96,10 +96,10 @@ async def test_the_stop_signal_hands_off_flushes_and_gives_the_lease_up(redis_ur
         answer = await gateway.submit([5], max_tokens=240)
         await answer.at_least(2)
         worker.stop.set()
-        await asyncio.wait_for(answer.end.wait(), 30)
+        await asyncio.wait_for(answer.end.wait(), 60)
         assert answer.last.handoff.reason == pb.Handoff.REASON_DRAIN
         assert answer.ids == generate([5], 240, pb.Sampling())[: len(answer.ids)]
-        await asyncio.wait_for(worker.task, 30)
+        await asyncio.wait_for(worker.task, 60)
         assert lease_of(worker) is None
 
 
@@ -112,7 +112,7 @@ async def test_lost_ranks_hand_off_at_once_and_the_worker_comes_back(worker: Run
         await answer.at_least(2)
         worker.group.may_start.clear()
         worker.group.begin_to_die()
-        await asyncio.wait_for(answer.end.wait(), 30)
+        await asyncio.wait_for(answer.end.wait(), 60)
         assert answer.last.handoff.reason == pb.Handoff.REASON_RANKS_LOST
         assert "rank 1" in answer.last.handoff.detail
         assert answer.last.handoff.in_flight

