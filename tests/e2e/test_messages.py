@@ -15,7 +15,7 @@ from tests.stack import RunningStack
 MODEL = "ryzanstein-tiny"
 WEATHER = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 16}, "unit": {"enum": ["C", "F"]}},
+    "properties": {"city": {"type": "string", "minLength": 80, "maxLength": 100}, "unit": {"enum": ["C", "F"]}},
     "required": ["city", "unit"],
     "additionalProperties": False,
 }

@@ -16,7 +16,7 @@ from tests.stack import RunningStack
 
 WEATHER = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 12}, "unit": {"enum": ["C", "F"]}},
+    "properties": {"city": {"type": "string", "minLength": 80, "maxLength": 100}, "unit": {"enum": ["C", "F"]}},
     "required": ["city", "unit"],
     "additionalProperties": False,
 }

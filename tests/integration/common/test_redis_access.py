@@ -145,7 +145,7 @@ async def test_what_fails_is_said_in_words_that_name_the_variable(
 ) -> None:
     places = {"port": server.port, "tls_port": server.tls_port, "ca": server.ca}
     access = server.access(**{k: v.format(**places) if k != "password" else v for k, v in fields.items()})
-    async with open_redis(access, 0.5) as client:
+    async with open_redis(access, 5.0) as client:
         with pytest.raises((RedisError, OSError)) as caught:
             await client.execute_command("CONFIG", "GET", "port")  # type: ignore[no-untyped-call]
     outage = RedisOutage(logging.getLogger("outage"), access, "nothing works")

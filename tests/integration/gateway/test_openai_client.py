@@ -39,7 +39,7 @@ async def test_a_whole_completion() -> None:
 
 
 async def test_a_streamed_completion_is_the_whole_one_in_pieces() -> None:
-    async with running_stack([Worker("w0", step_s=0.002)]) as stack:
+    async with running_stack([Worker("w0", step_s=0.02)]) as stack:
         stream = await stack.client.completions.create(
             model=MODEL, prompt=PROMPT, seed=5, max_tokens=40, stream=True, stream_options={"include_usage": True}
         )
@@ -141,7 +141,7 @@ async def test_the_client_retries_what_is_worth_retrying() -> None:
 async def test_a_token_whose_text_is_not_certain_yet_is_seen_as_an_empty_piece() -> None:
     """Half of a character is nothing to show, but the stream goes on: clients that watch its pace see every token."""
     halves = [byte_level().token_to_id(half) for half in "Ã©"]  # the two bytes of an e with an acute accent
-    accents = Worker("w0", token=lambda _prompt, _seed, position: halves[position % 2], step_s=0.02)
+    accents = Worker("w0", token=lambda _prompt, _seed, position: halves[position % 2], step_s=0.2)
     async with running_stack([accents]) as stack:
         ask = {"model": MODEL, "max_tokens": 4, "stream": True}
         whole = await stack.client.completions.create(prompt=[5] * 6, **ask)
