@@ -12,9 +12,10 @@ STREAM = {"prompt": "a", "max_tokens": 4, "stream": True, "seed": 1}
 
 
 async def test_comments_come_before_the_first_token_and_between_tokens() -> None:
-    async with running_stack([Worker("w0", step_s=0.25)], sse_heartbeat_s=0.1) as stack:
+    async with running_stack([Worker("w0", step_s=0.5)], sse_heartbeat_s=0.1) as stack:
         async with stack.http.stream("POST", "/v1/completions", json=STREAM) as response:
             lines = [line async for line in response.aiter_lines() if line]
+        stack.workers[0].step_s = 0.15
         comments = [position for position, line in enumerate(lines) if line.startswith(":")]
         assert len(comments) >= 4 * 2
         assert comments[0] == 0

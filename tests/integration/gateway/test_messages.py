@@ -174,14 +174,15 @@ async def test_why_an_answer_ends() -> None:
 
 
 async def test_a_stream_outlives_its_worker_and_is_kept_alive_by_pings() -> None:
-    workers = [Worker(f"w{i}", step_s=0.15, faults=[Fault("break", 3)]) for i in range(2)]
-    async with served(*workers, Worker("w2", step_s=0.15), sse_heartbeat_s=0.05) as (stack, client):
+    workers = [Worker(f"w{i}", step_s=0.3, faults=[Fault("break", 3)]) for i in range(2)]
+    async with served(*workers, Worker("w2", step_s=0.3), sse_heartbeat_s=0.05) as (stack, client):
         events = await raw_events(stack, **ASK, seed=1)
         assert stack.router.routes[-1].attempt > 1
         assert events[0] == {"type": "ping"}
         assert [event["type"] for event in events].count("ping") > 6
-        for worker in workers:
+        for worker in stack.workers:
             worker.faults.clear()
+            worker.step_s = 0.0
         whole = await client.messages.create(**SEEDED)
         deltas = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
         assert "".join(deltas) == whole.content[0].text
