@@ -17,7 +17,7 @@ from tests.stack import RunningStack, running_stack
 
 STREAMS = 32
 CALLS = 9
-TOKENS = 160
+TOKENS = 250
 PAUSE_S = 8.0  # without a token: 2.5 s of silence and the way to another worker; a stall without it takes 15 s
 pytestmark = pytest.mark.timeout(900)
 
