@@ -245,7 +245,7 @@ def test_a_planted_fault_is_found_by_the_trace(watched: Watched, tmp_path: Path)
                 "the request at the gateway",
                 lambda: IN_FLIGHT in httpx.get(f"{watched.gateway}/metrics", timeout=60).text,
             )
-            time.sleep(1.5)
+            time.sleep(0.8)
         finally:
             os.kill(watched.worker, signal.SIGCONT)
         slow.result()
