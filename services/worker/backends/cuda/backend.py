@@ -45,7 +45,8 @@ class CudaBackend(TorchBackend):
             torch.cuda.set_device(device)  # Triton launches on the current device
         # cuDNN's attention builds a plan for every shape, and prompts rarely have the same shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        self.ops = open_ops(dtype, device) if triton else CudaOps(dtype, device)
+        ops = open_ops(dtype, device) if triton else CudaOps(dtype, device)
+        self.ops, self._replays_adapters = ops, ops.replays_adapters
         self.memory: Memory = CudaMemory(device)
         self.transfers: Transfers = PinnedTransfers(device)
 
@@ -58,9 +59,10 @@ class CudaBackend(TorchBackend):
         return choose_attention(choices, shape, self.dtype, self.device, self.kv_format)
 
     def capture(self, computations: Computations) -> StepGraphs:
-        """Return graphs that replay decodes without adapters; collectives of NCCL are a part of them."""
+        """Return graphs that replay decodes; collectives of NCCL are a part of them."""
         attention = computations.attention
-        if not self._graphs or computations.adapted or not isinstance(attention, PagedTriton | PagedSdpa):
+        replays = self._graphs and (self._replays_adapters or not computations.adapted)
+        if not replays or not isinstance(attention, PagedTriton | PagedSdpa):
             return super().capture(computations)
         return StepGraphs(CudaDecodes(computations, attention, self.dtype, self.device), NoGraph())
 

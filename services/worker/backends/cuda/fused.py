@@ -289,6 +289,11 @@ class TritonOps(CudaOps):
 
         return gated
 
+    @property
+    def replays_adapters(self) -> bool:
+        """Whether graphs can hold the products of adapters."""
+        return self._low_rank is not None
+
     def low_rank(self, n_out: int, n_in: int, slots: int, max_rank: int) -> LowRank:
         """Return empty factors of `slots` adapters for a layer [n_out, n_in]."""
         if self._low_rank is None:
@@ -309,7 +314,7 @@ class TritonOps(CudaOps):
         return TritonLogitShard(self._kernels, first_id, n_columns, self._device)
 
 
-def open_ops(dtype: torch.dtype, device: torch.device) -> Ops:
+def open_ops(dtype: torch.dtype, device: torch.device) -> CudaOps:
     """Return our kernels if Triton compiles them here and they agree with torch's; otherwise torch's, and warn."""
     try:
         fused = TritonOps(dtype, device)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from services.worker.backends.base import Computations, Step
-from services.worker.backends.batch import StepBatch
+from services.worker.backends.batch import AdapterRows, StepBatch
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class CapturedStep:
 
 
 class CudaDecodes:
-    """Replays `decode` for steps of one row per sequence.
+    """Replays `decode` for steps of one row per sequence, all with adapters in some rows or all without any.
 
     Serves no more steps once a step has needed the host.
     """
@@ -72,8 +72,8 @@ class CudaDecodes:
         self._gave_up = False
         # The inputs that change from step to step, always at the same addresses.
         self._x = torch.zeros(MAX_ROWS, computations.hidden_size, dtype=dtype, device=device)
-        numbers = torch.zeros(3, MAX_ROWS, dtype=torch.int64, device=device)
-        self._positions, self._kv_slots, self._lengths = numbers
+        numbers = torch.zeros(4, MAX_ROWS, dtype=torch.int64, device=device)
+        self._positions, self._kv_slots, self._lengths, self._adapters = numbers
         self._blocks = torch.zeros(MAX_ROWS, computations.max_blocks, dtype=torch.int64, device=device)
 
     def serves(self, batch: StepBatch) -> bool:
@@ -103,6 +103,8 @@ class CudaDecodes:
         torch.index_select(batch.positions, 0, rows, out=self._positions[:n_rows])
         torch.index_select(batch.kv_slots, 0, rows, out=self._kv_slots[:n_rows])
         torch.index_select(batch.device_lengths(), 0, rows, out=self._lengths[:n_rows])
+        if batch.adapters is not None:
+            torch.index_select(batch.adapters.slots, 0, rows, out=self._adapters[:n_rows])
         width = batch.block_tables.shape[1]
         self._blocks[:n_rows, :width] = batch.block_tables.index_select(0, rows)  # later entries are never used
 
@@ -126,6 +128,7 @@ class CudaDecodes:
                 self._attention.decode_plan(lengths, blocks, sizes.n_keys, size, window) for window in given.windows
             ),
             reduce=given.comm.all_reduce,
+            adapters=AdapterRows(self._adapters[:n], ()) if given.adapted else None,
         )
         return given.decode(x, step)
 

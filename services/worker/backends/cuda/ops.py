@@ -44,6 +44,11 @@ class CudaRmsNorm:
 class CudaOps(TorchOps):
     """Plain torch except for the norms, the experts and the factors of adapters."""
 
+    @property
+    def replays_adapters(self) -> bool:
+        """Whether graphs can hold the products of adapters; here the host chooses the rows of each slot."""
+        return False
+
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
         """Return the norm with `weight`."""
         return CudaRmsNorm(weight, eps, self._dtype)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import transformers
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.base import Computations, StepGraphs
+from services.worker.backends.batch import AdapterRows, StepBatch
 from services.worker.backends.collectives import SingleRank
 from services.worker.backends.cuda.backend import CudaBackend
 from services.worker.backends.cuda.graph import CudaDecodes
@@ -25,9 +27,13 @@ from services.worker.backends.torch.backend import TorchBackend
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.ipc.control import RankLine
 from services.worker.ipc.segment import Segment
+from services.worker.model.adapters.served import read_adapter
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
-from tests.unit.worker.model.harness import Engine
+from services.worker.model.layers.adapters import AdapterLayers
+from services.worker.model.registry import describe
+from tests.adapters import write_adapter
+from tests.unit.worker.model.harness import Engine, Request
 from tests.unit.worker.model.zoo import prompt, write_checkpoint
 from tests.unit.worker.sampling.drawing import draw
 
@@ -68,9 +74,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
-def decode(model: Decoder) -> tuple[list[torch.Tensor], Engine]:
+class Adapted(Engine):
+    """Gives the rows of some sequences the adapter in slot 1; some steps have none of them."""
+
+    def batch(self, work: Sequence[tuple[Request, int]]) -> StepBatch:
+        rows = [1 if len(request.ids) % 2 else -1 for request, n in work for _ in range(n)]
+        return replace(super().batch(work), adapters=AdapterRows.of(torch.tensor(rows, device=CUDA)))
+
+
+def decode(model: Decoder, kind: type[Engine] = Engine) -> tuple[list[torch.Tensor], Engine]:
     """Decode sequences in changing company; returns each step's rows."""
-    engine = Engine(model, block_tokens=16)
+    engine = kind(model, block_tokens=16)
     requests = [engine.admit(prompt(length + 2 * len(_STEPS), 300, seed)) for seed, length in enumerate(_LENGTHS)]
     engine.step([(request, length) for request, length in zip(requests, _LENGTHS, strict=True)])
     found = []
@@ -94,7 +108,7 @@ def test_replayed_decodes_are_what_eager_ones_are(name: str, dtype: torch.dtype,
         assert not kv[0].any(), "the null block"
         if name != "mixtral":
             assert (kv - exact).float().norm() <= _TOLERANCE[dtype] * exact.float().norm()
-    decodes = model._graphs[engine.cache].decodes
+    decodes = model._graphs[False].decodes
     assert isinstance(decodes, CudaDecodes)
     assert {sizes.n_rows for sizes in decodes._captured} == {1, 2, 4, 8}
     assert {sizes.n_keys for sizes in decodes._captured} == {256, 512, 1024}
@@ -109,9 +123,24 @@ def test_replayed_decodes_over_codes_are_what_eager_ones_are(name: str, folder: 
     for row, exact in zip(torch.cat(found).float(), torch.cat(expected).float(), strict=True):
         assert (row - exact).norm() <= _TOLERANCE[dtype] * exact.norm()
     assert not any(kv[0].any() for kv in engine.cache.layers), "the null block"
-    decodes = model._graphs[engine.cache].decodes
+    decodes = model._graphs[False].decodes
     assert isinstance(decodes, CudaDecodes)
     assert decodes._captured
+
+
+def test_replayed_decodes_with_adapters_are_what_eager_ones_are(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    base, dtype = folder("llama"), torch.float16
+    write_adapter(base, tmp_path, dict.fromkeys(("q_proj", "v_proj", "o_proj", "down_proj"), 8), size=0.3)
+    found = []
+    for backend in (Eager(dtype, CUDA), CudaBackend(dtype, CUDA)):
+        model = load_model(base, SingleRank(), backend, adapters=AdapterLayers(2, 8))
+        model.adapters.put(1, model.adapters.read(read_adapter(tmp_path, describe(base), 8)))
+        found.append(torch.cat(decode(model, Adapted)[0]).float())
+    for row, exact in zip(found[1], found[0], strict=True):
+        assert (row - exact).norm() <= _TOLERANCE[dtype] * exact.norm()
+    decodes = {adapted: graphs.decodes for adapted, graphs in model._graphs.items()}
+    assert set(decodes) == {False, True}
+    assert all(isinstance(one, CudaDecodes) and one._captured for one in decodes.values())
 
 
 def test_memory_is_what_torch_holds_and_the_device_has_free() -> None:
