@@ -52,6 +52,7 @@ def fast_settings(**overrides: Any) -> GatewaySettings:
         "first_token_timeout_s": 10.0,
         "resume_deadline_s": 10.0,
         "drain_timeout_s": 1.0,
+        "redis_timeout_s": 5.0,
     }
     return GatewaySettings(**(values | overrides))
 

@@ -32,8 +32,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 @asynccontextmanager
 async def gateway(server: RedisServer, worker: Worker | None = None, **overrides: Any) -> AsyncIterator[Stack]:
-    settings = {"redis_url": server.url, "redis_timeout_s": 5.0}
-    async with running_stack([worker or Worker("w0")], **(settings | overrides)) as stack:
+    async with running_stack([worker or Worker("w0")], redis_url=server.url, **overrides) as stack:
         yield stack
 
 
@@ -273,7 +272,7 @@ async def test_a_key_sees_its_own_and_acts_as_long_as_it_lives(server: RedisServ
 
 
 async def test_batches_wait_while_redis_is_away(server: RedisServer) -> None:
-    async with gateway(server, Worker("w0", step_s=0.02), batch_concurrency=2, redis_timeout_s=0.5) as stack:
+    async with gateway(server, Worker("w0", step_s=0.02), batch_concurrency=2) as stack:
         batch = await begin(stack.client, requests(30))
         while not (batch.request_counts and batch.request_counts.completed):
             await asyncio.sleep(0.02)

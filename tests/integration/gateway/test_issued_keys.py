@@ -59,7 +59,7 @@ class Installation:
 async def installation(tmp_path: Path, **overrides: Any) -> AsyncIterator[Installation]:
     fixed = [{"key_sha256": digest_of("plain"), "name": "plain"}]
     with running_redis(tmp_path) as redis:
-        settings = {"tenancy": True, "redis_url": redis.url, "redis_timeout_s": 5.0, "api_keys": json.dumps(fixed)}
+        settings = {"tenancy": True, "redis_url": redis.url, "api_keys": json.dumps(fixed)}
         port = free_port()
         async with running_stack([Worker("w0")], **settings, admin_port=port, admin_token=TOKEN, **overrides) as stack:
             other = fast_settings(router_addresses=stack.router.address, **settings)

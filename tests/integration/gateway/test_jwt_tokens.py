@@ -61,7 +61,7 @@ async def test_a_token_is_a_tenant_with_limits(issuer: Issuer, tmp_path: Path) -
         "no key of the issuer's": jwt.encode(forged, mine, "RS256", {"kid": "unknown"}),
     }
     with running_redis(tmp_path) as redis:
-        settings: dict[str, Any] = {"tenancy": True, "redis_url": redis.url, "redis_timeout_s": 5.0}
+        settings: dict[str, Any] = {"tenancy": True, "redis_url": redis.url}
         settings |= {"jwt_issuer": issuer.url, "jwt_audience": AUDIENCE}
         settings["jwt_limits"] = json.dumps({"requests_per_minute": 2})
         async with running_stack([Worker("w0")], **settings) as stack:

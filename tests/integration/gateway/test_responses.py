@@ -130,7 +130,7 @@ async def test_deep_conversations_have_an_end_and_truncation_drops_their_oldest_
 
 async def test_only_the_owner_sees_a_response(server: RedisServer) -> None:
     entries = [entry("one", name="acme"), entry("two", name="other")]
-    settings = {"tenancy": True, "redis_timeout_s": 0.5, "api_keys": json.dumps(entries)}
+    settings = {"tenancy": True, "api_keys": json.dumps(entries)}
     async with running_stack([Worker("w0")], redis_url=server.url, **settings) as stack:
         made = await create(stack, "one")
         response_id, item_id = made["id"], made["output"][0]["id"]

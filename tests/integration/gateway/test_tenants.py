@@ -35,8 +35,7 @@ def entry(key: str, **fields: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def tenancy(server: RedisServer, *entries: dict[str, Any], **overrides: Any) -> AsyncIterator[Stack]:
-    # A machine that builds other things meanwhile must not look like a Redis that is away.
-    settings = {"tenancy": True, "redis_url": server.url, "redis_timeout_s": 5.0, "api_keys": json.dumps(entries)}
+    settings = {"tenancy": True, "redis_url": server.url, "api_keys": json.dumps(entries)}
     async with running_stack([Worker("w0")], **(settings | overrides)) as stack:
         yield stack
 
@@ -223,9 +222,7 @@ async def test_gateways_count_each_other_in_redis(server: RedisServer) -> None:
 
 
 async def test_deterministic_answers_are_kept(server: RedisServer) -> None:
-    async with running_stack(
-        [Worker("w0")], redis_url=server.url, redis_timeout_s=2.0, response_cache_ttl_s=60
-    ) as stack:
+    async with running_stack([Worker("w0")], redis_url=server.url, response_cache_ttl_s=60) as stack:
         worker = stack.workers[0]
 
         async def texts(kept: int, **fields: Any) -> tuple[str, str]:
