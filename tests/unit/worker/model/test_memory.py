@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -17,36 +13,29 @@ import transformers
 from safetensors import safe_open
 
 from services.worker.backends.base import ModelBackend
-from services.worker.backends.collectives import SingleRank
-from services.worker.backends.cpu.backend import HostMemory, KernelBackend, OneDnnBackend
-from services.worker.kernels.bfloat16 import open_kernels, why_not
+from services.worker.kernels.bfloat16 import why_not
 from services.worker.model.adapters.served import ADAPTED, read_adapter
-from services.worker.model.build import load_model
 from services.worker.model.families.sizes import logical_shape, read_shapes
 from services.worker.model.footprint import factor_elements, footprint, local_vocabulary, matrix_elements
 from services.worker.model.registry import describe, read_spec
-from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.rank_config import RankGroupConfig
-from services.worker.rank.loading import load
 from tests.adapters import write_adapter
 from tests.unit.worker.model import zoo
 from tests.unit.worker.model.conftest import Sample
+from tests.unit.worker.model.held_memory import (
+    by_one_dnn,
+    by_our_kernels,
+    in_a_process,
+    most_of_a_load,
+    most_of_adapters,
+)
 from tests.unit.worker.model.test_adapters import LINEAR
 
 BUNDLED_MODEL = Path(__file__).resolve().parents[4] / "models" / "ryzanstein-tiny"
 TABLE = 131_072 * 256 * 2  # bytes of the embedding in bfloat16: nearly all of the model
 
-
 NO_KERNELS = why_not(torch.bfloat16)  # empty if there are
 needs_kernels = pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
-
-
-def by_our_kernels() -> ModelBackend:
-    return KernelBackend(open_kernels())
-
-
-def by_one_dnn() -> ModelBackend:
-    return OneDnnBackend(torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -65,40 +54,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
     return folder
-
-
-@contextmanager
-def most_held() -> Iterator[list[int]]:
-    """Put the most that this process holds meanwhile into the list, beyond what it held before."""
-    memory, most, done = HostMemory(), [0], threading.Event()
-    before = memory.held()
-
-    def watch() -> None:
-        while not done.wait(0.001):
-            most[0] = max(most[0], memory.held() - before)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield most
-    finally:
-        done.set()
-        watcher.join()
-        most[0] = max(most[0], memory.held() - before)  # the watcher may not have run since what came last
-
-
-def in_a_process(measured: Callable[..., int], *args: object) -> int:
-    """Call what measures in a process of its own: no earlier test's garbage is collected or used again meanwhile."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as processes:
-        return processes.submit(measured, *args).result()
-
-
-def most_of_a_load(checkpoint: Path, backend: Callable[[], ModelBackend]) -> int:
-    opened = backend()
-    with most_held() as most:
-        model = load_model(checkpoint, SingleRank(), opened)
-    assert model.vocab_local == 131_072
-    return most[0]
 
 
 @pytest.mark.parametrize(
@@ -132,16 +87,6 @@ def test_what_weights_take_is_known_before_they_are_read(sample: Callable[[str],
     sizes, keys = read_shapes(model.config, model.family, spec), model.family.refs(spec)
     adapted = [key for key in keys if key.rpartition(".")[2] in ADAPTED and ".experts." not in key]
     assert factor_elements(spec, 1) == sum(size.value for key in adapted for size in logical_shape(key, sizes))
-
-
-def most_of_adapters(config: RankGroupConfig, adapter: Path) -> int:
-    model = load(config, SingleRank(), by_our_kernels())
-    HostMemory().release()
-    with most_held() as most:
-        for slot in range(5):
-            forgotten = ("1",) if slot == 4 else ()
-            model.load_adapter(AdapterOrder(slot % 4, str(adapter), str(slot), keep=slot > 0, forget=forgotten))
-    return most[0]
 
 
 @needs_kernels
