@@ -17,7 +17,7 @@ from services.cli.errors import CommandError
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgram:
-    """A package that runs as `python -m`; its lines are {"phase", "done", "of"}, or {"error"}."""
+    """A package that runs as `python -m`; its lines are {"phase", "done", "of"}, {"note"} or {"error"}."""
 
     command: str  # of `ryzanstein`
     module: str
@@ -52,6 +52,9 @@ class WorkerProgram:
             for line in map(json.loads, lines):
                 if "error" in line:
                     return str(line["error"])
+                if "note" in line:
+                    bar.console.print(line["note"])
+                    continue
                 phase, done, of = line["phase"], line["done"], line["of"]
                 if phase not in tasks:
                     tasks[phase] = bar.add_task(self.phases[phase], total=of)

@@ -1,6 +1,7 @@
 """Quantizes a checkpoint: `python -m services.worker.quantizer`, which `ryzanstein quantize` starts.
 
-Writes a line of JSON to stdout for each step: {"phase", "done", "of"}, or {"error"} before it ends with status 1.
+Writes a line of JSON to stdout for each step: {"phase", "done", "of"}, a {"note"} about the result, or
+{"error"} before it ends with status 1.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ def main() -> int:
             samples=asked.samples,
             length=asked.length,
         )
-        quantize(request, _device(asked.device), _report)
+        note = quantize(request, _device(asked.device), _report)
     except ModelError as error:
         _say({"error": str(error)})
         return 1
+    if note:
+        _say({"note": note})
     return 0
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from services.worker.backends.base import Linear
+from services.worker.backends.base import Elementwise, Experts, Linear
+from services.worker.backends.names import Activation
+from services.worker.backends.shapes import ExpertsShape
+from services.worker.backends.torch.experts import ExpertLoop, Router
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.shard import Shard
 from services.worker.quantizer.methods.base import Inputs
@@ -17,18 +21,18 @@ class Recorder:
     """Sums over the inputs of linear layers, by the keys of the layers that share them."""
 
     def __init__(self) -> None:
-        self._n_rows = 0  # of the step that is computed
+        self.n_rows = 0  # of the step that is computed
         self._products: dict[tuple[str, ...], Tensor] = {}
         self._magnitudes: dict[tuple[str, ...], Tensor] = {}
         self._seen: dict[tuple[str, ...], int] = {}
 
     def begin(self, n_rows: int) -> None:
         """Say how many rows the next step has; rows beyond them are padding."""
-        self._n_rows = n_rows
+        self.n_rows = n_rows
 
     def add(self, keys: tuple[str, ...], x: Tensor) -> None:
         """Add the inputs `x` [n, n_in] of a step."""
-        rows = x[: self._n_rows].float()
+        rows = x[: self.n_rows].float()
         if keys not in self._products:
             n_in = rows.shape[1]
             self._products[keys] = rows.new_zeros(n_in, n_in)
@@ -37,9 +41,12 @@ class Recorder:
         self._magnitudes[keys] += rows.abs().sum(dim=0)
         self._seen[keys] += len(rows)
 
-    def take(self, keys: tuple[str, ...]) -> Inputs:
-        """Return the sums of the layers with these keys, and forget them."""
-        return Inputs(self._products.pop(keys), self._magnitudes.pop(keys) / self._seen.pop(keys))
+    def take(self, keys: tuple[str, ...]) -> Inputs | None:
+        """Return the sums of the layers with these keys, and forget them; None if they saw no row."""
+        if keys not in self._seen:
+            return None
+        n_rows = self._seen.pop(keys)
+        return Inputs(self._products.pop(keys), self._magnitudes.pop(keys) / n_rows, n_rows)
 
 
 class RecordedLinear:
@@ -59,13 +66,44 @@ class RecordedLinear:
         return self._linear.in_float32(x)
 
 
+class RecordedExperts:
+    """A mixture whose experts record the rows that are routed to them."""
+
+    def __init__(self, experts: Experts, recorder: Recorder) -> None:
+        self._experts, self._recorder = experts, recorder
+
+    def __call__(self, x: Tensor, logits: Tensor) -> Tensor:
+        """Return [n, hidden_size]; padding is routed to no expert."""
+        n_rows, out = self._recorder.n_rows, torch.zeros_like(x)
+        out[:n_rows] = self._experts(x[:n_rows], logits[:n_rows])
+        return out
+
+
 @dataclass(frozen=True, slots=True)
 class RecordingLoader(LinearLoader):
     """Builds linear layers whose inputs are recorded."""
 
     recorder: Recorder
+    routed: bool  # whether to record also what a mixture routes to its experts
 
     def linear(self, shards: Sequence[Shard], *, bias: bool) -> Linear:
         """Merge `shards` by rows."""
         linear = LinearLoader.linear(self, shards, bias=bias)
         return RecordedLinear(linear, tuple(shard.key for shard in shards), self.recorder)
+
+    def experts(
+        self, prefix: str, shape: ExpertsShape, activation: Activation, correction: Tensor | None = None
+    ) -> Experts:
+        """Return experts that compute one after the other, each on its own rows, on every device."""
+        if not self.routed:
+            return LinearLoader.experts(self, prefix, shape, activation, correction)
+        gate = self.backend.ops.gate(activation)
+        experts = [self._expert(f"{prefix}{number}.", shape, gate) for number in shape.numbers]
+        return RecordedExperts(ExpertLoop(experts, shape, Router(shape.routing, correction)), self.recorder)
+
+    def _expert(self, key: str, shape: ExpertsShape, gate: Elementwise) -> Elementwise:
+        weights, linear = self.expert(key, shape), self.backend.ops.linear
+        up = linear(weights.gate_up, weights.gate_up_bias)
+        up = RecordedLinear(up, (f"{key}gate", f"{key}up"), self.recorder)
+        down = RecordedLinear(linear(weights.down, weights.down_bias), (f"{key}down",), self.recorder)
+        return lambda x: down(gate(up(x)))

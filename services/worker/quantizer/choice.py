@@ -17,7 +17,7 @@ class Candidate:
 
     @property
     def worth(self) -> float:
-        """The error that an additional byte removes."""
+        """The error that an additional byte removes; at most 0: it never gets more bits."""
         return (self.few_error - self.more_error) / (self.more_bytes - self.few_bytes)
 
 

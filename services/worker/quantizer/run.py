@@ -43,17 +43,28 @@ from services.worker.model.spec import ModelError, ModelSpec
 from services.worker.quantizer.activations import Recorder, RecordingLoader
 from services.worker.quantizer.calibration import digest, read_texts, sequences
 from services.worker.quantizer.choice import Candidate, choose
-from services.worker.quantizer.folder import PartialFolder
-from services.worker.quantizer.layer import Shapes, Task, quantize_layer, read_layer, relative_error
+from services.worker.quantizer.folder import RECORD, PartialFolder
+from services.worker.quantizer.layer import (
+    LayerTensors,
+    QuantizedLayer,
+    Shapes,
+    Task,
+    quantize_layer,
+    read_layer,
+    relative_error,
+)
 from services.worker.quantizer.methods.registry import METHODS
 from services.worker.quantizer.methods.rtn import RoundToNearest
 from services.worker.quantizer.scheme import Scheme
-from services.worker.quantizer.storing import module_name, quantization_config, store_linears, store_vectors
+from services.worker.quantizer.storing import quantization_config, store_linears, store_whole
 from services.worker.quantizer.stream import Stream
+from services.worker.quantizer.target import Target
 from services.worker.quantizer.units import Unit, units
 
 _BYTES = Scheme(8, 0, symmetric=True)  # of the head, and of layers that get more bits
+_UNROUNDED = ("router", "shared_gate")  # of a mixture; their products choose and weigh experts
 _INSTEAD = "`ryzanstein up MODEL --quantization int8` (or int4) rounds its weights while they load"
+_RTN = "rtn"
 _CONFIG = "config.json"
 _HEAD = "lm_head"  # the module of a tied head in transformers
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -78,8 +89,8 @@ class Request:
     length: int
 
 
-def quantize(request: Request, device: torch.device, progress: Progress) -> None:
-    """Write the quantized checkpoint. Raises ModelError."""
+def quantize(request: Request, device: torch.device, progress: Progress) -> str:
+    """Write the quantized checkpoint; returns what to tell about it, "" for nothing. Raises ModelError."""
     if not request.model.is_dir():
         raise ModelError(
             f"{request.model}: GGUF is not quantized; allowed: a folder of safetensors, such as the one that "
@@ -95,6 +106,7 @@ def quantize(request: Request, device: torch.device, progress: Progress) -> None
             schemes = work.schemes(record)
             work.quantize_layers(folder, record, schemes, progress)
             work.finish(folder, record, schemes)
+            return work.note(record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +116,7 @@ class _Work:
     request: Request
     spec: ModelSpec
     source: Checkpoint
+    target: Target
     backend: ModelBackend
     attention: Attention[Any]
     shapes: Shapes
@@ -115,8 +128,6 @@ class _Work:
     @classmethod
     def prepare(cls, request: Request, spec: ModelSpec, source: Checkpoint, backend: ModelBackend) -> _Work:
         """Check the request and read the calibration. Raises ModelError."""
-        if any(layer.moe is not None for layer in spec.layers):
-            raise ModelError(f"{request.model}: mixtures of experts are not quantized; {_INSTEAD}")
         if spec.latent is not None or spec.sub_norm or spec.activation == "xielu":
             raise ModelError(f"{request.model}: the family {spec.family} is not quantized; {_INSTEAD}")
         config = Config.load(request.model)
@@ -126,12 +137,14 @@ class _Work:
         def shapes(key: str) -> tuple[int, ...]:
             return tuple(size.value for size in logical_shape(key, sizes))
 
-        for unit in (unit for index in range(spec.n_layers) for unit in units(spec, index, frozenset(source))):
-            for key in unit.keys:
-                try:
-                    source.place(key, shapes(key)[0])
-                except ModelError as error:
-                    raise ModelError(f"{error}; {_INSTEAD}") from error
+        target = Target.of(request.model, source, family, spec)
+        stored = frozenset(source)
+        keys = [key for index in range(spec.n_layers) for unit in units(spec, index, stored) for key in unit.keys]
+        for key in keys:
+            try:
+                target.place(key, shapes(key)[0])
+            except ModelError as error:
+                raise ModelError(f"{error}; {_INSTEAD}") from error
         if request.length > spec.max_positions:
             raise ModelError(f"--length {request.length}: the model was made for {spec.max_positions} positions")
         texts = read_texts(request.calibration)
@@ -139,12 +152,15 @@ class _Work:
             request,
             spec,
             source,
+            target,
             backend,
             backend.attention(attention_shape(spec, LinearLoader(source, SingleRank(), backend))),
             shapes,
             _read_ids(request, spec, texts),
             digest(texts),
-            _usual_scheme(request, {shapes(f"layers.0.{part}")[1] for part in ("q", "o", "up", "down")}),
+            _usual_scheme(
+                request, {shapes(key)[1] for key in keys}, mixed=any(layer.moe is not None for layer in spec.layers)
+            ),
             getattr(torch, spec.dtype),
         )
 
@@ -169,10 +185,13 @@ class _Work:
                 stream.advance(self._load(self.source, index))
                 continue
             recorder, errors = Recorder(), {}
-            stream.advance(self._recording(index, recorder), recorder.begin)
-            tensors = read_layer(self.source, index, self.shapes, self.backend.device)
+            stream.advance(self._recording(index, recorder, routed=False), recorder.begin)
+            tensors = self._read(index)
             for unit in self._units(index):
-                inputs, weight = recorder.take(unit.keys), tensors.stacked(unit)
+                inputs = None if unit.mixed else recorder.take(unit.keys)
+                if inputs is None:
+                    continue
+                weight = tensors.stacked(unit)
                 made = (method.rounded(weight, scheme, self.dtype) for scheme in (self.usual, _BYTES))
                 errors[unit.name] = [relative_error(weight, quantized, inputs) for quantized in made]
             record["survey"].append(errors)
@@ -185,9 +204,11 @@ class _Work:
             return dict.fromkeys(names, self.usual)
         candidates = {}
         for name, unit in names.items():
-            few, more = record["survey"][int(name.partition(".")[0])][unit.name]
+            errors = record["survey"][int(name.partition(".")[0])].get(
+                unit.name, (0.0, 0.0)
+            )  # experts get no more bits
             sizes = [self._bytes(unit, scheme) for scheme in (self.usual, _BYTES)]
-            candidates[name] = Candidate(few, more, *sizes)
+            candidates[name] = Candidate(*errors, *sizes)
         chosen = choose(candidates, self.request.extra)
         return {name: _BYTES if name in chosen else self.usual for name in names}
 
@@ -208,24 +229,38 @@ class _Work:
                     Task(unit, None if seen is None else seen.take(unit.keys), schemes[f"{index}.{unit.name}"])
                     for unit in self._units(index)
                 ]
-                tensors = read_layer(self.source, index, self.shapes, self.backend.device)
-                made = quantize_layer(tensors, tasks, method, self.dtype, self.spec.norm_offset)
+                made = quantize_layer(self._read(index), tasks, method, self.dtype, self.spec.norm_offset)
                 # An ended process may have recorded this layer without listing its file.
-                record["layers"][index:] = [
-                    {task.unit.name: [task.scheme.bits, made.errors.get(task.unit.name)] for task in tasks}
-                ]
+                record["layers"][index:] = [{task.unit.name: self._entry(task, made) for task in tasks}]
                 folder.record(record)
-                folder.add(index, store_linears(made.linears, self.source) | store_vectors(made.vectors, self.source))
+                folder.add(index, store_linears(made.linears, self.target) | store_whole(made.whole, self.target))
             if stream is not None and index + 1 < n_layers:
                 stream.advance(self._finished(folder, index, layouts))
         progress("quantize", n_layers, n_layers)
+
+    def _entry(self, task: Task, made: QuantizedLayer) -> list[Any]:
+        """Return what is recorded of a unit: its bits, its relative error or None, the method."""
+        name = task.unit.name
+        return [task.scheme.bits, made.errors.get(name), _RTN if name in made.rounded else self.request.method]
+
+    def note(self, record: dict[str, Any]) -> str:
+        """Return how many units of experts were rounded to nearest because they saw too few rows; "" if none was."""
+        mixed = [unit.name for index in range(self.spec.n_layers) for unit in self._units(index) if unit.mixed]
+        entries = [entry for layer in record["layers"] for entry in layer.values()]
+        n_rounded = sum(entry[-1] == _RTN != self.request.method for entry in entries)
+        if not n_rounded:
+            return ""
+        return (
+            f"{n_rounded} of {len(mixed)} sets of experts' matrices saw too few tokens for {self.request.method} and "
+            f"were rounded to nearest; more --samples help, {RECORD} names them"
+        )
 
     def finish(self, folder: PartialFolder, record: dict[str, Any], schemes: dict[str, Scheme]) -> None:
         """Write what is in no layer, the configuration and the model's other files."""
         tensors = self._outside()
         if self._quantizes_head():
-            made = RoundToNearest().rounded(self._dense("head"), _BYTES, self.dtype)
-            tensors |= store_linears({"head": made}, self.source)
+            made = RoundToNearest().rounded(self._dense("head"), self._head_scheme(), self.dtype)
+            tensors |= store_linears({"head": made}, self.target)
         folder.add(self.spec.n_layers, tensors)
         _copy_files(self.request.model, folder.path)
         config = json.loads((self.request.model / _CONFIG).read_text())
@@ -236,15 +271,18 @@ class _Work:
     def _described(self, schemes: dict[str, Scheme]) -> dict[str, Any]:
         """Return the part of config.json that says how the modules are stored."""
         modules = {
-            module_name(self.source.place(key, self.shapes(key)[0]).name): schemes[f"{index}.{unit.name}"]
+            self.target.module(key): schemes[f"{index}.{unit.name}"]
             for index in range(self.spec.n_layers)
             for unit in self._units(index)
             for key in unit.keys
         }
-        head = module_name(self.source.place("head", self.spec.vocab_size).name)
+        ignored = [self.target.module(key) for key in self.target.refs if key.rpartition(".")[2] in _UNROUNDED]
+        head = self.target.module("head")
         if self._quantizes_head():
-            return {"quantization_config": quantization_config(modules | {head: _BYTES}, self.usual, [])}
-        return {"quantization_config": quantization_config(modules, self.usual, [_HEAD if self.spec.tied else head])}
+            modules[head] = self._head_scheme()
+        else:
+            ignored.append(_HEAD if self.spec.tied else head)
+        return {"quantization_config": quantization_config(modules, self.usual, ignored)}
 
     def _outside(self) -> dict[str, Tensor]:
         """Return the tensors that are in no layer and stay as they are; a tied table once."""
@@ -254,9 +292,9 @@ class _Work:
                 continue
             shape = self.shapes(key)
             if len(shape) == 1:
-                found |= store_vectors({key: self.source.vector(key, shape[0])}, self.source)
+                found |= store_whole({key: self.source.vector(key, shape[0])}, self.target)
             elif key != "head" or not self.source.is_one("embed", "head"):
-                found |= store_vectors({key: self._dense(key).to(self.dtype)}, self.source)
+                found |= store_whole({key: self._dense(key).to(self.dtype)}, self.target)
         return found
 
     def _dense(self, key: str) -> Tensor:
@@ -267,6 +305,12 @@ class _Work:
     def _quantizes_head(self) -> bool:
         """Whether the head is a layer of its own; a tied one is the embedding, which is only looked up."""
         return self.spec.generates and not self.spec.tied and not self.source.is_one("embed", "head")
+
+    def _head_scheme(self) -> Scheme:
+        return self.usual if self.usual.bits == _BYTES.bits else _BYTES
+
+    def _read(self, index: int) -> LayerTensors:
+        return read_layer(self.source, index, self._units(index), self.shapes, self.backend.device, self.dtype)
 
     def _units(self, index: int) -> tuple[Unit, ...]:
         return units(self.spec, index, frozenset(self.source))
@@ -282,20 +326,20 @@ class _Work:
     def _load(self, source: Checkpoint, index: int) -> DecoderLayer:
         return load_layer(self.spec, LinearLoader(source, SingleRank(), self.backend), index, self.attention)
 
-    def _recording(self, index: int, recorder: Recorder) -> DecoderLayer:
-        """Load a layer whose linear layers' inputs are recorded."""
-        load = RecordingLoader(self.source, SingleRank(), self.backend, recorder)
+    def _recording(self, index: int, recorder: Recorder, *, routed: bool) -> DecoderLayer:
+        """Load a layer whose linear layers' inputs are recorded, those of experts if `routed`."""
+        load = RecordingLoader(self.source, SingleRank(), self.backend, recorder, routed)
         return load_layer(self.spec, load, index, self.attention)
 
     def _look(self, stream: Stream, index: int) -> Recorder:
         """Let the model's own layer see the rows before it."""
         recorder = Recorder()
-        stream.look(self._recording(index, recorder), recorder.begin)
+        stream.look(self._recording(index, recorder, routed=True), recorder.begin)
         return recorder
 
     def _finished(self, folder: PartialFolder, index: int, layouts: tuple[Layout, ...]) -> DecoderLayer:
         """Load a layer as it is written, as a worker does."""
-        refs = {key: self.source.ref(key) for key in self.source if key.startswith(f"layers.{index}.")}
+        refs = {key: ref for key, ref in self.target.refs.items() if key.startswith(f"layers.{index}.")}
         with closing(TensorFiles(folder.path)) as files:
             readers = tuple(GridReader(files, layout) for layout in layouts)
             written = Checkpoint(files, refs, ignored=("*",), quantized=readers)
@@ -311,8 +355,11 @@ def _read_ids(request: Request, spec: ModelSpec, texts: list[str]) -> Tensor:
     return sequences(texts, tokenizer, start, request.samples, request.length)
 
 
-def _usual_scheme(request: Request, inputs: set[int]) -> Scheme:
-    """Return the scheme of most layers, whose numbers of inputs are `inputs`. Raises ModelError."""
+def _usual_scheme(request: Request, inputs: set[int], *, mixed: bool) -> Scheme:
+    """Return the scheme of most layers, whose numbers of inputs are `inputs`. Raises ModelError.
+
+    `mixed`: with experts, which other programs read packed only.
+    """
     possible = [size for size in (128, 64, 32) if all(n % size == 0 for n in inputs)]
     group = request.group
     if group is None:
@@ -322,7 +369,7 @@ def _usual_scheme(request: Request, inputs: set[int]) -> Scheme:
     if group and group not in possible:
         allowed = ", ".join(map(str, possible)) or "none"
         raise ModelError(f"--group {group}: does not divide all of {sorted(inputs)} inputs; allowed: {allowed}")
-    return Scheme(request.bits, group, symmetric=request.bits == 8 or request.symmetric)
+    return Scheme(request.bits, group, symmetric=request.bits == 8 or request.symmetric, packed=mixed)
 
 
 def _copy_files(model: Path, to: Path) -> None:

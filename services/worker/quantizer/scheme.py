@@ -16,6 +16,7 @@ class Scheme:
     bits: int  # 4 or 8
     group: int  # inputs that share a scale; 0: all inputs of an output
     symmetric: bool  # the zero is the middle code
+    packed: bool = False  # in words also with 8 bits
 
     @property
     def levels(self) -> int:
@@ -30,7 +31,7 @@ class Scheme:
     @property
     def stored_as(self) -> str:
         """The `format` of compressed-tensors: a byte for each number, or words of several."""
-        return "int-quantized" if self.bits == 8 else "pack-quantized"
+        return "int-quantized" if self.bits == 8 and not self.packed else "pack-quantized"
 
     def bytes(self, n_out: int, n_in: int) -> int:
         """Bytes of a weight [n_out, n_in] with its scales and zeros."""

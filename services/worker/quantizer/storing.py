@@ -12,22 +12,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from services.worker.model.layout import WORD_BITS
-from services.worker.model.loading.checkpoint import Checkpoint, StoredRows
 from services.worker.quantizer.grid import Quantized
 from services.worker.quantizer.scheme import Scheme
+from services.worker.quantizer.target import StoredRows, Target
 
 
-def module_name(tensor: str) -> str:
-    """Return the name of the module whose weight is the stored tensor `tensor`."""
-    return tensor.removesuffix(".weight")
-
-
-def store_linears(linears: Mapping[str, Quantized], source: Checkpoint) -> dict[str, Tensor]:
-    """Return the stored tensors of linear layers by name; projections that `source` fuses stay fused."""
+def store_linears(linears: Mapping[str, Quantized], target: Target) -> dict[str, Tensor]:
+    """Return the stored tensors of linear layers by name; `target` may fuse projections."""
     modules: dict[str, list[tuple[StoredRows, Quantized]]] = defaultdict(list)
     for key, made in linears.items():
-        place = source.place(key, len(made.codes))
-        modules[module_name(place.name)].append((place, made))
+        modules[target.module(key)].append((target.place(key, len(made.codes)), made))
     stored: dict[str, Tensor] = {}
     for module, parts in modules.items():
         scheme = parts[0][1].grid.scheme
@@ -40,12 +34,12 @@ def store_linears(linears: Mapping[str, Quantized], source: Checkpoint) -> dict[
     return stored
 
 
-def store_vectors(vectors: Mapping[str, Tensor], source: Checkpoint) -> dict[str, Tensor]:
-    """Return vectors, and matrices that are not quantized, by the names under which `source` stores them."""
+def store_whole(tensors: Mapping[str, Tensor], target: Target) -> dict[str, Tensor]:
+    """Return the stored tensors of vectors, and of matrices that are not quantized, by name."""
     parts: dict[str, list[tuple[StoredRows, Tensor]]] = defaultdict(list)
-    for key, vector in vectors.items():
-        place = source.place(key, len(vector))
-        parts[place.name].append((place, vector.cpu()))
+    for key, tensor in tensors.items():
+        place = target.place(key, len(tensor))
+        parts[place.name].append((place, tensor.cpu()))
     return {name: _assembled(found) for name, found in parts.items()}
 
 

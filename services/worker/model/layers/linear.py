@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from services.worker.backends.base import Linear, ModelBackend
+from services.worker.backends.base import Expert, Experts, Linear, ModelBackend
 from services.worker.backends.collectives import Communicator
+from services.worker.backends.names import Activation
+from services.worker.backends.shapes import ExpertsShape
 from services.worker.backends.weights import Dense, Rounded, Stacked, Weight
 from services.worker.model.layers.adapters import AdaptedLinear, AdapterLayers
 from services.worker.model.loading.checkpoint import Checkpoint
@@ -61,6 +63,22 @@ class LinearLoader:
     def linear(self, shards: Sequence[Shard], *, bias: bool) -> Linear:
         """Merge `shards` by rows, without what adapters add."""
         return self.backend.ops.linear(self.weight(shards), self.bias(shards) if bias else None)
+
+    def experts(
+        self, prefix: str, shape: ExpertsShape, activation: Activation, correction: torch.Tensor | None = None
+    ) -> Experts:
+        """Load this rank's experts, whose keys begin with `prefix` and their numbers; `correction` as in `Ops`."""
+        weights = (self.expert(f"{prefix}{number}.", shape) for number in shape.numbers)
+        return self.backend.ops.experts(weights, shape, activation, correction)
+
+    def expert(self, key: str, shape: ExpertsShape) -> Expert:
+        """Return the weights of one expert, whose keys begin with `key`."""
+        hidden, ffn = shape.hidden_size, shape.ffn_size
+        gate_up = [Shard.whole(key + part, (ffn, hidden)) for part in ("gate", "up")]
+        down = [Shard.whole(f"{key}down", (hidden, ffn))]
+        return Expert(
+            self.weight(gate_up, dense=True), self.weight(down, dense=True), self.bias(gate_up), self.bias(down)
+        )
 
     def weight(self, shards: Sequence[Shard], *, n_padding: int = 0, dense: bool = False) -> Stacked:
         """Return the weights of `shards` concatenated by rows, followed by `n_padding` rows of zeros.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from services.worker.backends.base import Expert, Experts, Ops
+from services.worker.backends.base import Experts, Ops
 from services.worker.backends.batch import AdapterRows
 from services.worker.backends.shapes import ExpertsShape
 from services.worker.model.layers.adapters import AdaptedLinear
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.layers.mlp import Mlp, load_mlp
-from services.worker.model.shard import Shard
 from services.worker.model.spec import ModelSpec, MoeSpec
 
 
@@ -37,19 +36,11 @@ def load_moe(spec: ModelSpec, moe: MoeSpec, load: LinearLoader, prefix: str) -> 
     """Load the router, this rank's experts and its share of the shared expert. Raises ModelError."""
     mine = load.share(moe.n_experts)
     shape = ExpertsShape(range(mine.start, mine.stop), spec.hidden_size, moe.ffn_size, moe.routing)
-    weights = (_weights(shape, load, f"{prefix}experts.{number}.") for number in shape.numbers)
     correction = None
     if moe.routing.corrected:
         correction = load.source.vector(f"{prefix}router_correction", moe.n_experts).to(load.backend.device)
-    experts = load.backend.ops.experts(weights, shape, spec.activation, correction)
+    experts = load.experts(f"{prefix}experts.", shape, spec.activation, correction)
     router = load.replicated(f"{prefix}router", moe.n_experts, spec.hidden_size)
     shared = load_mlp(spec, load, f"{prefix}shared.", moe.shared_size) if moe.shared_size else None
     gate = load.replicated(f"{prefix}shared_gate", 1, spec.hidden_size) if moe.shared_gate else None
     return MoeMlp(load.backend.ops, router, experts, shared, gate)
-
-
-def _weights(shape: ExpertsShape, load: LinearLoader, key: str) -> Expert:
-    hidden, ffn = shape.hidden_size, shape.ffn_size
-    gate_up = [Shard.whole(key + part, (ffn, hidden)) for part in ("gate", "up")]
-    down = [Shard.whole(f"{key}down", (hidden, ffn))]
-    return Expert(load.weight(gate_up, dense=True), load.weight(down, dense=True), load.bias(gate_up), load.bias(down))

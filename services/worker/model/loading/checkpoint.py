@@ -30,15 +30,6 @@ class StoredShape:
     transposed: bool  # stored [in, out]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRows:
-    """The rows of a stored tensor that hold a logical matrix or vector."""
-
-    name: str  # of the tensor
-    n_stored: int  # its rows
-    rows: torch.Tensor  # [size] int64
-
-
 class Checkpoint:
     """The tensors of one checkpoint by their logical keys; valid while its files are open."""
 
@@ -79,15 +70,6 @@ class Checkpoint:
     def ref(self, key: str) -> TensorRef:
         """Return where `key` is stored."""
         return self._refs[key]
-
-    def place(self, key: str, size: int) -> StoredRows:
-        """Return where the `size` rows of a matrix, or elements of a vector, lie. Raises ModelError if transposed."""
-        ref = self._refs[key]
-        if ref.transposed or ref.place is not None:
-            raise ModelError(f"{self._files.folder}: {ref.name}: stored transposed or stacked, which is not quantized")
-        rows, interleaved = stored_rows(ref, Span(0, size))
-        places = torch.arange(rows.start, rows.stop)
-        return StoredRows(ref.name, stored_size(ref, size), places if interleaved is None else places[interleaved])
 
     def is_one(self, key: str, other: str) -> bool:
         """Whether two keys refer to the same stored numbers."""

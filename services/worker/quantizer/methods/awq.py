@@ -14,6 +14,7 @@ from services.worker.quantizer.methods.base import Inputs, Repeats
 from services.worker.quantizer.scheme import Scheme
 
 _STEPS = 20  # exponents from 0 to below 1
+_FEWEST_ROWS = 32
 _SMALLEST = 1e-4  # factors stay within a range that every dtype can hold
 
 
@@ -22,6 +23,10 @@ class Awq:
 
     calibrated = True
     scales = True
+
+    def fewest(self, n_in: int) -> int:
+        """Return a number from which magnitudes mean something, whatever `n_in` is."""
+        return _FEWEST_ROWS
 
     def scale(self, weight: Tensor, inputs: Inputs, scheme: Scheme, dtype: torch.dtype, repeats: Repeats) -> Tensor:
         """Return the power of the inputs' magnitudes with the smallest error of the outputs."""

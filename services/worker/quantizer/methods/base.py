@@ -18,10 +18,11 @@ class Inputs:
 
     products: Tensor  # sum of x x^T, [n_in, n_in] float32
     magnitudes: Tensor  # mean of |x|, [n_in] float32
+    n_rows: int
 
     def scaled(self, scale: Tensor) -> Inputs:
         """Return the sums of x / scale."""
-        return Inputs(self.products / scale / scale.unsqueeze(1), self.magnitudes / scale)
+        return Inputs(self.products / scale / scale.unsqueeze(1), self.magnitudes / scale, self.n_rows)
 
     def error(self, difference: Tensor) -> float:
         """Return the sum of the squared outputs of a weight `difference` [n_out, n_in] over the rows."""
@@ -33,6 +34,10 @@ class Method(Protocol):
 
     calibrated: bool  # whether it looks at the inputs
     scales: bool  # whether `scale` says anything
+
+    def fewest(self, n_in: int) -> int:
+        """Return the rows of `n_in` inputs that it needs to be better than rounding to nearest."""
+        ...
 
     def scale(self, weight: Tensor, inputs: Inputs, scheme: Scheme, dtype: torch.dtype, repeats: Repeats) -> Tensor:
         """Return factors [n_in] for the columns of the weight; what makes the inputs is divided by them."""

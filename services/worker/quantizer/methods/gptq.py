@@ -23,6 +23,10 @@ class Gptq:
     calibrated = True
     scales = False
 
+    def fewest(self, n_in: int) -> int:
+        """Return `n_in`: of fewer rows the products are singular, and the errors are fitted to their noise."""
+        return n_in
+
     def scale(self, weight: Tensor, inputs: Inputs, scheme: Scheme, dtype: torch.dtype, repeats: Repeats) -> Tensor:
         """Return ones."""
         return torch.ones_like(inputs.magnitudes)

@@ -16,6 +16,10 @@ class RoundToNearest:
     calibrated = False
     scales = False
 
+    def fewest(self, n_in: int) -> int:
+        """Return 0."""
+        return 0
+
     def scale(self, weight: Tensor, inputs: Inputs, scheme: Scheme, dtype: torch.dtype, repeats: Repeats) -> Tensor:
         """Return ones."""
         return torch.ones_like(inputs.magnitudes)

@@ -24,7 +24,7 @@ def _inputs(n_in: int, seed: int) -> Inputs:
     x = sources @ torch.randn(n_in // 2, n_in, generator=generator) / n_in**0.5
     x += 0.1 * torch.randn(x.shape, generator=generator)
     x[:, :: n_in // 4] *= 20
-    return Inputs(x.t() @ x, x.abs().mean(dim=0))
+    return Inputs(x.t() @ x, x.abs().mean(dim=0), len(x))
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

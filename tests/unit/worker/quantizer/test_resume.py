@@ -31,6 +31,10 @@ runpy.run_module("services.worker.quantizer", run_name="__main__", alter_sys=Tru
 """
 
 
+# Experts in the first and in the third layer, a dense one between them.
+_MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": [1]}
+
+
 def _contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
@@ -38,7 +42,11 @@ def _contents(folder: Path) -> dict[str, bytes]:
 def test_a_killed_run_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # sums over rows depend on the number of threads
     torch.set_num_threads(1)
-    model, whole, out = write_model(tmp_path / "model", "LlamaConfig"), tmp_path / "whole", tmp_path / "out"
+    model, whole, out = (
+        write_model(tmp_path / "model", "Qwen3MoeConfig", **_MIXTURE),
+        tmp_path / "whole",
+        tmp_path / "out",
+    )
     quantize(request(model, whole, extra=0.2), CPU, lambda *_: None)
     options = ["--samples", "6", "--length", "48", "--extra", "0.2", "--device", "cpu", "--out", str(out)]
     killed = subprocess.run([sys.executable, "-c", _KILLED, str(model), *options], capture_output=True, check=False)
