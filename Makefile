@@ -48,10 +48,10 @@ test: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## Set up and run the 
 coverage: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## The same, and how much of services/ it runs; takes twice as long
 	$(BYTECODE) $(BIN)/pytest --cov -n 3 $(PYTEST_ARGS)
 
-test-vllm: $(STAMPS)/vllm ## vLLM's engine, for CPUs: conformance, faults under load, a mixed installation (makes build/vllm, 5 GB)
-	PYTHONDONTWRITEBYTECODE= RYZANSTEIN_TEST_ENGINE=vllm build/vllm/bin/python -m pytest $(PYTEST_ARGS) \
+test-vllm: $(STAMPS)/vllm ## vLLM's engine, for CPUs: conformance, faults under load, a mixed installation, two nodes (makes build/vllm, 5 GB)
+	$(BYTECODE) RYZANSTEIN_TEST_ENGINE=vllm build/vllm/bin/python -m pytest $(PYTEST_ARGS) \
 	  tests/integration/worker_engine/test_conformance.py
-	RYZANSTEIN_TEST_VLLM=$(CURDIR)/build/vllm/bin/python $(BIN)/pytest $(PYTEST_ARGS) tests/vllm
+	$(BYTECODE) RYZANSTEIN_TEST_VLLM=$(CURDIR)/build/vllm/bin/python $(BIN)/pytest $(PYTEST_ARGS) tests/vllm
 
 test-triton: $(STAMPS)/triton ## The kernels for GPUs on a CPU: interpreted against the definition, compiled with registers and spills
 	TRITON_INTERPRET=1 PYTHONPATH=build/triton $(BIN)/pytest $(PYTEST_ARGS) tests/triton

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
+from services.common.ports import free_port
 from tests.stack import RunningStack, running_stack
 
 PYTHON = os.environ.get("RYZANSTEIN_TEST_VLLM", "")
@@ -33,3 +35,22 @@ def engine_pid(stack: RunningStack, worker: str) -> int:
     """The process of vLLM that schedules: the parent of its ranks."""
     children = psutil.Process(stack.pid_of(worker)).children(recursive=True)
     return next(child.pid for child in children if any("EngineCore" in word for word in child.cmdline()))
+
+
+def start_worker(
+    stack: RunningStack, name: str, python: Sequence[str], settings: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """One more worker beside those of the installation; `settings` by their names without RYZANSTEIN_."""
+    places = {
+        "REDIS_URL": f"unix://{stack.folder / 'redis.sock'}",
+        "NAMESPACE": f"up-{stack.port}",
+        "HOST": "127.0.0.1",
+        "WORKER_ID": name,
+        "WORKER_PORT": str(free_port()),
+        "MAX_MODEL_LEN": "512",
+    }
+    given = {f"RYZANSTEIN_{key}": value for key, value in (places | dict(settings)).items()}
+    with (stack.folder / "logs" / f"{name}.log").open("w") as log:
+        command = [*python, "-m", "services.worker.api"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", **given}
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)

@@ -16,9 +16,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from services.cli.stack.default_model import default_model
-from services.common.ports import free_port
 from tests.stack import RunningStack
-from tests.vllm.installation import START_S, engine_pid
+from tests.vllm.installation import START_S, engine_pid, start_worker
 
 pytestmark = pytest.mark.timeout(2 * START_S)
 MODELS = {"tiny": "approximate", "ours": "exact"}  # and how they resume a text
@@ -58,21 +57,8 @@ def mixed(stack: RunningStack) -> Iterator[Mixed]:
 
 
 def _native(stack: RunningStack, name: str) -> subprocess.Popen[bytes]:
-    settings = {
-        "RYZANSTEIN_REDIS_URL": f"unix://{stack.folder / 'redis.sock'}",
-        "RYZANSTEIN_NAMESPACE": f"up-{stack.port}",
-        "RYZANSTEIN_HOST": "127.0.0.1",
-        "RYZANSTEIN_WORKER_ID": name,
-        "RYZANSTEIN_WORKER_PORT": str(free_port()),
-        "RYZANSTEIN_MODEL": default_model().model,
-        "RYZANSTEIN_SERVED_MODEL_NAME": "ours",
-        "RYZANSTEIN_MAX_MODEL_LEN": "512",
-        "RYZANSTEIN_KV_TOKENS": "8192",
-        "OMP_NUM_THREADS": "1",
-    }
-    with (stack.folder / "logs" / f"{name}.log").open("w") as log:
-        command = [sys.executable, "-m", "services.worker.api"]
-        return subprocess.Popen(command, env={**os.environ, **settings}, stdout=log, stderr=subprocess.STDOUT)
+    settings = {"MODEL": default_model().model, "SERVED_MODEL_NAME": "ours", "KV_TOKENS": "8192"}
+    return start_worker(stack, name, [sys.executable], settings)
 
 
 @dataclass
