@@ -23,6 +23,7 @@ PROMPT = list(range(5, 45))
 LENGTH = 24
 NEAR_TIE = 1e-3
 BLOCK_TOKENS = {"vllm": 32}  # a part of a larger KV block is not reused
+GRACE_S = {"vllm": 0.5}  # two steps of vLLM take up to 0.2 s on a busy machine, and 470 take longer on any
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
@@ -255,7 +256,8 @@ async def test_a_drain_lets_short_requests_end_hands_long_ones_off_and_is_for_go
     assert engine.facts is not None
     short, long = submitted(engine, ask(n=2)), submitted(engine, ask(n=0))
     await long.until(1)
-    assert await engine.drain(0.05) in {(1, 1), (1, 0)}  # the short one may have ended before
+    ended = await engine.drain(GRACE_S.get(engine.model.engine, 0.05))
+    assert ended in {(1, 1), (1, 0)}  # the short one may have ended before
     assert short.finish is Finish.LENGTH
     assert long.handoff is not None
     assert long.handoff.reason == pb.Handoff.REASON_DRAIN
