@@ -16,7 +16,7 @@ class Edge:
     port: int
 
 
-HTTP, GRPC, ROUTER, COORDINATOR, WORKER, METRICS, REDIS = 8000, 50051, 50052, 50053, 50054, 9100, 6379
+HTTP, GRPC, ROUTER, COORDINATOR, WORKER, METRICS, REDIS = 8000, 50051, 50052, 50053, 50054, 9100, 6380
 # What the services call: addresses from the environment, and those that they learn from leases in Redis.
 CALLS = {
     Edge("gateway", "router", ROUTER),

@@ -15,6 +15,8 @@ SERVICES = {"gateway": "gateway", "router": "router", "coordinator": "coordinato
 # What a pod has and a container of compose has not: a name of its own that outlives a restart, an address to be told.
 # Redis needs no password where only these containers reach it; drains are shorter where nobody balances load.
 OF_PODS = {"worker": {"RYZANSTEIN_WORKER_ID", "RYZANSTEIN_ADVERTISE_HOST"}}
+# Nor certificates: its traffic stays on one machine.
+OF_TLS = {"RYZANSTEIN_TLS_FOLDER", "RYZANSTEIN_TLS_PHASE", "RYZANSTEIN_REDIS_CA_FILE"}
 OF_REDIS_AUTH = {"RYZANSTEIN_REDIS_USERNAME", "RYZANSTEIN_REDIS_PASSWORD", "RYZANSTEIN_REDIS_PASSWORD_FILE"}
 OWN_VALUES = {
     "NAMESPACE",
@@ -45,7 +47,7 @@ def test_compose_tells_a_service_what_the_chart_tells_it(service: str) -> None:
         of_chart["RYZANSTEIN_EXPECTED_MODELS"] = ",".join(expected_models(render(), service))
     of_compose = {key: _default(value) for key, value in _compose()[service]["environment"].items()}
     assert of_compose.pop("OTEL_EXPORTER_OTLP_ENDPOINT") == ""  # jaeger's, with the profile `monitoring`
-    ours = {name for name in of_chart if name.startswith("RYZANSTEIN_")} - OF_REDIS_AUTH
+    ours = {name for name in of_chart if name.startswith("RYZANSTEIN_")} - OF_REDIS_AUTH - OF_TLS
     assert set(of_compose) == ours - OF_PODS.get(service, set())
     for name, value in of_compose.items():
         if name.removeprefix("RYZANSTEIN_") not in OWN_VALUES and not name.endswith("_ADDRESS"):

@@ -42,9 +42,16 @@ workers:
 
 
 def settings_of(env: dict[str, object], **of_pod: str) -> WorkerSettings:
-    """A worker's settings from its container's variables; `of_pod` are those that Kubernetes fills in."""
+    """A worker's settings from its container's variables; `of_pod` are those that Kubernetes fills in.
+
+    Those of Redis and of certificates name files that are not here.
+    """
     given = {field: env.get(f"RYZANSTEIN_{field.upper()}") for field in WorkerSettings.model_fields}
-    chosen = {field: value for field, value in given.items() if isinstance(value, str) and "redis" not in field}
+    chosen = {
+        field: value
+        for field, value in given.items()
+        if isinstance(value, str) and not field.startswith(("redis", "tls"))
+    }
     return WorkerSettings(**chosen | {"engine_args": json.loads(chosen["engine_args"])} | of_pod)
 
 

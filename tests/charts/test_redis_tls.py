@@ -26,9 +26,9 @@ PLAIN, TLS = 6379, 6380
     ("tls", "url", "ports"),
     [
         ("{mode: 'off'}", f"redis://{HOST}:{PLAIN}/0", {PLAIN}),
-        ("{mode: generated, phase: offer}", f"redis://{HOST}:{PLAIN}/0", {PLAIN, TLS}),
-        ("{mode: generated, phase: use}", f"rediss://{HOST}:{TLS}/0", {PLAIN, TLS}),
-        ("{mode: generated}", f"rediss://{HOST}:{TLS}/0", {TLS}),
+        ("{phase: offer}", f"redis://{HOST}:{PLAIN}/0", {PLAIN, TLS}),
+        ("{phase: use}", f"rediss://{HOST}:{TLS}/0", {PLAIN, TLS}),
+        ("{}", f"rediss://{HOST}:{TLS}/0", {TLS}),
     ],
 )
 def test_neighbouring_phases_reach_it(tls: str, url: str, ports: set[int]) -> None:
@@ -74,7 +74,7 @@ async def test_its_certificate_is_verified_and_renewed_without_a_restart(tmp_pat
             except (RedisError, OSError):
                 return False
 
-    with running(render(inline="tls: {mode: generated}"), tmp_path, {str(TLS): port}):
+    with running(render(), tmp_path, {str(TLS): port}):
         await until(lambda: answers(access))
         assert not await answers(RedisAccess(f"redis://localhost:{port}/0", password="secret"))
         assert not await answers(RedisAccess(f"rediss://127.0.0.1:{port}/0", password="secret", ca_file=str(trusted)))

@@ -18,6 +18,7 @@ from tests.redis_users import COMPONENTS, modern_server, rules
 PASSWORDS = ("current", "previous")
 PATIENCE = Retry(ConstantBackoff(0.1), 300)  # while it starts
 COMPONENT_USERS = "{redis: {auth: {users: components}}, finetuner: {enabled: true}}"
+PLAIN = "{tls: {mode: 'off'}, redis: {auth: {users: components}}, finetuner: {enabled: true}}"
 
 
 def password_of(rendered: Rendered, component: str) -> tuple[str, str]:
@@ -57,7 +58,7 @@ def test_redis_starts_with_these_users(tmp_path: Path) -> None:
     """The script and the configuration as they are, but for the folders of a pod."""
     if not (server := modern_server()):
         pytest.skip("no redis-server of version 7 or newer is installed")
-    (config,) = [each for each in render(inline=COMPONENT_USERS).of("ConfigMap") if "start.sh" in each["data"]]
+    (config,) = [each for each in render(inline=PLAIN).of("ConfigMap") if "start.sh" in each["data"]]
     for name in ("redis/current/password", *(f"redis-users/{when}/{who}" for when in PASSWORDS for who in COMPONENTS)):
         file = tmp_path / "etc" / name
         file.parent.mkdir(parents=True, exist_ok=True)

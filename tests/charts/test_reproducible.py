@@ -21,6 +21,8 @@ TEMPLATES = sorted(
 UNREPEATABLE = re.compile(
     r"\b(lookup|Capabilities|rand\w+|gen(CA|\w*Cert\w*|PrivateKey)|uuidv4|now|htpasswd|bcrypt|getHostByName)\b"
 )
+# But for an upgrade, which asks in which phase of mutual TLS its release is. Without a cluster it is always the last.
+PHASE = re.compile(r'\{\{- range lookup "v1" "Pod" .Release.Namespace ""')
 EXPRESSION = re.compile(r"\{\{(?!-?\s*/\*)(.*?)\}\}", re.DOTALL)
 QUOTED = re.compile(r'"[^"]*"|`[^`]*`')
 HELM_SECRET_BYTES = 900 * 1024
@@ -58,7 +60,7 @@ def test_lint_has_nothing_to_say(major: int) -> None:
 
 def test_templates_call_nothing_unrepeatable() -> None:
     for template in TEMPLATES:
-        for expression in EXPRESSION.findall(template.read_text()):
+        for expression in EXPRESSION.findall(PHASE.sub("", template.read_text())):
             assert not UNREPEATABLE.search(QUOTED.sub('""', expression)), (template.name, expression)
 
 

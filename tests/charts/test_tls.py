@@ -25,7 +25,7 @@ def mounted(rendered: Rendered) -> dict[str, str]:
 
 
 def test_a_job_makes_certificates_and_may_change_no_other_secret() -> None:
-    rendered = render(inline="tls: {mode: generated}")
+    rendered = render()
     commands = []
     for pod in rendered.pods_of("secrets"):
         (maker,) = [container for container in pod.containers if container["name"] == "certificates"]
@@ -68,7 +68,8 @@ def test_secrets_of_yours() -> None:
 
 
 def test_off_is_plain() -> None:
-    for pod in render().pods:
+    """With the phase that charts before had as their default, which `--reuse-values` keeps."""
+    for pod in render(inline="tls: {mode: 'off', phase: require}").pods:
         for container in pod.all_containers:
             assert not [name for name in environment(container) if name.startswith("RYZANSTEIN_TLS")]
 
@@ -78,8 +79,8 @@ def test_off_is_plain() -> None:
     [
         ("tls: {mode: existing}", "tls.secretPrefix: tls.mode existing needs your secrets' names"),
         ("tls: {mode: generated, secretPrefix: own}", "tls.secretPrefix: has no effect with tls.mode generated"),
-        ("{tls: {mode: generated}, secrets: {generate: false}}", "tls.mode: generated needs the Job"),
-        ("tls: {phase: offer}", "tls.phase: has no effect with tls.mode off"),
+        ("secrets: {generate: false}", "tls.mode: generated needs the Job"),
+        ("tls: {mode: 'off', phase: offer}", "tls.phase: has no effect with tls.mode off"),
     ],
 )
 def test_what_makes_no_sense_is_refused(values: str, said: str) -> None:

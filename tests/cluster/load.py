@@ -37,13 +37,14 @@ class Traffic:
         streams: int = 16,
         tokens: int = 200,
         shorts: int = 4,
+        short_tokens: int = SHORT_TOKENS,
         seed: int = 0,
         model: str = "ryzanstein-tiny",
     ) -> Self:
         """Ask everything once while nothing happens."""
         long, short = (
             [replace(case, model=model) for case in make_cases(count, length, start)]
-            for count, length, start in ((streams, tokens, seed), (shorts, SHORT_TOKENS, seed + 1))
+            for count, length, start in ((streams, tokens, seed), (shorts, short_tokens, seed + 1))
         )
 
         async def run() -> list[Answer]:

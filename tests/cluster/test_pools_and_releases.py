@@ -22,7 +22,10 @@ PAIRS = {
     "workers.pools.pair.replicas": 2,
 }
 KEPT = {**SMALL, "redis.persistence.enabled": "true"}
-KINDS = "deployments,statefulsets,jobs,services,configmaps,serviceaccounts,roles,rolebindings,networkpolicies,pods"
+KINDS = (
+    "deployments,statefulsets,jobs,cronjobs,services,configmaps,serviceaccounts,roles,rolebindings,networkpolicies,pods"
+)
+SERVICES = ("gateway", "router", "coordinator", "worker")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +75,7 @@ def test_releases_know_nothing_of_each_other(pools: Installation, namespaces: Na
 
 
 def test_what_stays_is_taken_up_again(namespaces: Namespaces) -> None:
-    """Only the password and Redis's claim stay; a release of the same name finds in them what it had."""
+    """Only the password, certificates and Redis's claim stay; a release of the same name finds in them what it had."""
     installation = Installation(namespaces("again"))
     installation.install(*settings(KEPT))
     assert installation.redis("set kept yes") == "OK"
@@ -80,6 +83,8 @@ def test_what_stays_is_taken_up_again(namespaces: Namespaces) -> None:
     installation.kube.until("every pod is gone", lambda: not installation.kube.items("pods"))
     assert installation.kube.items(KINDS, "app.kubernetes.io/instance=ryzanstein") == []
     left = installation.kube.items("secrets,persistentvolumeclaims")
-    assert {item["metadata"]["name"] for item in left} == {"ryzanstein-redis-auth-1", "data-ryzanstein-redis-0"}
+    certificates = {f"ryzanstein-tls-{name}" for name in ("ca", "admin", "redis", *SERVICES)}
+    kept = {"ryzanstein-redis-auth-1", "data-ryzanstein-redis-0"} | certificates
+    assert {item["metadata"]["name"] for item in left} == kept
     installation.install(*settings(KEPT))
     assert installation.redis("get kept") == "yes"

@@ -16,8 +16,8 @@ RELEASE = "ryzanstein"
 NOWHERE = "podDefaults.nodeSelector.ryzanstein\\.dev/test=none"
 NOWHERE_YAML = "podDefaults: {nodeSelector: {ryzanstein.dev/test: none}}"
 KINDS = (
-    "deployments,statefulsets,jobs,services,configmaps,serviceaccounts,roles,rolebindings,secrets,networkpolicies,"
-    "poddisruptionbudgets,horizontalpodautoscalers,persistentvolumeclaims"
+    "deployments,statefulsets,jobs,cronjobs,services,configmaps,serviceaccounts,roles,rolebindings,secrets,"
+    "networkpolicies,poddisruptionbudgets,horizontalpodautoscalers,persistentvolumeclaims"
 )
 RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn", "audit")}
 

@@ -97,7 +97,7 @@ def test_the_job_makes_certificates_and_changes_nothing_else(namespaces: Namespa
     """The command of the rendered CronJob, as its service account: made, kept, and the CA's replacement begun."""
     kube = namespaces("certificates")
     kube.kubectl("create", "secret", "generic", "somebody-elses", "--from-literal=password=x")
-    install(kube, "tls.mode=generated")
+    install(kube)
     (job,) = kube.items("cronjobs", "app.kubernetes.io/component=secrets")
     (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     command, config = [*container["command"], *container["args"]], kubeconfig_of(kube, MAKER, tmp_path)
@@ -116,7 +116,7 @@ def test_the_job_makes_certificates_and_changes_nothing_else(namespaces: Namespa
 
 def _command(kube: Kube) -> list[str]:
     (job,) = kube.items("jobs", "app.kubernetes.io/component=secrets")
-    container = job["spec"]["template"]["spec"]["containers"][0]
+    (container,) = [each for each in job["spec"]["template"]["spec"]["containers"] if each["name"] == "secrets"]
     command = [*container["command"], *container.get("args", ())]
     assert command[:3] == ["ryzanstein", "kube", "ensure-secrets"]
     return command

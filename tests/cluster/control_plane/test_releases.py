@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
-from tests.cluster.control_plane.releases import install, owned, replicas, specs, upgrade
-from tests.cluster.kube import Kube
+from tests.cluster.control_plane.releases import NOWHERE, RELEASE, install, owned, replicas, specs, upgrade
+from tests.cluster.kube import Kube, Object, client_pod
+from tests.programs import CHART
 
 GATEWAY, ROUTER, WORKERS = (
     "deployment/ryzanstein-gateway",
@@ -19,6 +21,7 @@ CHANGES = (
     "logLevel=debug",
     "commonLabels.team=blue",
 )
+WORKLOADS = ("Deployment", "StatefulSet")
 CLAIMS = "redis.persistence.enabled=true"
 
 
@@ -73,3 +76,39 @@ def test_another_generation_of_the_password_is_another_job(namespace: Kube) -> N
     upgrade(namespace, "redis.auth.generation=2")
     (second,) = namespace.items("jobs")
     assert second["metadata"]["name"] != first["metadata"]["name"]
+
+
+def test_an_upgrade_is_one_phase_of_tls_further_than_the_last_pod(namespace: Kube) -> None:
+    """And has all of mutual TLS where nothing of the release runs, or nothing is seen."""
+    namespace.apply(pod("other", "gateway", "", release="other"))
+    assert next_phase(namespace) == "require"
+    namespace.apply(pod("redis", "redis", "bundled"), pod("worker", "worker", "use"))
+    assert next_phase(namespace) == "require"
+    namespace.apply(pod("router", "router", "offer"))
+    assert next_phase(namespace) == "use"
+    namespace.apply(pod("gateway", "gateway", ""))
+    assert next_phase(namespace) == next_phase(namespace, major=4) == "offer"
+    assert next_phase(namespace, "--dry-run=client") == "require"
+    namespace.kubectl("patch", "pod", "gateway", "--subresource=status", '--patch={"status": {"phase": "Failed"}}')
+    assert next_phase(namespace) == "use"
+
+
+def pod(name: str, component: str, phase: str, release: str = RELEASE) -> Object:
+    """One that the release could have: without a phase it speaks plain text; Redis is told none."""
+    labels = {"name": "ryzanstein", "instance": release, "component": component}
+    made = client_pod(name, "cli", ("true",), {f"app.kubernetes.io/{key}": value for key, value in labels.items()})
+    made["spec"]["nodeSelector"] = {"ryzanstein.dev/test": "none"}
+    if phase:
+        made["spec"]["volumes"] = [{"name": "tls", "secret": {"secretName": "any"}}]
+    if component != "redis" and phase:
+        made["spec"]["containers"][0]["env"] = [{"name": "RYZANSTEIN_TLS_PHASE", "value": phase}]
+    return made
+
+
+def next_phase(kube: Kube, mode: str = "--dry-run=server", major: int = 3) -> str:
+    """The phase of an upgrade of the release; it is the same in all of its pods."""
+    text = kube.helm("template", RELEASE, str(CHART), "--is-upgrade", mode, "--set", NOWHERE, major=major)
+    specs = [each["spec"]["template"]["spec"] for each in yaml.safe_load_all(text) if each["kind"] in WORKLOADS]
+    variables = [variable for spec in specs for variable in spec["containers"][0].get("env", ())]
+    (phase,) = {each["value"] for each in variables if each["name"] == "RYZANSTEIN_TLS_PHASE"}
+    return str(phase)

@@ -25,7 +25,7 @@ from services.router.sessions import Binding, Sessions
 from services.worker.api.adapter_pins import follow_pins
 from services.worker.engine.request import AdapterRef
 from tests.integration.router.processes import until
-from tests.redis_users import COMPONENTS, modern_server, rules
+from tests.redis_users import COMPONENTS, REFUSED, modern_server, nobodys, others, rules
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -37,61 +37,7 @@ ORDER = Order(
     created_at=0,
 )  # fmt: skip
 ADMIN = "admin"
-REFUSED = "no permissions|can't access at least one of the keys"
 LEASE = Lease("w", "incarnation", "host:1", "tiny", "serving")
-# By component, what others write. Reading a lease's address or a session is nobody else's work, either.
-OTHERS: dict[str, tuple[tuple[object, ...], ...]] = {
-    "gateway": (
-        ("HSET", KEYS.leases, "w", "{}"),
-        ("ZADD", KEYS.workers, 1, "w"),
-        ("INCR", KEYS.leases_version),
-        ("PUBLISH", KEYS.worker_events, "w"),
-        ("SET", KEYS.session("t", "s"), "w"),
-        ("GET", KEYS.session("t", "s")),
-        ("EVAL", "return redis.call('HSET', ARGV[1], 'w', '{}')", 0, KEYS.leases),
-    ),
-    "router": (
-        ("SET", KEYS.leases, "w"),
-        ("DEL", KEYS.leases_version),
-        ("PUBLISH", KEYS.worker_events, "w"),
-        ("HSET", KEYS.issued_keys, "id", "{}"),
-        ("GET", KEYS.kept_response("t", "r")),
-        ("EVAL", "return redis.call('SET', ARGV[1], 'w')", 0, KEYS.leases_version),
-    ),
-    "coordinator": (
-        ("SET", KEYS.leases_version, 1),
-        ("PUBLISH", KEYS.worker_events, "w"),
-        ("SET", KEYS.session("t", "s"), "w"),
-        ("GET", KEYS.api_key("digest")),
-    ),
-    "worker": (
-        ("SET", KEYS.session("t", "s"), "w"),
-        ("SET", KEYS.api_key("digest"), "{}"),
-        ("SET", KEYS.quota("t", "202601"), 0),
-        ("HSET", KEYS.batch("t:b"), "status", "done"),
-        ("HGET", KEYS.issued_keys, "id"),
-        ("HSET", KEYS.adapters, "a", "{}"),
-    ),
-    "finetuner": (
-        ("HGET", KEYS.api_key("digest"), "id"),
-        ("HSET", KEYS.batch("t:b"), "status", "done"),
-        ("RPUSH", KEYS.file_pieces("t", "f"), "piece"),
-        ("HSET", KEYS.leases, "w", "{}"),
-        ("EVAL", "return redis.call('HSET', ARGV[1], 'name', '{}')", 0, KEYS.adapters),
-    ),
-}
-NOBODYS = (
-    ("FLUSHALL",),
-    ("KEYS", "*"),
-    ("SCAN", 0),
-    ("CONFIG", "GET", "*"),
-    ("ACL", "LIST"),
-    ("SCRIPT", "FLUSH"),
-    ("FUNCTION", "FLUSH"),
-    ("MONITOR",),
-    ("SET", RedisKeys("other").leases_version, 1),
-    ("SET", RedisKeys("other").quota("t", "202601"), 1),
-)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -128,7 +74,7 @@ def access_of(component: str, socket: Path) -> RedisAccess:
 
 @pytest.mark.parametrize("component", COMPONENTS)
 async def test_what_is_anothers_is_refused(users: dict[str, Redis], component: str) -> None:
-    for command in (*OTHERS[component], *NOBODYS):
+    for command in (*others(KEYS)[component], *nobodys()):
         with pytest.raises(RedisError, match=REFUSED):
             await users[component].execute_command(*command)
     if component != "worker":

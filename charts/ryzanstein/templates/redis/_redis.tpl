@@ -17,14 +17,14 @@ redis://{{ include "ryzanstein.host" (list . "redis") }}:6379/0
 
 {{/* Whether services speak TLS to it: in the first phase it offers TLS only. Empty or "true". */}}
 {{- define "ryzanstein.redis.tls.used" -}}
-{{- if and (include "ryzanstein.redis.tls" .) (ne .Values.tls.phase "offer") }}true{{ end -}}
+{{- if and (include "ryzanstein.redis.tls" .) (ne (include "ryzanstein.tls.phase" .) "offer") }}true{{ end -}}
 {{- end }}
 
 {{/* The ports of the bundled one by name. Two of them: a server's port speaks either plain text or TLS. */}}
 {{- define "ryzanstein.redis.ports" -}}
 {{- $ports := dict -}}
 {{- $tls := include "ryzanstein.redis.tls" . -}}
-{{- if or (not $tls) (ne .Values.tls.phase "require") }}{{- $_ := set $ports "redis" 6379 -}}{{ end -}}
+{{- if or (not $tls) (ne (include "ryzanstein.tls.phase" .) "require") }}{{- $_ := set $ports "redis" 6379 -}}{{ end -}}
 {{- if $tls }}{{- $_ := set $ports "redis-tls" 6380 -}}{{ end -}}
 {{- toJson $ports -}}
 {{- end }}

@@ -21,11 +21,52 @@
 {{- if eq .Values.tls.mode "generated" }}true{{ end -}}
 {{- end }}
 
+{{/* What servers accept and clients speak. "auto" is decided once for all objects: pods come and go between two looks. */}}
+{{- define "ryzanstein.tls.phase" -}}
+{{- if eq .Values.tls.phase "auto" -}}
+{{- $_ := set .Values.tls "phase" (include "ryzanstein.tls.next" .) -}}
+{{- end -}}
+{{- .Values.tls.phase -}}
+{{- end }}
+
+{{/*
+The phase that loses nothing: one further than the pod that is furthest behind, pods that are about to end included.
+Nothing runs before the first installation, and nothing is seen without a cluster.
+*/}}
+{{- define "ryzanstein.tls.next" -}}
+{{- $seen := list -}}
+{{- if .Release.IsUpgrade -}}
+{{- $components := include "ryzanstein.tls.components" . | fromJsonArray -}}
+{{- range lookup "v1" "Pod" .Release.Namespace "" | dig "items" list -}}
+{{- $labels := default dict .metadata.labels -}}
+{{- $ours := and (eq (get $labels "app.kubernetes.io/name") $.Chart.Name) (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) -}}
+{{- if and $ours (has (get $labels "app.kubernetes.io/component") $components) (not (has .status.phase (list "Succeeded" "Failed"))) -}}
+{{- $seen = append $seen (include "ryzanstein.tls.seen" .spec) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if has "plain" $seen -}}offer{{- else if has "offer" $seen -}}use{{- else -}}require{{- end -}}
+{{- end }}
+
+{{/* The phase of a pod that runs, by its spec; "plain" without certificates, empty for Redis, which has no more than them. */}}
+{{- define "ryzanstein.tls.seen" -}}
+{{- $seen := "plain" -}}
+{{- range .volumes -}}
+{{- if eq .name "tls" }}{{- $seen = "" -}}{{ end -}}
+{{- end -}}
+{{- if not $seen -}}
+{{- range (first .containers).env -}}
+{{- if eq .name "RYZANSTEIN_TLS_PHASE" }}{{- $seen = .value -}}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- $seen -}}
+{{- end }}
+
 {{- define "ryzanstein.tls.env" -}}
 {{- if ne .Values.tls.mode "off" }}
 # A folder, looked at every second: a certificate that is renewed needs no restart.
 RYZANSTEIN_TLS_FOLDER: /etc/ryzanstein/tls
-RYZANSTEIN_TLS_PHASE: {{ .Values.tls.phase }}
+RYZANSTEIN_TLS_PHASE: {{ include "ryzanstein.tls.phase" . }}
 {{- end }}
 {{- end }}
 
@@ -75,9 +116,9 @@ tls.secretPrefix: tls.mode existing needs your secrets' names, PREFIX-gateway, P
 tls.secretPrefix: has no effect with tls.mode {{ .mode }}; take existing
 {{- end -}}
 {{- if and (eq .mode "generated") (not $.Values.secrets.generate) }}
-tls.mode: generated needs the Job that secrets.generate turns off; take certManager or existing
+tls.mode: generated needs the Job that secrets.generate turns off; take certManager, existing or off
 {{- end -}}
-{{- if and (eq .mode "off") (ne .phase "require") }}
+{{- if and (eq .mode "off") (has .phase (list "offer" "use")) }}
 tls.phase: has no effect with tls.mode off
 {{- end -}}
 {{- end -}}
