@@ -204,9 +204,8 @@ class _Work:
             return dict.fromkeys(names, self.usual)
         candidates = {}
         for name, unit in names.items():
-            errors = record["survey"][int(name.partition(".")[0])].get(
-                unit.name, (0.0, 0.0)
-            )  # experts get no more bits
+            surveyed = record["survey"][int(name.partition(".")[0])]
+            errors = surveyed.get(unit.name, (0.0, 0.0))  # experts get no more bits
             sizes = [self._bytes(unit, scheme) for scheme in (self.usual, _BYTES)]
             candidates[name] = Candidate(*errors, *sizes)
         chosen = choose(candidates, self.request.extra)
