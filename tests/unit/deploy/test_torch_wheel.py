@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.docker import wheelhouse
 from deploy.torch_wheel import Wheel, choose, sees_gpu
 
 PIN = "torch==9.9.0"
@@ -86,6 +87,24 @@ def test_an_index_without_the_release_is_named(index: str) -> None:
     wheel = choose("cpu", "torch==9.8.0", False, "", index)
     assert wheel.options == ()
     assert "9.8.0+cpu" in wheel.about
+
+
+def test_vllms_wheels_ask_no_index_without_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip asks an index for every package, and one that does not answer costs seconds for each of a hundred."""
+    write_wheel(tmp_path / "wheels", "9.9.0+cpu")
+    (tmp_path / "vllm.txt").write_text(f"# the torch that it asks for\n{PIN}\n")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setattr(wheelhouse, "ROOT", tmp_path)
+    monkeypatch.setattr(wheelhouse, "WHEELHOUSE", tmp_path / "wheelhouse")
+    monkeypatch.setattr(wheelhouse, "VLLM", [tmp_path / "vllm.txt"])
+    monkeypatch.setattr(wheelhouse, "OLDER_PYTHON", [])
+    with socket.create_server(("127.0.0.1", 0)) as unasked:
+        monkeypatch.setenv("TORCH_INDEX", f"http://127.0.0.1:{unasked.getsockname()[1]}")
+        wheelhouse.fill_vllm("amd64")
+        unasked.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            unasked.accept()
+    assert (tmp_path / "wheelhouse/amd64/vllm-cpu.sha256").read_text().endswith("torch-9.9.0+cpu-py3-none-any.whl\n")
 
 
 def test_a_gpu_or_the_variable_takes_cuda(index: str) -> None:
