@@ -20,7 +20,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from services.worker.backends.batch import AdapterRows, StepBatch
@@ -29,6 +28,7 @@ from services.worker.backends.cuda.fused import TritonOps
 from services.worker.backends.cuda.grouped import GroupedExperts
 from services.worker.backends.cuda.low_rank import TritonLowRank
 from services.worker.backends.cuda.paged import PagedTriton
+from services.worker.backends.draws import Chances
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import find_kv_format, plain_format
 from services.worker.backends.shapes import AttentionShape, ExpertsShape, KvShape, Routing
@@ -143,8 +143,7 @@ def layer_launches(shape: AttentionShape, dtype: torch.dtype, hidden: int = 4096
         torch.zeros(4, 2 * shape.n_kv_heads * shape.head_dim, dtype=dtype), places, heads, n_rotated, rotation
     )
     ops.gate("silu")(torch.zeros(2, 4 * hidden, dtype=dtype))
-    zeros = np.zeros(2, np.int64)
-    ops.logit_shard(0, 8192).sample(torch.zeros(2, 8192), np.ones(2, np.float32), zeros.astype(np.uint64), zeros)
+    ops.logit_shard(0, 8192).sample(torch.zeros(2, 8192), Chances(torch.ones(2), places, places))
     yield from launches
 
 

@@ -14,6 +14,7 @@ from services.worker.backends.cuda.fused import TritonOps
 from services.worker.backends.cuda.logit_shard import CudaLogitShard
 from services.worker.backends.torch.ops import TorchOps
 from tests.triton.test_attention import DEVICE
+from tests.unit.worker.sampling.drawing import chances
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 DTYPES = st.sampled_from([*LIMITS])
@@ -93,15 +94,16 @@ def test_draws_are_those_of_torch(n_columns: int) -> None:
     logits, first_id = numbers(6, n_columns), 1000
     logits[0, 7] = logits[0, 9] = 50.0  # of equals the lowest id wins
     temperature = np.array([0, 0, 0.7, 1, 1, 2], np.float32)
-    seeds, positions = np.arange(6, dtype=np.uint64) << np.uint64(40), np.arange(6) * 7
+    seeds = (np.arange(6, dtype=np.uint64) << np.uint64(40)) - np.uint64(3)
+    drawn_by = chances(temperature, seeds, np.arange(6) * 7, DEVICE)
     reference = TorchOps(torch.float32, DEVICE).logit_shard(first_id, n_columns)
-    exact = reference.sample(logits.clone(), temperature, seeds, positions)
+    exact = reference.sample(logits.clone(), drawn_by)
     assert int(keys.token_ids_of(exact)[0]) == first_id + 7
     for shard in (
         TritonOps(torch.float32, DEVICE).logit_shard(first_id, n_columns),
         CudaLogitShard(first_id, n_columns, DEVICE),
     ):
-        found = shard.sample(logits.clone(), temperature, seeds, positions)
+        found = shard.sample(logits.clone(), drawn_by)
         assert torch.equal(keys.token_ids_of(found), keys.token_ids_of(exact))
         assert torch.allclose(keys.values_of(found), keys.values_of(exact), rtol=1e-5)
         assert torch.equal(found[:2], exact[:2]), "greedy scores are the logits"

@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.worker.backends.batch import AdapterRows
+from services.worker.backends.batch import AdapterNumbers, AdapterRows
 from services.worker.backends.cuda.fused import TritonOps
 from services.worker.backends.cuda.low_rank import TritonLowRank
 from services.worker.backends.cuda.ops import CudaOps
@@ -41,8 +41,8 @@ def test_each_row_gets_the_product_with_its_own_factors(
     slots = torch.randint(-1, SLOTS, (n,), generator=generator).to(DEVICE)
     before, torchs = wide.clone(), wide.clone()
     layer.add_(wide[:, 3 : 3 + n_out], x, AdapterRows(slots, ()))
-    if (rows := AdapterRows.of(slots)) is not None:
-        by_torch.add_(torchs[:, 3 : 3 + n_out], x, rows)
+    if (rows := AdapterNumbers.of(slots.cpu().numpy())) is not None:
+        by_torch.add_(torchs[:, 3 : 3 + n_out], x, rows.on_device(slots, torch.from_numpy(rows.order).to(DEVICE)))
     for row, slot in enumerate(slots.tolist()):
         start = before[row, 3 : 3 + n_out]
         if slot in (-1, 1):

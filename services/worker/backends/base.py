@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.backends.batch import AdapterRows, StepBatch
 from services.worker.backends.collectives import Communicator, GroupSeat, StepCommunicator
+from services.worker.backends.draws import Chances
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import KvFormat
 from services.worker.backends.names import Activation
@@ -32,9 +31,6 @@ Norm = Callable[[Tensor], Tensor]  # normalises the last dimension
 Lookup = Callable[[Tensor], Tensor]  # maps row numbers [n] to rows [n, size] of a table [n_rows, size]
 Rotation = Callable[[Tensor], None]  # rotates the first rotary_dim elements of heads [n, n_heads, head_dim] in place
 Rope = Callable[[Tensor], Rotation]  # maps positions [n] to the rotation that all layers of a step share
-Temperatures = NDArray[np.float32]
-Seeds = NDArray[np.uint64]
-Positions = NDArray[np.int64]
 
 
 class Linear(Protocol):
@@ -107,10 +103,10 @@ class LogitShard(Protocol):
 
     first_id: int
 
-    def sample(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
+    def sample(self, logits: Tensor, chances: Chances) -> Tensor:
         """Return the key of each row's best score, [n] int64; `logits` may be overwritten.
 
-        A score is the logit at `temperature` 0, otherwise logit / temperature + noise of (seed, position, token).
+        A score is the logit at temperature 0, otherwise logit / temperature + noise of (seed, position, token).
         """
         ...
 

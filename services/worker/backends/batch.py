@@ -1,4 +1,4 @@
-"""The tensors of one step, built once and shared by every layer."""
+"""One step: its numbers on the host, and its tensors, built once and shared by every layer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,14 +18,33 @@ class AdapterRows:
 
     slots: torch.Tensor  # [n_rows] int64, the slot of each row's adapter; -1: none
     by_slot: tuple[tuple[int, torch.Tensor], ...]  # the slots in use, each with its rows [n] int64
+    numbers: AdapterNumbers | None = None  # what the host knows of the step's rows; None in a graph
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterNumbers:
+    """`AdapterRows` on the host: it decides which rows belong to which slot, so that no step asks the device."""
+
+    slots: Ints  # [n_rows]; -1: none
+    used: tuple[int, ...]
+    counts: tuple[int, ...]  # rows of each slot in use
+    order: Ints  # [sum(counts)], the rows with an adapter, by slot
 
     @classmethod
-    def of(cls, slots: torch.Tensor) -> AdapterRows | None:
+    def of(cls, slots: Ints) -> AdapterNumbers | None:
         """Return the rows with these `slots` [n_rows]; None if no row has an adapter."""
-        used = [slot for slot in torch.unique(slots).tolist() if slot >= 0]
-        if not used:
+        used, counts = np.unique(slots, return_counts=True)
+        n_bare = int(counts[0]) if used[0] < 0 else 0
+        if n_bare == len(slots):
             return None
-        return cls(slots, tuple((slot, torch.nonzero(slots == slot).squeeze(1)) for slot in used))
+        first = 1 if n_bare else 0
+        order = np.argsort(slots, kind="stable")[n_bare:]
+        return cls(slots, tuple(used[first:].tolist()), tuple(counts[first:].tolist()), order)
+
+    def on_device(self, slots: torch.Tensor, order: torch.Tensor) -> AdapterRows:
+        """Return the rows, given `slots` and `order` on the device."""
+        rows = torch.split(order, list(self.counts))
+        return AdapterRows(slots, tuple(zip(self.used, rows, strict=True)), self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +78,14 @@ class StepBatch:
             return self.lengths
         return long_tensor(self.context_lens).to(self.block_tables.device, non_blocking=True)
 
-    def rows_of(self, numbers: Sequence[int]) -> torch.Tensor:
+    def rows_of(self, numbers: Sequence[int] | Ints) -> torch.Tensor:
         """Return `numbers` as an index on the device, [n] int64; the host does not wait for it."""
         return long_tensor(numbers).to(self.token_ids.device, non_blocking=True)
 
     def last_rows(self, sequences: Sequence[int]) -> tuple[torch.Tensor, StepBatch]:
         """Return the last row of each of `sequences`, [len(sequences)] int64, and a step of only these rows."""
-        rows = self.rows_of([self.query_starts[i + 1] - 1 for i in sequences])
+        numbers = [self.query_starts[i + 1] - 1 for i in sequences]
+        rows = self.rows_of(numbers)
         step = StepBatch(
             token_ids=self.token_ids[rows],
             positions=self.positions[rows],
@@ -71,11 +94,57 @@ class StepBatch:
             context_lens=tuple(self.context_lens[i] for i in sequences),
             block_tables=self.block_tables[self.rows_of(sequences)],
             n_decode=len(sequences),
-            adapters=None if self.adapters is None else AdapterRows.of(self.adapters.slots[rows]),
+            adapters=None if self.adapters is None else self._adapters_of(self.adapters, numbers, rows),
         )
         return rows, step
 
+    def _adapters_of(self, adapters: AdapterRows, numbers: list[int], rows: torch.Tensor) -> AdapterRows | None:
+        """Return the adapters of the rows with these `numbers`."""
+        assert adapters.numbers is not None, "a graph computes all rows of a step"
+        kept = AdapterNumbers.of(adapters.numbers.slots[numbers])
+        return None if kept is None else kept.on_device(adapters.slots[rows], self.rows_of(kept.order))
 
-def long_tensor(values: Sequence[int]) -> torch.Tensor:
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """A step on the host: `StepBatch` before its tensors are on the device, with the same order of rows."""
+
+    token_ids: Ints  # [n_tokens]; -1 - slot: the token that is drawn last for this slot, which the device knows
+    positions: Ints  # [n_tokens]
+    kv_slots: Ints  # [n_tokens]
+    row_ends: Ints  # [n_sequences], index after the last row
+    lengths: Ints  # [n_sequences], keys after this step
+    block_tables: Ints  # [n_sequences, max_blocks]
+    n_decode: int
+    token_types: Ints | None = None  # [n_tokens]
+    adapters: AdapterNumbers | None = None
+
+    def arrays(self) -> list[Ints]:
+        """Return what goes to the device."""
+        found = [self.token_ids, self.positions, self.kv_slots, self.lengths, self.block_tables]
+        if self.token_types is not None:
+            found.append(self.token_types)
+        if self.adapters is not None:
+            found += [self.adapters.slots, self.adapters.order]
+        return found
+
+    def batch(self, tensors: Sequence[torch.Tensor]) -> StepBatch:
+        """Return the step, given its `arrays` on the device."""
+        token_ids, positions, kv_slots, lengths, block_tables, *others = tensors
+        return StepBatch(
+            token_ids=token_ids,
+            positions=positions,
+            kv_slots=kv_slots,
+            query_starts=(0, *self.row_ends.tolist()),
+            context_lens=tuple(self.lengths.tolist()),
+            block_tables=block_tables,
+            n_decode=self.n_decode,
+            token_types=others[0] if self.token_types is not None else None,
+            adapters=self.adapters.on_device(*others[-2:]) if self.adapters is not None else None,
+            lengths=lengths,
+        )
+
+
+def long_tensor(values: Sequence[int] | Ints) -> torch.Tensor:
     """Return `values` as int64 on the CPU; `torch.tensor` takes several times as long for dozens of values."""
     return torch.from_numpy(np.array(values, np.int64))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+Numbers = NDArray[Any]
 
 
 class Pending(Protocol):
@@ -29,8 +30,8 @@ class Pending(Protocol):
 class Transfers(Protocol):
     """Copies between the host and a device, in the order of the device's computations."""
 
-    def up(self, arrays: Sequence[Ints]) -> list[Tensor]:
-        """Return the arrays on the device; the host does not wait."""
+    def up(self, arrays: Sequence[Numbers]) -> list[Tensor]:
+        """Return the arrays on the device, with their dtypes; the host does not wait."""
         ...
 
     def down(self, numbers: Tensor) -> Pending:
@@ -59,7 +60,7 @@ class DirectTransfers:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def up(self, arrays: Sequence[Ints]) -> list[Tensor]:
+    def up(self, arrays: Sequence[Numbers]) -> list[Tensor]:
         """Return the arrays on the device."""
         tensors = [torch.from_numpy(array) for array in arrays]
         return tensors if self._device.type == "cpu" else [tensor.to(self._device) for tensor in tensors]

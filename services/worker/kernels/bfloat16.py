@@ -13,9 +13,7 @@ from ctypes import c_long, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from services.worker.cpu import has_amx, has_avx512, has_avx512_bf16, has_neon, has_neon_bf16, has_vectors
 from services.worker.kernels.codes import SCALE_ROWS, Bits, InputBits, PackedCodes
@@ -282,17 +280,18 @@ class Bfloat16Kernels:
         self,
         logits: torch.Tensor,
         first_id: int,
-        temperature: NDArray[np.float32],
-        seeds: NDArray[np.uint64],
-        positions: NDArray[np.int64],
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        positions: torch.Tensor,
     ) -> torch.Tensor:
         """Return the key [n] int64 (backends/keys.py) of the token that each row of `logits` draws.
 
-        `logits` [n, a multiple of 16] float32; column 0 is token `first_id`. The other arrays are [n], contiguous.
+        `logits` [n, a multiple of 16] float32; column 0 is token `first_id`. The other tensors are [n], contiguous:
+        float32, int64 and int64.
         """
         n, n_columns = logits.shape
         keys = torch.empty(n, dtype=torch.int64)
-        arrays = (values.ctypes.data for values in (temperature, seeds, positions))
+        arrays = (values.data_ptr() for values in (temperature, seeds, positions))
         self._library.rz_draw(logits.data_ptr(), logits.stride(0), n, n_columns, first_id, *arrays, keys.data_ptr())
         return keys
 

@@ -1,4 +1,4 @@
-"""Turns a plan's columns and the slot table into the tensors of a step, without a Python loop over rows."""
+"""Turns a plan's columns and the slot table into the numbers of a step, without a Python loop over rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.worker.backends.batch import AdapterRows, StepBatch
-from services.worker.backends.transfers import Transfers
+from services.worker.backends.batch import AdapterNumbers, StepNumbers
 from services.worker.protocol.plan_codec import PlanView
 from services.worker.rank.slot_table import SlotTable
 
@@ -44,7 +43,7 @@ class BatchLayout:
         return DrawingRows(np.repeat(self.slots[sequences], counts), ends, row_ends - 1)
 
 
-def build_batch(table: SlotTable, plan: PlanView, transfers: Transfers) -> tuple[StepBatch, BatchLayout]:
+def lay_out(table: SlotTable, plan: PlanView) -> tuple[StepNumbers, BatchLayout]:
     """Lay out the chunks of `plan`, which must not be empty. Raises MalformedPlanError."""
     table.require_computable(plan, plan.starts + plan.n_tokens)
     slots, starts, n_sequences = plan.slots.astype(np.int64), plan.starts.astype(np.int64), len(plan.slots)
@@ -64,24 +63,15 @@ def build_batch(table: SlotTable, plan: PlanView, transfers: Transfers) -> tuple
     needed = -(-ends // size)
     tables = table.block_tables[slots, : needed.max()]  # a copy
     tables[np.arange(tables.shape[1]) >= needed[:, None]] = 0
-    types = table.token_types(row_slots, positions)
-    numbers = [table.token_ids[row_slots, positions].astype(np.int64), positions, blocks * size + positions % size]
-    numbers += [tables, ends] if types is None else [tables, ends, types]
-    token_ids, on_device, kv_slots, block_tables, lengths, *token_types = transfers.up(numbers)
-    batch = StepBatch(
-        token_ids=token_ids,
-        positions=on_device,
-        kv_slots=kv_slots,
-        query_starts=(0, *row_ends.tolist()),
-        context_lens=tuple(ends.tolist()),
-        block_tables=block_tables,
+    numbers = StepNumbers(
+        token_ids=table.token_ids[row_slots, positions].astype(np.int64),
+        positions=positions,
+        kv_slots=blocks * size + positions % size,
+        row_ends=row_ends,
+        lengths=ends,
+        block_tables=tables,
         n_decode=n_decode,
-        token_types=token_types[0] if token_types else None,
-        adapters=_adapters(table.adapters[row_slots], transfers) if table.adapters[slots].max() >= 0 else None,
-        lengths=lengths,
+        token_types=table.token_types(row_slots, positions),
+        adapters=AdapterNumbers.of(table.adapters[row_slots]) if table.adapters[slots].max() >= 0 else None,
     )
-    return batch, BatchLayout(slots, starts, ends, row_ends, n_draws)
-
-
-def _adapters(slots: Ints, transfers: Transfers) -> AdapterRows | None:
-    return AdapterRows.of(*transfers.up([slots]))
+    return numbers, BatchLayout(slots, starts, ends, row_ends, n_draws)

@@ -18,8 +18,9 @@ from ryzanstein.v1.worker_pb2 import Sampling
 from torch import Tensor
 
 from services.worker.backends.base import LogitShard
-from services.worker.backends.batch import StepBatch
+from services.worker.backends.batch import StepBatch, StepNumbers
 from services.worker.backends.collectives import StepCommunicator
+from services.worker.backends.draws import DrawNumbers, DrawRows
 from services.worker.backends.transfers import DirectTransfers, Pending, Transfers
 from services.worker.engine.output import TokenLogprobs
 from services.worker.model.layers.head import Head
@@ -32,7 +33,7 @@ from services.worker.protocol.plan import (
     StepTimes,
 )
 from services.worker.protocol.plan_codec import PlanView, view_plan
-from services.worker.rank.batching import BatchLayout, DrawingRows, build_batch
+from services.worker.rank.batching import BatchLayout, DrawingRows, lay_out
 from services.worker.rank.drawn import DrawnTokens
 from services.worker.rank.pooling import PooledSlots
 from services.worker.rank.slot_table import SlotTable
@@ -125,7 +126,6 @@ class Runner(Generic[Cache]):
         self._decoder, self._cache, self._comm, self._device = decoder, cache, comm, device
         self._transfers = transfers or DirectTransfers(device)
         self._table = SlotTable(max_running, max_model_len, block_tokens, n_blocks)
-        self._drawn = DrawnTokens(self._table, self._transfers, device) if overlaps else None
         self._pools = PooledSlots(pooling or Pooling(), head)
         self._prompt_logprobs: dict[int, int] = {}  # slot -> number of top tokens
         self._sampler = Sampler(
@@ -137,6 +137,7 @@ class Runner(Generic[Cache]):
             vocabulary=vocabulary,
             eos_token_ids=eos_token_ids,
         )
+        self._drawn = DrawnTokens(self._table, self._sampler, self._transfers, device) if overlaps else None
 
     def execute(self, plan: StepPlan) -> StepResult | None:
         """Compute one step; only rank 0 returns a result. Raises MalformedPlanError."""
@@ -196,14 +197,13 @@ class Runner(Generic[Cache]):
         self._apply(plan)
         if not len(plan.slots):
             return Launched(plan.step, wait_us, None)
-        batch, layout = build_batch(self._table, plan, self._transfers)
-        if self._drawn is not None:
-            batch = replace(batch, token_ids=self._drawn.resolve(batch.token_ids))
+        numbers, layout = lay_out(self._table, plan)
         sequences = self._drawing_sequences(layout)
         drawing = layout.drawing(sequences)
         every_row = bool(self._prompt_logprobs) or self._pools.any() or len(drawing.rows) > len(sequences)
+        batch, draws = self._up(numbers, None if every_row else self._draw_numbers(drawing))
         hidden = self._decoder.forward(batch, self._cache, None if every_row else sequences.tolist())
-        drawn = None if every_row else self._draw_on_device(hidden, drawing)
+        drawn = None if draws is None else self._draw_on_device(hidden, drawing, draws)
         communication = self._comm.take_elapsed_us()
         forward = (time.perf_counter_ns() - began) // 1000 - communication
         times = StepTimes(wait=wait_us, forward=forward, communication=communication)
@@ -258,12 +258,26 @@ class Runner(Generic[Cache]):
             return rows
         return np.array([row for row in rows if not self._pools.holds(int(layout.slots[row]))], np.int64)
 
-    def _draw_on_device(self, hidden: Tensor, drawing: DrawingRows) -> Pending | None:
-        """Draw as `_draw` does, without waiting; None if steps do not overlap or if a draw needs the host."""
+    def _draw_numbers(self, drawing: DrawingRows) -> DrawNumbers | None:
+        """Return what is drawn on the device; None if steps do not overlap or if a draw needs the host."""
         if self._drawn is None or not len(drawing.rows) or not self._sampler.stays_on_device(drawing.slots):
             return None
-        logits = self._decoder.logits(hidden)
-        return self._drawn.put(self._sampler.win(logits, drawing.slots, drawing.positions), drawing)
+        return self._sampler.numbers(drawing.slots, drawing.positions)
+
+    def _up(self, numbers: StepNumbers, drawn: DrawNumbers | None) -> tuple[StepBatch, DrawRows | None]:
+        """Bring a step and its draws to the device by one upload."""
+        arrays = numbers.arrays()
+        tensors = self._transfers.up(arrays if drawn is None else arrays + drawn.arrays())
+        batch = numbers.batch(tensors[: len(arrays)])
+        if self._drawn is not None:
+            batch = replace(batch, token_ids=self._drawn.resolve(batch.token_ids))
+        return batch, None if drawn is None else drawn.draws(tensors[len(arrays) :])
+
+    def _draw_on_device(self, hidden: Tensor, drawing: DrawingRows, draws: DrawRows) -> Pending:
+        """Draw as `_draw` does, without waiting."""
+        assert self._drawn is not None
+        token_ids = self._drawn.draw(self._decoder.logits(hidden), draws)
+        return self._drawn.begin(token_ids, drawing)
 
     def _draw(self, hidden: Tensor, drawing: DrawingRows) -> Draws:
         """Draw the tokens that follow the rows `drawing`, with hidden states `hidden`, and store them in the table."""

@@ -17,7 +17,8 @@ from torch import Tensor
 from services.worker.backends import keys
 from services.worker.backends.base import LogitShard
 from services.worker.backends.collectives import Communicator
-from services.worker.backends.noise import gumbel, row_keys, scale
+from services.worker.backends.draws import Chances, DrawNumbers
+from services.worker.backends.noise import gumbel, row_words
 from services.worker.engine.output import TokenLogprobs
 from services.worker.protocol.plan_codec import AdmissionView
 from services.worker.sampling.bias import Biases, needs_bias
@@ -83,9 +84,13 @@ class Sampler:
         """Whether no draw of `slots` needs the host: no filter, penalty, bias, grammar, and no log-probabilities."""
         return bool(self._params.plain[slots].all())
 
-    def win(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> Tensor:
+    def numbers(self, slots: Slots, positions: NDArray[np.int64]) -> DrawNumbers:
+        """Return what rows of `slots` draw the tokens of `positions` by."""
+        return DrawNumbers(slots, self._params.temperature[slots], self._params.seed[slots].view(np.int64), positions)
+
+    def win(self, logits: Tensor, chances: Chances) -> Tensor:
         """Return the tokens with the best scores, [n] int64 on the device: greedy rows and rows without filters."""
-        mine = self._shard.sample(logits, self._params.temperature[slots], self._params.seed[slots], positions)
+        mine = self._shard.sample(logits, chances)
         best = mine if self._comm.size == 1 else self._comm.all_gather(mine).amax(dim=0)
         return keys.token_ids_of(best)
 
@@ -142,16 +147,22 @@ class Sampler:
         return logits
 
     def _win(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return _to_host(self.win(logits, slots, positions))
+        return _to_host(self.win(logits, self._chances(slots, positions)))
+
+    def _chances(self, slots: Slots, positions: NDArray[np.int64]) -> Chances:
+        numbers = self.numbers(slots, positions)
+        return numbers.draws([torch.from_numpy(array).to(self._device) for array in numbers.arrays()]).chances
 
     def _filter(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Draw for rows with top-k, top-p or min-p: the kept candidate with the best score."""
         params = self._params
         limits = Limits(params.top_k[slots], params.top_p[slots], params.min_p[slots])
-        noise_keys = row_keys(params.seed[slots], positions)
+        chances = self._chances(slots, positions)
+        words, scaled = row_words(chances.seeds, chances.positions), logits / chances.temperature.unsqueeze(-1)
         token_ids = np.empty(len(slots), np.int64)
-        for found in filter_rows(self._comm, self._shard, scale(logits, params.temperature[slots]), limits):
-            scores = found.values + gumbel(noise_keys[found.rows], found.token_ids)  # [n, m]
+        for found in filter_rows(self._comm, self._shard, scaled, limits):
+            at = torch.from_numpy(found.rows).to(self._device)
+            scores = found.values + gumbel(words[at], found.token_ids)  # [n, m]
             scores.masked_fill_(~found.kept, -torch.inf)
             token_ids[found.rows] = _to_host(keys.token_ids_of(keys.pack(scores, found.token_ids).amax(dim=-1)))
         return token_ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from services.worker.backends import keys
-from services.worker.backends.base import Positions, Seeds, Temperatures
+from services.worker.backends.draws import Chances
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 
 
@@ -15,9 +15,9 @@ class KernelLogitShard:
     def __init__(self, first_id: int, kernels: Bfloat16Kernels) -> None:
         self.first_id, self._kernels = first_id, kernels
 
-    def sample(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
+    def sample(self, logits: Tensor, chances: Chances) -> Tensor:
         """Return the key of each row's best score."""
-        return self._kernels.draw(logits, self.first_id, temperature, seeds, positions)
+        return self._kernels.draw(logits, self.first_id, chances.temperature, chances.seeds, chances.positions)
 
     def best(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return the keys of the `width` best columns and a bound on the values of the others."""

@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,12 +20,9 @@ from services.worker.backends.base import (
     LowRank,
     Norm,
     Ops,
-    Positions,
     RmsNorm,
     Rope,
     Rotation,
-    Seeds,
-    Temperatures,
 )
 from services.worker.backends.batch import AdapterRows
 from services.worker.backends.cuda.codes import CodesLinear, PackedCodes, converts_float8, stays_codes
@@ -34,8 +30,8 @@ from services.worker.backends.cuda.grouped import GroupedExperts
 from services.worker.backends.cuda.logit_shard import CudaLogitShard
 from services.worker.backends.cuda.low_rank import TritonLowRank
 from services.worker.backends.cuda.ops import CudaOps
+from services.worker.backends.draws import Chances
 from services.worker.backends.names import Activation
-from services.worker.backends.noise import row_keys
 from services.worker.backends.shapes import ExpertsShape, Routing
 from services.worker.backends.torch.experts import ExpertStack, Router
 from services.worker.backends.torch.ops import TorchOps
@@ -145,17 +141,23 @@ class TritonLogitShard(CudaLogitShard):
         super().__init__(first_id, n_columns, device)
         self._kernels = kernels
 
-    def sample(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
+    def sample(self, logits: Tensor, chances: Chances) -> Tensor:
         """Return the key of each row's best score."""
         n, n_columns = logits.shape
-        words, warmth = (
-            torch.from_numpy(array).to(logits.device, non_blocking=True)
-            for array in (row_keys(seeds, positions), temperature)
-        )
         n_parts = -(-n_columns // _DRAWN)
         best = torch.empty((n, n_parts), dtype=torch.int64, device=logits.device)
         self._kernels.draw[(n, n_parts)](
-            logits, warmth, words, best, logits.stride(0), self.first_id, n_columns, n_parts, part=_DRAWN, num_warps=4
+            logits,
+            chances.temperature,
+            chances.seeds,
+            chances.positions,
+            best,
+            logits.stride(0),
+            self.first_id,
+            n_columns,
+            n_parts,
+            part=_DRAWN,
+            num_warps=4,
         )
         return best.amax(dim=-1)
 
@@ -337,9 +339,7 @@ def _computed(ops: Ops, x: Tensor) -> Tensor:
     places = torch.arange(len(x), device=x.device)
     heads, table = x.clone().view(len(x), 4, 16), torch.zeros(len(x), 32, dtype=x.dtype, device=x.device)
     ops.rotate_scatter(table, places, heads, 3, ops.rope(angles.cos(), angles.sin())(places))
-    drawn = ops.logit_shard(0, x.shape[1]).sample(
-        x.float(), np.ones(len(x), np.float32), np.arange(len(x), dtype=np.uint64), np.arange(len(x))
-    )
+    drawn = ops.logit_shard(0, x.shape[1]).sample(x.float(), Chances(torch.ones_like(weight)[: len(x)], places, places))
     ids = keys.token_ids_of(drawn).unsqueeze(-1)
     parts = (total, normed, heads.view(len(x), -1)[:, :32], table, ops.gate("silu")(x), ids)
     return torch.cat([part.float() for part in parts], dim=-1)

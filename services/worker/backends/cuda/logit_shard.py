@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.backends import keys
-from services.worker.backends.base import Positions, Seeds, Temperatures
+from services.worker.backends.draws import Chances
+from services.worker.backends.noise import row_words
 from services.worker.backends.torch.logit_shard import TorchLogitShard
 
 
 class CudaLogitShard(TorchLogitShard):
-    """Chooses rows by a mask, since an index from the host would have to be waited for."""
+    """Chooses rows by a mask, since only the device knows which of them draw with noise."""
 
-    def sample(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
+    def sample(self, logits: Tensor, chances: Chances) -> Tensor:
         """Return the key of each row's best score."""
-        hot = temperature > 0
-        if hot.any():
-            warm = np.where(hot, temperature, np.float32(1))
-            drawn = self._perturb(logits, warm, seeds, positions)
-            mask = torch.from_numpy(hot).to(logits.device, non_blocking=True).unsqueeze(-1)
-            logits = drawn if hot.all() else torch.where(mask, drawn, logits)
-        values, columns = logits.max(dim=-1)
-        return keys.pack(values, self._vocabulary[columns])
+        hot = chances.temperature > 0
+        warm = torch.where(hot, chances.temperature, 1.0)
+        drawn = self._perturb(logits, warm, row_words(chances.seeds, chances.positions))
+        return self._best(torch.where(hot.unsqueeze(-1), drawn, logits))

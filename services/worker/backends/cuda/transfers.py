@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from services.worker.backends.transfers import Ints
+from services.worker.backends.transfers import Ints, Numbers
 
 _BUFFERS = 4  # uploads in turn, so that none waits for the one before
-_ALIGN = 2  # words: Triton compiles a kernel again for a tensor that does not begin at a multiple of 16 bytes
+_ALIGN = 16  # bytes: Triton compiles a kernel again for a tensor that does not begin at a multiple of them
+_DTYPES = {np.int64: torch.int64, np.float32: torch.float32, np.float64: torch.float64}
 
 
 @dataclass(slots=True)
 class _Buffer:
-    words: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    pinned: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
     read: torch.cuda.Event = field(default_factory=torch.cuda.Event)
 
 
@@ -39,6 +41,32 @@ class PinnedNumbers:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where arrays lie in one buffer of bytes."""
+
+    places: tuple[tuple[int, int, tuple[int, ...], torch.dtype], ...]  # of each: first byte, end, shape, dtype
+    size: int  # bytes
+
+    @classmethod
+    def of(cls, arrays: Sequence[Numbers]) -> Packing:
+        """Return the places of `arrays`, one after the other."""
+        places, start = [], 0
+        for array in arrays:
+            places.append((start, start + array.nbytes, array.shape, _DTYPES[array.dtype.type]))
+            start += -(-array.nbytes // _ALIGN) * _ALIGN
+        return cls(tuple(places), start)
+
+    def pack(self, arrays: Sequence[Numbers], buffer: NDArray[np.uint8]) -> None:
+        """Copy `arrays` to their places in `buffer`."""
+        for array, (start, end, shape, _) in zip(arrays, self.places, strict=True):
+            buffer[start:end].view(array.dtype).reshape(shape)[...] = array
+
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        """Return the arrays in `buffer` [size] uint8."""
+        return [buffer[start:end].view(dtype).view(shape) for start, end, shape, dtype in self.places]
+
+
 class PinnedTransfers:
     """All arrays of an upload go by one copy."""
 
@@ -46,25 +74,20 @@ class PinnedTransfers:
         self._device, self._turn = device, 0
         self._buffers: list[_Buffer] = []  # made at the first uploads: a backend may be opened where no GPU is
 
-    def up(self, arrays: Sequence[Ints]) -> list[Tensor]:
+    def up(self, arrays: Sequence[Numbers]) -> list[Tensor]:
         """Return the arrays on the device; each begins at a multiple of 16 bytes."""
-        sizes = [-(-array.size // _ALIGN) * _ALIGN for array in arrays]
-        total = sum(sizes)
+        packing = Packing.of(arrays)
         if len(self._buffers) < _BUFFERS:
             self._buffers.append(_Buffer())
         buffer = self._buffers[self._turn]
         self._turn = (self._turn + 1) % _BUFFERS
         buffer.read.synchronize()
-        if len(buffer.words) < total:
-            buffer.words = torch.empty(2 * total, dtype=torch.int64, pin_memory=True)
-        words, start = buffer.words.numpy(), 0
-        for array, size in zip(arrays, sizes, strict=True):
-            words[start : start + array.size] = np.ravel(array)
-            start += size
-        uploaded = buffer.words[:total].to(self._device, non_blocking=True)
+        if len(buffer.pinned) < packing.size:
+            buffer.pinned = torch.empty(2 * packing.size, dtype=torch.uint8, pin_memory=True)
+        packing.pack(arrays, buffer.pinned.numpy())
+        uploaded = buffer.pinned[: packing.size].to(self._device, non_blocking=True)
         buffer.read.record()
-        parts = torch.split(uploaded, sizes)
-        return [part[: array.size].view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+        return packing.views(uploaded)
 
     def down(self, numbers: Tensor) -> PinnedNumbers:
         """Begin to copy `numbers` [n] to the host."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from services.worker.backends import keys
-from services.worker.backends.base import Positions, Seeds, Temperatures
-from services.worker.backends.noise import gumbel, row_keys, scale
+from services.worker.backends.draws import Chances
+from services.worker.backends.noise import gumbel, row_words
 
 _FOLD = 16
 
@@ -20,19 +19,22 @@ class TorchLogitShard:
         self.first_id = first_id
         self._vocabulary = torch.arange(first_id, first_id + vocab_local, device=device)  # [vocab_local]
 
-    def sample(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
+    def sample(self, logits: Tensor, chances: Chances) -> Tensor:
         """Return the key of each row's best score."""
-        hot = np.flatnonzero(temperature > 0)
+        temperature, words = chances.temperature, row_words(chances.seeds, chances.positions)
+        hot = torch.nonzero(temperature > 0).squeeze(1)
         if len(hot) == len(logits):
-            logits = self._perturb(logits, temperature, seeds, positions)
+            logits = self._perturb(logits, temperature, words)
         elif len(hot):
-            rows = torch.from_numpy(hot)
-            logits[rows] = self._perturb(logits[rows], temperature[hot], seeds[hot], positions[hot])
-        values, columns = logits.max(dim=-1)  # [n]; the first maximum is the lowest id
-        return keys.pack(values, self._vocabulary[columns])
+            logits[hot] = self._perturb(logits[hot], temperature[hot], words[hot])
+        return self._best(logits)
 
-    def _perturb(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
-        return scale(logits, temperature).add_(gumbel(row_keys(seeds, positions), self._vocabulary))
+    def _perturb(self, logits: Tensor, temperature: Tensor, words: Tensor) -> Tensor:
+        return (logits / temperature.unsqueeze(-1)).add_(gumbel(words, self._vocabulary))
+
+    def _best(self, scores: Tensor) -> Tensor:
+        values, columns = scores.max(dim=-1)  # [n]; the first maximum is the lowest id
+        return keys.pack(values, self._vocabulary[columns])
 
     def best(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return the keys of the `width` best columns and a bound on the values of the others.

@@ -15,7 +15,7 @@ import transformers
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.base import Computations, StepGraphs
-from services.worker.backends.batch import AdapterRows, StepBatch
+from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import SingleRank
 from services.worker.backends.cuda.backend import CudaBackend
 from services.worker.backends.cuda.graph import CudaDecodes
@@ -33,7 +33,7 @@ from services.worker.model.decoder import Decoder
 from services.worker.model.layers.adapters import AdapterLayers
 from services.worker.model.registry import describe
 from tests.adapters import write_adapter
-from tests.unit.worker.model.harness import Engine, Request
+from tests.unit.worker.model.harness import Engine, Request, adapter_rows
 from tests.unit.worker.model.zoo import prompt, write_checkpoint
 from tests.unit.worker.sampling.drawing import draw
 
@@ -79,7 +79,7 @@ class Adapted(Engine):
 
     def batch(self, work: Sequence[tuple[Request, int]]) -> StepBatch:
         rows = [1 if len(request.ids) % 2 else -1 for request, n in work for _ in range(n)]
-        return replace(super().batch(work), adapters=AdapterRows.of(torch.tensor(rows, device=CUDA)))
+        return replace(super().batch(work), adapters=adapter_rows(rows, CUDA))
 
 
 def decode(model: Decoder, kind: type[Engine] = Engine) -> tuple[list[torch.Tensor], Engine]:
@@ -188,7 +188,9 @@ def test_uploads_are_whole_and_aligned_and_numbers_come_back() -> None:
     for round_ in range(6):  # more than there are buffers, and larger ones
         arrays = [np.arange(size, dtype=np.int64) * (round_ + 1) for size in (3, 8 << round_, 1)]
         tables = np.arange(15, dtype=np.int64).reshape(5, 3)
-        *found, table = transfers.up([*arrays, tables])
+        warmth = np.linspace(0, 1, 3 + round_, dtype=np.float32)
+        heat, *found, table = transfers.up([warmth, *arrays, tables])
+        assert np.array_equal(heat.cpu(), warmth)
         assert all(tensor.data_ptr() % 16 == 0 for tensor in (*found, table))
         assert all(np.array_equal(tensor.cpu(), array) for tensor, array in zip(found, arrays, strict=True))
         assert np.array_equal(table.cpu(), tables)

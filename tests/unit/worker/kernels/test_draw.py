@@ -13,11 +13,11 @@ from services.worker.backends import keys
 from services.worker.backends.base import LogitShard
 from services.worker.backends.cpu.logit_shard import KernelLogitShard
 from services.worker.backends.cpu.ops import KernelOps
-from services.worker.backends.noise import gumbel, row_keys
+from services.worker.backends.noise import gumbel, row_words
 from services.worker.backends.torch.logit_shard import TorchLogitShard
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.worker.kernels.conftest import OnThreads
-from tests.unit.worker.sampling.drawing import draw
+from tests.unit.worker.sampling.drawing import chances, draw
 
 CPU = torch.device("cpu")
 ROUNDING = 4e-6  # of a score of up to about 25
@@ -31,9 +31,8 @@ def _run(shard: LogitShard, logits: torch.Tensor, temperature: float, seed: int)
     """Rows by turns greedy and at `temperature`, each with a seed and a position of its own."""
     n = len(logits)
     heat = np.where(np.arange(n) % 3 == 0, 0, temperature).astype(np.float32)
-    return shard.sample(
-        logits.clone(), heat, np.arange(n, dtype=np.uint64) + np.uint64(seed), np.arange(n) * 7 + seed % 1000
-    )
+    seeds = np.arange(n, dtype=np.uint64) + np.uint64(seed)
+    return shard.sample(logits.clone(), chances(heat, seeds, np.arange(n) * 7 + seed % 1000))
 
 
 @settings(max_examples=60)
@@ -60,24 +59,24 @@ def test_the_winner_is_the_one_torch_finds(
 
 def _lead(row: torch.Tensor, first_id: int, temperature: float, seed: int, i: int) -> float:
     """By how much the best token of row `i` is better than the second."""
-    noise = gumbel(_row_key(seed + i, i * 7 + seed % 1000), torch.arange(first_id, first_id + len(row)))
+    noise = gumbel(_words(seed + i, i * 7 + seed % 1000), torch.arange(first_id, first_id + len(row)))
     best = (row / temperature + noise[0]).topk(2).values
     return float(best[0] - best[1])
 
 
-def _row_key(seed: int, position: int) -> np.ndarray:
-    return row_keys(np.array([seed], np.uint64), np.array([position]))
+def _words(seed: int, position: int) -> torch.Tensor:
+    return row_words(torch.from_numpy(np.array([seed], np.uint64).view(np.int64)), torch.tensor([position]))
 
 
 @pytest.mark.parametrize("most", [False, True])
 def test_noise_is_precise_to_its_ends(kernels: Bfloat16Kernels, most: bool) -> None:
     """The least and the most that a million tokens get: a hash near 0 and one so high that it would round to 1."""
     seed, position, ids = 5, 77, torch.arange(1 << 20)
-    noise = gumbel(_row_key(seed, position), ids)[0]
+    noise = gumbel(_words(seed, position), ids)[0]
     for token in torch.topk(noise, 20, largest=most).indices.tolist():
         logits = torch.full((1, 16), -torch.inf)
         logits[0, token % 16] = 0.0
-        heat, seeds, positions = np.ones(1, np.float32), np.array([seed], np.uint64), np.array([position])
+        heat, seeds, positions = torch.ones(1), torch.tensor([seed]), torch.tensor([position])
         key = kernels.draw(logits, token - token % 16, heat, seeds, positions)
         assert keys.token_ids_of(key).item() == token
         assert abs(keys.values_of(key).item() - noise[token].item()) <= 2e-6 * max(1.0, abs(noise[token].item()))
@@ -85,8 +84,8 @@ def test_noise_is_precise_to_its_ends(kernels: Bfloat16Kernels, most: bool) -> N
 
 def test_samples_follow_the_softmax(kernels: Bfloat16Kernels) -> None:
     n, logits = 40_000, _logits(1, 1, 64) / 3
-    heat, seeds = np.full(n, 0.7, np.float32), np.full(n, 3, np.uint64)
-    drawn = keys.token_ids_of(kernels.draw(logits.expand(n, -1), 0, heat, seeds, np.arange(n)))
+    heat, seeds = torch.full((n,), 0.7), torch.full((n,), 3)
+    drawn = keys.token_ids_of(kernels.draw(logits.expand(n, -1), 0, heat, seeds, torch.arange(n)))
     expected = n * torch.softmax(logits[0].double() / 0.7, dim=0)
     statistic = ((torch.bincount(drawn, minlength=64) - expected) ** 2 / expected).sum()
     assert abs(statistic - 63) < 4.5 * (2 * 63) ** 0.5
@@ -96,7 +95,7 @@ def test_a_row_does_not_depend_on_others_or_on_threads(on_threads: OnThreads) ->
     logits = _logits(4, 33, 512)
     together = _run(KernelLogitShard(64, on_threads(3)), logits, 0.8, 9)
     assert torch.equal(_run(KernelLogitShard(64, on_threads(1)), logits, 0.8, 9), together)
-    heat, seeds, positions = np.full(1, 0.8, np.float32), np.array([10], np.uint64), np.array([16])
+    heat, seeds, positions = torch.full((1,), 0.8), torch.tensor([10]), torch.tensor([16])
     assert torch.equal(on_threads(3).draw(logits[1:2], 64, heat, seeds, positions), together[1:2])
 
 
@@ -105,7 +104,7 @@ def test_ties_resolve_to_the_lowest_id(kernels: Bfloat16Kernels) -> None:
     logits[0, [50, 17, 49, 33]] = 3.0
     logits[1, :5] = -0.0
     logits[2] = -torch.inf
-    heat, seeds, positions = np.zeros(3, np.float32), np.zeros(3, np.uint64), np.zeros(3, np.int64)
+    heat, (seeds, positions) = torch.zeros(3), torch.zeros(2, 3, dtype=torch.int64)
     assert keys.token_ids_of(kernels.draw(logits, 100, heat, seeds, positions)).tolist() == [117, 100, 100]
 
 

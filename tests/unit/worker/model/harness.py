@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 
-from services.worker.backends.batch import StepBatch
+from services.worker.backends.batch import AdapterNumbers, AdapterRows, StepBatch
 from services.worker.backends.collectives import Communicator, SingleRank
 from services.worker.backends.cpu.collectives import ReplayedLoneRank
 from services.worker.backends.torch.backend import TorchBackend
@@ -129,6 +130,14 @@ class Engine:
         seq = self.admit(ids)
         found = [self.step([(seq, n)])[0] for n in cut(len(ids), chunks)]
         return torch.cat(found)
+
+
+def adapter_rows(slots: Sequence[int], device: torch.device = CPU) -> AdapterRows | None:
+    """Rows with the adapters in `slots`; -1: none."""
+    numbers = AdapterNumbers.of(np.array(slots, np.int64))
+    if numbers is None:
+        return None
+    return numbers.on_device(*(torch.from_numpy(array).to(device) for array in (numbers.slots, numbers.order)))
 
 
 def cut(length: int, chunks: Sequence[int]) -> list[int]:

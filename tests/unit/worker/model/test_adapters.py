@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.worker.backends.base import ModelBackend
-from services.worker.backends.batch import AdapterRows, StepBatch
+from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator, SingleRank
 from services.worker.backends.opening import open_backend
 from services.worker.kernels.bfloat16 import Call, open_kernels, why_not
@@ -28,7 +28,7 @@ from services.worker.model.spec import ModelError
 from tests.adapters import write_adapter
 from tests.unit.worker.kernels.test_capture import Computing
 from tests.unit.worker.model.conftest import Sample
-from tests.unit.worker.model.harness import CPU, Engine, Request, lone_rank, run_ranks
+from tests.unit.worker.model.harness import CPU, Engine, Request, adapter_rows, lone_rank, run_ranks
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # Variant, ends of modules with their ranks, configuration, and the scale of each rank.
@@ -57,7 +57,7 @@ class AdaptedEngine(Engine):
 
     def batch(self, work: Any) -> StepBatch:
         rows = [self.slots.get(id(request), self._default) for request, n in work for _ in range(n)]
-        return replace(super().batch(work), adapters=AdapterRows.of(torch.tensor(rows)))
+        return replace(super().batch(work), adapters=adapter_rows(rows))
 
 
 def merged_logits(

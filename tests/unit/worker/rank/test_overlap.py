@@ -3,102 +3,37 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from ryzanstein.v1.worker_pb2 import Sampling
-from torch import Tensor
 
 from services.worker.backends.collectives import SingleRank
-from services.worker.backends.transfers import Ints
+from services.worker.backends.cuda.backend import CudaBackend
 from services.worker.engine.kv_events import KvEventLog
-from services.worker.protocol.plan import StepPlan
+from services.worker.model.adapters.served import read_adapter
+from services.worker.model.build import load_model
+from services.worker.model.layers.adapters import AdapterLayers
+from services.worker.model.registry import describe
+from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from services.worker.protocol.plan_codec import view_plan
-from services.worker.protocol.result_codec import decode_result
-from services.worker.protocol.words import read_words
 from services.worker.rank.block_copy import BlockCopier
-from services.worker.rank.link import Received
 from services.worker.rank.loop import StepLoop
 from services.worker.rank.process import refuse_adapter
 from services.worker.rank.runner import Runner
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
+from tests.adapters import write_adapter
 from tests.integration.worker_ranks.standin import VOCAB, StandinCache, StandinDecoder, standin_cache
 from tests.unit.worker.model.harness import lone_rank
+from tests.unit.worker.model.zoo import prompt, write_checkpoint
+from tests.unit.worker.rank.late import Server, SlowDevice, unasked
 
 CPU = torch.device("cpu")
 BLOCK, N_BLOCKS, SLOTS, LENGTH = 16, 11, 5, 96  # too few blocks for all slots: requests are preempted
-
-
-@dataclass
-class Late:
-    """Numbers that nobody may look at before they are waited for."""
-
-    device: SlowDevice
-    numbers: Tensor
-
-    def arrived(self) -> bool:
-        return self.device.rng.random() < 0.3
-
-    def values(self) -> Ints:
-        self.device.n_unread -= 1
-        return self.numbers.numpy()
-
-
-@dataclass
-class SlowDevice:
-    """A device whose tokens take their time."""
-
-    rng: random.Random
-    n_unread: int = 0
-    n_overlaps: int = 0
-
-    def up(self, arrays: Sequence[Ints]) -> list[Tensor]:
-        return [torch.from_numpy(array.copy()) for array in arrays]
-
-    def down(self, numbers: Tensor) -> Late:
-        self.n_overlaps += self.n_unread
-        self.n_unread += 1
-        return Late(self, numbers.clone())
-
-
-@dataclass
-class Server:
-    """Plans whenever it likes to, and cancels."""
-
-    scheduler: Scheduler
-    rng: random.Random
-    requests: list[Request]
-    cancelled: set[int] = field(default_factory=set)
-    plans: list[StepPlan] = field(default_factory=list)
-
-    def waits(self, timeout_s: float) -> bool:
-        if not self.plans and self.rng.random() < 0.5:
-            self._plan()
-        return bool(self.plans)
-
-    def receive(self) -> Received:
-        if not self.plans:
-            self._plan()
-        if self.plans:
-            return Received(view_plan(self.plans.pop()), 0)
-        assert self.scheduler.idle, "all results were sent, but there is nothing to plan"
-        return Received(None, 0)
-
-    def send(self, message: bytes | memoryview) -> None:
-        self.scheduler.apply(decode_result(read_words(bytearray(message))))
-        if self.rng.random() < 0.05:
-            index = self.rng.randrange(len(self.requests))
-            if self.scheduler.cancel(self.requests[index]):
-                self.cancelled.add(index)
-
-    def _plan(self) -> None:
-        plan = self.scheduler.plan()
-        if plan is not None:
-            self.plans.append(plan)
 
 
 def make_requests(seed: int) -> list[Request]:
@@ -157,3 +92,32 @@ def test_tokens_are_those_of_steps_that_do_not_overlap(seed: int) -> None:
         assert one.token_ids[:n] == other.token_ids[:n]
         assert number in cut | cut_later or len(one.token_ids) == len(other.token_ids)
         assert [row.token_id for row in one.prompt_logprobs] == [row.token_id for row in other.prompt_logprobs]
+
+
+def test_no_launch_waits_for_the_device(tmp_path: Path) -> None:
+    """Prompts and decodes by turns and together, with adapters and without, whose rows the host lays out."""
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    shape = {"vocab_size": 99, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
+    write_checkpoint(transformers.LlamaConfig(**shape, num_attention_heads=4, max_position_embeddings=LENGTH), base)
+    write_adapter(base, adapter, {"q_proj": 4, "down_proj": 4})
+    backend = CudaBackend(torch.float32, CPU, triton=False, graphs=False)
+    decoder = load_model(base, SingleRank(), backend, adapters=AdapterLayers(2, 4))
+    decoder.adapters.put(1, decoder.adapters.read(read_adapter(adapter, describe(base), 4)))
+    device = SlowDevice(random.Random(0))
+    of = {"block_tokens": BLOCK, "max_running": SLOTS, "max_model_len": LENGTH, "device": CPU, "n_blocks": N_BLOCKS}
+    runner = Runner(decoder, decoder.make_cache(N_BLOCKS, BLOCK), lone_rank(), **of, transfers=device, overlaps=True)
+    drawn = Sampling(temperature=1.0)
+    first, second, third = (
+        Admission(slot, drawn, tuple(prompt(9, 99, slot)), 9, adapter=slot % 2 * 2 - 1) for slot in range(3)
+    )
+    plans = [
+        StepPlan(0, (), (first, second), (Chunk(0, 0, 9, 1, (1,)), Chunk(1, 0, 5, 0, (2,)))),
+        StepPlan(1, (), (third,), (Chunk(0, 9, 1, 1), Chunk(1, 5, 4, 1), Chunk(2, 0, 9, 1, (3,)))),
+        StepPlan(2, (), (), tuple(Chunk(slot, 9 + (slot == 0), 1, 1) for slot in range(3))),
+        StepPlan(3, (), (), (Chunk(2, 10, 1, 1),)),
+    ]
+    for plan in plans:
+        with unasked():
+            launched = runner.launch(view_plan(plan))
+        assert launched.awaited
+        assert runner.finish(launched)

@@ -9,6 +9,7 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.base import Ops
 from services.worker.backends.collectives import Communicator
+from services.worker.backends.draws import Chances
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.protocol.plan_codec import AdmissionView
 from services.worker.sampling.sampler import Draws, Sampler
@@ -16,6 +17,16 @@ from tests.unit.worker.sampling.thread_group import on_ranks
 
 CPU = torch.device("cpu")
 TORCH = TorchOps(torch.float32, CPU)
+
+
+def chances(
+    temperature: NDArray[np.float32],
+    seeds: NDArray[np.uint64],
+    positions: NDArray[np.int64],
+    device: torch.device = CPU,
+) -> Chances:
+    numbers = (temperature, seeds.view(np.int64), positions)
+    return Chances(*(torch.from_numpy(array).to(device) for array in numbers))
 
 
 def admission(slot: int, params: Sampling, tokens: list[int], n_prompt: int) -> AdmissionView:

@@ -9,7 +9,7 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends import keys
 from services.worker.backends.collectives import SingleRank
-from services.worker.backends.noise import gumbel, row_keys
+from services.worker.backends.noise import gumbel, row_words
 from services.worker.sampling.slots import SlotParams
 from tests.unit.worker.sampling.drawing import admission, draw, make_sampler
 
@@ -62,8 +62,13 @@ def test_filtered_samples_follow_the_renormalised_softmax() -> None:
     assert abs(chi_square(counts[kept.indices.numpy()], expected)) < 4.5
 
 
+def noise_of(seeds: list[int], positions: list[int], ids: torch.Tensor) -> torch.Tensor:
+    signed = torch.from_numpy(np.array(seeds, np.uint64).view(np.int64))
+    return gumbel(row_words(signed, torch.tensor(positions)), ids)
+
+
 def test_noise_is_gumbel_and_uncorrelated() -> None:
-    noise = gumbel(row_keys(np.full(200, 7, np.uint64), np.arange(200)), torch.arange(2000)).double()
+    noise = noise_of([7] * 200, list(range(200)), torch.arange(2000)).double()
     assert torch.isfinite(noise).all()
     assert abs(noise.mean().item() - 0.5772157) < 0.01
     assert abs(noise.var().item() - np.pi**2 / 6) < 0.02
@@ -74,13 +79,11 @@ def test_noise_is_gumbel_and_uncorrelated() -> None:
 
 def test_noise_depends_on_all_three_of_its_arguments_and_nothing_else() -> None:
     ids = torch.arange(50)
-    reference = gumbel(row_keys(np.array([3], np.uint64), np.array([9])), ids)
-    among_others = gumbel(row_keys(np.array([8, 3, 1], np.uint64), np.array([9, 9, 4])), ids)
-    assert torch.equal(among_others[1], reference[0])
-    assert torch.equal(gumbel(row_keys(np.array([3], np.uint64), np.array([9])), ids[20:30]), reference[:, 20:30])
+    reference = noise_of([3], [9], ids)
+    assert torch.equal(noise_of([8, 3, 1], [9, 9, 4], ids)[1], reference[0])
+    assert torch.equal(noise_of([3], [9], ids[20:30]), reference[:, 20:30])
     for seed, position in ((4, 9), (3, 10), (3 + 2**32, 9), (2**63 + 3, 9)):
-        other = gumbel(row_keys(np.array([seed], np.uint64), np.array([position])), ids)
-        assert not torch.equal(other, reference)
+        assert not torch.equal(noise_of([seed], [position], ids), reference)
 
 
 def test_a_row_alone_draws_what_it_draws_among_others() -> None:

@@ -7,7 +7,11 @@ import triton
 import triton.language as tl
 from triton.errors import TritonError as TritonError
 
-_SPREAD, _MIX_1, _MIX_2 = (tl.constexpr(word) for word in (-1640531535, -2048144789, -1028477387))  # of `noise.py`
+# Of `noise.py`.
+_SPREAD, _MIX_1, _MIX_2 = (tl.constexpr(word) for word in (-1640531535, -2048144789, -1028477387))
+_STEP, _STIR_1, _STIR_2 = (
+    tl.constexpr(word) for word in (-7046029254386353131, -4658895280553007687, -7723592293110705685)
+)
 _TO_UNIT = tl.constexpr(2.0**-31)
 _ALMOST_ONE = tl.constexpr(1.0 - 2.0**-24)
 _LOWEST = tl.constexpr(-(1 << 63))  # of `keys.py`
@@ -110,6 +114,15 @@ def rotate(
 
 
 @triton.jit
+def _splitmix(x):
+    """Mix 64 bits, by the integers of `noise.py`."""
+    x += _STEP
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _STIR_1
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _STIR_2
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+@triton.jit
 def _gumbel(ids, first_word, second_word):
     """Noise of (seed, position, token), by the integers of `noise.py`."""
     x = (ids * _SPREAD) ^ first_word
@@ -129,7 +142,8 @@ def _gumbel(ids, first_word, second_word):
 def draw(
     logits,  # [n, n_columns] float32
     temperature,  # [n] float32; 0: greedy
-    words,  # [n, 2] int32 of (seed, position)
+    seeds,  # [n] int64
+    positions,  # [n] int64
     keys,  # [n, n_parts] int64
     row_stride,
     first_id,
@@ -145,7 +159,8 @@ def draw(
     ids = first_id + columns
     warmth = tl.load(temperature + row)
     if warmth > 0:
-        score = score / warmth + _gumbel(ids, tl.load(words + 2 * row), tl.load(words + 2 * row + 1))
+        word = _splitmix(_splitmix(tl.load(seeds + row)) ^ tl.load(positions + row))
+        score = score / warmth + _gumbel(ids, word.to(tl.int32), (word >> 32).to(tl.int32))
     bits = tl.where(score == 0, 0.0, score).to(tl.int32, bitcast=True)  # -0.0 and 0.0 tie
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     key = (ordered.to(tl.int64) << 32) | (0xFFFFFFFF - ids.to(tl.int64))
