@@ -216,6 +216,9 @@ def main(
     quantization: Annotated[
         Literal["none", "int8", "int4"], typer.Option(help="Round weights that are stored unquantized.")
     ] = "none",
+    kv_format: Annotated[
+        Literal["", "int8", "fp8"], typer.Option(help="Codes of 8 bits in the KV cache; fp8 for GPUs.")
+    ] = "",
     gpu_kernels: Annotated[
         Literal["auto", "torch"], typer.Option(help="On GPUs our kernels in Triton, or only torch's.")
     ] = "auto",
@@ -241,6 +244,7 @@ def main(
         dtype=dtype,
         device=device,
         quantization=quantization,
+        kv_format=kv_format,
         gpu_kernels=gpu_kernels,
         gpu_graphs=gpu_graphs,
         overlap=overlap,
@@ -253,6 +257,7 @@ def main(
     measured = asyncio.run(measure(config, sizes, workload, rounds, Adapters(counts, adapter_rank)))
     where = f"{model.name}, {ranks} ranks, {dtype}" + ("" if device == "cpu" else f", {device}")
     where += "" if quantization == "none" else f", weights in {quantization}"
+    where += f", KV in {kv_format}" if kv_format else ""
     where += "" if overlap == "auto" else f", overlap {overlap}"
     where += "" if gpu_graphs else ", no graphs"
     where += "" if gpu_kernels == "auto" else f", kernels of {gpu_kernels}"

@@ -79,6 +79,16 @@ trace() {
   part trace-16 60 "$python" -m bench.gpu_trace "$models/1b" --batch 16 --keys 2000 --trace "$out/trace.json"
 }
 
+# With a switch and without it.
+pairs() {
+  local kernels
+  for kernels in auto torch; do
+    part "steps-1b-1900-kv-int8-$kernels" 60 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,16,64 \
+      --prompt-tokens 1900 --output-tokens 96 --rounds 1 --kv-format int8 --gpu-kernels "$kernels" \
+      --json "$out/steps-1b-1900-kv-int8-$kernels.json"
+  done
+}
+
 # A whole installation, and clients with short and long prompts.
 http() {
   local model=1b url=http://127.0.0.1:8199 clients tokens up
@@ -100,12 +110,12 @@ http() {
   wait "$up"
 }
 
-[ $# = 0 ] && set -- kernels families steps http trace
+[ $# = 0 ] && set -- kernels families steps http trace pairs
 set_up
 for name in "$@"; do
   case $name in
-    kernels | families | steps | http | trace) "$name" ;;
-    *) echo "unknown part $name: kernels, families, steps, http or trace" >&2 && exit 2 ;;
+    kernels | families | steps | http | trace | pairs) "$name" ;;
+    *) echo "unknown part $name: kernels, families, steps, http, trace or pairs" >&2 && exit 2 ;;
   esac
 done
 wait "$making"

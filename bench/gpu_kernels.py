@@ -26,6 +26,7 @@ from services.worker.backends.batch import AdapterRows, StepBatch
 from services.worker.backends.cuda.codes import CodesLinear, PackedCodes
 from services.worker.backends.cuda.fused import TritonOps
 from services.worker.backends.cuda.grouped import GroupedExperts
+from services.worker.backends.cuda.kv_codes import CodeWriter
 from services.worker.backends.cuda.low_rank import TritonLowRank
 from services.worker.backends.cuda.paged import PagedTriton
 from services.worker.backends.draws import Chances
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}  # that a block may have, by architecture
 _TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64", torch.int32: "i32"}
-_TYPES |= {torch.uint8: "u8", torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv"}
-_WARP_OPTIONS = ("num_warps", "num_stages")
+_TYPES |= {torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.float8_e4m3fn: "fp8e4nv"}
+_OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Launch:
     @classmethod
     def of(cls, kernel: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Launch:
         """The launch of `kernel` with these arguments."""
-        options = {name: named.pop(name) for name in _WARP_OPTIONS if name in named}
+        options = {name: named.pop(name) for name in _OPTIONS if name in named}
         return cls(kernel, inspect.signature(kernel.fn).bind(*given, **named).arguments, options)
 
     @property
@@ -147,6 +148,25 @@ def layer_launches(shape: AttentionShape, dtype: torch.dtype, hidden: int = 4096
     yield from launches
 
 
+def cache_launches(shape: AttentionShape, dtype: torch.dtype, kv_format: str) -> Iterator[Launch]:
+    """What writes the keys and values of a layer to a cache of codes."""
+    from services.worker.backends.cuda.kernels import kv_codes
+
+    launches: list[Launch] = []
+    ops = TritonOps(dtype, CPU)
+    ops._coder = CodeWriter(recorder(kv_codes, launches))
+    kv_shape, half = KvShape(16, shape.n_kv_heads, shape.head_dim), shape.head_dim // 2
+    cache, places = (
+        KvCache(find_kv_format(kv_format), 1, 1, kv_shape, dtype, CPU, ops),
+        torch.zeros(2, dtype=torch.int64),
+    )
+    n_rotated = shape.n_heads + shape.n_kv_heads
+    qkv = torch.zeros(2, (n_rotated + shape.n_kv_heads) * shape.head_dim, dtype=dtype)
+    rotation = ops.rope(torch.ones(8, half), torch.zeros(8, half))(places)
+    cache.write_rotated(0, places, qkv, n_rotated, rotation)
+    yield from launches
+
+
 def code_launches(dtype: torch.dtype, n_in: int = 4096) -> Iterator[Launch]:
     """Products with codes of 4 and 8 bits, of few rows and of many."""
     from services.worker.backends.cuda.kernels import codes
@@ -221,7 +241,11 @@ def main() -> int:
     for shape in given.heads or [_shape("32/8x128")]:
         heads = f"{shape.n_heads}/{shape.n_kv_heads}x{shape.head_dim}"
         dtype = getattr(torch, given.dtype)
-        over_codes = (launch for form in ("int8", "fp8") for launch in attention_launches(shape, dtype, form))
+        over_codes = (
+            launch
+            for form in ("int8", "fp8")
+            for launch in (*attention_launches(shape, dtype, form), *cache_launches(shape, dtype, form))
+        )
         others = (
             *layer_launches(shape, dtype),
             *code_launches(dtype),

@@ -17,7 +17,7 @@ from services.worker.backends.batch import AdapterRows, StepBatch
 from services.worker.backends.collectives import Communicator, GroupSeat, StepCommunicator
 from services.worker.backends.draws import Chances
 from services.worker.backends.kv_cache import KvCache
-from services.worker.backends.kv_format import KvFormat
+from services.worker.backends.kv_format import CodedNumbers, KvFormat
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import AttentionShape, ExpertsShape, KvShape
 from services.worker.backends.transfers import Transfers
@@ -172,8 +172,24 @@ class Ops(Protocol):
         """
         ...
 
-    def scatter_codes(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
-        """Write `rows` [n, width] as int8 to the positions `slots` [n] of a layer of the cache in the format int8."""
+    def scatter_codes(self, form: CodedNumbers, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
+        """Write `rows` [n, width] to the positions `slots` [n] of a layer of the cache in the format `form`."""
+        ...
+
+    def rotate_scatter_codes(
+        self,
+        form: CodedNumbers,
+        layer: Tensor,
+        shape: KvShape,
+        slots: Tensor,
+        heads: Tensor,
+        n_rotated: int,
+        rotation: Rotation,
+    ) -> None:
+        """Rotate the first `n_rotated` of `heads` [n, n_heads, head_dim] in place; write the last ones to `slots`.
+
+        The last heads of the first len(slots) rows are a token each of a layer of the cache in the format `form`.
+        """
         ...
 
     def activation(self, name: Activation) -> Elementwise:

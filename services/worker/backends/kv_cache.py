@@ -44,12 +44,8 @@ class KvCache:
         Queries are rotated in place; keys may be.
         """
         heads = qkv.view(len(qkv), -1, self._shape.head_dim)
-        if qkv.dtype is self.kv_format.numbers:
-            table = self.layers[layer].view(-1, self._shape.width)
-            self._writer.rotate_scatter(table, slots, heads, n_rotated, rotation)
-        else:
-            rotation(heads[:, :n_rotated])
-            self.write(layer, slots, qkv[: len(slots), -self._shape.width :])
+        form, shape = self.kv_format, self._shape
+        form.write_rotated(self.layers[layer], shape, slots, heads, n_rotated, rotation, self._writer)
 
     def gather(self, layer: int, slots: Tensor, out: Tensor | None = None) -> Tensor:
         """Read `slots` [n]: [n, 2 * n_kv_heads * head_dim], K then V; into `out` if given."""

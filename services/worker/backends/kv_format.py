@@ -13,6 +13,24 @@ from torch import Tensor
 from services.worker.backends.shapes import AttentionShape, KvShape
 
 
+class CodedNumbers(Protocol):
+    """A format of codes with scales, as a device's kernels see it."""
+
+    @property
+    def codes(self) -> torch.dtype:
+        """The dtype of the codes."""
+        ...
+
+    @property
+    def largest(self) -> float:
+        """The largest code."""
+        ...
+
+    def put(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
+        """Write `rows` [n, width] to the positions `slots` [n] of a layer."""
+        ...
+
+
 class RowWriter(Protocol):
     """A device's writes into the cache."""
 
@@ -26,8 +44,21 @@ class RowWriter(Protocol):
         """Rotate the first `n_rotated` of `heads` [n, n_heads, head_dim], and write the last ones to `table`."""
         ...
 
-    def scatter_codes(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
-        """Write `rows` [n, width] as int8 to the positions `slots` [n] of a layer in the format int8."""
+    def scatter_codes(self, form: CodedNumbers, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
+        """Write `rows` [n, width] to the positions `slots` [n] of a layer in the format `form`."""
+        ...
+
+    def rotate_scatter_codes(
+        self,
+        form: CodedNumbers,
+        layer: Tensor,
+        shape: KvShape,
+        slots: Tensor,
+        heads: Tensor,
+        n_rotated: int,
+        rotation: Callable[[Tensor], None],
+    ) -> None:
+        """Rotate the first `n_rotated` of `heads` [n, n_heads, head_dim] in place; write the last ones to `slots`."""
         ...
 
 
@@ -50,6 +81,22 @@ class KvFormat(Protocol):
 
     def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor, writer: RowWriter) -> None:
         """Write `rows` [n, width] to the positions `slots` [n]; `writer` is the device's."""
+        ...
+
+    def write_rotated(
+        self,
+        layer: Tensor,
+        shape: KvShape,
+        slots: Tensor,
+        heads: Tensor,
+        n_rotated: int,
+        rotation: Callable[[Tensor], None],
+        writer: RowWriter,
+    ) -> None:
+        """Rotate the first `n_rotated` of `heads` [n_rows, n_heads, head_dim]; write the last ones to `slots` [n].
+
+        Queries are rotated in place; keys may be.
+        """
         ...
 
     def read(self, layer: Tensor, shape: KvShape, slots: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
@@ -84,6 +131,23 @@ class PlainNumbers:
         """Write `rows` [n, width] to the positions `slots` [n]."""
         rounded = rows if rows.dtype is self.numbers else rows.to(self.numbers)
         writer.scatter(layer.view(-1, shape.width), slots, rounded)
+
+    def write_rotated(
+        self,
+        layer: Tensor,
+        shape: KvShape,
+        slots: Tensor,
+        heads: Tensor,
+        n_rotated: int,
+        rotation: Callable[[Tensor], None],
+        writer: RowWriter,
+    ) -> None:
+        """Rotate the first `n_rotated` of `heads` [n_rows, n_heads, head_dim]; write the last ones to `slots` [n]."""
+        if heads.dtype is self.numbers:
+            writer.rotate_scatter(layer.view(-1, shape.width), slots, heads, n_rotated, rotation)
+        else:
+            rotation(heads[:, :n_rotated])
+            self.write(layer, shape, slots, heads.view(len(heads), -1)[: len(slots), -shape.width :], writer)
 
     def read(self, layer: Tensor, shape: KvShape, slots: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """Return the positions `slots` [n] as [n, width] of `dtype`."""

@@ -44,7 +44,20 @@ class ScaledCodes:
 
     def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor, writer: RowWriter) -> None:
         """Write `rows` [n, width] to the positions `slots` [n]."""
-        self.put(layer, shape, slots, rows)
+        writer.scatter_codes(self, layer, shape, slots, rows)
+
+    def write_rotated(
+        self,
+        layer: Tensor,
+        shape: KvShape,
+        slots: Tensor,
+        heads: Tensor,
+        n_rotated: int,
+        rotation: Callable[[Tensor], None],
+        writer: RowWriter,
+    ) -> None:
+        """Rotate the first `n_rotated` of `heads` [n_rows, n_heads, head_dim]; write the last ones to `slots` [n]."""
+        writer.rotate_scatter_codes(self, layer, shape, slots, heads, n_rotated, rotation)
 
     def put(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
         """Quantize `rows` [n, width] and write them to the positions `slots` [n].

@@ -28,6 +28,7 @@ from services.worker.backends.cpu.linear import KernelLinear, PackedLinear
 from services.worker.backends.cpu.logit_shard import KernelLogitShard
 from services.worker.backends.cpu.low_rank import KernelLowRank
 from services.worker.backends.cpu.quantized import QuantizedLinear, stays_integer
+from services.worker.backends.kv_format import CodedNumbers
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import ExpertsShape, KvShape
 from services.worker.backends.torch.experts import ExpertLoop, Router
@@ -174,10 +175,10 @@ class KernelOps(OneDnnOps):
         else:
             super().scatter(table, places, rows)
 
-    def scatter_codes(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
-        """Write `rows` as int8 to the positions `slots` of a layer."""
-        if shape.head_dim > MAX_HEAD_DIM:
-            super().scatter_codes(layer, shape, slots, rows)
+    def scatter_codes(self, form: CodedNumbers, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
+        """Write `rows` as codes to the positions `slots` of a layer."""
+        if form.codes is not torch.int8 or shape.head_dim > MAX_HEAD_DIM:
+            super().scatter_codes(form, layer, shape, slots, rows)
         else:
             self._kernels.write_codes(layer, slots, rows, 2 * shape.n_kv_heads, shape.head_dim, shape.block_tokens)
 

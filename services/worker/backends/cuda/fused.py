@@ -27,12 +27,14 @@ from services.worker.backends.base import (
 from services.worker.backends.batch import AdapterRows
 from services.worker.backends.cuda.codes import CodesLinear, PackedCodes, converts_float8, stays_codes
 from services.worker.backends.cuda.grouped import GroupedExperts
-from services.worker.backends.cuda.logit_shard import CudaLogitShard
+from services.worker.backends.cuda.kv_codes import CodeWriter
 from services.worker.backends.cuda.low_rank import TritonLowRank
 from services.worker.backends.cuda.ops import CudaOps
+from services.worker.backends.cuda.small import TritonLogitShard, TritonRmsNorm, TritonRotation
 from services.worker.backends.draws import Chances
+from services.worker.backends.kv_format import CodedNumbers, find_kv_format
 from services.worker.backends.names import Activation
-from services.worker.backends.shapes import ExpertsShape, Routing
+from services.worker.backends.shapes import ExpertsShape, KvShape, Routing
 from services.worker.backends.torch.experts import ExpertStack, Router
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.backends.weights import Dense, Rounded, Stacked, Weight
@@ -41,125 +43,8 @@ logger = logging.getLogger(__name__)
 
 _LARGEST_ROW = 16384  # numbers that a program keeps in registers
 _GATED = 1024  # numbers of a gate's program
-_DRAWN = 4096  # columns of a draw's program
 _GATES = ("silu", "gelu", "gelu_tanh")
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-
-
-class TritonRmsNorm:
-    """RMS norm in one launch, whatever the weight, in place, too."""
-
-    def __init__(self, kernels: Any, weight: Tensor, eps: float) -> None:
-        """`weight`: [size], or [groups, size] for x [n, groups, size]."""
-        self._kernels, self._weight, self._eps = kernels, weight.float().contiguous(), eps
-        self.adds = weight.dim() == 1  # `add` applies
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the normalised `x`."""
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        self.write(x, out)
-        return out
-
-    def write(self, x: Tensor, out: Tensor) -> None:
-        """Write the normalised `x` to `out`, which may be `x`."""
-        self._launch(x, out, None, 1.0)
-
-    def add(self, x: Tensor, added: Tensor, scale: float) -> Tensor:
-        """Add scale * added to `x` [n, size] in place; return the normalised sum."""
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        self._launch(x, out, added.contiguous(), scale)
-        return out
-
-    def _launch(self, x: Tensor, out: Tensor, added: Tensor | None, scale: float) -> None:
-        rows, outs = (tensor if tensor.dim() == 3 else tensor.unsqueeze(1) for tensor in (x, out))
-        n, groups, size = rows.shape
-        n_columns = _power_of_two(size)
-        self._kernels.norm[(n * groups,)](
-            rows,
-            rows if added is None else added,
-            self._weight,
-            outs,
-            rows.stride(0),
-            rows.stride(1),
-            outs.stride(0),
-            outs.stride(1),
-            scale,
-            self._eps,
-            groups=groups,
-            size=size,
-            n_columns=n_columns,
-            weight_stride=0 if self.adds else size,
-            adds=added is not None,
-            num_warps=1 if n_columns <= 256 else 4 if n_columns <= 4096 else 8,
-        )
-
-
-class TritonRotation:
-    """Rotates heads in place, in one launch; or queries in place and keys on their way to the cache."""
-
-    def __init__(self, kernels: Any, cos: Tensor, sin: Tensor, positions: Tensor) -> None:
-        self._kernels, self._cos, self._sin, self._positions = kernels, cos, sin, positions
-
-    def __call__(self, heads: Tensor) -> None:
-        """Rotate heads [n, n_heads, head_dim]."""
-        self._launch(heads, heads, self._positions, 0, heads.shape[1], heads.shape[1])
-
-    def scatter(self, table: Tensor, slots: Tensor, heads: Tensor, n_rotated: int) -> None:
-        """Rotate the queries of `heads` [n, n_heads, head_dim]; write rotated keys, and values, to rows of `table`."""
-        n_queries = heads.shape[1] - table.shape[1] // heads.shape[2]
-        self._launch(heads, table, slots, len(slots), n_queries, n_rotated)
-
-    def _launch(
-        self, heads: Tensor, table: Tensor, slots: Tensor, n_written: int, n_queries: int, n_rotated: int
-    ) -> None:
-        (n, n_heads, head_dim), half = heads.shape, self._cos.shape[1]
-        rest = head_dim - 2 * half
-        self._kernels.rotate[(n, n_heads)](
-            heads,
-            self._cos,
-            self._sin,
-            self._positions,
-            table,
-            slots,
-            heads.stride(0),
-            n_written,
-            n_queries=n_queries,
-            n_rotated=n_rotated,
-            n_heads=n_heads,
-            head_dim=head_dim,
-            half=half,
-            n_pairs=_power_of_two(half),
-            n_rest=_power_of_two(rest) if rest else 0,
-            num_warps=1,
-        )
-
-
-class TritonLogitShard(CudaLogitShard):
-    """Scores, noise and the best token of a part of the columns in one launch."""
-
-    def __init__(self, kernels: Any, first_id: int, n_columns: int, device: torch.device) -> None:
-        super().__init__(first_id, n_columns, device)
-        self._kernels = kernels
-
-    def sample(self, logits: Tensor, chances: Chances) -> Tensor:
-        """Return the key of each row's best score."""
-        n, n_columns = logits.shape
-        n_parts = -(-n_columns // _DRAWN)
-        best = torch.empty((n, n_parts), dtype=torch.int64, device=logits.device)
-        self._kernels.draw[(n, n_parts)](
-            logits,
-            chances.temperature,
-            chances.seeds,
-            chances.positions,
-            best,
-            logits.stride(0),
-            self.first_id,
-            n_columns,
-            n_parts,
-            part=_DRAWN,
-            num_warps=4,
-        )
-        return best.amax(dim=-1)
 
 
 class TritonOps(CudaOps):
@@ -171,13 +56,14 @@ class TritonOps(CudaOps):
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ImportError without Triton."""
         # Imported here, because CPUs do not have it.
-        from services.worker.backends.cuda.kernels import codes, grouped, layer, low_rank
+        from services.worker.backends.cuda.kernels import codes, grouped, kv_codes, layer, low_rank
 
         super().__init__(dtype, device)
         self._kernels: Any = layer
         self._products: Any = codes  # None: weights are dense
         self._grouped: Any = grouped  # None: experts by `CudaOps`
         self._low_rank: Any = low_rank  # None: adapters by `CudaOps`
+        self._coder: CodeWriter | None = CodeWriter(kv_codes)  # None: a cache of codes is written by torch
         self._float8 = converts_float8(device)
 
     def disagreement(self) -> str | None:
@@ -190,6 +76,7 @@ class TritonOps(CudaOps):
                 self._check_products(rows)
                 self._check_experts(rows)
                 self._check_adapters(rows)
+                self._check_codes(rows)
         except (self._kernels.TritonError, subprocess.CalledProcessError, OSError, AssertionError) as reason:
             return f"Triton: {reason}"  # an AssertionError: it does not find the driver's library
         return None if error <= _TOLERANCE[self._dtype] else f"they differ from the reference by {error:.2g}"
@@ -236,6 +123,21 @@ class TritonOps(CudaOps):
             logger.warning("adapters are computed by torch: products differ from the reference by %.2g", error)
             self._low_rank = None
 
+    def _check_codes(self, rows: Tensor) -> None:
+        """Write caches of codes by torch if ours are others."""
+        shape, places = KvShape(16, 1, 16), torch.arange(len(rows), device=self._device)
+        angles = torch.arange(40, dtype=torch.float32, device=self._device).view(5, 8)
+        for form in map(find_kv_format, ("int8", "fp8")):
+            found, exact = (form.allocate(1, shape, self._device) for _ in range(2))
+            heads = rows.clone().view(len(rows), 4, 16)
+            form.write_rotated(found, shape, places, heads, 3, self.rope(angles.cos(), angles.sin())(places), self)
+            reference = TorchOps(self._dtype, self._device)  # heads hold the keys as they were coded
+            form.write(exact, shape, places, heads[:, 2:].flatten(1), reference)
+            if not torch.equal(found, exact):
+                logger.warning("keys and values are coded by torch: codes in %s differ from the reference's", form.name)
+                self._coder = None
+                return
+
     def form(self, weight: Weight, *, dense: bool = False) -> str:
         """Return in words how the device keeps `weight`."""
         return super().form(weight) if dense or not self._stays_codes(weight) else weight.form
@@ -274,6 +176,29 @@ class TritonOps(CudaOps):
             rotation.scatter(table, slots, heads, n_rotated)
         else:
             super().rotate_scatter(table, slots, heads, n_rotated, rotation)
+
+    def scatter_codes(self, form: CodedNumbers, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
+        """Write `rows` as codes to the positions `slots` of a layer."""
+        if self._coder is None:
+            super().scatter_codes(form, layer, shape, slots, rows)
+        else:
+            self._coder.write(form, layer, shape, slots, rows.view(-1, 2 * shape.n_kv_heads, shape.head_dim))
+
+    def rotate_scatter_codes(
+        self,
+        form: CodedNumbers,
+        layer: Tensor,
+        shape: KvShape,
+        slots: Tensor,
+        heads: Tensor,
+        n_rotated: int,
+        rotation: Rotation,
+    ) -> None:
+        """Rotate the first `n_rotated` of `heads` in place, and write the last ones as codes to `slots`."""
+        if self._coder is not None and isinstance(rotation, TritonRotation):
+            self._coder.write(form, layer, shape, slots, heads, n_rotated, rotation)
+        else:
+            super().rotate_scatter_codes(form, layer, shape, slots, heads, n_rotated, rotation)
 
     def gate(self, name: Activation) -> Elementwise:
         """Return act(gate) * up."""
@@ -343,7 +268,3 @@ def _computed(ops: Ops, x: Tensor) -> Tensor:
     ids = keys.token_ids_of(drawn).unsqueeze(-1)
     parts = (total, normed, heads.view(len(x), -1)[:, :32], table, ops.gate("silu")(x), ids)
     return torch.cat([part.float() for part in parts], dim=-1)
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

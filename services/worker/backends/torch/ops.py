@@ -24,7 +24,7 @@ from services.worker.backends.base import (
     Rope,
     Rotation,
 )
-from services.worker.backends.kv_formats import int8
+from services.worker.backends.kv_format import CodedNumbers
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import ExpertsShape, KvShape
 from services.worker.backends.torch.experts import ExpertStack, Router, TorchExperts, sigmoid
@@ -156,9 +156,23 @@ class TorchOps:
         rotation(heads[:, :n_rotated])
         self.scatter(table, slots, heads.view(len(heads), -1)[: len(slots), -table.shape[1] :])
 
-    def scatter_codes(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
-        """Write `rows` as int8 to the positions `slots` of a layer."""
-        int8.FORMAT.put(layer, shape, slots, rows)
+    def scatter_codes(self, form: CodedNumbers, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
+        """Write `rows` as codes to the positions `slots` of a layer."""
+        form.put(layer, shape, slots, rows)
+
+    def rotate_scatter_codes(
+        self,
+        form: CodedNumbers,
+        layer: Tensor,
+        shape: KvShape,
+        slots: Tensor,
+        heads: Tensor,
+        n_rotated: int,
+        rotation: Rotation,
+    ) -> None:
+        """Rotate the first `n_rotated` of `heads` in place, and write the last ones as codes to `slots`."""
+        rotation(heads[:, :n_rotated])
+        self.scatter_codes(form, layer, shape, slots, heads.view(len(heads), -1)[: len(slots), -shape.width :])
 
     def activation(self, name: Activation) -> Elementwise:
         """Return the function of an activation."""
