@@ -163,7 +163,8 @@ def _codes(band: Grouped | PerChannel, part: Part) -> Tensor:
     blocks = part.blocks
     if blocks.order is not None:
         return codes.index_select(1, blocks.order.clamp(min=0))  # padding is multiplied with zeros
-    return F.pad(codes, (0, blocks.k - codes.shape[1])).contiguous()
+    n_missing = blocks.k - codes.shape[1]
+    return F.pad(codes, (0, n_missing)) if n_missing else codes.contiguous()
 
 
 def _offset(band: Grouped | PerChannel, part: Part) -> Tensor:

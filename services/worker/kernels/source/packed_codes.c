@@ -2,16 +2,42 @@
 #include "quantized.h"
 #include "product.h"
 
+typedef struct {
+    const uint8_t *codes; // [n, k]
+    uint32_t *words;
+    long n, k;
+    int bits, input_bits;
+} packing;
+
+// Packs a strip; constant bits make a word a few shifts.
+INLINE void pack_strip(const packing *p, long strip, int bits, int input_bits) {
+    uint32_t *word = p->words + strip * STRIP * (p->k * bits / 32);
+    for (long i = 0; i < p->k; i += 32 / bits)
+        for (long out = strip * STRIP; out < (strip + 1) * STRIP; out++) {
+            const uint8_t *codes = p->codes + out * p->k + i;
+            uint32_t packed = 0;
+            for (int j = 0; j < 32 / bits && out < p->n; j++) packed |= (uint32_t)codes[j] << PLACE(j, bits, input_bits);
+            *word++ = packed;
+        }
+}
+
+static void pack(const void *context, long strip) {
+    const packing *p = context;
+    switch (p->bits * 32 + p->input_bits) {
+    case 2 * 32 + 8: return pack_strip(p, strip, 2, 8);
+    case 4 * 32 + 8: return pack_strip(p, strip, 4, 8);
+    case 8 * 32 + 8: return pack_strip(p, strip, 8, 8);
+    case 2 * 32 + 16: return pack_strip(p, strip, 2, 16);
+    case 4 * 32 + 16: return pack_strip(p, strip, 4, 16);
+    case 8 * 32 + 16: return pack_strip(p, strip, 8, 16);
+    }
+}
+
 // Codes are packed as [strips][k / (32 / bits)][STRIP] words of 32 bits (PLACE). `codes` [n, k]: a byte each. Rows up to a multiple of
 // GROUP are packed as zeros.
 EXPORT void rz_pack_codes(const uint8_t *codes, long n, long k, int bits, int input_bits, void *packed) {
-    uint32_t *word = packed;
-    for (long strip = 0; strip < (n + GROUP - 1) / GROUP * GROUP; strip += STRIP)
-        for (long i = 0; i < k; i += 32 / bits)
-            for (long out = strip; out < strip + STRIP; out++, word++) {
-                *word = 0;
-                for (int j = 0; j < 32 / bits && out < n; j++) *word |= (uint32_t)codes[out * k + i + j] << PLACE(j, bits, input_bits);
-            }
+    packing p = {codes, packed, n, k, bits, input_bits};
+    share(pack, &p, (n + GROUP - 1) / GROUP * (GROUP / STRIP));
 }
 
 typedef struct {

@@ -42,9 +42,11 @@ _TRITS = (1, 3, 9, 27, 81)
 
 def _unpacked(packed: Tensor, width: int, shifts: tuple[int, ...]) -> Tensor:
     """Return the numbers in bytes [n, m] as [n, m * len(shifts)]: of every `width` bytes, the lowest bits first."""
-    mask = (1 << (8 // len(shifts))) - 1
-    by_place = torch.tensor(shifts, dtype=torch.uint8).view(1, 1, -1, 1)
-    return ((packed.reshape(len(packed), -1, 1, width) >> by_place) & mask).flatten(1)
+    groups = packed.reshape(len(packed), -1, width)
+    numbers = torch.empty(len(packed), groups.shape[1], len(shifts), width, dtype=torch.uint8)
+    for place, shift in enumerate(shifts):
+        torch.bitwise_right_shift(groups, shift, out=numbers[:, :, place])
+    return numbers.bitwise_and_((1 << (8 // len(shifts))) - 1).flatten(1)
 
 
 def _halves(blocks: Tensor, at: int) -> Tensor:
