@@ -36,7 +36,8 @@ def main(
 ) -> None:
     """Trace STEPS decodes of BATCH sequences."""
     where, block = torch.device(device), 16
-    decoder = load_model(model, SingleRank(), open_backend(getattr(torch, dtype), where))
+    backend = open_backend(getattr(torch, dtype), where)
+    decoder = load_model(model, SingleRank(), backend)
     longest, warm_up = keys + 2 * steps, 5
     each = -(-longest // block)
     cache = decoder.make_cache(batch * each, block)
@@ -49,6 +50,8 @@ def main(
         max_running=batch,
         max_model_len=longest,
         device=where,
+        transfers=backend.transfers,
+        overlaps=where.type == "cuda",  # as a rank does: draws are a part of the graph
     )
     slots = range(batch)
     admissions = tuple(Admission(slot, Sampling(), (7,) * keys, n_prompt=keys) for slot in slots)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from services.worker.backends.batch import AdapterRows, StepBatch
 from services.worker.backends.collectives import Communicator, GroupSeat, StepCommunicator
+from services.worker.backends.decodes import Decodes, Tokens
 from services.worker.backends.draws import Chances
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import CodedNumbers, KvFormat
@@ -293,8 +294,10 @@ class NoGraph:
 class Computations:
     """A decoder's computations that may be captured, and the data common to all its steps."""
 
-    decode: Compute  # a whole step with one row per sequence
+    embed: Callable[[Tensor, Tensor], Tensor]  # rows [n, hidden_size] of ids and positions [n]
+    decode: Compute  # all layers and the final norm, for a step with one row per sequence
     layers: Compute  # all layers but the last, for other steps
+    logits: Callable[[Tensor], Tensor]  # [n, vocab_local] of what `decode` returns
     attention: Attention[Any]
     comm: Communicator
     ropes: tuple[Rope, ...]
@@ -302,7 +305,7 @@ class Computations:
     cache: KvCache
     hidden_size: int
     max_blocks: int  # of a sequence
-    adapted: bool = False  # for steps in which rows have adapters
+    longest: int | None = None  # keys of a sequence whose windows are all that hides keys; None: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +368,11 @@ class ModelBackend(Protocol):
         ...
 
     def capture(self, computations: Computations) -> StepGraphs:
-        """Return graphs that replay a decoder's steps in its cache."""
+        """Return graphs that replay a decoder's steps in its cache, between its embedding and its head."""
+        ...
+
+    def replay_decodes(self, computations: Computations, tokens: Tokens | None) -> Decodes:
+        """Return what replays whole decodes, from ids to the draws of `tokens`; None: nothing is drawn."""
         ...
 
 

@@ -21,6 +21,7 @@ from services.worker.backends.base import (
 )
 from services.worker.backends.batch import AdapterRows, StepBatch
 from services.worker.backends.collectives import Communicator
+from services.worker.backends.decodes import Decodes, NoDecodes, Tokens
 from services.worker.backends.kv_cache import KvCache, StepRows
 from services.worker.backends.shapes import KvShape
 from services.worker.model.layers.adapters import AdapterLayers, pad_adapters
@@ -256,25 +257,29 @@ class Decoder:
             if self.spec.bidirectional:
                 self._graphs[adapted] = StepGraphs(NoGraph(), NoGraph())
             else:
-                self._graphs[adapted] = self._backend.capture(self._computations(cache, adapted))
+                self._graphs[adapted] = self._backend.capture(self._computations(cache))
         return self._graphs[adapted]
 
-    def forget_steps(self) -> None:
-        """Free the captured steps, which hold the cache that they are of."""
-        self._graphs, self._graphs_of = {}, None
+    def replay_decodes(self, cache: KvCache, tokens: Tokens | None) -> Decodes:
+        """Return what replays whole decodes in `cache`, with the draws of `tokens`; None: nothing is drawn."""
+        if self.spec.bidirectional:
+            return NoDecodes()
+        return self._backend.replay_decodes(self._computations(cache), tokens)
 
-    def _computations(self, cache: KvCache, adapted: bool) -> Computations:
+    def _computations(self, cache: KvCache) -> Computations:
         return Computations(
+            embed=self.embed,
             decode=self._decode,
             layers=self._through_layers,
+            logits=self.logits,
             attention=self._attention,
             comm=self._comm,
             ropes=self._tables.ropes,
             windows=tuple(reach.window for reach in self._tables.reaches),
             cache=cache,
             hidden_size=self.spec.hidden_size,
-            adapted=adapted,
             max_blocks=min(cache.n_blocks, -(-self._tables.max_positions // cache.block_tokens)),
+            longest=min((reach.chunk for reach in self._tables.reaches if reach.chunk is not None), default=None),
         )
 
     def embed(

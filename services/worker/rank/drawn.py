@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.worker.backends.draws import DrawRows
+from services.worker.backends.draws import DrawNumbers, DrawRows
 from services.worker.backends.transfers import Ints, Pending, Transfers
 from services.worker.rank.batching import DrawingRows
 from services.worker.rank.slot_table import SlotTable
@@ -20,7 +20,14 @@ class DrawnTokens:
 
     def __init__(self, table: SlotTable, sampler: Sampler, transfers: Transfers, device: torch.device) -> None:
         self._table, self._sampler, self._transfers = table, sampler, transfers
-        self._last = torch.zeros(table.max_running, dtype=torch.int64, device=device)
+        self.spare = table.max_running
+        self._last = torch.zeros(table.max_running + 1, dtype=torch.int64, device=device)
+
+    def numbers(self, drawing: DrawingRows) -> DrawNumbers | None:
+        """Return what `drawing` draws by; None if there are no such rows, or if a draw needs the host."""
+        if not len(drawing.rows) or not self._sampler.stays_on_device(drawing.slots):
+            return None
+        return self._sampler.numbers(drawing.slots, drawing.positions)
 
     def resolve(self, token_ids: Tensor) -> Tensor:
         """Return `token_ids` [n] with the tokens that references in it stand for."""

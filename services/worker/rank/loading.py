@@ -54,7 +54,6 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
         footprint=footprint(spec, config),
         head=head,
         embeds=not spec.generates,
-        forget_steps=decoder.forget_steps,
         load_adapter=load_adapter if config.adapter_slots else refuse_adapter,
         vocabulary=partial(read_vocabulary, Path(config.model_path), spec.vocab_size, config.eos_token_ids),
     )

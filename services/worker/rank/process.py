@@ -25,11 +25,12 @@ from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.event_codec import ModelFacts, RankStarted, encode_event
 from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.rank.block_copy import BlockCopier
+from services.worker.rank.forward import Model
 from services.worker.rank.link import ServerLink
 from services.worker.rank.loop import StepLoop
 from services.worker.rank.memory import MemoryMeter
 from services.worker.rank.rendezvous import join_group
-from services.worker.rank.runner import Model, Runner
+from services.worker.rank.runner import Runner
 from services.worker.rank.worst_step import (
     LOWER_STEP,
     LOWER_WEIGHTS,
@@ -61,7 +62,6 @@ class LoadedModel:
     head: Head = ()  # layers over pooled states
     embeds: bool = False  # there are no logits
     load_adapter: Callable[[AdapterOrder], None] = refuse_adapter  # into a slot; raises ModelError
-    forget_steps: Callable[[], None] = lambda: None  # frees captured steps, which hold a cache
 
 
 class Loader(Protocol):
@@ -132,9 +132,7 @@ def _measure_steps(config: RankGroupConfig, model: LoadedModel, comm: StepCommun
     cache_bytes = 2 * config.block_tokens * model.kv_bytes_per_token  # a block and the null block
     runner = _make_runner(config, model, model.make_cache(1), 1, comm, backend)
     steps = partial(runner.rehearse, worst_steps(config))
-    budget = KvBudget.measured(backend.memory, steps, cache_bytes, config.gpu_memory_utilization)
-    model.forget_steps()
-    return budget
+    return KvBudget.measured(backend.memory, steps, cache_bytes, config.gpu_memory_utilization)
 
 
 def _make_runner(

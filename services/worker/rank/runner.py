@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -17,10 +17,7 @@ from numpy.typing import NDArray
 from ryzanstein.v1.worker_pb2 import Sampling
 from torch import Tensor
 
-from services.worker.backends.base import LogitShard
-from services.worker.backends.batch import StepBatch, StepNumbers
 from services.worker.backends.collectives import StepCommunicator
-from services.worker.backends.draws import DrawNumbers, DrawRows
 from services.worker.backends.transfers import DirectTransfers, Pending, Transfers
 from services.worker.engine.output import TokenLogprobs
 from services.worker.model.layers.head import Head
@@ -35,6 +32,7 @@ from services.worker.protocol.plan import (
 from services.worker.protocol.plan_codec import PlanView, view_plan
 from services.worker.rank.batching import BatchLayout, DrawingRows, lay_out
 from services.worker.rank.drawn import DrawnTokens
+from services.worker.rank.forward import Forward, Model
 from services.worker.rank.pooling import PooledSlots
 from services.worker.rank.slot_table import SlotTable
 from services.worker.sampling.grammar import Vocabulary, no_vocabulary
@@ -42,34 +40,15 @@ from services.worker.sampling.sampler import Draws, Sampler
 
 Ints = NDArray[np.int64]
 Cache = TypeVar("Cache")
-CacheIn = TypeVar("CacheIn", contravariant=True)
 
 _SCORED_ROWS = 64  # most prompt rows whose logits are in memory at one time
-
-
-class Model(Protocol[CacheIn]):
-    """The decoder's interface to the runner."""
-
-    logit_shard: LogitShard  # this rank's part of the vocabulary
-    vocab_local: int  # columns of this rank's logits
-
-    def forward(self, batch: StepBatch, cache: CacheIn, last_of: Sequence[int] | None = None) -> Tensor:
-        """Return the hidden states after the final norm: of all rows, [n_tokens, hidden_size].
-
-        With `last_of` only those of the last rows of these sequences: [len(last_of), hidden_size].
-        """
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 [n, vocab_local] of hidden states [n, hidden_size]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Computing:
     """The computations of a step."""
 
-    hidden: Tensor  # of the rows that draw, or with `every_row` of all
+    hidden: Tensor | None  # of the rows that draw, or with `every_row` of all; None: the tokens are drawn
     layout: BatchLayout
     drawing: DrawingRows
     every_row: bool
@@ -123,8 +102,8 @@ class Runner(Generic[Cache]):
         `overlaps`: draw on the device, so that another step may be launched before the tokens are read.
         """
         self._embeds = embeds
-        self._decoder, self._cache, self._comm, self._device = decoder, cache, comm, device
-        self._transfers = transfers or DirectTransfers(device)
+        self._decoder, self._comm, self._device = decoder, comm, device
+        transfers = transfers or DirectTransfers(device)
         self._table = SlotTable(max_running, max_model_len, block_tokens, n_blocks)
         self._pools = PooledSlots(pooling or Pooling(), head)
         self._prompt_logprobs: dict[int, int] = {}  # slot -> number of top tokens
@@ -137,7 +116,8 @@ class Runner(Generic[Cache]):
             vocabulary=vocabulary,
             eos_token_ids=eos_token_ids,
         )
-        self._drawn = DrawnTokens(self._table, self._sampler, self._transfers, device) if overlaps else None
+        self._drawn = DrawnTokens(self._table, self._sampler, transfers, device) if overlaps else None
+        self._forward = Forward(decoder, cache, transfers, self._drawn)
 
     def execute(self, plan: StepPlan) -> StepResult | None:
         """Compute one step; only rank 0 returns a result. Raises MalformedPlanError."""
@@ -201,9 +181,9 @@ class Runner(Generic[Cache]):
         sequences = self._drawing_sequences(layout)
         drawing = layout.drawing(sequences)
         every_row = bool(self._prompt_logprobs) or self._pools.any() or len(drawing.rows) > len(sequences)
-        batch, draws = self._up(numbers, None if every_row else self._draw_numbers(drawing))
-        hidden = self._decoder.forward(batch, self._cache, None if every_row else sequences.tolist())
-        drawn = None if draws is None else self._draw_on_device(hidden, drawing, draws)
+        last_of = None if every_row else sequences.tolist()
+        drawn = None if last_of is None else self._forward.draw(numbers, drawing, last_of)
+        hidden = self._forward.states(numbers, last_of) if drawn is None else None
         communication = self._comm.take_elapsed_us()
         forward = (time.perf_counter_ns() - began) // 1000 - communication
         times = StepTimes(wait=wait_us, forward=forward, communication=communication)
@@ -219,6 +199,7 @@ class Runner(Generic[Cache]):
         if self._drawn is not None and step.drawn is not None:
             draws = Draws(self._drawn.read(step.drawn, drawing), {})
         else:
+            assert hidden is not None
             scored = self._score_prompts(hidden, step.layout)
             pooled = self._pool(hidden, step.layout)
             if step.every_row:
@@ -257,27 +238,6 @@ class Runner(Generic[Cache]):
         if not self._pools.any():
             return rows
         return np.array([row for row in rows if not self._pools.holds(int(layout.slots[row]))], np.int64)
-
-    def _draw_numbers(self, drawing: DrawingRows) -> DrawNumbers | None:
-        """Return what is drawn on the device; None if steps do not overlap or if a draw needs the host."""
-        if self._drawn is None or not len(drawing.rows) or not self._sampler.stays_on_device(drawing.slots):
-            return None
-        return self._sampler.numbers(drawing.slots, drawing.positions)
-
-    def _up(self, numbers: StepNumbers, drawn: DrawNumbers | None) -> tuple[StepBatch, DrawRows | None]:
-        """Bring a step and its draws to the device by one upload."""
-        arrays = numbers.arrays()
-        tensors = self._transfers.up(arrays if drawn is None else arrays + drawn.arrays())
-        batch = numbers.batch(tensors[: len(arrays)])
-        if self._drawn is not None:
-            batch = replace(batch, token_ids=self._drawn.resolve(batch.token_ids))
-        return batch, None if drawn is None else drawn.draws(tensors[len(arrays) :])
-
-    def _draw_on_device(self, hidden: Tensor, drawing: DrawingRows, draws: DrawRows) -> Pending:
-        """Draw as `_draw` does, without waiting."""
-        assert self._drawn is not None
-        token_ids = self._drawn.draw(self._decoder.logits(hidden), draws)
-        return self._drawn.begin(token_ids, drawing)
 
     def _draw(self, hidden: Tensor, drawing: DrawingRows) -> Draws:
         """Draw the tokens that follow the rows `drawing`, with hidden states `hidden`, and store them in the table."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 
 import torch
 from ryzanstein.v1.worker_pb2 import Sampling
@@ -22,7 +23,7 @@ _MIB = 1 << 20
 _DECODED_KEYS = 1 << 19  # of all rows of the decodes that are measured; with more keys attention takes little more
 _MOST_TOKENS = 1 << 22  # in a cache that takes what is left: the server keeps a record of every block
 _SAMPLING = Sampling(temperature=1.0, top_k=50, top_p=0.9)  # what needs most memory to draw
-_DRAWN = Sampling(temperature=1.0)  # what most requests draw by
+_KINDS = (_SAMPLING, Sampling(temperature=1.0))  # of draws: captured steps end before the first, and hold the second
 _FEW_KEYS, _MANY_KEYS = 16, 1024
 LOWER_STEP = "RYZANSTEIN_MAX_BATCHED_TOKENS, RYZANSTEIN_MAX_RUNNING or RYZANSTEIN_MAX_MODEL_LEN"
 LOWER_WEIGHTS = "RYZANSTEIN_DTYPE, or use more ranks (RYZANSTEIN_TENSOR_PARALLEL) or a smaller model"
@@ -94,9 +95,10 @@ class KvBudget:
 
 
 def worst_steps(config: RankGroupConfig) -> tuple[StepPlan, ...]:
-    """Return the steps that take most memory, all in block 1: a step full of prompts, and one of all decodes.
+    """Return the steps that take most memory, all in block 1: a step full of prompts, and those of all decodes.
 
-    Prompts end, and decodes stand, at the last positions that the settings allow.
+    Prompts end, and decodes stand, at the last positions that the settings allow. A device may capture decodes in two
+    ways, with their draws and without.
     """
     longest = config.max_model_len - 1
     prompts: list[tuple[Admission, Chunk]] = []
@@ -106,9 +108,9 @@ def worst_steps(config: RankGroupConfig) -> tuple[StepPlan, ...]:
         prompts.append(_piece(config, len(prompts), longest, n_rows))
         left -= n_rows
     keys = max(1, min(longest, _DECODED_KEYS // config.max_running))
-    decodes = [_piece(config, slot, keys, 1) for slot in range(config.max_running)]
+    decodes = ([_piece(config, slot, keys, 1, sampling) for slot in range(config.max_running)] for sampling in _KINDS)
     steps = []
-    for pieces in (prompts, decodes):
+    for pieces in (prompts, *decodes):
         admissions, chunks = zip(*pieces, strict=True)
         steps.append(StepPlan(0, admissions=admissions, chunks=chunks))
         steps.append(StepPlan(0, released=tuple(chunk.slot for chunk in chunks)))
@@ -118,24 +120,25 @@ def worst_steps(config: RankGroupConfig) -> tuple[StepPlan, ...]:
 def first_steps(config: RankGroupConfig) -> tuple[StepPlan, ...]:
     """Return decodes of every size that a captured step has, all in block 1, so that no request waits for a capture.
 
-    The last one has more keys than one program of the attention reads, if sequences may be as long.
+    The last ones have more keys than one program of the attention reads, if sequences may be as long.
     """
     keys, longest = min(_FEW_KEYS, config.max_model_len - 1), min(_MANY_KEYS, config.max_model_len - 1)
     rows = [1 << power for power in range((config.max_running - 1).bit_length() + 1)]
     steps = []
-    for n_rows, n_keys in [*((min(n, config.max_running), keys) for n in rows), (1, longest)]:
-        pieces = [_piece(config, slot, n_keys, 1) for slot in range(n_rows)]
-        admissions, chunks = zip(
-            *((replace(admission, sampling=_DRAWN), chunk) for admission, chunk in pieces), strict=True
-        )
+    sizes = [*((min(n, config.max_running), keys) for n in rows), (1, longest)]
+    for (n_rows, n_keys), sampling in product(sizes, _KINDS):
+        pieces = [_piece(config, slot, n_keys, 1, sampling) for slot in range(n_rows)]
+        admissions, chunks = zip(*pieces, strict=True)
         steps.append(StepPlan(0, admissions=admissions, chunks=chunks))
         steps.append(StepPlan(0, released=tuple(range(n_rows))))
     return tuple(steps)
 
 
-def _piece(config: RankGroupConfig, slot: int, n_known: int, n_rows: int) -> tuple[Admission, Chunk]:
+def _piece(
+    config: RankGroupConfig, slot: int, n_known: int, n_rows: int, sampling: Sampling = _SAMPLING
+) -> tuple[Admission, Chunk]:
     n_blocks = -(-n_known // config.block_tokens)
-    admission = Admission(slot, _SAMPLING, (0,) * n_known, n_prompt=n_known)
+    admission = Admission(slot, sampling, (0,) * n_known, n_prompt=n_known)
     return admission, Chunk(slot, n_known - n_rows, n_rows, n_draws=1, new_blocks=(1,) * n_blocks)
 
 

@@ -18,6 +18,7 @@ import torch
 from services.worker.backends.base import ModelBackend
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator
+from services.worker.backends.decodes import Decodes, NoDecodes, Tokens
 from services.worker.backends.torch.logit_shard import TorchLogitShard
 from services.worker.model.footprint import Footprint
 from services.worker.protocol.event_codec import ModelFacts
@@ -71,6 +72,9 @@ class StandinDecoder:
         columns = torch.arange(HIDDEN) % self._comm.size == self._comm.rank
         hidden = self._comm.all_reduce((out * columns).contiguous())
         return hidden if last_of is None else hidden[[batch.query_starts[i + 1] - 1 for i in last_of]]
+
+    def replay_decodes(self, cache: StandinCache, tokens: Tokens | None) -> Decodes:
+        return NoDecodes()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return (hidden.double() @ self._head.double().T).float()

@@ -22,6 +22,7 @@ from services.worker.backends.cpu.collectives import ReplayedLoneRank
 from services.worker.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGraph
 from services.worker.backends.cpu.ops import KernelOps, OneDnnOps
 from services.worker.backends.cpu.shared_memory import KernelCommunicator, SharedMemoryCommunicator
+from services.worker.backends.decodes import Decodes, NoDecodes, Tokens
 from services.worker.backends.kv_format import KvFormat, plain_format
 from services.worker.backends.kv_formats import int8
 from services.worker.backends.shapes import AttentionShape
@@ -101,6 +102,10 @@ class OneDnnBackend:
     def capture(self, computations: Computations) -> StepGraphs:
         """Return graphs that serve no step."""
         return StepGraphs(NoGraph(), NoGraph())
+
+    def replay_decodes(self, computations: Computations, tokens: Tokens | None) -> Decodes:
+        """Return what serves no step."""
+        return NoDecodes()
 
     def join(self, seat: GroupSeat) -> StepCommunicator:
         """Return collectives in shared memory."""

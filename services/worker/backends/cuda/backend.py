@@ -6,16 +6,18 @@ from typing import Any
 
 import torch
 
-from services.worker.backends.base import Attention, Computations, Memory, NoGraph, StepGraphs
+from services.worker.backends.base import Attention, Computations, Memory
 from services.worker.backends.choice import Candidate, choose_attention
 from services.worker.backends.collectives import GroupSeat, LoneRank, StepCommunicator
 from services.worker.backends.cuda.fused import open_ops
-from services.worker.backends.cuda.graph import CudaDecodes
+from services.worker.backends.cuda.graph import CudaDecodes, Uploads
 from services.worker.backends.cuda.memory import CudaMemory
 from services.worker.backends.cuda.nccl import NcclCommunicator
 from services.worker.backends.cuda.ops import CudaOps
 from services.worker.backends.cuda.paged import PagedTriton
+from services.worker.backends.cuda.recorder import CudaRecorder, Recorder
 from services.worker.backends.cuda.transfers import PinnedTransfers
+from services.worker.backends.decodes import Decodes, Tokens
 from services.worker.backends.kv_format import KvFormat
 from services.worker.backends.scaled_codes import ScaledCodes
 from services.worker.backends.shapes import AttentionShape
@@ -25,7 +27,7 @@ from services.worker.backends.transfers import Transfers
 
 
 class CudaBackend(TorchBackend):
-    """One GPU. Steps with one row per sequence are replayed; other steps need no graph."""
+    """One GPU. Steps with one row per sequence are replayed as a whole; other steps need no graph."""
 
     process_group: str | None = "cpu:gloo,cuda:nccl"
 
@@ -48,7 +50,9 @@ class CudaBackend(TorchBackend):
         ops = open_ops(dtype, device) if triton else CudaOps(dtype, device)
         self.ops, self._replays_adapters = ops, ops.replays_adapters
         self.memory: Memory = CudaMemory(device)
-        self.transfers: Transfers = PinnedTransfers(device)
+        pinned = PinnedTransfers(device)
+        self.transfers: Transfers = pinned
+        self._uploads: Uploads = pinned
 
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the fastest attention that agrees with the reference."""
@@ -58,13 +62,16 @@ class CudaBackend(TorchBackend):
             choices.insert(0, lambda: PagedTriton(shape, self.dtype, self.device, coded=coded))
         return choose_attention(choices, shape, self.dtype, self.device, self.kv_format)
 
-    def capture(self, computations: Computations) -> StepGraphs:
-        """Return graphs that replay decodes; collectives of NCCL are a part of them."""
+    def replay_decodes(self, computations: Computations, tokens: Tokens | None) -> Decodes:
+        """Return graphs of whole decodes; collectives of NCCL are a part of them."""
         attention = computations.attention
-        replays = self._graphs and (self._replays_adapters or not computations.adapted)
-        if not replays or not isinstance(attention, PagedTriton | PagedSdpa):
-            return super().capture(computations)
-        return StepGraphs(CudaDecodes(computations, attention, self.dtype, self.device), NoGraph())
+        if not self._graphs or not isinstance(attention, PagedTriton | PagedSdpa):
+            return super().replay_decodes(computations, tokens)
+        recorder, adapters = self._recorder(), self._replays_adapters
+        return CudaDecodes(computations, attention, tokens, self._uploads, recorder, self.device, adapters=adapters)
+
+    def _recorder(self) -> Recorder:
+        return CudaRecorder(self.device)
 
     def join(self, seat: GroupSeat) -> StepCommunicator:
         """Return collectives over NCCL."""

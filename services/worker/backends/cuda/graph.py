@@ -1,22 +1,29 @@
-"""Decode steps as CUDA graphs: captured once for a number of rows and keys, then launched as a whole.
+"""Decodes as CUDA graphs, from the ids of tokens to the tokens that are drawn.
 
-Without a graph Python launches some thirty kernels per layer one by one, more slowly than a GPU runs them.
+A graph is captured once for a number of rows and keys, then launched as a whole. Before a launch its numbers are
+uploaded to where it reads them, by one copy; after it the tokens are copied to the host, if any were drawn. Without a
+graph Python launches some thirty kernels per layer one by one, more slowly than a GPU runs them.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from services.worker.backends.base import Computations, Step
-from services.worker.backends.batch import AdapterRows, StepBatch
+from services.worker.backends.batch import AdapterRows, StepBatch, StepNumbers
+from services.worker.backends.cuda.recorder import Recorder, Recording
+from services.worker.backends.cuda.transfers import Packing
+from services.worker.backends.decodes import Tokens
+from services.worker.backends.draws import Chances, DrawNumbers, DrawRows
+from services.worker.backends.transfers import Numbers
 
 logger = logging.getLogger(__name__)
 
@@ -35,146 +42,150 @@ class ReplayableAttention(Protocol):
         ...
 
 
+class Uploads(Protocol):
+    """Copies to places on the device that do not change."""
+
+    def up_to(self, arrays: Sequence[Numbers], place: Tensor) -> None:
+        """Copy the arrays to `place`, uint8, as their `Packing` says; the host does not wait."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Size of a graph; steps with fewer rows or keys are padded to it."""
+    """What a graph is captured for; steps with fewer rows or keys are padded to it."""
 
     n_rows: int
     n_keys: int  # keys of the longest sequence
+    adapted: bool = False  # rows may have adapters: steps without any pay nothing for them
+    draws: bool = False
 
     @classmethod
-    def of(cls, batch: StepBatch) -> Sizes:
+    def of(cls, numbers: StepNumbers, *, draws: bool) -> Sizes:
         """Return the next powers of two."""
-        return cls(_power_of_two(batch.n_sequences), max(_MIN_KEYS, _power_of_two(max(batch.context_lens))))
+        n_keys = max(_MIN_KEYS, _power_of_two(int(numbers.lengths.max())))
+        return cls(_power_of_two(len(numbers.lengths)), n_keys, numbers.adapters is not None, draws)
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A graph and its output."""
+    """A graph, and the place that it reads its numbers from."""
 
-    graph: torch.cuda.CUDAGraph
-    hidden: Tensor  # [n_rows, hidden_size]
+    inputs: Tensor  # uint8
+    recording: Recording
 
 
 class CudaDecodes:
-    """Replays `decode` for steps of one row per sequence, all with adapters in some rows or all without any.
-
-    Serves no more steps once a step has needed the host.
-    """
+    """Replays decodes. Serves no more steps once a step has needed the host."""
 
     def __init__(
-        self, computations: Computations, attention: ReplayableAttention, dtype: torch.dtype, device: torch.device
+        self,
+        computations: Computations,
+        attention: ReplayableAttention,
+        tokens: Tokens | None,
+        uploads: Uploads,
+        recorder: Recorder,
+        device: torch.device,
+        *,
+        adapters: bool,
     ) -> None:
-        self._computations, self._attention, self._device = computations, attention, device
+        """`tokens`: None if nothing is drawn on the device. `adapters`: whether graphs can hold their products."""
+        self._computations, self._attention, self._tokens = computations, attention, tokens
+        self._uploads, self._recorder, self._device, self._adapters = uploads, recorder, device, adapters
         self._captured: dict[Sizes, CapturedStep] = {}
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()  # shared by all graphs, because only one runs at a time
         self._gave_up = False
-        # The inputs that change from step to step, always at the same addresses.
-        self._x = torch.zeros(MAX_ROWS, computations.hidden_size, dtype=dtype, device=device)
-        numbers = torch.zeros(4, MAX_ROWS, dtype=torch.int64, device=device)
-        self._positions, self._kv_slots, self._lengths, self._adapters = numbers
-        self._blocks = torch.zeros(MAX_ROWS, computations.max_blocks, dtype=torch.int64, device=device)
 
-    def serves(self, batch: StepBatch) -> bool:
+    def serves(self, numbers: StepNumbers) -> bool:
         """Whether `forward` can replay or capture this step."""
-        if self._gave_up or batch.n_sequences > MAX_ROWS:
+        n, longest = len(numbers.lengths), self._computations.longest
+        if self._gave_up or n != len(numbers.token_ids) or n > MAX_ROWS:
             return False
-        sizes = Sizes.of(batch)
+        if numbers.adapters is not None and not self._adapters:
+            return False
+        if longest is not None and numbers.lengths.max() > longest:
+            return False
+        sizes = Sizes.of(numbers, draws=False)
         return sizes.n_rows * sizes.n_keys <= _MAX_KEYS
 
-    def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
-        """Compute the rows `x` [n, hidden_size]."""
-        sizes = Sizes.of(batch)
-        self._fill(x, batch, sizes.n_rows)
+    def forward(self, numbers: StepNumbers, drawn: DrawNumbers | None) -> Tensor:
+        """Compute a step, and draw its tokens."""
+        n, sizes = len(numbers.lengths), Sizes.of(numbers, draws=drawn is not None)
+        arrays = self._padded(numbers, drawn, sizes)
         captured = self._captured.get(sizes)
         if captured is None:
-            probed = self._probe(batch, sizes)
-            if self._gave_up:
-                return probed[: len(x)]
-            captured = self._captured[sizes] = self._capture(batch, sizes)
-        captured.graph.replay()
-        return captured.hidden[: len(x)]
+            return self._first(arrays, sizes)[:n]
+        self._uploads.up_to(arrays, captured.inputs)
+        captured.recording.replay()
+        return captured.recording.output[:n]
 
-    def _fill(self, x: Tensor, batch: StepBatch, n_rows: int) -> None:
-        """Copy the step's inputs to the graphs' addresses. Padding repeats the last row and writes the same values."""
-        rows = torch.arange(n_rows, device=self._device).clamp_(max=len(x) - 1)
-        torch.index_select(x, 0, rows, out=self._x[:n_rows])
-        torch.index_select(batch.positions, 0, rows, out=self._positions[:n_rows])
-        torch.index_select(batch.kv_slots, 0, rows, out=self._kv_slots[:n_rows])
-        torch.index_select(batch.device_lengths(), 0, rows, out=self._lengths[:n_rows])
-        if batch.adapters is not None:
-            torch.index_select(batch.adapters.slots, 0, rows, out=self._adapters[:n_rows])
-        width = batch.block_tables.shape[1]
-        self._blocks[:n_rows, :width] = batch.block_tables.index_select(0, rows)  # later entries are never used
+    def _first(self, arrays: Sequence[Numbers], sizes: Sizes) -> Tensor:
+        """Compute a step, and capture it for those that follow.
 
-    def _compute(self, x: Tensor, batch: StepBatch, sizes: Sizes) -> Tensor:
-        given, n = self._computations, sizes.n_rows
-        lengths, blocks, size = self._lengths[:n], self._blocks[:n], given.cache.block_tokens
-        positions = self._positions[:n]
+        It is computed once only: a step that draws replaces the tokens that it read.
+        """
+        packing = Packing.of(arrays)
+        inputs = torch.empty(packing.size, dtype=torch.uint8, device=self._device)
+        self._uploads.up_to(arrays, inputs)
+        compute = partial(self._compute, packing.views(inputs), sizes)
+        try:
+            computed = self._recorder.probe(compute)
+        except RuntimeError as error:
+            logger.info("steps are not replayed: %s", error)
+            self._gave_up = True
+            return compute()
+        self._captured[sizes] = CapturedStep(inputs, self._recorder.record(compute))
+        return computed
+
+    def _padded(self, numbers: StepNumbers, drawn: DrawNumbers | None, sizes: Sizes) -> list[Numbers]:
+        """Return what `_compute` reads. Padding repeats the last row: it writes the same values, and a spare token."""
+        n, width = numbers.block_tables.shape
+        tables = np.zeros((sizes.n_rows, -(-sizes.n_keys // self._computations.cache.block_tokens)), np.int64)
+        tables[:n, :width] = numbers.block_tables
+        tables[n:] = tables[n - 1]
+        columns: list[Numbers] = [numbers.token_ids, numbers.positions, numbers.kv_slots, numbers.lengths]
+        if numbers.adapters is not None:
+            columns.append(numbers.adapters.slots)
+        missing = sizes.n_rows - n
+        arrays = [tables, *(_extended(column, column[-1], missing) for column in columns)]
+        if drawn is not None:
+            assert self._tokens is not None
+            arrays.append(_extended(drawn.slots, self._tokens.spare, missing))
+            arrays += [_extended(column, column[-1], missing) for column in (drawn.temperature, drawn.seeds)]
+        return arrays
+
+    def _compute(self, inputs: Sequence[Tensor], sizes: Sizes) -> Tensor:
+        """Compute the step whose numbers are `inputs`, in the order of `_padded`."""
+        given, n, size = self._computations, sizes.n_rows, self._computations.cache.block_tokens
+        tables, token_ids, positions, kv_slots, lengths, *others = inputs
+        if self._tokens is not None:
+            token_ids = self._tokens.resolve(token_ids)
         step = Step(
             batch=StepBatch(
-                token_ids=batch.token_ids,  # embedded already
+                token_ids=token_ids,
                 positions=positions,
-                kv_slots=self._kv_slots[:n],
+                kv_slots=kv_slots,
                 query_starts=tuple(range(n + 1)),
                 context_lens=(sizes.n_keys,) * n,
-                block_tables=blocks,
+                block_tables=tables,
                 n_decode=n,
             ),
             cache=given.cache,
             rotations=tuple(rope(positions) for rope in given.ropes),
             plans=tuple(
-                self._attention.decode_plan(lengths, blocks, sizes.n_keys, size, window) for window in given.windows
+                self._attention.decode_plan(lengths, tables, sizes.n_keys, size, window) for window in given.windows
             ),
             reduce=given.comm.all_reduce,
-            adapters=AdapterRows(self._adapters[:n], ()) if given.adapted else None,
+            adapters=AdapterRows(others[0], ()) if sizes.adapted else None,
         )
-        return given.decode(x, step)
-
-    def _probe(self, batch: StepBatch, sizes: Sizes) -> Tensor:
-        """Compute the step once without a capture, to load its kernels and to detect whether it needs the host."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            try:
-                with _no_word_from_the_host():
-                    hidden = self._compute(self._x[: sizes.n_rows].clone(), batch, sizes)
-            except RuntimeError as error:
-                logger.info("steps are not replayed: %s", error)
-                self._gave_up = True
-                hidden = self._compute(self._x[: sizes.n_rows].clone(), batch, sizes)
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        return hidden
-
-    def _capture(self, batch: StepBatch, sizes: Sizes) -> CapturedStep:
-        graph = torch.cuda.CUDAGraph()
-        capturing = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
-        with _garbage_kept(), capturing:
-            hidden = self._compute(self._x[: sizes.n_rows], batch, sizes)
-        return CapturedStep(graph, hidden)
+        hidden = given.decode(given.embed(token_ids, positions), step)
+        if not sizes.draws:
+            return hidden
+        assert self._tokens is not None
+        slots, temperature, seeds = others[-3:]
+        return self._tokens.draw(given.logits(hidden), DrawRows(slots, Chances(temperature, seeds, lengths)))
 
 
-@contextmanager
-def _no_word_from_the_host() -> Iterator[None]:
-    """Make operations that wait for the device raise RuntimeError."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
-@contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """Disable the garbage collector: destroying another model's graph would end a capture."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
+def _extended(column: Numbers, filling: Any, missing: int) -> Numbers:
+    return np.concatenate((column, np.full(missing, filling, column.dtype))) if missing else column
 
 
 def _power_of_two(n: int) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,6 +78,18 @@ class PinnedTransfers:
     def up(self, arrays: Sequence[Numbers]) -> list[Tensor]:
         """Return the arrays on the device; each begins at a multiple of 16 bytes."""
         packing = Packing.of(arrays)
+        with self._packed(arrays, packing) as pinned:
+            uploaded = pinned.to(self._device, non_blocking=True)
+        return packing.views(uploaded)
+
+    def up_to(self, arrays: Sequence[Numbers], place: Tensor) -> None:
+        """Copy the arrays to `place`, uint8, as their `Packing` says."""
+        with self._packed(arrays, Packing.of(arrays)) as pinned:
+            place.copy_(pinned, non_blocking=True)
+
+    @contextmanager
+    def _packed(self, arrays: Sequence[Numbers], packing: Packing) -> Iterator[Tensor]:
+        """Pack `arrays` in pinned memory, which a copy that is enqueued within may read."""
         if len(self._buffers) < _BUFFERS:
             self._buffers.append(_Buffer())
         buffer = self._buffers[self._turn]
@@ -85,9 +98,8 @@ class PinnedTransfers:
         if len(buffer.pinned) < packing.size:
             buffer.pinned = torch.empty(2 * packing.size, dtype=torch.uint8, pin_memory=True)
         packing.pack(arrays, buffer.pinned.numpy())
-        uploaded = buffer.pinned[: packing.size].to(self._device, non_blocking=True)
+        yield buffer.pinned[: packing.size]
         buffer.read.record()
-        return packing.views(uploaded)
 
     def down(self, numbers: Tensor) -> PinnedNumbers:
         """Begin to copy `numbers` [n] to the host."""

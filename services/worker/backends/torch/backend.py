@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from services.worker.backends.base import Attention, Computations, NoGraph, Ops, StepGraphs
+from services.worker.backends.decodes import Decodes, NoDecodes, Tokens
 from services.worker.backends.kv_format import KvFormat, plain_format
 from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.torch.attention import ReferenceAttention
@@ -34,3 +35,7 @@ class TorchBackend:
     def capture(self, computations: Computations) -> StepGraphs:
         """Return graphs that serve no step."""
         return StepGraphs(NoGraph(), NoGraph())
+
+    def replay_decodes(self, computations: Computations, tokens: Tokens | None) -> Decodes:
+        """Return what serves no step."""
+        return NoDecodes()

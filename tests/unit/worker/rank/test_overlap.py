@@ -12,32 +12,22 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.collectives import SingleRank
 from services.worker.backends.cuda.backend import CudaBackend
-from services.worker.engine.kv_events import KvEventLog
 from services.worker.model.adapters.served import read_adapter
 from services.worker.model.build import load_model
 from services.worker.model.layers.adapters import AdapterLayers
 from services.worker.model.registry import describe
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from services.worker.protocol.plan_codec import view_plan
-from services.worker.rank.block_copy import BlockCopier
-from services.worker.rank.loop import StepLoop
-from services.worker.rank.process import refuse_adapter
-from services.worker.rank.runner import Runner
-from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.request import Request
-from services.worker.scheduling.scheduler import Scheduler
 from tests.adapters import write_adapter
-from tests.integration.worker_ranks.standin import VOCAB, StandinCache, StandinDecoder, standin_cache
-from tests.unit.worker.model.harness import lone_rank
+from tests.integration.worker_ranks.standin import VOCAB, StandinDecoder, standin_cache
+from tests.unit.worker.backends.tape import Unasked
 from tests.unit.worker.model.zoo import prompt, write_checkpoint
-from tests.unit.worker.rank.late import Server, SlowDevice, unasked
-
-CPU = torch.device("cpu")
-BLOCK, N_BLOCKS, SLOTS, LENGTH = 16, 11, 5, 96  # too few blocks for all slots: requests are preempted
+from tests.unit.worker.rank.late import BLOCK, CPU, LENGTH, N_BLOCKS, SlowDevice, assert_same, make_runner, serve
 
 
-def make_requests(seed: int) -> list[Request]:
-    """Greedy and drawn, with short ends and long ones, and some that need the host."""
+def make_requests(seed: int, host_share: float = 0.25) -> list[Request]:
+    """Greedy and drawn, with short ends and long ones, and a share that needs the host."""
     rng = random.Random(seed)
     on_host = [
         Sampling(temperature=1.0, top_k=5),
@@ -48,7 +38,7 @@ def make_requests(seed: int) -> list[Request]:
     ]
     found = []
     for number in range(12):
-        sampling = rng.choice(on_host) if rng.random() < 0.25 else Sampling(temperature=rng.choice([0.0, 1.0]))
+        sampling = rng.choice(on_host) if rng.random() < host_share else Sampling(temperature=rng.choice([0.0, 1.0]))
         sampling.seed = number
         sampling.stop_token_ids.extend(rng.sample(range(VOCAB), 3))
         prompt = [rng.randrange(88) for _ in range(rng.randint(1, 40))]
@@ -56,42 +46,18 @@ def make_requests(seed: int) -> list[Request]:
     return found
 
 
-def serve(seed: int, *, overlaps: bool) -> tuple[list[Request], set[int], SlowDevice]:
-    requests, device = make_requests(seed), SlowDevice(random.Random(seed))
-    scheduler = Scheduler(SchedulerConfig(N_BLOCKS, BLOCK, LENGTH, SLOTS, max_batched_tokens=24), KvEventLog())
-    cache = standin_cache(N_BLOCKS, BLOCK)
-    runner: Runner[StandinCache] = Runner(
-        StandinDecoder(SingleRank()),
-        cache,
-        lone_rank(),
-        n_blocks=N_BLOCKS,
-        block_tokens=BLOCK,
-        max_running=SLOTS,
-        max_model_len=LENGTH,
-        device=CPU,
-        transfers=device,
-        overlaps=overlaps,
-    )
-    for request in requests:
-        scheduler.submit(request)
-    server = Server(scheduler, random.Random(seed + overlaps), requests)
-    StepLoop(server, runner, BlockCopier(cache.layers, memoryview(bytearray(1 << 16))), refuse_adapter).run()
-    assert not device.n_unread
-    return requests, server.cancelled, device
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_tokens_are_those_of_steps_that_do_not_overlap(seed: int) -> None:
     """Requests end, are cancelled and preempted, and slots get others, while a later step is launched already."""
-    expected, cut, _ = serve(seed, overlaps=False)
-    found, cut_later, device = serve(seed, overlaps=True)
+    served, cut = [], set[int]()
+    for overlaps in (False, True):
+        requests, device, cache = make_requests(seed), SlowDevice(random.Random(seed)), standin_cache(N_BLOCKS, BLOCK)
+        runner = make_runner(StandinDecoder(SingleRank()), cache, device, overlaps=overlaps)
+        cut |= serve(requests, runner, cache, device, seed + overlaps)
+        served.append(requests)
     assert device.n_overlaps > 20
-    assert any(request.n_preempted for request in found)
-    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-        n = min(len(one.token_ids), len(other.token_ids))
-        assert one.token_ids[:n] == other.token_ids[:n]
-        assert number in cut | cut_later or len(one.token_ids) == len(other.token_ids)
-        assert [row.token_id for row in one.prompt_logprobs] == [row.token_id for row in other.prompt_logprobs]
+    assert any(request.n_preempted for request in requests)
+    assert_same(*served, cut)
 
 
 def test_no_launch_waits_for_the_device(tmp_path: Path) -> None:
@@ -104,8 +70,7 @@ def test_no_launch_waits_for_the_device(tmp_path: Path) -> None:
     decoder = load_model(base, SingleRank(), backend, adapters=AdapterLayers(2, 4))
     decoder.adapters.put(1, decoder.adapters.read(read_adapter(adapter, describe(base), 4)))
     device = SlowDevice(random.Random(0))
-    of = {"block_tokens": BLOCK, "max_running": SLOTS, "max_model_len": LENGTH, "device": CPU, "n_blocks": N_BLOCKS}
-    runner = Runner(decoder, decoder.make_cache(N_BLOCKS, BLOCK), lone_rank(), **of, transfers=device, overlaps=True)
+    runner = make_runner(decoder, decoder.make_cache(N_BLOCKS, BLOCK), device, overlaps=True)
     drawn = Sampling(temperature=1.0)
     first, second, third = (
         Admission(slot, drawn, tuple(prompt(9, 99, slot)), 9, adapter=slot % 2 * 2 - 1) for slot in range(3)
@@ -117,7 +82,7 @@ def test_no_launch_waits_for_the_device(tmp_path: Path) -> None:
         StepPlan(3, (), (), (Chunk(2, 10, 1, 1),)),
     ]
     for plan in plans:
-        with unasked():
+        with Unasked():
             launched = runner.launch(view_plan(plan))
         assert launched.awaited
         assert runner.finish(launched)

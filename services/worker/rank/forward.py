@@ -1,0 +1,90 @@
+"""Starts the computations of a step: to the hidden states, and to its tokens where the device draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from services.worker.backends.base import LogitShard
+from services.worker.backends.batch import StepBatch, StepNumbers, long_tensor
+from services.worker.backends.decodes import Decodes, Tokens
+from services.worker.backends.transfers import Pending, Transfers
+from services.worker.rank.batching import DrawingRows
+from services.worker.rank.drawn import DrawnTokens
+
+Cache = TypeVar("Cache")
+CacheIn = TypeVar("CacheIn", contravariant=True)
+
+
+class Model(Protocol[CacheIn]):
+    """The decoder's interface to a rank."""
+
+    logit_shard: LogitShard  # this rank's part of the vocabulary
+    vocab_local: int  # columns of this rank's logits
+
+    def forward(self, batch: StepBatch, cache: CacheIn, last_of: Sequence[int] | None = None) -> Tensor:
+        """Return the hidden states after the final norm: of all rows, [n_tokens, hidden_size].
+
+        With `last_of` only those of the last rows of these sequences: [len(last_of), hidden_size].
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 [n, vocab_local] of hidden states [n, hidden_size]."""
+        ...
+
+    def replay_decodes(self, cache: CacheIn, tokens: Tokens | None) -> Decodes:
+        """Return what replays whole decodes in `cache`, with the draws of `tokens`; None: nothing is drawn."""
+        ...
+
+
+class Forward(Generic[Cache]):
+    """Computes steps in one cache: decodes as a whole if the device replays them, other steps part by part."""
+
+    def __init__(
+        self,
+        decoder: Model[Cache],
+        cache: Cache,
+        transfers: Transfers,
+        drawn: DrawnTokens | None,
+    ) -> None:
+        """`drawn`: None if no token is drawn on the device."""
+        self._decoder, self._cache, self._transfers, self._drawn = decoder, cache, transfers, drawn
+        self._decodes = decoder.replay_decodes(cache, drawn)
+
+    def draw(self, numbers: StepNumbers, drawing: DrawingRows, last_of: Sequence[int]) -> Pending | None:
+        """Compute a step and draw its tokens on the device, without waiting: `drawing`, the last rows of `last_of`.
+
+        Returns None, and computes nothing, if steps do not overlap or if a draw needs the host.
+        """
+        if self._drawn is None or (drawn := self._drawn.numbers(drawing)) is None:
+            return None
+        if not self._decodes.serves(numbers):
+            arrays = numbers.arrays()
+            tensors = self._transfers.up(arrays + drawn.arrays())
+            hidden = self._compute(numbers, tensors[: len(arrays)], last_of)
+            draws = drawn.draws(tensors[len(arrays) :])
+        elif len(last_of) == len(numbers.token_ids):
+            return self._drawn.begin(self._decodes.forward(numbers, drawn), drawing)
+        else:
+            hidden = self.states(numbers, last_of)
+            draws = drawn.draws(self._transfers.up(drawn.arrays()))
+        return self._drawn.begin(self._drawn.draw(self._decoder.logits(hidden), draws), drawing)
+
+    def states(self, numbers: StepNumbers, last_of: Sequence[int] | None) -> Tensor:
+        """Compute a step, without waiting; returns what `Model.forward` does."""
+        if not self._decodes.serves(numbers):
+            return self._compute(numbers, self._transfers.up(numbers.arrays()), last_of)
+        hidden = self._decodes.forward(numbers, None)
+        if last_of is None or len(last_of) == len(hidden):
+            return hidden
+        return hidden[long_tensor(last_of).to(hidden.device, non_blocking=True)]  # a sequence has one row
+
+    def _compute(self, numbers: StepNumbers, tensors: Sequence[Tensor], last_of: Sequence[int] | None) -> Tensor:
+        batch = numbers.batch(tensors)
+        if self._drawn is not None:
+            batch = replace(batch, token_ids=self._drawn.resolve(batch.token_ids))
+        return self._decoder.forward(batch, self._cache, last_of)

@@ -1,0 +1,161 @@
+"""A GPU's graphs on a CPU: what torch computes is recorded with its tensors, and computed again in the same places.
+
+What the host decides while it records is decided for good, as in a CUDA graph, and it cannot ask the device.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from services.worker.backends.base import LowRank
+from services.worker.backends.batch import AdapterRows
+from services.worker.backends.cuda.backend import CudaBackend
+from services.worker.backends.cuda.graph import Uploads
+from services.worker.backends.cuda.low_rank import CudaLowRank
+from services.worker.backends.cuda.ops import CudaOps
+from services.worker.backends.cuda.recorder import Recorder, Recording
+from services.worker.backends.cuda.transfers import Packing
+from services.worker.backends.kv_format import KvFormat
+from services.worker.backends.transfers import DirectTransfers, Numbers, Transfers
+
+CPU = torch.device("cpu")
+_WAITING = ("tolist", "item", "numpy", "cpu", "nonzero", "unique", "masked_select", "__bool__", "__int__", "__index__")
+_ASKING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2", "aten::masked_select"}
+
+
+class Unasked(TorchFunctionMode):
+    """Raises RuntimeError for what would wait for a device."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in _WAITING:
+            raise RuntimeError(f"{func} waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+class _Tape(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Sequence[Any], dict[str, Any], list[Tensor]]] = []
+        self._written: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # before it was
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func._schema.name in _ASKING:
+            raise RuntimeError(f"{func} waits for the device")
+        kwargs = kwargs or {}
+        self._keep(func, args, kwargs)
+        found = func(*args, **kwargs)
+        self.calls.append((func, args, kwargs, _tensors(found)))
+        return found
+
+    def _keep(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in _tensors(args[place] if place < len(args) else kwargs.get(argument.name)):
+                    storage = tensor.untyped_storage()
+                    self._written.setdefault(storage.data_ptr(), (storage, storage.clone()))
+
+    def undo(self) -> None:
+        for storage, before in self._written.values():
+            storage.copy_(before, False)
+        self._written.clear()
+
+    def replay(self) -> None:
+        for func, args, kwargs, before in self.calls:
+            for old, new in zip(before, _tensors(func(*args, **kwargs)), strict=True):
+                if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():  # else a view, or in place
+                    old.copy_(new)
+
+
+def _tensors(found: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+
+
+@dataclass
+class TapeRecorder:
+    """Counts what it does."""
+
+    n_probed: int = 0
+    n_replayed: int = 0
+    tapes: list[weakref.ref[_Tape]] = field(default_factory=list)
+
+    def probe(self, compute: Callable[[], Tensor]) -> Tensor:
+        self.n_probed += 1
+        with Unasked():
+            return compute()
+
+    def record(self, compute: Callable[[], Tensor]) -> Recording:
+        """Record what is computed, and undo it: a graph computes nothing before it is replayed."""
+        tape = _Tape()
+        with Unasked(), tape:
+            output = compute()
+        tape.undo()
+        self.tapes.append(weakref.ref(tape))
+
+        def replay() -> None:
+            self.n_replayed += 1
+            tape.replay()
+
+        return Recording(replay, output)
+
+
+class Direct(DirectTransfers):
+    """Copies of a CPU to itself."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+
+    def up_to(self, arrays: Sequence[Numbers], place: Tensor) -> None:
+        packing = Packing.of(arrays)
+        buffer = np.zeros(packing.size, np.uint8)
+        packing.pack(arrays, buffer)
+        place.copy_(torch.from_numpy(buffer))
+
+
+class TapedLowRank(CudaLowRank):
+    """The device finds the factors of each row by itself, as in Triton."""
+
+    def add_(self, y: Tensor, x: Tensor, adapters: AdapterRows) -> None:
+        slots = adapters.slots.clamp(min=0)
+        inner = torch.einsum("ni,nri->nr", x, self.a[slots])
+        y += torch.einsum("nr,nro->no", inner, self.b[slots]) * (adapters.slots >= 0).unsqueeze(1)
+
+
+class TapedOps(CudaOps):
+    """CUDA's operations without Triton."""
+
+    @property
+    def replays_adapters(self) -> bool:
+        return True
+
+    def low_rank(self, n_out: int, n_in: int, slots: int, max_rank: int) -> LowRank:
+        return TapedLowRank(n_out, n_in, slots, max_rank, self._dtype, self._device)
+
+
+class TapedBackend(CudaBackend):
+    """CUDA's backend on a CPU, with the transfers of `device`."""
+
+    def __init__(
+        self, dtype: torch.dtype, device: Any, kv_format: KvFormat | None = None, *, graphs: bool = True
+    ) -> None:
+        super().__init__(dtype, CPU, kv_format, triton=False, graphs=graphs)
+        self.ops, self._replays_adapters = TapedOps(dtype, CPU), True
+        self.recorder = TapeRecorder()
+        self.transfers: Transfers = device
+        self._uploads: Uploads = device
+
+    def _recorder(self) -> Recorder:
+        return self.recorder

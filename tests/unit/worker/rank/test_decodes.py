@@ -1,0 +1,182 @@
+"""Whole decodes are replayed, from ids to tokens: on a CPU that records and repeats what a GPU would capture."""
+
+from __future__ import annotations
+
+import gc
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from ryzanstein.v1.worker_pb2 import Sampling
+
+from services.worker.backends.collectives import SingleRank
+from services.worker.backends.cuda import graph
+from services.worker.backends.draws import DrawRows
+from services.worker.model.build import load_model
+from services.worker.model.decoder import Decoder
+from services.worker.protocol.plan import Admission, Chunk, StepPlan
+from services.worker.protocol.plan_codec import view_plan
+from services.worker.rank.drawn import DrawnTokens
+from services.worker.scheduling.request import Request
+from tests.unit.worker.backends.tape import TapedBackend
+from tests.unit.worker.model.zoo import prompt, write_checkpoint
+from tests.unit.worker.rank.late import BLOCK, LENGTH, N_BLOCKS, SLOTS, SlowDevice, assert_same, make_runner, serve
+from tests.unit.worker.rank.test_overlap import make_requests
+
+VOCAB = 99
+DRAWN = Sampling(temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    shape = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
+    write_checkpoint(transformers.LlamaConfig(**shape, num_attention_heads=4, max_position_embeddings=LENGTH), folder)
+    return folder
+
+
+def load(folder: Path, device: SlowDevice, *, graphs: bool) -> tuple[Decoder, TapedBackend]:
+    backend = TapedBackend(torch.float32, device, graphs=graphs)
+    return load_model(folder, SingleRank(), backend), backend
+
+
+def served(
+    folder: Path, seed: int, host_share: float, *, graphs: bool, overlaps: bool
+) -> tuple[list[Request], set[int], SlowDevice, TapedBackend]:
+    device, requests = SlowDevice(random.Random(seed)), make_requests(seed, host_share)
+    decoder, backend = load(folder, device, graphs=graphs)
+    cache = decoder.make_cache(N_BLOCKS, BLOCK)
+    runner = make_runner(decoder, cache, device, overlaps=overlaps)
+    cut = serve(requests, runner, cache, device, seed)
+    return requests, cut, device, backend
+
+
+@pytest.mark.parametrize(("seed", "host_share"), [(0, 0.0), (1, 0.0), (2, 0.1), (3, 0.25)])
+def test_tokens_are_those_of_steps_computed_one_by_one(seed: int, host_share: float, folder: Path) -> None:
+    """Slots change hands, rows come and go, and steps of prompts, and of rows that need the host, lie between."""
+    expected, cut, _, _ = served(folder, seed, host_share, graphs=False, overlaps=False)
+    for overlaps in (False, True):
+        found, also_cut, device, backend = served(folder, seed, host_share, graphs=True, overlaps=overlaps)
+        assert_same(expected, found, cut | also_cut)
+        assert backend.recorder.n_replayed > 20
+        assert len(backend.recorder.tapes) == backend.recorder.n_probed
+        assert (device.n_overlaps > (1 if host_share else 20)) == overlaps
+
+
+def launch(folder: Path, plans: list[StepPlan], *, graphs: bool) -> tuple[list[dict[int, int]], SlowDevice]:
+    """Launch each step before the one before it is read; returns each step's tokens by slot."""
+    device = SlowDevice(random.Random(0))
+    decoder, _ = load(folder, device, graphs=graphs)
+    runner = make_runner(decoder, decoder.make_cache(N_BLOCKS, BLOCK), device, overlaps=True)
+    awaited, results = None, []
+    for plan in [*plans, None]:
+        launched = runner.launch(view_plan(plan)) if plan else None
+        if awaited is not None:
+            assert awaited.awaited or not awaited.computing
+            results.append(runner.finish(awaited))
+        awaited = launched
+    return [dict(zip(result.slots, result.token_ids, strict=True)) for result in results if result], device
+
+
+def decodes(*starts: tuple[int, int]) -> tuple[Chunk, ...]:
+    return tuple(Chunk(slot, start, 1, 1) for slot, start in starts)
+
+
+def test_a_replayed_step_is_one_upload_and_one_download(folder: Path) -> None:
+    first = Admission(0, DRAWN, tuple(prompt(5, VOCAB)), 5)
+    plans = [StepPlan(0, (), (first,), (Chunk(0, 0, 5, 1, (1,)),))]
+    plans += [StepPlan(n, chunks=decodes((0, 4 + n))) for n in range(1, 5)]
+    _, device = launch(folder, plans, graphs=True)
+    assert device.n_up == device.n_down == len(plans)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_request_that_has_ended_while_the_next_step_runs_leaves_no_trace(folder: Path, graphs: bool) -> None:
+    """Its slot and its block go to another one at once."""
+    ended, stays, later = (
+        Admission(slot, DRAWN, tuple(prompt(5, VOCAB, seed)), 5) for seed, slot in enumerate((0, 2, 0))
+    )
+    both = (Chunk(0, 0, 5, 1, (1,)), Chunk(2, 0, 5, 1, (2,)))
+    plans = [
+        StepPlan(0, (), (ended, stays), both),
+        StepPlan(1, chunks=decodes((0, 5), (2, 5))),
+        StepPlan(2, chunks=decodes((0, 6), (2, 6))),  # the server has not read that the request ended with step 1
+        StepPlan(3, (0,), (later,), (Chunk(0, 0, 5, 1, (1,)), *decodes((2, 7)))),
+        StepPlan(4, chunks=decodes((0, 5), (2, 8))),
+        StepPlan(5, chunks=decodes((2, 9), (0, 6))),
+    ]
+    found, _ = launch(folder, plans, graphs=graphs)
+    alone = [
+        StepPlan(0, (), (later,), (Chunk(0, 0, 5, 1, (1,)),)),
+        StepPlan(1, chunks=decodes((0, 5))),
+        StepPlan(2, chunks=decodes((0, 6))),
+    ]
+    expected, _ = launch(folder, alone, graphs=False)
+    assert [tokens[0] for tokens in found[3:]] == [tokens[0] for tokens in expected]
+    alone = [StepPlan(0, (), (stays,), both[1:]), *(StepPlan(n, chunks=decodes((2, 4 + n))) for n in range(1, 6))]
+    expected, _ = launch(folder, alone, graphs=False)
+    assert [tokens[2] for tokens in found] == [tokens[2] for tokens in expected]
+
+
+def test_graphs_are_for_sizes_and_padding_writes_to_no_slot(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows, in every order, in a graph of four; then longer contexts in another one."""
+    monkeypatch.setattr(graph, "_MIN_KEYS", 8)
+    slots = (4, 1, 3)
+    admissions = tuple(Admission(slot, DRAWN, tuple(prompt(6, VOCAB, slot)), 6) for slot in slots)
+    plans = [StepPlan(0, (), admissions, tuple(Chunk(slot, 0, 6, 1, (slot,)) for slot in slots))]
+    for n in range(6):
+        order = slots[n % 3 :] + slots[: n % 3]
+        plans.append(StepPlan(n + 1, chunks=decodes(*((slot, 6 + n) for slot in order))))
+    expected, _ = launch(folder, plans, graphs=False)
+    written, draw = [], DrawnTokens.draw
+
+    def watched(drawn: DrawnTokens, logits: torch.Tensor, draws: DrawRows) -> torch.Tensor:
+        written.append(draws.slots.clone())
+        return draw(drawn, logits, draws)
+
+    monkeypatch.setattr(DrawnTokens, "draw", watched)
+    found, _ = launch(folder, plans, graphs=True)
+    assert found == expected
+    assert [sorted(slots.tolist()) for slots in written[1:]] == [[1, 3, 4, SLOTS]] * 4, (
+        "two graphs, probed and recorded"
+    )
+
+
+def test_steps_that_need_the_host_are_computed_one_by_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    admission = Admission(0, DRAWN, tuple(prompt(5, VOCAB)), 5)
+    plans = [StepPlan(0, (), (admission,), (Chunk(0, 0, 5, 1, (1,)),))]
+    plans += [StepPlan(n, chunks=decodes((0, 4 + n))) for n in range(1, 5)]
+    expected, _ = launch(folder, plans, graphs=False)
+    device = SlowDevice(random.Random(0))
+    decoder, backend = load(folder, device, graphs=True)
+    logits = decoder.logits
+
+    def asking(hidden: torch.Tensor) -> torch.Tensor:
+        found = logits(hidden)
+        assert found[0, 0].item() != 1.5
+        return found
+
+    monkeypatch.setattr(decoder, "logits", asking)
+    runner = make_runner(decoder, decoder.make_cache(N_BLOCKS, BLOCK), device, overlaps=True)
+    results = [runner.execute(plan) for plan in plans]
+    assert [result.token_ids[0] for result in results if result] == [tokens[0] for tokens in expected]
+    assert (backend.recorder.n_probed, len(backend.recorder.tapes)) == (1, 0)
+
+
+def test_graphs_are_freed_with_their_runner(folder: Path) -> None:
+    """At once, without a garbage collection: a KV cache is sized by what is free after graphs were measured."""
+    device = SlowDevice(random.Random(0))
+    decoder, backend = load(folder, device, graphs=True)
+    runner = make_runner(decoder, decoder.make_cache(1, BLOCK), device, overlaps=True)
+    admission = Admission(0, DRAWN, (7,) * 5, 5)
+    runner.rehearse([StepPlan(0, (), (admission,), (Chunk(0, 4, 1, 1, (1,)),))])
+    (kept,) = backend.recorder.tapes
+    assert kept() is not None
+    gc.disable()
+    try:
+        del runner
+        assert kept() is None
+    finally:
+        gc.enable()
