@@ -222,6 +222,9 @@ def main(
     gpu_kernels: Annotated[
         Literal["auto", "torch"], typer.Option(help="On GPUs our kernels in Triton, or only torch's.")
     ] = "auto",
+    gpu_products: Annotated[
+        Literal["auto", "torch"], typer.Option(help="On GPUs our products of few rows where they win, or torch's.")
+    ] = "auto",
     gpu_graphs: Annotated[bool, typer.Option(help="On GPUs replay decodes.")] = True,
     overlap: Annotated[
         Literal["auto", "on", "off"], typer.Option(help="Launch a step before the tokens of the one before are read.")
@@ -246,6 +249,7 @@ def main(
         quantization=quantization,
         kv_format=kv_format,
         gpu_kernels=gpu_kernels,
+        gpu_products=gpu_products,
         gpu_graphs=gpu_graphs,
         overlap=overlap,
         kv_tokens=max(sizes) * (prompt_tokens + output_tokens + 32),
@@ -260,6 +264,7 @@ def main(
     where += f", KV in {kv_format}" if kv_format else ""
     where += "" if overlap == "auto" else f", overlap {overlap}"
     where += "" if gpu_graphs else ", no graphs"
+    where += "" if gpu_products == "auto" else f", products of {gpu_products}"
     where += "" if gpu_kernels == "auto" else f", kernels of {gpu_kernels}"
     if json_file:
         write_readings(json_file, readings(measured, f"engine/{where}"))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Ten minutes on a machine with one NVIDIA GPU, from a clone: what only a GPU can show, most important first. Results, a log of
+# A quarter of an hour on a machine with one NVIDIA GPU, from a clone: what only a GPU can show, most important first. Results, a log of
 # each part and its status are in $OUT (default: build/gpu). A part that fails or takes too long does not end the others.
 #   OUT=/tmp/gpu bench/gpu.sh            everything
 #   bench/gpu.sh kernels steps           these parts
@@ -81,11 +81,15 @@ trace() {
 
 # With a switch and without it.
 pairs() {
-  local kernels
+  local kernels products
   for kernels in auto torch; do
     part "steps-1b-1900-kv-int8-$kernels" 60 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,16,64 \
       --prompt-tokens 1900 --output-tokens 96 --rounds 1 --kv-format int8 --gpu-kernels "$kernels" \
       --json "$out/steps-1b-1900-kv-int8-$kernels.json"
+  done
+  for products in auto torch; do
+    part "steps-1b-128-products-$products" 90 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,4,16,64 \
+      --prompt-tokens 128 --output-tokens 96 --rounds 1 --gpu-products "$products" --json "$out/steps-1b-128-products-$products.json"
   done
 }
 

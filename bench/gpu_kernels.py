@@ -29,6 +29,7 @@ from services.worker.backends.cuda.grouped import GroupedExperts
 from services.worker.backends.cuda.kv_codes import CodeWriter
 from services.worker.backends.cuda.low_rank import TritonLowRank
 from services.worker.backends.cuda.paged import PagedTriton
+from services.worker.backends.cuda.skinny import DTYPES, MOST_ROWS, TILINGS, multiply
 from services.worker.backends.draws import Chances
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import find_kv_format, plain_format
@@ -81,6 +82,8 @@ class Launch:
                 attributes[(number,)] = [["tt.divisibility", 16]]  # as torch allocates
             else:
                 signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+                if isinstance(value, int) and not parameter.do_not_specialize and value % 16 == 0:
+                    attributes[(number,)] = [["tt.divisibility", 16]]  # as Triton specializes
         return ASTSource(self.kernel, signature, constants, attributes)
 
 
@@ -200,6 +203,20 @@ def expert_launches(dtype: torch.dtype, hidden: int = 2048, ffn: int = 1024) -> 
     yield from launches
 
 
+def skinny_launches(dtype: torch.dtype, n_in: int = 4096) -> Iterator[Launch]:
+    """Products of few rows with a large weight, in every tiling, and with one whose inputs are divided."""
+    from services.worker.backends.cuda.kernels import skinny
+
+    launches: list[Launch] = []
+    kernels, large = recorder(skinny, launches), torch.zeros(4096, n_in, dtype=dtype)
+    for n_rows in (1, MOST_ROWS):
+        x = torch.zeros(n_rows, n_in, dtype=dtype)
+        for tiling in TILINGS:
+            multiply(kernels, x, large, None, tiling, dtype)
+        multiply(kernels, x, large[:256], None, TILINGS[0], dtype)
+    yield from launches
+
+
 def adapter_launches(dtype: torch.dtype, n_in: int = 4096, n_out: int = 4096) -> Iterator[Launch]:
     """What adapters of the largest rank that is allowed by default add to a layer."""
     from services.worker.backends.cuda.kernels import low_rank
@@ -249,6 +266,7 @@ def main() -> int:
         others = (
             *layer_launches(shape, dtype),
             *code_launches(dtype),
+            *(skinny_launches(dtype) if dtype in DTYPES else ()),
             *expert_launches(dtype),
             *adapter_launches(dtype),
         )

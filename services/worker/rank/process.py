@@ -92,7 +92,14 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
     dtype: torch.dtype = getattr(torch, config.dtype)
     with phases.measure("rendezvous"):
         kv_format = find_kv_format(config.kv_format) if config.kv_format else None
-        backend = open_backend(dtype, device, kv_format, triton=config.gpu_kernels == "auto", graphs=config.gpu_graphs)
+        backend = open_backend(
+            dtype,
+            device,
+            kv_format,
+            triton=config.gpu_kernels == "auto",
+            graphs=config.gpu_graphs,
+            products=config.gpu_products == "auto",
+        )
         comm = join_group(link, config, rank, backend)
     meter = MemoryMeter(backend.memory)
     with phases.measure("weights"), naming_what_to_lower("the weights", LOWER_WEIGHTS):

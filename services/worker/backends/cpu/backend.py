@@ -16,7 +16,7 @@ import torch
 
 from services.worker.backends.base import Attention, Backend, Computations, Memory, NoGraph, Ops, StepGraphs
 from services.worker.backends.choice import Candidate, choose_attention
-from services.worker.backends.collectives import GroupSeat, StepCommunicator
+from services.worker.backends.collectives import Communicator, GroupSeat, StepCommunicator
 from services.worker.backends.cpu.attention import PagedAmx, PagedInt8, PagedKernels, PagedVectors
 from services.worker.backends.cpu.collectives import ReplayedLoneRank
 from services.worker.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGraph
@@ -85,6 +85,9 @@ class OneDnnBackend:
     def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
         """Return the attention of an encoder."""
         return BidirectionalAttention(shape)
+
+    def settle(self, comm: Communicator) -> None:
+        """Measures nothing: the CPU's instructions decide."""
 
     def _attentions(self, shape: AttentionShape) -> list[Candidate]:
         gathering = [lambda: PagedSdpa(shape, self.dtype, CPU)]

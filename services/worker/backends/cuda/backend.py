@@ -8,13 +8,14 @@ import torch
 
 from services.worker.backends.base import Attention, Computations, Memory
 from services.worker.backends.choice import Candidate, choose_attention
-from services.worker.backends.collectives import GroupSeat, LoneRank, StepCommunicator
+from services.worker.backends.collectives import Communicator, GroupSeat, LoneRank, StepCommunicator
 from services.worker.backends.cuda.fused import open_ops
 from services.worker.backends.cuda.graph import CudaDecodes, Uploads
 from services.worker.backends.cuda.memory import CudaMemory
 from services.worker.backends.cuda.nccl import NcclCommunicator
 from services.worker.backends.cuda.ops import CudaOps
 from services.worker.backends.cuda.paged import PagedTriton
+from services.worker.backends.cuda.race import GraphTimer
 from services.worker.backends.cuda.recorder import CudaRecorder, Recorder
 from services.worker.backends.cuda.transfers import PinnedTransfers
 from services.worker.backends.decodes import Decodes, Tokens
@@ -39,16 +40,21 @@ class CudaBackend(TorchBackend):
         *,
         triton: bool = True,
         graphs: bool = True,
+        products: bool = True,
     ) -> None:
-        """`triton`: use our kernels where they pass their checks; False: only torch's. `graphs`: replay decodes."""
+        """`triton`: use our kernels where they pass their checks; False: only torch's. `graphs`: replay decodes.
+
+        `products`: our kernels may compute products of few rows, too.
+        """
         super().__init__(dtype, device, kv_format)
         self._triton, self._graphs = triton, graphs
         if device.index is not None:
             torch.cuda.set_device(device)  # Triton launches on the current device
         # cuDNN's attention builds a plan for every shape, and prompts rarely have the same shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        ops = open_ops(dtype, device) if triton else CudaOps(dtype, device)
-        self.ops, self._replays_adapters = ops, ops.replays_adapters
+        timer = GraphTimer(device) if products else None
+        ops = open_ops(dtype, device, timer) if triton else CudaOps(dtype, device)
+        self.ops, self._own = ops, ops
         self.memory: Memory = CudaMemory(device)
         pinned = PinnedTransfers(device)
         self.transfers: Transfers = pinned
@@ -67,8 +73,12 @@ class CudaBackend(TorchBackend):
         attention = computations.attention
         if not self._graphs or not isinstance(attention, PagedTriton | PagedSdpa):
             return super().replay_decodes(computations, tokens)
-        recorder, adapters = self._recorder(), self._replays_adapters
+        recorder, adapters = self._recorder(), self._own.replays_adapters
         return CudaDecodes(computations, attention, tokens, self._uploads, recorder, self.device, adapters=adapters)
+
+    def settle(self, comm: Communicator) -> None:
+        """Let our products of few rows race torch's."""
+        self._own.race(comm)
 
     def _recorder(self) -> Recorder:
         return CudaRecorder(self.device)

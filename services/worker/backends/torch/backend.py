@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from services.worker.backends.base import Attention, Computations, NoGraph, Ops, StepGraphs
+from services.worker.backends.collectives import Communicator
 from services.worker.backends.decodes import Decodes, NoDecodes, Tokens
 from services.worker.backends.kv_format import KvFormat, plain_format
 from services.worker.backends.shapes import AttentionShape
@@ -31,6 +32,9 @@ class TorchBackend:
     def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
         """Return the attention of an encoder."""
         return BidirectionalAttention(shape)
+
+    def settle(self, comm: Communicator) -> None:
+        """Measures nothing: each operation is computed in one way."""
 
     def capture(self, computations: Computations) -> StepGraphs:
         """Return graphs that serve no step."""

@@ -101,7 +101,11 @@ class TorchOps:
 
     def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
         """Return the product with `weight`."""
-        return TorchLinear(weight.dense(self._dtype, self._device), bias)
+        return self.dense_linear(weight.dense(self._dtype, self._device), bias)
+
+    def dense_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Return the product with `weight` [n_out, n_in] of this dtype and device."""
+        return TorchLinear(weight, bias)
 
     def per_head(self, weights: Tensor) -> PerHead:
         """Return the product of each head with its own matrix of `weights`."""
@@ -119,7 +123,7 @@ class TorchOps:
     def tied(self, weight: Stacked, bias: Tensor | None) -> tuple[Lookup, Linear]:
         """Return the lookup of rows of `weight` and the product with it, sharing one tensor."""
         table = weight.dense(self._dtype, self._device)
-        return partial(table.index_select, 0), TorchLinear(table, bias)
+        return partial(table.index_select, 0), self.dense_linear(table, bias)
 
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
         """Return the norm with `weight`."""

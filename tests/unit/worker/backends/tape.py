@@ -152,7 +152,7 @@ class TapedBackend(CudaBackend):
         self, dtype: torch.dtype, device: Any, kv_format: KvFormat | None = None, *, graphs: bool = True
     ) -> None:
         super().__init__(dtype, CPU, kv_format, triton=False, graphs=graphs)
-        self.ops, self._replays_adapters = TapedOps(dtype, CPU), True
+        self.ops = self._own = TapedOps(dtype, CPU)
         self.recorder = TapeRecorder()
         self.transfers: Transfers = device
         self._uploads: Uploads = device
