@@ -84,11 +84,12 @@ def test_a_pool_of_four_gpus_gives_vllm_its_arguments() -> None:
     }
 
 
-def test_a_pool_on_cpus_takes_an_image_of_ours_and_binds_no_cores() -> None:
+def test_a_pool_on_cpus_takes_an_image_of_ours_shares_memory_and_binds_no_cores() -> None:
     cpu = "image: {references: {worker-vllm: img:cpu}}\nworkers: {pools: {default: {engine: vllm, model: 'file:///model'}}}"
     (pod,) = render(inline=cpu).pods_of("worker")
     (container,) = pod.containers
     assert container["image"] == "img:cpu"
+    assert any(mount["mountPath"] == "/dev/shm" for mount in container["volumeMounts"])  # vLLM takes 160 MiB of it
     assert environment(container)["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
 

@@ -85,6 +85,7 @@ USER: ryzanstein
 {{- $pool := index . 2 -}}
 {{- $gpu := eq (include "ryzanstein.worker.device" $pool) "cuda" -}}
 {{- $compiles := and $gpu (eq $pool.engine "native") -}}
+{{- $shm := or $gpu (eq $pool.engine "vllm") -}}
 {{- $fetched := eq (include "ryzanstein.model.scheme" $pool) "hf" -}}
 {{- $mounted := include "ryzanstein.model.mounted" $pool -}}
 {{- $tuned := hasKey (include "ryzanstein.finetuner.pools" (index . 0) | fromYaml) (index . 1) -}}
@@ -95,7 +96,7 @@ mounts:
 {{- if $mounted }}
   - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
-{{- if $gpu }}
+{{- if $shm }}
   - {name: shm, mountPath: /dev/shm}
 {{- end }}
 {{- if $compiles }}
@@ -109,8 +110,8 @@ volumes:
   - name: models
     {{- include "ryzanstein.model.volume" . | nindent 4 }}
 {{- end }}
-{{- if $gpu }}
-  # NCCL needs more than the 64 MiB that a container has; counts as memory of the container.
+{{- if $shm }}
+  # NCCL, and what vLLM's processes say to each other, need more than the 64 MiB of a container; counts as its memory.
   - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ $pool.sharedMemory.sizeLimit }}}}
 {{- end }}
 {{- if $compiles }}
