@@ -87,23 +87,28 @@ async def ask(client: httpx.AsyncClient, index: int, case: Case) -> Served:
         "ignore_eos": True,
         "return_token_ids": True,
         "stream": True,
+        "stream_options": {"include_usage": True},
     }
-    served, text, ids, finish = Served(index, time.monotonic()), "", [], ""
+    served, text, ids, finish, counted = Served(index, time.monotonic()), "", [], "", 0
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != httpx.codes.OK:
                 served.error = f"{response.status_code}: {(await response.aread()).decode(errors='replace')[:300]}"
-            async for choice in _choices(response):
-                served.arrivals.append(time.monotonic())
-                text += choice["text"]
-                ids += choice.get("token_ids") or []
-                finish = choice["finish_reason"] or finish
+            async for event in _events(response):
+                for choice in event["choices"]:
+                    served.arrivals.append(time.monotonic())
+                    text += choice["text"]
+                    ids += choice.get("token_ids") or []
+                    finish = choice["finish_reason"] or finish
+                counted = event["usage"]["completion_tokens"] if event.get("usage") else counted
     except (httpx.HTTPError, StreamError) as error:
         served.error = repr(error)
     served.ended = time.monotonic()
     served.answer = Answer(text, tuple(ids), finish)
     if not served.error and not served.arrivals:
         served.error = "the stream was empty"
+    if not served.error and counted != len(ids):
+        served.error = f"the usage counts {counted} of {len(ids)} tokens"
     return served
 
 
@@ -111,7 +116,7 @@ class StreamError(Exception):
     """The server ended a stream with an error, or without its end mark."""
 
 
-async def _choices(response: httpx.Response) -> Any:
+async def _events(response: httpx.Response) -> Any:
     async for line in response.aiter_lines():
         if line == "data: [DONE]":
             return
@@ -119,7 +124,7 @@ async def _choices(response: httpx.Response) -> Any:
             event = json.loads(line[6:])
             if "error" in event:
                 raise StreamError(event["error"]["message"])
-            yield event["choices"][0]
+            yield event
     if response.status_code == httpx.codes.OK:
         raise StreamError("the stream ended before [DONE]")
 

@@ -1,6 +1,6 @@
-"""Programs that run in pods of the cluster: callers with a certificate of their own, users of Redis, and a listener.
+"""Programs that run in pods of the cluster: callers of services, users of Redis, and a listener.
 
-Each is the text of a Python program; its argument is JSON, and so is what it prints.
+Each is the text of a Python program. Its argument is JSON, and so is what it prints, unless its comment says otherwise.
 """
 
 from __future__ import annotations
@@ -67,3 +67,20 @@ while "end" not in heard:
     heard.update(name for name, some in wanted.items() if some in packet)
 print(json.dumps(sorted(heard)))
 """
+
+# The card that a worker shows to gateways, in one of whose pods this runs. Argument: the worker's address, as
+# it is. Prints what the card says of the engine.
+CARD = """
+import asyncio, json, sys
+from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
+from services.common.rpc import open_channel
+from services.common.settings import ServiceSettings
+async def main():
+    async with open_channel(sys.argv[1], to="worker", tls=ServiceSettings().open_tls()) as channel:
+        card = await worker_pb2_grpc.WorkerStub(channel).GetModelCard(worker_pb2.GetModelCardRequest(), timeout=30)
+    print(json.dumps({name: getattr(card, name) for name in ("model", "engine", "resume", "pulls")}))
+asyncio.run(main())
+"""
+
+# Prints the metrics of its own pod's service, as text. No argument.
+METRICS = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9100/metrics').read().decode())"

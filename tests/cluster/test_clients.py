@@ -12,6 +12,7 @@ import openai
 import pytest
 import websockets
 
+from tests.cluster.in_pods import METRICS
 from tests.cluster.installation import Installation
 from tests.cluster.kube import Kube
 
@@ -29,7 +30,6 @@ with grpc.insecure_channel(sys.argv[1]) as channel:
     stub = inference_pb2_grpc.InferenceStub(channel)
     print(json.dumps("".join(part.text for part in stub.Generate(request, timeout=60))))
 """
-METRICS = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
 
 
 @pytest.fixture(scope="module")

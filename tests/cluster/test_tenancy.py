@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.cluster.conftest import Namespaces, settings
+from tests.cluster.in_pods import METRICS
 from tests.cluster.installation import Installation
 
 pytestmark = pytest.mark.timeout(300)
@@ -97,9 +98,8 @@ def test_a_month_is_spent(keyed: Installation, ingress: str) -> None:
 
 def tokens(installation: Installation, tenant: str) -> float:
     """Of prompts and answers, of all gateways together."""
-    script = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
     pods = [pod["metadata"]["name"] for pod in installation.pods("gateway")]
-    lines = [line for pod in pods for line in installation.kube.exec(pod, "python", "-c", script).splitlines()]
+    lines = [line for pod in pods for line in installation.kube.exec(pod, "python", "-c", METRICS).splitlines()]
     ours = [
         line for line in lines if line.startswith("ryzanstein_gateway_tokens_total") and f'tenant="{tenant}"' in line
     ]
