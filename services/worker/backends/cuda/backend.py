@@ -41,13 +41,15 @@ class CudaBackend(TorchBackend):
         triton: bool = True,
         graphs: bool = True,
         products: bool = True,
+        one_shot: bool = False,
     ) -> None:
         """`triton`: use our kernels where they pass their checks; False: only torch's. `graphs`: replay decodes.
 
-        `products`: our kernels may compute products of few rows, too.
+        `products`: our kernels may compute products of few rows, too. `one_shot`: ranks add up few numbers through
+        symmetric memory.
         """
         super().__init__(dtype, device, kv_format)
-        self._triton, self._graphs = triton, graphs
+        self._triton, self._graphs, self._one_shot = triton, graphs, one_shot
         if device.index is not None:
             torch.cuda.set_device(device)  # Triton launches on the current device
         # cuDNN's attention builds a plan for every shape, and prompts rarely have the same shape.
@@ -84,7 +86,10 @@ class CudaBackend(TorchBackend):
         return CudaRecorder(self.device)
 
     def join(self, seat: GroupSeat) -> StepCommunicator:
-        """Return collectives over NCCL."""
+        """Return collectives over NCCL, and small sums through symmetric memory where that is switched on."""
         if seat.size == 1:
             return LoneRank(seat.line)
-        return NcclCommunicator(seat.line, seat.timeout_s)
+        comm = NcclCommunicator(seat.line, seat.timeout_s)
+        if self._one_shot:
+            comm.use_symmetric_memory(self.device)
+        return comm
