@@ -60,6 +60,8 @@ steps() {
   done
   part steps-1b-128-in-turn 60 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,16,64 --prompt-tokens 128 \
     --output-tokens 96 --rounds 1 --overlap off --json "$out/steps-1b-128-in-turn.json"
+  part steps-1b-128-top-p 60 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,8,16,64 --prompt-tokens 128 \
+    --output-tokens 96 --rounds 1 --temperature 1 --top-p 0.9 --json "$out/steps-1b-128-top-p.json"
   part steps-1b-128-int4 60 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,16,64 --prompt-tokens 128 \
     --output-tokens 96 --rounds 1 --quantization int4 --json "$out/steps-1b-128-int4.json"
   for graphs in gpu-graphs no-gpu-graphs; do

@@ -32,7 +32,7 @@ class Decodes(Protocol):
         ...
 
     def forward(self, numbers: StepNumbers, drawn: DrawNumbers | None) -> Tensor:
-        """Compute a step that is served, given what its rows draw by, all of them: the tokens [n] int64.
+        """Compute a step that is served, given what its rows draw by, all of them and from all tokens: [n] int64.
 
         Without `drawn` nothing is drawn: the hidden states after the final norm [n, hidden_size]. Either is valid
         until the next step.

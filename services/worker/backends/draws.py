@@ -23,11 +23,38 @@ class Chances:
 
 
 @dataclass(frozen=True, slots=True)
+class FilteredRows:
+    """Rows that draw from some of the tokens only; 0, 1 and 0 switch a limit off."""
+
+    rows: Tensor  # [m] int64, of the rows that draw
+    top_k: Tensor  # [m] int64
+    top_p: Tensor  # [m] float64
+    min_p: Tensor  # [m] float64
+    width: int  # most tokens that a row may keep; 0: all
+
+
+@dataclass(frozen=True, slots=True)
 class DrawRows:
     """Rows that draw a token each on the device, where the following step finds it."""
 
     slots: Tensor  # [n] int64, different ones
     chances: Chances
+    filtered: FilteredRows | None = None  # None: all rows draw from all tokens
+
+
+@dataclass(frozen=True, slots=True)
+class FilterNumbers:
+    """`FilteredRows` on the host."""
+
+    rows: Ints  # [m]
+    top_k: Ints  # [m]
+    top_p: NDArray[np.float64]  # [m]
+    min_p: NDArray[np.float64]  # [m]
+
+    @property
+    def width(self) -> int:
+        """Most tokens that a row may keep; 0: all."""
+        return int(self.top_k.max()) if self.top_k.min() > 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +65,20 @@ class DrawNumbers:
     temperature: NDArray[np.float32]  # [n]
     seeds: Ints  # [n]
     positions: Ints  # [n]
+    filtered: FilterNumbers | None = None
 
     def arrays(self) -> list[NDArray[Any]]:
         """Return what goes to the device."""
-        return [self.slots, self.temperature, self.seeds, self.positions]
+        found: list[NDArray[Any]] = [self.slots, self.temperature, self.seeds, self.positions]
+        if (limits := self.filtered) is not None:
+            found += [limits.rows, limits.top_k, limits.top_p, limits.min_p]
+        return found
 
     def draws(self, tensors: Sequence[Tensor]) -> DrawRows:
         """Return the draws, given their `arrays` on the device."""
-        slots, temperature, seeds, positions = tensors
-        return DrawRows(slots, Chances(temperature, seeds, positions))
+        slots, temperature, seeds, positions, *others = tensors
+        filtered = None
+        if self.filtered is not None:
+            rows, top_k, top_p, min_p = others
+            filtered = FilteredRows(rows, top_k, top_p, min_p, self.filtered.width)
+        return DrawRows(slots, Chances(temperature, seeds, positions), filtered)

@@ -25,9 +25,7 @@ class DrawnTokens:
 
     def numbers(self, drawing: DrawingRows) -> DrawNumbers | None:
         """Return what `drawing` draws by; None if there are no such rows, or if a draw needs the host."""
-        if not len(drawing.rows) or not self._sampler.stays_on_device(drawing.slots):
-            return None
-        return self._sampler.numbers(drawing.slots, drawing.positions)
+        return self._sampler.numbers(drawing.slots, drawing.positions) if len(drawing.rows) else None
 
     def resolve(self, token_ids: Tensor) -> Tensor:
         """Return `token_ids` [n] with the tokens that references in it stand for."""
@@ -35,7 +33,7 @@ class DrawnTokens:
 
     def draw(self, logits: Tensor, draws: DrawRows) -> Tensor:
         """Draw a token per row of `logits` [n, vocab_local]: [n] int64. The following step finds them."""
-        token_ids = self._sampler.win(logits, draws.chances)
+        token_ids = self._sampler.draw_on_device(logits, draws)
         self._last.index_copy_(0, draws.slots, token_ids)
         return token_ids
 

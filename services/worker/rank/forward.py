@@ -67,7 +67,7 @@ class Forward(Generic[Cache]):
             tensors = self._transfers.up(arrays + drawn.arrays())
             hidden = self._compute(numbers, tensors[: len(arrays)], last_of)
             draws = drawn.draws(tensors[len(arrays) :])
-        elif len(last_of) == len(numbers.token_ids):
+        elif len(last_of) == len(numbers.token_ids) and drawn.filtered is None:
             return self._drawn.begin(self._decodes.forward(numbers, drawn), drawing)
         else:
             hidden = self.states(numbers, last_of)

@@ -6,6 +6,9 @@ candidates; other rows gather eight times as many candidates and filter again.
 Bound: the width starts at max(64, top_k + 16) and ends at the local vocabulary, so in the worst case (a flat
 distribution with top_p near 1) the ranks exchange the whole vocabulary of such rows once.
 
+Which rows are sure is for the host to decide. A draw that does not wait for it takes at once what surely suffices:
+top_k candidates, or for rows without top_k the whole vocabulary, sorted (`draw_filtered`).
+
 Filters apply after the temperature, in the order top-k, top-p (of what top-k kept), min-p.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +26,8 @@ from torch import Tensor
 from services.worker.backends import keys
 from services.worker.backends.base import LogitShard
 from services.worker.backends.collectives import Communicator
+from services.worker.backends.draws import FilteredRows
+from services.worker.backends.noise import gumbel
 from services.worker.sampling.candidates import TokenCandidates, gather_candidates
 
 _FIRST_WIDTH = 64
@@ -36,6 +42,10 @@ class Limits:
     top_k: NDArray[np.int64]  # [n]
     top_p: NDArray[np.float64]  # [n]
     min_p: NDArray[np.float64]  # [n]
+
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        """Return the three limits."""
+        return self.top_k, self.top_p, self.min_p
 
     def of(self, rows: NDArray[np.int64]) -> Limits:
         """Return the limits of some rows."""
@@ -61,7 +71,7 @@ def filter_rows(comm: Communicator, shard: LogitShard, scaled: Tensor, limits: L
         candidates = gather_candidates(comm, shard, scaled, width, mass)
         total = torch.logsumexp(keys.unpack_bits(candidates.extra[:, :, 0]).double(), dim=0)  # [n]
         values = keys.values_of(candidates.keys)
-        kept = _keep(values, total, limits)
+        kept = _keep(values, total, *(torch.from_numpy(each).to(scaled.device) for each in limits.columns()))
         certain = _certain(candidates, kept, limits)
         sure = torch.from_numpy(np.flatnonzero(certain)).to(scaled.device)
         yield Filtered(rows[certain], values[sure], keys.token_ids_of(candidates.keys[sure]), kept[sure])
@@ -71,21 +81,41 @@ def filter_rows(comm: Communicator, shard: LogitShard, scaled: Tensor, limits: L
         width *= _WIDEN
 
 
-def _keep(values: Tensor, total: Tensor, limits: Limits) -> Tensor:
+def draw_filtered(comm: Communicator, shard: LogitShard, scaled: Tensor, words: Tensor, limits: FilteredRows) -> Tensor:
+    """Draw from what the filters keep of rows of scaled logits [n, vocab_local], without the host: ids [n] int64.
+
+    `words`: [n, 2] of `row_words`. The tokens are those that a draw from the rows of `filter_rows` gives.
+    """
+    ids = torch.arange(shard.first_id, shard.first_id + scaled.shape[1], device=scaled.device)
+    mine = keys.pack(scaled, ids)  # [n, vocab_local]
+    width = min(limits.width or scaled.shape[1], scaled.shape[1])
+    if width < scaled.shape[1]:
+        mine = torch.topk(mine, width, dim=-1).values  # keys differ, so these are the best ones, ties included
+    gathered = comm.all_gather(torch.cat((mine, keys.pack_bits(shard.mass(scaled))), dim=-1))  # [tp, n, width + 1]
+    merged = gathered[:, :, :-1].transpose(0, 1).flatten(1).sort(dim=-1, descending=True).values
+    total = torch.logsumexp(keys.unpack_bits(gathered[:, :, -1]).double(), dim=0)  # [n]
+    values, token_ids = keys.values_of(merged), keys.token_ids_of(merged)
+    kept = _keep(values, total, limits.top_k, limits.top_p, limits.min_p)
+    return keys.token_ids_of(winners(values, token_ids, kept, words))
+
+
+def winners(values: Tensor, token_ids: Tensor, kept: Tensor, words: Tensor) -> Tensor:
+    """Return the key of the best score among the `kept` of `values`, scaled logits: [n, m] each -> [n] int64."""
+    scores = (values + gumbel(words, token_ids)).masked_fill_(~kept, -torch.inf)
+    return keys.pack(scores, token_ids).amax(dim=-1)
+
+
+def _keep(values: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Return which of the sorted `values` [n, m] the filters keep, given the rows' logsumexp `total` [n]."""
-    m, device = values.shape[1], values.device
+    m, limited = values.shape[1], top_k > 0
     # -inf marks masked tokens and vocabulary padding; a row of -inf only keeps its first column.
     kept = torch.isfinite(values)
-    top_k = torch.from_numpy(np.where(limits.top_k > 0, limits.top_k, m)).to(device)
-    kept &= torch.arange(m, device=device) < top_k.unsqueeze(-1)
+    kept &= torch.arange(m, device=values.device) < torch.where(limited, top_k, m).unsqueeze(-1)
     probability = torch.exp(values.double() - total.unsqueeze(-1)) * kept  # [n, m]
     # There are at least top_k candidates, so the mass that top-k keeps is the candidates' sum; without top-k it is 1.
-    limited = torch.from_numpy(limits.top_k > 0).to(device)
     kept_mass = torch.where(limited, probability.sum(dim=-1), 1.0)
     before = probability.cumsum(dim=-1) - probability
-    top_p = torch.from_numpy(limits.top_p).to(device)
     kept &= (before < (top_p * kept_mass).unsqueeze(-1)) | (top_p >= 1.0).unsqueeze(-1)
-    min_p = torch.from_numpy(limits.min_p).to(device)
     kept &= probability >= (min_p.unsqueeze(-1) * probability[:, :1])
     kept[:, 0] = True
     return kept

@@ -17,18 +17,20 @@ from torch import Tensor
 from services.worker.backends import keys
 from services.worker.backends.base import LogitShard
 from services.worker.backends.collectives import Communicator
-from services.worker.backends.draws import Chances, DrawNumbers
-from services.worker.backends.noise import gumbel, row_words
+from services.worker.backends.draws import Chances, DrawNumbers, DrawRows, FilterNumbers
+from services.worker.backends.noise import row_words
 from services.worker.engine.output import TokenLogprobs
 from services.worker.protocol.plan_codec import AdmissionView
 from services.worker.sampling.bias import Biases, needs_bias
-from services.worker.sampling.filters import Limits, filter_rows
+from services.worker.sampling.filters import Limits, draw_filtered, filter_rows, winners
 from services.worker.sampling.grammar import Matchers, Vocabulary, no_vocabulary
 from services.worker.sampling.logprobs import token_logprobs
 from services.worker.sampling.penalties import TokenCounts
 from services.worker.sampling.slots import SlotParams
 
 Slots = NDArray[np.int64]
+
+_MOST_SORTED = 1 << 20  # keys of a step: a GPU sorts 8 rows of 128 K faster than the host answers, by estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Sampler:
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         """The first grammar calls `vocabulary`."""
-        self._comm, self._shard, self._device = comm, shard, device
+        self._comm, self._shard, self._vocab_local, self._device = comm, shard, vocab_local, device
         vocab_start = shard.first_id
         self._params = SlotParams(max_running)
         self._counts = TokenCounts(vocab_start, vocab_local)
@@ -80,15 +82,36 @@ class Sampler:
         self._biases.release(slot)
         self._matchers.release(slot)
 
-    def stays_on_device(self, slots: Slots) -> bool:
-        """Whether no draw of `slots` needs the host: no filter, penalty, bias, grammar, and no log-probabilities."""
-        return bool(self._params.plain[slots].all())
+    def numbers(self, slots: Slots, positions: NDArray[np.int64]) -> DrawNumbers | None:
+        """Return what `slots` draw the tokens of `positions` by on the device; None if a draw needs the host.
 
-    def numbers(self, slots: Slots, positions: NDArray[np.int64]) -> DrawNumbers:
-        """Return what rows of `slots` draw the tokens of `positions` by."""
-        return DrawNumbers(slots, self._params.temperature[slots], self._params.seed[slots].view(np.int64), positions)
+        The host is needed for penalties, biases, grammars and log-probabilities, and for filters that would sort so
+        much that waiting takes less time.
+        """
+        params = self._params
+        if params.on_host[slots].any():
+            return None
+        temperature, seeds = params.temperature[slots], params.seed[slots].view(np.int64)
+        rows = np.flatnonzero(params.filtered[slots])
+        if not len(rows):
+            return DrawNumbers(slots, temperature, seeds, positions)
+        limited = slots[rows]
+        filtered = FilterNumbers(rows, params.top_k[limited], params.top_p[limited], params.min_p[limited])
+        if not filtered.width and len(rows) * self._vocab_local * self._comm.size > _MOST_SORTED:
+            return None
+        return DrawNumbers(slots, temperature, seeds, positions, filtered)
 
-    def win(self, logits: Tensor, chances: Chances) -> Tensor:
+    def draw_on_device(self, logits: Tensor, draws: DrawRows) -> Tensor:
+        """Draw one token per row of `logits` [n, vocab_local], which may be overwritten: [n] int64 on the device."""
+        limits, chances = draws.filtered, draws.chances
+        if limits is None:
+            return self._best(logits, chances)
+        scaled = logits[limits.rows] / chances.temperature[limits.rows].unsqueeze(-1)
+        words = row_words(chances.seeds[limits.rows], chances.positions[limits.rows])
+        token_ids = self._best(logits, chances)
+        return token_ids.index_copy(0, limits.rows, draw_filtered(self._comm, self._shard, scaled, words, limits))
+
+    def _best(self, logits: Tensor, chances: Chances) -> Tensor:
         """Return the tokens with the best scores, [n] int64 on the device: greedy rows and rows without filters."""
         mine = self._shard.sample(logits, chances)
         best = mine if self._comm.size == 1 else self._comm.all_gather(mine).amax(dim=0)
@@ -100,7 +123,7 @@ class Sampler:
         Row i belongs to `slots[i]` and draws the token of `positions[i]`.
         """
         params = self._params
-        if self.stays_on_device(slots):
+        if params.plain[slots].all():
             return Draws(self._win(logits, slots, positions), {})
         wanted = np.flatnonzero(params.logprobs[slots] >= 0)
         raw = logits[torch.from_numpy(wanted)] if len(wanted) else None  # a copy, before any change
@@ -147,11 +170,11 @@ class Sampler:
         return logits
 
     def _win(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return _to_host(self.win(logits, self._chances(slots, positions)))
+        return _to_host(self._best(logits, self._chances(slots, positions)))
 
     def _chances(self, slots: Slots, positions: NDArray[np.int64]) -> Chances:
-        numbers = self.numbers(slots, positions)
-        return numbers.draws([torch.from_numpy(array).to(self._device) for array in numbers.arrays()]).chances
+        arrays = (self._params.temperature[slots], self._params.seed[slots].view(np.int64), positions)
+        return Chances(*(torch.from_numpy(array).to(self._device) for array in arrays))
 
     def _filter(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Draw for rows with top-k, top-p or min-p: the kept candidate with the best score."""
@@ -162,9 +185,8 @@ class Sampler:
         token_ids = np.empty(len(slots), np.int64)
         for found in filter_rows(self._comm, self._shard, scaled, limits):
             at = torch.from_numpy(found.rows).to(self._device)
-            scores = found.values + gumbel(words[at], found.token_ids)  # [n, m]
-            scores.masked_fill_(~found.kept, -torch.inf)
-            token_ids[found.rows] = _to_host(keys.token_ids_of(keys.pack(scores, found.token_ids).amax(dim=-1)))
+            best = winners(found.values, found.token_ids, found.kept, words[at])
+            token_ids[found.rows] = _to_host(keys.token_ids_of(best))
         return token_ids
 
     def _advance(self, slots: Slots, token_ids: NDArray[np.int64]) -> dict[int, str]:

@@ -26,7 +26,8 @@ class SlotParams:
         self.penalised = np.zeros(max_running, np.bool_)
         self.biased = np.zeros(max_running, np.bool_)
         self.constrained = np.zeros(max_running, np.bool_)  # by a grammar
-        self.plain = np.zeros(max_running, np.bool_)  # none of the four above, and no logprobs
+        self.on_host = np.zeros(max_running, np.bool_)  # any of the three above, or logprobs: needs the host
+        self.plain = np.zeros(max_running, np.bool_)  # neither filtered nor on the host
 
     def set(self, slot: int, sampling: Sampling, n_prompt: int) -> None:
         """Set the parameters of `slot`; worker.proto defines their meaning."""
@@ -46,4 +47,5 @@ class SlotParams:
         constrained = bool(sampling.grammar)
         self.filtered[slot], self.penalised[slot] = filtered, penalised
         self.biased[slot], self.constrained[slot] = biased, constrained
-        self.plain[slot] = not (filtered or penalised or biased or constrained or scored)
+        self.on_host[slot] = penalised or biased or constrained or scored
+        self.plain[slot] = not (filtered or self.on_host[slot])

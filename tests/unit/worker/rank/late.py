@@ -136,7 +136,8 @@ def serve(requests: list[Request], runner: Runner[Any], cache: Any, device: Slow
 def assert_same(expected: list[Request], found: list[Request], cut: set[int]) -> None:
     """All tokens are the same; those of the requests `cut`, which were cancelled, as far as there are any."""
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-        n = min(len(one.token_ids), len(other.token_ids))
-        assert one.token_ids[:n] == other.token_ids[:n]
-        assert number in cut or len(one.token_ids) == len(other.token_ids)
-        assert [row.token_id for row in one.prompt_logprobs] == [row.token_id for row in other.prompt_logprobs]
+        scored = ([row.token_id for row in request.prompt_logprobs] for request in (one, other))
+        for ours, theirs in ((one.token_ids, other.token_ids), scored):
+            n = min(len(ours), len(theirs))
+            assert ours[:n] == theirs[:n]
+            assert number in cut or len(ours) == len(theirs)

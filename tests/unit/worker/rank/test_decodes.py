@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.collectives import SingleRank
@@ -43,9 +45,9 @@ def load(folder: Path, device: SlowDevice, *, graphs: bool) -> tuple[Decoder, Ta
 
 
 def served(
-    folder: Path, seed: int, host_share: float, *, graphs: bool, overlaps: bool
+    folder: Path, requests: list[Request], seed: int, *, graphs: bool, overlaps: bool
 ) -> tuple[list[Request], set[int], SlowDevice, TapedBackend]:
-    device, requests = SlowDevice(random.Random(seed)), make_requests(seed, host_share)
+    device = SlowDevice(random.Random(seed))
     decoder, backend = load(folder, device, graphs=graphs)
     cache = decoder.make_cache(N_BLOCKS, BLOCK)
     runner = make_runner(decoder, cache, device, overlaps=overlaps)
@@ -56,13 +58,47 @@ def served(
 @pytest.mark.parametrize(("seed", "host_share"), [(0, 0.0), (1, 0.0), (2, 0.1), (3, 0.25)])
 def test_tokens_are_those_of_steps_computed_one_by_one(seed: int, host_share: float, folder: Path) -> None:
     """Slots change hands, rows come and go, and steps of prompts, and of rows that need the host, lie between."""
-    expected, cut, _, _ = served(folder, seed, host_share, graphs=False, overlaps=False)
+    expected, cut, _, _ = served(folder, make_requests(seed, host_share), seed, graphs=False, overlaps=False)
     for overlaps in (False, True):
-        found, also_cut, device, backend = served(folder, seed, host_share, graphs=True, overlaps=overlaps)
+        requests = make_requests(seed, host_share)
+        found, also_cut, device, backend = served(folder, requests, seed, graphs=True, overlaps=overlaps)
         assert_same(expected, found, cut | also_cut)
         assert backend.recorder.n_replayed > 20
         assert len(backend.recorder.tapes) == backend.recorder.n_probed
         assert (device.n_overlaps > (1 if host_share else 20)) == overlaps
+
+
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.7, 1.3]),
+    top_k=st.sampled_from([0, 0, 1, 7, 200]),
+    top_p=st.sampled_from([1.0, 1.0, 0.3, 0.95]),
+    min_p=st.sampled_from([0.0, 0.0, 0.1]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+    logit_bias=st.sampled_from([{}, {}, {3: 4.0, 50: -4.0}]),
+    min_tokens=st.sampled_from([0, 0, 4]),
+    logprobs=st.sampled_from([None, None, 2]),
+    seed=st.integers(0, 2**63),
+    stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=3),
+)
+KINDS = st.tuples(SAMPLINGS, st.integers(1, 20), st.integers(1, 12))  # tokens of the prompt and of the answer
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kinds=st.lists(KINDS, min_size=1, max_size=6), seed=st.integers(0, 100))
+def test_tokens_are_the_same_with_and_without_overlap_and_graphs(
+    kinds: list[tuple[Sampling, int, int]], seed: int, folder: Path
+) -> None:
+    def make() -> list[Request]:
+        prompts = [prompt(n_prompt, 88, number) for number, (_, n_prompt, _) in enumerate(kinds)]
+        return [Request(ids, len(ids), kind[0], max_tokens=kind[2]) for ids, kind in zip(prompts, kinds, strict=True)]
+
+    expected, cut, _, _ = served(folder, make(), seed, graphs=False, overlaps=False)
+    for graphs, overlaps in ((False, True), (True, False), (True, True)):
+        found, also_cut, _, _ = served(folder, make(), seed, graphs=graphs, overlaps=overlaps)
+        assert_same(expected, found, cut | also_cut)
 
 
 def launch(folder: Path, plans: list[StepPlan], *, graphs: bool) -> tuple[list[dict[int, int]], SlowDevice]:

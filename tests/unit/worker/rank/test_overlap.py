@@ -27,10 +27,9 @@ from tests.unit.worker.rank.late import BLOCK, CPU, LENGTH, N_BLOCKS, SlowDevice
 
 
 def make_requests(seed: int, host_share: float = 0.25) -> list[Request]:
-    """Greedy and drawn, with short ends and long ones, and a share that needs the host."""
+    """Greedy, drawn and filtered, with short ends and long ones, and a share that needs the host."""
     rng = random.Random(seed)
     on_host = [
-        Sampling(temperature=1.0, top_k=5),
         Sampling(repetition_penalty=1.3),
         Sampling(logprobs=2),
         Sampling(prompt_logprobs=1),
@@ -38,7 +37,10 @@ def make_requests(seed: int, host_share: float = 0.25) -> list[Request]:
     ]
     found = []
     for number in range(12):
-        sampling = rng.choice(on_host) if rng.random() < host_share else Sampling(temperature=rng.choice([0.0, 1.0]))
+        on_device = Sampling(
+            temperature=rng.choice([0.0, 1.0]), top_k=rng.choice([0, 0, 5]), top_p=rng.choice([1, 0.9])
+        )
+        sampling = rng.choice(on_host) if rng.random() < host_share else on_device
         sampling.seed = number
         sampling.stop_token_ids.extend(rng.sample(range(VOCAB), 3))
         prompt = [rng.randrange(88) for _ in range(rng.randint(1, 40))]
@@ -61,7 +63,7 @@ def test_tokens_are_those_of_steps_that_do_not_overlap(seed: int) -> None:
 
 
 def test_no_launch_waits_for_the_device(tmp_path: Path) -> None:
-    """Prompts and decodes by turns and together, with adapters and without, whose rows the host lays out."""
+    """Prompts and decodes by turns and together, with adapters and without, with filters and without."""
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     shape = {"vocab_size": 99, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
     write_checkpoint(transformers.LlamaConfig(**shape, num_attention_heads=4, max_position_embeddings=LENGTH), base)
@@ -71,9 +73,10 @@ def test_no_launch_waits_for_the_device(tmp_path: Path) -> None:
     decoder.adapters.put(1, decoder.adapters.read(read_adapter(adapter, describe(base), 4)))
     device = SlowDevice(random.Random(0))
     runner = make_runner(decoder, decoder.make_cache(N_BLOCKS, BLOCK), device, overlaps=True)
-    drawn = Sampling(temperature=1.0)
+    kinds = (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=1.0, top_k=5))
     first, second, third = (
-        Admission(slot, drawn, tuple(prompt(9, 99, slot)), 9, adapter=slot % 2 * 2 - 1) for slot in range(3)
+        Admission(slot, kind, tuple(prompt(9, 99, slot)), 9, adapter=slot % 2 * 2 - 1)
+        for slot, kind in enumerate(kinds)
     )
     plans = [
         StepPlan(0, (), (first, second), (Chunk(0, 0, 9, 1, (1,)), Chunk(1, 0, 5, 0, (2,)))),
