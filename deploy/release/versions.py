@@ -29,6 +29,7 @@ PLACES = (
     Place("deploy/argocd/application.yaml", rf"targetRevision: v{_STANDS}"),
     Place("deploy/flux/release.yaml", rf"ref: {{tag: v{_STANDS}}}"),
     Place("docs/air-gapped.md", rf"ryzanstein-{_STANDS}\.tgz"),
+    Place("docs/engines.md", rf'ryzanstein:worker-vllm-cpu-{_STANDS}"'),
     Place("docs/images.md", rf"ryzanstein:gateway-{_STANDS}`"),
 )
 
