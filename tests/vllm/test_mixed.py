@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import httpx
 import psutil
 import pytest
 from openai import AsyncOpenAI
@@ -48,6 +50,7 @@ def mixed(stack: RunningStack) -> Iterator[Mixed]:
     processes = {f"native-{index}": _native(stack, f"native-{index}") for index in range(2)}
     try:
         stack.wait_serving(4, timeout_s=START_S)
+        _wait_listed(stack)
         yield Mixed(stack, {name: process.pid for name, process in processes.items()})
     finally:
         for process in processes.values():
@@ -59,6 +62,14 @@ def mixed(stack: RunningStack) -> Iterator[Mixed]:
 def _native(stack: RunningStack, name: str) -> subprocess.Popen[bytes]:
     settings = {"MODEL": default_model().model, "SERVED_MODEL_NAME": "ours", "KV_TOKENS": "8192"}
     return start_worker(stack, name, [sys.executable], settings)
+
+
+def _wait_listed(stack: RunningStack) -> None:
+    """Return once the gateway, which asks the router now and then, knows both models."""
+    deadline = time.monotonic() + START_S
+    while not MODELS.keys() <= {each["id"] for each in httpx.get(f"{stack.url}/v1/models", timeout=60).json()["data"]}:
+        assert time.monotonic() < deadline, stack.logs()
+        time.sleep(0.1)
 
 
 @dataclass
