@@ -305,7 +305,7 @@ class Computations:
     cache: KvCache
     hidden_size: int
     max_blocks: int  # of a sequence
-    longest: int | None = None  # keys of a sequence whose windows are all that hides keys; None: any
+    longest: int | None = None  # most keys of a sequence before chunks hide some, besides `windows`; None: any
 
 
 @dataclass(frozen=True, slots=True)

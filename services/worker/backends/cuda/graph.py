@@ -20,6 +20,7 @@ from torch import Tensor
 from services.worker.backends.base import Computations, Step
 from services.worker.backends.batch import AdapterRows, StepBatch, StepNumbers
 from services.worker.backends.cuda.recorder import Recorder, Recording
+from services.worker.backends.cuda.small import power_of_two
 from services.worker.backends.cuda.transfers import Packing
 from services.worker.backends.decodes import Tokens
 from services.worker.backends.draws import Chances, DrawNumbers, DrawRows
@@ -62,8 +63,8 @@ class Sizes:
     @classmethod
     def of(cls, numbers: StepNumbers, *, draws: bool) -> Sizes:
         """Return the next powers of two."""
-        n_keys = max(_MIN_KEYS, _power_of_two(int(numbers.lengths.max())))
-        return cls(_power_of_two(len(numbers.lengths)), n_keys, numbers.adapters is not None, draws)
+        n_keys = max(_MIN_KEYS, power_of_two(int(numbers.lengths.max())))
+        return cls(power_of_two(len(numbers.lengths)), n_keys, numbers.adapters is not None, draws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,3 @@ class CudaDecodes:
 
 def _extended(column: Numbers, filling: Any, missing: int) -> Numbers:
     return np.concatenate((column, np.full(missing, filling, column.dtype))) if missing else column
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from services.worker.backends.batch import StepBatch
+from services.worker.backends.cuda.small import power_of_two
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.scaled_codes import ScaledCodes, rotated
 from services.worker.backends.shapes import AttentionShape
@@ -40,7 +41,7 @@ class Blocking:
 
         `coded`: the cache holds codes, which take registers to convert.
         """
-        n_dims, n_members = max(16, _power_of_two(shape.head_dim)), _power_of_two(shape.group)
+        n_dims, n_members = max(16, power_of_two(shape.head_dim)), power_of_two(shape.group)
         large = n_dims > 128 or dtype is torch.float32 or coded
         lanes = max(n_members, 32 if dtype is torch.float32 else 64 if large else 128)
         n_keys = 16 if dtype is torch.float32 and n_dims > 128 else 32 if large else 64
@@ -246,7 +247,3 @@ def _n_splits(n_keys: int, window: int | None) -> int:
     """Return the number of splits that a row with `n_keys` keys may need."""
     every = -(-n_keys // SPLIT_KEYS)
     return every if window is None else min(every, -(-(window - 1) // SPLIT_KEYS) + 1)
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
