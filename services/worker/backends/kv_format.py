@@ -1,4 +1,4 @@
-"""Layouts of keys and values in the cache; each format is a file of `kv_formats/` with a `FORMAT`."""
+"""Layouts of keys and values in the cache; `FORMAT` of a file of `kv_formats/` opens one."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class PlainNumbers:
 
 def find_kv_format(name: str) -> KvFormat:
     """Return the format of that name, a file of `kv_formats/`."""
-    found: KvFormat = import_module(f"services.worker.backends.kv_formats.{name}").FORMAT
+    found: KvFormat = import_module(f"services.worker.backends.kv_formats.{name}").FORMAT.open()
     return found
 
 

@@ -1,4 +1,4 @@
-"""The sizes of one rank's attention, of its cache and of its experts."""
+"""The sizes of one rank's attention, of its cache and of its experts; free of torch."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ class KvShape:
     def width(self) -> int:
         """Numbers of a token in a layer: K, then V."""
         return 2 * self.n_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class KvSize:
+    """Bytes in the cache."""
+
+    number: int
+    head: int = 0  # of what is stored beside the numbers of a token's head of K or V
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ _OURS = {
     "master_port": "RYZANSTEIN_NODES",
 }
 _BATCHED_TOKENS = 2048
-_KV_DTYPES = {"auto": "auto", "bf16": "bfloat16", "fp8": "fp8", "int8": "int8"}
+_KV_DTYPES = {"bf16": "bfloat16"}  # where vLLM has another name
 
 
 def engine_arguments(settings: WorkerSettings, folder: str) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def engine_arguments(settings: WorkerSettings, folder: str) -> dict[str, Any]:
         "max_model_len": settings.max_model_len or None,
         "max_num_seqs": settings.max_running,
         "max_num_batched_tokens": max(settings.max_batched_tokens or _BATCHED_TOKENS, settings.max_running),
-        "kv_cache_dtype": _KV_DTYPES[settings.kv_dtype],
+        "kv_cache_dtype": _KV_DTYPES.get(settings.kv_dtype, settings.kv_dtype),
         "scheduling_policy": "priority",
         "generation_config": "vllm",  # gateways apply the publisher's recommendations
         "structured_outputs_config": {"backend": "guidance"},  # the library that gateways compile grammars with

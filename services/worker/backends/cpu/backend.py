@@ -24,7 +24,6 @@ from services.worker.backends.cpu.ops import KernelOps, OneDnnOps
 from services.worker.backends.cpu.shared_memory import KernelCommunicator, SharedMemoryCommunicator
 from services.worker.backends.decodes import Decodes, NoDecodes, Tokens
 from services.worker.backends.kv_format import KvFormat, plain_format
-from services.worker.backends.kv_formats import int8
 from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.sizing import available_host_memory
 from services.worker.backends.torch.bidirectional import BidirectionalAttention
@@ -91,7 +90,7 @@ class OneDnnBackend:
 
     def _attentions(self, shape: AttentionShape) -> list[Candidate]:
         gathering = [lambda: PagedSdpa(shape, self.dtype, CPU)]
-        in_int8 = self.kv_format.name == int8.FORMAT.name
+        in_int8 = self.kv_format.name == "int8"
         if shape.slopes or shape.sinks:
             return [*gathering]
         if not (in_int8 or self.kv_format.numbers is self.dtype) or not serves(self.dtype, shape.head_dim):
@@ -124,7 +123,7 @@ class KernelBackend(OneDnnBackend):
         self.ops = KernelOps(kernels)
 
     def _attentions(self, shape: AttentionShape) -> list[Candidate]:
-        in_int8 = self.kv_format.name == int8.FORMAT.name
+        in_int8 = self.kv_format.name == "int8"
         multiple = HEAD_MULTIPLE if in_int8 else self.kernels.head_multiple
         if shape.slopes or shape.sinks or shape.head_dim % multiple or shape.head_dim > MAX_HEAD_DIM:
             return super()._attentions(shape)

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
 
+from services.worker.backends.shapes import KvSize
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Bytes in the cache."""
-
-    number: int
-    head: int = 0  # of what is stored beside the numbers of a token's head of K or V
-
-
-SIZES = {
-    "bfloat16": Size(2),
-    "float16": Size(2),
-    "float32": Size(4),
-    "fp8": Size(1, head=2),
-    "int8": Size(1, head=2),
+SIZES: dict[str, KvSize] = {
+    module.name: import_module(f"{__name__}.{module.name}").FORMAT.size for module in iter_modules(__path__)
 }
 NAMES = tuple(SIZES)
 

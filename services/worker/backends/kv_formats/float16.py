@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
+from services.worker.backends.kv_kinds import Plain
 
-from services.worker.backends.kv_format import PlainNumbers
-
-FORMAT = PlainNumbers("float16", torch.float16)
+FORMAT = Plain("float16", 2)

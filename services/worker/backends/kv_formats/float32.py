@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
+from services.worker.backends.kv_kinds import Plain
 
-from services.worker.backends.kv_format import PlainNumbers
-
-FORMAT = PlainNumbers("float32", torch.float32)
+FORMAT = Plain("float32", 4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
+from services.worker.backends.kv_kinds import Coded
 
-from services.worker.backends.scaled_codes import ScaledCodes
-
-FORMAT = ScaledCodes("fp8", torch.float8_e4m3fn, 448.0)
+FORMAT = Coded("fp8", "float8_e4m3fn", 448.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
+from services.worker.backends.kv_kinds import Coded
 
-from services.worker.backends.scaled_codes import ScaledCodes
-
-FORMAT = ScaledCodes("int8", torch.int8, 127.0)
+FORMAT = Coded("int8", "int8", 127.0)

@@ -16,6 +16,8 @@ from tests.unit.worker.kernels.conftest import Load
 from tests.unit.worker.kernels.numbers import assert_rounded, normal
 from tests.unit.worker.kernels.test_attention import MANY, SOME, WIDE, Case, Data, Kind, attend, cases, exactly
 
+INT8 = int8.FORMAT.open()
+
 CASES = cases([8, 24, 64, 80, 128, 248, 256], [16, 32, 48])
 ROUNDED = 2e-4  # of a score, and of a value of size 1: queries and weights are rounded to 16 bits
 _slow = settings(
@@ -45,12 +47,12 @@ def lay_out(case: Case, dtype: torch.dtype) -> Data:
         torch.zeros(len(counts), max(counts) + case.seed % 2, dtype=torch.int64),
         [0],
     )
-    cache = int8.FORMAT.allocate(len(order) + 1, shape, torch.device("cpu"))
+    cache = INT8.allocate(len(order) + 1, shape, torch.device("cpu"))
     cache[1:] = 127  # also the bytes of scales: 0x7f7f is 3e38, which overflows
     for index, (rows, keys) in enumerate(case.work):
         tables[index, : counts[index]] = torch.tensor([order.pop() for _ in range(counts[index])])
         written = normal(case.seed + index, keys, shape.width, dtype=dtype)
-        int8.FORMAT.put(cache, shape, slots_of(tables[index], keys, case), written)
+        INT8.put(cache, shape, slots_of(tables[index], keys, case), written)
         starts.append(starts[-1] + rows)
     width = case.n_kv * case.group * case.head_dim
     q = normal(case.seed + 50, starts[-1], width + 64, dtype=dtype)[:, 32 : 32 + width]
@@ -65,9 +67,7 @@ def slots_of(table: torch.Tensor, keys: int, case: Case) -> torch.Tensor:
 def as_numbers(case: Case, data: Data) -> Data:
     """The same with what the codes stand for: [blocks, block_size, 2, n_kv, head_dim]."""
     n_blocks = len(data.cache)
-    numbers = int8.FORMAT.read(
-        data.cache, shape_of(case), torch.arange(n_blocks * case.block_size), torch.float32, None
-    )
+    numbers = INT8.read(data.cache, shape_of(case), torch.arange(n_blocks * case.block_size), torch.float32, None)
     kv = numbers.view(n_blocks, case.block_size, 2, case.n_kv, case.head_dim)
     return Data(data.q, kv, data.starts, data.lengths, data.tables)
 
@@ -108,7 +108,7 @@ def test_what_is_not_finite_is_seen_where_it_is_read(kind: Kind) -> None:
     expected = attend(kind.kernels, case, data).view(3, 4, 64)
     row = normal(case.seed, 40, shape.width, dtype=kind.dtype)[20:21]
     row[0, shape.width // 2 + 64 + 7] = torch.nan  # of the second head's value
-    int8.FORMAT.put(data.cache, shape, slots_of(data.tables[0], 40, case)[20:21], row)
+    INT8.put(data.cache, shape, slots_of(data.tables[0], 40, case)[20:21], row)
     data.q[1, 70] = torch.nan
     found = attend(kind.kernels, case, data).view(3, 4, 64)
     wrong = torch.tensor([[False, False, True, True], [False, True, False, False], [False] * 4])
@@ -123,8 +123,8 @@ def test_rows_are_written_as_torch_writes_them(kernels: Bfloat16Kernels, n: int,
     sizes = torch.tensor([1.0, 1e-37, 1e-39, 1e37, 0.0])
     rows *= sizes[torch.arange(n) % 5].unsqueeze(1).bfloat16()
     slots = torch.randperm(6 * 16, generator=torch.Generator().manual_seed(n))[:n] + 16
-    expected, found = (int8.FORMAT.allocate(8, shape, block) for _ in range(2))
-    int8.FORMAT.put(expected, shape, slots, rows)
+    expected, found = (INT8.allocate(8, shape, block) for _ in range(2))
+    INT8.put(expected, shape, slots, rows)
     kernels.write_codes(found, slots, rows, 2 * shape.n_kv_heads, head_dim, 16)
     assert torch.equal(found, expected)
 
@@ -133,7 +133,7 @@ def test_a_head_with_a_number_that_is_not_finite_reads_as_such(kernels: Bfloat16
     shape, slots = KvShape(16, 1, 32), torch.tensor([3, 4])
     rows = normal(0, 2, 64)
     rows[0, 7], rows[1, 40] = torch.nan, -torch.inf
-    cache = int8.FORMAT.allocate(1, shape, torch.device("cpu"))
+    cache = INT8.allocate(1, shape, torch.device("cpu"))
     kernels.write_codes(cache, slots, rows, 2, 32, 16)
-    read = int8.FORMAT.read(cache, shape, slots, torch.float32, None)
+    read = INT8.read(cache, shape, slots, torch.float32, None)
     assert read.isnan().view(2, 2, 32).all(-1).tolist() == [[True, False], [False, True]]

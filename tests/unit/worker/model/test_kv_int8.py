@@ -20,6 +20,8 @@ from services.worker.model.decoder import Decoder
 from tests.unit.worker.model.harness import CPU, Engine, ThreadRank, run_ranks
 from tests.unit.worker.model.zoo import prompt, write_checkpoint
 
+INT8 = int8.FORMAT.open()
+
 Load = Callable[[torch.dtype], Decoder]
 _DTYPES = [torch.float32, torch.bfloat16]
 IDS = prompt(99, 300)
@@ -46,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def load(folder: Path) -> Load:
-    return functools.cache(lambda dtype: load_model(folder, SingleRank(), open_backend(dtype, CPU, int8.FORMAT)))
+    return functools.cache(lambda dtype: load_model(folder, SingleRank(), open_backend(dtype, CPU, INT8)))
 
 
 def alone(model: Decoder, ids: list[int]) -> torch.Tensor:
@@ -93,7 +95,7 @@ def logits(folder: Path, comm: Communicator, backend: ModelBackend) -> tuple[tor
 
 
 def in_int8() -> ModelBackend:
-    return open_backend(torch.float32, CPU, int8.FORMAT)
+    return open_backend(torch.float32, CPU, INT8)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -114,7 +116,7 @@ def test_ranks_together_equal_one(folder: Path, size: int) -> None:
 
 def test_the_kernels_compute_what_torch_does_and_nearly_what_float32_does(folder: Path) -> None:
     """torch gathers and dequantizes: what GPUs do, too."""
-    backends = (in_int8(), TorchBackend(torch.float32, CPU, int8.FORMAT), TorchBackend(torch.float32, CPU))
+    backends = (in_int8(), TorchBackend(torch.float32, CPU, INT8), TorchBackend(torch.float32, CPU))
     ours, reference, exact = (logits(folder, SingleRank(), backend)[1][:, :300] for backend in backends)
     error = (ours - exact).abs().mean()
     assert (ours - reference).abs().mean() <= 0.2 * error  # a sum that is rounded in another way may change a code
