@@ -263,12 +263,12 @@ class Bfloat16Kernels:
         )
 
     def write_codes(
-        self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, heads: int, head_dim: int, block_size: int
+        self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, heads: int, head_dim: int, block_tokens: int
     ) -> None:
         """Write `rows` [n, heads * head_dim], K then V, as int8 to the positions `slots` [n] of a layer's cache."""
         self._library.rz_write_int8(
             *(cache.data_ptr(), slots.data_ptr(), rows.data_ptr(), rows.stride(0)),
-            *(heads, head_dim, block_size, rows.shape[0]),
+            *(heads, head_dim, block_tokens, rows.shape[0]),
         )
 
     def gate(self, gate_up: torch.Tensor, out: torch.Tensor, *, tanh: bool) -> None:

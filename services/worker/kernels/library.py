@@ -19,7 +19,7 @@ _TYPES = {
 }
 FUNCTIONS = read_functions()
 
-# n_kv_heads, group, head_dim, block_size, scale, softcap (0: none), window (0: none)
+# n_kv_heads, group, head_dim, block_tokens, scale, softcap (0: none), window (0: none)
 AttentionShape = tuple[int, int, int, int, float, float, int]
 # row starts [n + 1], context lengths [n], block tables [n, n_blocks], all int64
 Sequences = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

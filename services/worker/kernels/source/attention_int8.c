@@ -47,10 +47,10 @@ typedef struct {
 
 // Looks up the keys from `key` on, a multiple of KEYS, and before `last`; keys beyond the sequence's blocks are in the null block.
 INLINE place find_place(const layer *a, const keys_of_sequence *s, long key, long last) {
-    long index = (uint32_t)key / (uint32_t)a->block_size, at = key - index * a->block_size;
-    long run = bytes_of_run(a->block_size, a->head_dim), slot = index < s->n_blocks ? s->blocks[index] : 0;
+    long index = (uint32_t)key / (uint32_t)a->block_tokens, at = key - index * a->block_tokens;
+    long run = bytes_of_run(a->block_tokens, a->head_dim), slot = index < s->n_blocks ? s->blocks[index] : 0;
     const int8_t *keys = (const int8_t *)a->cache + (slot * 2 * a->n_kv + s->kv_head) * run, *values = keys + a->n_kv * run;
-    long codes = a->block_size * a->head_dim;
+    long codes = a->block_tokens * a->head_dim;
     return (place){keys + at * a->head_dim, values + at * a->head_dim, (const bf16 *)(keys + codes) + at,
                    (const bf16 *)(values + codes) + at, last - key < KEYS ? last - key : KEYS};
 }
@@ -311,16 +311,16 @@ static void attend_half(const layer *a, const tile_lanes *l, const keys_of_seque
 
 static void attend_whole(const layer *a, const tile_lanes *l, const keys_of_sequence *s) { attend_tile(a, l, s, 0); }
 
-// rz_attend over a cache as in codes.h. head_dim is a multiple of 8 up to 256, block_size a multiple of 16.
+// rz_attend over a cache as in codes.h. head_dim is a multiple of 8 up to 256, block_tokens a multiple of 16.
 EXPORT void rz_attend_int8(const bf16 *q, long ldq, bf16 *out, long ldo, const int8_t *cache, long n_kv, long group, long head_dim,
-                           long block_size, float scale, float softcap, long window, const int64_t *starts,
+                           long block_tokens, float scale, float softcap, long window, const int64_t *starts,
                            const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences) {
-    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window, sizeof(bf16)}, starts, lengths, blocks, n_blocks, sequences, attend_half, 0, 0});
+    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window, sizeof(bf16)}, starts, lengths, blocks, n_blocks, sequences, attend_half, 0, 0});
 }
 
 // rz_attend_int8 for rows of float32.
 EXPORT void rz_attend_int8_float(const float *q, long ldq, float *out, long ldo, const int8_t *cache, long n_kv, long group,
-                                 long head_dim, long block_size, float scale, float softcap, long window, const int64_t *starts,
+                                 long head_dim, long block_tokens, float scale, float softcap, long window, const int64_t *starts,
                                  const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences) {
-    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window, sizeof(float)}, starts, lengths, blocks, n_blocks, sequences, attend_whole, 0, 0});
+    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window, sizeof(float)}, starts, lengths, blocks, n_blocks, sequences, attend_whole, 0, 0});
 }

@@ -1,5 +1,5 @@
 // The layout of a cache of int8 codes: [blocks, 2 * n_kv, run]. A run is what a block holds of a head of K or V: the codes
-// [block_size, head_dim], then a bfloat16 scale for each position, [block_size]. A number is its code times its scale. Keys are rotated
+// [block_tokens, head_dim], then a bfloat16 scale for each position, [block_tokens]. A number is its code times its scale. Keys are rotated
 // before they are coded, and so are queries.
 #pragma once
 
@@ -9,7 +9,7 @@
 #define LARGEST_CODE 127
 #define LONGEST_HEAD 256
 
-static inline long bytes_of_run(long block_size, long head_dim) { return block_size * (head_dim + 2); }
+static inline long bytes_of_run(long block_tokens, long head_dim) { return block_tokens * (head_dim + 2); }
 
 // Rotates a head in place by a Walsh-Hadamard matrix, which is its own inverse: scores stay the same, and a number that is much
 // larger than its neighbours is spread over them. Heads that are no power of two are rotated in parts.

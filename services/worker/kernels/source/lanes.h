@@ -13,7 +13,7 @@ typedef struct {
     void *out; // [rows, ldo]
     long ldo;
     const void *cache; // [slots, 2 * n_kv * head_dim], K then V
-    long n_kv, group, head_dim, block_size;
+    long n_kv, group, head_dim, block_tokens;
     float scale, softcap; // 0: no cap
     long window;          // 0: all keys
     long size;            // bytes of a number in q, out and cache
@@ -53,12 +53,12 @@ typedef struct {
 // Finds up to `keys` keys from `key` on and before `last`; keys beyond the sequence's blocks are in the null block. It divides
 // once, because on some CPUs a division takes as long as a key's products.
 static inline void find_keys(const layer *a, const keys_of_sequence *s, long key, long last, long keys, found_keys *f) {
-    long block = (uint32_t)key / (uint32_t)a->block_size, place = key - block * a->block_size;
+    long block = (uint32_t)key / (uint32_t)a->block_tokens, place = key - block * a->block_tokens;
     f->n = last - key < keys ? last - key : keys;
     for (long i = 0; i < f->n; block++, place = 0) {
-        long slot = (block < s->n_blocks ? s->blocks[block] : 0) * a->block_size + place;
+        long slot = (block < s->n_blocks ? s->blocks[block] : 0) * a->block_tokens + place;
         long at = (slot * 2 * a->n_kv + s->kv_head) * a->head_dim;
-        for (; place < a->block_size && i < f->n; place++, at += 2 * a->n_kv * a->head_dim) f->at[i++] = at;
+        for (; place < a->block_tokens && i < f->n; place++, at += 2 * a->n_kv * a->head_dim) f->at[i++] = at;
     }
 }
 

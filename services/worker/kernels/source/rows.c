@@ -120,7 +120,7 @@ typedef struct {
     int8_t *cache;
     const int64_t *slots;
     const bf16 *x;
-    long ldx, heads, head_dim, block_size, m;
+    long ldx, heads, head_dim, block_tokens, m;
 } coding;
 
 // The scale of numbers whose largest size has the bits `bits`; where it is subnormal it is zero, where a number is not finite it
@@ -158,21 +158,21 @@ static inline void code_head(const bf16 *x, long n, int is_key, int8_t *codes, b
 
 static void code_rows(const void *context, long index) {
     const coding *p = context;
-    long run = bytes_of_run(p->block_size, p->head_dim);
+    long run = bytes_of_run(p->block_tokens, p->head_dim);
     for (long i = index * PIECE, end = end_of_piece(index, p->m, PIECE); i < end; i++) {
-        long block = p->slots[i] / p->block_size, place = p->slots[i] - block * p->block_size;
+        long block = p->slots[i] / p->block_tokens, place = p->slots[i] - block * p->block_tokens;
         int8_t *to = p->cache + block * p->heads * run;
         for (long h = 0; h < p->heads; h++, to += run)
             code_head(p->x + i * p->ldx + h * p->head_dim, p->head_dim, h < p->heads / 2, to + place * p->head_dim,
-                      (bf16 *)(to + p->block_size * p->head_dim) + place);
+                      (bf16 *)(to + p->block_tokens * p->head_dim) + place);
     }
 }
 
 // Writes rows x [m, heads * head_dim], keys, then values, to the positions `slots` [m] of a cache as in codes.h; head_dim is at most 256,
-// block_size even.
+// block_tokens even.
 EXPORT void rz_write_int8(int8_t *cache, const int64_t *slots, const bf16 *x, long ldx, long heads, long head_dim,
-                          long block_size, long m) {
-    coding p = {cache, slots, x, ldx, heads, head_dim, block_size, m};
+                          long block_tokens, long m) {
+    coding p = {cache, slots, x, ldx, heads, head_dim, block_tokens, m};
     share_pieces(code_rows, &p, m, PIECE);
 }
 

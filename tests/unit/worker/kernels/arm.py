@@ -183,14 +183,14 @@ def _write_rows(a: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _write_int8(a: Mapping[str, Any]) -> dict[str, int]:
-    blocks = -(-_count(a["slots"], a["m"]) // a["block_size"])
-    cache = blocks * a["block_size"] * a["heads"] * (a["head_dim"] + _BF16)
+    blocks = -(-_count(a["slots"], a["m"]) // a["block_tokens"])
+    cache = blocks * a["block_tokens"] * a["heads"] * (a["head_dim"] + _BF16)
     x = _rows(a["m"], a["ldx"], a["heads"] * a["head_dim"], _BF16)
     return {"cache": cache, "slots": a["m"] * _LONG, "x": x}
 
 
 def _attend_int8(size: int, a: Mapping[str, Any]) -> dict[str, int]:
-    slots = _count(a["blocks"], a["sequences"] * a["n_blocks"]) * a["block_size"]
+    slots = _count(a["blocks"], a["sequences"] * a["n_blocks"]) * a["block_tokens"]
     return _attend(size, a) | {"cache": slots * 2 * a["n_kv"] * (a["head_dim"] + _BF16)}
 
 
@@ -200,7 +200,7 @@ def _attend(size: int, a: Mapping[str, Any]) -> dict[str, int]:
     return {
         "q": _rows(rows, a["ldq"], width * a["group"], size),
         "out": _rows(rows, a["ldo"], width * a["group"], size),
-        "cache": _count(a["blocks"], blocks) * a["block_size"] * 2 * width * size,
+        "cache": _count(a["blocks"], blocks) * a["block_tokens"] * 2 * width * size,
         "starts": (n + 1) * _LONG,
         "lengths": n * _LONG,
         "blocks": blocks * _LONG,

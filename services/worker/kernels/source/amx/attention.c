@@ -17,7 +17,7 @@ typedef struct {
     bf16 *out; // [rows, ldo]
     long ldo;
     const bf16 *cache; // [slots, 2 * n_kv * head_dim], K then V
-    long n_kv, group, head_dim, block_size;
+    long n_kv, group, head_dim, block_tokens;
     float scale, softcap; // 0: no cap
     long window;          // 0: all keys
 } layer;
@@ -72,8 +72,8 @@ static void begin(const layer *a, tile *t) {
 
 // Address of the 16 keys from `key` on; beyond the sequence's blocks that of the null block.
 static const bf16 *find_keys(const layer *a, const keys_of_piece *s, long key) {
-    long block = (uint32_t)key / (uint32_t)a->block_size;
-    long slot = (block < s->n_blocks ? s->blocks[block] : 0) * a->block_size + key - block * a->block_size;
+    long block = (uint32_t)key / (uint32_t)a->block_tokens;
+    long slot = (block < s->n_blocks ? s->blocks[block] : 0) * a->block_tokens + key - block * a->block_tokens;
     return a->cache + slot * 2 * a->n_kv * a->head_dim;
 }
 
@@ -360,12 +360,12 @@ static void attend_piece(const void *context, long piece) {
 #define PIECES 8 // per thread, if there are enough sequences
 
 // Rows [starts[i], starts[i + 1]) are the last rows of sequence i before position lengths[i]. head_dim is a multiple of 32 up
-// to 256, block_size a multiple of 16; blocks: [sequences, n_blocks].
+// to 256, block_tokens a multiple of 16; blocks: [sequences, n_blocks].
 EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *cache, long n_kv, long group,
-                      long head_dim, long block_size, float scale, float softcap, long window, const int64_t *starts,
+                      long head_dim, long block_tokens, float scale, float softcap, long window, const int64_t *starts,
                       const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences) {
     long pieces[sequences + 1], wanted = PIECES * pool_threads();
-    work w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window}, starts, lengths, blocks, n_blocks, sequences, pieces, 1, 1};
+    work w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window}, starts, lengths, blocks, n_blocks, sequences, pieces, 1, 1};
     pieces[0] = 0;
     for (long i = 0; i < sequences; i++) {
         long n = is_divided(&w, i) ? n_kv * ((tiles_of(&w.a, rows_of(&w, i)) + TILES - 1) / TILES) : 0;
