@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 checkpoints = typer.Typer()
 
 
-class Method(StrEnum):
-    """How `quantize` rounds weights."""
-
-    GPTQ = "gptq"
-    AWQ = "awq"
-    RTN = "rtn"
-
-
-class Bits(StrEnum):
-    """Bits of a number that `quantize` writes."""
-
-    FOUR = "4"
-    EIGHT = "8"
-
-
-class Device(StrEnum):
-    """Where `quantize` computes, and what `check` asks for."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class WeightType(StrEnum):
-    """Types of matrices that `convert` writes."""
-
-    AUTO = "auto"
-    F32 = "F32"
-    F16 = "F16"
-    BF16 = "BF16"
-    Q8_0 = "Q8_0"
-    Q4_0 = "Q4_0"
-    Q4_1 = "Q4_1"
+Method = Literal["gptq", "awq", "rtn"]
+Bits = Literal["4", "8"]
+Device = Literal["auto", "cpu", "cuda"]
+WeightType = Literal["auto", "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
 
 
 @checkpoints.command()
@@ -60,13 +30,13 @@ def models(
 def check_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder, a GGUF file or a hub id.")],
     ranks: Annotated[str, typer.Option(metavar="N,...", help="Numbers of ranks to check.")] = "1",
-    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one.")] = Device.AUTO,
+    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
 ) -> None:
     """Say whether MODEL can be served and its memory, or every reason why not; ends with 0, 1, or 3 for some ranks."""
     from services.cli import check as command
 
-    arguments = ["check", model, "--ranks", command.parse_counts(ranks), "--device", device.value]
+    arguments = ["check", model, "--ranks", command.parse_counts(ranks), "--device", device]
     raise typer.Exit(command.run([*arguments, *(["--json"] if as_json else [])]))
 
 
@@ -74,8 +44,8 @@ def check_model(
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder or a hub id.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; must not exist.")],
-    method: Annotated[Method, typer.Option(help="GPTQ, AWQ, or rounding to nearest.")] = Method.GPTQ,
-    bits: Annotated[Bits, typer.Option(help="Bits of most layers.")] = Bits.FOUR,
+    method: Annotated[Method, typer.Option(help="GPTQ, AWQ, or rounding to nearest.")] = "gptq",
+    bits: Annotated[Bits, typer.Option(help="Bits of most layers.")] = "4",
     group: Annotated[
         int | None,
         typer.Option(
@@ -97,7 +67,7 @@ def quantize(
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Pieces of the calibration's text.")] = 128,
     length: Annotated[int, typer.Option(min=16, help="Tokens of a piece.")] = 512,
-    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one.")] = Device.AUTO,
+    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one.")] = "auto",
 ) -> None:
     """Quantize MODEL's weights into a checkpoint of compressed-tensors; run it again after a kill, and it goes on."""
     from services.cli import quantize as command
@@ -119,14 +89,14 @@ def convert(
         typer.Option(
             "--type", case_sensitive=False, help="Type of matrices; auto: IN's dtype. A folder takes F32, F16 and BF16."
         ),
-    ] = WeightType.AUTO,
+    ] = "auto",
     shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest file of a folder.")] = "5GB",
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
 ) -> None:
     """Convert a GGUF file to a folder of safetensors, or a folder to a GGUF file, with tokenizer and template."""
     from services.cli import convert as command
 
-    arguments = [source, str(out), "--type", weights.value, "--shard-bytes", str(command.parse_size(shard_size))]
+    arguments = [source, str(out), "--type", weights, "--shard-bytes", str(command.parse_size(shard_size))]
     command.CONVERTER.run([*arguments, *(["--force"] if force else [])], str(out))
 
 

@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from enum import StrEnum
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import psutil
 import typer
@@ -28,44 +27,11 @@ from services.cli.stack.state import read_state
 _DOWN_S = 60.0
 
 
-class Dtype(StrEnum):
-    """Number formats that a model can be served in."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-
-
-class EngineName(StrEnum):
-    """What computes a model."""
-
-    NATIVE = "native"
-    VLLM = "vllm"
-
-
-class KvDtype(StrEnum):
-    """Number formats of the KV cache."""
-
-    AUTO = "auto"
-    BF16 = "bf16"
-    INT8 = "int8"
-    FP8 = "fp8"
-
-
-class Quantization(StrEnum):
-    """How weights that are stored unquantized are rounded."""
-
-    AUTO = "auto"
-    INT8 = "int8"
-    INT4 = "int4"
-    NONE = "none"
-
-
-class TrainedQuantization(StrEnum):
-    """Numbers of a base's weights while `finetune` trains."""
-
-    NONE = "none"
-    NF4 = "nf4"
+Dtype = Literal["auto", "float32", "bfloat16"]
+EngineName = Literal["native", "vllm"]
+KvDtype = Literal["auto", "bf16", "int8", "fp8"]
+Quantization = Literal["auto", "int8", "int4", "none"]
+TrainedQuantization = Literal["none", "nf4"]
 
 
 class Commands(typer.core.TyperGroup):
@@ -121,17 +87,17 @@ def up(
     tensor_parallel: Annotated[
         int, typer.Option("--tensor-parallel", "--tensor-parallel-size", min=1, max=16, help="Ranks per worker.")
     ] = 1,
-    engine: Annotated[EngineName, typer.Option(help="What computes: our own engine, or vLLM.")] = EngineName.NATIVE,
+    engine: Annotated[EngineName, typer.Option(help="What computes: our own engine, or vLLM.")] = "native",
     engine_arg: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of vLLM's EngineArgs; may be repeated.")
     ] = None,
     engine_python: Annotated[
         str, typer.Option(metavar="PATH", help="Python of the environment with vLLM; default: this one.")
     ] = "",
-    dtype: Annotated[Dtype, typer.Option(help="Number format of weights and activations.")] = Dtype.AUTO,
+    dtype: Annotated[Dtype, typer.Option(help="Number format of weights and activations.")] = "auto",
     quantization: Annotated[
         Quantization, typer.Option(help="Rounds weights while they load; auto: as they are stored.")
-    ] = Quantization.AUTO,
+    ] = "auto",
     max_model_len: Annotated[
         int, typer.Option(min=0, help="Longest sequence in tokens; 0: what the model was made for.")
     ] = 0,
@@ -142,7 +108,7 @@ def up(
     ] = 0.9,
     kv_dtype: Annotated[
         KvDtype, typer.Option(help="Numbers of the KV cache; int8 and fp8 (on GPUs) take half the memory of bf16.")
-    ] = KvDtype.AUTO,
+    ] = "auto",
     adapter: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=DIR", help="A LoRA adapter to serve under NAME; may be given several times."),
@@ -182,15 +148,15 @@ def up(
         served_model_name=served_model_name or chosen.name,
         workers=workers,
         tensor_parallel=tensor_parallel,
-        engine=engine.value,
+        engine=engine,
         engine_args=read_engine_args(engine_arg or []),
         engine_python=engine_python,
-        dtype=dtype.value,
-        quantization=quantization.value,
+        dtype=dtype,
+        quantization=quantization,
         max_model_len=max_model_len,
         kv_tokens=kv_tokens,
         gpu_memory_utilization=gpu_memory_utilization,
-        kv_dtype=kv_dtype.value,
+        kv_dtype=kv_dtype,
         host=host,
         port=port,
         grpc_port=grpc_port,
@@ -309,7 +275,7 @@ def finetune(
     lora_rank: Annotated[int, typer.Option(min=1, max=64, help="Rank of the adapter.")] = 16,
     quantization: Annotated[
         TrainedQuantization, typer.Option(help="nf4: the base in 4 bits while it trains (QLoRA).")
-    ] = TrainedQuantization.NONE,
+    ] = "none",
     watch: Annotated[bool, typer.Option("--watch", help="Show progress and losses until the model is served.")] = False,
     url: Annotated[str, typer.Option(help="Base URL of a gateway.")] = "http://127.0.0.1:8000",
     api_key: Annotated[str, typer.Option(envvar="RYZANSTEIN_API_KEY")] = "",
@@ -323,7 +289,7 @@ def finetune(
         "learning_rate_multiplier": learning_rate_multiplier,
     }
     hyper: dict[str, float | str] = {name: value for name, value in chosen.items() if value}
-    hyper |= {"lora_rank": lora_rank, "quantization": quantization.value}
+    hyper |= {"lora_rank": lora_rank, "quantization": quantization}
     body = {"model": model, **({"suffix": suffix} if suffix else {})}
     command.run(command.Gateway(url.rstrip("/"), api_key), file, validation, body, hyper, watch=watch)
 

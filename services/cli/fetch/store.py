@@ -93,14 +93,14 @@ class ModelStore:
             os.close(handle)
 
     def _take(self, handle: int, reference: ModelReference) -> bool:
-        told = -_SAY_EVERY_S
+        said_at = -_SAY_EVERY_S
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() - told >= _SAY_EVERY_S:
+                if time.monotonic() - said_at >= _SAY_EVERY_S:
                     self._say(f"{reference.model}: another process fetches it; waiting")
-                    told = time.monotonic()
+                    said_at = time.monotonic()
                 time.sleep(_LOOK_S)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:

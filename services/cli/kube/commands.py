@@ -21,7 +21,7 @@ def describe() -> None:
 def ensure_secrets(
     name: Annotated[list[str], typer.Option(help="A secret that must exist; repeat for more.")],
     key: Annotated[list[str] | None, typer.Option(help="A key in it for a password; default: password.")] = None,
-    namespace: Annotated[str, typer.Option(help="Default: the one that this pod runs in.")] = "",
+    namespace: Annotated[str, typer.Option(help="Default: this pod's namespace.")] = "",
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Labels of a secret made here.")] = None,
 ) -> None:
     """Make the secrets that are missing, with random passwords. One that exists is never changed."""
@@ -40,7 +40,7 @@ def ensure_certificates(
     prefix: Annotated[str, typer.Option(help="The secrets are PREFIX-ca and PREFIX-COMPONENT.")],
     domain: Annotated[str, typer.Option(metavar="RELEASE.NAMESPACE", help="What all names have in common.")],
     component: Annotated[list[str], typer.Option(help="A component that needs a certificate; repeat for more.")],
-    namespace: Annotated[str, typer.Option(help="Default: the one that this pod runs in.")] = "",
+    namespace: Annotated[str, typer.Option(help="Default: this pod's namespace.")] = "",
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Labels of a secret made here.")] = None,
     host: Annotated[
         list[str] | None, typer.Option(metavar="COMPONENT=NAME", help="A DNS name besides RELEASE.NAMESPACE's.")

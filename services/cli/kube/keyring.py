@@ -16,9 +16,9 @@ _SPREAD = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class Keyring:
-    """The CA that issues, the one that will, and the one that did; everybody trusts all of them.
+    """The CA that issues certificates, its successor and its predecessor; all services trust all three.
 
-    A new CA is trusted first, issues next, and the old one is forgotten last: a step takes a run each.
+    A new CA is first trusted, then issues, then the old CA is removed; each step takes a run.
     """
 
     current: Authority

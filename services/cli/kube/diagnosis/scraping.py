@@ -51,7 +51,7 @@ def _not_let_through(snapshot: ClusterSnapshot) -> Iterator[Finding]:
                 and "Ingress" in policy["spec"].get("policyTypes", ["Ingress"])
             ]
             if policies and not any(_opens(rule) for policy in policies for rule in policy.get("ingress") or ()):
-                why = f"NetworkPolicies let nobody at port {_METRICS} of {labels(pod)[COMPONENT]} pods"
+                why = f"NetworkPolicies let no pod at port {_METRICS} of {labels(pod)[COMPONENT]} pods"
                 do = (snapshot.upgrade(_LET_IN), snapshot.upgrade("--set monitoring.mode=bundled"))
                 yield Finding(f"networkpolicy of {component}", "unscraped", why, do)
 
