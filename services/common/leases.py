@@ -12,7 +12,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import redis.asyncio as redis
 from redis.exceptions import NoPermissionError, RedisError
@@ -42,18 +42,18 @@ class Lease:
     address: str  # host:port of its gRPC server
     model: str
     phase: str
-    capabilities: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The value stored in Redis."""
-        return json.dumps(asdict(self))
+        # Readers of the revision before require `capabilities`, while an installation is upgraded.
+        return json.dumps(asdict(self) | {"capabilities": []})
 
     @staticmethod
     def from_json(text: str | bytes) -> Lease:
-        """Read a stored value; raises ValueError when it is not a lease."""
+        """Read a stored value, whose writer may know more fields; raises ValueError when it is not a lease."""
         try:
-            fields = json.loads(text)
-            return Lease(**{**fields, "capabilities": tuple(fields["capabilities"])})
+            stored = json.loads(text)
+            return Lease(**{field.name: stored[field.name] for field in fields(Lease)})
         except (TypeError, KeyError) as error:
             raise ValueError(f"not a worker lease: {error}") from error
 

@@ -95,11 +95,6 @@ class RedisOutage:
         self._logged: dict[str, float] = {}  # when, by kind of cause
         self.why = ""  # why the last use failed; empty if it succeeded
 
-    @property
-    def lasts(self) -> bool:
-        """Whether the last use failed."""
-        return bool(self.why)
-
     def failed(self, error: BaseException) -> OutageCause:
         """Note that Redis could not be used."""
         cause, now = cause_of(error, self._access), time.monotonic()

@@ -23,7 +23,6 @@ class Segment:
         self.size = os.fstat(fd).st_size
         self._map = mmap.mmap(fd, self.size)
         self.view = memoryview(self._map)  # [size] bytes
-        self.words32 = self.view.cast("I")  # [size / 4]
         self.words64 = self.view.cast("Q")  # [size / 8]
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._anchor)

@@ -17,6 +17,8 @@ Quantization = Literal["none", "int8", "int4"]
 SETTINGS_VARIABLE = "RYZANSTEIN_RANK_SETTINGS"
 
 _MIB = 1 << 20
+# Of collectives, per rank: a tag, then the bytes in each parity's buffer on the next cache line.
+COLLECTIVE_HEADER_BYTES = 4096
 STAGING_BYTES = 16 * _MIB  # per rank; a copy of this size delays the next step by a few milliseconds
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -154,7 +156,7 @@ class GroupLayout:
             results.append(at)
             at += ring_bytes(result_capacity, 1)
         at = -(-at // 4096) * 4096
-        staging = -(-(at + config.ranks * (4096 + 2 * collective)) // 4096) * 4096
+        staging = -(-(at + config.ranks * (COLLECTIVE_HEADER_BYTES + 2 * collective)) // 4096) * 4096
         return cls(
             control=0,
             life_locks=tuple(locks + rank * LOCK_BYTES for rank in range(config.ranks)),

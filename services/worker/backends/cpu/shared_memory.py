@@ -20,8 +20,8 @@ from services.worker.backends.cpu.collectives import ReplayedCollectives
 from services.worker.ipc.control import RankState
 from services.worker.ipc.futex import Counter
 from services.worker.kernels.bfloat16 import Bfloat16Kernels, Collectives
+from services.worker.protocol.rank_config import COLLECTIVE_HEADER_BYTES
 
-_HEADER = 4096  # per rank: tag, then the bytes in each parity's buffer on the next cache line
 _SIZES = 64
 _INDEX_BITS = 24
 _TICK_S = 0.05  # seconds between heartbeats of a waiting rank
@@ -44,11 +44,6 @@ class CollectiveMismatchError(RuntimeError):
     """A peer called the same collective with a tensor of another size."""
 
 
-def collective_area_bytes(ranks: int, buffer_bytes: int) -> int:
-    """Bytes of shared memory for a group's collectives."""
-    return ranks * (_HEADER + 2 * buffer_bytes)
-
-
 def _describe(tag: int) -> str:
     epoch, index = tag >> _INDEX_BITS, tag & ((1 << _INDEX_BITS) - 1)
     return f"step {epoch - 1}, collective {index}" if epoch else f"start-up, collective {index}"
@@ -64,7 +59,7 @@ class SharedMemoryCommunicator(ReplayedCollectives):
         self.rank, self.size = seat.rank, seat.size
         self._segment, self._offset, self._buffer_bytes = seat.segment, seat.offset, seat.buffer_bytes
         self._line, self._patience, self._timeout_s = seat.line, seat.patience, seat.timeout_s
-        self._stride = _HEADER + 2 * seat.buffer_bytes
+        self._stride = COLLECTIVE_HEADER_BYTES + 2 * seat.buffer_bytes
         self._tags = [Counter(seat.segment, seat.offset + r * self._stride) for r in range(seat.size)]
         self._peers = [r for r in range(seat.size) if r != seat.rank]
         self._epoch = 0
@@ -73,7 +68,7 @@ class SharedMemoryCommunicator(ReplayedCollectives):
             area=seat.segment.address + seat.offset,
             stride=self._stride,
             sizes=_SIZES,
-            payload=_HEADER,
+            payload=COLLECTIVE_HEADER_BYTES,
             room=seat.buffer_bytes,
             rank=seat.rank,
             ranks=seat.size,
@@ -197,7 +192,7 @@ class SharedMemoryCommunicator(ReplayedCollectives):
         return views
 
     def _view(self, rank: int, parity: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        start = self._offset + rank * self._stride + _HEADER + parity * self._buffer_bytes
+        start = self._offset + rank * self._stride + COLLECTIVE_HEADER_BYTES + parity * self._buffer_bytes
         return torch.frombuffer(self._segment.view, dtype=dtype, count=numel, offset=start)
 
 

@@ -15,18 +15,18 @@ from services.worker.backends.cpu.shared_memory import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     SharedMemoryCommunicator,
-    collective_area_bytes,
 )
 from services.worker.ipc.control import RankLine, control_bytes
 from services.worker.ipc.futex import Patience
 from services.worker.ipc.segment import Segment
+from services.worker.protocol.rank_config import COLLECTIVE_HEADER_BYTES
 
 BUFFER = 1024
 
 
 def run_group(size: int, body: Callable[[SharedMemoryCommunicator], Any], timeout_s: float = 120.0) -> list[Any]:
     """Run `body` on every rank of a group of threads; return results or the exceptions."""
-    segment = Segment.create("test", 4096 + collective_area_bytes(size, BUFFER))
+    segment = Segment.create("test", 4096 + size * (COLLECTIVE_HEADER_BYTES + 2 * BUFFER))
     assert control_bytes(size) <= 4096
     results: list[Any] = [None] * size
 
