@@ -35,8 +35,8 @@ _CLIENT: list[tuple[str, int | str]] = [
     # Reconnect quickly to a restarted peer.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # In spite of its name: how long a try may take, the handshakes of TLS and HTTP/2 included. A peer that gets little
-    # CPU takes hundreds of milliseconds, and whoever calls it gives up after the first try.
+    # Despite its name, the longest time of one try, with the handshakes of TLS and HTTP/2. A peer that gets little CPU
+    # takes hundreds of milliseconds, and its callers give up after the first try.
     ("grpc.min_reconnect_backoff_ms", 2_000),
     # Channels to the same address share no connection, so that closing one never affects another.
     ("grpc.use_local_subchannel_pool", 1),

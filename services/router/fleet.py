@@ -73,10 +73,10 @@ class Fleet:
         broken = False
         async with open_channel(lease.address, to="worker", tls=self._tls, small_messages=True) as channel:
             while True:
-                heard, cause = await self._watch(lease, channel)
-                if heard:
+                alive, cause = await self._watch(lease, channel)
+                if alive:
                     pause = RECONNECT_MIN_S
-                if heard or not broken:  # one line per outage
+                if alive or not broken:  # one line per outage
                     log.warning("state stream of %s at %s broken: %s", name, lease.address, cause, extra=extra)
                     broken = True
                 self._homes[lease.worker_id].disconnected(lease.worker_id)
@@ -85,7 +85,7 @@ class Fleet:
 
     async def _watch(self, lease: Lease, channel: grpc.aio.Channel) -> tuple[bool, str]:
         """Apply states until the stream breaks; return whether any arrived, and the cause of the break."""
-        heard, cause = False, "the worker has ended it"
+        alive, cause = False, "the worker has ended it"
         request = worker_pb2.WatchStateRequest(watcher_id=self._router_id, heartbeat_ms=HEARTBEAT_MS)
         try:
             async for state in worker_pb2_grpc.WorkerStub(channel).WatchState(request):
@@ -95,12 +95,12 @@ class Fleet:
                 if state.unchanged:  # a heartbeat; the first message of a stream is never one
                     self._homes[lease.worker_id].on_heartbeat(lease.worker_id)
                     continue
-                heard = True
+                alive = True
                 self._homes[lease.worker_id].update(lease.worker_id, state, self._router_id)
                 self._changed()
         except grpc.aio.AioRpcError as error:
             cause = f"{error.code().name}: {error.details()}"
-        return heard, cause
+        return alive, cause
 
     def join(self, lease: Lease) -> None:
         """Add the worker of a lease to its model's pool, not connected yet."""

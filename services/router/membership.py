@@ -46,7 +46,7 @@ class Membership:
         self.identities: Hashes = np.zeros(0, dtype=np.uint64)
         self._table = np.zeros((2, 0))  # [rows, n_workers]
         self._verdicts = np.zeros(0, dtype=np.uint8)
-        self._nobody_silent_until = 0.0  # before this moment no worker can be silent
+        self._all_beat_until = 0.0  # before this moment no worker can be silent
 
     def join(self, worker_id: str, address: str) -> Member:
         """A worker joins, not connected yet."""
@@ -65,7 +65,7 @@ class Membership:
         return member
 
     def _renumber(self) -> None:
-        self._nobody_silent_until = 0.0
+        self._all_beat_until = 0.0
         self.ids = tuple(self.members)
         self.identities = np.array([member.identity for member in self.members.values()], dtype=np.uint64)
         for index, member in enumerate(self.members.values()):
@@ -83,7 +83,7 @@ class Membership:
         member.state, member.incarnation, member.connected = state, state.incarnation, True
         silent_s = SILENT_BEATS * state.heartbeat_ms / 1e3 or SILENT_S
         if silent_s < self._table[_SILENT_S, member.index]:
-            self._nobody_silent_until = 0.0
+            self._all_beat_until = 0.0
         self._table[:, member.index] = now, silent_s
 
     def on_heartbeat(self, member: Member, now: float) -> None:
@@ -121,10 +121,10 @@ class Membership:
         A message from a worker only postpones the moment at which it counts as silent. So the earliest such moment is
         stored, and most decisions need not scan the table.
         """
-        if now <= self._nobody_silent_until:
+        if now <= self._all_beat_until:
             return None
         silent: NDArray[np.bool_] = self._table[_LAST_SEEN] < now - self._table[_SILENT_S]
         if np.count_nonzero(silent):
             return silent
-        self._nobody_silent_until = float(self._table.sum(axis=0).min(initial=np.inf))
+        self._all_beat_until = float(self._table.sum(axis=0).min(initial=np.inf))
         return None

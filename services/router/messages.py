@@ -39,7 +39,7 @@ def explanation_message(evaluation: Evaluation, policy: Policy) -> routing_pb2.D
     return routing_pb2.Decision(
         policy=policy.name,
         worker_id=evaluation.snapshot.worker_ids[chosen.index] if chosen else "",
-        reason=chosen.reason if chosen else "nobody is eligible",
+        reason=chosen.reason if chosen else "no worker is eligible",
         candidates=[_candidate(evaluation, estimates, costs, i) for i in order],
     )
 

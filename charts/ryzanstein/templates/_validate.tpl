@@ -56,7 +56,7 @@ workers.pools.{{ $pool }}: a pool's name has 1 to 16 characters of a-z, 0-9 and 
 {{- define "ryzanstein.validate.tenancy" -}}
 {{- with .Values.gateway.tenancy }}
 {{- if and .jwt.issuer (not .enabled) }}
-gateway.tenancy.jwt.issuer: needs gateway.tenancy.enabled, without it nobody needs a token
+gateway.tenancy.jwt.issuer: needs gateway.tenancy.enabled, without it no request needs a token
 {{- end -}}
 {{- if and .jwt.issuer (not .jwt.audience) }}
 gateway.tenancy.jwt.audience: name what tokens must be made for; tokens for other services are no keys

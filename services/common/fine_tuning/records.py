@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 Status = Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
-Stage = Literal["check", "train", "publish"]  # who works on the job next: a gateway, a fine-tuner, a gateway
+Stage = Literal["check", "train", "publish"]  # next worked on by: a gateway, a fine-tuner, a gateway
 OVER: tuple[Status, ...] = ("succeeded", "failed", "cancelled")
 MOST_RANK = 64
 

@@ -56,7 +56,7 @@ class Job:
     result_file: str = ""
     error: JobError | None = None
     result: Result | None = None
-    heard: str = ""  # how far the words of a training that outlives its fine-tuner are reported
+    heard: str = ""  # position in a training's messages; a fine-tuner that starts anew continues there
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 

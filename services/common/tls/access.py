@@ -16,7 +16,7 @@ ADMIN = "admin"  # people and their tools: `ryzanstein kube status`, `drain-work
 COMPONENTS = ("gateway", "router", "coordinator", "worker", ADMIN)
 _EVERYBODY = frozenset(COMPONENTS)
 
-# By full name, without the leading slash. What stands in no row may be called by nobody.
+# Callers by the method's full name, without the leading slash. A method without a row has no callers.
 CALLERS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "ryzanstein.v1.Router/Route": frozenset({"gateway"}),
@@ -77,7 +77,7 @@ class Authorization(grpc.aio.ServerInterceptor):
             await self._refuse(context, method, caller.component)
 
     async def _refuse(self, context: _Context, method: str, caller: str) -> None:
-        allowed = ", ".join(sorted(CALLERS.get(method, ()))) or "nobody"
+        allowed = ", ".join(sorted(CALLERS.get(method, ()))) or "none"
         detail = f"{caller} may not call {method}, which {allowed} may"
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, detail)
 

@@ -72,7 +72,7 @@ class JobRun:
         return self._outcome
 
     async def _begin(self) -> bool:
-        """Create the Job, or take up the one that runs; returns whether there is one.
+        """Create the Job, or follow a running one; returns whether there is one.
 
         A Job that is being deleted has pods that still write checkpoints, so that another one waits for its end.
         """

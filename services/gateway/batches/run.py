@@ -73,7 +73,7 @@ class BatchRun:
         self._ending = asyncio.Event()  # set when no further line may begin
         self.status: Status = "validating"
 
-    def told(self, status: Status) -> None:
+    def on_status(self, status: Status) -> None:
         """Adopt a status that Redis returned."""
         self.status = status
         if status == "cancelling":
@@ -97,7 +97,7 @@ class BatchRun:
         if self._stopping.is_set() or self.status == "failed":
             return
         if self.status == "in_progress" and not self._late(plan):
-            self.told(await self._patiently(lambda: self._advance("in_progress", "finalizing")))
+            self.on_status(await self._patiently(lambda: self._advance("in_progress", "finalizing")))
         if self.status == "finalizing":
             await self._finish(plan, "completed")
         else:
@@ -113,7 +113,7 @@ class BatchRun:
         if errors := inspect_whole(inspector):
             await self._finish(plan, "failed", errors)
             return
-        self.told(await self._patiently(lambda: self._advance("validating", "in_progress", total=inspector.total)))
+        self.on_status(await self._patiently(lambda: self._advance("validating", "in_progress", total=inspector.total)))
 
     async def _answer_lines(self, plan: Plan, file: File) -> None:
         """Run the unwritten lines, several at a time."""
@@ -191,7 +191,7 @@ class BatchRun:
             status = await self._patiently(lambda: self._store.record(self._claim, plan, [outcome]))
             if status is not None:
                 self._means.metrics.batch_requests.labels(outcome.kind).inc()
-                self.told(status)
+                self.on_status(status)
                 return
             if self._ending.is_set() or self._stopping.is_set():
                 return

@@ -98,7 +98,7 @@ class BatchRunner:
         while True:
             await asyncio.sleep(self._renew_s)
             try:
-                run.told(await self._means.store.renew(claim))
+                run.on_status(await self._means.store.renew(claim))
             except LostClaimError:
                 return
             except RedisAwayError:

@@ -56,7 +56,7 @@ class AdmittedRequest:
     )  # fmt: skip
 
     admission: Permit
-    model: ServedModel  # the one that answers
+    model: ServedModel  # that answers
     prepared: Prepared
 
     def __init__(self, gate: Gate, models: Models, tenant: Tenant) -> None:

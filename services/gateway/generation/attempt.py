@@ -172,7 +172,7 @@ def _let_go(waiter: asyncio.Future[None]) -> None:
 def _read_end(kind: str, output: worker_pb2.Output) -> End:
     if kind == "finish":
         if output.finish == worker_pb2.FINISH_REASON_CANCELLED:
-            return Interruption(Cause.PROTOCOL, "the worker cancelled a request that nobody cancelled")
+            return Interruption(Cause.PROTOCOL, "the worker cancelled a request unasked")
         return FinishReason.LENGTH if output.finish == worker_pb2.FINISH_REASON_LENGTH else FinishReason.STOP
     if kind == "error":
         return Rejection(output.error)

@@ -70,7 +70,7 @@ def _template_call(call: Call) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """What a model gets to read, and the tools that it was told of."""
+    """What a model reads, and the tools that it may call."""
 
     ids: list[int]
     tools: ToolUse | None

@@ -17,5 +17,5 @@ class Entrance:
     models: Models
 
     def admit(self, tenant: Tenant) -> AdmittedRequest:
-        """A request of a tenant, who was identified before the request was read; see there."""
+        """Return a new request of a tenant; :class:`AdmittedRequest` enters the gate."""
         return AdmittedRequest(self.gate, self.models, tenant)

@@ -39,7 +39,7 @@ class Models:
             if error.code != NO_WORKERS or fallback is None:
                 raise
             return name, fallback
-        # Requests for an expected model wait first: whoever starts workers must see that they are wanted.
+        # Requests for an expected model wait first, so that the autoscaler sees the demand for its workers.
         if fallback is None or catalog.expects(asked.name) or asked in catalog.available():
             return asked.name, asked
         return asked.name, fallback

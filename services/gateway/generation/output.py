@@ -136,7 +136,7 @@ class Generation:
             self._begun = True
             self._set_waiting(False)
             time_first_token(now - self._created)
-            if self.request.caller.priority < LAST_PRIORITY:  # whoever stands behind all others says nothing of speed
+            if self.request.caller.priority < LAST_PRIORITY:  # waits of the last priority say nothing of speed
                 self._metrics.observe_ttft(self.request.model.name, now - self._created)
         self._last = now
 

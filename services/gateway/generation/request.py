@@ -13,7 +13,7 @@ from services.gateway.text.codec import ServedModel
 
 _SEED_MASK = (1 << 64) - 1
 _WORKERS = [name for name in worker_pb2.Sampling.DESCRIPTOR.fields_by_name if name != "seed"]  # named alike here
-LAST_PRIORITY = 100  # of those who wait for everybody else, as batches do
+LAST_PRIORITY = 100  # of requests that wait for all others, such as those of batches
 
 
 @dataclass(frozen=True, slots=True)

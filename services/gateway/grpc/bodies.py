@@ -52,9 +52,9 @@ def chat_body(request: inference_pb2.ChatRequest) -> ChatBody:
 
 
 def _message(turn: inference_pb2.ChatMessage) -> dict[str, Any]:
-    told = {"tool_call_id": turn.tool_call_id, "name": turn.name, "reasoning_content": turn.reasoning}
+    given = {"tool_call_id": turn.tool_call_id, "name": turn.name, "reasoning_content": turn.reasoning}
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}
-    message |= {name: value for name, value in told.items() if value}
+    message |= {name: value for name, value in given.items() if value}
     if turn.tool_calls:
         message["tool_calls"] = [
             {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in turn.tool_calls

@@ -142,8 +142,8 @@ class TenantGate:
         headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> ApiError:
         self._metrics.limited.labels(limit).inc()
-        told = tuple((name.decode(), value.decode()) for name, value in headers)
-        return ApiError(429, message, limit, code=code, retry_after_s=retry_after_s, headers=told)
+        sent = tuple((name.decode(), value.decode()) for name, value in headers)
+        return ApiError(429, message, limit, code=code, retry_after_s=retry_after_s, headers=sent)
 
     async def settle(self, admitted: _Admitted, usage: Usage) -> None:
         """Count the tokens that a request used."""

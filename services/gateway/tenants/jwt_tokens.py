@@ -1,4 +1,4 @@
-"""Bearer tokens of an OpenID Connect issuer: who signed, for whom and until when is checked; a claim is the tenant."""
+"""Bearer tokens of an OpenID Connect issuer: checks signature, audience and expiry; a claim names the tenant."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class AccessSettings(ExpectingSettings):
         if self.jwt_issuer and not self.jwt_audience:
             raise ValueError(f"{PREFIX}JWT_ISSUER needs {PREFIX}JWT_AUDIENCE: tokens for other services are no keys")
         if self.jwt_issuer and not self.tenancy:
-            raise ValueError(f"{PREFIX}JWT_ISSUER needs {PREFIX}TENANCY=true: without it nobody needs a token")
+            raise ValueError(f"{PREFIX}JWT_ISSUER needs {PREFIX}TENANCY=true: without it no request needs a token")
         return self
 
     def read_admin_token(self) -> str:

@@ -90,17 +90,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self, request: pb.WatchStateRequest, context: grpc.aio.ServicerContext[pb.WatchStateRequest, pb.WorkerState]
     ) -> AsyncIterator[pb.WorkerState]:
         """The state now and after every change that matters; a heartbeat after an interval without a change."""
-        told, due = pb.WorkerState(), 0.0
+        sent, due = pb.WorkerState(), 0.0
         beat_s = max(request.heartbeat_ms / 1e3, MIN_HEARTBEAT_S) if request.heartbeat_ms else STATE_HEARTBEAT_S
         with self._engine.changes.watch() as changed:
             while not self._gateways.closed:
                 changed.clear()
                 state, now = self._state(), time.monotonic()
                 state.heartbeat_ms = int(beat_s * 1e3)
-                if now >= due or _matters(state, told):
-                    told.seq = state.seq
-                    yield _heartbeat(state) if told == state else state
-                    told, due = state, now + beat_s
+                if now >= due or _matters(state, sent):
+                    sent.seq = state.seq
+                    yield _heartbeat(state) if sent == state else state
+                    sent, due = state, now + beat_s
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(due - now):
                         await changed.wait()
@@ -117,12 +117,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         """
         known = request.incarnation == self._identity.incarnation
         next_seq = request.next_seq if known else -1  # -1 is never in the log and leads to a dump
-        heard = False
+        begun = False
         with self._engine.changes.watch() as changed:
             while not self._gateways.closed:
                 changed.clear()
-                if not heard or next_seq != self._engine.kv_events.next_seq:
-                    heard, message = True, self._kv_events(next_seq)
+                if not begun or next_seq != self._engine.kv_events.next_seq:
+                    begun, message = True, self._kv_events(next_seq)
                     next_seq = self._engine.kv_events.next_seq
                     yield message
                 await changed.wait()
@@ -194,16 +194,16 @@ async def _beat(buffer: StreamBuffer, wanted: asyncio.Event) -> None:
         buffer.beat_if_due()
 
 
-def _matters(state: pb.WorkerState, told: pb.WorkerState) -> bool:
+def _matters(state: pb.WorkerState, sent: pb.WorkerState) -> bool:
     """Whether `state` differs so much from the last sent state that routers need it at once."""
     same = pb.WorkerState()
     same.CopyFrom(state)
-    same.seq = told.seq
+    same.seq = sent.seq
     for name in _DRIFTING:
-        old = getattr(told, name)
+        old = getattr(sent, name)
         if abs(getattr(state, name) - old) <= _DRIFT * old:
             setattr(same, name, old)
-    return same != told
+    return same != sent
 
 
 def _heartbeat(state: pb.WorkerState) -> pb.WorkerState:

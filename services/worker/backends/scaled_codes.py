@@ -23,7 +23,7 @@ class ScaledCodes:
 
     A layer is [n_blocks, 2 * n_kv_heads, run] int8: a run is what a block holds of a head of K or V, the codes
     [block_tokens, head_dim], then the scales [block_tokens]. Keys are rotated before they are coded. Codes and scales
-    are a function of the token alone, so a block means the same whoever wrote it and whenever.
+    are a function of the token alone, so a block means the same on every worker.
     """
 
     name: str

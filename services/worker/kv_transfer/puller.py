@@ -183,7 +183,7 @@ class Puller:
 def _checked(block: pb.KvBlock, digest: bytes, n_bytes: int) -> bytes:
     """The block's bytes after validating digest, size and CRC; raises _FailedError."""
     if block.digest != digest:
-        raise _FailedError("corrupt", "another block came than the one that was due")
+        raise _FailedError("corrupt", "another block came than was due")
     if len(block.data) != n_bytes:
         raise _FailedError("corrupt", f"a block of {len(block.data)} bytes came where {n_bytes} are one")
     if zlib.crc32(block.data) != block.crc32:

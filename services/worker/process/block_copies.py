@@ -59,7 +59,7 @@ class BlockCopies:
         """Record that a rank has executed an order."""
         order = self._order
         if order is None or number != order.number:
-            raise ValueError(f"rank {rank} answers an order to copy that nobody gave: {number}")
+            raise ValueError(f"rank {rank} answers an order to copy that was not given: {number}")
         order.waiting.discard(rank)
         if not order.waiting:
             self._end(order, None)

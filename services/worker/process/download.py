@@ -30,8 +30,8 @@ def main() -> None:
         _say(folder=str(folder))
 
 
-def _say(**told: object) -> None:
-    sys.stdout.write(f"{json.dumps(told)}\n")
+def _say(**fields: object) -> None:
+    sys.stdout.write(f"{json.dumps(fields)}\n")
     sys.stdout.flush()
 
 

@@ -80,7 +80,7 @@ class PartialFolder:
         name = self.file(number)
         temporary = self.path / f"{name}.new"
         save_file(tensors, temporary, metadata={"format": "pt"})
-        temporary.chmod((self.path / RECORD).stat().st_mode & 0o777)  # save_file lets nobody else read
+        temporary.chmod((self.path / RECORD).stat().st_mode & 0o777)  # save_file permits its owner alone
         _sync(temporary)
         temporary.replace(self.path / name)
         index = read_json(self.path / INDEX) or {"metadata": {"total_size": 0}, "weight_map": {}}

@@ -93,7 +93,7 @@ def quantize(request: Request, device: torch.device, progress: Progress) -> str:
     """Write the quantized checkpoint; returns what to tell about it, "" for nothing. Raises ModelError."""
     if not request.model.is_dir():
         raise ModelError(
-            f"{request.model}: GGUF is not quantized; allowed: a folder of safetensors, such as the one that "
+            f"{request.model}: GGUF is not quantized; allowed: a folder of safetensors, such as that which "
             f"`ryzanstein convert {request.model} DIR` writes, or a hub id"
         )
     with torch.inference_mode(), open_checkpoint(request.model, torch.float32) as (spec, source):

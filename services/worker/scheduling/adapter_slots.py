@@ -101,7 +101,7 @@ class SlotTable:
         return next((one for one in self._replaceable(user) if not one.users and one.loaded), None)
 
     def _replaceable(self, user: SlotUser) -> list[SlotUser]:
-        """The adapters that may give way to `user` once nobody uses them, the first one first."""
+        """The adapters that may give way to `user` once they are unused, in this order."""
         found = [one for one in self._placed if one.digest not in self.pinned]
         if self._held(user.tenant) >= self._share:
             unused = self._clock() - PROTECTED_S

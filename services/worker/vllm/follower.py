@@ -1,4 +1,4 @@
-"""A machine that follows the leader of its worker: it runs ranks, which the leader commands, and serves nobody."""
+"""A machine that follows the leader of its worker: it runs ranks, which the leader commands, and takes no requests."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class ProgressHandler(logging.Handler):
         """Send the message of a record."""
         try:
             self._socket.sendto(record.getMessage().encode()[:_LINE_BYTES], self._path)
-        except OSError:  # nobody follows the start any longer
+        except OSError:  # the server has ended
             return
 
 

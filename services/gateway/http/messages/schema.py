@@ -42,7 +42,7 @@ class ThinkingBlock(Struct, tag_field="type", tag="thinking", forbid_unknown_fie
 
 
 class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking", forbid_unknown_fields=True):
-    """Left out of the prompt: nobody here can read it."""
+    """Thoughts that are encrypted; left out of the prompt."""
 
     data: Annotated[str, ADVISORY]
 
@@ -122,27 +122,27 @@ class OneChoice(Struct, tag_field="type", tag="tool", forbid_unknown_fields=True
 
 
 class NoChoice(Struct, tag_field="type", tag="none", forbid_unknown_fields=True):
-    """The model hears of no tool."""
+    """The prompt describes no tool."""
 
 
 Choice = AutoChoice | AnyChoice | OneChoice | NoChoice
 
 
 class ThinkingOn(Struct, tag_field="type", tag="enabled", forbid_unknown_fields=True):
-    """The chat template is told to let the model think."""
+    """The chat template switches thinking on."""
 
     budget_tokens: Annotated[int | None, ADVISORY] = None
     display: Literal["summarized", "omitted"] | None = None
 
 
 class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive", forbid_unknown_fields=True):
-    """The same."""
+    """As `enabled`."""
 
     display: Literal["summarized", "omitted"] | None = None
 
 
 class ThinkingOff(Struct, tag_field="type", tag="disabled", forbid_unknown_fields=True):
-    """The chat template is told not to, and thoughts are left out of the answer."""
+    """The chat template switches thinking off, and the answer has no thoughts."""
 
 
 class JsonFormat(Struct, kw_only=True, forbid_unknown_fields=True):

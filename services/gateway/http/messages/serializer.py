@@ -169,7 +169,7 @@ def _event(data: dict[str, Any]) -> bytes:
 
 
 def _usage(usage: Usage) -> dict[str, int | None]:
-    """All tokens of the prompt are `input_tokens`: what a cache has spared is not told apart."""
+    """All tokens of the prompt are `input_tokens`; cached tokens are not counted separately."""
     cache = {"cache_creation_input_tokens": None, "cache_read_input_tokens": None}
     return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens, **cache}
 
@@ -183,7 +183,7 @@ def _thinking(text: str) -> dict[str, Any]:
 
 
 def _signature(digest: bytes) -> str:
-    """Clients send no thoughts back without one; nobody checks it."""
+    """A signature that is never checked; without one, clients do not send thoughts back."""
     return base64.b64encode(digest[:18]).decode()
 
 
@@ -192,7 +192,7 @@ def _tool_use(call: CallDelta, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """The arguments, which are no JSON if they were cut off or no grammar made the model write them."""
+    """The arguments; they may be invalid JSON if they were cut off, or written without a grammar."""
     try:
         arguments: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):

@@ -62,17 +62,17 @@ class StoreLimits:
 
 
 def new_response_id() -> str:
-    """An id that nobody guesses: without keys it is all that a stranger would need."""
+    """Return an id that cannot be guessed: without API keys, the id alone gives access to the response."""
     return f"resp_{secrets.token_hex(24)}"
 
 
 def stem_of(response_id: str) -> str:
-    """What the ids of a response's items have in common."""
+    """Return the part that the ids of a response's items share."""
     return response_id.removeprefix("resp_")
 
 
 def response_of_item(item_id: str) -> str | None:
-    """The id of the response that an item is of; None when the id is none of ours."""
+    """Return the id of an item's response; None for an id of another format."""
     found = _ITEM_ID.fullmatch(item_id)
     return found and f"resp_{found[1]}"
 

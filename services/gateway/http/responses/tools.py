@@ -1,4 +1,4 @@
-"""The tools that a body of /v1/responses offers, as functions that the model is told of."""
+"""The tools that a body of /v1/responses offers, as functions that the prompt describes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from services.gateway.http.responses.schema import (
 
 _MODES = ("none", "auto", "required")
 _SERVED = ("function", "custom", "namespace")
-# Tools of OpenAI's own: what they are and who runs them only its models know.
+# Tools that OpenAI runs for its own models.
 _HOSTED = (
     "apply_patch", "code_interpreter", "computer", "file_search", "image_generation", "local_shell", "mcp", "shell",
     "tool_search", "web_search",
@@ -146,7 +146,7 @@ def _is_hosted(kind: object) -> bool:
 
 
 def offered_tools(body: ResponsesBody, offer: ToolOffer) -> OfferedTools:
-    """The tools that the model is told of, and which of them it must call; raises :class:`ApiError` (400)."""
+    """The tools that the prompt describes, and which of them the model must call; raises :class:`ApiError` (400)."""
     tools, choice = _chosen(body.tool_choice, offer)
     functions = [offered.function() for offered in tools]
     return OfferedTools(functions, choice, body.parallel_tool_calls is not False)

@@ -40,7 +40,7 @@ def last_state(config: Config, spec: ModelSpec) -> Classifier:
 
 
 def _function(config: Config) -> LabelFunction:
-    """Return the function that makes scores: a cross-encoder's own, or the one that the kind of problem implies."""
+    """Return the function that makes scores: a cross-encoder's own, or that of the kind of problem."""
     own = config.raw("sentence_transformers")
     name = own.get("activation_fn") if isinstance(own, dict) else config.raw("sbert_ce_default_activation_function")
     if name is not None:

@@ -17,7 +17,7 @@ def read_spec(config: Config) -> ModelSpec:
     """Read a StarCoder 2 config.json. Raises ModelError."""
     config.require("norm_type", "layer_norm")
     config.require("mlp_type", "default")
-    # What its first program, derived from GPT BigCode, was told.
+    # Keys of its first implementation, derived from GPT BigCode.
     config.pass_over("activation_function", "layer_norm_epsilon", "scale_attn_weights")
     config.pass_over("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
     config.pass_over("residual_dropout", "embedding_dropout")

@@ -39,7 +39,7 @@ def read_layouts(config: Config) -> tuple[Layout, ...]:
 
 
 def _mixed(values: Config, variants: dict[str, Format]) -> tuple[Layout, ...]:
-    """Return the layout of each group of layers; groups are told apart by the names and dtypes of their codes."""
+    """Return the layout of each group of layers; names and dtypes of codes distinguish groups."""
     layouts = [_named(group, "format", variants).read(group) for group in split_groups(values)]
     codes = [(suffix, dtype) for layout in layouts for suffix in layout.codes.suffixes for dtype in layout.codes.dtypes]
     if len(set(codes)) < len(codes):
