@@ -8,6 +8,8 @@ they are part of a cycle.
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Net allocations between collections of the youngest generation. Python's default of 700 is reached within a few
 # requests: collections would walk the objects of running requests again and again and free none.
@@ -15,6 +17,20 @@ YOUNG_ALLOCATIONS = 10_000
 # Workers that left stay in memory if they were frozen with cycles. If more than this share of the fleet has left, all
 # objects are unfrozen and collected once.
 LEFT_SHARE = 0.1
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage in the `with` block.
+
+    For the import of torch: it makes hundreds of thousands of objects that stay, and four hundred collections that walk
+    them are a sixth of its CPU time.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def freeze_started() -> None:

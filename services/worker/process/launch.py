@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from services.common.heap import uncollected
 from services.common.lifeline import PARENT_VARIABLE, die_with_parent
 
 
@@ -14,7 +15,8 @@ def main() -> None:
     """Tie this process to the server and the ranks to this process, then be torchrun."""
     die_with_parent()
     os.environ[PARENT_VARIABLE] = str(os.getpid())
-    from torch.distributed.run import main as torchrun  # torch only after the lifeline is in place
+    with uncollected():
+        from torch.distributed.run import main as torchrun  # torch only after the lifeline is in place
 
     torchrun()
 

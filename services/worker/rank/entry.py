@@ -8,6 +8,7 @@ import os
 import time
 import traceback
 
+from services.common.heap import uncollected
 from services.common.lifeline import die_with_parent
 from services.common.logs import configure_logging
 from services.worker.protocol.event_codec import RankError, encode_event
@@ -39,9 +40,10 @@ def run_rank(loader: str) -> int:
 
 def _serve(link: ServerLink, settings: RankSettings, rank: int, loader: str, launch_s: float) -> None:
     began = time.perf_counter()
-    process = importlib.import_module("services.worker.rank.process")  # imports torch
     module, _, function = loader.partition(":")
-    load = getattr(importlib.import_module(module), function)
+    with uncollected():
+        process = importlib.import_module("services.worker.rank.process")  # imports torch
+        load = getattr(importlib.import_module(module), function)
     phases = process.Phases({"launch": launch_s, "import": time.perf_counter() - began})
     process.serve(link, settings.config, rank, phases, load)
 

@@ -13,7 +13,7 @@ from services.worker.engine.process_info import ProcessInfo
 from services.worker.process.rank_group import GroupStarted, RankGroup, RankGroupConfig
 from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult
 
-STANDIN = "tests.integration.worker_ranks.standin"
+STANDIN = "tests.integration.worker_ranks.standin_rank"
 MakeGroup = Callable[..., RankGroup]
 
 

@@ -1,6 +1,6 @@
 """A decoder of a few lines that depends on every position, block and rank: the sum over a sequence's tokens.
 
-Run as a module it is a rank whose model misbehaves on chosen tokens, for the tests of failure detection.
+As the model "misbehave" it misbehaves on chosen tokens, for the tests of failure detection.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,13 +22,12 @@ from services.worker.backends.torch.logit_shard import TorchLogitShard
 from services.worker.model.footprint import Footprint
 from services.worker.protocol.event_codec import ModelFacts
 from services.worker.protocol.rank_config import RankGroupConfig
-from services.worker.rank.entry import run_rank
 from services.worker.rank.process import LoadedModel
 from tests.integration.worker_ranks.dying import end_main_thread
 
 VOCAB, HIDDEN = 96, 16
 DIE_SLOWLY, RAISE, HANG, SPIN, SKIP_COLLECTIVE, KILL_SELF, COMPUTE, EAT = range(88, 96)  # misbehave on these tokens
-HEAP_TOLD = "frozen objects: "
+HEAP_TOLD = "frozen objects, collections: "
 MISBEHAVING_RANK = 1
 _EATEN_MIB = 2048
 
@@ -81,7 +79,9 @@ class StandinDecoder:
 
 
 def _raise() -> None:
-    raise RuntimeError(f"the stand-in was told to raise; {HEAP_TOLD}{gc.get_freeze_count()}")
+    raise RuntimeError(
+        f"the stand-in was told to raise; {HEAP_TOLD}{gc.get_freeze_count()} {gc.get_stats()[0]['collections']}"
+    )
 
 
 def _compute() -> None:
@@ -125,7 +125,3 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
         lambda n_blocks: standin_cache(n_blocks, config.block_tokens),
         Footprint(ranks=1, process=0, weights=0, workspace=0, adapters=0, kv_token=0, kv_format="float32"),
     )
-
-
-if __name__ == "__main__":
-    sys.exit(run_rank("tests.integration.worker_ranks.standin:load"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from services.common.heap import YOUNG_ALLOCATIONS, FleetHeap, freeze_started
+from services.common.heap import YOUNG_ALLOCATIONS, FleetHeap, freeze_started, uncollected
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +25,13 @@ class Node:
 
     def __init__(self) -> None:
         self.me = self
+
+
+def test_nothing_is_collected_while_modules_are_imported() -> None:
+    with contextlib.suppress(ImportError), uncollected():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled()
 
 
 def test_a_started_process_is_out_of_sight() -> None:
