@@ -6,38 +6,19 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
-from tests.chaos.streams import SteadyLoad, Stream, Strike, assert_undisturbed, run_streams
-from tests.stack import RunningStack, running_stack
+from tests.chaos.conftest import KILLER, TOKENS
+from tests.chaos.streams import SteadyLoad, Stream, Strike
+from tests.stack import RunningStack
 
-KILLER = [7, 11, 13, 17, 19, 23]
-PLANTED = Path(__file__).parent / "planted"
 NEIGHBOURS, INNOCENTS = 40, 64
 MANY = 16  # so many of them a worker computes when it is struck: one of three has more
 LEFT = 4  # of those, whom the two others share, so many are still under way on one of them
-TOKENS = 250
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RYZANSTEIN_TEST_KILLER", ",".join(map(str, KILLER)))
-        environment.setenv("PYTHONPATH", os.pathsep.join([str(PLANTED), *filter(None, [os.getenv("PYTHONPATH")])]))
-        with running_stack(tmp_path_factory.mktemp("run"), "--workers", "3", "--tensor-parallel", "1") as running:
-            yield running
-
-
-@pytest.fixture(scope="module")
-def reference(stack: RunningStack) -> list[Stream]:
-    streams = asyncio.run(run_streams(stack, INNOCENTS, TOKENS))
-    assert_undisturbed(streams, streams)
-    return streams
 
 
 def test_a_killer_beside_neighbours(stack: RunningStack, reference: list[Stream]) -> None:
