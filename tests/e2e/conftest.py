@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from services.common.ports import free_port
+from tests.otlp import Collector, collecting
 from tests.stack import RunningStack, running_stack
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -19,14 +22,34 @@ def patience() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+@pytest.fixture(scope="package")
+def grpc_port() -> int:
+    """Where `stack` listens, too."""
+    return free_port()
+
+
+@pytest.fixture(scope="package")
+def traces() -> Iterator[tuple[Collector, dict[str, str]]]:
+    """What gets the spans of `stack`, and the variables by which it does."""
+    with collecting() as collector_and_variables:
+        yield collector_and_variables
+
+
+@pytest.fixture(scope="package")
+def stack(
+    traces: tuple[Collector, dict[str, str]], grpc_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningStack]:
     """A whole installation of the tiny model, shared by all tests that do not break it."""
-    with running_stack(tmp_path_factory.mktemp("run")) as running:
-        yield running
+    with ExitStack() as running:
+        with pytest.MonkeyPatch.context() as environment:  # of this installation alone
+            for name, value in traces[1].items():
+                environment.setenv(name, value)
+            options = ("--grpc-port", str(grpc_port))
+            stack = running.enter_context(running_stack(tmp_path_factory.mktemp("run"), *options))
+        yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def float32_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     """The same in the number format that is compared with `transformers`."""
     with running_stack(tmp_path_factory.mktemp("run"), "--dtype", "float32") as running:

@@ -24,6 +24,11 @@ TYPED = sorted(EVERY, key=lambda command: command.text == "ryzanstein down")
 ORIGIN = "https://example.org"
 # These go on until they are stopped.
 ENDLESS = ("vmstat 1",)
+# Sizes that take seconds, where a reader's take a minute: what is typed is the command with these at its end.
+SMALL = {
+    "python -m bench.gateway --tls": "--rounds 1 --streams 50",
+    "python -m bench.router --rounds 1 --seconds 4": "--workers 20 --rate 100 --seconds 1",
+}
 # A reader's installation is at the ports that commands take by themselves; the test's is not.
 WRAPPER = """#!/bin/sh
 case "$*" in *--router*) exec {program} "$@";; esac
@@ -112,6 +117,7 @@ def test_a_command_works(
 ) -> None:
     text = command.filled(values).replace("https://…", ORIGIN).replace("localhost:8000", f"localhost:{stack.port}")
     text = text.replace(":8000'", f":{stack.port}'")
+    text = f"{text} {SMALL.get(command.text, '')}"
     if not shutil.which(program := text.split()[0], path=environment["PATH"]):
         pytest.skip(f"{program} is not there")
     shell = ["timeout", "3", "bash"] if command.text in ENDLESS else ["bash"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import grpc
 import httpx
@@ -14,23 +13,11 @@ import pytest
 import websockets
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
-from services.common.ports import free_port
-from tests.otlp import Collector, collecting
-from tests.stack import RunningStack, running_stack
+from tests.otlp import Collector
+from tests.stack import RunningStack
 
 PROMPT = "def fibonacci(n):\n    " * 4  # several hash blocks: the coordinator is asked
 TOKENS = 12
-
-
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Collector, RunningStack, int]]:
-    grpc_port = free_port()
-    with collecting() as (collector, variables), pytest.MonkeyPatch.context() as environment:
-        for name, value in variables.items():
-            environment.setenv(name, value)
-        folder: Path = tmp_path_factory.mktemp("run")
-        with running_stack(folder, "--grpc-port", str(grpc_port)) as stack:
-            yield collector, stack, grpc_port
 
 
 def rest(stack: RunningStack, grpc_port: int, traceparent: str) -> None:
@@ -65,13 +52,15 @@ def public_grpc(stack: RunningStack, grpc_port: int, traceparent: str) -> None:
     [(rest, "POST /v1/completions"), (websocket, "stream completion"), (public_grpc, "Generate")],
 )
 def test_one_trace_from_the_request_to_prefill_and_decode(
-    traced: tuple[Collector, RunningStack, int],
+    traces: tuple[Collector, dict[str, str]],
+    stack: RunningStack,
+    grpc_port: int,
     call: Callable[[RunningStack, int, str], None],
     arrival: str,
 ) -> None:
     trace_id, caller = secrets.token_hex(16), secrets.token_hex(8)
-    collector, *served = traced
-    call(*served, f"00-{trace_id}-{caller}-01")
+    collector, _ = traces
+    call(stack, grpc_port, f"00-{trace_id}-{caller}-01")
     # child: (service, parent)
     family = {
         "route": ("ryzanstein-router", arrival),
