@@ -36,11 +36,16 @@ _RUNS = {
 }
 
 
+def runs(library: Path) -> bool:
+    """Whether the CPU can run it."""
+    can, _ = _RUNS[library]
+    return can()
+
+
 def need(library: Path) -> None:
     """Skip where the CPU cannot run it."""
-    can, what = _RUNS[library]
-    if not can():
-        pytest.skip(f"this CPU has no {what}")
+    if not runs(library):
+        pytest.skip(f"this CPU has no {_RUNS[library][1]}")
 
 
 @pytest.fixture(scope="session")
