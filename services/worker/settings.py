@@ -108,7 +108,7 @@ class WorkerSettings(ServiceSettings):
     )
     gpu_graphs: bool = Field(
         True,
-        description="On GPUs decodes are captured as CUDA graphs, with the collectives of several ranks, and replayed",
+        description="On GPUs steps are captured as CUDA graphs, with the collectives of several ranks, and replayed",
     )
     overlap: Literal["auto", "on", "off"] = Field(
         "auto",

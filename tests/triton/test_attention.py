@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 from services.worker.backends.batch import StepBatch
-from services.worker.backends.cuda.paged import SPLIT_KEYS, PagedTriton
+from services.worker.backends.cuda.paged import SPLIT_KEYS, PagedLayout, PagedTriton, prompt_tiles
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import find_kv_format, plain_format
 from services.worker.backends.shapes import AttentionShape, KvShape
@@ -71,6 +72,14 @@ class Step:
         generator = torch.Generator().manual_seed(2)
         return torch.randn(n, width + 16, generator=generator).to(DEVICE, self.dtype)[:, :width]
 
+    def in_tensors(self, attention: PagedTriton) -> PagedLayout:
+        """The layout of a graph that has room for more decodes, tiles and keys."""
+        batch = self.batch()
+        lengths = F.pad(batch.device_lengths()[: batch.n_decode], (0, 2))
+        tiles = F.pad(torch.from_numpy(prompt_tiles(batch, attention.tile_rows)), (0, 0, 0, 2)).to(DEVICE)
+        n_keys = max(batch.context_lens) + SPLIT_KEYS
+        return attention.mixed_plan(lengths, F.pad(batch.block_tables, (0, 0, 0, 2)), tiles, n_keys, self.window)
+
     def error(self, shape: AttentionShape) -> float:
         cache, batch, q = self.cache(shape), self.batch(), self.queries(shape, padding=3)
         attention, reference = (
@@ -80,6 +89,8 @@ class Step:
         found = attention.attend(q, cache, 0, attention.plan(batch, self.block_tokens, self.window))
         assert found.shape == q.shape
         assert not found[-3:].any(), "padding"
+        laid_out = attention.attend(q, cache, 0, self.in_tensors(attention))
+        assert torch.equal(laid_out, found), "a graph's layout with room for more"
         exact = reference.attend(q[:-3].float(), cache, 0, reference.plan(batch, self.block_tokens, self.window))
         return float((found[:-3].float() - exact).abs().max())
 

@@ -6,7 +6,7 @@ reference: it is short, runs on any device, and the others are tested against it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -386,6 +386,11 @@ class Backend(ModelBackend, Protocol):
     memory: Memory
     transfers: Transfers
     process_group: str | None  # torch.distributed's backend for several ranks; None: shared memory is enough
+
+    @property
+    def replayed_rows(self) -> Sequence[int]:
+        """The sizes of steps with prompts that are captured at their first use, ascending; () if that is quick."""
+        ...
 
     def join(self, seat: GroupSeat) -> StepCommunicator:
         """Return the collectives of the group for the rank in `seat`."""

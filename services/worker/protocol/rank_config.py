@@ -55,7 +55,7 @@ class RankGroupConfig:
     )
     gpu_products: Literal["auto", "torch"] = "auto"  # on GPUs our products of few rows where they win, or none
     gpu_one_shot: bool = False  # on GPUs small sums over the ranks through symmetric memory
-    gpu_graphs: bool = True  # on GPUs replay decodes as CUDA graphs
+    gpu_graphs: bool = True  # on GPUs replay steps as CUDA graphs
     overlap: Literal["auto", "on", "off"] = "auto"  # launch a step before the tokens of the one before are read
     start_timeout_s: float = 300.0
     stall_timeout_s: float = 1.0  # no heartbeat and no CPU time used, while work is pending

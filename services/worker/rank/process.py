@@ -122,7 +122,7 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
         positions = n_blocks * config.block_tokens if config.caches else config.max_model_len
         runner.warm_up(max(1, min(_WARM_UP_TOKENS, min(positions, config.max_model_len) - 1)))
         if budget is not None:  # kernels are compiled and steps captured before a request needs them
-            runner.rehearse(first_steps(config))
+            runner.rehearse(first_steps(config, backend.replayed_rows))
     kv_bytes = (n_blocks + config.caches) * config.block_tokens * model.kv_bytes_per_token
     computed = model.footprint.rank_total(n_blocks * config.block_tokens)
     workspace, graphs = (budget.workspace, budget.graphs) if budget else (meter.growth(), 0)
@@ -139,7 +139,7 @@ def _measure_steps(config: RankGroupConfig, model: LoadedModel, comm: StepCommun
     assert isinstance(backend.memory, DeviceMemory), "a GPU reports its memory"
     cache_bytes = 2 * config.block_tokens * model.kv_bytes_per_token  # a block and the null block
     runner = _make_runner(config, model, model.make_cache(1), 1, comm, backend)
-    steps = partial(runner.rehearse, worst_steps(config))
+    steps = partial(runner.rehearse, worst_steps(config, backend.replayed_rows))
     return KvBudget.measured(backend.memory, steps, cache_bytes, config.gpu_memory_utilization)
 
 

@@ -6,7 +6,7 @@ on torch's allocator, and on captured steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -25,6 +25,7 @@ _MOST_TOKENS = 1 << 22  # in a cache that takes what is left: the server keeps a
 _SAMPLING = Sampling(temperature=1.0, top_k=50, top_p=0.9)  # what needs most memory to draw
 _KINDS = (_SAMPLING, Sampling(temperature=1.0))  # of draws: captured steps end before the first, and hold the second
 _FEW_KEYS, _MANY_KEYS = 16, 1024
+_Piece = tuple[Admission, Chunk]  # of one sequence
 LOWER_STEP = "RYZANSTEIN_MAX_BATCHED_TOKENS, RYZANSTEIN_MAX_RUNNING or RYZANSTEIN_MAX_MODEL_LEN"
 LOWER_WEIGHTS = "RYZANSTEIN_DTYPE, or use more ranks (RYZANSTEIN_TENSOR_PARALLEL) or a smaller model"
 
@@ -94,49 +95,69 @@ class KvBudget:
         return f"{self.utilization:.0%} of {self.total / _MIB:,.0f} MiB ({said} MiB)"
 
 
-def worst_steps(config: RankGroupConfig) -> tuple[StepPlan, ...]:
-    """Return the steps that take most memory, all in block 1: a step full of prompts, and those of all decodes.
+def worst_steps(config: RankGroupConfig, replayed_rows: Sequence[int]) -> tuple[StepPlan, ...]:
+    """Return the steps that take most memory, all in block 1: steps full of prompts, and those of all decodes.
 
     Prompts end, and decodes stand, at the last positions that the settings allow. A device may capture decodes in two
-    ways, with their draws and without.
+    ways, with their draws and without, and steps with prompts of up to `replayed_rows`.
     """
-    longest = config.max_model_len - 1
-    prompts: list[tuple[Admission, Chunk]] = []
-    left = config.max_batched_tokens
-    while left > 0 and len(prompts) < config.max_running:
-        n_rows = min(left, longest)
-        prompts.append(_piece(config, len(prompts), longest, n_rows))
-        left -= n_rows
+    longest, most = config.max_model_len - 1, config.max_batched_tokens
     keys = max(1, min(longest, _DECODED_KEYS // config.max_running))
-    decodes = ([_piece(config, slot, keys, 1, sampling) for slot in range(config.max_running)] for sampling in _KINDS)
-    steps = []
-    for pieces in (prompts, *decodes):
-        admissions, chunks = zip(*pieces, strict=True)
-        steps.append(StepPlan(0, admissions=admissions, chunks=chunks))
-        steps.append(StepPlan(0, released=tuple(chunk.slot for chunk in chunks)))
-    return tuple(steps)
+    rows = [n for n in replayed_rows if n < most][-1:]
+    prompts = [_prompts(config, range(config.max_running), n_rows, longest, longest) for n_rows in (*rows, most)]
+    decodes = [_decodes(config, config.max_running, keys, sampling) for sampling in _KINDS]
+    return _in_turn([*prompts, *decodes])
 
 
-def first_steps(config: RankGroupConfig) -> tuple[StepPlan, ...]:
-    """Return decodes of every size that a captured step has, all in block 1, so that no request waits for a capture.
+def first_steps(config: RankGroupConfig, replayed_rows: Sequence[int]) -> tuple[StepPlan, ...]:
+    """Return steps of every size that a captured step has, all in block 1, so that no request waits for a capture.
 
-    The last ones have more keys than one program of the attention reads, if sequences may be as long.
+    Decodes of every number, at last with more keys than one program of the attention reads, if sequences may be as
+    long; then prompts of `replayed_rows`, alone and beside as many decodes as there may be.
     """
     keys, longest = min(_FEW_KEYS, config.max_model_len - 1), min(_MANY_KEYS, config.max_model_len - 1)
     rows = [1 << power for power in range((config.max_running - 1).bit_length() + 1)]
-    steps = []
     sizes = [*((min(n, config.max_running), keys) for n in rows), (1, longest)]
-    for (n_rows, n_keys), sampling in product(sizes, _KINDS):
-        pieces = [_piece(config, slot, n_keys, 1, sampling) for slot in range(n_rows)]
+    steps = [_decodes(config, n_rows, n_keys, sampling) for (n_rows, n_keys), sampling in product(sizes, _KINDS)]
+    for n_rows in replayed_rows:
+        if n_rows <= config.max_batched_tokens and longest > 1:
+            steps.append(_prompts(config, range(config.max_running), n_rows, longest, 0))
+            decodes = _decodes(config, min(config.max_running - 1, n_rows - 2), keys, _SAMPLING)
+            slots = range(len(decodes), config.max_running)
+            steps.append(decodes + _prompts(config, slots, n_rows - len(decodes), longest, 0))
+    return _in_turn(steps)
+
+
+def _decodes(config: RankGroupConfig, n_rows: int, n_keys: int, sampling: Sampling) -> list[_Piece]:
+    return [_piece(config, slot, n_keys, 1, sampling) for slot in range(n_rows)]
+
+
+def _prompts(config: RankGroupConfig, slots: Iterable[int], n_rows: int, longest: int, known: int) -> list[_Piece]:
+    """Return pieces of prompts with `n_rows` rows or as many as fit, each of `longest` rows at most.
+
+    `known`: the tokens of a prompt up to the end of its piece, at least.
+    """
+    found = []
+    for slot in slots:
+        if n_rows <= 0:
+            break
+        n = min(n_rows, longest)
+        found.append(_piece(config, slot, max(known, n), n))
+        n_rows -= n
+    return found
+
+
+def _in_turn(steps: Sequence[Sequence[_Piece]]) -> tuple[StepPlan, ...]:
+    """Return plans that compute the steps, and release their slots."""
+    plans = []
+    for pieces in steps:
         admissions, chunks = zip(*pieces, strict=True)
-        steps.append(StepPlan(0, admissions=admissions, chunks=chunks))
-        steps.append(StepPlan(0, released=tuple(range(n_rows))))
-    return tuple(steps)
+        plans.append(StepPlan(0, admissions=admissions, chunks=chunks))
+        plans.append(StepPlan(0, released=tuple(chunk.slot for chunk in chunks)))
+    return tuple(plans)
 
 
-def _piece(
-    config: RankGroupConfig, slot: int, n_known: int, n_rows: int, sampling: Sampling = _SAMPLING
-) -> tuple[Admission, Chunk]:
+def _piece(config: RankGroupConfig, slot: int, n_known: int, n_rows: int, sampling: Sampling = _SAMPLING) -> _Piece:
     n_blocks = -(-n_known // config.block_tokens)
     admission = Admission(slot, sampling, (0,) * n_known, n_prompt=n_known)
     return admission, Chunk(slot, n_known - n_rows, n_rows, n_draws=1, new_blocks=(1,) * n_blocks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class OneDnnBackend:
     """A CPU with torch and oneDNN; attention uses our kernels where they support the dtype and the heads."""
 
     process_group: str | None = None  # collectives use shared memory
+    replayed_rows: Sequence[int] = ()
     device = CPU
 
     def __init__(self, dtype: torch.dtype, kv_format: KvFormat | None = None) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from services.worker.backends.base import Attention, Computations, Memory
+from services.worker.backends.base import Attention, Computations, Memory, NoGraph, StepGraphs
 from services.worker.backends.choice import Candidate, choose_attention
 from services.worker.backends.collectives import Communicator, GroupSeat, LoneRank, StepCommunicator
 from services.worker.backends.cuda.fused import open_ops
-from services.worker.backends.cuda.graph import CudaDecodes, Uploads
+from services.worker.backends.cuda.graph import CudaDecodes, ReplayableAttention, Uploads
+from services.worker.backends.cuda.layer_graphs import ROWS, LayerGraphs, MixedAttention
 from services.worker.backends.cuda.memory import CudaMemory
 from services.worker.backends.cuda.nccl import NcclCommunicator
 from services.worker.backends.cuda.ops import CudaOps
@@ -28,7 +31,7 @@ from services.worker.backends.transfers import Transfers
 
 
 class CudaBackend(TorchBackend):
-    """One GPU. Steps with one row per sequence are replayed as a whole; other steps need no graph."""
+    """One GPU. Steps with one row per sequence are replayed as a whole, of others all layers but the last."""
 
     process_group: str | None = "cpu:gloo,cuda:nccl"
 
@@ -43,7 +46,7 @@ class CudaBackend(TorchBackend):
         products: bool = True,
         one_shot: bool = False,
     ) -> None:
-        """`triton`: use our kernels where they pass their checks; False: only torch's. `graphs`: replay decodes.
+        """`triton`: use our kernels where they pass their checks; False: only torch's. `graphs`: replay steps.
 
         `products`: our kernels may compute products of few rows, too. `one_shot`: ranks add up few numbers through
         symmetric memory.
@@ -73,16 +76,31 @@ class CudaBackend(TorchBackend):
     def replay_decodes(self, computations: Computations, tokens: Tokens | None) -> Decodes:
         """Return graphs of whole decodes; collectives of NCCL are a part of them."""
         attention = computations.attention
-        if not self._graphs or not isinstance(attention, PagedTriton | PagedSdpa):
+        if not self._graphs or not isinstance(attention, ReplayableAttention):
             return super().replay_decodes(computations, tokens)
-        recorder, adapters = self._recorder(), self._own.replays_adapters
-        return CudaDecodes(computations, attention, tokens, self._uploads, recorder, self.device, adapters=adapters)
+        of, adapters = (computations, attention, tokens, self._uploads, self._recorder), self._own.replays_adapters
+        return CudaDecodes(*of, self.device, adapters=adapters)
+
+    def capture(self, computations: Computations) -> StepGraphs:
+        """Return graphs of the layers, if the attention of a mixed step can be laid out in tensors."""
+        attention = computations.attention
+        if not self._graphs or not isinstance(attention, MixedAttention):
+            return super().capture(computations)
+        of, on = (computations, attention, self._uploads, self._recorder), (self.dtype, self.device)
+        return StepGraphs(NoGraph(), LayerGraphs(*of, *on, adapters=self._own.replays_adapters))
+
+    @property
+    def replayed_rows(self) -> Sequence[int]:
+        """The sizes of steps with prompts that are captured at their first use, ascending."""
+        return ROWS if self._graphs and self._triton else ()
 
     def settle(self, comm: Communicator) -> None:
         """Let our products of few rows race torch's."""
         self._own.race(comm)
 
+    @cached_property
     def _recorder(self) -> Recorder:
+        """Of all graphs, because only one runs at a time; made at the first, where a GPU is."""
         return CudaRecorder(self.device)
 
     def join(self, seat: GroupSeat) -> StepCommunicator:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ _MIN_KEYS = 256
 _MAX_KEYS = 1 << 19  # keys of all rows; with more, attention takes so long that launches do not matter
 
 
+@runtime_checkable
 class ReplayableAttention(Protocol):
     """An attention whose decodes can be laid out on the device without the host."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -54,12 +55,12 @@ class Blocking:
 class PagedLayout:
     """One step's work for one window. The first `len(lengths)` sequences have one row each."""
 
-    n_rows: int
-    lengths: Tensor  # [n_decode] int64
+    n_rows: int  # rows with results: all others are set to zero first
+    lengths: Tensor  # [n_decode] int64; 0: there is no such sequence
     tables: Tensor  # [n_sequences, max_blocks] int64
     n_splits: int  # of the longest decode
     window: int
-    tiles: Tensor | None  # [n_tiles, 4] int32: sequence, first row, number of rows, position; None: all are decodes
+    tiles: Tensor  # [n_tiles, 4] int32: sequence, first row, number of rows (0: no tile), position
 
 
 class PagedTriton:
@@ -79,6 +80,7 @@ class PagedTriton:
         if shape.head_dim > _LARGEST_HEAD:
             raise ValueError(f"heads of {shape.head_dim} numbers are larger than {_LARGEST_HEAD}")
         self._kernels, self._shape, self._blocking = attention, shape, Blocking.of(shape, dtype, coded=coded)
+        self.tile_rows = self._blocking.tile_rows
         self._slopes = torch.tensor(shape.slopes, dtype=torch.float32, device=device)  # [n_heads] or [0]
         # What codes of keys are rotated by, times a factor that makes its numbers 1, -1 and 0.
         turns = rotated(torch.eye(shape.head_dim))
@@ -90,15 +92,14 @@ class PagedTriton:
 
     def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> PagedLayout:
         """Lay out the step's work for layers with `window`."""
-        device = batch.block_tables.device
-        tiles = self._tiles(batch)
+        tiles = torch.from_numpy(prompt_tiles(batch, self.tile_rows))
         return PagedLayout(
             n_rows=batch.query_starts[-1],
             lengths=batch.device_lengths()[: batch.n_decode],
             tables=batch.block_tables,
             n_splits=_n_splits(max(batch.context_lens[: batch.n_decode], default=0), window),
             window=window or _EVERYTHING,
-            tiles=None if tiles is None else torch.from_numpy(tiles).to(device, non_blocking=True),
+            tiles=tiles.to(batch.block_tables.device, non_blocking=True),
         )
 
     def decode_plan(
@@ -108,9 +109,18 @@ class PagedTriton:
 
         `lengths` [n] are at most `n_keys`; `block_tables` [n, max_blocks].
         """
-        return PagedLayout(
-            len(lengths), lengths, block_tables, _n_splits(n_keys, window), window or _EVERYTHING, tiles=None
-        )
+        splits, tiles = _n_splits(n_keys, window), lengths.new_empty((0, 4), dtype=torch.int32)
+        return PagedLayout(len(lengths), lengths, block_tables, splits, window or _EVERYTHING, tiles)
+
+    def mixed_plan(
+        self, lengths: Tensor, tables: Tensor, tiles: Tensor, n_keys: int, window: int | None
+    ) -> PagedLayout:
+        """Lay out any step from tensors on the device, so that it can be captured and replayed.
+
+        The first sequences are decodes with `lengths` [n] keys, at most `n_keys`; `tiles` [n_tiles, 4] are those of the
+        others. Rows of no sequence get zeros.
+        """
+        return PagedLayout(0, lengths, tables, _n_splits(n_keys, window), window or _EVERYTHING, tiles)
 
     def n_rows(self, plan: PagedLayout) -> int:
         """Rows of `q` that `attend` reads."""
@@ -129,8 +139,8 @@ class PagedTriton:
         try:
             if len(plan.lengths):
                 self._decode(q, out, cache, layer, plan, sinks)
-            if plan.tiles is not None:
-                self._prefill(q, out, cache, layer, plan, plan.tiles, sinks)
+            if len(plan.tiles):
+                self._prefill(q, out, cache, layer, plan, sinks)
         except (self._kernels.TritonError, subprocess.CalledProcessError, OSError, AssertionError) as error:
             raise RuntimeError(f"Triton: {error}") from error
         return out
@@ -182,17 +192,15 @@ class PagedTriton:
                 num_warps=4,
             )
 
-    def _prefill(
-        self, q: Tensor, out: Tensor, cache: KvCache, layer: int, plan: PagedLayout, tiles: Tensor, sinks: Tensor
-    ) -> None:
+    def _prefill(self, q: Tensor, out: Tensor, cache: KvCache, layer: int, plan: PagedLayout, sinks: Tensor) -> None:
         codes, scales = self._parts(cache, layer)
-        self._kernels.prefill[(len(tiles), self._shape.n_kv_heads)](
+        self._kernels.prefill[(len(plan.tiles), self._shape.n_kv_heads)](
             q,
             out,
             codes,
             scales,
             plan.tables,
-            tiles,
+            plan.tiles,
             self._slopes,
             sinks,
             q.stride(0),
@@ -230,17 +238,18 @@ class PagedTriton:
             "coded": coded,
         }
 
-    def _tiles(self, batch: StepBatch) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]] | None:
-        """Return the tiles of the sequences with several rows, those with the most keys first."""
-        step = self._blocking.tile_rows
-        found = []
-        for sequence in range(batch.n_decode, batch.n_sequences):
-            first, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
-            position = batch.context_lens[sequence] - (end - first)  # of the first row
-            found += [(sequence, row, min(step, end - row), position + row - first) for row in range(first, end, step)]
-        if not found:
-            return None
-        return np.array(sorted(found, key=lambda tile: -tile[3]), np.int32)
+
+def prompt_tiles(batch: StepBatch, tile_rows: int) -> NDArray[np.int32]:
+    """Return the tiles of the sequences with several rows, those with the most keys first: [n_tiles, 4].
+
+    Of each its sequence, first row, number of rows and first position.
+    """
+    found = []
+    for sequence in range(batch.n_decode, batch.n_sequences):
+        first, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
+        to_position = batch.context_lens[sequence] - end
+        found += [(sequence, row, min(tile_rows, end - row), row + to_position) for row in range(first, end, tile_rows)]
+    return np.array(sorted(found, key=lambda tile: -tile[3]), np.int32).reshape(-1, 4)
 
 
 def _n_splits(n_keys: int, window: int | None) -> int:

@@ -15,7 +15,7 @@ from services.worker.backends.transfers import Ints, Numbers
 
 _BUFFERS = 4  # uploads in turn, so that none waits for the one before
 _ALIGN = 16  # bytes: Triton compiles a kernel again for a tensor that does not begin at a multiple of them
-_DTYPES = {np.int64: torch.int64, np.float32: torch.float32, np.float64: torch.float64}
+_DTYPES = {np.int32: torch.int32, np.int64: torch.int64, np.float32: torch.float32, np.float64: torch.float64}
 
 
 @dataclass(slots=True)

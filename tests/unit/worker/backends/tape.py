@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from services.worker.backends.base import LowRank
+from services.worker.backends.base import Attention, LowRank
 from services.worker.backends.batch import AdapterRows
 from services.worker.backends.cuda.backend import CudaBackend
 from services.worker.backends.cuda.graph import Uploads
@@ -25,7 +25,10 @@ from services.worker.backends.cuda.low_rank import CudaLowRank
 from services.worker.backends.cuda.ops import CudaOps
 from services.worker.backends.cuda.recorder import Recorder, Recording
 from services.worker.backends.cuda.transfers import Packing
+from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import KvFormat
+from services.worker.backends.shapes import AttentionShape
+from services.worker.backends.torch.attention import ReferenceAttention
 from services.worker.backends.transfers import DirectTransfers, Numbers, Transfers
 
 CPU = torch.device("cpu")
@@ -145,17 +148,83 @@ class TapedOps(CudaOps):
         return TapedLowRank(n_out, n_in, slots, max_rank, self._dtype, self._device)
 
 
+@dataclass(frozen=True)
+class LaidOut:
+    """A step in tensors, as for our kernels on GPUs."""
+
+    lengths: Tensor
+    tables: Tensor
+    tiles: Tensor
+    window: int | None
+
+
+class LaidOutAttention(ReferenceAttention):
+    """The definition; steps that are replayed are laid out in tensors, and nothing of them is known to the host."""
+
+    tile_rows = 8
+
+    def mixed_plan(self, lengths: Tensor, tables: Tensor, tiles: Tensor, n_keys: int, window: int | None) -> LaidOut:
+        assert tables.shape[1] * 16 >= n_keys
+        return LaidOut(lengths, tables, tiles, window)
+
+    def decode_plan(
+        self, lengths: Tensor, block_tables: Tensor, n_keys: int, block_tokens: int, window: int | None
+    ) -> LaidOut:
+        return LaidOut(lengths, block_tables, torch.zeros(0, 4, dtype=torch.int32), window)
+
+    def attend(self, q: Tensor, cache: KvCache, layer: int, plan: Any) -> Tensor:
+        if not isinstance(plan, LaidOut):
+            return super().attend(q, cache, layer, plan)
+        sequences, positions = self._rows(plan, len(q))
+        shape, n_keys = self._shape, plan.tables.shape[1] * cache.block_tokens
+        keys = torch.arange(n_keys)
+        slots = plan.tables[sequences][:, keys // cache.block_tokens] * cache.block_tokens + keys % cache.block_tokens
+        kv = cache.gather(layer, slots.view(-1)).view(len(q), n_keys, 2, shape.n_kv_heads, shape.head_dim).float()
+        k, v = (part.repeat_interleave(shape.group, 2) for part in kv.unbind(2))  # [n, n_keys, n_heads, head_dim]
+        scores = torch.einsum("nhd,nkhd->nhk", q.view(len(q), shape.n_heads, -1).float(), k) * shape.scale
+        if shape.softcap is not None:
+            scores = torch.tanh(scores / shape.softcap) * shape.softcap
+        distance = positions.unsqueeze(1) - keys
+        hidden = (distance < 0) | (distance >= (plan.window or n_keys))
+        weights = scores.masked_fill(hidden.unsqueeze(1), -torch.inf).softmax(-1)
+        weights = weights.masked_fill((positions < 0).view(-1, 1, 1), 0)
+        return torch.einsum("nhk,nkhd->nhd", weights, v).flatten(1).to(q.dtype)
+
+    def _rows(self, plan: LaidOut, n: int) -> tuple[Tensor, Tensor]:
+        """The sequence and the position of each row; -1: of no sequence."""
+        sequences, positions = torch.zeros(n + 1, dtype=torch.int64), torch.full((n + 1,), -1)
+        n_decodes, tiles = len(plan.lengths), plan.tiles.long()
+        sequences[:n_decodes], positions[:n_decodes] = torch.arange(n_decodes), plan.lengths - 1
+        of_tile = torch.arange(self.tile_rows)
+        rows = torch.where(of_tile < tiles[:, 2:3], tiles[:, 1:2] + of_tile, n)
+        sequences.index_put_((rows,), tiles[:, 0:1].expand_as(rows))
+        positions.index_put_((rows,), tiles[:, 3:4] + of_tile)
+        return sequences[:n], positions[:n]
+
+
 class TapedBackend(CudaBackend):
     """CUDA's backend on a CPU, with the transfers of `device`."""
 
     def __init__(
-        self, dtype: torch.dtype, device: Any, kv_format: KvFormat | None = None, *, graphs: bool = True
+        self,
+        dtype: torch.dtype,
+        device: Any,
+        kv_format: KvFormat | None = None,
+        *,
+        graphs: bool = True,
+        mixed: bool = False,
     ) -> None:
+        """`mixed`: steps with prompts are replayed, too."""
         super().__init__(dtype, CPU, kv_format, triton=False, graphs=graphs)
+        self._mixed = mixed
         self.ops = self._own = TapedOps(dtype, CPU)
         self.recorder = TapeRecorder()
         self.transfers: Transfers = device
         self._uploads: Uploads = device
 
-    def _recorder(self) -> Recorder:
+    @property
+    def _recorder(self) -> Recorder:  # type: ignore[override]
         return self.recorder
+
+    def attention(self, shape: AttentionShape) -> Attention[Any]:
+        return LaidOutAttention(shape) if self._mixed else super().attention(shape)

@@ -39,16 +39,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(folder: Path, device: SlowDevice, *, graphs: bool) -> tuple[Decoder, TapedBackend]:
-    backend = TapedBackend(torch.float32, device, graphs=graphs)
+def load(folder: Path, device: SlowDevice, *, graphs: bool, mixed: bool = False) -> tuple[Decoder, TapedBackend]:
+    backend = TapedBackend(torch.float32, device, graphs=graphs, mixed=mixed)
     return load_model(folder, SingleRank(), backend), backend
 
 
 def served(
-    folder: Path, requests: list[Request], seed: int, *, graphs: bool, overlaps: bool
+    folder: Path, requests: list[Request], seed: int, *, graphs: bool, overlaps: bool, mixed: bool = False
 ) -> tuple[list[Request], set[int], SlowDevice, TapedBackend]:
     device = SlowDevice(random.Random(seed))
-    decoder, backend = load(folder, device, graphs=graphs)
+    decoder, backend = load(folder, device, graphs=graphs, mixed=mixed)
     cache = decoder.make_cache(N_BLOCKS, BLOCK)
     runner = make_runner(decoder, cache, device, overlaps=overlaps)
     cut = serve(requests, runner, cache, device, seed)
@@ -61,7 +61,7 @@ def test_tokens_are_those_of_steps_computed_one_by_one(seed: int, host_share: fl
     expected, cut, _, _ = served(folder, make_requests(seed, host_share), seed, graphs=False, overlaps=False)
     for overlaps in (False, True):
         requests = make_requests(seed, host_share)
-        found, also_cut, device, backend = served(folder, requests, seed, graphs=True, overlaps=overlaps)
+        found, also_cut, device, backend = served(folder, requests, seed, graphs=True, overlaps=overlaps, mixed=True)
         assert_same(expected, found, cut | also_cut)
         assert backend.recorder.n_replayed > 20
         assert len(backend.recorder.tapes) == backend.recorder.n_probed

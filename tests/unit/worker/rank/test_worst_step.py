@@ -118,10 +118,12 @@ def test_the_worst_steps_are_as_large_as_the_settings_allow(max_batched_tokens: 
     config = replace(
         CONFIG, max_running=8, max_batched_tokens=max_batched_tokens, max_model_len=max_model_len, block_tokens=16
     )
-    steps = worst_steps(config)
-    prompts, decodes, drawn = (step.chunks for step in steps if step.chunks)
+    replayed = (8, 12)
+    steps = worst_steps(config, replayed)
+    captured, prompts, decodes, drawn = (step.chunks for step in steps if step.chunks)
+    assert sum(chunk.n_tokens for chunk in captured) == 12
     assert decodes == drawn
-    assert [step.admissions[0].sampling.top_k for step in steps if step.chunks] == [50, 50, 0]
+    assert [step.admissions[0].sampling.top_k for step in steps if step.chunks] == [50, 50, 50, 0]
     assert sum(chunk.n_tokens for chunk in prompts) == min(max_batched_tokens, 8 * (max_model_len - 1))
     assert all(chunk.start + chunk.n_tokens == max_model_len - 1 for chunk in (*prompts, *decodes))
     assert [chunk.n_tokens for chunk in decodes] == [1] * 8
@@ -137,7 +139,10 @@ def test_the_worst_steps_are_as_large_as_the_settings_allow(max_batched_tokens: 
     ).rehearse
     run(steps)  # one block suffices, and all slots are free again
     run(steps)
-    first = first_steps(replace(config, max_running=6))
-    assert [len(step.chunks) for step in first if step.chunks] == [1, 1, 2, 2, 4, 4, 6, 6, 1, 1]
+    first = first_steps(replace(config, max_running=6), (*replayed, 1 << 20))
+    decodes, mixed = [[step.chunks for step in first if step.chunks][part] for part in (slice(10), slice(10, None))]
+    assert [len(chunks) for chunks in decodes] == [1, 1, 2, 2, 4, 4, 6, 6, 1, 1]
+    assert [sum(chunk.n_tokens for chunk in chunks) for chunks in mixed] == [8, 8, 12, 12]
+    assert [sum(chunk.n_tokens == 1 for chunk in chunks) for chunks in mixed] == [0, 5, 0, 5]
     run(first)
     run(steps)

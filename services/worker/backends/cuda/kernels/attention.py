@@ -200,6 +200,8 @@ def merge(
     """Add up the splits of `decode`; a program has one row's head, and adds `n_merged` splits at a time."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
+    if length == 0:
+        return
     n_used = tl.cdiv(length, split_keys) - tl.maximum(length - window, 0) // split_keys
     base = (row * n_heads + head) * n_splits
     dims = tl.arange(0, n_dims)
@@ -258,6 +260,8 @@ def prefill(
     tile, kv_head = tl.program_id(0) * 4, tl.program_id(1)
     sequence, first_row = tl.load(tiles + tile).to(tl.int64), tl.load(tiles + tile + 1)
     n_rows, position = tl.load(tiles + tile + 2), tl.load(tiles + tile + 3)
+    if n_rows == 0:
+        return
     lanes, dims = tl.arange(0, tile_rows * n_members), tl.arange(0, n_dims)
     rows, members = lanes // n_members, lanes % n_members
     heads = kv_head * group + members
