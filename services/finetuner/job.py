@@ -1,4 +1,4 @@
-"""Runs a claimed job: its files to disk, its training in a runner, its words to Redis."""
+"""Runs a claimed job: writes its files to disk, has a runner train, reports the training's messages to Redis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from services.finetuner.settings import FinetunerSettings
 log = logging.getLogger(__name__)
 
 _REPORT_S = 0.5
-_MOST_EVENTS = 500  # about so many steps of a job are events
+_MOST_EVENTS = 500  # about the number of a job's steps that become events
 _PAUSE_S = 1.0  # before training that ended is started again
 
 
@@ -29,7 +29,7 @@ class UnpreparedError(Exception):
 
 
 class JobRun:
-    """One job, from where its last checkpoint stands. A paused job ends with a checkpoint, a cancelled one at once."""
+    """Runs one job from its last checkpoint on. A paused job ends with a checkpoint, a cancelled job at once."""
 
     def __init__(
         self, claim: Claim, store: JobStore, runner: Runner, settings: FinetunerSettings, metrics: FinetunerMetrics,
@@ -123,7 +123,7 @@ class JobRun:
                 await end_tasks([hearing])
 
     async def _tell(self) -> Status:
-        """Send what was heard; returns the job's status. Raises :class:`LostClaimError`."""
+        """Report the messages since the last report; returns the job's status. Raises :class:`LostClaimError`."""
         events, checkpoints, fields = self._events, self._checkpoints, self._fields
         self._events, self._checkpoints, self._fields = [], [], {}
         return await self._store.report(self._claim, self._settings.finetuner_lease_s, events, checkpoints, fields)
@@ -134,7 +134,7 @@ class JobRun:
             self._fields["heard"] = run.heard
 
     def _take(self, word: Word) -> None:
-        """Take one word of the training; `training.words` says what they are, a runner adds `waits` with a message."""
+        """Take one message of the training (see `training.words`), or `waits` with a message of the runner."""
         match word.pop("kind"):
             case "begins":
                 self._fields |= {"steps": word["steps"]}
@@ -160,7 +160,7 @@ class JobRun:
 
 
 def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write files; those that were deleted in Redis are here, if the job was begun before. Raises UnpreparedError."""
+    """Write files; files deleted in Redis are on disk if the job has begun before. Raises UnpreparedError."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         if content:

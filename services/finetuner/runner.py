@@ -1,4 +1,4 @@
-"""Where trainings run: what a job asks of a runner, whatever it is."""
+"""Interfaces of runners, which run trainings for jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from services.finetuner.settings import FinetunerSettings
 
-Word = dict[str, Any]  # as `training.words` describes them
+Word = dict[str, Any]  # a message of the training process, described in `training.words`
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Task:
     job_id: str
     folder: Path  # the job's: its files and checkpoints
     source: str  # of the base: a folder of safetensors, or a GGUF file
-    heard: str = ""  # `Run.heard` of the fine-tuner that had the job before
+    heard: str = ""  # `Run.heard` of the previous fine-tuner
 
     def arguments(self, settings: FinetunerSettings) -> list[str]:
         """The command line of the training process, without the file for its words."""
@@ -40,7 +40,7 @@ class Outcome:
 
     status: int  # of its process
     said: str  # why, in words
-    counts: bool = True  # as one of the attempts that a job has; not if something else took its place away
+    counts: bool = True  # as an attempt of the job; False if the training was ended from outside
 
 
 class NotStartedError(Exception):
@@ -48,20 +48,20 @@ class NotStartedError(Exception):
 
 
 class Run(Protocol):
-    """A training that was started, or found running."""
+    """A training that runs."""
 
     @property
     def heard(self) -> str:
-        """Which words were returned, for a fine-tuner that goes on with this training; empty if none can."""
+        """The position behind the last returned word, where another fine-tuner continues; empty if none can."""
 
     def words(self) -> AsyncIterator[Word]:
-        """What it says, until it has ended. Raises :class:`NotStartedError`."""
+        """Yield the messages of the training until it ends. Raises :class:`NotStartedError`."""
 
     def stop(self) -> None:
-        """Have it write a checkpoint and end; may be called again."""
+        """Ask the training to write a checkpoint and end; may be called again."""
 
     async def outcome(self) -> Outcome:
-        """How it ended; to be asked when there are no more words."""
+        """Return how the training ended; call it after the last word."""
 
 
 class Runner(Protocol):
@@ -69,10 +69,10 @@ class Runner(Protocol):
 
     @property
     def outlives(self) -> bool:
-        """Whether a training goes on when its fine-tuner ends."""
+        """Whether a training continues when its fine-tuner ends."""
 
     def start(self, task: Task) -> AbstractAsyncContextManager[Run]:
-        """Start a training. It does not run any more when the context is left, unless it outlives the fine-tuner."""
+        """Start a training. Leaving the context ends it, unless it outlives the fine-tuner."""
 
     async def sweep(self, wanted: Callable[[str], Awaitable[bool]]) -> None:
-        """End the trainings whose job, as `Task.member` names it, is not wanted any more."""
+        """End the trainings of unwanted jobs, which `Task.member` names."""

@@ -62,7 +62,7 @@ STORE_S = 1.0  # longest wait for Redis when a stored response is read or writte
 
 
 def resume_policy(settings: GatewaySettings) -> ResumePolicy:
-    """Return the limits within which an interrupted generation goes on elsewhere."""
+    """Return the limits within which an interrupted generation continues on another worker."""
     return ResumePolicy(
         max_faults=settings.max_faults,
         max_handoffs=settings.max_handoffs,
@@ -181,7 +181,7 @@ def new_router(settings: GatewaySettings, tls: Tls | None) -> RouterClient:
 def new_gate(
     settings: GatewaySettings, guard: RedisGuard, keys: RedisKeys, metrics: GatewayMetrics, peers: Peers
 ) -> Gate:
-    """Return the check of keys and limits; with tenancy off it lets everybody in."""
+    """Return the check of keys and limits; with tenancy off it admits all requests."""
     if not settings.tenancy:
         return OpenGate()
     replicas = settings.gateway_replicas

@@ -1,4 +1,4 @@
-"""Trainings as Kubernetes Jobs, made from a template. They outlive the fine-tuner: the next one goes on with them."""
+"""Trainings as Kubernetes Jobs, made from a template. They outlive the fine-tuner; the next fine-tuner follows them."""
 
 from __future__ import annotations
 

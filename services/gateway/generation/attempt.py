@@ -10,8 +10,8 @@ from ryzanstein.v1 import worker_pb2
 
 from services.gateway.generation.tokens import FinishReason, TokenBatch
 
-# A sequence is passed on at most this often: faster than any eye, more only costs frames and system calls. Tokens that
-# come slower than this are never held back, nor are the first ones and the last ones.
+# Pause between a sequence's frames. It is shorter than the eye notices, and each frame costs system calls. The first
+# tokens, the last tokens and tokens that arrive more slowly are sent at once.
 FRAME_S = 0.005
 
 
@@ -80,8 +80,8 @@ class Attempt:
         self, number: int, next_index: int, *, first_token_s: float, stall_s: float, on_trial: bool = False
     ) -> None:
         self.number = number
-        self.on_trial = on_trial  # beside no other suspect
-        self.begun = not on_trial  # a suspect may wait for another one: its worker says when it is computed
+        self.on_trial = on_trial  # the worker computes no other suspect meanwhile
+        self.begun = not on_trial  # a suspect may wait for another suspect: its worker announces its start
         self.next_index = next_index
         self.end: End | None = None
         self.cached_tokens = 0
@@ -89,11 +89,11 @@ class Attempt:
         self._patience_s = stall_s
         self._batch = TokenBatch([])
         self._waiter: asyncio.Future[None] | None = None
-        self._pausing = False  # only the end is waited for, and the time
+        self._pausing = False  # `_waiter` waits for the end or the time, not for tokens
         self._next_frame = 0.0  # event-loop time
 
     async def take(self) -> TokenBatch:
-        """All that is ready, waiting for something; empty only after the end, when `end` says why."""
+        """Wait for tokens, and return all that have arrived; empty only after the end, whose cause is `end`."""
         loop = asyncio.get_running_loop()
         if self.end is None and not self._batch.ids:
             self._waiter = loop.create_future()
@@ -105,7 +105,7 @@ class Attempt:
         return batch
 
     async def _pause(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Until the next frame is due, or the end is there."""
+        """Wait until the next frame may be sent, or the attempt has ended."""
         waiter = self._waiter = loop.create_future()
         timer = loop.call_at(self._next_frame, _let_go, waiter)
         self._pausing = True

@@ -21,7 +21,7 @@ class SequenceGroup:
         self._running += 1
 
     def left(self, now: float) -> None:
-        """A sequence has left its worker: it has ended, or goes on elsewhere."""
+        """A sequence has left its worker: it has ended, or continues on another worker."""
         self._running -= 1
         self._left_at = now
 

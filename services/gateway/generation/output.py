@@ -121,7 +121,7 @@ class Generation:
     async def _hold(self, held: HeldAnswer, chunk: OutputChunk) -> None:
         held.add(chunk.text, chunk.calls)
         if chunk.finish in (None, FinishReason.LENGTH) or self.stopped is not None:
-            return  # it goes on, or was cut off
+            return  # it is not complete
         try:
             await held.check()
         except ApiError as error:
@@ -155,7 +155,7 @@ class Generation:
         return chunk
 
     def _read_plain(self, batch: TokenBatch, chunk: OutputChunk) -> list[str]:
-        """The text of all tokens at once: nothing stands between them."""
+        """Decode all tokens at once: no stop string or log-probability needs their borders."""
         ids = chunk.ids = list(batch.ids)
         self.completion_tokens += len(ids)
         silent = batch.finish is FinishReason.STOP and not self.request.options.include_stop

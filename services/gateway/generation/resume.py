@@ -75,7 +75,7 @@ class _Running:
 
 
 class ResumableStream:
-    """A :class:`TokenSource` over whatever workers there are."""
+    """A :class:`TokenSource` that continues on another worker when one is lost."""
 
     def __init__(self, request: GenerationRequest, upstream: Upstream) -> None:
         self._request = request
@@ -84,7 +84,7 @@ class ResumableStream:
         self._generated: list[int] = []
         self._last_token_at = 0.0  # event-loop time
         self._running: _Running | None = None
-        self._placed = False  # as its group counts it
+        self._placed = False  # whether its group counts it as placed on a worker
         self._attempts = 0
         self._lost_by = ""  # the last cause
         self._faults = 0
@@ -143,7 +143,7 @@ class ResumableStream:
                 raise self._failed(resumes_exhausted(error.retry_after_s)) from error
             except NoWorkerError as error:
                 self._may_wait(error)
-                # Whoever failed may be back, under the same name, before anybody else turns up.
+                # A worker that failed may return under its name before another one is found.
                 self._excluded.clear()
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -216,14 +216,14 @@ class ResumableStream:
         return len(self._request.prompt_ids) + len(self._generated)
 
     def _leave(self) -> _Running | None:
-        """The worker that was found is ours no more; returns the attempt that ran there."""
+        """Give the worker up; returns the attempt that ran there."""
         running, self._running = self._running, None
         if self._placed and self._request.group is not None:
             self._placed = False
             self._request.group.left(asyncio.get_running_loop().time())
         return running
 
-    # --- how it goes on --------------------------------------------------------------------------------------------
+    # --- after the attempt --------------------------------------------------------------------------------------------
 
     def _accept(self, running: _Running, batch: TokenBatch) -> None:
         now: float = asyncio.get_running_loop().time()
@@ -270,7 +270,7 @@ class ResumableStream:
             alone = running.attempt.on_trial and self._poison.trial_tokens > 0
             self._poison.died(len(self._generated), alone=alone, gave=running.first_token_at > 0)
         self._handoffs += end.handoff
-        # A worker that was lost before it had begun with a suspect says nothing about it.
+        # A worker that was lost before it began a suspect counts neither against it nor as a fault.
         self._faults += running.attempt.begun and end.cause in (Cause.CONNECTION_LOST, Cause.STALL, Cause.PROTOCOL)
         self._count(end.cause, ref.worker_id, end.detail)
 
@@ -288,7 +288,7 @@ class ResumableStream:
         self._count(Cause.CONNECT, ref.worker_id, str(error))
 
     def _count(self, cause: Cause, worker_id: str, detail: str) -> None:
-        # A worker that cannot be reached has cost nothing: only the deadline limits how many are tried.
+        # A try of an unreachable worker computed nothing, so that only the deadline limits their number.
         self._excluded.add(worker_id)
         self._lost_by = str(cause)
         policy, now = self._upstream.policy, asyncio.get_running_loop().time()
@@ -311,7 +311,7 @@ class ResumableStream:
             raise self._failed(interrupted(f"The request was interrupted too often, last by {cause}: {detail}"))
 
     def _may_wait(self, error: NoWorkerError) -> None:
-        """Return if a worker may still turn up for a request that had one, or whose group has; raise otherwise."""
+        """Return while a worker may still be found for a request that had one, or whose group has one; else raise."""
         now, group = asyncio.get_running_loop().time(), self._request.group
         if now < self._resume_by or (group is not None and group.going_on(now, self._upstream.policy.deadline_s)):
             return

@@ -21,12 +21,12 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """A worker begins to answer, or goes on where another one was lost."""
+    """A worker begins to answer, or continues the answer of a lost worker."""
 
     worker: str
     attempt: int
     after: str  # why the worker before is none any more; empty at the first one
-    resume: str  # exact or approximate (the card's word) where it goes on with a text; empty where it begins one
+    resume: str  # when it continues a text: exact or approximate, as the model card says; empty when it begins one
 
     def json(self) -> dict[str, object]:
         """As clients see it."""

@@ -82,7 +82,7 @@ class ServedModel:
 
     @property
     def resume(self) -> str:
-        """Whether an interrupted text goes on as it would have: exact or approximate."""
+        """Whether an interrupted text continues with the same tokens: exact or approximate."""
         return self.card.resume or "exact"
 
     @property

@@ -1,4 +1,4 @@
-"""Checks a checkpoint as a worker does before it reads weights, and goes on where the worker would end."""
+"""Checks a checkpoint as a worker does before it reads weights, and continues where the worker would end."""
 
 from __future__ import annotations
 

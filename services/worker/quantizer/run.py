@@ -1,7 +1,7 @@
 """Quantizes a checkpoint: a survey that chooses bits, then every layer, on the rows of the quantized layers below it.
 
-A layer is in memory alone. What is finished is on disk, and a run that was killed goes on behind it: its rows pass the
-finished layers as they are stored, which is what an uninterrupted run computes, too.
+Only one layer is in memory at a time. Finished layers are on disk, and a run that was killed continues after them: its
+rows pass the finished layers as they are stored, which is what an uninterrupted run computes, too.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class CoreError(Exception):
 
 
 class RequestFailedError(Exception):
-    """vLLM could not compute one request, and goes on with the others."""
+    """vLLM could not compute one request, and continues with the others."""
 
 
 @dataclass(frozen=True, slots=True)

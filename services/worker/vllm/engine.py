@@ -1,4 +1,4 @@
-"""vLLM as an engine: its processes compute, ours submit, cancel, hand off, and start them again after a loss."""
+"""vLLM as an engine: its processes compute; we submit, cancel, hand off, and restart its processes after a loss."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class VllmEngine:
         self._mirror.clear()
         self._dirty.clear()
         for live in alive.values():
-            # vLLM does not say which waiting requests a step has begun, so all that it has count as computed.
+            # vLLM does not say which waiting requests a step has begun, so that all its requests count as computed.
             in_flight = live.task is not None
             if live.task is not None:
                 live.task.cancel()
@@ -316,7 +316,7 @@ class VllmEngine:
         self._steps.on_first_output(admitted_at - live.queued_at, now - live.queued_at)
 
     def _fail(self, live: LiveRequest, message: str) -> None:
-        """End a request that vLLM alone gave up: with its grammar's error, else on another worker."""
+        """End a request that failed in vLLM: with an error if it has a grammar, else another worker continues it."""
         if live.asked.sampling.grammar:
             self._end(live, message, "grammar")
         elif self._live.pop(live.asked, None) is not None:
@@ -324,7 +324,7 @@ class VllmEngine:
             self.changes.announce()
 
     def _end(self, live: LiveRequest, message: str, field: str) -> None:
-        """End a request for good: `field` cannot be followed any further."""
+        """End a request with an error: the engine cannot obey `field` any further."""
         if self._live.pop(live.asked, None) is not None:
             live.sink.add(live.asked, Output(live.next_index, (), Finish.FAILED, failure=message, failed_field=field))
             live.sink.flush(self._step)

@@ -33,7 +33,7 @@ class LiveRequest:
     stream: AsyncGenerator[Any, None]  # vLLM's outputs
     queued_at: float = field(default_factory=time.monotonic)
     next_index: int = 0  # of the next token among all generated ones
-    replay: tuple[int, ...] = ()  # what vLLM has to generate again, before the answer goes on
+    replay: tuple[int, ...] = ()  # tokens that vLLM has to generate again before the answer continues
     first: Prefill | None = None  # not delivered yet
     begun: bool = False  # vLLM has sent its first output
     cached_tokens: int = 0  # of all known tokens

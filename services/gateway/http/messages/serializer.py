@@ -115,20 +115,20 @@ class _Blocks:
         self._thought = blake2b()
 
     def think(self, text: str, *, shown: bool) -> bytes:
-        """Reasoning goes on."""
+        """Return the frames of more reasoning."""
         frames = b"" if self._kind == "thinking" else self._begin(_thinking(""))
         self._thought.update(text.encode())
         return frames + (self._delta("thinking_delta", "thinking", text) if shown else b"")
 
     def write(self, text: str) -> bytes:
-        """Text goes on."""
+        """Return the frames of more text."""
         if self._kind == "text":
             return self._delta("text_delta", "text", text)
         self._blank += text
         return b"" if self._blank.isspace() else self._write_held()
 
     def call(self, call: CallDelta) -> bytes:
-        """A call begins, or goes on."""
+        """Return the frames of a call that begins, or of its next arguments."""
         frames = b""
         if call.name is not None:
             self.called, self._blank = True, ""

@@ -15,7 +15,7 @@ ResponseId = Annotated[str, Meta(max_length=256)]
 
 
 class InputText(Struct, tag_field="type", tag="input_text", forbid_unknown_fields=True):
-    """Text that somebody wrote."""
+    """A text of any role."""
 
     text: str
     prompt_cache_breakpoint: Annotated[Any, ADVISORY] = None

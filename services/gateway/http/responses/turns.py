@@ -1,4 +1,4 @@
-"""A turn of a conversation: a body of /v1/responses, and what it goes on from."""
+"""A turn of a conversation: a body of /v1/responses, and the conversation before it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from services.gateway.text.codec import ServedModel
 
 Result = TypeVar("Result")
 INLINE_ITEMS = 256
-_MAX_REFERRED = 64  # responses: each is read for itself
+_MAX_REFERRED = 64  # responses; each takes a read
 _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
@@ -38,7 +38,7 @@ _PREFIXES = {
 
 @dataclass(frozen=True, slots=True)
 class ResponseTurn:
-    """A body, and what it goes on from."""
+    """A body, and the conversation before it."""
 
     body: ResponsesBody
     response_id: str
@@ -49,7 +49,7 @@ class ResponseTurn:
 
     @property
     def session(self) -> str:
-        """What keeps a conversation's turns on one worker: its first response."""
+        """The id of its first response, by which all turns of a conversation go to one worker."""
         return self.past.session or self.response_id
 
     def listed(self) -> list[dict[str, Any]]:
@@ -82,18 +82,18 @@ def _check_number(body: ResponsesBody, model: ServedModel) -> None:
 
 
 def not_kept_here(field: str) -> ApiError:
-    """Of a field that needs what is kept, where nothing is."""
+    """Return the error for a field that needs kept responses, on a gateway that keeps none."""
     return invalid(f"`{field}` is not supported: no responses are kept here.", field, "unsupported_field")
 
 
 class Turns:
-    """Reads them."""
+    """Reads turns."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
     async def read(self, body: ResponsesBody, model: ServedModel, tenant: str) -> ResponseTurn:
-        """A body with what it goes on from; raises :class:`ApiError`."""
+        """Return a body with the conversation before it; raises :class:`ApiError`."""
         if body.input is None and body.previous_response_id is None:
             raise invalid("Missing required field `input`.", "input", "missing_field")
         _check_number(body, model)
@@ -107,7 +107,7 @@ class Turns:
         return ResponseTurn(body, new_response_id(), tenant, past, given, items)
 
     async def _resolved(self, tenant: str, items: Sequence[Item | ReferenceItem]) -> list[Item]:
-        """The items themselves where kept ones are referred to; raises :class:`ApiError`."""
+        """Return the items, with kept items in place of references; raises :class:`ApiError`."""
         known: dict[str, dict[str, Any]] = {}
         asked: set[str] = set()
         resolved: list[Item] = []
@@ -140,10 +140,10 @@ class Turns:
 async def as_much_as_fits(
     turn: ResponseTurn, attempt: Callable[[int], Awaitable[Result]], discard: Callable[[Result], None]
 ) -> Result:
-    """What `attempt` makes of the conversation from an item on; raises :class:`ApiError`.
+    """Return the result of `attempt` for the conversation from the earliest possible item on; raises :class:`ApiError`.
 
-    It is the first item, or else, where the body lets turns be dropped, the earliest that leaves few enough tokens.
-    What is made on the way is discarded.
+    That is the first item, or, if the body permits to drop turns, the earliest one whose prompt fits. Other results of
+    `attempt` are discarded.
     """
     try:
         return await attempt(0)
@@ -157,7 +157,7 @@ async def as_much_as_fits(
 
 
 def _starts(items: Sequence[Item]) -> list[int]:
-    """Where a conversation may begin: with a user's message, never between a call and its output."""
+    """Return the items at which a conversation may begin: user's messages, never between a call and its output."""
     users = [index for index, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
     return [index for index in users if index]
 
@@ -165,7 +165,7 @@ def _starts(items: Sequence[Item]) -> list[int]:
 async def _first_that_fits(
     starts: Sequence[int], attempt: Callable[[int], Awaitable[Result]], discard: Callable[[Result], None]
 ) -> Result:
-    """With the fewest items dropped; raises :class:`ApiError` when even the last turn is too long."""
+    """Return the result with the fewest items dropped; raises :class:`ApiError` when even the last turn is too long."""
     low, high = 0, len(starts) - 1
     best = await attempt(starts[high])
     while low < high:

@@ -18,7 +18,7 @@ class RoundRobin(Picker):
     type: Literal["turn"] = "turn"
 
     def pick(self, candidates: Candidates) -> Pick:
-        """The worker whose turn it is."""
+        """Return the next worker in order."""
         left = candidates.indices()
         return Pick(int(left[candidates.query.turn % len(left)]), "its turn")
 
