@@ -162,7 +162,7 @@ def _date(seconds: float) -> str:
 def _call(
     method: str, url: str, path: str, token: str, token_file: Path | None, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What the gateway answers; raises :class:`CommandError` with what it says."""
+    """Return the gateway's answer; raises :class:`CommandError` with its message."""
     import httpx  # imported here, so that other commands start faster
 
     from services.cli.chat import error_message

@@ -95,7 +95,7 @@ async def _open_runner(settings: FinetunerSettings) -> Runner:
 
 @dataclass(frozen=True, slots=True)
 class Finetuner:
-    """What a fine-tuner does, each method until it is cancelled or `stop` is set."""
+    """The tasks of a fine-tuner; each runs until it is cancelled or `stop` is set."""
 
     store: JobStore
     runner: Runner

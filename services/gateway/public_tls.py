@@ -33,7 +33,7 @@ class CertificateFiles:
         return self.key.read_bytes(), self.certificate.read_bytes()
 
     def stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """What changes with the files."""
+        """Return a value that changes with the files."""
         return tuple(file_stamp(path) for path in (self.certificate, self.key))
 
 

@@ -46,7 +46,7 @@ class AdapterBook:
         self._hold(member, {**self._held[member], digest: True})
 
     def loads(self, digest: str) -> AdapterLoads:
-        """What each worker needs before it can compute with an adapter."""
+        """Return each worker's cost of loading an adapter."""
         load_ms = _measured(self._table[_READ_MS], READ_MS)
         waits = self._table[_IN_USE].copy()
         for member in self._holders.get(digest, ()):

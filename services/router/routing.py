@@ -74,7 +74,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the coordinator and Redis have said about a request."""
+    """The answers of the coordinator and of Redis about a request."""
 
     depths: Depths | None  # None: the coordinator was not asked, or did not answer
     held: Held | None

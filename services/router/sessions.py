@@ -47,7 +47,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What Redis holds for a session; `binding` is None if the value is unreadable, as by another release."""
+    """A session's entry in Redis; `binding` is None if the value is unreadable, as by another release."""
 
     raw: bytes
     binding: Binding | None
@@ -92,7 +92,7 @@ class Sessions:
         return self._breaker.allows(time.monotonic())
 
     async def read(self, tenant: str, session: str, *, touch: bool) -> Held | None:
-        """What Redis holds for the session; `touch` resets its time to live to `SESSION_TTL_S`."""
+        """Return the session's entry in Redis; `touch` resets its time to live to `SESSION_TTL_S`."""
         key = self._keys.session(tenant, session)
         raw = await self._ask(*(("GETEX", key, "EX", SESSION_TTL_S) if touch else ("GET", key)))
         return decode(raw) if raw is not None else None

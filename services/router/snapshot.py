@@ -107,7 +107,7 @@ class Snapshot:
 
 
 class AdapterLoads(NamedTuple):
-    """What it takes to load one adapter at every worker, [n_workers]."""
+    """The cost of loading one adapter at every worker, [n_workers]."""
 
     digest: str
     load_ms: Floats  # 0: it is in a slot, or on its way there

@@ -42,7 +42,7 @@ class ModelReference:
 
     @property
     def place(self) -> str:
-        """What all revisions have in common, as a part of file names."""
+        """Return the part of file names that all revisions share."""
         return "--".join(filter(None, (self.model.replace("/", "--"), self.choice)))
 
     @property

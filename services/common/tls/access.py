@@ -1,4 +1,4 @@
-"""Who may call which method, by the component in the caller's certificate."""
+"""The callers of each method, by the component in the caller's certificate."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What one read of the folder gave."""
+    """The files of the folder, read once."""
 
     identity: Identity
     chain: bytes
@@ -89,7 +89,7 @@ def _read(path: Path) -> bytes:
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file is replaced or written; None while it cannot be read."""
+    """Return a value that changes when a file is replaced or written; None while it cannot be read."""
     try:
         found = path.stat()
     except OSError:

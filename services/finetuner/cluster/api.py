@@ -78,7 +78,7 @@ _RAW: dict[str, Any] = {"_preload_content": False, "_request_timeout": _TIMEOUT_
 
 
 def _asked(call: Callable[[], Any], none_for: int = 0) -> Object | None:
-    """What a call returns; None for the status `none_for`."""
+    """Return a call's result; None for the status `none_for`."""
     try:
         found: Object = json.loads(call().data)
     except client.ApiException as error:

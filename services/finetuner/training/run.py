@@ -25,7 +25,7 @@ _CLIP = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a process may use."""
+    """Limits of a training process."""
 
     device: torch.device
     checkpoint_s: float  # age of the last checkpoint after which another one is written

@@ -73,7 +73,7 @@ class FileInspector:
             self._wrong.append((number, reason))
 
     def verdict(self) -> str:
-        """What is wrong with the file, with its first wrong lines; empty if nothing is."""
+        """Return the file's error, with its first invalid lines; empty if it is valid."""
         if self._wrong:
             named = "; ".join(f"line {number}: {reason}" for number, reason in self._wrong[:MOST_NAMED])
             rest = len(self._wrong) - MOST_NAMED
@@ -84,7 +84,7 @@ class FileInspector:
 
 
 def _trouble(data: bytes) -> str:
-    """What is wrong with a line; empty if nothing is."""
+    """Return the error of a line; empty if it is valid."""
     try:
         line = _decode(data)
     except msgspec.ValidationError as error:

@@ -33,7 +33,7 @@ def named_session(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a request generates from."""
+    """The inputs of a generation."""
 
     preparer: Preparer[Any]
     body: GeneratingBody

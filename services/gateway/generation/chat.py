@@ -27,7 +27,7 @@ from services.gateway.tools.use import ToolUse, tool_use
 
 
 def conversation_of(request: ChatRequest, tools: ToolUse | None, *, control_tokens: bool) -> Conversation:
-    """What the template is to render; raises :class:`ApiError` (400)."""
+    """Return the template's input; raises :class:`ApiError` (400)."""
     if reserved := {"messages", "add_generation_prompt", "tools"} & request.variables.keys():
         raise invalid(f"`chat_template_kwargs` may not set {', '.join(sorted(reserved))}.", "chat_template_kwargs")
     return Conversation(
@@ -136,7 +136,7 @@ class ChatPreparer:
         )
 
     async def _constraint(self, request: ChatRequest, tools: ToolUse | None) -> Asked | None:
-        """What the text must follow: the format that was asked for, calls of tools, or both."""
+        """Return the grammar of the answer: the requested format, calls of tools, or both."""
         asked = await self._grammars.asked(request.options, request.names)
         if tools is None or not (tools.constrained or asked is not None):
             return asked

@@ -21,7 +21,7 @@ _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
 def billed_prompt(generation: Generation) -> Usage:
-    """What counts where nothing but the prompt was wanted."""
+    """Return the usage of a request that asks for its prompt alone."""
     return Usage(generation.usage.prompt_tokens, 0, generation.usage.cached_tokens)
 
 

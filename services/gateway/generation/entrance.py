@@ -1,4 +1,4 @@
-"""Where every request comes in, whichever API it took."""
+"""The entrance of all requests, from each API."""
 
 from __future__ import annotations
 

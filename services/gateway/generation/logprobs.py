@@ -88,7 +88,7 @@ class LogprobWriter:
 
 
 def _offsets(model: ServedModel, ids: Sequence[int]) -> list[int]:
-    """Where the text of each prompt token begins."""
+    """Return the position at which the text of each prompt token begins."""
     detokenizer, offsets, position = model.new_detokenizer(), [], 0
     for token_id in ids:
         offsets.append(position)

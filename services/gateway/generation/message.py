@@ -21,7 +21,7 @@ def new_call_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class MessageDelta:
-    """What a piece of text adds to the message."""
+    """The additions of a piece of text to the message."""
 
     content: str
     reasoning: str

@@ -25,7 +25,7 @@ class Prepared:
     ignored_tools: tuple[str, ...] = ()  # hosted tools that the body offers, which there are none of here
 
     def usage(self) -> Usage:
-        """What the sequences have used so far."""
+        """The tokens that the sequences have used so far."""
         total = Usage()
         for index, generation in enumerate(self.generations):
             usage = self.billed(generation)
@@ -46,7 +46,7 @@ class Prepared:
 
 
 class GeneratingBody(Protocol):
-    """What every generating endpoint's body says."""
+    """The fields that the bodies of all generating endpoints have."""
 
     @property
     def model(self) -> str | None:
@@ -58,14 +58,14 @@ class GeneratingBody(Protocol):
 
     @property
     def session(self) -> str:
-        """What keeps requests on one worker; empty when the body names nothing."""
+        """The session, whose requests go to one worker; empty when the body names none."""
 
 
 Body = TypeVar("Body", bound=GeneratingBody, contravariant=True)
 
 
 class Preparer(Protocol[Body]):
-    """What differs between the endpoints."""
+    """The part of generation that differs between endpoints."""
 
     async def prepare(self, body: Body, model: ServedModel, caller: Caller) -> Prepared:
         """The sequences of a body; raises :class:`ApiError`."""

@@ -13,7 +13,7 @@ from services.gateway.text.codec import ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, as text where it came as text."""
+    """One prompt; a prompt of text is kept as text, too."""
 
     ids: list[int]
     text: str | None

@@ -1,4 +1,4 @@
-"""What the pipeline works on: a validated request that no longer knows which API it came through."""
+"""A validated request, the same for all APIs."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _LONGEST_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ResumePolicy:
-    """What a request survives, and for how long a worker may be silent."""
+    """Limits of interruptions, and of a worker's silence."""
 
     max_faults: int = 3
     max_handoffs: int = 32

@@ -29,7 +29,7 @@ class Takeover:
     resume: str  # when it continues a text: exact or approximate, as the model card says; empty when it begins one
 
     def json(self) -> dict[str, object]:
-        """As clients see it."""
+        """Return the form that clients get."""
         return {
             "id": self.worker,
             "attempt": self.attempt,
@@ -51,7 +51,7 @@ class TokenBatch:
 
 
 class TokenSource(Protocol):
-    """Where a sequence's tokens come from: workers, or the response cache."""
+    """The source of a sequence's tokens: workers, or the response cache."""
 
     @property
     def cached_tokens(self) -> int:

@@ -62,7 +62,7 @@ class Administrator:
         self._gate = gate
 
     async def __call__(self, request: Request) -> str:
-        """Who calls; raises :class:`ApiError` 401 or 403."""
+        """Return the caller's name; raises :class:`ApiError` 401 or 403."""
         given = authorization(request.scope)
         if self._digest and compare_digest(sha256(key_of(given).encode()).digest(), self._digest):
             return "token"

@@ -47,7 +47,7 @@ class IssuedKey(Tenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class PresentedKey:
-    """What a client sent."""
+    """The key that a client sent."""
 
     id: str
     secret: str

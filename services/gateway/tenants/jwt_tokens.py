@@ -38,7 +38,7 @@ class TokenLimits(Tenant, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 @dataclass(frozen=True, slots=True)
 class JwtIssuer:
-    """What tokens must be."""
+    """Requirements of valid tokens."""
 
     issuer: str
     audience: str

@@ -80,7 +80,7 @@ class KeyDirectory:
 
     @staticmethod
     def credential(key: str) -> str:
-        """What finds the tenant later without the key: an issued key's id, or another key's digest."""
+        """Return a reference to the tenant without the key: an issued key's id, or another key's digest."""
         presented = PresentedKey.parse(key)
         return presented.id if presented else digest_of(key)
 

@@ -1,4 +1,4 @@
-"""Who may use the gateway: keys, bearer tokens, and the administration of keys."""
+"""Settings of authentication: keys, bearer tokens, and the administration of keys."""
 
 from __future__ import annotations
 

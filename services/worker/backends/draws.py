@@ -1,4 +1,4 @@
-"""What the rows of a step draw their tokens by, on the host and on the device."""
+"""The probabilities and noise by which the rows of a step draw tokens, on the host and on the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.worker.backends.batch import Ints
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """What each of n rows draws its token by, on the device of the logits."""
+    """The draw of each of n rows, on the device of the logits."""
 
     temperature: Tensor  # [n] float32; 0: the best logit
     seeds: Tensor  # [n] int64

@@ -1,4 +1,4 @@
-"""What a model asks of a worker beside a plain stack of layers, in words."""
+"""Describes the features of a model beside a plain stack of layers."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is known of a model before its weights are read."""
+    """Facts about a model that are known before its weights are read."""
 
     model: str
     architecture: str = ""

@@ -28,7 +28,7 @@ _BY_DTYPE = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to convert, and how."""
+    """The options of a conversion."""
 
     source: Path  # a folder or a GGUF file
     out: Path  # a name that ends with .gguf, or a folder

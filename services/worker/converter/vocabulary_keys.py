@@ -34,7 +34,7 @@ _SPECIAL = {
 
 @dataclass(frozen=True, slots=True)
 class FolderTokenizer:
-    """What a folder says about its tokenizer."""
+    """A folder's files about its tokenizer."""
 
     path: Path
     tokenizer: Tokenizer

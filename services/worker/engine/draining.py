@@ -1,4 +1,4 @@
-"""What a drain does with the requests of any engine."""
+"""The drain of an engine's requests, the same for all engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an adapter changes in its base's tensors: the weights of PEFT's `merge_and_unload`.
+"""An adapter's changes of its base's tensors; they give the weights of PEFT's `merge_and_unload`.
 
 Beside plain LoRA: DoRA (arXiv:2402.09353), modules that were trained whole, biases, and embeddings.
 """
@@ -20,7 +20,7 @@ _EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"  # [rank, 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What happens to one tensor of the base."""
+    """The change of one tensor of the base."""
 
     factors: Factors | None = None
     experts: tuple[StackFactors, StackPart] | None = None

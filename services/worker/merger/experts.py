@@ -1,4 +1,4 @@
-"""What an adapter changes in experts that are one parameter of a layer: `target_parameters` of PEFT.
+"""An adapter's changes of experts that are one parameter of a layer: `target_parameters` of PEFT.
 
 Such a parameter has a matrix for each expert, and all of them share an A, [n_experts * rank, n_in], with the expert
 slowest, and a B, [n_out, n_experts * rank], with the expert fastest. Where a module has two such parameters, the names
@@ -27,7 +27,7 @@ Read = Callable[[str], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class StackPart:
-    """Where a checkpoint has a part of the matrices."""
+    """The place of a part of the matrices in a checkpoint."""
 
     stored: str
     expert: int | None = None  # whose matrix; None: those of all experts, in the parameter's own layout

@@ -57,7 +57,7 @@ def find_family(config: Config) -> Family:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a checkpoint says about its model."""
+    """A checkpoint's description of its model."""
 
     config: Config
     family: Family

@@ -264,7 +264,7 @@ class ModelSpec:
 
     @property
     def divided(self) -> tuple[tuple[str, int], ...]:
-        """What ranks divide among them, and how many there are of it."""
+        """The parts that ranks divide among themselves, and their numbers."""
         parts = [("attention heads", self.n_heads), ("KV heads", self.n_kv_heads)]
         for layer in self.layers:
             if layer.moe is None:
@@ -274,7 +274,7 @@ class ModelSpec:
         return tuple((what, count) for what, count in dict.fromkeys(parts) if count)
 
     def _indivisible(self, size: int) -> str:
-        """What `size` ranks cannot divide; "" for nothing."""
+        """Return the parts that `size` ranks cannot divide; "" for none."""
         for what, count in self.divided:
             shared = what == "KV heads" and size % count == 0  # several ranks hold one head
             if count % size and not shared:

@@ -75,7 +75,7 @@ Progress = Callable[[str, int, int], None]  # a phase, how many of its layers ar
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for."""
+    """The options of a quantization."""
 
     model: Path
     out: Path

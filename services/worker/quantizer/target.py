@@ -1,4 +1,4 @@
-"""Where the written checkpoint stores a model's tensors."""
+"""The names and files of a model's tensors in the written checkpoint."""
 
 from __future__ import annotations
 

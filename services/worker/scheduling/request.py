@@ -92,7 +92,7 @@ class Request:
         return Finish.LENGTH if len(self.token_ids) >= self.limit else None
 
     def admission(self) -> Admission:
-        """What the ranks have to know of it before its first chunk."""
+        """The message by which ranks learn of the request, before its first chunk."""
         return Admission(
             self.slot,
             self.sampling,
@@ -104,7 +104,7 @@ class Request:
         )
 
     def prefill(self) -> Prefill:
-        """What the first output says of the prompt."""
+        """The prompt's times, cached tokens and log-probabilities, for the first output."""
         return Prefill(self.queued_at, self.admitted_at, self.cached_tokens, tuple(self.prompt_logprobs))
 
     def check(self, block_tokens: int, *, caches: bool = True) -> None:

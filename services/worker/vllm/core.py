@@ -27,7 +27,7 @@ class CoreLoss:
 
 @dataclass(frozen=True, slots=True)
 class CoreStarted:
-    """What is known once vLLM has started."""
+    """Facts about vLLM that are known after its start."""
 
     vocab_size: int
     hidden_size: int

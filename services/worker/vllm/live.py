@@ -20,7 +20,7 @@ class ReplayError(Exception):
 
 
 def prompt_of(request: EngineRequest) -> list[int]:
-    """What vLLM gets as the prompt: tokens of earlier attempts, too, unless it generates them again."""
+    """Return vLLM's prompt; it has the tokens of earlier attempts, too, unless vLLM generates them again."""
     return [*request.prompt_ids, *(() if replays(request) else request.generated_ids)]
 
 

@@ -1,4 +1,4 @@
-"""What vLLM's start is at, from its log: a handler in each of its processes sends the lines here.
+"""The phase of vLLM's start, from its log: a handler in each of its processes sends the lines here.
 
 The lines are also written as JSON, like those of all our services.
 """

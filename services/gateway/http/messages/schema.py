@@ -34,7 +34,7 @@ TextualBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking", forbid_unknown_fields=True):
-    """What the assistant thought; given to the chat template."""
+    """The assistant's reasoning; the chat template gets it."""
 
     thinking: str
     signature: Annotated[str | None, ADVISORY] = None
@@ -59,7 +59,7 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use", forbid_unknown_fiel
 
 
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result", forbid_unknown_fields=True):
-    """What a call has given."""
+    """The result of a call."""
 
     tool_use_id: NonEmpty
     content: str | list[TextualBlock] | None = None
@@ -217,5 +217,5 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def session(self) -> str:
-        """What keeps requests on one worker; empty when the body names nothing."""
+        """The session, whose requests go to one worker; empty when the body names none."""
         return self.session_id or (self.metadata and self.metadata.user_id) or ""

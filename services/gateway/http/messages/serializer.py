@@ -23,7 +23,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class Thoughts(Enum):
-    """What becomes of reasoning."""
+    """Whether the answer shows reasoning."""
 
     SHOWN = "shown"
     OMITTED = "omitted"  # its block is empty

@@ -44,7 +44,7 @@ def chat_of(body: schema.CountBody) -> ChatRequest:
 
 
 def sampled_chat_of(body: schema.MessagesBody) -> ChatRequest:
-    """The same, with how tokens are chosen."""
+    """Return the chat with its sampling options."""
     chat = chat_of(body)
     options = TextOptions(
         temperature=body.temperature,
@@ -63,7 +63,7 @@ def _variables(body: schema.CountBody) -> dict[str, Any]:
 
 
 def _thinking(body: schema.CountBody) -> dict[str, Any] | None:
-    """What templates call it: Qwen's and GLM's, DeepSeek's and Granite's."""
+    """Return the switch under the names of the templates: Qwen's and GLM's, DeepSeek's and Granite's."""
     if body.thinking is None:
         return None
     on = not isinstance(body.thinking, schema.ThinkingOff)

@@ -27,7 +27,7 @@ class _Open:
 
     @property
     def place(self) -> Event:
-        """What every event of the item says."""
+        """The fields of every event of the item."""
         return {"item_id": self.item["id"], "output_index": self.index}
 
 
@@ -46,7 +46,7 @@ class OutputItems:
         self._call = -1  # index of the open one
 
     def add(self, chunk: OutputChunk) -> Iterator[Event]:
-        """What a chunk changes."""
+        """Return the events of a chunk."""
         if chunk.reasoning:
             self.reasoning_tokens += len(chunk.ids)
             yield from self._write("reasoning", _REASONING, chunk.reasoning, ())

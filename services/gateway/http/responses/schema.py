@@ -36,7 +36,7 @@ class Refusal(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=Tru
 
     @property
     def text(self) -> str:
-        """As other parts call it."""
+        """The text, under the name that other parts use."""
         return self.refusal
 
 
@@ -45,14 +45,14 @@ Content = str | list[Part]
 
 
 class _Listed(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What an item has that was once listed."""
+    """Fields of items that were listed by an earlier response."""
 
     id: str | None = None
     status: Annotated[Any, ADVISORY] = None
 
 
 class _OfCall(_Listed, kw_only=True, forbid_unknown_fields=True):
-    """What belongs to a call."""
+    """Fields of calls and of their outputs."""
 
     call_id: NonEmpty
     caller: Annotated[Any, ADVISORY] = None
@@ -77,7 +77,7 @@ class CallItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
 
 
 class CallOutputItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
-    """What a call gave."""
+    """The output of a call."""
 
     output: Content
     type: Literal["function_call_output"] = "function_call_output"
@@ -94,7 +94,7 @@ class CustomCallItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
 
 
 class CustomOutputItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
-    """What a call of a custom tool gave."""
+    """The output of a custom tool's call."""
 
     output: Content
     type: Literal["custom_tool_call_output"] = "custom_tool_call_output"
@@ -306,7 +306,7 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def session(self) -> str:
-        """What keeps requests on one worker; empty when the body names nothing."""
+        """The session, whose requests go to one worker; empty when the body names none."""
         return self.session_id or self.prompt_cache_key or self.user or self.safety_identifier or ""
 
     @property

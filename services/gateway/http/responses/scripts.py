@@ -1,4 +1,4 @@
-"""What is done to kept responses in one step, in Redis.
+"""Lua scripts that change kept responses in one step.
 
 KEYS are the index and the sizes of a tenant; ARGV[1] is the prefix of its responses' keys, ARGV[2] the lifetime in
 milliseconds. The index and the sizes never say less than there is: what has expired is forgotten at the next write.

@@ -52,7 +52,7 @@ NOTHING = Past([], [], 0, "")
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """What is kept, and for how long."""
+    """Limits of kept responses: sizes, and their life."""
 
     life_s: float
     response_bytes: int
@@ -159,7 +159,7 @@ class ResponseStore:
         return Past(items, [*last.chain, response_id], last.size, last.session)
 
     async def items(self, tenant: str, response_id: str) -> list[dict[str, Any]]:
-        """What a response was given and what it answered, without the turns before it; raises 404."""
+        """Return the input and output items of a response, without the turns before it; raises 404."""
         kept = await self.get(tenant, response_id)
         return [*kept.items, *await _output_of(kept)]
 
@@ -190,7 +190,7 @@ class ResponseStore:
 
 
 async def _off_loop(size: int, work: Any) -> Any:
-    """Where it would take long, in a thread."""
+    """Run `work` in a thread if it would take long."""
     return work() if size < _INLINE_BYTES else await asyncio.to_thread(work)
 
 

@@ -37,7 +37,7 @@ _INPUT: dict[str, Any] = {
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """What the model calls a tool of a namespace."""
+    """Return the model's name for a tool of a namespace."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
@@ -67,7 +67,7 @@ class OfferedTool:
 
     @property
     def name(self) -> str:
-        """What the model calls it."""
+        """The model's name for it."""
         return flat_name(self.namespace, self.tool.name)
 
     def function(self) -> FunctionDefinition:
@@ -97,7 +97,7 @@ class ToolOffer:
     listed: list[dict[str, Any]] = field(default_factory=list)  # as a response lists them
 
     def names(self, choice: ToolChoice, where: str) -> list[str]:
-        """What the model calls the tools that a choice names; raises :class:`ApiError` (400)."""
+        """Return the model's names of the tools in a choice; raises :class:`ApiError` (400)."""
         found = [
             offered.name
             for offered in self.tools

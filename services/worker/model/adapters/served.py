@@ -1,4 +1,4 @@
-"""What an adapter changes in a model that is served: the low-rank factors of its linear layers, by logical key.
+"""An adapter's changes of a served model: the low-rank factors of its linear layers, by logical key.
 
 Free of torch, because the server process uses it, too.
 """
@@ -44,7 +44,7 @@ class ServedAdapter:
 
     @property
     def n_bytes(self) -> int:
-        """Of all factors in float32, as a rank without others keeps them."""
+        """Bytes of all factors in float32, on a single rank."""
         return sum(_FLOAT * one.factors.rank * (one.factors.n_in + one.n_out) for one in self.targets)
 
 

@@ -45,7 +45,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """What becomes of a prompt's hidden states: their mean, the first or the last; layers over it; its length 1."""
+    """How a prompt's hidden states become a vector: mean, first or last; then layers, and scaling to length 1."""
 
     kind: PoolingKind = "mean"
     normalise: bool = True
@@ -54,7 +54,7 @@ class Pooling:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingFiles:
-    """What sentence-transformers' files say beside the pooling."""
+    """The files of sentence-transformers beside the pooling."""
 
     max_tokens: int | None = None  # longest text, in tokens; None: what the model was made for
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts before what is embedded, by name

@@ -27,7 +27,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def override_sampling(given: dict[str, float]) -> SamplingDefaults:
-    """What a user puts in place of the recommendations; raises ModelError naming an unknown field or a wrong value."""
+    """Return a user's replacements of recommendations; raises ModelError naming an unknown field or a wrong value."""
     if unknown := given.keys() - _RANGES.keys():
         raise ModelError(f"`{min(unknown)}` is none of {', '.join(_RANGES)}")
     return _checked("", given)

@@ -1,4 +1,4 @@
-"""What a method of quantization does with the linear layers that share their inputs."""
+"""Interface of a method of quantization, for linear layers that share their inputs."""
 
 from __future__ import annotations
 

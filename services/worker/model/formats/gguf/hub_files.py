@@ -27,7 +27,7 @@ _SHORT = 7  # digits that a 32-bit number has
 
 @dataclass(frozen=True, slots=True)
 class HubFiles:
-    """What gateways need of a model beside its facts, as the hub's files hold it."""
+    """The hub files of a model that gateways need, made from a GGUF file."""
 
     tokenizer: Tokenizer  # tokenizer.json
     tokenizer_config: dict[str, Any]
