@@ -13,22 +13,12 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
 from services.common.tls.credentials import Tls
-from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport, phase_name
-from services.worker.engine.changes import Changes
-from services.worker.engine.draining import drain_requests
+from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport
+from services.worker.engine.common import DRAINING, REFUSALS, CommonEngine
 from services.worker.engine.errors import InvalidRequestError, NotServingError, UnsupportedError
-from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Output
-from services.worker.engine.refusals import DRAINING, REFUSALS
 from services.worker.engine.request import AdapterRef, EngineRequest
-from services.worker.engine.state import (
-    AdapterFacts,
-    EngineCounters,
-    EngineFacts,
-    EngineModel,
-    EngineState,
-    TransferTotals,
-)
+from services.worker.engine.state import AdapterFacts, EngineFacts, EngineModel, EngineState
 from services.worker.kv_transfer.puller import Puller
 from services.worker.kv_transfer.source import BlockSource
 from services.worker.kv_transfer.store import KvStore, kv_layout
@@ -89,21 +79,14 @@ class EngineConfig:
         )
 
 
-class NativeEngine:
+class NativeEngine(CommonEngine[LiveRequest]):
     """Implements Engine with our own ranks."""
 
     def __init__(
         self, config: EngineConfig, model: EngineModel, ranks: Ranks, steps: StepObserver, life: LifeObserver
     ) -> None:
-        self.model = model
-        self.facts: EngineFacts | None = None
-        self.phase: pb.Phase = pb.PHASE_LOADING
-        self.detail = "loading the model"
-        self.changes = Changes()
-        self.kv_events = KvEventLog()
-        self.counters = EngineCounters()
-        self.transfers = TransferTotals()
-        self._config, self._ranks, self._steps, self._life = config, ranks, steps, life
+        super().__init__(model, life, "loading the model")
+        self._config, self._ranks, self._steps = config, ranks, steps
         self._puller = Puller(config.pull_timeout_s, config.pull_bytes_per_s, self.transfers, config.tls)
         self._source = BlockSource(lambda: self._store, self.transfers)
         self._step_timer = StepTimer(LEAST_PROMPT_S[config.ranks.device])
@@ -112,7 +95,6 @@ class NativeEngine:
         self._adapters: AdapterSlots | None = None  # adapters of the serving ranks
         self._pinned: Sequence[AdapterRef] = ()  # beside those of the settings
         self._equipping: set[asyncio.Task[None]] = set()
-        self._live: dict[EngineRequest, LiveRequest] = {}
 
     def state(self) -> EngineState:
         """The current state; levels are 0 while no ranks serve."""
@@ -232,27 +214,6 @@ class NativeEngine:
             self._life.on_lost(failure.kind.value, failure.rank)
         self._enter(pb.PHASE_RECOVERING, str(failure or reason))
 
-    def _restart_failed(self, error: Exception) -> None:
-        self._enter(pb.PHASE_RECOVERING, str(error))
-
-    def _enter(self, phase: pb.Phase, detail: str) -> None:
-        if self.phase == pb.PHASE_DRAINING:  # final: the process will end
-            phase = pb.PHASE_DRAINING
-        self.phase, self.detail = phase, detail
-        log.info("phase %s", phase_name(phase), extra={"detail": detail})
-        self.changes.announce()
-
-    async def drain(self, grace_s: float) -> tuple[int, int]:
-        """Refuse new requests, run the others for `grace_s`; returns the numbers handed off and completed."""
-        self._enter(pb.PHASE_DRAINING, "draining")
-        self._life.on_drain()
-        return await drain_requests(self, grace_s)
-
-    @property
-    def n_live(self) -> int:
-        """Number of requests that have not ended."""
-        return len(self._live)
-
     async def sleep(self) -> None:
         """Raises UnsupportedError."""
         raise UnsupportedError("the native engine cannot give its memory back: restart the worker instead")
@@ -337,8 +298,7 @@ class NativeEngine:
         """The requested KV blocks, up to the first block that is not cached. Raises BlocksUnavailableError."""
         return self._source.read(request)
 
-    def release(self, *, waiting_only: bool) -> int:
-        """Hand requests off, all or those that have not begun; returns their number."""
+    def _release(self, *, waiting_only: bool) -> int:
         chosen = [request for request, live in self._live.items() if not (waiting_only and live.slot >= 0)]
         for request in chosen:
             self._forget(request).hand_off(DRAINING)

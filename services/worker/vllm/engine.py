@@ -13,9 +13,8 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
-from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport, phase_name
-from services.worker.engine.changes import Changes
-from services.worker.engine.draining import drain_requests
+from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport
+from services.worker.engine.common import DRAINING, REFUSALS, CommonEngine
 from services.worker.engine.errors import (
     BlocksUnavailableError,
     InvalidRequestError,
@@ -23,18 +22,9 @@ from services.worker.engine.errors import (
     Unavailable,
     UnsupportedError,
 )
-from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Finish, Output
-from services.worker.engine.refusals import DRAINING, REFUSALS
 from services.worker.engine.request import AdapterRef, EngineRequest
-from services.worker.engine.state import (
-    AdapterFacts,
-    EngineCounters,
-    EngineFacts,
-    EngineModel,
-    EngineState,
-    TransferTotals,
-)
+from services.worker.engine.state import AdapterFacts, EngineFacts, EngineModel, EngineState
 from services.worker.vllm.core import Core, CoreError, CoreRequest, CoreStarted, CoreStep, RequestFailedError
 from services.worker.vllm.kv_mirror import KvMirror
 from services.worker.vllm.live import LiveRequest, ReplayError, prompt_of
@@ -53,25 +43,17 @@ class VllmLimits:
     recovery_limit_s: float  # longest time of repeated attempts to restart; 0: no limit
 
 
-class VllmEngine:
+class VllmEngine(CommonEngine[LiveRequest]):
     """Implements Engine."""
 
     def __init__(
         self, limits: VllmLimits, model: EngineModel, core: Core, steps: StepObserver, life: LifeObserver
     ) -> None:
-        self.model = model
-        self.facts: EngineFacts | None = None
-        self.phase: pb.Phase = pb.PHASE_LOADING
-        self.detail = "starting vLLM"
-        self.changes = Changes()
-        self.kv_events = KvEventLog()
-        self.counters = EngineCounters()
-        self.transfers = TransferTotals()
-        self._limits, self._core, self._steps, self._life = limits, core, steps, life
+        super().__init__(model, life, "starting vLLM")
+        self._limits, self._core, self._steps = limits, core, steps
         self._mirror = KvMirror(model.hash_root, self.kv_events, self.changes.announce)
         self._speeds = Speeds()
         self._suspects = Suspects(self._begin)
-        self._live: dict[EngineRequest, LiveRequest] = {}
         self._started: CoreStarted | None = None  # None while no processes serve
         self._last = CoreStep(0.0, 0, 0, 0.0, 0)
         self._step = 0
@@ -173,19 +155,9 @@ class VllmEngine:
         self._enter(pb.PHASE_RECOVERING, loss.detail)
         await self._core.stop()
 
-    def _restart_failed(self, error: Exception) -> None:
-        self._enter(pb.PHASE_RECOVERING, str(error))
-
     def _on_phase(self, at: str) -> None:
         if self.phase in {pb.PHASE_LOADING, pb.PHASE_RECOVERING} and at != self.detail:
             self._enter(self.phase, at)
-
-    def _enter(self, phase: pb.Phase, detail: str) -> None:
-        if self.phase == pb.PHASE_DRAINING:  # final: the process will end
-            phase = pb.PHASE_DRAINING
-        self.phase, self.detail = phase, detail
-        log.info("phase %s", phase_name(phase), extra={"detail": detail})
-        self.changes.announce()
 
     def pin_adapters(self, refs: Sequence[AdapterRef]) -> None:
         """Do nothing: this engine refuses adapters."""
@@ -193,17 +165,6 @@ class VllmEngine:
     async def inspect_adapter(self, source: str) -> AdapterFacts:
         """Raises UnsupportedError."""
         raise UnsupportedError("adapters are served by the native engine alone")
-
-    async def drain(self, grace_s: float) -> tuple[int, int]:
-        """Refuse new requests, run the others for `grace_s`; returns the numbers handed off and completed."""
-        self._enter(pb.PHASE_DRAINING, "draining")
-        self._life.on_drain()
-        return await drain_requests(self, grace_s)
-
-    @property
-    def n_live(self) -> int:
-        """Number of requests that have not ended."""
-        return len(self._live)
 
     async def sleep(self) -> None:
         """Free the device's memory, by vLLM's level 1. Raises UnsupportedError."""
@@ -330,8 +291,7 @@ class VllmEngine:
             live.sink.flush(self._step)
             self.changes.announce()
 
-    def release(self, *, waiting_only: bool) -> int:
-        """Hand requests off, all or those that have not begun; returns their number."""
+    def _release(self, *, waiting_only: bool) -> int:
         chosen = [request for request, live in self._live.items() if not (waiting_only and live.begun)]
         for request in chosen:
             _hand_off(self._forget(request), DRAINING)
