@@ -261,10 +261,10 @@ async def test_an_unreadable_lease_is_ignored(fleet: RouterRig) -> None:
 
 async def test_an_address_that_answers_for_another_worker_is_not_used(fleet: RouterRig) -> None:
     real = await fleet.worker("real")
-    await LeaseTable(fleet.redis, fleet.keys).write(replace(real.lease(), worker_id="ghost"))
-    router = await fleet.router(workers=1)
+    leases, router = LeaseTable(fleet.redis, fleet.keys), await fleet.router(workers=1)
 
     async def listed() -> bool:
+        await leases.write(replace(real.lease(), worker_id="ghost"))  # leases end
         return "ghost" in await views(router)
 
     await until(listed)
