@@ -22,7 +22,8 @@ from services.worker.protocol.rank_config import RankGroupConfig
 _MIB = 1 << 20
 _DECODED_KEYS = 1 << 19  # of all rows of the decodes that are measured; with more keys attention takes little more
 _MOST_TOKENS = 1 << 22  # in a cache that takes what is left: the server keeps a record of every block
-_SAMPLING = Sampling(temperature=1.0, top_k=50, top_p=0.9)  # what needs most memory to draw
+# What needs most memory to draw: so hot that all tokens are nearly alike, and the whole vocabulary is sorted.
+_SAMPLING = Sampling(temperature=100.0, top_p=0.99)
 _KINDS = (_SAMPLING, Sampling(temperature=1.0))  # of draws: captured steps end before the first, and hold the second
 _FEW_KEYS, _MANY_KEYS = 16, 1024
 _Piece = tuple[Admission, Chunk]  # of one sequence

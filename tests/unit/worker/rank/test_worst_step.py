@@ -123,7 +123,7 @@ def test_the_worst_steps_are_as_large_as_the_settings_allow(max_batched_tokens: 
     captured, prompts, decodes, drawn = (step.chunks for step in steps if step.chunks)
     assert sum(chunk.n_tokens for chunk in captured) == 12
     assert decodes == drawn
-    assert [step.admissions[0].sampling.top_k for step in steps if step.chunks] == [50, 50, 50, 0]
+    assert [step.admissions[0].sampling.top_p > 0 for step in steps if step.chunks] == [True, True, True, False]
     assert sum(chunk.n_tokens for chunk in prompts) == min(max_batched_tokens, 8 * (max_model_len - 1))
     assert all(chunk.start + chunk.n_tokens == max_model_len - 1 for chunk in (*prompts, *decodes))
     assert [chunk.n_tokens for chunk in decodes] == [1] * 8
@@ -146,3 +146,11 @@ def test_the_worst_steps_are_as_large_as_the_settings_allow(max_batched_tokens: 
     assert [sum(chunk.n_tokens == 1 for chunk in chunks) for chunks in mixed] == [0, 5, 0, 5]
     run(first)
     run(steps)
+
+
+def test_the_worst_draws_sort_the_whole_vocabulary() -> None:
+    worst = worst_steps(CONFIG, ())[0].admissions[0].sampling
+    logits = 5 * torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+    falling = (logits / worst.temperature).softmax(-1).sort(descending=True).values
+    widest = 64 * 8**3  # candidates before the last widening of `filter_rows`
+    assert falling[:widest].sum() < worst.top_p
