@@ -9,7 +9,7 @@ import multiprocessing
 import signal
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from services.common.tasks import end_tasks
 from services.worker.engine.errors import InvalidRequestError, UnsupportedError
 from services.worker.vllm.arguments import DEFAULT_CPU_KV_TOKENS
 from services.worker.vllm.core import CoreError, CoreLoss, CoreRequest, CoreStarted, CoreStep, RequestFailedError
+from services.worker.vllm.family import families, kill, reap
 from services.worker.vllm.kv_mirror import KvMirror
 from services.worker.vllm.nodes import Meeting
 from services.worker.vllm.progress import StartClock
@@ -115,7 +116,7 @@ class AsyncCore:
             except Exception as error:  # vLLM raises any kind
                 await self.stop()
                 raise CoreError(f"{error}" or type(error).__name__) from error
-            self._family = _families(self._processes)
+            self._family = families(self._processes)
             self._undertaker.watch(process.pid for process in self._family)
             await llm.get_supported_tasks()  # also begins to read outputs
         config = llm.vllm_config
@@ -155,7 +156,7 @@ class AsyncCore:
             await asyncio.wait([ending, stalling, *parting], return_when=asyncio.FIRST_COMPLETED)
             if ended.is_set():
                 return CoreLoss("exited", await _ends(self._processes))
-            self._kill()  # what is stopped, or waits for another machine, does not end by itself
+            kill(self._processes, self._family)  # what is stopped, or waits for another machine, does not end by itself
             return (
                 CoreLoss("stalled", stalling.result()) if stalling.done() else CoreLoss("exited", parting[0].result())
             )
@@ -169,7 +170,8 @@ class AsyncCore:
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, _STOP_S)
-        self._kill()
+        kill(self._processes, self._family)
+        await asyncio.to_thread(reap, self._processes, self._family, _STOP_S)
         self._processes, self._family = [], []
         if self._meeting is not None:
             self._meeting.dismiss()
@@ -179,13 +181,6 @@ class AsyncCore:
         if self._events is not None:
             await end_tasks([self._events])
             self._events = None
-
-    def _kill(self) -> None:
-        for process in self._processes:
-            process.kill()
-        for member in self._family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
 
     async def sleep(self) -> None:
         """Free the device's memory. Raises UnsupportedError."""
@@ -259,16 +254,6 @@ class _StepObserver(StatLoggerBase):  # type: ignore[misc]
 
 def _prompt(request: CoreRequest) -> Any:
     return tokens_input(list(request.token_ids), cache_salt=request.cache_salt or None)
-
-
-def _families(processes: Iterable[BaseProcess]) -> list[psutil.Process]:
-    """The processes and their descendants, parents first."""
-    found: list[psutil.Process] = []
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):  # `wait_lost` will say that it has ended
-            parent = psutil.Process(process.pid)
-            found += [parent, *parent.children(recursive=True)]
-    return found
 
 
 async def _follow_events(endpoint: str, mirror: KvMirror, folder: tempfile.TemporaryDirectory[str]) -> None:
