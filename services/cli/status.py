@@ -20,7 +20,7 @@ from services.cli.errors import CommandError
 from services.common.rpc import open_channel
 from services.common.tls.credentials import Tls
 
-_TIMEOUT_S = 2.0
+_TIMEOUT_S = 10.0  # a busy node's router may take seconds
 _DAY_S = 86_400.0
 _WIDEST = 10_000  # wider than any table
 _COLUMNS = (
