@@ -29,13 +29,8 @@ class _Body(msgspec.Struct):
     stream: Any = None
 
 
-_decode = msgspec.json.Decoder(Line).decode
+read_line = msgspec.json.Decoder(Line).decode  # of a valid line
 _peek = msgspec.json.Decoder(_Body).decode
-
-
-def read_line(data: bytes) -> Line:
-    """Decode a valid line."""
-    return _decode(data)
 
 
 def streams(line: Line) -> bool:
@@ -94,7 +89,7 @@ class Inspector:
             message = f"A line may have at most {self._max_line_bytes} bytes, this one has {len(data)}."
             return BatchError(code="line_too_long", message=message)
         try:
-            line = _decode(data)
+            line = read_line(data)
         except msgspec.ValidationError as error:
             reason = explain(error, Line)
             return BatchError(code=reason.code or "invalid_value", message=reason.message, param=reason.param)

@@ -64,13 +64,11 @@ def token_ids(value: Any) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def check_safetensors(file: Path) -> None:
-    """Raise ModelError if a file is a Git LFS pointer, is no safetensors file, or is truncated."""
-    read_header(file)
-
-
 def read_header(file: Path) -> dict[str, StoredEntry]:
-    """Return what a safetensors file says of its tensors, by name; raises ModelError as `check_safetensors` does."""
+    """Return the entries of a safetensors file's tensors, by name.
+
+    Raises ModelError if the file is a Git LFS pointer, is no safetensors file, or is truncated.
+    """
     refuse_pointer(file)
     size = file.stat().st_size
     with file.open("rb") as stream:

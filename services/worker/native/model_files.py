@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from services.common.lifecycle import StartupError
 from services.worker.model.families.config import MAX_INTEGER
-from services.worker.model.files import check_safetensors, end_tokens, identity, read_json, weight_files
+from services.worker.model.files import end_tokens, identity, read_header, read_json, weight_files
 from services.worker.model.formats.gguf.hub_files import hub_files
 from services.worker.model.formats.gguf.parts import files_of
 from services.worker.model.loading.chat_template import chat_template_of, read_chat_template
@@ -73,7 +73,7 @@ def find_problems(path: Path, *, weights: bool = True) -> list[str]:
         return problems
     spec = attempt(lambda: read_spec(path))
     for file in (attempt(lambda: weight_files(path).files) or ()) if weights else ():
-        attempt(partial(check_safetensors, file))
+        attempt(partial(read_header, file))
     settings = attempt(lambda: read_json(path / "tokenizer_config.json"))
     if settings is not None:
         attempt(lambda: read_tokenizer(path, settings, MAX_INTEGER if spec is None else spec.vocab_size))
@@ -92,7 +92,7 @@ def _read(folder: Path, with_weights: bool) -> ModelFiles:
     spec = read_spec(folder)
     weights = weight_files(folder).files if with_weights else ()
     for file in weights:
-        check_safetensors(file)
+        read_header(file)
     generation_file = folder / "generation_config.json"
     config, generation = read_json(folder / "config.json"), read_json(generation_file)
     tokenizer_config = read_json(folder / "tokenizer_config.json")

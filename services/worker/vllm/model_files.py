@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.worker.model.files import check_safetensors, end_tokens, identity, read_json, weight_files
+from services.worker.model.files import end_tokens, identity, read_header, read_json, weight_files
 from services.worker.model.loading.chat_template import read_chat_template
 from services.worker.model.loading.sampling import SamplingDefaults, read_sampling
 from services.worker.model.loading.tokenizer import read_tokenizer
@@ -31,7 +31,7 @@ def read_served_files(folder: Path, vocab_size: int) -> ServedFiles:
     config, generation = read_json(config_file), read_json(generation_file)
     weights = weight_files(folder).files
     for file in weights:
-        check_safetensors(file)
+        read_header(file)
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     tokenizer = read_tokenizer(folder, tokenizer_config, vocab_size)
     own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from services.worker.model.families.classifying import first_state, read_labels
 from services.worker.model.families.config import Config
@@ -67,11 +68,6 @@ def read_spec(config: Config) -> ModelSpec:
     return encoder_spec(config, "bert")
 
 
-def refs(spec: ModelSpec) -> Refs:
-    """Name BERT's tensors."""
-    return encoder_refs(spec, "bert.")
-
-
 def classifier(config: Config, spec: ModelSpec) -> Classifier:
     """Return the head over the pooler's state of the first token. Raises ModelError."""
     pooler = HeadLayer("bert.pooler.dense", spec.hidden_size, activation="tanh")
@@ -82,7 +78,7 @@ FAMILY = Family(
     "BertModel",
     "bert",
     read_spec,
-    refs,
+    partial(encoder_refs, prefix="bert."),
     UNREAD,
     optional_prefix="bert.",
     aliases=("BertForMaskedLM", "BertForPreTraining"),

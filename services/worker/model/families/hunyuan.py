@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from services.worker.model.families.config import Config
 from services.worker.model.families.llama import base_spec, one_rope
-from services.worker.model.families.naming import Family, LayerNames, Refs, standard_refs
+from services.worker.model.families.naming import Family, LayerNames, standard_refs
 from services.worker.model.families.rope import read_ropes
 from services.worker.model.spec import ModelSpec, RopeSpec
 
@@ -55,9 +56,10 @@ def _read_rope(config: Config) -> RopeSpec:
     return RopeSpec(theta * alpha ** (head_dim / (head_dim - 2)), head_dim)
 
 
-def refs(spec: ModelSpec) -> Refs:
-    """Name Hunyuan V1's tensors."""
-    return standard_refs(spec, _NAMES)
-
-
-FAMILY = Family("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", read_spec, refs, base="HunYuanDenseV1Model")
+FAMILY = Family(
+    "HunYuanDenseV1ForCausalLM",
+    "hunyuan_v1_dense",
+    read_spec,
+    partial(standard_refs, names=_NAMES),
+    base="HunYuanDenseV1Model",
+)

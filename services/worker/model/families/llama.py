@@ -9,7 +9,7 @@ from dataclasses import replace
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import Routing
 from services.worker.model.families.config import MAX_INTEGER, MAX_LAYERS, Config
-from services.worker.model.families.naming import Family, Refs, standard_refs
+from services.worker.model.families.naming import Family, standard_refs
 from services.worker.model.families.rope import read_ropes
 from services.worker.model.files import token_ids
 from services.worker.model.spec import LayerSpec, ModelSpec, MoeSpec, RopeSpec
@@ -122,10 +122,5 @@ def read_spec(config: Config) -> ModelSpec:
     return replace(spec, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False))
 
 
-def refs(spec: ModelSpec) -> Refs:
-    """Name Llama's tensors."""
-    return standard_refs(spec)
-
-
 # The alias is the name in the first conversions.
-FAMILY = Family("LlamaForCausalLM", "llama", read_spec, refs, aliases=("LLaMAForCausalLM",))
+FAMILY = Family("LlamaForCausalLM", "llama", read_spec, standard_refs, aliases=("LLaMAForCausalLM",))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from services.worker.model.families.config import Config
 from services.worker.model.families.llama import base_spec, read_moe
-from services.worker.model.families.naming import Family, LayerNames, Refs, standard_refs
+from services.worker.model.families.naming import Family, LayerNames, standard_refs
 from services.worker.model.families.windows import same_window
 from services.worker.model.spec import ModelSpec
 
@@ -26,9 +27,4 @@ def read_spec(config: Config) -> ModelSpec:
     return replace(spec, layers=tuple(replace(layer, moe=moe) for layer in same_window(config, spec)))
 
 
-def refs(spec: ModelSpec) -> Refs:
-    """Name Mixtral's tensors."""
-    return standard_refs(spec, NAMES)
-
-
-FAMILY = Family("MixtralForCausalLM", "mixtral", read_spec, refs)
+FAMILY = Family("MixtralForCausalLM", "mixtral", read_spec, partial(standard_refs, names=NAMES))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from services.worker.model.families.config import Config
 from services.worker.model.families.llama import base_spec
-from services.worker.model.families.naming import Family, LayerNames, Refs, standard_refs
+from services.worker.model.families.naming import Family, LayerNames, standard_refs
 from services.worker.model.families.rope import read_ropes
 from services.worker.model.families.windows import FULL, SLIDING, read_layer_types, with_windows
 from services.worker.model.spec import LayerSpec, ModelSpec, RopeSpec
@@ -43,10 +44,6 @@ def _olmo3_ropes(config: Config) -> dict[str, RopeSpec]:
     return ropes
 
 
-def refs(spec: ModelSpec) -> Refs:
-    """Name OLMo 2's tensors."""
-    return standard_refs(spec, _NAMES)
-
-
+refs = partial(standard_refs, names=_NAMES)
 OLMO2 = Family("Olmo2ForCausalLM", "olmo2", read_spec, refs)
 OLMO3 = Family("Olmo3ForCausalLM", "olmo3", read_olmo3, refs)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from services.worker.model.families.config import Config
 from services.worker.model.families.llama import ACTIVATIONS, base_spec
-from services.worker.model.families.naming import Family, LayerNames, Refs, standard_refs
+from services.worker.model.families.naming import Family, LayerNames, standard_refs
 from services.worker.model.spec import ModelSpec
 
 _NAMES = LayerNames(o="self_attn.dense", up="mlp.fc1", down="mlp.fc2")
@@ -31,9 +32,4 @@ def read_spec(config: Config) -> ModelSpec:
     )
 
 
-def refs(spec: ModelSpec) -> Refs:
-    """Name Phi's tensors."""
-    return standard_refs(spec, _NAMES, norm="model.final_layernorm")
-
-
-FAMILY = Family("PhiForCausalLM", "phi", read_spec, refs)
+FAMILY = Family("PhiForCausalLM", "phi", read_spec, partial(standard_refs, names=_NAMES, norm="model.final_layernorm"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from services.worker.backends.shapes import Routing
 from services.worker.model.families.config import Config
 from services.worker.model.families.llama import base_spec, one_rope, read_moe
 from services.worker.model.families.mixtral import NAMES
-from services.worker.model.families.naming import Family, Refs, StackedNames, standard_refs
+from services.worker.model.families.naming import Family, StackedNames, standard_refs
 from services.worker.model.families.rope import read_ropes
 from services.worker.model.families.windows import same_window
 from services.worker.model.spec import ModelSpec, RopeSpec
@@ -50,17 +51,12 @@ def _read_rope(config: Config) -> RopeSpec:
     return replace(rope, attention_factor=short, long_attention_factor=long)
 
 
-def refs(spec: ModelSpec) -> Refs:
-    """Name Phi 3.5 MoE's tensors."""
-    return standard_refs(spec, NAMES)
-
-
 # The alias is the name beside the published weights' own code.
 FAMILY = Family(
     "PhimoeForCausalLM",
     "phimoe",
     read_spec,
-    refs,
+    partial(standard_refs, names=NAMES),
     stacked=StackedNames("mlp.router"),
     aliases=("PhiMoEForCausalLM",),
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from services.worker.model.families.config import Config
 from services.worker.model.families.llama import ACTIVATIONS, base_spec
-from services.worker.model.families.naming import Family, LayerNames, Refs, standard_refs
+from services.worker.model.families.naming import Family, LayerNames, standard_refs
 from services.worker.model.families.windows import same_window
 from services.worker.model.spec import ModelSpec
 
@@ -36,9 +37,4 @@ def read_spec(config: Config) -> ModelSpec:
     )
 
 
-def refs(spec: ModelSpec) -> Refs:
-    """Name StarCoder 2's tensors."""
-    return standard_refs(spec, _NAMES)
-
-
-FAMILY = Family("Starcoder2ForCausalLM", "starcoder2", read_spec, refs)
+FAMILY = Family("Starcoder2ForCausalLM", "starcoder2", read_spec, partial(standard_refs, names=_NAMES))
