@@ -12,7 +12,7 @@ from services.cli.errors import CommandError
 
 _MODULE = "services.worker.checker"
 _NEEDED = ("safetensors", "tokenizers", "torch")
-WRONG = 2  # the exit status of a command that says nothing about the model
+WRONG = 2  # exit status of a command without a result about the model
 _COUNTS = re.compile(r"[1-9]\d{0,2}(,[1-9]\d{0,2})*")
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from services.cli.errors import CommandError
 from services.cli.fetch.repository import ModelReference
+from services.common.durable import sync
 
 _COMPLETE = ".complete"
 _COMMIT_CHARACTERS = 12
@@ -131,7 +132,7 @@ class ModelStore:
         """Rename the folder of downloaded files, of `size` bytes, to its final name."""
         final = self.commit_folder(reference, commit)
         Complete(reference.model, commit, (reference.revision,), size, reference.choice).write(staging)
-        _sync(staging)
+        sync(staging)
         try:
             staging.rename(final)
         except OSError as error:
@@ -140,7 +141,7 @@ class ModelStore:
             if Complete.read(final) is None:
                 raise CommandError(f"{final} is in the way: it is not complete, and not ours to remove") from error
             shutil.rmtree(staging)  # without locks, another process may have published it first
-        _sync(self.folder)
+        sync(self.folder)
         return final
 
     def name(self, reference: ModelReference, name: str, folder: Path) -> None:
@@ -152,12 +153,4 @@ class ModelStore:
         link, temporary = self.folder / name, self.folder / f".link-{uuid.uuid4().hex}"
         temporary.symlink_to(folder.name)
         temporary.replace(link)
-        _sync(self.folder)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(self.folder)

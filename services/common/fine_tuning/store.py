@@ -1,4 +1,4 @@
-"""Jobs in Redis: their state, who works on them, their events and checkpoints."""
+"""Jobs in Redis: their state, their claims, their events and checkpoints."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class JobStore:
         found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))
         return [Checkpoint.model_validate_json(text) for text in found]
 
-    # --- for those who work on jobs --------------------------------------------------------------------------------
+    # --- for gateways and fine-tuners --------------------------------------------------------------------------------
 
     async def load(self, member: str) -> Job | None:
         """One job."""

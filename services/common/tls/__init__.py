@@ -1,1 +1,1 @@
-"""Mutual TLS between services: certificates that are watched, channels that follow them, and who may call what."""
+"""Mutual TLS between services: watched certificates, channels that follow them, and the callers of each method."""

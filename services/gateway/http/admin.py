@@ -55,7 +55,7 @@ _NEW, _ROTATION, _LIMITS = BodyDecoder(NewKey), BodyDecoder(Rotation), BodyDecod
 
 
 class Administrator:
-    """Finds who administrates: by the token of the settings, or by the key of a tenant that is an administrator."""
+    """Identifies administrators: by the token of the settings, or by the key of a tenant that is one."""
 
     def __init__(self, token: str, gate: Gate) -> None:
         self._digest = sha256(token.encode()).digest() if token else b""

@@ -66,7 +66,7 @@ class TransferTotals:
 class AdapterFacts:
     """An adapter that fits the engine's model."""
 
-    name: str  # that clients use; empty if nobody has named it
+    name: str  # that clients use; empty if it has none yet
     digest: str
     source: str
     rank: int

@@ -19,6 +19,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from services.common.durable import sync
 from services.worker.model.files import INDEX, read_json
 from services.worker.model.spec import ModelError
 
@@ -81,7 +82,7 @@ class PartialFolder:
         temporary = self.path / f"{name}.new"
         save_file(tensors, temporary, metadata={"format": "pt"})
         temporary.chmod((self.path / RECORD).stat().st_mode & 0o777)  # save_file permits its owner alone
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(self.path / name)
         index = read_json(self.path / INDEX) or {"metadata": {"total_size": 0}, "weight_map": {}}
         if name not in index["weight_map"].values():
@@ -93,18 +94,10 @@ class PartialFolder:
         """Replace a JSON file at once."""
         temporary = self.path / f"{name}.new"
         temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(self.path / name)
 
     def publish(self) -> None:
         """Give the folder its name."""
         self.path.rename(self.out)
-        _sync(self.out.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(self.out.parent)

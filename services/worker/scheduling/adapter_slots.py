@@ -21,7 +21,7 @@ class SlotUser:
 
     digest: str
     name: str  # that clients use
-    tenant: str  # who used it last
+    tenant: str  # that used it last
     used_at: float
     waits_since: float = 0.0
     slot: int = -1  # -1: it waits for one

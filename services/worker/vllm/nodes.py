@@ -75,7 +75,10 @@ class Meeting:
         self._lost: set[int] = set()  # followers that have left since they began
 
     async def gather(self, tell: Callable[[str], None]) -> None:
-        """Wait until all followers are connected, then let them start their ranks. `tell` gets who is missing."""
+        """Wait until all followers are connected, then let them start their ranks.
+
+        `tell` gets a message with the missing followers, whenever they change.
+        """
         if self._server is None:
             self._server = await asyncio.start_server(self._attend, None, self._port)
         while missing := sorted(set(range(1, self._nodes)) - self._present.keys()):
