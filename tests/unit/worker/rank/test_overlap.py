@@ -11,7 +11,6 @@ import transformers
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.collectives import SingleRank
-from services.worker.backends.cuda.backend import CudaBackend
 from services.worker.model.adapters.served import read_adapter
 from services.worker.model.build import load_model
 from services.worker.model.layers.adapters import AdapterLayers
@@ -21,9 +20,9 @@ from services.worker.protocol.plan_codec import view_plan
 from services.worker.scheduling.request import Request
 from tests.adapters import write_adapter
 from tests.integration.worker_ranks.standin import VOCAB, StandinDecoder, standin_cache
-from tests.unit.worker.backends.tape import Unasked
+from tests.unit.worker.backends.tape import TapedBackend, Unasked
 from tests.unit.worker.model.zoo import prompt, write_checkpoint
-from tests.unit.worker.rank.late import BLOCK, CPU, LENGTH, N_BLOCKS, SlowDevice, assert_same, make_runner, serve
+from tests.unit.worker.rank.late import BLOCK, LENGTH, N_BLOCKS, SlowDevice, assert_same, make_runner, serve
 
 
 def make_requests(seed: int, host_share: float = 0.25) -> list[Request]:
@@ -62,16 +61,17 @@ def test_tokens_are_those_of_steps_that_do_not_overlap(seed: int) -> None:
     assert_same(*served, cut)
 
 
-def test_no_launch_waits_for_the_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize("graphs", [False, True])
+def test_no_launch_waits_for_the_device(graphs: bool, tmp_path: Path) -> None:
     """Prompts and decodes by turns and together, with adapters and without, with filters and without."""
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     shape = {"vocab_size": 99, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
     write_checkpoint(transformers.LlamaConfig(**shape, num_attention_heads=4, max_position_embeddings=LENGTH), base)
     write_adapter(base, adapter, {"q_proj": 4, "down_proj": 4})
-    backend = CudaBackend(torch.float32, CPU, triton=False, graphs=False)
+    device = SlowDevice(random.Random(0))
+    backend = TapedBackend(torch.float32, device, graphs=graphs, mixed=graphs)
     decoder = load_model(base, SingleRank(), backend, adapters=AdapterLayers(2, 4))
     decoder.adapters.put(1, decoder.adapters.read(read_adapter(adapter, describe(base), 4)))
-    device = SlowDevice(random.Random(0))
     runner = make_runner(decoder, decoder.make_cache(N_BLOCKS, BLOCK), device, overlaps=True)
     kinds = (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=1.0, top_k=5))
     first, second, third = (
