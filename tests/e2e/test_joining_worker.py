@@ -23,7 +23,7 @@ from tests.stack import START_S, RunningStack, running_stack
 
 SESSIONS = [f"talk-{i}" for i in range(6)]
 PROMPT_TOKENS = 700
-CLIENTS = 4  # few, so that the newcomer starts beside them
+CLIENTS = 3  # one more than workers; few, so that the newcomer starts beside them
 
 
 def prompt_of(session: str, tokens: int = PROMPT_TOKENS) -> list[int]:
