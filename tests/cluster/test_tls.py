@@ -30,6 +30,7 @@ from tests.cluster.in_pods import ASK, CALL, COMMAND, LISTEN
 from tests.cluster.installation import Installation
 from tests.cluster.kube import Object, client_pod
 from tests.cluster.load import Load, Traffic
+from tests.models import BUNDLED_MODEL
 from tests.redis_users import REFUSED, nobodys, others
 from tests.trust import Trusting, assert_callers_are_kept_to_their_methods, assert_strangers_are_refused, at
 
@@ -49,7 +50,6 @@ BACK = {"use": {"tls.phase": "use"}, "offer": {"tls.phase": "offer"}, "": {"tls.
 THERE = ("offer", "use", "require")
 SERVERS = {"router": ROUTER, "coordinator": COORDINATOR, "worker": WORKER}
 FOLDER = "/etc/ryzanstein/tls"
-MODEL = Path(__file__).parents[2] / "models" / "ryzanstein-tiny"
 ROLLOUT_S = 600
 # A router's call would leave the worker drained.
 HARMFUL = frozenset({("router", "ryzanstein.v1.Worker/Drain")})
@@ -238,7 +238,7 @@ def overheard(installation: Installation) -> set[str]:
     """
     kube, name, end = installation.kube, secrets.token_hex(8), secrets.token_hex(16)
     prompt = f"A heron called {name} waits for fish at the river. "
-    tokens = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(prompt).ids[4:-4]
+    tokens = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json")).encode(prompt).ids[4:-4]
     wanted = {"words": name.encode(), "tokens": packed(tokens), "end": end.encode()}
     hexadecimal = json.dumps({what: some.hex() for what, some in wanted.items()})
     pod = client_pod("listener", "cli", ("python", "-c", LISTEN, hexadecimal), {})

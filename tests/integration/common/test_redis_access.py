@@ -28,7 +28,7 @@ from services.common.redis_client import RedisAccess, open_redis
 from services.common.redis_outage import AGAIN_S, RedisOutage
 from services.common.tasks import end_tasks
 from tests.integration.router.processes import Service, coordinator_process, router_process, until
-from tests.integration.worker_server.conftest import BUNDLED_MODEL
+from tests.models import BUNDLED_MODEL
 
 PASSWORD = "p@ss/w:r#d?%"  # nothing of it may be read as a part of a URL
 LEASE = Lease("w", "incarnation", "host:1", "tiny", "serving")

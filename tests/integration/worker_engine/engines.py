@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 
 from ryzanstein.v1 import worker_pb2 as pb
 
@@ -15,9 +14,9 @@ from services.worker.engine.state import EngineFacts
 from services.worker.native.opening import open_native
 from services.worker.settings import WorkerSettings
 from services.worker.vllm.opening import open_vllm
+from tests.models import BUNDLED_MODEL
 from tests.unit.worker.engine.fake_engine import FakeEngine
 
-BUNDLED_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
 SETTINGS = WorkerSettings(model=str(BUNDLED_MODEL), dtype="float32", kv_tokens=4096, max_model_len=512, max_running=8)
 
 

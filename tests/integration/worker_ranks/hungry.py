@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from services.worker.process.rank_group import RankGroup, RankGroupConfig
-from tests.integration.worker_ranks import standin
 from tests.integration.worker_ranks.conftest import STANDIN, Conversation
+from tests.unit.worker.rank import standin
 
 
 async def main(group: Path) -> None:

@@ -7,4 +7,4 @@ import sys
 from services.worker.rank.entry import run_rank
 
 if __name__ == "__main__":
-    sys.exit(run_rank("tests.integration.worker_ranks.standin:load"))
+    sys.exit(run_rank("tests.unit.worker.rank.standin:load"))

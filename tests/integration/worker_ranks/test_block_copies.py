@@ -11,7 +11,7 @@ from ryzanstein.v1.worker_pb2 import Sampling
 from services.worker.process.rank_group import RanksFailedError
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup
-from tests.integration.worker_ranks.standin import HIDDEN
+from tests.unit.worker.rank.standin import HIDDEN
 
 PROMPT = list(range(5, 25))
 BLOCK = 16

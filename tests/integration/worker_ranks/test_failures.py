@@ -14,9 +14,9 @@ import pytest
 from services.worker.process.failure import FailureKind
 from services.worker.process.rank_group import RankFailure, RankGroup, RanksFailedError
 from services.worker.protocol.plan import Chunk, StepPlan
-from tests.integration.worker_ranks import standin
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, alive, pids_of, wait_gone
 from tests.unit.common.containers import groups_v1
+from tests.unit.worker.rank import standin
 
 PROMPTS = [[1, 2, 3], [4]]
 NOTICED_S = 60.0  # promised is about one second; the machine may be busy with other things

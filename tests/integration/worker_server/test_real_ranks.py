@@ -18,9 +18,9 @@ from ryzanstein.v1 import worker_pb2 as pb
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from tests.integration.worker_server.conftest import BUNDLED_MODEL
 from tests.integration.worker_server.gateway import Answer, Gateway, until
 from tests.integration.worker_server.processes import ServerProcess, server_process
+from tests.models import BUNDLED_MODEL
 
 PROMPTS = ["The capital of France is", "Once upon a time there was a", "<|user|>\nHello<|end|>\n<|assistant|>\n"]
 

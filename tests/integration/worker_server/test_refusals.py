@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from services.worker.checker.report import check
-from tests.integration.worker_server.conftest import BUNDLED_MODEL
 from tests.integration.worker_server.processes import server_process
+from tests.models import BUNDLED_MODEL
 
 
 @pytest.mark.parametrize("ranks", [1, 7])

@@ -15,8 +15,8 @@ from bench.evaluation.report import render, replace_between
 from bench.evaluation.served import Position, ScoredDocument, read_position
 from bench.evaluation.text import Document, cut
 from services.worker.settings import WorkerSettings
+from tests.models import BUNDLED_MODEL
 
-MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
 SHORT = Document(
     "short.py", "library", "def add(a, b):\n    return a + b\n\n\nfor i in range(10):\n    print(add(i, 1))\n"
 )
@@ -76,9 +76,9 @@ def test_one_document_has_no_interval() -> None:
 
 
 def reference_nats(context: int) -> float:
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    ids = torch.tensor([[start_token(MODEL), *tokenizer(SHORT.text, add_special_tokens=False).input_ids]])
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    ids = torch.tensor([[start_token(BUNDLED_MODEL), *tokenizer(SHORT.text, add_special_tokens=False).input_ids]])
     assert ids.shape[1] < context
     with torch.inference_mode():
         return float(model(ids, labels=ids).loss)
@@ -86,8 +86,8 @@ def reference_nats(context: int) -> float:
 
 async def test_scores_of_formats_are_those_of_transformers() -> None:
     expected = math.exp(reference_nats(context=1_024))
-    settings = WorkerSettings(model=str(MODEL), dtype="float32", max_model_len=1_024, kv_tokens=2_048)
-    prompts = [cut_prompts(MODEL, [SHORT], start_token(MODEL), window)[0] for window in (1_024, 10)]
+    settings = WorkerSettings(model=str(BUNDLED_MODEL), dtype="float32", max_model_len=1_024, kv_tokens=2_048)
+    prompts = [cut_prompts(BUNDLED_MODEL, [SHORT], start_token(BUNDLED_MODEL), window)[0] for window in (1_024, 10)]
     found, part = await score_offline(settings, prompts)
     assert found.document.text == SHORT.text
     assert compare([found], [found]).perplexity.value == pytest.approx(expected, rel=1e-4)
@@ -99,7 +99,7 @@ def test_a_page_gets_the_table_between_its_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- formats of x -->\nold\n<!-- end of formats of x -->\nafter\n")
     found = [scored("a", position(0.5)), scored("b", position(0.25))]
-    table = render([(Row("bf16", MODEL), compare(found, found))], "x", 192)
+    table = render([(Row("bf16", BUNDLED_MODEL), compare(found, found))], "x", 192)
     replace_between(page, "formats of x", table)
     assert page.read_text() == f"before\n<!-- formats of x -->\n\n{table}\n<!-- end of formats of x -->\nafter\n"
     assert (
@@ -112,7 +112,10 @@ def test_a_page_gets_the_table_between_its_marks(tmp_path: Path) -> None:
 
 def test_an_unknown_format_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--format int3: allowed: bf16, f32, int8, int8-g32, int4-rtn"):
-        find_rows(["int3"], [], MODEL, None, tmp_path, ())
+        find_rows(["int3"], [], BUNDLED_MODEL, None, tmp_path, ())
     with pytest.raises(ValueError, match="--format stored: give --stored"):
-        find_rows(["stored"], [], MODEL, None, tmp_path, ())
-    assert [row.kv_format for row in find_rows(["bf16"], ["int8"], MODEL, None, tmp_path, ())] == ["auto", "int8"]
+        find_rows(["stored"], [], BUNDLED_MODEL, None, tmp_path, ())
+    assert [row.kv_format for row in find_rows(["bf16"], ["int8"], BUNDLED_MODEL, None, tmp_path, ())] == [
+        "auto",
+        "int8",
+    ]

@@ -17,8 +17,7 @@ from services.cli.stack.options import StackOptions, check, read_engine_args
 from services.common.tls.certificate import Identity
 from services.common.tls.issuing import Authority
 from services.worker.settings import WorkerSettings
-
-TINY_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
+from tests.models import BUNDLED_MODEL
 
 
 def laid_out(first_port: int = 9001, **options: object) -> dict[str, ProcessSpec]:
@@ -110,7 +109,7 @@ def test_the_gateway_speaks_tls_with_files_that_are_tried_first(tmp_path: Path) 
         ({**files, "tls_key": "/none"}, "no certificate"),
     ):
         with pytest.raises(CommandError, match=f"--tls-key.*{said}"):
-            check(StackOptions(model=str(TINY_MODEL), **wrong))
+            check(StackOptions(model=str(BUNDLED_MODEL), **wrong))
 
 
 @given(workers=st.integers(1, 8), ranks=st.integers(1, 8))

@@ -5,21 +5,20 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from tests.models import BUNDLED_MODEL
 from trainer.config import ModelShape, Recipe, Stage
 from trainer.evaluate import load_model
 from trainer.model import Llama
 
-BUNDLED = Path(__file__).parents[3] / "models" / "ryzanstein-tiny"
-
 
 @pytest.fixture(scope="session")
 def bundled_folder() -> Path:
-    return BUNDLED
+    return BUNDLED_MODEL
 
 
 @pytest.fixture(scope="session")
 def bundled() -> tuple[Llama, Tokenizer]:
-    return load_model(BUNDLED)
+    return load_model(BUNDLED_MODEL)
 
 
 @pytest.fixture

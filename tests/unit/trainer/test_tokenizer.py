@@ -9,10 +9,10 @@ from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from tests.unit.trainer.conftest import BUNDLED
+from tests.models import BUNDLED_MODEL
 from trainer.tokenizer import SPECIAL_TOKENS, render_turn, save_tokenizer, train_tokenizer
 
-TOKENIZER = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+TOKENIZER = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
 
 
 @settings(max_examples=100)
@@ -46,7 +46,7 @@ def test_vocabulary_has_4096_tokens() -> None:
 
 
 def test_chat_template_renders_what_the_model_was_trained_on() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED)
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     trained = render_turn("system", "Be brief.") + render_turn("user", "Hello") + "<|assistant|>\n"
@@ -54,14 +54,14 @@ def test_chat_template_renders_what_the_model_was_trained_on() -> None:
 
 
 def test_chat_template_names_the_roles_it_knows() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED)
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
     with pytest.raises(TemplateError, match="'system', 'user' or 'assistant'"):
         tokenizer.apply_chat_template([{"role": "wizard", "content": "x"}], tokenize=False)
 
 
 def test_transformers_agrees_with_the_tokenizer_file() -> None:
     text = "def f(x):\n        return x + 1  # größer\n"
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED)
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
     assert tokenizer(text, add_special_tokens=False)["input_ids"] == TOKENIZER.encode(text).ids
     assert tokenizer.eos_token == "<|end|>"
     assert tokenizer.bos_token == "<|endoftext|>"

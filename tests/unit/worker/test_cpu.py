@@ -14,8 +14,8 @@ from services.worker.backends.weights import Dense, Stacked
 from services.worker.native.model_files import read_model_files
 from services.worker.native.startup import group_config
 from services.worker.settings import WorkerSettings
+from tests.models import BUNDLED_MODEL
 
-MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"  # in bfloat16
 WESTMERE = "flags\t\t: fpu sse2 sse4_2"
 ZEN_3 = f"{WESTMERE} avx2 fma f16c bmi2"
 SKYLAKE = ZEN_3 + " avx512f avx512bw avx512cd avx512vl avx512dq"
@@ -36,7 +36,9 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def dtype(**settings: str) -> str:
-    return group_config(WorkerSettings(model=str(MODEL), **settings), MODEL, read_model_files(MODEL)).dtype
+    return group_config(
+        WorkerSettings(model=str(BUNDLED_MODEL), **settings), BUNDLED_MODEL, read_model_files(BUNDLED_MODEL)
+    ).dtype
 
 
 @pytest.mark.parametrize("machine", [WESTMERE, GRAVITON_2, "no flags here"], indirect=True)

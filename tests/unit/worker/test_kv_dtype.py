@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,13 +18,13 @@ from services.worker.native.opening import served_model
 from services.worker.native.startup import group_config
 from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.settings import WorkerSettings
+from tests.models import BUNDLED_MODEL
 
-MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
-FILES = read_model_files(MODEL)
+FILES = read_model_files(BUNDLED_MODEL)
 
 
 def config(**settings: str) -> RankGroupConfig:
-    return group_config(WorkerSettings(model=str(MODEL), **settings), MODEL, FILES)  # type: ignore[arg-type]
+    return group_config(WorkerSettings(model=str(BUNDLED_MODEL), **settings), BUNDLED_MODEL, FILES)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -62,5 +61,5 @@ def test_the_memory_is_known_before_the_start(kv_dtype: str) -> None:
     asked = config(dtype="float32", kv_dtype=kv_dtype, device="cpu")
     backend = open_backend(torch.float32, torch.device("cpu"), find_kv_format(asked.kv_format))
     found = footprint(FILES.spec, asked)
-    assert found.kv_token == load_model(MODEL, SingleRank(), backend).kv_bytes_per_token
+    assert found.kv_token == load_model(BUNDLED_MODEL, SingleRank(), backend).kv_bytes_per_token
     assert f"KV cache of 16 tokens in {asked.kv_format}" in found.explain(16)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +13,6 @@ from services.cli.kube.doctor import report
 from services.common.tls.certificate import Identity
 from services.common.tls.issuing import Authority
 from tests.unit.cli.kube.objects import Broken, healthy, labels, one, pod, snapshot
-
-BUNDLED_MODEL = Path(__file__).resolve().parents[4] / "models" / "ryzanstein-tiny"
 
 
 def test_nothing_is_wrong_with_what_is_well(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +17,8 @@ from services.worker.model.footprint import footprint
 from services.worker.native.model_files import read_model_files
 from services.worker.native.startup import group_config, require_room
 from services.worker.settings import WorkerSettings
+from tests.models import BUNDLED_MODEL
 from tests.unit.cli.kube.objects import Broken, event, labels, one
-
-BUNDLED_MODEL = Path(__file__).resolve().parents[4] / "models" / "ryzanstein-tiny"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from services.common.grammar import parser_limits
 from services.worker.model.loading.vocabulary import read_vocabulary
-from tests.integration.worker_server.conftest import BUNDLED_MODEL
+from tests.models import BUNDLED_MODEL
 
 VOCAB, EOS = 4096, 1
 _LONG = 24  # tokens after which an end is looked for

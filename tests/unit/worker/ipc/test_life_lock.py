@@ -19,7 +19,7 @@ _HOLDER = """
 import sys, threading, time
 from services.worker.ipc.life_lock import LifeLock
 from services.worker.ipc.segment import Segment
-from tests.integration.worker_ranks.dying import end_main_thread
+from tests.unit.worker.ipc.dying import end_main_thread
 LifeLock(Segment.attach(int(sys.argv[1]), int(sys.argv[2])), 64).hold()
 print("held", flush=True)
 if sys.stdin.readline() == "end\\n":

@@ -20,6 +20,7 @@ from services.worker.model.footprint import factor_elements, footprint, local_vo
 from services.worker.model.registry import describe, read_spec
 from services.worker.protocol.rank_config import RankGroupConfig
 from tests.adapters import write_adapter
+from tests.models import BUNDLED_MODEL
 from tests.unit.worker.model import zoo
 from tests.unit.worker.model.conftest import Sample
 from tests.unit.worker.model.held_memory import (
@@ -31,7 +32,6 @@ from tests.unit.worker.model.held_memory import (
 )
 from tests.unit.worker.model.test_adapters import LINEAR
 
-BUNDLED_MODEL = Path(__file__).resolve().parents[4] / "models" / "ryzanstein-tiny"
 TABLE = 131_072 * 256 * 2  # bytes of the embedding in bfloat16: nearly all of the model
 
 NO_KERNELS = why_not(torch.bfloat16)  # empty if there are

@@ -19,10 +19,10 @@ from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from services.worker.protocol.plan_codec import view_plan
 from services.worker.scheduling.request import Request
 from tests.adapters import write_adapter
-from tests.integration.worker_ranks.standin import VOCAB, StandinDecoder, standin_cache
 from tests.unit.worker.backends.tape import TapedBackend, Unasked
 from tests.unit.worker.model.zoo import prompt, write_checkpoint
 from tests.unit.worker.rank.late import BLOCK, LENGTH, N_BLOCKS, SlowDevice, assert_same, make_runner, serve
+from tests.unit.worker.rank.standin import VOCAB, StandinDecoder, standin_cache
 
 
 def make_requests(seed: int, host_share: float = 0.25) -> list[Request]:

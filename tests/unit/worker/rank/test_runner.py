@@ -13,13 +13,13 @@ from services.worker.backends.collectives import SingleRank
 from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult
 from services.worker.rank.runner import Runner
 from services.worker.rank.slot_table import MalformedPlanError
-from tests.integration.worker_ranks.standin import (
+from tests.unit.worker.model.harness import lone_rank
+from tests.unit.worker.rank.standin import (
     VOCAB,
     StandinCache,
     StandinDecoder,
     standin_cache,
 )
-from tests.unit.worker.model.harness import lone_rank
 
 BLOCK, N_BLOCKS, SLOTS, LENGTH = 4, 60, 8, 40
 GREEDY = Sampling()

@@ -14,8 +14,8 @@ from services.worker.backends.sizing import NotEnoughMemoryError
 from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.rank.runner import Runner
 from services.worker.rank.worst_step import KvBudget, first_steps, naming_what_to_lower, worst_steps
-from tests.integration.worker_ranks.standin import StandinDecoder, standin_cache
 from tests.unit.worker.model.harness import lone_rank
+from tests.unit.worker.rank.standin import StandinDecoder, standin_cache
 
 GIB = 1 << 30
 BLOCK = 2 << 20  # bytes of 16 tokens

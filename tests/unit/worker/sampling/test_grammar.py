@@ -14,7 +14,7 @@ from ryzanstein.v1.worker_pb2 import Sampling
 from services.worker.backends.collectives import Communicator
 from services.worker.model.loading.vocabulary import read_vocabulary
 from services.worker.sampling.sampler import Sampler
-from tests.integration.worker_server.conftest import BUNDLED_MODEL
+from tests.models import BUNDLED_MODEL
 from tests.unit.worker.sampling.drawing import TORCH, admission, part_of
 from tests.unit.worker.sampling.thread_group import on_ranks
 

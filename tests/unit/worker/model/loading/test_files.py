@@ -24,14 +24,14 @@ from services.common.templates import compile_template
 from services.worker.model.loading.sampling import SamplingDefaults
 from services.worker.native.model_files import read_model_files
 from services.worker.native.startup import model_folder
+from tests.models import BUNDLED_MODEL
 
-MODEL = Path(__file__).parents[5] / "models" / "ryzanstein-tiny"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(MODEL, tmp_path / "model"))
+    return Path(shutil.copytree(BUNDLED_MODEL, tmp_path / "model"))
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
@@ -47,7 +47,7 @@ def open_folder() -> Iterator[Path]:
     """A copy of the model where every user may read it; closed folders lead to pytest's own."""
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
-        folder = Path(shutil.copytree(MODEL, Path(place) / "model"))
+        folder = Path(shutil.copytree(BUNDLED_MODEL, Path(place) / "model"))
         (folder / "chat_template.jinja").write_text("{{ messages }}")
         yield folder
 

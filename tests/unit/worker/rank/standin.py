@@ -23,7 +23,7 @@ from services.worker.model.footprint import Footprint
 from services.worker.protocol.event_codec import ModelFacts
 from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.rank.process import LoadedModel
-from tests.integration.worker_ranks.dying import end_main_thread
+from tests.unit.worker.ipc.dying import end_main_thread
 
 VOCAB, HIDDEN = 96, 16
 DIE_SLOWLY, RAISE, HANG, SPIN, SKIP_COLLECTIVE, KILL_SELF, COMPUTE, EAT = range(88, 96)  # misbehave on these tokens
