@@ -112,7 +112,7 @@ def test_no_other_block_is_left_unrun() -> None:
     ("target", "starts"),
     [
         ("run", f"PYTHONDONTWRITEBYTECODE= exec {Path('.venv/bin/ryzanstein')} up"),
-        ("test", f"PYTHONDONTWRITEBYTECODE= {Path('.venv/bin/pytest')} -n 3"),
+        ("test", f"PYTHONDONTWRITEBYTECODE= {Path('.venv/bin/pytest')} -n 4"),
     ],
 )
 def test_make_starts_what_is_tested_here(target: str, starts: str) -> None:
