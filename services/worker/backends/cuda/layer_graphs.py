@@ -41,8 +41,8 @@ class MixedAttention(Protocol):
     def mixed_plan(self, lengths: Tensor, tables: Tensor, tiles: Tensor, n_keys: int, window: int | None) -> Any:
         """Return the plan of a step whose first sequences are decodes with `lengths` [n] keys, at most `n_keys`.
 
-        0: there is no such decode. `tables` [n_sequences, max_blocks], and `tiles` [n_tiles, 4] as `prompt_tiles`
-        says, or without rows. Rows of no sequence get zeros.
+        A decode of length 0, and a tile of no rows, is room that the step does not use. `tables`: [n_sequences,
+        max_blocks]; `tiles`: [n_tiles, 4], as `prompt_tiles` returns them. Rows of no sequence get zeros.
         """
         ...
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -31,7 +32,9 @@ from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.torch.attention import ReferenceAttention
 from services.worker.backends.transfers import DirectTransfers, Numbers, Transfers
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+DEVICES = [pytest.param(CPU, id="recorded"), pytest.param(CUDA, id="cuda", marks=on_gpu)]
 _WAITING = ("tolist", "item", "numpy", "cpu", "nonzero", "unique", "masked_select", "__bool__", "__int__", "__index__")
 _ASKING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2", "aten::masked_select"}
 

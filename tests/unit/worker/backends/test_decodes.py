@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +22,10 @@ from services.worker.model.decoder import Decoder
 from services.worker.model.layers.adapters import AdapterLayers
 from services.worker.model.registry import describe
 from tests.adapters import write_adapter
-from tests.unit.worker.backends.tape import CPU, Direct, TapedBackend
+from tests.unit.worker.backends.tape import CPU, CUDA, DEVICES, Direct, TapedBackend, on_gpu
+from tests.unit.worker.model.checkpoints import written_once
 from tests.unit.worker.model.harness import Engine, Request, adapter_rows
-from tests.unit.worker.model.zoo import prompt, write_checkpoint
-
-CUDA = torch.device("cuda")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-DEVICES = [pytest.param(CPU, id="recorded"), pytest.param(CUDA, id="cuda", marks=on_gpu)]
+from tests.unit.worker.model.zoo import prompt
 
 _SHAPE = {"vocab_size": 300, "num_hidden_layers": 3, "max_position_embeddings": 2048, "hidden_size": 128}
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256}
@@ -53,13 +49,7 @@ def backend_on(device: torch.device, dtype: torch.dtype, kv_format: KvFormat | N
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    @functools.cache
-    def make(name: str) -> Path:
-        path = tmp_path_factory.mktemp(name)
-        write_checkpoint(_CONFIGS[name](), path)
-        return path
-
-    return make
+    return written_once(_CONFIGS, tmp_path_factory)
 
 
 class Replayed(Engine):

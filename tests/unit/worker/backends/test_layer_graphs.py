@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -24,13 +23,10 @@ from services.worker.model.decoder import Decoder
 from services.worker.model.layers.adapters import AdapterLayers
 from services.worker.model.registry import describe
 from tests.adapters import write_adapter
-from tests.unit.worker.backends.tape import CPU, Direct, TapedBackend
+from tests.unit.worker.backends.tape import CPU, DEVICES, Direct, TapedBackend
+from tests.unit.worker.model.checkpoints import written_once
 from tests.unit.worker.model.harness import Engine, Request, adapter_rows
-from tests.unit.worker.model.zoo import prompt, write_checkpoint
-
-CUDA = torch.device("cuda")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-DEVICES = [pytest.param(CPU, id="recorded"), pytest.param(CUDA, id="cuda", marks=on_gpu)]
+from tests.unit.worker.model.zoo import prompt
 
 _SHAPE = {"vocab_size": 300, "num_hidden_layers": 3, "max_position_embeddings": 512, "hidden_size": 64}
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
@@ -55,13 +51,7 @@ def _small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    @functools.cache
-    def make(name: str) -> Path:
-        path = tmp_path_factory.mktemp(name)
-        write_checkpoint(_CONFIGS[name](), path)
-        return path
-
-    return make
+    return written_once(_CONFIGS, tmp_path_factory)
 
 
 def backend_on(device: torch.device, kv_format: KvFormat | None = None, *, graphs: bool) -> CudaBackend:

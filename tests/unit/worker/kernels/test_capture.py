@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,9 @@ from services.worker.protocol.rank_config import Quantization
 from services.worker.rank.runner import Runner
 from tests.unit.worker.backends.test_shared_memory import BUFFER, run_group
 from tests.unit.worker.kernels.conftest import OnThreads
+from tests.unit.worker.model.checkpoints import written_once
 from tests.unit.worker.model.harness import CPU, Engine, Request, lone_rank, run_ranks
-from tests.unit.worker.model.zoo import prompt, write_checkpoint
+from tests.unit.worker.model.zoo import prompt
 
 _VOCABULARY = 203
 _SLIDES = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 40}
@@ -137,23 +137,12 @@ MakePair = Callable[..., Pair]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Written once for all libraries."""
-
-    @functools.cache
-    def write(name: str) -> Path:
-        folder = tmp_path_factory.mktemp(name)
-        write_checkpoint((REPLAYED | COMPUTED)[name](), folder).bfloat16().save_pretrained(folder)
-        return folder
-
-    return write
+    return written_once(REPLAYED | COMPUTED, tmp_path_factory, torch.bfloat16)
 
 
 @pytest.fixture
 def make_pair(kernels: Bfloat16Kernels, checkpoint: Callable[[str], Path]) -> MakePair:
-    def make(name: str, quantization: Quantization = "none") -> Pair:
-        return Pair(checkpoint(name), SingleRank(), kernels, quantization)
-
-    return make
+    return lambda name, quantization="none": Pair(checkpoint(name), SingleRank(), kernels, quantization)
 
 
 @pytest.mark.parametrize(
