@@ -23,8 +23,7 @@ LEFT_SHARE = 0.1
 def uncollected() -> Iterator[None]:
     """Collect no garbage in the `with` block.
 
-    For the import of torch: it makes hundreds of thousands of objects that stay, and four hundred collections that walk
-    them are a sixth of its CPU time.
+    For the import of torch: the objects that it makes stay, and hundreds of collections would walk them.
     """
     gc.disable()
     try:
