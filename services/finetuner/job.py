@@ -27,6 +27,10 @@ _PAUSE_S = 1.0  # before training that ended is started again
 class UnpreparedError(Exception):
     """The training cannot begin; the message is for the user."""
 
+    def __init__(self, code: str, param: str, message: str) -> None:
+        super().__init__(message)
+        self.error = JobError(code=code, param=param, message=message)
+
 
 class JobRun:
     """Runs one job from its last checkpoint on. A paused job ends with a checkpoint, a cancelled job at once."""
@@ -55,14 +59,15 @@ class JobRun:
             source = self._source(order)
             await self._prepare(order, folder)
         except UnpreparedError as error:
-            await self._fail(JobError(code="base_unavailable", message=f"`{order.model}`: {error}", param="model"))
+            await self._fail(error.error)
             return
         await self._train(Task(self._claim.member, order.id, folder, source, job.heard))
 
     def _source(self, order: Order) -> str:
         source = self._settings.finetuner_models.get(order.model)
         if source is None:
-            raise UnpreparedError("this fine-tuner does not have it (RYZANSTEIN_FINETUNER_MODELS)")
+            message = f"`{order.model}`: this fine-tuner does not have it (RYZANSTEIN_FINETUNER_MODELS)"
+            raise UnpreparedError("base_unavailable", "model", message)
         return source
 
     async def _prepare(self, order: Order, folder: Path) -> None:
@@ -166,4 +171,5 @@ def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
         if content:
             (folder / name).write_bytes(content)
         elif not (folder / name).exists():
-            raise UnpreparedError(f"{name} was deleted before the training began")
+            message = f"{name} was deleted before the training began"
+            raise UnpreparedError("invalid_training_file", "training_file", message)

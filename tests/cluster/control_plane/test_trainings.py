@@ -19,6 +19,7 @@ from services.finetuner.training.words import STOPPED
 from tests.cluster.conftest import Namespaces
 from tests.cluster.control_plane.releases import install, kubeconfig_of
 from tests.cluster.kube import Kube, Object
+from tests.kubeconfig import use_kubeconfig
 
 pytestmark = pytest.mark.timeout(240)
 MEMBER = "tenant:ftjob-000000000001"
@@ -36,7 +37,7 @@ def kube(namespaces: Namespaces) -> Kube:
 @pytest.fixture
 def tuner(kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FinetunerSettings:
     """A fine-tuner with the rights and the template of the one in the release."""
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of(kube, "ryzanstein-finetuner", tmp_path)))
+    use_kubeconfig(monkeypatch, kubeconfig_of(kube, "ryzanstein-finetuner", tmp_path))
     template = tmp_path / "job.json"
     template.write_text(kube.get("configmap", "ryzanstein-finetuner")["data"]["job.json"])
     return FinetunerSettings(finetuner_models={}, finetuner_folder=str(tmp_path), finetuner_job_template=str(template))

@@ -1,0 +1,374 @@
+"""A fine-tuner that trains in Kubernetes Jobs: a real Redis, and an API server that does what clusters rarely do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.common.fine_tuning.records import Order
+from services.common.fine_tuning.store import Job, JobStore
+from services.common.keys import RedisKeys
+from services.common.lifecycle import StartupError
+from services.common.redis_client import RedisAccess, open_redis
+from services.finetuner.main import patiently, serve
+from services.finetuner.settings import FinetunerSettings
+from tests.integration.finetuner.api_server import NAMESPACE, NO_ANSWER, OWNER, OWNER_UID, ApiServer, running_api_server
+from tests.integration.gateway.redis_server import RedisServer, running_redis
+from tests.kubeconfig import use_kubeconfig, write_kubeconfig
+
+LABELS = {f"app.kubernetes.io/{name}": name for name in ("name", "instance", "component")}
+TEMPLATE = {
+    "metadata": {
+        "name": "training", "namespace": NAMESPACE, "labels": {**LABELS, "helm.sh/chart": "ryzanstein-1"},
+        "ownerReferences": [{"apiVersion": "apps/v1", "kind": "Deployment", "name": OWNER, "uid": ""}],
+    },
+    "spec": {"template": {"spec": {"containers": [{"name": "training"}]}}},
+}  # fmt: skip
+ORDER = Order(
+    id="ftjob-1", tenant="", model="tiny", training_file="file-a", validation_file=None, suffix=None, seed=7,
+    n_epochs=2, batch_size=4, learning_rate_multiplier=1.0, lora_rank=4, quantization="none", metadata=None,
+    credential="", created_at=0,
+)  # fmt: skip
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Site:
+    """What a fine-tuner stands between."""
+
+    redis: RedisServer
+    api: ApiServer
+    folder: Path
+    store: JobStore
+
+    def settings(self, **overrides: Any) -> FinetunerSettings:
+        values = {
+            "redis_url": self.redis.url,
+            "finetuner_models": {"tiny": "/base"},
+            "finetuner_folder": str(self.folder),
+            "finetuner_job_template": str(self.folder / "job.json"),
+            "finetuner_lease_s": 1.0,
+        }
+        return FinetunerSettings(**(values | overrides))
+
+    @asynccontextmanager
+    async def fine_tuner(self, **overrides: Any) -> AsyncIterator[None]:
+        stop = asyncio.Event()
+        serving = asyncio.create_task(serve(self.settings(**overrides), stop))
+        try:
+            yield
+        finally:
+            stop.set()
+            await serving
+
+    async def queue(self, content: bytes = b"{}\n") -> None:
+        """Have the job wait for a fine-tuner, as a gateway does that has checked its file."""
+        keys = RedisKeys("default")
+        if content:
+            self.redis.client.rpush(keys.file_pieces("", ORDER.training_file), content)
+        await self.store.create(ORDER)
+        claim = await self.store.claim("gateway", 10.0, ["check"])
+        assert claim is not None
+        await self.store.report(claim, 0, fields={"status": "queued", "stage": "train"})
+
+    async def job(self) -> Job:
+        found = await self.store.get("", ORDER.id)
+        assert found is not None
+        return found
+
+    async def until_job(self, condition: Callable[[Job], object]) -> Job:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition(job := await self.job()):  # noqa: ASYNC110  # other tasks do it
+                await asyncio.sleep(0.01)
+        return job
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():  # noqa: ASYNC110  # other threads do it
+                await asyncio.sleep(0.01)
+
+    async def until_made(self, count: int) -> None:
+        """Wait until so many Jobs were made, the last of which is followed."""
+        words = self.folder / "jobs" / ORDER.id / "words" / f"uid-{count}.jsonl"
+        await self.until(words.exists)
+
+    async def until_looked(self) -> None:
+        """Wait until the fine-tuner has asked for the Job several times."""
+        enough = self.api.looks + 4
+        await self.until(lambda: self.api.looks >= enough)
+
+    async def until_given_back(self) -> None:
+        """Wait until no fine-tuner has the job."""
+        await self.until(lambda: not self.redis.client.hlen(RedisKeys("default").tuning_owners))
+
+    async def until_said(self, message: str) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not any(message in said for said in await self.messages()):  # noqa: ASYNC110  # as above
+                await asyncio.sleep(0.01)
+
+    async def messages(self) -> list[str]:
+        return [event.message for event in await self.store.events("", ORDER.id)]
+
+    def say(self, *words: dict[str, Any]) -> None:
+        """Speak as a training does that begins: the one before may have been killed within a line."""
+        self.write("\n" + "".join(json.dumps(word) + "\n" for word in words))
+
+    def write(self, text: str) -> None:
+        """Write to the file that the training's command line names."""
+        [container] = self.api.job()["spec"]["template"]["spec"]["containers"]
+        with Path(container["args"][-1]).open("a") as file:
+            file.write(text)
+
+
+def step(number: int) -> dict[str, Any]:
+    word = {"kind": "step", "step": number, "of": 4, "train_loss": 0.5, "tokens": 8 * number}
+    return {**word, "tokens_per_s": 1.0, "left_s": 3.0}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    for name in ("cluster.runner._LOOK_S", "cluster.runner._AGAIN_S", "job._PAUSE_S", "job._REPORT_S"):
+        monkeypatch.setattr(f"services.finetuner.{name}", 0.02)
+    with running_redis(tmp_path) as redis, running_api_server() as api:
+        use_kubeconfig(monkeypatch, write_kubeconfig(tmp_path / "kubeconfig", api.url))
+        (tmp_path / "job.json").write_text(json.dumps(TEMPLATE))
+        store = JobStore(open_redis(RedisAccess(redis.url), 5.0), RedisKeys("default"), patiently, 3600)
+        yield Site(redis, api, tmp_path, store)
+
+
+async def test_a_job_is_trained_although_the_api_server_is_away_for_a_while(site: Site) -> None:
+    looked = [("GET jobs/training-1", status, '{"message": "not now"}') for status in (401, 503)]
+    away = [*looked, *[(f"GET deployments/{OWNER}", NO_ANSWER, "")] * 4, ("POST jobs", 503, "null")]
+    site.api.refuse = [*away, ("POST jobs", 409, "{}"), ("DELETE jobs/training-1", 500, "<html>")]
+    await site.queue()
+    async with site.fine_tuner():
+        await site.until_made(1)
+        metadata = site.api.job()["metadata"]
+        assert metadata["name"] == "training-1"
+        assert metadata["annotations"] == {"ryzanstein.dev/fine-tuning-job": "-:ftjob-1"}
+        assert metadata["ownerReferences"][0]["uid"] == OWNER_UID
+        held = {"reason": "ImagePullBackOff", "message": "no such image"}
+        site.api.set_pod("Pending", conditions=[{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}])
+        await site.until_said("No node takes the training's pod: 0/2 nodes")
+        scheduled = {"type": "PodScheduled", "status": "True"}
+        site.api.set_pod("Pending", conditions=[scheduled], **container({"waiting": held}))
+        await site.until_said("The training's pod does not start: ImagePullBackOff: no such image")
+        site.api.set_pod("Pending", **container({"waiting": {"reason": "ContainerCreating"}}))
+        await site.until_looked()
+        site.api.set_pod("Running")
+        site.say({"kind": "begins", "steps": 4, "message": "Training 8 parameters"}, step(1))
+        site.say({"kind": "validated", "step": 2, "of": 4, "valid_loss": 0.25})
+        site.say({"kind": "saved", "step": 2, "folder": "/c", "metrics": {"train_loss": 0.5}})
+        await site.until_said("validation loss")
+        result = {"folder": "/adapter", "train_loss": 0.5, "valid_loss": None, "examples": []}
+        site.say({"kind": "done", **result})
+        site.api.end_job("Complete")
+        job = await site.until_job(lambda job: job.stage == "publish")
+    assert job.result is not None
+    assert job.result.folder == "/adapter"
+    assert (job.numbers["steps"], job.numbers["step"], job.numbers["trained_tokens"]) == (4, 1, 8)
+    assert [one.step for one in await site.store.checkpoints("", ORDER.id)] == [2]
+    assert (await site.messages())[2:] == [
+        "Training 8 parameters",
+        "Step 1/4: training loss=0.5000",
+        "Step 2/4: validation loss=0.2500",
+    ]
+    assert not site.api.jobs
+    assert not site.api.refuse
+    assert (site.folder / "jobs" / ORDER.id / "training.jsonl").read_text() == "{}\n"
+
+
+def container(state: dict[str, Any]) -> dict[str, Any]:
+    """The status of a pod whose container is in a state."""
+    return {"containerStatuses": [{"state": state}]}
+
+
+STOPPED = {"exitCode": 43, "reason": "Error"}
+KILLED = {"exitCode": 137, "reason": "OOMKilled", "message": "Loading\nKilled\n\n"}
+
+
+@pytest.mark.parametrize(
+    ("pods", "said"),
+    [
+        ([container({"terminated": KILLED})], "(status 137): OOMKilled: Killed"),
+        (
+            [container({"terminated": STOPPED}), container({"terminated": KILLED}), container({})],
+            "(status 137): OOMKilled: Killed",
+        ),
+        ([{"reason": "Evicted", "message": "disk"}], "(status -1): Evicted: disk"),
+        ([], "(status -1): DeadlineExceeded: too long"),
+    ],
+    ids=["out of memory", "the last pod that ended counts", "evicted before it began", "no pod is left"],
+)
+async def test_a_job_whose_pods_fail_says_how_the_last_one_ended(
+    site: Site, pods: list[dict[str, Any]], said: str
+) -> None:
+    await site.queue()
+    async with site.fine_tuner(finetuner_attempts=2):
+        for attempt in (1, 2):
+            await site.until_made(attempt)
+            for number, pod in enumerate(pods):
+                site.api.set_pod("Failed", name=f"pod-{number}", **pod)
+            site.api.end_job("Failed", reason="DeadlineExceeded", message="too long")
+            if attempt == 1:
+                await site.until_said("goes on from its last checkpoint")
+        job = await site.until_job(lambda job: job.status == "failed")
+    assert job.error is not None
+    assert job.error.code == "training_failed"
+    assert job.error.message == f"Training ended 2 times without progress {said}"
+    assert not site.api.jobs
+
+
+async def test_what_the_api_server_forbids_is_in_the_jobs_error(site: Site) -> None:
+    site.api.refuse = [("POST jobs", 403, '{"message": "jobs.batch is forbidden"}')]
+    await site.queue()
+    async with site.fine_tuner():
+        job = await site.until_job(lambda job: job.status == "failed")
+    assert job.error is not None
+    assert (job.error.code, site.api.made) == ("training_not_started", 0)
+    refused = "Training was not started: the API server refuses with 403 Forbidden: jobs.batch is forbidden"
+    assert job.error.message == refused
+
+
+async def test_a_refused_training_ends_its_job(site: Site) -> None:
+    await site.queue()
+    async with site.fine_tuner():
+        await site.until_made(1)
+        site.say({"kind": "refused", "code": "invalid_training_file", "message": "line 3", "param": "training_file"})
+        site.api.end_job("Failed", reason="PodFailurePolicy", message="status 42")
+        job = await site.until_job(lambda job: job.status == "failed")
+    assert job.error is not None
+    assert (job.error.code, job.error.message) == ("invalid_training_file", "line 3")
+    assert site.api.made == 1
+
+
+async def test_a_job_that_is_taken_away_is_made_again_once_its_pods_have_ended(site: Site) -> None:
+    """That is no attempt of the job."""
+    await site.queue()
+    async with site.fine_tuner(finetuner_attempts=1):
+        for number in (1, 2):
+            await site.until_made(number)
+            site.api.being_deleted()
+            await site.until_looked()
+            site.api.delete("training-1")
+        await site.until_made(3)
+        assert (await site.job()).status == "running"
+    assert "goes on from its last checkpoint" in (await site.messages())[-1]
+    site.api.being_deleted()
+    async with site.fine_tuner():
+        await site.until_looked()
+        await site.store.turn("", ORDER.id, "paused", ["running"])
+        await site.until_given_back()
+        await site.store.turn("", ORDER.id, "queued", ["paused"])
+        await site.until_looked()
+        assert site.api.made == 3
+        site.api.delete("training-1")
+        await site.until_made(4)
+
+
+async def test_the_next_fine_tuner_goes_on_where_the_first_has_ended(site: Site) -> None:
+    second = json.dumps(step(2))
+    await site.queue()
+    async with site.fine_tuner():
+        await site.until_made(1)
+        site.api.set_pod("Running")
+        site.say(step(1))
+        site.write(second[:9])
+        await site.until_said("Step 1/4")
+    assert site.api.made == len(site.api.jobs) == 1, "it outlives its fine-tuner"
+    site.write(f'{second[9:]}\n{{"kind": "st')
+    async with site.fine_tuner():
+        await site.until_said("Step 2/4")
+        site.say(step(3))
+        await site.until_said("Step 3/4")
+        await site.store.turn("", ORDER.id, "paused", ["running"])
+        await site.until(lambda: not site.api.jobs)
+        await site.store.turn("", ORDER.id, "queued", ["paused"])
+        await site.until_made(2)
+        site.say(step(4))
+        await site.until_said("Step 4/4")
+        await site.store.turn("", ORDER.id, "cancelled", ["running"])
+        await site.until(lambda: not site.api.jobs)
+    assert [said for said in await site.messages() if "Step" in said] == [
+        f"Step {number}/4: training loss=0.5000" for number in (1, 2, 3, 4)
+    ]
+
+
+async def test_a_fine_tuner_waits_while_redis_is_away(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "services.finetuner.main")
+    await site.queue()
+    moved = site.redis.socket.with_name("moved.sock")
+    site.redis.socket.rename(moved)
+    async with site.fine_tuner():
+        await site.until(lambda: "Redis is away" in caplog.text)
+        moved.rename(site.redis.socket)
+        await site.until_made(1)
+
+
+@pytest.mark.parametrize(
+    ("content", "models", "error"),
+    [
+        (b"{}", {"other": "/base"}, ("base_unavailable", "model", "`tiny`: this fine-tuner does not have it")),
+        (b"", {"tiny": "/base"}, ("invalid_training_file", "training_file", "training.jsonl was deleted before")),
+    ],
+    ids=["the base", "the file"],
+)
+async def test_what_a_training_lacks_is_named(
+    site: Site, content: bytes, models: dict[str, str], error: tuple[str, str, str]
+) -> None:
+    await site.queue(content)
+    async with site.fine_tuner(finetuner_models=models):
+        job = await site.until_job(lambda job: job.status == "failed")
+    assert job.error is not None
+    assert (job.error.code, job.error.param) == error[:2]
+    assert error[2] in job.error.message
+    assert site.api.made == 0
+
+
+async def test_a_job_whose_folder_cannot_be_made_fails_with_the_third_try(site: Site) -> None:
+    (site.folder / "jobs").write_text("a file")
+    await site.queue()
+    async with site.fine_tuner():
+        job = await site.until_job(lambda job: job.status == "failed")
+    assert job.error is not None
+    assert job.error.code == "internal_error"
+    assert "NotADirectoryError" in job.error.message
+    assert "(3 times)" in job.error.message
+
+
+async def test_a_job_that_was_cancelled_while_no_fine_tuner_was_there_goes_with_a_later_sweep(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.finetuner.main._SWEEP_S", 0.02)
+    await site.queue()
+    async with site.fine_tuner():
+        await site.until_made(1)
+    await site.store.turn("", ORDER.id, "cancelled", ["running"])
+    site.api.refuse = [("GET jobs", 403, "{}")]
+    async with site.fine_tuner():
+        await site.until(lambda: not site.api.jobs)
+    assert not site.api.refuse
+
+
+async def test_a_fine_tuner_that_cannot_train_does_not_start(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(said: str, **overrides: Any) -> None:
+        with pytest.raises(StartupError, match=said):
+            await serve(site.settings(**overrides), asyncio.Event())
+
+    site.api.refuse = [(f"GET deployments/{OWNER}", 404, "{}")]
+    await fails(f"there is no Deployment {NAMESPACE}/{OWNER}")
+    template = site.folder / "job.json"
+    template.write_text(json.dumps({"metadata": {"namespace": NAMESPACE}}))
+    await fails("RYZANSTEIN_FINETUNER_JOB_TEMPLATE is .*/job.json: KeyError.'ownerReferences'")
+    use_kubeconfig(monkeypatch, site.folder / "none")
+    await fails("no Kubernetes cluster")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    await fails(r"peft missing: pip install 'ryzanstein\[finetune\]'", finetuner_job_template="")
