@@ -11,32 +11,29 @@ from tempfile import TemporaryDirectory
 from kubernetes import client
 
 from services.cli.errors import CommandError
-from services.cli.kube.cluster import ready_pods
+from services.cli.kube.cluster import TLS_VOLUME, asking
+from services.cli.kube.diagnosis.snapshot import Object
 from services.common.tls.access import ADMIN
 from services.common.tls.certificate import CertificateError
 from services.common.tls.credentials import Tls
 
-_VOLUME, _OF_ROUTER = "tls", "-router"
+_OF_ROUTER = "-router"
 
 
 @contextmanager
-def admin_tls(namespace: str, release: str) -> Iterator[Tls | None]:
-    """Yield TLS with the certificate in the secret beside the routers'; None if the routers speak plain text.
+def admin_tls(namespace: str, router: Object) -> Iterator[Tls | None]:
+    """Yield TLS with the certificate in the secret beside the router's; None if the pod `router` speaks plain text.
 
     Raises CommandError if the secret can't be read.
     """
-    api = client.CoreV1Api()
-    router = api.read_namespaced_pod(ready_pods(namespace, release, "router")[0], namespace)
-    volumes = (router.spec and router.spec.volumes) or []
-    mounted = [each.secret.secret_name for each in volumes if each.name == _VOLUME and each.secret]
+    volumes = router["spec"].get("volumes") or ()
+    mounted = [each["secret"]["secretName"] for each in volumes if each["name"] == TLS_VOLUME and "secret" in each]
     if not mounted:
         yield None
         return
-    name = f"{str(mounted[0]).removesuffix(_OF_ROUTER)}-{ADMIN}"
-    try:
-        data = api.read_namespaced_secret(name, namespace).data or {}
-    except client.ApiException as error:
-        raise CommandError(f"secret {namespace}/{name}, to call the router with: {error.reason}") from error
+    name = f"{mounted[0].removesuffix(_OF_ROUTER)}-{ADMIN}"
+    with asking(f"secret {namespace}/{name}, to call the router with"):
+        data = client.CoreV1Api().read_namespaced_secret(name, namespace).data or {}
     with TemporaryDirectory() as folder:
         for key, value in data.items():
             (Path(folder) / key).write_bytes(base64.b64decode(value))

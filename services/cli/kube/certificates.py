@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from kubernetes import client
 
 from services.cli.errors import CommandError
+from services.cli.kube.cluster import asking, secret
 from services.cli.kube.keyring import LEAF_LIFE, Keyring, last_third
 from services.common.tls.certificate import AUTHORITIES, CERTIFICATE, KEY, Identity
 from services.common.tls.issuing import Issued
-
-_NOT_FOUND = 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +28,14 @@ class CertificatePlan:
     hosts: Mapping[str, str] = field(default_factory=dict)  # further DNS names, by component
 
 
-def ensure(api: client.CoreV1Api, plan: CertificatePlan, *, replace_authority: bool = False) -> list[str]:
+def ensure(plan: CertificatePlan, *, replace_authority: bool = False) -> list[str]:
     """Make what is missing and renew what is in its last third; return the names of changed secrets.
 
     `replace_authority` begins the replacement of the CA, which the next runs finish. Raises CommandError if the API
     server refuses, or if another run changes the same secrets.
     """
     now, changed = time.time(), []
-    secrets = _Secrets(api, plan)
+    secrets = _Secrets(plan)
     stored = secrets.read("ca")
     try:
         keyring = Keyring.from_data(stored) if stored else Keyring.new(now)
@@ -66,20 +65,16 @@ def _renewed(
 class _Secrets:
     """The plan's secrets. Each is written as it was read, so that two runs can't overwrite each other."""
 
-    def __init__(self, api: client.CoreV1Api, plan: CertificatePlan) -> None:
-        self._api = api
+    def __init__(self, plan: CertificatePlan) -> None:
         self._plan = plan
         self._read: dict[str, client.V1Secret] = {}
 
     def read(self, name: str) -> dict[str, bytes]:
         """The data of a secret, empty if there is none."""
         full = f"{self._plan.prefix}-{name}"
-        try:
-            found = self._api.read_namespaced_secret(full, self._plan.namespace)
-        except client.ApiException as error:
-            if error.status == _NOT_FOUND:
-                return {}
-            raise self._refused(full, error) from error
+        found = secret(self._plan.namespace, full)
+        if found is None:
+            return {}
         self._read[name] = found
         return {key: base64.b64decode(value) for key, value in (found.data or {}).items()}
 
@@ -90,15 +85,10 @@ class _Secrets:
         if known is not None and known.data == encoded:
             return []
         meta = known.metadata if known else client.V1ObjectMeta(name=full, labels=dict(self._plan.labels))
-        secret = client.V1Secret(metadata=meta, type=kind, data=encoded)
-        try:
+        wanted, api = client.V1Secret(metadata=meta, type=kind, data=encoded), client.CoreV1Api()
+        with asking(f"secret {self._plan.namespace}/{full}"):
             if known is not None:
-                self._api.replace_namespaced_secret(full, self._plan.namespace, secret)
+                api.replace_namespaced_secret(full, self._plan.namespace, wanted)
             else:
-                self._api.create_namespaced_secret(self._plan.namespace, secret)
-        except client.ApiException as error:
-            raise self._refused(full, error) from error
+                api.create_namespaced_secret(self._plan.namespace, wanted)
         return [full]
-
-    def _refused(self, name: str, error: client.ApiException) -> CommandError:
-        return CommandError(f"secret {self._plan.namespace}/{name}: {error.reason} ({error.status})")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from kubernetes import client, config
@@ -18,15 +21,16 @@ from services.cli.kube.diagnosis.snapshot import (
     Object,
     is_ready,
     labels,
-    name,
     releases,
 )
 
 _TIMEOUT_S = 15
+_RAW: dict[str, Any] = {"_preload_content": False, "_request_timeout": _TIMEOUT_S}  # the answer as JSON
 _DEFAULT_RELEASE = "ryzanstein"  # the name in the documents; assumed if nothing is installed
-_TLS_VOLUME = "tls"  # of every service of a release with mutual TLS
+TLS_VOLUME = "tls"  # of every service of a release with mutual TLS
+_OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # in a pod
 _NOT_FOUND = 404
-_UNREADABLE = (401, 403, 404, 405)  # no permission, or the cluster has no such kind
+_UNREADABLE = (401, 403, _NOT_FOUND, 405)  # no permission, or the cluster has no such kind
 # Custom resources as (group, version): of the namespace, and of the whole cluster.
 _OF_OTHERS = {
     "podmonitors": ("monitoring.coreos.com", "v1"),
@@ -43,12 +47,34 @@ def connect(context: str = "") -> None:
         raise CommandError(f"no Kubernetes cluster: {error}") from error
 
 
+@contextmanager
+def asking(what: str) -> Iterator[None]:
+    """Raise CommandError with `what` for a call that the API server refuses in the block, or does not answer."""
+    try:
+        yield
+    except client.ApiException as error:
+        raise CommandError(f"{what}: {error.reason} ({error.status})") from error
+    except HTTPError as error:
+        raise CommandError(f"the API server does not answer: {error}") from error
+
+
+def secret(namespace: str, name: str) -> client.V1Secret | None:
+    """A secret, if it is there; raises CommandError if the API server refuses."""
+    with asking(f"secret {namespace}/{name}"):
+        try:
+            return client.CoreV1Api().read_namespaced_secret(name, namespace, _request_timeout=_TIMEOUT_S)
+        except client.ApiException as error:
+            if error.status != _NOT_FOUND:
+                raise
+    return None
+
+
 def current_namespace(context: str = "") -> str:
-    """The namespace of the kubeconfig's context."""
+    """The namespace of the kubeconfig's context; without a kubeconfig, that of this pod."""
     try:
         contexts, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
     except config.ConfigException:
-        return "default"
+        return _OWN_NAMESPACE.read_text().strip()
     chosen = next((each for each in contexts if each["name"] == context), active)
     return str(chosen["context"].get("namespace", "default"))
 
@@ -60,9 +86,8 @@ def read(namespace: str, release: str) -> ClusterSnapshot:
     several releases and none is named.
     """
     unread: set[str] = set()
-    objects = {kind: _listed(kind, listing, unread) for kind, listing in _listings(namespace).items()}
-    if "pods" in unread:
-        raise CommandError(f"pods of namespace {namespace} can't be listed: does it exist, and may you read it?")
+    objects = {"pods": _pods(namespace, "")}
+    objects |= {kind: _listed(kind, listing, unread) for kind, listing in _listings(namespace).items()}
     made = [each for kind in ("pods", "deployments", "statefulsets") for each in objects[kind]]
     chosen = release or _only(releases(made), namespace)
     of_release = [pod for pod in objects["pods"] if labels(pod).get(INSTANCE) == chosen]
@@ -76,16 +101,17 @@ def certificates(namespace: str, release: str) -> list[Object]:
 
 
 def _certificates(namespace: str, pods: list[Object], unread: set[str]) -> list[Object]:
-    volumes = [volume for pod in pods for volume in pod["spec"].get("volumes") or () if volume["name"] == _TLS_VOLUME]
+    volumes = [volume for pod in pods for volume in pod["spec"].get("volumes") or () if volume["name"] == TLS_VOLUME]
     found = []
     for secret in sorted({volume["secret"]["secretName"] for volume in volumes if "secret" in volume}):
-        try:
-            read = client.CoreV1Api().read_namespaced_secret(secret, namespace, _request_timeout=_TIMEOUT_S)
-        except client.ApiException as error:
-            if error.status not in _UNREADABLE:
-                raise CommandError(f"secret {namespace}/{secret}: {error.reason} ({error.status})") from error
-            unread |= {"secrets"} if error.status != _NOT_FOUND else set()
-            continue
+        with asking(f"secret {namespace}/{secret}"):
+            try:
+                read = client.CoreV1Api().read_namespaced_secret(secret, namespace, _request_timeout=_TIMEOUT_S)
+            except client.ApiException as error:
+                if error.status not in _UNREADABLE:
+                    raise
+                unread |= {"secrets"} if error.status != _NOT_FOUND else set()
+                continue
         data = {key: value for key, value in (read.data or {}).items() if key.endswith(".crt")}
         found.append({"metadata": {"name": secret}, "data": data})
     return found
@@ -102,16 +128,15 @@ def _only(found: list[str], namespace: str) -> str:
     return found[0] if found else _DEFAULT_RELEASE
 
 
-def ready_pods(namespace: str, release: str, component: str) -> list[str]:
-    """The names of a component's ready pods."""
-    pods = _pods(namespace, f"{INSTANCE}={release},{COMPONENT}={component}")
-    return [name(pod) for pod in pods if is_ready(pod)]
+def ready_pods(namespace: str, release: str, component: str) -> list[Object]:
+    """A component's ready pods."""
+    return [pod for pod in _pods(namespace, f"{INSTANCE}={release},{COMPONENT}={component}") if is_ready(pod)]
 
 
 def _pods(namespace: str, selector: str) -> list[Object]:
     unread: set[str] = set()
-    core = client.CoreV1Api()
-    pods = _listed("pods", lambda: core.list_namespaced_pod(namespace, label_selector=selector), unread)
+    listing = client.CoreV1Api().list_namespaced_pod
+    pods = _listed("pods", lambda: listing(namespace, label_selector=selector, **_RAW), unread)
     if unread:
         raise CommandError(f"pods of namespace {namespace} can't be listed: does it exist, and may you read it?")
     return pods
@@ -123,21 +148,18 @@ def _listings(namespace: str) -> dict[str, Callable[[], Any]]:
     scaling, storage = client.AutoscalingV2Api(), client.StorageV1Api()
 
     def here(call: Callable[..., Any]) -> Callable[[], Any]:
-        return lambda: call(namespace, _request_timeout=_TIMEOUT_S)
+        return lambda: call(namespace, **_RAW)
 
     def anywhere(call: Callable[..., Any]) -> Callable[[], Any]:
-        return lambda: call(_request_timeout=_TIMEOUT_S)
+        return lambda: call(**_RAW)
 
     def of_others(kind: str, group: str, version: str) -> Callable[[], Any]:
-        return lambda: custom.list_namespaced_custom_object(
-            group, version, namespace, kind, _request_timeout=_TIMEOUT_S
-        )
+        return lambda: custom.list_namespaced_custom_object(group, version, namespace, kind, **_RAW)
 
     def of_others_anywhere(kind: str, group: str, version: str) -> Callable[[], Any]:
-        return lambda: custom.list_cluster_custom_object(group, version, kind, _request_timeout=_TIMEOUT_S)
+        return lambda: custom.list_cluster_custom_object(group, version, kind, **_RAW)
 
     return {
-        "pods": here(core.list_namespaced_pod),
         "events": here(core.list_namespaced_event),
         "services": here(core.list_namespaced_service),
         "persistentvolumeclaims": here(core.list_namespaced_persistent_volume_claim),
@@ -159,14 +181,12 @@ def _listings(namespace: str) -> dict[str, Callable[[], Any]]:
 
 def _listed(kind: str, listing: Callable[[], Any], unread: set[str]) -> list[Object]:
     """The objects of a kind, with the API's field names; a kind that cannot be read is added to `unread`."""
-    try:
-        found = listing()
-    except client.ApiException as error:
-        if error.status not in _UNREADABLE:
-            raise CommandError(f"{kind} can't be listed: {error.reason} ({error.status})") from error
-        unread.add(kind)
-        return []
-    except HTTPError as error:
-        raise CommandError(f"the API server does not answer: {error}") from error
-    plain: dict[str, Any] = client.ApiClient().sanitize_for_serialization(found)  # type: ignore[no-untyped-call]
-    return list(plain["items"])
+    with asking(f"{kind} can't be listed"):
+        try:
+            found: dict[str, Any] = json.loads(listing().data)
+        except client.ApiException as error:
+            if error.status not in _UNREADABLE:
+                raise
+            unread.add(kind)
+            return []
+    return list(found["items"])

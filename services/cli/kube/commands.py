@@ -11,6 +11,11 @@ from services.cli.errors import CommandError
 
 kube = typer.Typer(no_args_is_help=True, help="Look after an installation in Kubernetes.")
 
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Default: that of the kubeconfig, else of this pod.")]
+Release = Annotated[str, typer.Option(help="The name given to `helm install`; default: the only one there.")]
+Context = Annotated[str, typer.Option(help="Context of the kubeconfig; default: the current one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
 
 @kube.callback()
 def describe() -> None:
@@ -21,17 +26,17 @@ def describe() -> None:
 def ensure_secrets(
     name: Annotated[list[str], typer.Option(help="A secret that must exist; repeat for more.")],
     key: Annotated[list[str] | None, typer.Option(help="A key in it for a password; default: password.")] = None,
-    namespace: Annotated[str, typer.Option(help="Default: this pod's namespace.")] = "",
+    namespace: Namespace = "",
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Labels of a secret made here.")] = None,
 ) -> None:
     """Make the secrets that are missing, with random passwords. One that exists is never changed."""
-    from services.cli.kube import secrets  # imported here: the client takes half a second to import
+    from services.cli.kube import cluster, secrets  # imported here: the client takes half a second to import
 
     labels = _pairs("--label", label)
-    where = namespace or secrets.own_namespace()
-    api = secrets.connect()
+    cluster.connect()
+    where = namespace or cluster.current_namespace()
     for secret in name:
-        made = secrets.ensure_passwords(api, where, secret, key or ["password"], labels)
+        made = secrets.ensure_passwords(where, secret, key or ["password"], labels)
         Console().print(f"secret {where}/{secret} {'made' if made else 'is there already'}", highlight=False)
 
 
@@ -40,7 +45,7 @@ def ensure_certificates(
     prefix: Annotated[str, typer.Option(help="The secrets are PREFIX-ca and PREFIX-COMPONENT.")],
     domain: Annotated[str, typer.Option(metavar="RELEASE.NAMESPACE", help="What all names have in common.")],
     component: Annotated[list[str], typer.Option(help="A component that needs a certificate; repeat for more.")],
-    namespace: Annotated[str, typer.Option(help="Default: this pod's namespace.")] = "",
+    namespace: Namespace = "",
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Labels of a secret made here.")] = None,
     host: Annotated[
         list[str] | None, typer.Option(metavar="COMPONENT=NAME", help="A DNS name besides RELEASE.NAMESPACE's.")
@@ -52,22 +57,17 @@ def ensure_certificates(
     Services read them again by themselves. A new CA is trusted first; runs ten minutes later issue by it and forget the
     old one.
     """
-    from services.cli.kube import certificates, secrets
+    from services.cli.kube import certificates, cluster
 
     labels, hosts = _pairs("--label", label), _pairs("--host", host)
-    where = namespace or secrets.own_namespace()
+    cluster.connect()
+    where = namespace or cluster.current_namespace()
     plan = certificates.CertificatePlan(where, prefix, domain, component, labels, hosts)
-    changed = certificates.ensure(secrets.connect(), plan, replace_authority=new_authority)
+    changed = certificates.ensure(plan, replace_authority=new_authority)
     for name in changed:
         Console().print(f"secret {where}/{name} written", highlight=False)
     if not changed:
         Console().print(f"no certificate of {where}/{prefix} has to be renewed", highlight=False)
-
-
-Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Default: that of the kubeconfig.")]
-Release = Annotated[str, typer.Option(help="The name given to `helm install`; default: the only one there.")]
-Context = Annotated[str, typer.Option(help="Context of the kubeconfig; default: the current one.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
 @kube.command()

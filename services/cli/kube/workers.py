@@ -15,8 +15,9 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 from services.cli import status
 from services.cli.errors import CommandError
 from services.cli.kube.admin import admin_tls
-from services.cli.kube.cluster import certificates, ready_pods
+from services.cli.kube.cluster import asking, certificates, ready_pods
 from services.cli.kube.diagnosis.certificates import ends_of
+from services.cli.kube.diagnosis.snapshot import name
 from services.cli.kube.forward import forwarded
 from services.common.rpc import open_channel
 from services.common.tls.credentials import Tls
@@ -28,26 +29,24 @@ _POLL_S = 0.5
 
 def show_status(namespace: str, release: str, *, as_json: bool) -> None:
     """Show what `ryzanstein status` shows, through port-forwards."""
-    with ExitStack() as stack:
-        router = stack.enter_context(_component(namespace, release, "router", _ROUTER))
+    with _router(namespace, release) as (router, tls), ExitStack() as stack:
         coordinators = ready_pods(namespace, release, "coordinator")
-        coordinator = stack.enter_context(forwarded(namespace, coordinators[0], _COORDINATOR)) if coordinators else ""
-        tls = stack.enter_context(admin_tls(namespace, release))
+        coordinator = ""
+        if coordinators:
+            coordinator = stack.enter_context(forwarded(namespace, name(coordinators[0]), _COORDINATOR))
         ends = ends_of(certificates(namespace, release)) if tls else {}
         status.show(router, coordinator, as_json=as_json, tls=tls, certificates=ends)
 
 
 def drain(namespace: str, release: str, pod: str, grace_s: float, *, keep: bool) -> None:
     """Let a worker finish its requests or hand them off, then delete its pod unless `keep`."""
-    with _component(namespace, release, "router", _ROUTER) as router, admin_tls(namespace, release) as tls:
+    with _router(namespace, release) as (router, tls):
         asyncio.run(empty(router, pod, grace_s, tls))
     Console().print(f"{pod} has no requests any more", highlight=False)
     if keep:
         return
-    try:
+    with asking(f"pod {namespace}/{pod}"):
         client.CoreV1Api().delete_namespaced_pod(pod, namespace)
-    except client.ApiException as error:
-        raise CommandError(f"pod {namespace}/{pod}: {error.reason} ({error.status})") from error
     Console().print(f"pod {namespace}/{pod} is deleted; its set makes it anew", highlight=False)
 
 
@@ -78,9 +77,10 @@ async def _list(stub: routing_pb2_grpc.RouterAsyncStub) -> routing_pb2.ListWorke
 
 
 @contextmanager
-def _component(namespace: str, release: str, component: str, port: int) -> Iterator[str]:
-    pods = ready_pods(namespace, release, component)
+def _router(namespace: str, release: str) -> Iterator[tuple[str, Tls | None]]:
+    """The local address of a ready router, and what to call it with."""
+    pods = ready_pods(namespace, release, "router")
     if not pods:
-        raise CommandError(f"no {component} of {release} in {namespace} is ready; see: ryzanstein kube doctor")
-    with forwarded(namespace, pods[0], port) as address:
-        yield address
+        raise CommandError(f"no router of {release} in {namespace} is ready; see: ryzanstein kube doctor")
+    with forwarded(namespace, name(pods[0]), _ROUTER) as address, admin_tls(namespace, pods[0]) as tls:
+        yield address, tls

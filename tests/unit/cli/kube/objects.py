@@ -42,6 +42,7 @@ def container(name: str, **fields: Any) -> Object:
     return {
         "name": name,
         "image": f"ghcr.io/ryzanstein/ryzanstein:{name}-0.1.0",
+        "imageID": "",
         "ready": True,
         "started": True,
         "restartCount": 0,

@@ -1,55 +1,41 @@
-"""`ryzanstein kube ensure-certificates` against an API that keeps secrets: made, kept, renewed, the CA replaced."""
+"""`ryzanstein kube ensure-certificates` makes secrets: made, kept, renewed, the CA replaced."""
 
 from __future__ import annotations
 
 import base64
-import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
-from kubernetes import client
+from typer.testing import CliRunner
 
-from services.cli.errors import CommandError
 from services.cli.kube import certificates
-from services.cli.kube.certificates import CertificatePlan
+from services.cli.main import app
 from services.common.tls.certificate import AUTHORITIES, CERTIFICATE, KEY, Certificate
+from tests.kube_api import KubeApi
 
-PLAN = CertificatePlan("llm", "rz-tls", "rz.llm", ("gateway", "worker"), {"a": "b"}, {"worker": "worker.example"})
+COMMAND = (
+    *("kube", "ensure-certificates", "--prefix", "rz-tls", "--domain", "rz.llm", "--component", "gateway"),
+    *("--component", "worker", "--label", "a=b", "--host", "worker=worker.example"),
+)
 DAY = 86_400.0
 
 
-class Secrets:
-    """What the API server does with secrets: it refuses to overwrite what was changed since it was read."""
+def ensure(*options: str) -> set[str]:
+    """The components whose secrets were written, and `ca`."""
+    done = CliRunner().invoke(app, [*COMMAND, *options])
+    assert done.exit_code == 0, done.output
+    written = {line.split()[1] for line in done.output.splitlines() if line.endswith(" written")}
+    assert bool(written) != ("no certificate of llm/rz-tls has to be renewed" in done.output)
+    return {name.removeprefix("llm/rz-tls-") for name in written}
 
-    def __init__(self) -> None:
-        self.kept: dict[str, client.V1Secret] = {}
-        self.conflicts = False
 
-    def read_namespaced_secret(self, name: str, _: str) -> client.V1Secret:
-        if name not in self.kept:
-            raise client.ApiException(status=404, reason="Not Found")
-        return copy.deepcopy(self.kept[name])
-
-    def create_namespaced_secret(self, _: str, secret: client.V1Secret) -> None:
-        self._keep(secret.metadata.name, secret, "")
-
-    def replace_namespaced_secret(self, name: str, _: str, secret: client.V1Secret) -> None:
-        self._keep(name, secret, self.kept[name].metadata.resource_version)
-
-    def _keep(self, name: str, secret: client.V1Secret, expected: str) -> None:
-        if self.conflicts or (secret.metadata.resource_version or "") != expected:
-            raise client.ApiException(status=409, reason="Conflict")
-        secret.metadata.resource_version = expected + "1"
-        self.kept[name] = secret
-
-    def mounted(self, component: str, folder: Path) -> Certificate:
-        """What a component reads."""
-        folder.mkdir(exist_ok=True)
-        for key, value in self.kept[f"rz-tls-{component}"].data.items():
-            (folder / key).write_bytes(base64.b64decode(value))
-        return Certificate.read(folder)
+def mounted(api: KubeApi, component: str, folder: Path) -> Certificate:
+    """What a component reads."""
+    folder.mkdir(exist_ok=True)
+    for key, value in api.objects["secrets", f"rz-tls-{component}"]["data"].items():
+        (folder / key).write_bytes(base64.b64decode(value))
+    return Certificate.read(folder)
 
 
 @pytest.fixture
@@ -58,10 +44,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     real = certificates.time.time
     monkeypatch.setattr(certificates.time, "time", lambda: real() + now[0])
     return now
-
-
-def ensure(api: Secrets, **options: Any) -> set[str]:
-    return {name.removeprefix("rz-tls-") for name in certificates.ensure(api, PLAN, **options)}  # type: ignore[arg-type]
 
 
 def authorities(certificate: Certificate) -> set[str]:
@@ -78,52 +60,60 @@ def hosts(certificate: Certificate) -> list[str]:
     return names.get_values_for_type(x509.DNSName)
 
 
-def test_certificates_are_made_kept_and_renewed(tmp_path: Path, clock: list[float]) -> None:
-    api = Secrets()
-    assert ensure(api) == {"ca", "gateway", "worker"}
-    secret = api.kept["rz-tls-gateway"]
-    assert (secret.type, secret.metadata.labels, set(secret.data)) == (
+def test_certificates_are_made_kept_and_renewed(api: KubeApi, tmp_path: Path, clock: list[float]) -> None:
+    assert ensure() == {"ca", "gateway", "worker"}
+    secret = api.objects["secrets", "rz-tls-gateway"]
+    assert (secret["type"], secret["metadata"]["labels"], set(secret["data"])) == (
         "kubernetes.io/tls", {"a": "b"}, {CERTIFICATE, KEY, AUTHORITIES},
     )  # fmt: skip
-    first = api.mounted("gateway", tmp_path / "gateway")
+    first = mounted(api, "gateway", tmp_path / "gateway")
     assert (first.identity.uri, first.identity.host) == ("spiffe://rz.llm/gateway", "gateway.rz.llm")
     assert hosts(first) == ["gateway.rz.llm"]
-    assert ensure(api) == set()
+    assert ensure() == set()
     clock[0] = 61 * DAY  # of 90
-    assert ensure(api) == {"gateway", "worker"}
-    assert hosts(api.mounted("worker", tmp_path / "worker")) == ["worker.rz.llm", "worker.example"]
-    assert api.mounted("gateway", tmp_path / "gateway").ends > first.ends + 60 * DAY
+    assert ensure() == {"gateway", "worker"}
+    assert hosts(mounted(api, "worker", tmp_path / "worker")) == ["worker.rz.llm", "worker.example"]
+    assert mounted(api, "gateway", tmp_path / "gateway").ends > first.ends + 60 * DAY
 
 
 @pytest.mark.parametrize(("asked", "days"), [(True, 0), (False, 1300)])
-def test_a_new_ca_is_trusted_before_it_issues(tmp_path: Path, clock: list[float], asked: bool, days: int) -> None:
-    api = Secrets()
-    ensure(api)
-    (old,) = authorities(before := api.mounted("worker", tmp_path / "worker"))
+def test_a_new_ca_is_trusted_before_it_issues(
+    api: KubeApi, tmp_path: Path, clock: list[float], asked: bool, days: int
+) -> None:
+    ensure()
+    (old,) = authorities(before := mounted(api, "worker", tmp_path / "worker"))
     clock[0] = days * DAY
-    ensure(api, replace_authority=asked)
-    trusting = api.mounted("worker", tmp_path / "worker")
+    ensure(*(["--new-authority"] if asked else []))
+    trusting = mounted(api, "worker", tmp_path / "worker")
     (new,) = authorities(trusting) - {old}
     assert issuer(trusting) == issuer(before) == old
-    assert ensure(api) == set()  # pods have not read it yet
+    assert ensure() == set()  # pods have not read it yet
     clock[0] += 601
-    assert ensure(api) == {"ca", "gateway", "worker"}
-    issuing = api.mounted("worker", tmp_path / "worker")
+    assert ensure() == {"ca", "gateway", "worker"}
+    issuing = mounted(api, "worker", tmp_path / "worker")
     assert (issuer(issuing), authorities(issuing)) == (new, {old, new})
     clock[0] += 601
-    ensure(api)
-    alone = api.mounted("worker", tmp_path / "worker")
+    ensure()
+    alone = mounted(api, "worker", tmp_path / "worker")
     assert (issuer(alone), authorities(alone), alone.chain) == (new, {new}, issuing.chain)
 
 
-def test_what_it_can_not_do_is_named() -> None:
-    api = Secrets()
-    api.kept["rz-tls-ca"] = client.V1Secret(metadata=client.V1ObjectMeta(name="rz-tls-ca"), data={"other": ""})
-    with pytest.raises(CommandError, match="secret llm/rz-tls-ca is not a CA made here"):
-        ensure(api)
-    api = Secrets()
-    ensure(api)
-    api.kept["rz-tls-gateway"].data = {}
-    api.conflicts = True
-    with pytest.raises(CommandError, match="secret llm/rz-tls-gateway: Conflict"):
-        ensure(api)
+def test_what_it_can_not_do_is_named(api: KubeApi) -> None:
+    def refused() -> str:
+        done = CliRunner().invoke(app, COMMAND)
+        assert done.exit_code == 1
+        return done.output
+
+    api.put("secrets", {"metadata": {"name": "rz-tls-ca"}, "data": {"other": ""}})
+    assert "secret llm/rz-tls-ca is not a CA made here" in refused()
+    del api.objects["secrets", "rz-tls-ca"]
+    ensure()
+    gateway = api.objects["secrets", "rz-tls-gateway"]
+    gateway["data"] = {}
+    api.before["PUT secrets"] = lambda: api.put("secrets", gateway)  # another run is faster
+    assert "secret llm/rz-tls-gateway: Conflict (409)" in refused()
+    api.refused["GET secrets"] = 403
+    assert "secret llm/rz-tls-ca: Forbidden (403)" in refused()
+    api.shutdown()
+    api.server_close()
+    assert "the API server does not answer" in refused()

@@ -7,11 +7,14 @@ from base64 import b64encode
 from datetime import timedelta
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from services.cli.kube.diagnosis import diagnose
 from services.cli.kube.doctor import report
+from services.cli.main import app
 from services.common.tls.certificate import Identity
 from services.common.tls.issuing import Authority
+from tests.kube_api import KubeApi
 from tests.unit.cli.kube.objects import Broken, healthy, labels, one, pod, snapshot
 
 
@@ -155,3 +158,57 @@ def test_what_may_not_be_read_is_told_and_not_guessed(capsys: pytest.CaptureFixt
     unread = snapshot(objects, "ingressclasses", "nodes")
     assert not report(unread, as_json=False)
     assert "ingressclasses, nodes" in capsys.readouterr().out
+
+
+def doctor(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["kube", "doctor", *arguments])
+
+
+def test_it_looks_at_what_the_api_server_has(api: KubeApi) -> None:
+    broken = Broken()
+    for kind in ("podmonitors", "prometheuses", "httproutes"):
+        api.refused[kind] = 404  # a cluster without these kinds
+    for kind, objects in broken.objects.items():
+        api.put(kind, *objects)
+    well = doctor()
+    assert (well.exit_code, well.output) == (0, "llm/ryzanstein is well: 6 pods\n")
+    worker = broken.pending("worker", "0/1 nodes are available: 1 Insufficient memory.")
+    worker["spec"]["volumes"] = [{"name": "tls", "secret": {"secretName": "rz-tls-worker"}}]
+    api.put("pods", worker)
+    api.refused["nodes"] = api.refused["secrets"] = 403
+    ill = doctor()
+    assert ill.exit_code == 1
+    assert "pod/ryzanstein-workers-default-0 is Pending:" in ill.output
+    assert "not looked at, since it may not be read: nodes, secrets" in ill.output
+    api.refused["secrets"] = 404  # the pod waits for it
+    assert "not looked at, since it may not be read: nodes\n" in doctor().output
+
+
+@pytest.mark.parametrize(
+    ("refused", "status", "said"),
+    [
+        ("pods", 403, "pods of namespace llm can't be listed: does it exist, and may you read it?"),
+        ("events", 500, "events can't be listed: InternalError (500)"),
+        ("secrets", 500, "secret llm/rz-tls-worker: InternalError (500)"),
+    ],
+)
+def test_what_it_can_not_do_without_is_named(api: KubeApi, refused: str, status: int, said: str) -> None:
+    worker = pod("w", "worker")
+    worker["spec"]["volumes"] = [{"name": "tls", "secret": {"secretName": "rz-tls-worker"}}]
+    api.put("pods", worker)
+    api.refused[refused] = status
+    done = doctor()
+    assert (done.exit_code, done.output) == (1, f"ryzanstein: {said}\n")
+
+
+def test_certificates_are_read_without_their_keys(api: KubeApi) -> None:
+    worker = pod("w", "worker")
+    worker["spec"]["volumes"] = [{"name": "tls", "secret": {"secretName": "rz-tls-worker"}}]
+    ended = Authority.new(timedelta(days=100)).issue(Identity("rz.llm", "worker"), timedelta(days=-1)).certificate
+    data = {"tls.crt": b64encode(ended).decode(), "tls.key": "a2V5"}
+    api.put("pods", worker)
+    api.put("secrets", {"metadata": {"name": "rz-tls-worker"}, "data": data})
+    assert "secret/rz-tls-worker is a certificate that has ended" in doctor().output
+    data["tls.crt"] = "bm9uZQ=="  # no certificate: the pods that mount it say so
+    api.put("secrets", {"metadata": {"name": "rz-tls-worker"}, "data": data})
+    assert "secret/" not in doctor().output

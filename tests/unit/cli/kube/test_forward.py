@@ -3,53 +3,50 @@
 from __future__ import annotations
 
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
-import pytest
-import websockets.sync.server as server
-from kubernetes import client
-
+from services.cli.kube.cluster import connect
 from services.cli.kube.forward import forwarded
+from tests.kube_api import NAMESPACE, KubeApi
 
 PORT = 50052
-DATA, ERROR = b"\x00", b"\x01"
+PODS = ("ryzanstein-router-0", "ryzanstein-router-1")
 
 
-def shout(connection: server.ServerConnection) -> None:
-    """An API server's port-forward (v4.channel.k8s.io) to a pod that answers in capitals."""
-    for channel in (DATA, ERROR):
-        connection.send(channel + PORT.to_bytes(2, "little"))
-    for message in connection:
-        assert isinstance(message, bytes)
-        assert connection.request is not None
-        pod = connection.request.path.split("/")[6].encode()
-        connection.send(DATA + pod + b": " + message[1:].upper())
+@contextmanager
+def shouting(name: str) -> Iterator[str]:
+    """The address of a pod's port that answers in capitals, after the pod's name."""
+
+    class Shout(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while said := self.request.recv(100):
+                self.request.sendall(f"{name}: ".encode() + said.upper())
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Shout) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
-@pytest.fixture
-def api() -> Iterator[None]:
-    with server.serve(shout, "127.0.0.1", 0, subprotocols=["v4.channel.k8s.io"]) as running:  # type: ignore[list-item]
-        thread = threading.Thread(target=running.serve_forever, daemon=True)
-        thread.start()
-        configuration = client.Configuration()
-        configuration.host = f"http://127.0.0.1:{running.socket.getsockname()[1]}"
-        before = client.Configuration.get_default_copy()
-        client.Configuration.set_default(configuration)
-        yield
-        client.Configuration.set_default(before)
-        running.shutdown()
-        thread.join()
+def test_bytes_go_there_and_back(api: KubeApi) -> None:
+    connect()
+    with ExitStack() as stack:
+        for pod in PODS:
+            api.ports[f"{pod}:{PORT}"] = stack.enter_context(shouting(pod))
+        addresses = [stack.enter_context(forwarded(NAMESPACE, pod, PORT)).rpartition(":") for pod in PODS]
+        to = [(host, int(port)) for host, _, port in (*addresses, addresses[0])]
+        connections = [stack.enter_context(socket.create_connection(each, 60)) for each in to]
+        for number, (connection, pod) in enumerate(zip(connections, (*PODS, PODS[0]), strict=True)):
+            connection.sendall(b"hello %d" % number)
+            assert connection.recv(100) == f"{pod}: HELLO {number}".encode()
 
 
-def test_bytes_go_there_and_back(api: None) -> None:
-    with forwarded("serving", "ryzanstein-router-0", PORT) as address:
+def test_a_refused_connection_ends(api: KubeApi) -> None:
+    connect()
+    with forwarded(NAMESPACE, "gone", PORT) as address:
         host, _, port = address.rpartition(":")
-        with (
-            socket.create_connection((host, int(port)), 60) as one,
-            socket.create_connection((host, int(port)), 60) as two,
-        ):
-            for number, connection in enumerate((one, two)):
-                connection.settimeout(60)
-                connection.sendall(b"hello %d" % number)
-                assert connection.recv(100) == b"ryzanstein-router-0: HELLO %d" % number
+        with socket.create_connection((host, int(port)), 60) as connection:
+            assert connection.recv(1) == b""

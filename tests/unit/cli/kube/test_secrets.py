@@ -1,163 +1,93 @@
-"""`ryzanstein kube ensure-secrets` against an API over HTTP that keeps secrets as Kubernetes does."""
+"""`ryzanstein kube ensure-secrets`: passwords are made once, kept, and shown to nobody."""
 
 from __future__ import annotations
 
 import base64
-import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from services.cli.kube import cluster
 from services.cli.main import app
-
-NAMESPACE = "serving"
-PATH = f"/api/v1/namespaces/{NAMESPACE}/secrets"
-ARGUMENTS = ("kube", "ensure-secrets", "--namespace", NAMESPACE)
-
-
-class Server(ThreadingHTTPServer):
-    """A mock API server: its secrets by name, the requests it got, and the requests it refuses."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.secrets: dict[str, dict[str, Any]] = {}
-        self.asked: list[str] = []
-        self.forbidden: set[str] = set()
-        self.made_meanwhile = ""
-
-    def password(self, name: str, key: str = "password") -> str:
-        return base64.b64decode(self.secrets[name]["data"][key]).decode()
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        name = self.path.removeprefix(f"{PATH}/")
-        if self._allowed():
-            found = self.server.secrets.get(name)
-            self._answer(200, found) if found else self._status(404, "NotFound")
-
-    def do_POST(self) -> None:
-        secret = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        name = secret["metadata"]["name"]
-        if not self._allowed():
-            return
-        if name == self.server.made_meanwhile:
-            self.server.secrets[name] = secret
-        if name in self.server.secrets:
-            self._status(409, "AlreadyExists")
-            return
-        self.server.secrets[name] = secret
-        self._answer(201, secret)
-
-    def _allowed(self) -> bool:
-        self.server.asked.append(f"{self.command} {self.path}")
-        if self.command in self.server.forbidden:
-            self._status(403, "Forbidden")
-            return False
-        return True
-
-    def _status(self, code: int, reason: str) -> None:
-        self._answer(code, {"kind": "Status", "status": "Failure", "reason": reason, "code": code})
-
-    def _answer(self, code: int, body: dict[str, Any]) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-
-@pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    kubeconfig = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": url}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    file = tmp_path / "kubeconfig"
-    file.write_text(json.dumps(kubeconfig))
-    for module in ("kubernetes.config", "kubernetes.config.kube_config"):  # read from KUBECONFIG at import
-        monkeypatch.setattr(f"{module}.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+from tests.kube_api import NAMESPACE, KubeApi, Object
+from tests.kubeconfig import use_kubeconfig
 
 
 def ensure(*arguments: str) -> Result:
-    return CliRunner().invoke(app, [*ARGUMENTS, *arguments])
+    return CliRunner().invoke(app, ["kube", "ensure-secrets", *arguments])
 
 
-def words(result: Result) -> str:
-    """Without the breaks of the terminal's width."""
-    return " ".join(result.output.split())
+def password(api: KubeApi, name: str, key: str = "password") -> str:
+    return base64.b64decode(api.objects["secrets", name]["data"][key]).decode()
 
 
-def test_each_secret_is_made_once_with_a_password_of_its_own(api: Server) -> None:
+def own(**data: str) -> Object:
+    return {"metadata": {"name": "own"}, "data": data}
+
+
+def test_each_secret_is_made_once_with_a_password_of_its_own(api: KubeApi) -> None:
     names = ("--name", "redis-1", "--name", "redis-2", "--label", "app.kubernetes.io/instance=mine")
     result = ensure(*names)
     assert result.exit_code == 0, result.output
     assert result.output.splitlines() == [f"secret {NAMESPACE}/redis-{n} made" for n in (1, 2)]
-    first, second = api.password("redis-1"), api.password("redis-2")
+    first, second = password(api, "redis-1"), password(api, "redis-2")
     assert first != second
     assert min(len(first), len(second)) >= 43, "32 random bytes"
     assert set(first) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"), "for a URL as it is"
-    assert api.secrets["redis-1"]["metadata"]["labels"] == {"app.kubernetes.io/instance": "mine"}
+    assert api.objects["secrets", "redis-1"]["metadata"]["labels"] == {"app.kubernetes.io/instance": "mine"}
     again = ensure(*names)
     assert again.exit_code == 0
     assert again.output.splitlines() == [f"secret {NAMESPACE}/redis-{n} is there already" for n in (1, 2)]
-    assert (api.password("redis-1"), api.password("redis-2")) == (first, second)
+    assert (password(api, "redis-1"), password(api, "redis-2")) == (first, second)
     assert not any(secret in result.output for secret in (first, second))
 
 
-def test_a_password_that_is_there_is_kept_also_when_another_run_made_it_just_now(api: Server) -> None:
-    api.secrets["own"] = {"metadata": {"name": "own"}, "data": {"token": base64.b64encode(b"mine").decode()}}
+def test_a_password_that_is_there_is_kept_also_when_another_run_made_it_just_now(api: KubeApi) -> None:
+    api.put("secrets", own(token=base64.b64encode(b"mine").decode()))
     assert ensure("--name", "own", "--key", "token").exit_code == 0
-    assert api.password("own", "token") == "mine"
-    assert api.asked == [f"GET {PATH}/own"], "nothing is written"
-    api.made_meanwhile = "raced"
+    assert password(api, "own", "token") == "mine"
+    assert api.asked == ["GET secrets/own"], "nothing is written"
+    api.before["POST secrets"] = lambda: api.put("secrets", {"metadata": {"name": "raced"}, "data": {}})
     result = ensure("--name", "raced")
     assert (result.exit_code, result.output) == (0, f"secret {NAMESPACE}/raced is there already\n")
 
 
-def test_a_secret_without_the_key_is_refused_and_not_touched(api: Server) -> None:
-    api.secrets["own"] = {"metadata": {"name": "own"}, "data": {"other": "", "more": ""}}
+def test_a_secret_without_the_key_is_refused_and_not_touched(api: KubeApi) -> None:
+    api.put("secrets", own(other="", more=""))
     result = ensure("--name", "own")
     assert result.exit_code == 1
-    said = words(result)
-    assert f"secret {NAMESPACE}/own has no key 'password', only ['more', 'other']" in said
-    assert api.asked == [f"GET {PATH}/own"]
+    assert f"secret {NAMESPACE}/own has no key 'password', only ['more', 'other']" in result.output
+    assert api.asked == ["GET secrets/own"]
 
 
 @pytest.mark.parametrize("verb", ["GET", "POST"])
-def test_a_refusal_of_the_api_server_fails_and_says_which_secret(api: Server, verb: str) -> None:
-    api.forbidden.add(verb)
+def test_a_refusal_of_the_api_server_fails_and_says_which_secret(api: KubeApi, verb: str) -> None:
+    api.refused[f"{verb} secrets"] = 403
     result = ensure("--name", "mine")
     assert result.exit_code == 1
-    assert f"secret {NAMESPACE}/mine: Forbidden (403)" in words(result)
-    assert not api.secrets
+    assert f"secret {NAMESPACE}/mine: Forbidden (403)" in result.output
+    assert not api.objects
 
 
-def test_a_label_without_a_value_is_refused_before_anything_is_asked(api: Server) -> None:
+def test_a_label_without_a_value_is_refused_before_anything_is_asked(api: KubeApi) -> None:
     result = ensure("--name", "mine", "--label", "broken")
     assert result.exit_code == 1
-    assert "--label broken: expected NAME=VALUE" in words(result)
+    assert "--label broken: expected NAME=VALUE" in result.output
     assert not api.asked
+
+
+def test_a_machine_without_a_cluster_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_kubeconfig(monkeypatch, tmp_path / "none")
+    result = ensure("--name", "mine")
+    assert result.exit_code == 1
+    assert result.output.startswith("ryzanstein: no Kubernetes cluster: ")
+
+
+def test_the_namespace_is_the_context_s_or_the_pod_s(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ensure("--name", "one").output == f"secret {NAMESPACE}/one made\n"
+    in_pod = api.kubeconfig.with_name("namespace")
+    in_pod.write_text("mine\n")
+    monkeypatch.setattr(cluster, "_OWN_NAMESPACE", in_pod)
+    api.kubeconfig.unlink()
+    assert cluster.current_namespace() == "mine"
