@@ -22,11 +22,10 @@ def _of_service(snapshot: ClusterSnapshot, service: Object) -> Iterator[Finding]
     selector = service["spec"].get("selector") or {}
     chosen = [pod for pod in snapshot.all("pods") if selector.items() <= labels(pod).items()]
     where = f"service/{name(service)}"
-    if not chosen:
+    if not any(is_ready(pod) for pod in chosen):
         why = "no pod has the labels that it selects: scaled to zero, or its labels were changed"
-        yield Finding(where, "unreachable", why, (snapshot.kubectl(f"get pods -l {_joined(selector)}"),))
-    elif not any(is_ready(pod) for pod in chosen):
-        why = f"none of its {len(chosen)} pods is ready"
+        if chosen:
+            why = f"none of its {len(chosen)} pods is ready"
         yield Finding(where, "unreachable", why, (snapshot.kubectl(f"get pods -l {_joined(selector)}"),))
     if service["spec"].get("type") == "LoadBalancer" and not (service.get("status", {}).get("loadBalancer") or {}).get(
         "ingress"
@@ -40,21 +39,10 @@ def _of_service(snapshot: ClusterSnapshot, service: Object) -> Iterator[Finding]
 
 
 def _of_ingress(snapshot: ClusterSnapshot, ingress: Object) -> Iterator[Finding]:
-    wanted, classes = ingress["spec"].get("ingressClassName"), snapshot.all("ingressclasses")
-    names = ", ".join(map(name, classes)) or "none"
     where = f"ingress/{name(ingress)}"
-    if "ingressclasses" not in snapshot.unread:
-        if wanted and wanted not in map(name, classes):
-            why = f"there is no IngressClass {wanted}; there are: {names}"
-            yield Finding(where, "unreachable", why, (snapshot.upgrade("--set ingress.className=CLASS"),))
-            return
-        default = "ingressclass.kubernetes.io/is-default-class"
-        if not wanted and not any(
-            (each["metadata"].get("annotations") or {}).get(default) == "true" for each in classes
-        ):
-            why = f"it names no class and the cluster has no default one; there are: {names}"
-            yield Finding(where, "unreachable", why, (snapshot.upgrade("--set ingress.className=CLASS"),))
-            return
+    if why := snapshot.missing_class("IngressClass", ingress["spec"].get("ingressClassName")):
+        yield Finding(where, "unreachable", why, (snapshot.upgrade("--set ingress.className=CLASS"),))
+        return
     if not (ingress.get("status", {}).get("loadBalancer") or {}).get("ingress"):
         why = "its controller has given it no address: is the controller running?"
         yield Finding(

@@ -74,19 +74,8 @@ def _claims(snapshot: ClusterSnapshot, pod: Object) -> Iterator[Finding]:
 
 
 def _unbound(snapshot: ClusterSnapshot, claim: Object) -> tuple[str, tuple[str, ...]]:
-    wanted, classes = claim["spec"].get("storageClassName"), snapshot.all("storageclasses")
-    default = "storageclass.kubernetes.io/is-default-class"
-    if "storageclasses" not in snapshot.unread:
-        names = ", ".join(map(name, classes)) or "none"
-        if wanted and wanted not in map(name, classes):
-            return f"there is no StorageClass {wanted}; there are: {names}", (
-                snapshot.upgrade("--set …storage.storageClass=CLASS"),
-            )
-        if not wanted and not any(
-            (each["metadata"].get("annotations") or {}).get(default) == "true" for each in classes
-        ):
-            why = f"it names no StorageClass and the cluster has no default one; there are: {names}"
-            return why, (snapshot.upgrade("--set …storage.storageClass=CLASS"),)
+    if why := snapshot.missing_class("StorageClass", claim["spec"].get("storageClassName")):
+        return why, (snapshot.upgrade("--set …storage.storageClass=CLASS"),)
     events = snapshot.events("PersistentVolumeClaim", name(claim))
     said = events[-1]["message"] if events else "its provisioner has not answered"
     return said, (snapshot.kubectl(f"describe pvc {name(claim)}"),)

@@ -41,6 +41,20 @@ class ClusterSnapshot:
         ]
         return sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
+    def missing_class(self, kind: str, wanted: str | None) -> str:
+        """Why there is no class `wanted`, or no default one, of a kind, e.g. `StorageClass`; empty if there is."""
+        plural, default = f"{kind.lower()}es", f"{kind.lower()}.kubernetes.io/is-default-class"
+        classes = self.all(plural)
+        fitting = [
+            each
+            for each in classes
+            if (name(each) == wanted if wanted else (each["metadata"].get("annotations") or {}).get(default) == "true")
+        ]
+        if fitting or plural in self.unread:
+            return ""
+        why = f"there is no {kind} {wanted}" if wanted else f"it names no {kind} and the cluster has no default one"
+        return f"{why}; there are: {', '.join(map(name, classes)) or 'none'}"
+
     def seconds_since(self, timestamp: str) -> float:
         """Seconds since a timestamp of the API server."""
         return self.now - datetime.fromisoformat(timestamp).timestamp()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from services.cli.kube.diagnosis import diagnose
+from services.cli.kube.diagnosis.snapshot import Object
 from services.cli.kube.doctor import report
 from services.cli.main import app
 from services.common.tls.certificate import Identity
@@ -83,36 +85,111 @@ def test_a_monitor_that_no_prometheus_selects() -> None:
     assert diagnose(broken.snapshot) == []
 
 
-def test_ways_in_that_lead_nowhere() -> None:
+def test_a_monitor_without_a_prometheus() -> None:
     broken = Broken()
-    broken.objects["services"][0]["spec"]["type"] = "LoadBalancer"
-    broken.objects["ingresses"] = [
+    broken.objects["podmonitors"] = [{"metadata": {"name": "ryzanstein", "labels": labels("monitoring")}}]
+    found = one(broken)
+    assert (found.where, found.what) == ("podmonitor/ryzanstein", "unscraped")
+    assert "monitoring.mode=bundled" in found.do[0]
+    assert diagnose(snapshot(broken.objects, "prometheuses")) == []
+
+
+@pytest.mark.parametrize(
+    ("selector", "selected"),
+    [
+        (None, False),
+        ({}, True),
+        ({"matchExpressions": [{"key": "team", "operator": "In", "values": ["llm"]}]}, True),
+        ({"matchExpressions": [{"key": "team", "operator": "In", "values": ["web"]}]}, False),
+        ({"matchExpressions": [{"key": "team", "operator": "NotIn", "values": ["llm"]}]}, False),
+        ({"matchExpressions": [{"key": "team", "operator": "Exists"}]}, True),
+        ({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}, False),
+        ({"matchLabels": {"team": "llm"}, "matchExpressions": [{"key": "x", "operator": "DoesNotExist"}]}, True),
+    ],
+)
+def test_a_selector_selects_as_in_kubernetes(selector: Object | None, selected: bool) -> None:
+    broken = Broken()
+    meta = {"name": "ryzanstein", "labels": labels("monitoring", team="llm")}
+    broken.objects["podmonitors"] = [{"metadata": meta}]
+    broken.objects["prometheuses"] = [{"metadata": {"name": "k"}, "spec": {"podMonitorSelector": selector}}]
+    assert bool(diagnose(broken.snapshot)) is not selected
+
+
+def service(**spec: Any) -> Object:
+    return {"metadata": {"name": "s", "labels": labels("gateway")}, "spec": {"selector": labels("gateway")} | spec}
+
+
+def ingress(wanted: str | None) -> Object:
+    return {"metadata": {"name": "i", "labels": labels("gateway")}, "spec": {"ingressClassName": wanted}}
+
+
+def route(*conditions: tuple[str, str]) -> Object:
+    said = [{"type": kind, "status": status, "reason": "NotAllowed"} for kind, status in conditions]
+    parents = [{"parentRef": {"name": "public"}, "conditions": said}] if said else []
+    return {"metadata": {"name": "r", "labels": labels("gateway")}, "status": {"parents": parents}}
+
+
+NGINX: Object = {"metadata": {"name": "nginx"}}
+DEFAULT: Object = {"metadata": {"name": "a", "annotations": {"ingressclass.kubernetes.io/is-default-class": "true"}}}
+
+
+@pytest.mark.parametrize(
+    ("objects", "where", "why"),
+    [
+        ({"services": [service(type="LoadBalancer")]}, "service/s", "its load balancer has no address"),
+        ({"services": [service(selector={"a": "b"})]}, "service/s", "no pod has the labels that it selects"),
+        ({"ingresses": [ingress("x")], "ingressclasses": [NGINX]}, "ingress/i", "no IngressClass x; there are: nginx"),
+        ({"ingresses": [ingress(None)]}, "ingress/i", "the cluster has no default one; there are: none"),
+        ({"ingresses": [ingress(None)], "ingressclasses": [DEFAULT]}, "ingress/i", "has given it no address"),
+        ({"ingresses": [ingress("nginx")], "ingressclasses": [NGINX]}, "ingress/i", "has given it no address"),
+        ({"httproutes": [route()]}, "httproute/r", "no Gateway has taken it"),
+        ({"httproutes": [route(("Accepted", "False"))]}, "httproute/r", "public does not accept it: NotAllowed"),
+        ({"httproutes": [route(("Accepted", "True"), ("Programmed", "False"))]}, "", ""),
+    ],
+)
+def test_ways_in_that_lead_nowhere(objects: dict[str, list[Object]], where: str, why: str) -> None:
+    broken = Broken()
+    broken.objects |= objects
+    found = diagnose(broken.snapshot)
+    assert [each.where for each in found] == [where] * bool(where)
+    assert all(why in each.why for each in found)
+
+
+def test_the_job_that_makes_the_secrets_has_failed() -> None:
+    broken = Broken()
+    failed = {"conditions": [{"type": "Failed", "status": "True"}], "failed": 10}
+    broken.objects["jobs"] = [
+        {"metadata": {"name": "ryzanstein-secrets-1", "labels": labels("secrets")}, "spec": {}, "status": failed},
         {
-            "metadata": {"name": "ryzanstein", "labels": labels("gateway")},
-            "spec": {"ingressClassName": "nginx"},
-            "status": {},
-        }
+            "metadata": {"name": "ryzanstein-secrets-2", "labels": labels("secrets")},
+            "spec": {"completions": 1},
+            "status": {"conditions": [{"type": "Complete", "status": "True"}], "succeeded": 1},
+        },
     ]
-    broken.objects["ingressclasses"] = [{"metadata": {"name": "traefik"}}]
-    broken.objects["httproutes"] = [
-        {
-            "metadata": {"name": "ryzanstein", "labels": labels("gateway")},
-            "status": {
-                "parents": [
-                    {
-                        "parentRef": {"name": "public"},
-                        "conditions": [
-                            {"type": "Accepted", "status": "False", "reason": "NotAllowedByListeners", "message": ""}
-                        ],
-                    }
-                ]
-            },
-        }
+    found = one(broken)
+    assert (found.where, found.what) == ("job/ryzanstein-secrets-1", "failed")
+    assert found.do[0] == "kubectl -n serving logs job/ryzanstein-secrets-1"
+
+
+@pytest.mark.parametrize(
+    ("reason", "said", "do"),
+    [
+        ("FailedGetResourceMetric", "unable to get resource metric cpu", "kubectl top pods"),
+        ("FailedGetExternalMetric", "unable to fetch metrics from keda", "see keda.prometheusUrl"),
+        ("ScalingDisabled", "scaling is disabled since the replica count is zero", ""),
+    ],
+)
+def test_an_autoscaler_that_sees_no_metric(reason: str, said: str, do: str) -> None:
+    broken = Broken()
+    blind = {"type": "ScalingActive", "status": "False", "reason": reason, "message": said}
+    able = {"type": "AbleToScale", "status": "True"}
+    broken.objects["horizontalpodautoscalers"] = [
+        {"metadata": {"name": "workers", "labels": labels("worker")}, "status": {"conditions": [able, blind]}}
     ]
-    found = {each.where: each.why for each in diagnose(broken.snapshot)}
-    assert "load balancer has no address" in found["service/ryzanstein-gateway"]
-    assert "no IngressClass nginx; there are: traefik" in found["ingress/ryzanstein"]
-    assert "public does not accept it: NotAllowedByListeners" in found["httproute/ryzanstein"]
+    found = diagnose(broken.snapshot)
+    assert [(each.where, each.what, each.why, each.do[-1]) for each in found] == (
+        [("hpa/workers", "not scaling", said, do)] if do else []
+    )
 
 
 def test_what_ends_or_is_done_is_not_ill() -> None:

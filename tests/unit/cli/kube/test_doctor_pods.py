@@ -29,6 +29,7 @@ from tests.unit.cli.kube.objects import Broken, event, labels, one
             "no node offers nvidia.com/gpu",
             "device-plugin",
         ),
+        ("0/1 nodes are available: 1 Insufficient example.com/npu.", "as much, but not free", "default.gpu.count=LESS"),
         ("0/1 nodes are available: 1 Insufficient cpu.", "nodes have as much, but not free", "requests.cpu"),
         (
             "0/1 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}.",
@@ -50,6 +51,7 @@ from tests.unit.cli.kube.objects import Broken, event, labels, one
 )
 def test_pending_for_want_of_a_node(message: str, why: str, do: str) -> None:
     broken = Broken()
+    broken.objects["nodes"][0]["status"]["allocatable"]["example.com/npu"] = "2"
     broken.pending("worker", message)
     found = one(broken)
     assert (found.where, found.what) == ("pod/ryzanstein-workers-default-0", "Pending")
@@ -76,22 +78,30 @@ def test_each_reason_of_the_scheduler_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("storage_class", "why"),
-    [("fast", "no StorageClass fast; there are: standard"), (None, "no default one")],
+    ("storage_class", "events", "why"),
+    [
+        ("fast", [], "no StorageClass fast; there are: standard"),
+        (None, [], "no default one"),
+        ("standard", [], "its provisioner has not answered"),
+        ("standard", ["no space left on any node"], "no space left on any node"),
+    ],
 )
-def test_a_claim_that_is_not_bound(storage_class: str | None, why: str) -> None:
+def test_a_claim_that_is_not_bound(storage_class: str | None, events: list[str], why: str) -> None:
     broken = Broken()
     pending = broken.pending("worker", "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
-    pending["spec"]["volumes"] = [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}]
-    claim = {
-        "metadata": {"name": "models"},
-        "spec": {"storageClassName": storage_class},
-        "status": {"phase": "Pending"},
-    }
-    broken.objects["persistentvolumeclaims"] = [claim]
+    pending["spec"]["volumes"] = [
+        {"name": each, "persistentVolumeClaim": {"claimName": each}} for each in ("models", "bound")
+    ]
+    broken.objects["persistentvolumeclaims"] = [
+        {"metadata": {"name": each}, "spec": {"storageClassName": storage_class}, "status": {"phase": phase}}
+        for each, phase in (("models", "Pending"), ("bound", "Bound"))
+    ]
+    broken.objects["events"] = [event("PersistentVolumeClaim", "models", "Failed", said) for said in events]
     found = one(broken)
     assert found.where == "pvc/models"
     assert why in found.why
+    del broken.objects["persistentvolumeclaims"][0]
+    assert one(broken).why == "the claim models does not exist"
 
 
 @pytest.mark.parametrize(
@@ -112,18 +122,63 @@ def test_an_image_that_is_not_pulled(said: str, why: str, do: str) -> None:
     assert any(do in step for step in found.do)
 
 
-def test_the_secret_that_nobody_made() -> None:
+@pytest.mark.parametrize(
+    ("message", "do"),
+    [
+        (
+            'MountVolume.SetUp failed for volume "redis-auth" : secret "ryzanstein-redis-auth-1" not found',
+            ["component=secrets", "create secret generic ryzanstein-redis-auth-1"],
+        ),
+        ('MountVolume.SetUp failed for volume "hub" : secret "hub-token" not found', ["generic hub-token"]),
+        ('MountVolume.SetUp failed for volume "models" : mount failed: exit status 32', []),
+        ('Multi-Attach error for volume "pvc-1": it is used on another node', ["ReadWriteMany"]),
+    ],
+)
+def test_a_volume_that_is_not_mounted(message: str, do: list[str]) -> None:
     broken = Broken()
     broken.not_ready("router")["status"]["containerStatuses"][0] |= {
         "started": False,
         "state": {"waiting": {"reason": "ContainerCreating"}},
     }
-    message = 'MountVolume.SetUp failed for volume "redis-auth" : secret "ryzanstein-redis-auth-1" not found'
+    assert not diagnose(broken.snapshot), "it has just been placed"
     broken.event("router", "FailedMount", message)
     found = one(broken)
-    assert found.what == "Pending"
-    assert any("component=secrets" in step for step in found.do)
-    assert any("create secret generic ryzanstein-redis-auth-1" in step for step in found.do)
+    assert (found.where, found.what) == ("pod/ryzanstein-router-0", "Pending")
+    assert message in found.why
+    assert len(found.do) == len(do)
+    assert all(words in step for words, step in zip(do, found.do, strict=True))
+
+
+def test_a_container_whose_secret_has_no_such_key() -> None:
+    broken = Broken()
+    broken.waiting("router", "CreateContainerConfigError", "couldn't find key password in Secret llm/own")
+    found = one(broken)
+    assert found.why == "its container can't be made: couldn't find key password in Secret llm/own"
+    assert found.do == ("kubectl -n serving describe pod ryzanstein-router-0",)
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ({"reason": "Evicted", "message": "the node was low on memory"}, "Evicted: the node was low on memory"),
+        ({}, "it ended with an error: see its log"),
+    ],
+)
+def test_a_pod_that_has_failed(status: dict[str, str], why: str) -> None:
+    broken = Broken()
+    broken.pod("worker")["status"] = {"phase": "Failed", **status}
+    found = one(broken)
+    assert (found.what, found.why) == ("failed", why)
+    assert found.do[0] == "kubectl -n serving logs ryzanstein-workers-default-0"
+
+
+def test_a_fetch_that_succeeded_at_its_second_attempt_is_over() -> None:
+    broken = Broken()
+    fetch = {"name": "fetch", "image": "cli", "restartCount": 1, "state": {"terminated": {"exitCode": 0}}}
+    broken.pod("worker")["status"]["initContainerStatuses"] = [fetch]
+    assert one(broken).over
+    fetch["state"] = {"terminated": {"exitCode": 1}}
+    assert not one(broken).over
 
 
 def test_a_container_killed_for_memory() -> None:
@@ -239,6 +294,7 @@ def test_pods_that_are_refused_before_they_exist() -> None:
     for said, why in (
         ('pods "x" is forbidden: exceeded quota: team, requested: cpu=1', "quota is used up"),
         ('pods "x" is forbidden: violates PodSecurity "restricted:latest"', "Pod Security refuses"),
+        ('admission webhook "policy.example" denied the request', "its pods are refused: admission webhook"),
     ):
         broken = Broken()
         broken.objects["pods"].remove(broken.pod("worker"))
@@ -249,5 +305,6 @@ def test_pods_that_are_refused_before_they_exist() -> None:
                 "status": {"replicas": 0},
             }
         ]
+        assert diagnose(broken.snapshot) == [], "its controller has not tried yet"
         broken.objects["events"].append(event("StatefulSet", "ryzanstein-workers-default", "FailedCreate", said))
         assert why in one(broken).why
