@@ -40,10 +40,12 @@ def parts_of(name: str) -> tuple[str, ...]:
 def choose(names: Iterable[str], choice: str) -> str | None:
     """Return the name of the first file of the only model, or of the one whose name ends with `choice`.
 
-    `names` may be paths, with "/". None if no name is that of a model. Raises ValueError if several models fit, or none
-    of several.
+    `names` may be paths, with "/". None without a choice if no name is that of a model. Raises ValueError if several
+    models fit, or none does.
     """
     models = sorted(name for name in names if _begins_model(name))
+    if not models and choice:
+        raise ValueError(f":{choice} chooses among GGUF files, and there is none")
     if not models:
         return None
     fitting = [name for name in models if _fits(name, choice)]

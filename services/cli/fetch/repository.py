@@ -101,8 +101,8 @@ def _served(reference: ModelReference, names: Iterable[str]) -> list[str]:
     except ValueError as error:
         raise CommandError(f"{reference.model}@{reference.revision}: {error}") from error
     if first is None:
-        missing = "GGUF file" if reference.choice else "config.json with safetensors and no GGUF file"
-        raise CommandError(f"{reference.model}@{reference.revision}: no {missing} to serve")
+        missing = "no config.json with safetensors and no GGUF file to serve"
+        raise CommandError(f"{reference.model}@{reference.revision}: {missing}")
     parts = [str(PurePosixPath(first).with_name(part)) for part in parts_of(PurePosixPath(first).name)]
     if absent := sorted({*parts} - {*names}):
         raise CommandError(f"{reference.model}@{reference.revision}: {absent[0]} is missing beside {first}")

@@ -38,6 +38,7 @@ async def download(model: str, revision: str, begins: Callable[[Download], None]
                 case {"begins": {"model": name, "blobs": blobs, "sizes": sizes}}:
                     begins(Download(name, Path(blobs), sizes))
                 case {"folder": folder}:
+                    await process.wait()
                     return Path(folder)
                 case {"error": error}:
                     raise ModelError(error)
@@ -50,20 +51,10 @@ async def download(model: str, revision: str, begins: Callable[[Download], None]
 
 def _end(pid: int) -> None:
     """Kill the process and delete its incomplete files only: other processes may download into the same folder."""
-    os.kill(pid, signal.SIGSTOP)  # it opens no more files
+    os.kill(pid, signal.SIGSTOP)  # it opens and closes no more files
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    unfinished = [path for path in _opened(pid) if path.name.endswith(_UNFINISHED)]
+    opened = [number.readlink() for number in Path(f"/proc/{pid}/fd").glob("*")]
     os.kill(pid, signal.SIGKILL)
-    for path in unfinished:
-        path.unlink(missing_ok=True)
-
-
-def _opened(pid: int) -> list[Path]:
-    """Open files of a process; empty when the process has ended."""
-    found = []
-    for number in Path(f"/proc/{pid}/fd").glob("*"):
-        try:
-            found.append(number.readlink())
-        except OSError:  # closed meanwhile
-            continue
-    return found
+    for path in opened:
+        if path.name.endswith(_UNFINISHED):
+            path.unlink(missing_ok=True)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
+import signal
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from services.common.ports import free_port
+from services.worker.model.loading.hub import Download
+from services.worker.model.spec import ModelError
+from services.worker.process.downloader import download
 from tests.integration.cli.hub import Hub, running
 from tests.integration.router.processes import until
 from tests.integration.worker_server.processes import server_process
@@ -72,6 +79,26 @@ async def test_a_download_is_told_does_not_look_dead_and_ends_with_its_worker(
                 await until(ready, GATE_S)
                 assert worker.process.poll() is None
         assert hub.sent["config.json"] == 1, "what had come was fetched again"
+
+
+async def test_a_download_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the hub lacks, and a process that the kernel kills."""
+    begun: list[Download] = []
+    files = {name: (BUNDLED_MODEL / name).read_bytes() for name in NEEDED}
+    with running(Hub(files, behind_gate="model.safetensors")) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        with pytest.raises(ModelError, match="org/tiny: :Q8_0 chooses among GGUF files, and there is none"):
+            await download("org/tiny:Q8_0", "", begun.append)
+        assert not begun
+        downloading = asyncio.create_task(download("org/tiny", "", begun.append))
+        assert await asyncio.to_thread(hub.waiting.wait, GATE_S)
+        (child,) = (one for one in psutil.Process().children() if "services.worker.process.download" in one.cmdline())
+        os.kill(child.pid, signal.SIGKILL)
+        with pytest.raises(ModelError, match="org/tiny: the download ended with status -9"):
+            await downloading
+    assert [one.model for one in begun] == ["org/tiny"]
 
 
 def unfinished(folder: Path) -> list[Path]:

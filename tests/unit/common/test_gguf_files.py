@@ -37,7 +37,9 @@ def test_parts_of_a_model() -> None:
 def test_one_of_several_models_is_chosen(tmp_path: Path) -> None:
     assert choose(NAMES, "q4_k_m") == "m-Q4_K_M.gguf"
     assert choose(NAMES, "Q8_0") == "big/m.Q8_0-00001-of-00002.gguf"
-    assert choose(["README.md"], "Q8_0") is None
+    assert choose(["README.md"], "") is None
+    with pytest.raises(ValueError, match=r":Q8_0 chooses among GGUF files, and there is none"):
+        choose(["README.md"], "Q8_0")
     with pytest.raises(ValueError, match=r"3 GGUF models fit ''; choose .* among big/m.Q8_0-00001"):
         choose(NAMES, "")
     with pytest.raises(ValueError, match="no GGUF file fits 'Q5_0'"):

@@ -87,12 +87,9 @@ def _within(folder: Path, choice: str) -> Path:
     if not choice and (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
         return folder
     try:
-        found = find_model(folder, choice)
+        return find_model(folder, choice) or folder
     except ValueError as error:
         raise ModelError(f"{folder}: {error}") from error
-    if found is None and choice:
-        raise ModelError(f"{folder}: :{choice} chooses among GGUF files, and there is none")
-    return found or folder
 
 
 def _download(model: str, choice: str, settings: HubSettings, begins: Callable[[Download], None]) -> Path:
@@ -130,8 +127,6 @@ def _wanted(model: str, choice: str, files: Mapping[str, HubFile]) -> list[str]:
         first = choose(files, choice)
     except ValueError as error:
         raise ModelError(f"{model}: {error}") from error
-    if first is None and choice:
-        raise ModelError(f"{model}: :{choice} chooses among GGUF files, and there is none")
     if first is None:
         return [*WANTED]
     folder, _, name = first.rpartition("/")

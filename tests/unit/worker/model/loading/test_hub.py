@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
-from services.worker.model.loading.hub import HubSettings, resolve_model
+from services.worker.model.loading.hub import Download, HubSettings, resolve_model
 from services.worker.model.spec import ModelError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -32,6 +33,18 @@ def test_a_cached_repository_needs_no_network(tmp_path: Path, revision: str | No
     snapshot = _cached_repository(tmp_path)
     settings = HubSettings(revision=revision, cache_dir=tmp_path, offline=True)
     assert resolve_model("org/tiny", settings) == snapshot
+
+
+def test_a_cached_repository_serves_while_the_hub_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    snapshot, begun = _cached_repository(tmp_path), list[Download]()
+    assert resolve_model("org/tiny", HubSettings(cache_dir=tmp_path), begun.append) == snapshot
+    assert not begun
+    with pytest.raises(ModelError, match="org/other: not in the local cache, and the hub is not asked or not reached"):
+        resolve_model("org/other", HubSettings(cache_dir=tmp_path))
 
 
 def test_offline_and_not_cached_is_refused(tmp_path: Path) -> None:
