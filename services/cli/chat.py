@@ -44,7 +44,8 @@ class ChatSession:
         ) as response:
             if response.status_code != httpx.codes.OK:
                 self.messages.pop()
-                raise CommandError(error_message(response.read()))
+                response.read()
+                raise CommandError(error_message(response))
             for delta in _deltas(response.iter_lines()):
                 answer.append(delta)
                 yield delta
@@ -65,12 +66,12 @@ def _deltas(lines: Iterator[str]) -> Iterator[str]:
                 yield content
 
 
-def error_message(body: bytes) -> str:
-    """The message of an OpenAI-shaped error body, else the body itself."""
+def error_message(answer: httpx.Response) -> str:
+    """The message of an OpenAI-shaped error, else the body; for an empty one, the status."""
     try:
-        return str(json.loads(body)["error"]["message"])
-    except (json.JSONDecodeError, KeyError, TypeError):
-        return body.decode(errors="replace")
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text or f"{answer.url} answered {answer.status_code}"
 
 
 def first_model(url: str, api_key: str = "") -> str:
@@ -80,7 +81,7 @@ def first_model(url: str, api_key: str = "") -> str:
     except httpx.HTTPError as error:
         raise CommandError(f"{url} does not answer: {error}") from error
     if response.status_code != httpx.codes.OK:
-        raise CommandError(error_message(response.content))
+        raise CommandError(error_message(response))
     models = response.json()["data"]
     if not models:
         raise CommandError(f"{url} serves no model")

@@ -15,11 +15,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from services.cli.chat import error_message
 from services.cli.errors import CommandError
 
 _LOOK_S = 1.0
 _OVER = ("succeeded", "failed", "cancelled", "paused")
-_WIDTH, _HEIGHT = 64, 10
+_WIDTH, _HEIGHT = 56, 10  # a line of the curve fits 80 columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,9 @@ class Gateway:
             )
         except httpx.HTTPError as error:
             raise CommandError(f"{self.url} does not answer: {error}") from error
-        if answer.is_success:
-            return answer.json()
-        try:
-            message = answer.json()["error"]["message"]
-        except (ValueError, KeyError, TypeError):
-            message = f"{self.url} answered {answer.status_code}"
-        raise CommandError(message)
+        if answer.is_error:
+            raise CommandError(error_message(answer))
+        return answer.json()
 
     def upload(self, path: Path) -> str:
         """Upload a file of conversations; returns its id."""
@@ -100,10 +97,10 @@ def _view(job: dict[str, Any], events: Sequence[dict[str, Any]]) -> RenderableTy
     steps = [event["data"] for event in events if "train_loss" in (event["data"] or {}) and "step" in event["data"]]
     checks = [event["data"] for event in events if "valid_loss" in (event["data"] or {}) and "step" in event["data"]]
     done, total = job["progress"].get("step", 0), job["progress"].get("steps", 0)
-    head = Table.grid(padding=(0, 1))
     last = steps[-1] if steps else {"tokens_per_s": 0, "left_s": 0}
-    head.add_row(
-        job["id"], job["status"], ProgressBar(total=total or 1, completed=done, width=30), f"{done}/{total} steps",
+    pace = Table.grid(padding=(0, 1))
+    pace.add_row(
+        ProgressBar(total=total or 1, completed=done, width=20), f"{done}/{total} steps",
         f"{last['tokens_per_s']:.0f} trained tokens/s", f"{last['left_s']:.0f} s left",
     )  # fmt: skip
     rows = [Text(line) for line in curve([(step["step"], step["train_loss"]) for step in steps])]
@@ -111,7 +108,7 @@ def _view(job: dict[str, Any], events: Sequence[dict[str, Any]]) -> RenderableTy
         first, now = checks[0]["valid_loss"], checks[-1]["valid_loss"]
         rows.append(Text(f"validation loss {first:.3f} at step {checks[0]['step']}, {now:.3f} now"))
     rows += [Text(event["message"], style="red") for event in events if event["level"] == "error"]
-    return Group(head, *rows)
+    return Group(Text(f"{job['id']} {job['status']}"), pace, *rows)
 
 
 def curve(points: Sequence[tuple[int, float]]) -> list[str]:

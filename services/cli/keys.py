@@ -175,6 +175,6 @@ def _call(
     except httpx.HTTPError as error:
         raise CommandError(f"{address}: {error}. Is RYZANSTEIN_ADMIN_PORT set at the gateway?") from error
     if answer.is_error:
-        raise CommandError(error_message(answer.content))
+        raise CommandError(error_message(answer))
     found: dict[str, Any] = answer.json() if answer.content else {}
     return found

@@ -90,6 +90,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     template: str = CHAT_TEMPLATE
     sampling: worker_pb2.SamplingDefaults | None = None  # what its publisher recommends
     abilities: worker_pb2.ModelCard | None = None  # fields of the card that say what the model can do
+    no_adapter: str = ""  # why it takes none
 
     def __post_init__(self) -> None:
         self.incarnation = uuid.uuid4().hex
@@ -125,6 +126,11 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         if self.abilities is not None:
             card.MergeFrom(self.abilities)
         return card
+
+    async def InspectAdapter(self, request, context):  # noqa: N802
+        if self.no_adapter:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.no_adapter)
+        return worker_pb2.Adapter(digest=request.source, source=request.source)
 
     async def Connect(self, request_iterator, context):  # noqa: N802
         self.connections += 1

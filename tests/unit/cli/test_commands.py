@@ -9,6 +9,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from typer.testing import CliRunner
@@ -106,10 +107,18 @@ def test_chat_reports_an_error_in_the_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"), [(b'{"error": {"message": "no"}}', "no"), (b"<html>", "<html>"), (b"[1]", "[1]")]
+    ("body", "said"),
+    [
+        (b'{"error": {"message": "no"}}', "no"),
+        (b"<html>", "<html>"),
+        (b"[1]", "[1]"),
+        (b"\xff", "\ufffd"),
+        (b"", "http://x/y answered 502"),
+    ],
 )
 def test_error_bodies_are_read_whatever_they_are(body: bytes, said: str) -> None:
-    assert error_message(body) == said
+    answer = httpx.Response(502, content=body, request=httpx.Request("GET", "http://x/y"))
+    assert error_message(answer) == said
 
 
 def test_no_gateway_is_said_clearly() -> None:
