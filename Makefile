@@ -45,9 +45,11 @@ kernels: $(STAMPS)/dev ## Compile the worker's kernels
 test: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## Set up and run the whole test suite; its slowest twenty are named
 	$(BYTECODE) $(BIN)/pytest -n 4 $(PYTEST_ARGS)
 
-coverage: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models $(STAMPS)/triton ## How much of services/ these tests and those of the kernels for GPUs run
-	$(BYTECODE) $(BIN)/pytest --cov --cov-report= -n 4 $(PYTEST_ARGS)
-	$(BYTECODE) TRITON_INTERPRET=1 PYTHONPATH=build/triton $(BIN)/pytest --cov --cov-append -n 4 tests/triton
+coverage: $(STAMPS)/dev $(STAMPS)/triton ## How much of services/ all tests run that need neither a GPU nor a cluster (test-vllm among them)
+	$(MAKE) test PYTEST_ARGS="--cov --cov-report= $(PYTEST_ARGS)"
+	$(BYTECODE) TRITON_INTERPRET=1 PYTHONPATH=build/triton $(BIN)/pytest --cov --cov-append --cov-report= -n 4 tests/triton
+	$(MAKE) test-vllm PYTEST_ARGS="--cov --cov-append --cov-report="
+	$(BIN)/coverage report
 
 test-vllm: $(STAMPS)/vllm ## vLLM's engine, for CPUs: conformance, faults under load, a mixed installation, two nodes (makes build/vllm, 5 GB)
 	$(BYTECODE) RYZANSTEIN_TEST_ENGINE=vllm build/vllm/bin/python -m pytest $(PYTEST_ARGS) \
