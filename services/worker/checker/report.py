@@ -122,8 +122,6 @@ def _nearest(settings: WorkerSettings, path: Path, files: ModelFiles, found: Ran
 
 def _other_architectures(path: Path) -> tuple[str, ...]:
     """Return the architectures whose names are most like that of an unknown one."""
-    if not path.is_dir() or not (path / "config.json").is_file():
-        return ()
     try:
         named = Config.load(path).raw("architectures")
     except ModelError:

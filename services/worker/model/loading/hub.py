@@ -6,8 +6,8 @@ A folder or repository of several GGUF models needs a choice, as in `owner/name:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.common.checkpoint_files import UNWANTED, WANTED
@@ -93,24 +93,33 @@ def _within(folder: Path, choice: str) -> Path:
 
 
 def _download(model: str, choice: str, settings: HubSettings, begins: Callable[[Download], None]) -> Path:
+    from huggingface_hub import constants
+
+    wanted = [*WANTED]
+    files = None if settings.offline or constants.HF_HUB_OFFLINE else _listing(model, settings)
+    if files is not None:
+        wanted = _wanted(model, choice, files)
+        begins(_announced(model, wanted, files, settings))
+    elif choice:
+        settings = replace(settings, offline=True)
+    return snapshot(model, wanted, UNWANTED, settings)
+
+
+def snapshot(model: str, wanted: Sequence[str], unwanted: Sequence[str], settings: HubSettings) -> Path:
+    """Return the folder of a repository's files by patterns, from the hub or the local cache. Raises ModelError."""
     # Imported here, because the import takes a quarter of a second, which a local folder does not need.
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    offline, wanted = settings.offline or constants.HF_HUB_OFFLINE, [*WANTED]
     try:
-        files = None if offline else _listing(model, settings)
-        if files is not None:
-            wanted = _wanted(model, choice, files)
-            begins(_announced(model, wanted, files, settings))
         folder = snapshot_download(
             model,
             revision=settings.revision,
             token=settings.token,
             cache_dir=settings.cache_dir,
-            local_files_only=settings.offline or (bool(choice) and files is None),
-            allow_patterns=wanted,
-            ignore_patterns=list(UNWANTED),
+            local_files_only=settings.offline,
+            allow_patterns=[*wanted],
+            ignore_patterns=[*unwanted],
         )
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         raise ModelError(f"{model}: not in the local cache, and the hub is not asked or not reached") from error
@@ -153,7 +162,7 @@ def _listing(model: str, settings: HubSettings) -> dict[str, HubFile] | None:
     try:
         revision = settings.revision or constants.DEFAULT_REVISION
         info = HfApi(token=settings.token).model_info(model, revision=revision, files_metadata=True)
-    except (http_error, errors.HfHubHTTPError, OSError):  # the download itself asks the hub again
+    except (http_error, errors.HfHubHTTPError, errors.HFValidationError, OSError):  # the download says so, too
         return None
     return {
         file.rfilename: HubFile((file.lfs.sha256 if file.lfs else file.blob_id) or "", file.size or 0)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.worker.api.submits import to_request
+from services.common.grammar import MAX_GRAMMAR_BYTES
+from services.worker.api.submits import MAX_LOGIT_BIAS, to_request
+from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.state import EngineFacts
 from tests.unit.worker.engine.fake_engine import MODEL
 
 FACTS = EngineFacts(2000, 8, 256, {}, {}, 0)
+EMBEDS = replace(MODEL, generates=False)
+CLASSIFIES = replace(EMBEDS, classes=pb.Classes(labels=["a", "b"]))
 
 
 def request(**sampling: object):
@@ -17,3 +25,43 @@ def request(**sampling: object):
 
 def test_as_many_stop_tokens_as_the_api_allows() -> None:
     assert len(request(stop_token_ids=range(2, 1026)).sampling.stop_token_ids) == 1025
+
+
+@pytest.mark.parametrize(
+    ("sampling", "said"),
+    [
+        ({"stop_token_ids": [3] * 1025}, "sampling.stop_token_ids: 1025 entries; at most 1024 are allowed"),
+        (
+            {"logit_bias": dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0)},
+            "sampling.logit_bias: 1025 entries; at most 1024 are allowed",
+        ),
+        ({"logit_bias": {3: float("inf")}}, "sampling.logit_bias: every bias must be finite"),
+        ({"grammar": "é" * MAX_GRAMMAR_BYTES}, f"sampling.grammar: at most {MAX_GRAMMAR_BYTES} bytes are allowed"),
+    ],
+)
+def test_a_sampling_parameter_beyond_its_bounds_is_named(sampling: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        request(**sampling)
+    assert f"{refused.value.field}: {refused.value}" == said
+
+
+@pytest.mark.parametrize(
+    ("model", "submit", "said"),
+    [
+        (EMBEDS, {}, "embed: this checkpoint has no output head: it embeds and cannot generate"),
+        (CLASSIFIES, {}, "embed: this checkpoint has no output head: it classifies and cannot generate"),
+        (MODEL, {"second_from": 1}, "second_from: 1 is not a position of the 1 prompt tokens"),
+        (MODEL, {"embed": True, "generated_ids": [7]}, "generated_ids: must be empty when embed is set"),
+        (
+            MODEL,
+            {"generated_ids": [7, 8], "sampling": pb.Sampling(max_tokens=2)},
+            "sampling.max_tokens: 2 tokens are generated already",
+        ),
+    ],
+)
+def test_a_request_that_contradicts_its_model_or_itself_is_refused_by_its_field(
+    model: Any, submit: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        to_request(pb.Submit(request_id="a", prompt_ids=[5], **submit), model, FACTS)
+    assert f"{refused.value.field}: {refused.value}" == said

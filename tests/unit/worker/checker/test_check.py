@@ -10,11 +10,17 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
 
 from services.cli.stack.default_model import TINY_MODEL
 from services.common.lifecycle import StartupError
+from services.worker.backends.sizing import HostRoom
+from services.worker.checker import report as reports
 from services.worker.checker.__main__ import PARTLY, REFUSED, SERVED, main
 from services.worker.checker.families import TESTED
+from services.worker.cpu import has_vectors
 from services.worker.model.registry import FAMILIES
 from services.worker.native.model_files import read_model_files
 from tests.unit.worker.model.tested import as_text
@@ -65,6 +71,58 @@ def test_all_reasons_are_those_of_a_worker_that_refuses(run: Any, tmp_path: Path
     with pytest.raises(StartupError) as refused:
         read_model_files(folder)
     assert str(refused.value) == f"RYZANSTEIN_MODEL {'; '.join(report['problems'])}"
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("./nowhere", "./nowhere: no such folder or file"),
+        ("org/tiny:Q8_0", "a GGUF file of a hub has to be fetched before it is checked: ryzanstein fetch"),
+        ("org/tiny", "org/tiny: not in the local cache, and the hub is not asked or not reached"),
+        ("not an id", "not an id: Repo id must"),
+    ],
+)
+def test_a_model_that_is_not_found(
+    model: str, said: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens
+    status, text = run("check", model)
+    assert (status, f"{model}: cannot be served\n- " in text, said in text) == (REFUSED, True, True), text
+
+
+@pytest.mark.parametrize("broken", ["config.json", "m.gguf"])
+def test_a_broken_file_is_like_no_architecture(broken: str, run: Any, tmp_path: Path) -> None:
+    (tmp_path / broken).write_text("{")
+    status, text = run("check", str(tmp_path / broken if broken == "m.gguf" else tmp_path), "--json")
+    report = json.loads(text)
+    assert (status, report["nearest"]) == (REFUSED, [])
+    assert str(tmp_path / broken) in report["problems"][0]
+
+
+def test_a_classifier_says_how_many_labels_it_has(run: Any, tmp_path: Path) -> None:
+    folder = changed(tmp_path / "model", architectures=["LlamaForSequenceClassification"], num_labels=3)
+    tensors = load_file(folder / "model.safetensors")
+    width = tensors["model.norm.weight"].numel()
+    save_file(tensors | {"score.weight": torch.zeros(3, width)}, folder / "model.safetensors")
+    status, text = run("check", str(folder), "--device", "cpu")
+    assert (status, "classifies with 3 labels" in text) == (SERVED, True), text
+
+
+def test_what_does_not_fit_the_memory_fits_with_smaller_weights_or_more_memory(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(available: int) -> str:
+        monkeypatch.setattr(reports, "host_room", lambda: HostRoom(available, None))
+        status, text = run("check", str(TINY_MODEL), "--device", "cpu")
+        assert (status, "1 rank: cannot be served: RYZANSTEIN_MODEL" in text) == (REFUSED, True), text
+        return text
+
+    nothing = answer(0)
+    assert nothing.endswith("nearest: a machine with more memory\n")
+    needed = int(nothing.partition("ranks need ")[2].partition(" MiB")[0])
+    smaller = "--quantization int8" if has_vectors() else "a machine with more memory"
+    assert answer((needed - 1) << 20).endswith(f"nearest: {smaller}\n")
 
 
 def test_missing_tensors_are_found_without_the_memory_of_the_weights(run: Any, tmp_path: Path) -> None:
