@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
-from services.worker.model.registry import read_spec
-from services.worker.model.spec import ModelError
+from services.worker.model.families.config import Config
+from services.worker.model.registry import interpret, read_spec
+from services.worker.model.spec import ModelError, ModelSpec
 from tests.unit.worker.model.conftest import Sample
+from tests.unit.worker.model.test_encoders import CONFIGS
+from tests.unit.worker.model.zoo import VARIANTS
 
 Json = dict[str, Any]
 
@@ -167,6 +170,104 @@ def test_what_is_not_implemented_is_refused_by_name(
         read_spec(folder)
     assert message in str(refused.value)
     assert str(folder / "config.json") in str(refused.value)
+
+
+def _interpret(name: str, change: Json) -> ModelSpec:
+    """Read the changed configuration of a variant or, with its architecture, of an encoder."""
+    config = json.loads((VARIANTS | CONFIGS)[name]().to_json_string())
+    return interpret(Config(config | change, Path("config.json")))[1]
+
+
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+ONE_KIND = {"rope_parameters": {"sliding_attention": ROPE}}
+ALPHA = {"rope_type": "dynamic", "factor": 1.0, "alpha": 1e13}
+GROUPED = {"n_group": 4, "topk_group": 2, "n_routed_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("gemma3", ONE_KIND, "rope_parameters: expected 'full_attention' and 'sliding_attention', found ['sliding"),
+        ("olmo3", ONE_KIND, "rope_parameters: expected 'full_attention' and 'sliding_attention', found ['sliding"),
+        ("llama", ONE_KIND, "rope_parameters: a rope for each kind of layer is not implemented here"),
+        ("gptj", {"rotary_dim": 7}, "rotary_dim: expected an even number up to n_embd / n_head 12, found 7"),
+        ("hunyuan_v1_dense", {"rope_scaling": ALPHA}, "alpha: expected numbers up to 1e+12, found alpha 1e+13"),
+        ("llama4", {"layer_types": ["x"]}, "layer_types: expected num_hidden_layers 4 times 'chunked_attention'"),
+        ("llama4", {"moe_layers": ["1"]}, "moe_layers: expected a list of layers, found ['1']"),
+        ("ministral3", {"rope_parameters": 3}, "rope_parameters: expected an object, found 3"),
+        (
+            "ministral3",
+            {"rope_parameters": ROPE | {"llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta: expected a number above 0 beside original_max_position_embeddings, found 0.1",
+        ),
+        ("deepseek_v2", {"qk_head_dim": 3}, "qk_head_dim: expected qk_nope_head_dim + qk_rope_head_dim"),
+        ("deepseek_v3", GROUPED, "n_group: expected groups of two experts and more, found 4"),
+        ("mistral3_multimodal", {"text_config": 3}, "text_config: expected an object, found 3"),
+        (
+            "Roberta",
+            {"architectures": ["RobertaModel"], "max_position_embeddings": 2},
+            "max_position_embeddings: expected more than 2, found 2",
+        ),
+        (
+            "ModernBert",
+            {"architectures": ["ModernBertModel"], "rope_parameters": {"linear_attention": ROPE}},
+            "rope_parameters: expected 'full_attention' and 'sliding_attention', found ['linear_attention']",
+        ),
+    ],
+)
+def test_what_a_family_cannot_be_is_refused_by_name(name: str, change: Json, said: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        _interpret(name, change)
+    assert said in str(refused.value)
+
+
+def test_layers_by_default_and_by_letters() -> None:
+    letters = _interpret("exaone4", {"layer_types": None, "sliding_window_pattern": "LG", "num_hidden_layers": 5})
+    assert [layer.window is None for layer in letters.layers] == [False, True, False, True, True]
+    plain = {"attn_temperature_tuning": False, "moe_layers": None, "interleave_moe_layer_step": 2}
+    llama4 = _interpret("llama4", plain).layers
+    assert [layer.moe is not None for layer in llama4] == [False, True] * (len(llama4) // 2)
+    assert all(layer.query_scale is None for layer in llama4)
+    ministral = _interpret("ministral3", {"rope_parameters": ROPE})
+    assert all(layer.query_scale is None for layer in ministral.layers)
+    greedy = _interpret("deepseek_v2", {"topk_method": "greedy"})
+    assert {layer.moe.routing.n_groups for layer in greedy.layers if layer.moe} == {1}
+
+
+CLASSIFIER = {"architectures": ["BertForSequenceClassification"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "function"),
+    [
+        ({"problem_type": "regression"}, "identity"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, "sigmoid"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "identity"),
+        ({"id2label": {"0": "yes"}}, "sigmoid"),
+        ({}, "softmax"),
+    ],
+)
+def test_the_function_of_a_classifiers_scores(change: Json, function: str) -> None:
+    classifier = _interpret("Bert", CLASSIFIER | change).classifier
+    assert classifier is not None
+    assert classifier.function == function
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"id2label": {"0": "no", "2": "yes"}}, "id2label: expected labels of the numbers from 0 on, found {'0'"),
+        ({"problem_type": "clustering"}, "problem_type: 'clustering' is not implemented"),
+        (
+            {"sentence_transformers": {"activation_fn": "torch.Tanh"}},
+            "'torch.Tanh' is not implemented; known: torch.nn",
+        ),
+    ],
+)
+def test_a_classifier_that_is_not_implemented_is_refused_by_its_key(change: Json, said: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        _interpret("Bert", CLASSIFIER | change)
+    assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])
