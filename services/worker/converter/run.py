@@ -97,5 +97,5 @@ def _replaced(out: Path, *, folder: bool) -> Iterator[Path]:
 def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    elif path.exists():
+        path.unlink()

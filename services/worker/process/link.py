@@ -35,13 +35,8 @@ class GroupLink:
         self.settings = RankSettings(config, endpoint)
 
     def send(self, message: memoryview | bytes) -> None:
-        """Send a message to all ranks, now or as soon as the ring has room.
-
-        Raises ValueError for a message that is too large for the ring.
-        """
+        """Send a message to all ranks, now or as soon as the ring has room."""
         if self._backlog or not self._plans.try_write(message):
-            if len(message) > self._plans.largest_message:
-                raise ValueError(f"a plan of {len(message):,} bytes is more than the ranks can take")
             self._backlog.append(message)
 
     def messages(self) -> Iterator[tuple[int, Words]]:

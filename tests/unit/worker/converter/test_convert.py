@@ -51,11 +51,24 @@ LLAMA3 = {
 }
 GEMMA3 = {**SHAPE, "num_hidden_layers": 7, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [1.0 + index / 4 for index in range(8)],
+}
 MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "llama": lambda: transformers.LlamaConfig(**SHAPE, rope_parameters=LLAMA3),
     "qwen2": lambda: transformers.Qwen2Config(**SHAPE, tie_word_embeddings=True),
     "gemma3": lambda: transformers.Gemma3TextConfig(**GEMMA3),
     "phi3": lambda: transformers.Phi3Config(**SHAPE),
+    "phi3_longrope": lambda: transformers.Phi3Config(
+        **SHAPE, original_max_position_embeddings=32, rope_parameters=LONGROPE
+    ),
+    "llama_linear": lambda: transformers.LlamaConfig(
+        **SHAPE, rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+    ),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=N_ROWS, n_embd=64, n_layer=2, n_head=4, n_positions=128),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SHAPE, **EXPERTS, head_dim=16),
     "gpt_neox": lambda: transformers.GPTNeoXConfig(
         **{key: value for key, value in SHAPE.items() if key != "num_key_value_heads"}
@@ -186,7 +199,12 @@ def test_matrices_have_the_asked_type(kind: str, folder: Make, tmp_path: Path) -
 def test_refusals_leave_what_was_there(folder: Make, tmp_path: Path) -> None:
     source, out = folder("qwen2"), tmp_path / "m.gguf"
     out.write_text("mine")
+    body = tmp_path / "body"
+    body.mkdir()
+    (body / "config.json").write_text(transformers.BertConfig(architectures=["BertModel"]).to_json_string())
     for change, said in (
+        ({"source": body, "force": True}, "the body of a model, without its head, is not converted"),
+        ({"out": out / "m.gguf"}, "m.gguf: File exists"),
         ({}, "m.gguf: exists already; --force replaces it"),
         ({"kind": "Q6_K"}, "--type Q6_K: expected auto or one of F32, F16, Q4_0, Q4_1, Q8_0, BF16 for "),
         ({"out": tmp_path / "folder"}, "becomes a name that ends with .gguf"),
@@ -198,7 +216,7 @@ def test_refusals_leave_what_was_there(folder: Make, tmp_path: Path) -> None:
     run(source, out, force=True)
     with pytest.raises(ModelError, match=r"--type Q8_0: expected auto or one of F32, F16, BF16 for "):
         run(out, tmp_path / "folder", "Q8_0")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["body", "m.gguf"]
 
 
 def test_models_that_gguf_cannot_hold_are_refused(tmp_path: Path) -> None:
