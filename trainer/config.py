@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -24,10 +23,6 @@ class ModelShape:
     max_positions: int = 2048
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_heads {self.n_heads} must be a multiple of n_kv_heads {self.n_kv_heads}")
 
     @property
     def n_parameters(self) -> int:
@@ -80,10 +75,6 @@ class Recipe:
         """Share of every group, chat included, in a stage's batches; they sum to 1."""
         others = {name: share * (1 - stage.chat) for name, share in self.mixture.items()}
         return {**others, "chat": stage.chat}
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, for a checkpoint or a model card."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

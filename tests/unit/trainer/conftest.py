@@ -10,6 +10,18 @@ from trainer.config import ModelShape, Recipe, Stage
 from trainer.evaluate import load_model
 from trainer.model import Llama
 
+MODULE = '''"""What module {n} is for."""
+
+
+def double(x):
+    """Return twice x{n}."""
+    return x * 2
+
+
+class Box{n}:
+    """Holds a thing of kind {n}."""
+'''
+
 
 @pytest.fixture(scope="session")
 def bundled_folder() -> Path:
@@ -44,3 +56,18 @@ def toy_recipe() -> Recipe:
         stages=(Stage(0.0, 16, chat=0.3), Stage(0.5, 32, chat=0.3)),
         mixture={"library": 1.0},
     )
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    for n in range(200):
+        (tmp_path / f"mod{n}.py").write_text(MODULE.format(n=n))
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "test_a.py").write_text("assert True\n")
+    (tmp_path / "copy.py").write_text(MODULE.format(n=0))
+    (tmp_path / "latin.py").write_bytes(b"# \xe9\n")
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "other.py").write_text("x = 1\n")
+    (tmp_path / "pydoc_data").mkdir()
+    (tmp_path / "pydoc_data" / "topics.py").write_text("topics = {'with': 'Title\\n\\nThe with statement.'}\n")
+    return tmp_path

@@ -2,37 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from trainer.chat import chat_documents
 from trainer.corpus import Group, is_held_out, library_root, read_library, read_source_files, split
-
-MODULE = '''"""What module {n} is for."""
-
-
-def double(x):
-    """Return twice x{n}."""
-    return x * 2
-
-
-class Box{n}:
-    """Holds a thing of kind {n}."""
-'''
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Path:
-    for n in range(200):
-        (tmp_path / f"mod{n}.py").write_text(MODULE.format(n=n))
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "test_a.py").write_text("assert True\n")
-    (tmp_path / "copy.py").write_text(MODULE.format(n=0))
-    (tmp_path / "latin.py").write_bytes(b"# \xe9\n")
-    (tmp_path / "site-packages").mkdir()
-    (tmp_path / "site-packages" / "other.py").write_text("x = 1\n")
-    (tmp_path / "pydoc_data").mkdir()
-    (tmp_path / "pydoc_data" / "topics.py").write_text("topics = {'with': 'Title\\n\\nThe with statement.'}\n")
-    return tmp_path
 
 
 def test_reads_each_text_once_and_only_the_standard_library(library: Path) -> None:
