@@ -46,7 +46,7 @@ class UploadEndpoint:
     async def _store_file(self, exchange: Exchange, upload: Upload) -> File:
         form, published = FormReader("file"), False
         most = self._store.limits.file + _FORM_BYTES
-        pieces = read_form(exchange.scope, exchange.receive, form, max_bytes=most, patience_s=self._patience_s)
+        pieces = read_form(exchange, form, max_bytes=most, patience_s=self._patience_s)
         try:
             async for piece in pieces:
                 await upload.write(piece)

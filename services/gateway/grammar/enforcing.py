@@ -103,7 +103,7 @@ def _match(root: Node, node: Node) -> list[str]:
         patterns = followable(node.pop("pattern"))
         if patterns is None:
             unenforced.append("pattern")
-        elif patterns:
+        else:
             *others, node["pattern"] = patterns
             if others:
                 node.setdefault("allOf", []).extend({"pattern": pattern} for pattern in others)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -118,12 +118,9 @@ class Exchange:
     async def body(self, limits: BodyLimits) -> bytes:
         """The whole body; raises :class:`ApiError` 413, 408 or 400."""
         self._check_type()
-        declared = self.header(b"content-length")
-        if declared.isdigit() and int(declared) > limits.max_bytes:
-            raise too_large(limits.max_bytes)
         try:
             async with asyncio.timeout(limits.timeout_s):
-                data = await self._read(limits.max_bytes)
+                data = b"".join([piece async for piece in self.pieces(limits.max_bytes)])
         except TimeoutError as error:
             message = f"The request's body did not arrive within {limits.timeout_s:g} s."
             raise ApiError(408, message, "invalid_request_error", code="body_timeout") from error
@@ -139,18 +136,20 @@ class Exchange:
             message = f"The body must be application/json, not {media} (header Content-Type)."
             raise ApiError(415, message, "invalid_request_error", code="unsupported_media_type")
 
-    async def _read(self, max_bytes: int) -> bytes:
-        parts, size, more = [], 0, True
+    async def pieces(self, max_bytes: int) -> AsyncIterator[bytes]:
+        """The body as it arrives; raises :class:`ApiError` 413 or 400."""
+        declared, left, more = self.header(b"content-length"), max_bytes, True
+        if declared.isdigit() and int(declared) > max_bytes:
+            raise too_large(max_bytes)
         while more:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise invalid("The client went away before its request was complete.")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > max_bytes:
+            piece, more = message.get("body", b""), message.get("more_body", False)
+            left -= len(piece)
+            if left < 0:
                 raise too_large(max_bytes)
-            more = message.get("more_body", False)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            yield piece
 
     async def send_json(self, status: int, value: object, headers: Headers | None = None) -> None:
         """Answer with JSON."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from services.gateway.asgi import Receive, Scope, header
-from services.gateway.errors import ApiError, invalid, too_large
+from services.gateway.errors import ApiError, invalid
+from services.gateway.http.exchange import Exchange
 
 _MAX_FIELD_BYTES = 1024
 _MAX_PARTS = 16
@@ -85,23 +85,15 @@ class FormReader:
         self.complete = True
 
 
-async def read_form(
-    scope: Scope, receive: Receive, form: FormReader, *, max_bytes: int, patience_s: float
-) -> AsyncIterator[bytes]:
+async def read_form(exchange: Exchange, form: FormReader, *, max_bytes: int, patience_s: float) -> AsyncIterator[bytes]:
     """Read a form into `form` and yield the file's bytes; raises :class:`ApiError` 415, 413, 408 or 400.
 
     `patience_s` is the longest pause that a client may make.
     """
-    declared = header(scope, b"content-length")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise too_large(max_bytes)
-    parser, left = form.parser(_boundary(scope)), max_bytes
-    async for body in _bodies(receive, patience_s):
-        left -= len(body)
-        if left < 0:
-            raise too_large(max_bytes)
+    parser = form.parser(_boundary(exchange))
+    async for piece in _patiently(exchange.pieces(max_bytes), patience_s):
         try:
-            parser.write(body)
+            parser.write(piece)
         except FormParserError as error:
             raise invalid(f"The form cannot be read: {error}", None, "invalid_form") from error
         if form.data:
@@ -111,27 +103,25 @@ async def read_form(
         raise invalid("The form is not complete.", None, "invalid_form")
 
 
-def _boundary(scope: Scope) -> bytes:
-    kind, options = parse_options_header(header(scope, b"content-type"))
+def _boundary(exchange: Exchange) -> bytes:
+    kind, options = parse_options_header(exchange.header(b"content-type"))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         message = "The body must be multipart/form-data with a boundary (header Content-Type)."
         raise ApiError(415, message, "invalid_request_error", code="unsupported_media_type")
-    if header(scope, b"content-encoding").strip().lower() not in ("", "identity"):
+    if exchange.header(b"content-encoding").strip().lower() not in ("", "identity"):
         message = "A form may not be compressed (header Content-Encoding)."
         raise ApiError(415, message, "invalid_request_error", code="unsupported_content_encoding")
     return options[b"boundary"]
 
 
-async def _bodies(receive: Receive, patience_s: float) -> AsyncIterator[bytes]:
-    more = True
-    while more:
+async def _patiently(pieces: AsyncIterator[bytes], patience_s: float) -> AsyncIterator[bytes]:
+    while True:
         try:
             async with asyncio.timeout(patience_s):
-                event = await receive()
+                piece = await anext(pieces, None)
         except TimeoutError as error:
             text = f"Nothing of the form arrived for {patience_s:g} s."
             raise ApiError(408, text, "invalid_request_error", code="body_timeout") from error
-        if event["type"] == "http.disconnect":
-            raise invalid("The client went away before its request was complete.")
-        yield event.get("body", b"")
-        more = event.get("more_body", False)
+        if piece is None:
+            return
+        yield piece

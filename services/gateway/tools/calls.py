@@ -73,6 +73,8 @@ class Found:
 class JsonCall:
     """Reads one `{"name": ..., "arguments": {...}}` by character, and passes the arguments on as they arrive.
 
+    The first character is the one after the opening brace.
+
     Arguments before the name wait for it; arguments inside a JSON string are unwrapped.
     """
 
@@ -81,7 +83,7 @@ class JsonCall:
         self.begun = False
         self.complete = False
         self._names = names
-        self._depth = 0
+        self._depth = 1
         self._in_string = self._escaped = False
         self._key: str | None = None
         self._value = ""
@@ -89,9 +91,7 @@ class JsonCall:
 
     def feed(self, char: str, found: Found) -> None:
         """Read a character. Raises MalformedCallError."""
-        if self._depth == 0:
-            self._open(char)
-        elif self._in_string or char == '"':
+        if self._in_string or char == '"':
             self._read_string(char, found)
         elif char in "{[":
             self._depth += 1
@@ -106,12 +106,6 @@ class JsonCall:
             self._end_value(found)
         elif not char.isspace():
             self._take(char, found)
-
-    def _open(self, char: str) -> None:
-        if char == "{":
-            self._depth = 1
-        elif not char.isspace():
-            raise MalformedCallError(f"a call begins with {char!r}")
 
     def _read_string(self, char: str, found: Found) -> None:
         self._take(char, found)
@@ -183,7 +177,6 @@ class JsonCalls:
             self.complete = True
         elif char == "{":
             self._call = JsonCall(self._names)
-            self._call.feed(char, found)
         elif not (char.isspace() or (char == "," and self._in_array)):
             raise MalformedCallError(f"a call begins with {char!r}")
 

@@ -16,9 +16,7 @@ class JsonValue:
         self._in_string = self._escaped = False
 
     def feed(self, char: str, found: Found) -> None:
-        """Read a character; text before the object is dropped."""
-        if self._depth == 0 and char != "{":
-            return
+        """Read a character; the first is the brace that opens the object."""
         found.arguments(char)
         if self._in_string:
             self._in_string = self._escaped or char != '"'

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import json
+from typing import Any
+
 import pytest
 from llguidance import LLMatcher
 
 from services.common.grammar import explain
-from services.gateway.grammar.compiler import as_lark, compile_error
+from services.gateway.grammar.compiler import as_lark, compile_error, serve
 from tests.unit.gateway.grammar.writing import accepts, matcher_of, vocabulary
+from tests.unit.gateway.made_tokenizers import byte_level
 
 
 @pytest.mark.parametrize(
@@ -63,3 +68,35 @@ def test_errors_have_no_internal_words(grammar: str, words: str) -> None:
         error = explain(matcher.get_error())
     assert words in error
     assert not any(word in error for word in ("Bias", "non-verbose", "coerce", "lexer", "retriev", " | ", "\n")), error
+
+
+def answers(*requests: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the process answers to the requests."""
+    messages = [json.dumps({"model": "m", **request}).encode() for request in requests]
+    written, found = io.BytesIO(), []
+    serve(io.BytesIO(b"".join(len(message).to_bytes(4, "little") + message for message in messages)), written)
+    written.seek(0)
+    while head := written.read(4):
+        found.append(json.loads(written.read(int.from_bytes(head, "little"))))
+    return found
+
+
+def test_grammars_are_answered_one_by_one() -> None:
+    tokenizer = byte_level()
+    introduced = {"tokenizer": tokenizer.to_str(), "vocab_size": tokenizer.get_vocab_size(), "eos": [1]}
+    lark, deep = 'start: "a"', "root ::= " + "(" * 4_000
+    long = 'root ::= "a' + "\n" * 20 + '"' + ' | "b"' * 12_000
+    grammars = {'root ::= "a"': True, "start: b": False, lark: True, 'root ::= "a': True, deep: True, long: True}
+    found = answers(introduced, *({"grammar": text, "foreign": foreign} for text, foreign in grammars.items()))
+    converted, wrong, same, broken, nested, large = found
+    assert (converted["error"], accepts(converted["grammar"], "a")) == (None, True)
+    assert (wrong.get("grammar"), "unknown name" in wrong["error"]) == (None, True)
+    assert same == {"error": None, "grammar": lark}
+    assert broken.keys() == {"error"}
+    assert nested == {"error": "it is nested too deeply"}
+    assert "it may have at most 65536 bytes in Lark's form" in large["error"]
+
+
+def test_a_tokenizer_that_llguidance_can_not_read_refuses_every_grammar() -> None:
+    (found,) = answers({"tokenizer": "{}", "vocab_size": 8, "eos": []}, {"grammar": 'start: "a"', "foreign": False})
+    assert found["error"].startswith("This model's tokenizer cannot be constrained: ")

@@ -146,6 +146,12 @@ NAMED = {"type": "object", "properties": {"a": {}}}
         ({"allOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": NAMED}}, {"a": 1}, {"c": 1}),
         ({"type": "object", "allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False}, {"a": 1}, {"c": 1}),
         ({"minProperties": 3, "properties": {"a": {}}, "required": ["a"]}, {"a": 1, "b": 1, "c": 1}, "{"),
+        ({"maxProperties": 1, **NAMED}, {"a": 1}, {"a": 1, "b": 1}),
+        ({"properties": {"a": {}}, "if": NAMED, "then": {"properties": {"b": {}}}}, {"a": 1, "b": 2}, {"c": 1}),
+        ({"properties": {"b": {}}, "allOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/A"}], "$defs": {"A": NAMED}},
+         {"b": 1, "a": 1}, {"c": 1}),
+        ({"properties": {"a": {"$ref": "#/$defs/A/anyOf/1"}}, "$defs": {"A": {"anyOf": [{}, {"type": "null"}]}}},
+         {"a": None}, {"a": 1}),
     ],
 )  # fmt: skip
 def test_objects_have_the_properties_that_their_schemas_name(schema: Any, allowed: Any, refused: Any) -> None:
@@ -181,6 +187,10 @@ def test_a_function_without_parameters_has_no_arguments(parameters: Any) -> None
         ({"properties": {"a": {"not": {"const": 1}}}}, {"a": 2}, {"a": 1}),
         ({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1}, {"b": 1}, {}),
         ({"if": {"const": 1}, "then": False}, 2, 1),
+        ({"type": "string", "pattern": "^(?!ab)..$"}, "cd", "ab"),
+        ({"type": "string", "pattern": "^(?=a)a|^b$"}, "ab", "c"),
+        ({"patternProperties": {"^(?!a)": {"type": "null"}}, "additionalProperties": True}, {"a": 1}, {"b": 1}),
+        ({"type": "object", "propertyNames": {"type": "integer"}}, {}, {"a": 1}),
         ({"type": "array", "contains": {"const": 1}}, [2, 1], [2]),
         ({"type": "object", "propertyNames": {"enum": ["a"]}, "patternProperties": {"b": {}},
           "additionalProperties": True}, {"a": 1}, {"b": 1}),
@@ -210,6 +220,42 @@ def test_integers_are_exact_or_refused(n: int) -> None:
         schema = {"type": "integer", bound: n}
         assert allows(schema, n)
         assert not (allows(schema, beyond) and is_held(schema, str(beyond)))
+
+
+@pytest.mark.parametrize(
+    ("schema", "checked"),
+    [
+        ({"oneOf": [{"const": n} for n in range(128)]}, False),
+        ({"oneOf": [{"const": n} for n in range(129)]}, True),
+        ({"oneOf": [{"type": ["string", "null"]}, {"type": "array"}]}, False),
+        ({"oneOf": [{"type": ["string", "null"]}, {"type": "string", "minLength": 1}]}, True),
+        (
+            {"oneOf": [{"properties": {"k": {"const": n}}} for n in (1, 2)], "discriminator": {"propertyName": "k"}},
+            True,
+        ),
+        ({"oneOf": [{"$ref": "#/$defs/A"}, {"type": "null"}], "$defs": {"A": {"$ref": "#/$defs/A"}}}, True),
+    ],
+)
+def test_alternatives_are_checked_unless_they_exclude_each_other(schema: Any, checked: bool) -> None:
+    assert (ready(schema, RULES).check is not None) is checked
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"const": 10**400}, "integers beyond 2\\^53"),
+        ({"description": "x" * 65_536}, "at most 65536 bytes"),
+        ([], "must be an object"),
+    ],
+)
+def test_a_schema_that_can_not_be_followed_is_refused_with_the_reason(schema: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ready(schema, RULES)
+
+
+def test_a_text_that_was_cut_off_is_not_checked() -> None:
+    assert is_held({"not": {"const": {"a": 1}}}, '{"a": 1')
+    assert not is_held({"not": {"const": {"a": 1}}}, '{"a": 1}')
 
 
 @pytest.mark.parametrize("values", [["a", "b", "c"], [True, False], [1, 1.5]])
