@@ -106,9 +106,7 @@ def new_admin_app(registry: KeyRegistry, administrator: Administrator) -> FastAP
 
     @app.delete("/admin/keys/{key_id}", status_code=204, response_class=Response)
     async def revoke(key_id: str, caller: str = who) -> None:
-        key = await registry.get(key_id)
-        await registry.revoke(key_id)
-        _record("revoked", key, caller)
+        _record("revoked", await registry.revoke(key_id), caller)
 
     return app
 

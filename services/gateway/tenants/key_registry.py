@@ -73,11 +73,11 @@ class KeyRegistry:
             raise _unknown(key_id)
         return _decoded(text)
 
-    async def revoke(self, key_id: str) -> None:
-        """Remove a key."""
-        client = self._guard.client
-        if not await self._guard.run(lambda: client.hdel(self._hash, key_id)):
-            raise _unknown(key_id)
+    async def revoke(self, key_id: str) -> IssuedKey:
+        """Remove a key; returns it."""
+        key, client = await self.get(key_id), self._guard.client
+        await self._guard.run(lambda: client.hdel(self._hash, key_id))
+        return key
 
     async def _change(self, key_id: str, change: Callable[[IssuedKey], IssuedKey]) -> IssuedKey:
         """Change a key unless another gateway changes it at the same time; then read it again."""

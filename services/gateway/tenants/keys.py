@@ -61,7 +61,7 @@ def read_keys(path: str, inline: str) -> dict[str, Tenant]:
 class KeyDirectory:
     """Finds the tenant of a key; caches Redis's answers for a while."""
 
-    def __init__(self, fixed: Mapping[str, Tenant], guard: RedisGuard | None, keys: RedisKeys) -> None:
+    def __init__(self, fixed: Mapping[str, Tenant], guard: RedisGuard, keys: RedisKeys) -> None:
         self._fixed = fixed
         self._guard = guard
         self._keys = keys
@@ -95,8 +95,6 @@ class KeyDirectory:
         return self._fixed.get(credential) or await self._in_redis(credential)
 
     async def _in_redis(self, credential: str) -> Tenant | None:
-        if self._guard is None:
-            return None
         until, tenant = self._remembered.get(credential, (0.0, None))
         if time.monotonic() < until:
             return tenant
@@ -113,7 +111,6 @@ class KeyDirectory:
         return tenant
 
     async def _read(self, credential: str) -> Tenant | None:
-        assert self._guard is not None
         client = self._guard.client
         if len(credential) != _DIGEST_LENGTH:
             issued = await client.hget(self._keys.issued_keys, credential)

@@ -13,13 +13,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from services.cli.main import app
+from services.common.lifecycle import StartupError
 from services.common.ports import free_port
-from services.gateway.tenants.issued import PresentedKey, SecretHash, new_secret
-from services.gateway.tenants.keys import digest_of
+from services.gateway.tenants.issued import IssuedKey, PresentedKey, SecretHash, new_secret
+from services.gateway.tenants.keys import digest_of, read_keys
 from tests.integration.gateway.fleet import MODEL, Worker
 from tests.integration.gateway.gateways import Stack, fast_settings, running_gateway, running_stack
 from tests.integration.gateway.redis_server import RedisServer, running_redis
@@ -61,7 +63,8 @@ async def installation(tmp_path: Path, **overrides: Any) -> AsyncIterator[Instal
     with running_redis(tmp_path) as redis:
         settings = {"tenancy": True, "redis_url": redis.url, "api_keys": json.dumps(fixed)}
         port = free_port()
-        async with running_stack([Worker("w0")], **settings, admin_port=port, admin_token=TOKEN, **overrides) as stack:
+        administration = {"admin_port": port, "admin_token": TOKEN}
+        async with running_stack([Worker("w0")], **(settings | administration | overrides)) as stack:
             other = fast_settings(router_addresses=stack.router.address, **settings)
             async with running_gateway(other) as second:
                 url = f"http://127.0.0.1:{second.http.port}"
@@ -145,6 +148,60 @@ async def test_only_administrators_administrate(tmp_path: Path) -> None:
         ):
             answer = await http.post(f"{there.admin}/admin/keys", json=body, headers=headers)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        (known,) = json.loads(await there.keys("list", "--json"))
+        for path, body, status, code in (
+            (known["id"], b"{", 400, "invalid_json"),
+            (known["id"], b'{"name": "another"}', 400, "invalid_value"),
+            (known["id"], b" " * 65_537, 413, "body_too_large"),
+            ("0" * 12, b"{}", 404, "key_not_found"),
+        ):
+            answer = await http.patch(f"{there.admin}/admin/keys/{path}", content=body, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+        answer = await http.post(f"{there.admin}/admin/keys/{'0' * 12}/rotate", headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "key_not_found")
+
+
+async def test_no_change_of_a_key_is_lost(tmp_path: Path) -> None:
+    async with installation(tmp_path) as there:
+        key = PresentedKey.parse(await there.keys("create", "acme"))
+        assert key is not None
+        rotate = f"{there.admin}/admin/keys/{key.id}/rotate"
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        answers = await asyncio.gather(*(there.first.http.post(rotate, headers=headers) for _ in range(30)))
+        refused = {answer.json()["error"]["code"] for answer in answers if answer.status_code != 200}
+        assert refused == {"conflict"}, "more than can be tried again"
+        made = [answer.json()["key"] for answer in answers if answer.status_code == 200]
+        (listed,) = json.loads(await there.keys("list", "--json"))
+        assert listed["secrets"] == 1 + len(made)
+        assert [await there.status(each) for each in made] == [200] * len(made)
+
+
+async def test_without_tenancy_the_token_alone_administrates(tmp_path: Path) -> None:
+    port = free_port()
+    with running_redis(tmp_path) as redis:
+        async with running_stack([], redis_url=redis.url, admin_port=port, admin_token=TOKEN) as stack:
+            for key, status in (("wrong", 401), (TOKEN, 200)):
+                headers = {"authorization": f"Bearer {key}"}
+                answer = await stack.http.get(f"http://127.0.0.1:{port}/admin/keys", headers=headers)
+                assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("[{}]", "key_sha256"), ('[{"id": "a"}]', r"\$.id"), ("{", "array"), ('[{"key_sha256": "x"}]', r"\$.key_sha256")],
+)
+def test_keys_that_can_not_be_read_are_an_error_of_the_start(text: str, said: str) -> None:
+    with pytest.raises(StartupError, match=f"API keys: .*{said}"):
+        read_keys("", text)
+
+
+async def test_an_issued_key_may_be_mounted_as_a_file(tmp_path: Path) -> None:
+    secret, hashed = new_secret()
+    issued = IssuedKey(id="0" * 12, secrets=(hashed,), created_at=0, name="mounted")
+    (tmp_path / "keys.json").write_bytes(b"[" + msgspec.json.encode(issued) + b"]")
+    async with installation(tmp_path, api_keys="", api_keys_file=str(tmp_path / "keys.json")) as there:
+        assert await there.status(str(PresentedKey(issued.id, secret))) == 200
+        assert there.first.workers[0].submits[-1].tenant == "mounted"
 
 
 def test_a_secret_ends_at_its_time() -> None:

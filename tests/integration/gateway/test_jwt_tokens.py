@@ -80,6 +80,17 @@ async def test_a_token_is_a_tenant_with_limits(issuer: Issuer, tmp_path: Path) -
             assert (await ask(issuer.token("bob"))).status_code == 200, "a tenant of its own"
 
 
+async def test_a_claim_that_names_nobody_is_refused(issuer: Issuer, tmp_path: Path) -> None:
+    with running_redis(tmp_path) as redis:
+        settings: dict[str, Any] = {"tenancy": True, "redis_url": redis.url, "jwt_tenant_claim": "iat"}
+        settings |= {"jwt_issuer": issuer.url, "jwt_audience": AUDIENCE, "jwt_jwks_url": f"{issuer.url}/jwks"}
+        async with running_stack([], **settings) as stack:
+            headers = {"authorization": f"Bearer {issuer.token('alice')}"}
+            answer = await stack.http.get("/v1/models", headers=headers)
+            assert answer.status_code == 401
+            assert "its claim `iat` must be a text" in answer.json()["error"]["message"]
+
+
 async def test_an_issuer_that_is_away_is_503(tmp_path: Path) -> None:
     forged = {"iss": "http://127.0.0.1:1", "aud": AUDIENCE, "sub": "alice", "exp": time.time() + 60}
     token = jwt.encode(forged, rsa.generate_private_key(65537, 2048), "RS256")

@@ -195,6 +195,8 @@ async def test_without_redis_limits_are_local_and_requests_fast(server: RedisSer
         statuses = [(await ask(stack)).status_code for _ in range(3)]
         assert time.monotonic() - first < 15.0, "no request waits long, and the local window is still the first"
         assert statuses == [200, 200, 429], "6 per minute shared by 2 gateways"
+        unknown = await ask(stack, "another")
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (503, "keys_unavailable")
         server.thaw()
         async with asyncio.timeout(40):  # the local window lasts for a minute
             while (await ask(stack)).status_code != 200:  # noqa: ASYNC110  # Redis is looked at again after a while

@@ -1,0 +1,85 @@
+"""Adapters are loaded once all workers of their model have checked them; what prevents it is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from ryzanstein.v1 import worker_pb2
+
+from services.gateway.tenants.keys import digest_of
+from tests.integration.gateway.fleet import MODEL, Worker
+from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.redis_server import running_redis
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+BODY = {"lora_name": "mine", "lora_path": "/adapters/mine"}
+
+
+class Inspecting(Worker):
+    """A worker that finds an adapter with this digest, or fails; it answers once `waits` requests are there."""
+
+    digest, fails, waits = "d", "", 1
+
+    async def InspectAdapter(self, request: worker_pb2.InspectAdapterRequest, context: Any) -> worker_pb2.Adapter:  # noqa: N802
+        if self.fails:
+            await context.abort(grpc.StatusCode.INTERNAL, self.fails)
+        self.waits -= 1
+        while self.waits > 0:  # noqa: ASYNC110  # the other request comes through another server
+            await asyncio.sleep(0.01)
+        return worker_pb2.Adapter(digest=self.digest)
+
+
+@asynccontextmanager
+async def adapted(folder: Path, *workers: Worker, **overrides: Any) -> AsyncIterator[tuple[Stack, Any]]:
+    with running_redis(folder) as redis:
+        async with running_stack(workers, redis_url=redis.url, **overrides) as stack:
+            yield stack, redis
+
+
+async def refused(stack: Stack, path: str = LOAD, key: str = "", **body: Any) -> tuple[int, str | None, str]:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    answer = await stack.http.post(path, json=BODY | body if path == LOAD else body, headers=headers)
+    error = answer.json()["error"]
+    return answer.status_code, error["param"], error["message"]
+
+
+async def test_workers_have_to_agree(tmp_path: Path) -> None:
+    one, two = Inspecting("w0"), Inspecting("w1")
+    async with adapted(tmp_path, one, two, Inspecting("w2", model="another"), redis_timeout_s=1.0) as (stack, redis):
+        assert await refused(stack) == (
+            400, "base_model_name", f"`base_model_name` must name one of another, {MODEL}.",
+        )  # fmt: skip
+        two.digest = "e"
+        status, param, said = await refused(stack, base_model_name=MODEL)
+        assert (status, param, "workers see different adapters in /adapters/mine" in said) == (400, "lora_path", True)
+        two.digest, two.fails = "d", "out of memory"
+        status, _, said = await refused(stack, base_model_name=MODEL)
+        assert (status, said) == (503, "Worker w1 did not check the adapter: out of memory")
+        two.fails, one.waits = "", 2  # both requests are checked before either is written
+        both = await asyncio.gather(*(stack.http.post(LOAD, json=BODY | {"base_model_name": MODEL}) for _ in range(2)))
+        late = next(answer for answer in both if answer.status_code != 200)
+        assert sorted(answer.status_code for answer in both) == [200, 400]
+        assert late.json()["error"]["message"] == "`mine` was loaded at the same time."
+        redis.freeze()
+        for path, body in ((LOAD, {"base_model_name": MODEL, "lora_name": "other"}), (UNLOAD, {"lora_name": "mine"})):
+            assert (await refused(stack, path, **body))[0] == 503
+
+
+async def test_without_a_model_there_is_nothing_to_adapt(tmp_path: Path) -> None:
+    async with adapted(tmp_path) as (stack, _):
+        assert (await refused(stack))[::2] == (503, "no model is being served yet")
+
+
+@pytest.mark.parametrize(("path", "body"), [(LOAD, {}), (UNLOAD, {"lora_name": "mine"})])
+async def test_it_takes_an_administrator_s_key(tmp_path: Path, path: str, body: dict[str, str]) -> None:
+    keys = json.dumps([{"key_sha256": digest_of("plain"), "name": "acme"}])
+    async with adapted(tmp_path, Inspecting("w0"), tenancy=True, api_keys=keys) as (stack, _):
+        status, _, said = await refused(stack, path, "plain", **body)
+        assert (status, said) == (403, "This needs an administrator's key.")
