@@ -39,16 +39,17 @@ class ChatSession:
             "max_tokens": self.max_tokens,
         }
         headers = {"x-session-id": self.session} | _authorization(self.api_key)
-        with httpx.stream(
-            "POST", f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=120, trust_env=False
-        ) as response:
-            if response.status_code != httpx.codes.OK:
-                self.messages.pop()
-                response.read()
-                raise CommandError(error_message(response))
-            for delta in _deltas(response.iter_lines()):
-                answer.append(delta)
-                yield delta
+        url = f"{self.url}/v1/chat/completions"
+        try:
+            with httpx.stream("POST", url, json=body, headers=headers, timeout=120, trust_env=False) as response:
+                if response.is_error:
+                    response.read()
+                    raise CommandError(error_message(response))
+                for delta in _deltas(response.iter_lines()):
+                    answer.append(delta)
+                    yield delta
+        except httpx.HTTPError as error:
+            raise CommandError(f"{self.url} does not answer: {error}") from error
         self.messages.append({"role": "assistant", "content": "".join(answer)})
 
 
@@ -80,7 +81,7 @@ def first_model(url: str, api_key: str = "") -> str:
         response = httpx.get(f"{url}/v1/models", headers=_authorization(api_key), timeout=5, trust_env=False)
     except httpx.HTTPError as error:
         raise CommandError(f"{url} does not answer: {error}") from error
-    if response.status_code != httpx.codes.OK:
+    if response.is_error:
         raise CommandError(error_message(response))
     models = response.json()["data"]
     if not models:

@@ -92,8 +92,9 @@ async def test_a_key_is_issued_limited_rotated_and_revoked(tmp_path: Path, caplo
         await there.keys("limit", presented.id, "--model", "another")
         later = datetime.now(UTC) + timedelta(hours=2)
         closed = await there.keys(
-            "create", "night", "--hours", f"{later:%H:%M}-{later + timedelta(hours=1):%H:%M}", "--timezone", "UTC"
-        )
+            "create", "night", "--hours", f"{later:%H:%M}-{later + timedelta(hours=1):%H:%M}", "--timezone", "UTC",
+            "--days", "mon,tue, wed,thu,fri,sat,sun", "--expires-in", "30d", "--max-concurrent", "3", "--model", MODEL,
+        )  # fmt: skip
         assert await there.status(closed) == 403
         async with asyncio.timeout(60):
             while await there.status(key) != 404:  # noqa: ASYNC110  # gateways do not announce it

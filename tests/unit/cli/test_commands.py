@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from services.cli.chat import _deltas, error_message, first_model
@@ -21,6 +24,7 @@ from services.cli.main import app
 from services.cli.stack.default_model import TINY_MODEL
 from services.cli.stack.options import StackOptions, check
 from services.cli.stack.state import StackState, read_state, run_dir, write_state
+from services.cli.up import StartProgress
 from services.common.ports import free_port
 
 
@@ -65,11 +69,17 @@ def test_the_run_directory_is_private() -> None:
         ),
         ({"model": str(TINY_MODEL), "engine": "vllm"}, r"has no vLLM.* 'ryzanstein\[vllm\]'"),
         ({"model": "owner/name", "fine_tuning": "/x"}, "--fine-tuning: --model must be a folder or a GGUF file"),
+        (
+            {"model": str(TINY_MODEL), "fine_tuning": "/x", "engine": "vllm", "engine_python": "true"},
+            "--fine-tuning: vLLM's engine loads no adapters",
+        ),
+        ({"model": str(TINY_MODEL), "adapters": (("a", "/no"),)}, "--adapter a=/no: no adapter_config.json there"),
+        ({"model": str(TINY_MODEL), "adapter_source": "/no"}, "--adapter-source /no: no such folder"),
         ({"model": str(TINY_MODEL), "host": "192.0.2.1"}, "--host 192.0.2.1: not an address of this machine"),
         ({"model": str(TINY_MODEL), "host": "no.such.host.invalid"}, "--host no.such.host.invalid"),
     ],
 )
-def test_wrong_options_name_the_option(options: dict[str, str], said: str) -> None:
+def test_wrong_options_name_the_option(options: dict[str, Any], said: str) -> None:
     with pytest.raises(CommandError, match=said):
         check(StackOptions(**{"port": free_port(), **options}))
 
@@ -77,6 +87,56 @@ def test_wrong_options_name_the_option(options: dict[str, str], said: str) -> No
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"neither config.json nor a GGUF file"):
         check(StackOptions(model=str(tmp_path), port=free_port()))
+
+
+def test_of_several_gguf_files_one_must_be_named(tmp_path: Path) -> None:
+    for name in ("a-Q4_0.gguf", "a-Q8_0.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(CommandError, match=f"--model {tmp_path}: 2 GGUF models fit"):
+        check(StackOptions(model=str(tmp_path), port=free_port()))
+    check(StackOptions(model=f"{tmp_path}:Q8_0", port=free_port(), grpc_port=free_port()))
+
+
+def test_keys_are_given_in_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RYZANSTEIN_API_KEYS", "[]")
+    with pytest.raises(CommandError, match="--api-key and RYZANSTEIN_API_KEYS: give one of them"):
+        check(StackOptions(model="owner/name", port=free_port(), api_key="k"))
+
+
+def test_fine_tuning_names_the_packages_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(CommandError, match=r"\(peft missing\): .* pip install 'ryzanstein\[finetune\]'"):
+        check(StackOptions(model=str(TINY_MODEL), port=free_port(), fine_tuning="/x"))
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("up a/b --engine-arg seed", "--engine-arg seed: expected KEY=VALUE"),
+        ("keys create t --days mon", "--days needs --hours: the hours that begin on these days"),
+        ("keys create t --expires-in 5x", "5x: a number and a unit is needed, such as 90s, 30m, 12h or 30d"),
+        ("keys list --url http://127.0.0.1:9", "http://127.0.0.1:9/admin/keys: "),
+        ("chat --model m --url http://127.0.0.1:9", "http://127.0.0.1:9 does not answer: "),
+        ("status --router 127.0.0.1:9", "the router at 127.0.0.1:9 does not answer: "),
+        ("fetch a/b --to . --as c/d", "--as c/d: a name in DIR, without slashes"),
+        ("fetch a/b --to /dev/null/x", "--to /dev/null/x: Not a directory"),
+    ],
+)
+def test_what_is_wrong_is_one_line(command: str, said: str) -> None:
+    answer = CliRunner().invoke(app, command.split(), input="a question")
+    assert (answer.exit_code, answer.stdout) == (1, "")
+    assert answer.stderr.startswith(f"ryzanstein: {said}")
+    assert answer.stderr.count("\n") == 1
+
+
+def test_in_a_terminal_the_start_is_a_table_that_is_gone_afterwards() -> None:
+    shown = io.StringIO()
+    with StartProgress(Console(file=shown, force_terminal=True, color_system=None)) as progress:
+        progress.report("gateway", "starting")
+        progress.report("router", "ready after 1 s")
+    assert "gateway  starting … " in shown.getvalue()
+    assert "router   ready after 1 s" in shown.getvalue()
+    assert shown.getvalue().endswith("\x1b[2K"), "the last lines are erased"
 
 
 def test_a_hub_id_passes_without_asking_the_hub() -> None:
