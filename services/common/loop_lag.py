@@ -18,7 +18,7 @@ class LoopLag(Collector):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._worst_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle  # while a loop is watched
         registry.register(self)
 
     @contextmanager
@@ -28,8 +28,7 @@ class LoopLag(Collector):
         try:
             yield
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._timer.cancel()
 
     def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
         due_at = loop.time() + _TICK_S

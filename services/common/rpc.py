@@ -102,14 +102,10 @@ def bind_with(server: grpc.aio.Server, host: str, port: int, credentials: grpc.S
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if credentials is None:
-            bound = server.add_insecure_port(address)
-        else:
-            bound = server.add_secure_port(address, credentials)
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error}") from error
-    if bound == 0:
-        raise OSError(f"cannot listen on {host}:{port}: the address is in use or not ours")
-    return bound
 
 
 def _bind_both(server: grpc.aio.Server, host: str, port: int, tls: Tls) -> int:

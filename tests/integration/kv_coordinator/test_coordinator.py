@@ -32,7 +32,7 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def process(redis_server: RedisServer) -> Iterator[Service]:
-    service = coordinator_process(redis_server.url)
+    service = coordinator_process(redis_server.url, MAX_PINS="2")
     yield service
     service.end()
 
@@ -260,6 +260,10 @@ async def test_hot_and_pinned_prefixes_are_told(coordinator: kv_pb2_grpc.KvCoord
     with pytest.raises(grpc.aio.AioRpcError) as nothing:
         await coordinator.Pin(pb.PinRequest())
     assert nothing.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await coordinator.Pin(pb.PinRequest(hashes=[10], ttl_s=60))
+    with pytest.raises(grpc.aio.AioRpcError) as full:
+        await coordinator.Pin(pb.PinRequest(hashes=[11], ttl_s=60))
+    assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_it_serves_as_soon_as_it_has_read_leases(process: Service) -> None:

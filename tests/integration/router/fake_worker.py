@@ -47,6 +47,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         )
         self.address = ""
         self.drains: list[int] = []
+        self.refuses = ""  # why it does not drain
         self.stalled = asyncio.Event()  # while set, the worker sends no states
         self.held: dict[int, None] = {}
         self.syncs: list[pb.KvSyncRequest] = []
@@ -181,6 +182,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         )
 
     async def Drain(self, request, context) -> pb.DrainResponse:  # type: ignore[no-untyped-def]  # noqa: N802
+        if self.refuses:
+            await context.abort(grpc.StatusCode.INTERNAL, self.refuses)
         self.drains.append(request.grace_ms)
         self.update(phase=pb.PHASE_DRAINING)
         return pb.DrainResponse(handed_off=2)

@@ -18,6 +18,7 @@ from ryzanstein.v1 import routing_pb2_grpc, worker_pb2
 from services.common.ports import free_port
 from services.common.rpc import open_channel
 from tests.integration.router.conftest import RouterRig, ask, eligible, lists, views
+from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import router_process, until
 
 
@@ -162,7 +163,9 @@ async def test_three_reported_faults_open_the_breaker_and_handoffs_do_not(fleet:
 
     async def report(*results: pb.Outcome.Result) -> None:
         async def outcomes():  # type: ignore[no-untyped-def]
-            some = [pb.Outcome(worker_id="bad", incarnation=bad.incarnation, result=result) for result in results]
+            about = {"incarnation": bad.incarnation, "worker_id": "bad"}
+            some = [pb.Outcome(**about, result=result) for result in results]
+            some.append(pb.Outcome(worker_id="gone", incarnation="i", result=pb.Outcome.RESULT_FAULT))
             yield pb.Outcomes(outcomes=some)
 
         await router.Report(outcomes())
@@ -306,3 +309,20 @@ async def test_a_taken_port_is_a_start_up_error(fleet: RouterRig) -> None:
     process = fleet.process(router_process(fleet.redis_server.url))
     with pytest.raises(RuntimeError, match="status 1"):
         router_process(fleet.redis_server.url, ROUTER_PORT=process.address.rpartition(":")[2])
+
+
+async def test_of_several_models_one_has_to_be_named(fleet: RouterRig) -> None:
+    other = FakeWorker("other", "other")
+    await other.start(fleet.redis, fleet.keys)
+    await fleet.worker("w")
+    router = await fleet.router(workers=2)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await router.Route(ask())
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    assert refused.value.details() == "model: name one of other, tiny"
+    other.refuses = "no time"
+    with pytest.raises(grpc.aio.AioRpcError) as kept:
+        await router.DrainWorker(pb.DrainWorkerRequest(worker_id="other", grace_ms=10))
+    assert kept.value.details() == "worker other did not drain: no time"
+    assert (await views(router))["other"].eligible
+    await other.stop()

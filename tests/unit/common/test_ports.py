@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -18,6 +19,15 @@ def test_no_port_is_given_twice_or_taken() -> None:
     for port in ports[:50]:
         with socket.socket() as server:
             server.bind(("127.0.0.1", port))
+
+
+def test_a_port_that_somebody_took_meanwhile_is_left_out() -> None:
+    following = range(free_port() + 1, free_port() + 40)
+    with contextlib.ExitStack() as stack:
+        for port in following:
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+        assert free_port() not in following
 
 
 def test_the_kernel_gives_none_of_them_away() -> None:

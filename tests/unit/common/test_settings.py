@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from pydantic import ValidationError
 from services.common.keys import RedisKeys
 from services.common.lifecycle import StartupError, read_settings
 from services.common.settings import ServiceSettings
+from services.common.tls.issuing import Authority
 from services.router.settings import RouterSettings
+from services.worker.settings import WorkerSettings
 
 SERVICES = ("gateway", "router", "kv_coordinator", "worker.api")
 
@@ -84,6 +87,7 @@ def test_a_service_link_is_one_line_that_says_what_it_is(service: str) -> None:
         ("REDIS_URL", "redis://user:secret@redis:port/0", "host[:port]"),
         ("REDIS_URL", "redis://:secret@redis/?socket_timeout=secret", "must be redis://"),
         ("REDIS_PASSWORD_FILE", "/nowhere/secret-file", "cannot be read: No such file"),
+        ("REDIS_CA_FILE", "/nowhere/ca.crt", "cannot be read: No such file"),
         ("REDIS_CA_FILE", __file__, "must hold certificates in PEM format"),
         ("EXPECTED_MODELS_FILE", "/nowhere/names", "cannot be read: [Errno 2] No such file"),
     ],
@@ -101,6 +105,12 @@ def test_what_is_wrong_is_named_and_what_is_allowed_but_no_secret(
     assert caught.value.__suppress_context__
 
 
+def test_a_setting_without_a_default_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RYZANSTEIN_MODEL", raising=False)
+    with pytest.raises(StartupError, match=r"RYZANSTEIN_MODEL is not set: \S+"):
+        read_settings(WorkerSettings)
+
+
 def test_settings_that_contradict_each_other_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("b")
     for variable, value in (("PASSWORD", "a"), ("PASSWORD_FILE", str(tmp_path / "password"))):
@@ -108,6 +118,11 @@ def test_settings_that_contradict_each_other_are_named(monkeypatch: pytest.Monke
     with pytest.raises(StartupError, match="RYZANSTEIN_REDIS_PASSWORD and RYZANSTEIN_REDIS_PASSWORD_FILE"):
         read_settings(RouterSettings)
     monkeypatch.delenv("RYZANSTEIN_REDIS_PASSWORD")
+    (tmp_path / "ca.crt").write_bytes(Authority.new(timedelta(days=1)).own.certificate)
+    monkeypatch.setenv("RYZANSTEIN_REDIS_CA_FILE", str(tmp_path / "ca.crt"))
+    with pytest.raises(StartupError, match="RYZANSTEIN_REDIS_URL does not start with rediss://"):
+        read_settings(RouterSettings)
+    monkeypatch.delenv("RYZANSTEIN_REDIS_CA_FILE")
     for variable, value in (("EXPECTED_MODELS", "a"), ("EXPECTED_MODELS_FILE", str(tmp_path / "password"))):
         monkeypatch.setenv(f"RYZANSTEIN_{variable}", value)
     with pytest.raises(StartupError, match="RYZANSTEIN_EXPECTED_MODELS and RYZANSTEIN_EXPECTED_MODELS_FILE"):

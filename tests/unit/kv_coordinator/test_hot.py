@@ -11,7 +11,7 @@ from services.kv_coordinator.hot import HotPrefixes, PinLimitError, Pins
 
 @given(st.lists(st.integers(0, 60), max_size=1500))
 def test_counts_are_never_too_high_and_too_low_by_a_bounded_amount(blocks: list[int]) -> None:
-    hot, capacity, exact = HotPrefixes(16), 16, Counter(blocks)
+    hot, capacity, exact = HotPrefixes(4), 4, Counter(blocks)
     for block in blocks:
         hot.count([block])
     counted = {prefix.block: prefix.lookups for prefix in hot.top(1000)}

@@ -154,6 +154,24 @@ def test_three_faults_eject_a_worker_and_a_restart_forgives_it(lab: Lab) -> None
     assert lab.why_not("a") is IneligibleReason.ELIGIBLE
 
 
+def test_what_is_told_of_an_earlier_incarnation_is_ignored(lab: Lab) -> None:
+    for _ in range(3):
+        lab.pool.fault("a", "first")
+    assert lab.why_not("a") is IneligibleReason.BREAKER
+    for tell in (lab.pool.success, lab.pool.no_verdict):
+        tell("a", "another incarnation")
+        assert lab.why_not("a") is IneligibleReason.BREAKER
+
+
+def test_a_worker_that_joins_again_begins_anew(lab: Lab) -> None:
+    for _ in range(3):
+        lab.pool.fault("a", "first")
+    lab.pool.add("a", "elsewhere:1", LIMITS)
+    assert (lab.pool.members["a"].address, lab.why_not("a")) == ("elsewhere:1", IneligibleReason.DISCONNECTED)
+    lab.tell("a")
+    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
+
+
 def test_a_half_open_worker_gets_one_probe(lab: Lab) -> None:
     for _ in range(3):
         lab.pool.fault("a", "first")

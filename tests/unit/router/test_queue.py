@@ -130,3 +130,15 @@ def test_within_a_priority_nobody_is_served_twice_before_another_once(
         got = Counter(t for t, i in served if waiters[i][1] == priority)
         for tenant, count in got.items():
             assert all(got[other] >= min(count - 1, asked[other]) for other in asked), (tenant, got)
+
+
+async def test_a_waiter_whose_caller_is_gone_is_passed_over() -> None:
+    queue, gate = RouteQueue[int](100), Gate()
+    tasks = await enqueue(queue, gate, [("a", 0), ("b", 0)])
+    tasks[0].cancel()
+    gate.places = 1
+    queue.drain()  # before the task itself has noticed
+    assert await tasks[1] == 1
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
+    assert (gate.served, len(queue)) == ([("b", 1)], 0)
