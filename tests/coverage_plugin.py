@@ -14,6 +14,7 @@ from typing import Any
 
 def _wake_up(task: Any, _future: object) -> None:
     task._Task__step()  # noqa: SLF001
+    del task  # which the traceback of its error would keep
 
 
 def coverage_init(_registry: object, _options: object) -> None:

@@ -193,7 +193,7 @@ class ServedModel:
         enough = _INLINE_CHARS + _CHARS_PER_TOKEN * limit
         start = tokenizer.encode(text[:enough], add_special_tokens=False)
         if len(start) <= kept and len(text) > enough:
-            start = tokenizer.encode(text[: limit * self._longest_token], add_special_tokens=False)
+            start = tokenizer.encode(text[: max(enough, limit * self._longest_token)], add_special_tokens=False)
         start.truncate(kept)
         return self._with_bos(tokenizer.post_process(start).ids, text)[:limit]
 

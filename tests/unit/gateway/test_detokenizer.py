@@ -7,7 +7,7 @@ import functools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, decoders
 
 from services.gateway.text.detokenizer import Vocabulary
 from tests.unit.gateway.made_tokenizers import byte_level, metaspace, sentencepiece, suffixed, undecorated, wordpiece
@@ -94,3 +94,26 @@ def test_a_word_after_the_prompt_keeps_its_blank(family: str) -> None:
     ids = tokenizer.encode("the list", add_special_tokens=False).ids
     n = len(tokenizer.encode("the", add_special_tokens=False).ids)
     assert "".join(pieces(tokenizer, ids[n:], after=ids[:n])).startswith(" l")
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Sequence([decoders.Fuse(), decoders.Replace("▁", " ")]),
+        decoders.Sequence([decoders.Fuse(), decoders.Strip("x", 1, 0)]),
+        decoders.Sequence([decoders.Replace(Regex("o+"), "0"), decoders.Fuse()]),
+    ],
+)
+def test_a_decoder_that_no_scheme_describes_is_followed_as_well(decoder: decoders.Decoder) -> None:
+    tokenizer = Tokenizer.from_str(undecorated().to_str())
+    tokenizer.decoder = decoder
+    ids = tokenizer.encode("The quick brown fox", add_special_tokens=False).ids
+    assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+def test_the_bytes_of_a_token_are_what_it_adds() -> None:
+    words, bytes_ = undecorated(), sentencepiece()
+    assert Vocabulary(words).token_bytes(words.token_to_id("quick")) == b" quick"
+    assert Vocabulary(bytes_).token_bytes(bytes_.token_to_id("<0xC3>")) == b"\xc3"
+    assert Vocabulary(bytes_).token_bytes(bytes_.token_to_id("<|bos|>")) == b"<|bos|>"
+    assert Vocabulary(bytes_).token_bytes(10**6) == b"", "no token of the vocabulary"

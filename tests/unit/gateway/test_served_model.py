@@ -1,0 +1,52 @@
+"""A model from its card: what makes a card unusable, and that long texts cost no more than what fits of them."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer
+
+from services.gateway.errors import ApiError
+from services.gateway.text.codec import ModelCardError, ServedModel
+from tests.integration.gateway.fleet import model_card
+from tests.unit.gateway.made_tokenizers import byte_level, wordpiece
+
+ADDED = "plain added ü"  # a single token of 13 characters
+
+
+def served(tokenizer: Tokenizer, max_len: int = 256) -> ServedModel:
+    card = model_card("w", "i", tokenizer=tokenizer)
+    card.max_model_len = max_len
+    return ServedModel.from_card(card)
+
+
+@pytest.mark.parametrize(("field", "value"), [("tokenizer_json", b"{}"), ("chat_template", "{% if %}")])
+def test_a_card_that_can_not_be_read_names_its_model(field: str, value: object) -> None:
+    card = model_card("w", "i")
+    setattr(card, field, value)
+    with pytest.raises(ModelCardError, match="model test-model: "):
+        ServedModel.from_card(card)
+
+
+async def test_a_long_text_is_refused_by_its_beginning_and_encoded_if_it_fits() -> None:
+    model = served(byte_level(), 4000)
+    with pytest.raises(ApiError, match="at least") as refused:
+        await model.encode("∂" * 40_000, "prompt", add_special_tokens=False)
+    assert (refused.value.status, refused.value.param) == (400, "prompt")
+    assert len(await model.encode(ADDED * 3000, "prompt", add_special_tokens=False)) == 3000
+
+
+async def test_the_first_tokens_of_a_text_whatever_their_length() -> None:
+    first = byte_level().token_to_id(ADDED)
+    assert await served(byte_level()).encode_start(ADDED * 2000, 1000) == [first] * 1000
+    words = wordpiece().encode("The quick").ids
+    assert await served(wordpiece()).encode_start(" " * 4070 + "The quick brown fox", 10) == words, (
+        "blanks are no tokens"
+    )
+
+
+async def test_the_second_text_of_a_pair_is_cut() -> None:
+    model = served(wordpiece())
+    whole, _ = await model.encode_pair("The", "quick brown fox", None, None)
+    for limit, second_limit, kept in ((3, None, 3), (None, 1, 2), (2, 3, 2), (1, None, 1)):
+        ids, _ = await model.encode_pair("The", "quick brown fox", limit, second_limit)
+        assert ids == whole[:kept]
