@@ -23,11 +23,13 @@ class Hub:
     files: dict[str, bytes]
     repository: str = "org/tiny"
     commit: str = COMMIT
+    revisions: tuple[str, ...] = ("main",)  # that are this commit
     token: str = ""  # asked for when not empty
     url: str = ""
     truncate: Counter[str] = field(default_factory=Counter)  # file: how often it is cut off
     damage: Counter[str] = field(default_factory=Counter)  # file: how often one byte is wrong
     fail: Counter[str] = field(default_factory=Counter)  # path: how often it is 503
+    gated: bool = False  # who asks must have asked for access on its page
     open_gate: threading.Event = field(default_factory=threading.Event)
     behind_gate: str = ""  # half of this file is held back until the gate opens
     waiting: threading.Event = field(default_factory=threading.Event)  # set when a download waits at the gate
@@ -72,9 +74,11 @@ class _Handler(BaseHTTPRequestHandler):
         hub.asked.append(path)
         if take(hub.fail, path):
             self._answer(503, b"")
+        elif hub.gated:
+            self._answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
         elif hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
             self._answer(401, b"{}", {"X-Error-Code": "RepoNotFound"})
-        elif path == f"/api/models/{hub.repository}/revision/main":
+        elif path in {f"/api/models/{hub.repository}/revision/{name}" for name in hub.revisions}:
             told = {"id": hub.repository, "modelId": hub.repository, "sha": hub.commit, "siblings": hub.siblings()}
             self._json(told)
         elif path.startswith(f"/api/models/{hub.repository}/tree/"):

@@ -1,0 +1,135 @@
+"""A folder of models that others write to at the same time, and a hub that contradicts itself."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from huggingface_hub import HfApi
+
+from services.cli.errors import CommandError
+from services.cli.fetch.download import DamagedFileError, download
+from services.cli.fetch.fetching import fetch_patiently
+from services.cli.fetch.repository import Listing, ModelReference, RemoteFile, list_files
+from services.cli.fetch.store import ModelStore
+from tests.integration.cli.hub import COMMIT, Hub, running
+
+FILES = {"config.json": b"{}", "model.safetensors": b"numbers"}
+MODEL = ModelReference.parse("org/tiny")
+FOLDER = f"org--tiny@{COMMIT[:12]}"
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running(Hub(dict(FILES))) as hub:
+        yield hub
+
+
+class Fetching:
+    """What `ryzanstein fetch` does, in this process."""
+
+    def __init__(self, hub: Hub, to: Path) -> None:
+        self.hub, self.to = hub, to
+        self.said: list[str] = []
+
+    def __call__(self, reference: ModelReference = MODEL) -> Path:
+        store = ModelStore(self.to, self.said.append)
+        with store.locked(reference) as alone:
+            fetch_patiently(
+                reference, store, reference.name, endpoint=self.hub.url, retries=0, alone=alone, say=self.said.append
+            )
+        return self.to / reference.name
+
+    @property
+    def there(self) -> set[str]:
+        return {path.name for path in self.to.iterdir() if not path.name.startswith(".lock-")}
+
+
+@pytest.fixture
+def fetching(hub: Hub, tmp_path: Path) -> Fetching:
+    return Fetching(hub, tmp_path / "models")
+
+
+def test_two_names_of_a_commit_share_its_folder(fetching: Fetching) -> None:
+    fetching.hub.revisions = ("main", "v1")
+    first, second = fetching(), fetching(ModelReference.parse("org/tiny", "v1"))
+    assert first.readlink() == second.readlink() == Path(FOLDER)
+    assert json.loads((first / ".complete").read_text())["revisions"] == ["main", "v1"]
+    assert fetching.hub.sent["model.safetensors"] == 1
+
+
+def test_what_a_killed_process_left_of_another_commit_goes(fetching: Fetching) -> None:
+    left = fetching.to / f".tmp-org--tiny@{'b' * 12}-1"
+    left.mkdir(parents=True)
+    fetching()
+    assert fetching.there == {"org--tiny", FOLDER}
+
+
+def test_without_locks_nothing_of_others_is_touched(fetching: Fetching, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_handle: int, _operation: int) -> None:
+        raise OSError(code, "no locks")
+
+    left = fetching.to / f".tmp-{FOLDER}-1"
+    left.mkdir(parents=True)
+    locks = SimpleNamespace(flock=refuse, LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB)
+    monkeypatch.setattr("services.cli.fetch.store.fcntl", locks)  # the hub's library has locks of its own
+    code = errno.ENOLCK
+    fetching()
+    assert fetching.there == {"org--tiny", FOLDER, left.name}
+    assert fetching.said[0].endswith("has no locks: processes that fetch at the same time each fetch all of it")
+    code = errno.EIO
+    with pytest.raises(OSError, match="no locks"):
+        fetching()
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_another_process_that_was_faster_is_believed_if_it_has_ended(fetching: Fetching, complete: bool) -> None:
+    store = ModelStore(fetching.to, fetching.said.append)
+    first, second = (store.staging(MODEL, COMMIT, adopt=False) for _ in range(2))
+    final = store.publish(first, MODEL, COMMIT, 7)
+    (second / "config.json").touch()
+    if complete:
+        assert store.publish(second, MODEL, COMMIT, 7) == final
+        assert fetching.there == {FOLDER}
+    else:
+        (final / ".complete").rename(final / "foreign")
+        with pytest.raises(CommandError, match="is in the way: it is not complete, and not ours to remove"):
+            store.publish(second, MODEL, COMMIT, 7)
+        assert (final / "foreign").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("../a.gguf", "the hub names a file outside of the model: ../a.gguf"),
+        ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf is missing beside a-00001-of-00002.gguf"),
+    ],
+)
+def test_a_repository_that_cannot_be_served_is_refused(hub: Hub, name: str, said: str) -> None:
+    hub.files = {name: b"numbers"}
+    with pytest.raises(CommandError, match=said):
+        list_files(HfApi(endpoint=hub.url), MODEL)
+
+
+def test_a_gated_model_says_where_to_ask(fetching: Fetching) -> None:
+    fetching.hub.gated = True
+    with pytest.raises(CommandError, match="org/tiny: access must be asked for on its page"):
+        fetching()
+
+
+def test_what_does_not_come_as_it_was_listed_is_removed(hub: Hub, tmp_path: Path) -> None:
+    api, name = HfApi(endpoint=hub.url), "model.safetensors"
+    for file, said in (
+        (RemoteFile(name, 8, "", ""), f"{name} has 7 bytes, the hub says 8"),
+        (RemoteFile("other.safetensors", 1, "", ""), "other.safetensors did not come"),
+    ):
+        with pytest.raises(DamagedFileError, match=said):
+            download(api, "org/tiny", Listing(COMMIT, (file,)), tmp_path)
+        assert not (tmp_path / file.name).exists()
+    with pytest.raises(CommandError, match=r"1000000000\.0 GB are needed and .* GB are free"):
+        download(api, "org/tiny", Listing(COMMIT, (RemoteFile(name, 10**18, "", ""),)), tmp_path)
