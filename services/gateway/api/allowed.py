@@ -47,5 +47,3 @@ def _below(kind: inspect.Type, field: str | None) -> Iterator[inspect.Type]:
                 yield from _alternatives(one.type)
     elif field is None and isinstance(kind, _CONTAINERS):
         yield from _alternatives(kind.item_type)
-    elif field is None and isinstance(kind, inspect.DictType):
-        yield from _alternatives(kind.value_type)

@@ -131,8 +131,6 @@ def explain(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> ApiEr
     if missing := _MISSING.match(text):
         param = f"{path}.{missing['field']}" if path else missing["field"]
         return invalid(f"Missing required field `{param}`.", param, "missing_field")
-    if text.endswith("of length <= 0"):
-        return invalid(f"`{path}` is not supported; only `[]` or `null` is accepted.", path, "unsupported_field")
     where = f"`{path}`" if path else "the body"
     return invalid(f"Invalid value for {where}: {text[0].lower()}{text[1:]}.", path or None, "invalid_value")
 

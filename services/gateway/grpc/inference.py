@@ -128,9 +128,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             inputs = await self.embedder.inputs(request.input, model, prompt=prompt)
             caller = admitted.caller("", None, call.traceparent)
             vectors = await self.embedder.embed(admitted, model, inputs, caller)
-            data = [inference_pb2.Embedding(values=vector) for vector in vectors]
-            return inference_pb2.EmbedResponse(data=data, usage=usage_message(admitted.used))
-        raise AssertionError("unreachable: errors abort the call")
+        data = [inference_pb2.Embedding(values=vector) for vector in vectors]
+        return inference_pb2.EmbedResponse(data=data, usage=usage_message(admitted.used))
 
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: Context
@@ -139,8 +138,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         async with self._call("Tokenize", request, context) as call, self._admitted(context) as admitted:
             model = await call.find(admitted, request)
             ids = await model.encode(request.text, "text", add_special_tokens=request.add_special_tokens)
-            return inference_pb2.TokenizeResponse(ids=ids)
-        raise AssertionError("unreachable: errors abort the call")
+        return inference_pb2.TokenizeResponse(ids=ids)
 
     async def Detokenize(  # noqa: N802
         self, request: inference_pb2.DetokenizeRequest, context: Context
@@ -152,8 +150,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             if request.ids:
                 check_prompt(model, list(request.ids), "ids")
             text = await model.text_of(list(request.ids), skip_special_tokens=False)
-            return inference_pb2.DetokenizeResponse(text=text)
-        raise AssertionError("unreachable: errors abort the call")
+        return inference_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: Context
@@ -167,8 +164,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 for name, model in self.catalog.listed().items()
                 if not tenant.models or name in tenant.models
             ]
-            return inference_pb2.ListModelsResponse(models=models)
-        raise AssertionError("unreachable: errors abort the call")
+        return inference_pb2.ListModelsResponse(models=models)
 
     @asynccontextmanager
     async def _call(self, name: str, request: Message | Undecodable, context: Context) -> AsyncIterator[_Call]:

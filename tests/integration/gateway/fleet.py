@@ -28,6 +28,11 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 EOS = 1
+REFUSALS = {
+    "refuse": worker_pb2.RequestError.CODE_TOO_LONG,
+    "mistake": worker_pb2.RequestError.CODE_INTERNAL,
+    "astray": worker_pb2.RequestError.CODE_GRAMMAR,
+}
 
 TokenFunction = Callable[[Sequence[int], int, int], int]
 
@@ -69,7 +74,7 @@ def model_card(
 class Fault:
     """What happens when a worker is about to send token `index`; used up by its first use."""
 
-    kind: str  # break, handoff, ranks_lost, stall, gap, repeat, wrong_attempt, refuse, foreign_finish
+    kind: str  # break, handoff, ranks_lost, stall, gap, repeat, wrong_attempt, foreign_finish, or one of REFUSALS
     index: int
 
 
@@ -259,8 +264,8 @@ class Worker(worker_pb2_grpc.WorkerServicer):
             reasons = worker_pb2.Handoff
             reason = reasons.REASON_DRAIN if kind == "handoff" else reasons.REASON_RANKS_LOST
             return self._output(submit, position, [], handoff=worker_pb2.Handoff(reason=reason)), True
-        if kind == "refuse":
-            code = worker_pb2.RequestError.CODE_TOO_LONG
+        if kind in REFUSALS:
+            code = REFUSALS[kind]
             error = worker_pb2.RequestError(code=code, field="sampling.max_tokens", message="does not fit")
             return self._output(submit, position, [], error=error), True
         if kind == "gap":

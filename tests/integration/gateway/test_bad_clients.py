@@ -179,6 +179,11 @@ async def test_a_head_that_is_too_large_is_431(stack: Stack) -> None:
         error = json.loads(body)["error"]
         assert error["code"] == "request_header_fields_too_large"
         assert "128 header fields and 65536 bytes" in error["message"]
+    endless = await raw(stack, begin + b"x: ")
+    connections = stack.gateway.http.server_state.connections
+    await eventually(lambda: any(each._head_timer for each in connections))  # type: ignore[union-attr]  # noqa: SLF001
+    await asyncio.get_running_loop().sock_sendall(endless, b"y" * 70_000)
+    assert (await rest_of(endless)).startswith(b"HTTP/1.1 431 ")
 
 
 async def test_an_answer_that_is_under_way_gets_no_error_into_its_middle(stack: Stack) -> None:

@@ -183,3 +183,22 @@ async def test_what_other_servers_answered_may_be_sent_back():
     both = {"role": "assistant", "content": "Yes.", "reasoning_content": "ah", "reasoning_details": details}
     async with running_stack([Worker("w0", template=template)]) as stack:
         assert await asked(stack, [refused, both]) == "assistant:hm so:No.|assistant:ah:Yes.|"
+
+
+async def test_what_a_template_can_not_render_is_refused_in_its_words():
+    for template, param, said in (
+        ("", "model", "has no chat template; use /v1/completions"),
+        ("{{ raise_exception('roles must alternate') }}", "messages", "roles must alternate"),
+    ):
+        async with running_stack([Worker("w0", template=template)]) as stack:
+            answer = await stack.http.post(
+                "/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]}
+            )
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"], said in error["message"]) == (400, param, True), error
+
+
+async def test_what_marks_an_answer_for_training_is_only_its_text():
+    template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}.{% endfor %}"
+    async with running_stack([Worker("w0", template=template)]) as stack:
+        assert text_of(await tokens(stack, ("user", "a"), ("user", "b"))) == "a.b."

@@ -41,6 +41,10 @@ async def test_labels_and_scores_of_pairs() -> None:
             assert item["probs"] == pytest.approx(expected)
             assert (item["label"], item["num_classes"]) == (("none", "some")[expected[1] > expected[0]], 4)
         await refuses(stack, "/v1/rerank", {"query": "a", "documents": ["b"]}, "classifies with 4 labels")
+    plain = card(["none", "some", "more", "all"], Classes.FUNCTION_IDENTITY)
+    async with running_stack([Worker("w0", abilities=plain)]) as stack:
+        (item,) = (await post(stack, "/v1/classify", input=TEXTS[0]))["data"]
+        assert item["probs"] == numbers(byte_level().encode(TEXTS[0]).ids)
     tokenizer = byte_level()
     tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A:0 $B:1", special_tokens=[])
     scoring = Worker("w0", tokenizer=tokenizer, abilities=card(["score"], Classes.FUNCTION_SIGMOID))
@@ -59,6 +63,7 @@ async def test_labels_and_scores_of_pairs() -> None:
         await refuses(stack, "/v1/embeddings", {"input": "a"}, "scores with one label")
         too_long = {"text_1": query, "text_2": ["c " * 300]}
         await refuses(stack, "/v1/score", too_long, "maximum context length", "text_2[0]")
+        await refuses(stack, "/v1/score", {"text_1": query, "text_2": ["b", ""]}, "at least one token", "text_2[1]")
 
 
 async def test_an_encoder_embeds_with_its_prompts_and_does_nothing_else() -> None:

@@ -11,6 +11,7 @@ import pytest
 from ryzanstein.v1 import worker_pb2
 
 from services.common.blockhash import wire_chain
+from services.gateway.api.schema import MAX_TEXTS
 from tests.integration.gateway.fleet import MODEL, Worker
 from tests.integration.gateway.gateways import Stack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
@@ -294,7 +295,15 @@ async def test_embeddings_as_floats_and_as_base64(stack: Stack) -> None:
     assert plain.usage.prompt_tokens == sum(len(byte_level().encode(t).ids) for t in inputs)
 
 
-@pytest.mark.parametrize(("body", "param"), [({"input": []}, "input"), ({"input": "a", "dimensions": 3}, "dimensions")])
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": ["a"] * (MAX_TEXTS + 1)}, "input"),
+        ({"input": "a " * 400}, "input"),
+        ({"input": "a", "dimensions": 3}, "dimensions"),
+    ],
+)
 async def test_bad_embedding_requests(stack: Stack, body: dict[str, object], param: str) -> None:
     answer = await stack.http.post("/v1/embeddings", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -16,7 +16,9 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from services.common.lifecycle import StartupError
 from services.gateway.settings import GatewaySettings
+from services.gateway.wiring import token_verifier
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import running_stack
 from tests.integration.gateway.redis_server import running_redis
@@ -106,6 +108,11 @@ def test_settings_that_would_let_anybody_in_are_refused() -> None:
         ({"jwt_issuer": "https://a"}, "RYZANSTEIN_JWT_AUDIENCE"),
         ({"jwt_issuer": "https://a", "jwt_audience": "b"}, "RYZANSTEIN_TENANCY"),
         ({"jwt_issuer": "http://a", "jwt_audience": "b", "tenancy": True}, "https://"),
+        ({"admin_token": "a", "admin_token_file": "b"}, "ADMIN_TOKEN and RYZANSTEIN_ADMIN_TOKEN_FILE: set one"),
+        ({"tool_parser": "mine"}, "must be auto or one of hermes"),
     ):
         with pytest.raises(ValueError, match=words):
             GatewaySettings(**fields)
+    wrong = GatewaySettings(jwt_issuer="https://a", jwt_audience="b", tenancy=True, jwt_limits='{"colour": 1}')
+    with pytest.raises(StartupError, match=r"RYZANSTEIN_JWT_LIMITS: .*colour"):
+        token_verifier(wrong)

@@ -58,6 +58,8 @@ async def test_a_name_that_points_at_loopback_is_not_its_own_address():
     async with running_stack([Worker("w0")]) as stack:
         rebound = f"evil.example:{stack.gateway.http.port}"
         assert (await post(stack, origin=f"http://{rebound}", host=rebound)).status_code == 403
+        own = f"localhost:{stack.gateway.http.port}"
+        assert (await post(stack, origin=f"http://{own}", host=own)).status_code == 200
 
 
 async def test_listed_pages_may_ask_read_and_open_sockets():

@@ -218,6 +218,17 @@ async def test_a_refusal_is_final() -> None:
         assert sum(len(worker.submits) for worker in stack.workers) == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "status", "code"), [("mistake", 500, "generation_failed"), ("astray", 400, "grammar_failed")]
+)
+async def test_what_a_worker_can_not_go_on_with_is_told(kind: str, status: int, code: str) -> None:
+    async with running_stack([Worker("w0", faults=[Fault(kind, 2)])]) as stack:
+        answer = await stack.complete(prompt=PROMPT, max_tokens=5)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (status, code), error
+        assert "does not fit" in error["message"]
+
+
 async def test_a_worker_that_cannot_be_reached_costs_nothing_but_time() -> None:
     async with running_stack() as stack:
         await stack.workers[1].stop()

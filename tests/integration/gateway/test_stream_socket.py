@@ -217,10 +217,25 @@ async def test_errors_end_a_generation_and_not_the_connection() -> None:
         await client.start("a", 200, ignore_eos=True)
         await client.start("a", 5)
         assert (await client.until("error"))["error"]["code"] == "duplicate_id"
+        for name in ("b", "c"):
+            await client.start(name, 200, ignore_eos=True)
+        assert (await client.until("error", "c"))["error"]["code"] == "too_many_generations"
         await client.until("done", "a")
         await client.start("fine", 3)
         await client.until("done", "fine")
         assert len(client.ids["fine"]) == 3
+
+
+async def test_a_key_may_come_with_a_message_as_browsers_send_no_header() -> None:
+    keys = [{"key_sha256": digest_of("k"), "name": "t"}]
+    async with running_stack(tenancy=True, api_keys=json.dumps(keys)) as stack, connect(stack) as socket:
+        client = Client(socket)
+        await client.start("a", 3)
+        assert (await client.until("error", "a"))["error"]["code"] == "invalid_api_key"
+        await client.send(type="auth", key="k")
+        await client.start("a", 3)
+        await client.until("done", "a")
+        assert len(client.ids["a"]) == 3
 
 
 async def test_a_generation_cancelled_at_once_gives_back_what_it_reserved() -> None:

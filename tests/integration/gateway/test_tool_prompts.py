@@ -74,6 +74,14 @@ async def test_calls_reach_grpc_and_websocket_clients() -> None:
         named = {"type": "function", "function": {"name": "get"}}
         rest = await stack.http.post("/v1/chat/completions", json={**ask, "tool_choice": named})
         (call,) = rest.json()["choices"][0]["message"]["tool_calls"]
+        stack.workers[0].submits.clear()
+        older = {"functions": [TOOL["function"]], "function_call": {"name": "get"}, "stream": True}
+        body = {name: value for name, value in ask.items() if name != "tools"} | older
+        streamed = (await stack.http.post("/v1/chat/completions", json=body)).text.split("\n\n")[:-2]
+        deltas = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in streamed]
+        written = [delta["function_call"] for delta in deltas if "function_call" in delta]
+        assert written[0]["name"] == "get"
+        assert "".join(piece["arguments"] for piece in written) == call["function"]["arguments"]
         request = pb.ChatRequest(
             messages=[pb.ChatMessage(role="user", content="warm?")],
             tools=[pb.Tool(name="get", description="Gets", parameters='{"type": "object"}')],

@@ -18,6 +18,11 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 IMAGE = {"type": "image_url"}
 HELLO = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+BROKEN = {"type": "function", "function": {"name": "f", "parameters": {"type": "strin"}}}
+TAGS = {
+    "type": "structural_tag", "triggers": ["<f>"], "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}],
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -83,6 +88,13 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"messages": HELLO, "continue_final_message": True}, 400, "continue_final_message", "add_generation_prompt"),
     ({"messages": HELLO, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", "may not set"),
     ({"messages": [{"role": "user", "content": "a " * 400}]}, 400, "messages", "maximum context length"),
+    ({"messages": HELLO, "tools": [BROKEN], "tool_choice": "required"}, 400, "tools", "cannot be followed"),
+    ({"messages": HELLO, "tools": [TOOL], "guided_regex": "a+"}, 400, "guided_regex", "leaves no room for calls"),
+    ({"messages": HELLO, "tools": [TOOL], "response_format": TAGS}, 400, "response_format.structures", "no room for"),
+    ({"messages": HELLO, "structured_outputs": {"structural_tag": '{"type": "text"}'}}, 400,
+     "structured_outputs.structural_tag", "its `type` must be `structural_tag`"),
+    ({"messages": HELLO, "guided_grammar": 'start: %json {"contains": {}}'}, 400, "guided_grammar",
+     "uses `contains`, which structured output does not support"),
 ]  # fmt: skip
 
 

@@ -9,10 +9,8 @@ from services.gateway.api.decode import converted, unsupported_value
 from services.gateway.http.responses.schema import ITEMS, Item, MessageItem, ReferenceItem
 
 
-def read_items(value: str | Sequence[dict[str, Any]] | None, field: str = "input") -> list[Item | ReferenceItem]:
+def read_items(value: str | Sequence[dict[str, Any]], field: str = "input") -> list[Item | ReferenceItem]:
     """The items of a body; raises :class:`ApiError` (400)."""
-    if value is None:
-        return []
     if isinstance(value, str):
         return [MessageItem(role="user", content=value)]
     found = []
