@@ -22,6 +22,7 @@ from ryzanstein.v1 import worker_pb2_grpc
 from services.common.blockhash import chain_root, extend_chain
 from services.common.ports import free_port
 from services.common.rpc import bind, new_server, open_channel
+from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
 from tests.integration.worker_server.gateway import Answer, Gateway, until
 from tests.unit.worker.scheduling.fake_ranks import extend, generate
@@ -78,7 +79,8 @@ async def test_pulled_blocks_are_counted_told_and_used_by_others(redis_url: str)
         dump = [await anext(aiter(stub.KvSync(pb.KvSyncRequest()))) for stub in (source.stub, target.stub)]
         assert list(dump[0].events[0].stored) == list(dump[1].events[0].stored)
         assert cached(await target.complete(PROMPT)) == CACHED
-        assert await metric(two, "pulled_blocks") == CACHED // BLOCK
+        assert cached(await target.complete(PROMPT, pull=await hint_of(source, one.address))) == CACHED
+        assert await metric(two, "pulled_blocks") == CACHED // BLOCK, "what is there is not fetched again"
 
 
 async def test_only_what_is_missing_is_fetched(redis_url: str) -> None:
@@ -218,15 +220,22 @@ async def test_a_source_that_misbehaves_changes_no_token(redis_url: str, blocks:
         assert (await target.state()).kv_blocks_used == 0
 
 
-async def test_a_mistake_of_ours_in_a_pull_changes_no_token(redis_url: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ZeroDivisionError("planted"), "error"),
+        (RanksFailedError(RankFailure(0, FailureKind.EXITED, "planted")), "ranks_lost"),
+    ],
+)
+async def test_a_mistake_of_ours_in_a_pull_changes_no_token(redis_url: str, error: Exception, reason: str) -> None:
     async def write(*_blocks: object) -> None:
-        raise ZeroDivisionError("planted")
+        raise error
 
     async with a_worker(redis_url) as (one, source), a_worker(redis_url) as (two, target):
         await source.complete(PROMPT)
         two.group.write_blocks = write
         assert is_right(await target.complete(PROMPT, pull=await hint_of(source, one.address)))
-        assert await metric(two, "pull_failures", reason="error") == 1
+        assert await metric(two, "pull_failures", reason=reason) == 1
         assert (await target.state()).kv_blocks_used == 0
 
 
@@ -241,13 +250,24 @@ async def test_neighbours_go_on_while_a_request_waits_for_its_blocks(redis_url: 
 
 
 async def test_a_cancelled_request_leaves_nothing_behind(redis_url: str) -> None:
-    async with a_worker(redis_url) as (_, target), a_source(falls_silent) as hint:
+    """Its blocks come later, and are not written."""
+    goes_on = asyncio.Event()
+
+    async def late(request: pb.PullBlocksRequest) -> AsyncIterator[pb.KvBlock]:
+        await goes_on.wait()
+        for index in range(len(request.digests)):
+            yield good(request, index)
+
+    async with a_worker(redis_url) as (two, target), a_source(late) as hint:
         waiting = await target.submit(PROMPT, pull=hint)
         await target.wait_state(lambda state: state.waiting == 1)
         await target.cancel(waiting)
         await target.wait_state(lambda state: state.waiting == 0)
+        goes_on.set()
         await target.wait_state(lambda state: state.kv_blocks_used == 0)
         assert not waiting.outputs
+        assert await metric(two, "pulled_blocks") == 0
+        assert cached(await target.complete(PROMPT)) == 0
 
 
 async def test_ranks_lost_on_either_side_hand_off_or_compute(redis_url: str) -> None:
@@ -272,7 +292,12 @@ async def test_a_reader_that_goes_away_lets_go_of_the_blocks(redis_url: str) -> 
             reading = worker_pb2_grpc.WorkerStub(channel).PullBlocks(await _request(source))
             await until(lambda: one.group.n_reads)
             assert (await source.state()).kv_blocks_used > 0
-            reading.cancel()
+            others = [worker_pb2_grpc.WorkerStub(channel).PullBlocks(await _request(source)) for _ in range(3)]
+            await until(lambda: one.group.n_reads == 4)
+            with pytest.raises(grpc.aio.AioRpcError, match="4 workers are reading already"):
+                await anext(aiter(source.stub.PullBlocks(await _request(source))))
+            for call in (reading, *others):
+                call.cancel()
         await source.wait_state(lambda state: state.kv_blocks_used == 0)
 
 

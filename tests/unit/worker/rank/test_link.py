@@ -35,7 +35,7 @@ def test_messages_beyond_the_rings_room_wait_and_keep_their_order(ends: tuple[Gr
     server, rank = ends
     assert not rank.waits(0)
     for number in range(3000):
-        server.send(encode_adapter(AdapterOrder(0, "/adapter", "a" * 64, number=number)))
+        server.send(encode_adapter(AdapterOrder(0, "/adapter" * 500, forget=("b",), number=number)))
     server.send(encode_plan(StepPlan(7)))
     server.send(encode_stop())
     assert rank.waits(0)
