@@ -68,7 +68,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def _read(
         self, buffer: StreamBuffer, messages: AsyncIterator[pb.ConnectFrames], beats: asyncio.Event
     ) -> None:
-        """Read frames until the gateway closes its side."""
+        """Read frames until the gateway closes its side; those of a newer protocol version are passed over."""
         async for message in messages:
             for frame in message.frames:
                 match frame.WhichOneof("frame"):
@@ -83,8 +83,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                         if frame.hello.heartbeat_ms:
                             buffer.heartbeat_s = max(frame.hello.heartbeat_ms / 1e3, MIN_HEARTBEAT_S)
                             beats.set()
-                    case _:
-                        continue  # a frame of a newer protocol version
 
     async def WatchState(  # noqa: N802
         self, request: pb.WatchStateRequest, context: grpc.aio.ServicerContext[pb.WatchStateRequest, pb.WorkerState]

@@ -45,6 +45,4 @@ class Segment:
 
     def close(self) -> None:
         """Close the descriptor. The mapping stays until its last view is garbage-collected."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        os.close(self.fd)

@@ -60,7 +60,6 @@ class RankGroupRun:
         self._all_gone = asyncio.Event()
         self._ending = False
         self._busy = asyncio.Event()  # plans are in flight
-        self._released = False
         self._exit_watch: asyncio.Task[None] | None = None
         self._progress_watch: asyncio.Task[None] | None = None
         self.in_flight = 0
@@ -101,9 +100,7 @@ class RankGroupRun:
         self._busy.set()
 
     async def stop(self) -> None:
-        """End every process and release the shared memory. Safe to call again."""
-        if self._released:
-            return
+        """End every process and release the shared memory. Called once."""
         grace = self._config.stop_grace_s
         if not self._ending:
             self._ending = True
@@ -128,7 +125,6 @@ class RankGroupRun:
             self._forget(rank)
         await self._deaths.close()
         self._link.close()
-        self._released = True
         self._on_end()
 
     async def _gone_within(self, seconds: float) -> bool:

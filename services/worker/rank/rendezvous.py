@@ -5,7 +5,6 @@ Every rank has attached the segment through the server's /proc before, so all ra
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -17,9 +16,7 @@ from services.worker.rank.link import ServerLink
 
 
 def join_group(link: ServerLink, config: RankGroupConfig, rank: int, backend: Backend) -> StepCommunicator:
-    """Return the group's collectives. Raises RuntimeError when the number of ranks is not the configured one."""
-    if (size := int(os.environ["WORLD_SIZE"])) != config.ranks:
-        raise RuntimeError(f"torchrun started {size} ranks, {config.ranks} are configured")
+    """Return the group's collectives."""
     if config.ranks > 1 and backend.process_group is not None:
         dist.init_process_group(backend.process_group, timeout=timedelta(seconds=config.start_timeout_s))
     seat = GroupSeat(

@@ -19,20 +19,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from services.common.blockhash import HASH_BLOCK_TOKENS
 from services.worker.engine.kv_events import KvEventLog
 
 NULL_BLOCK = 0
 
 
 class BlockPool:
-    """Blocks 1 .. `n_blocks` of `block_tokens` positions each; block 0 is null and never handed out."""
+    """Blocks 1 .. `n_blocks` of `block_tokens` positions each, a multiple of those of a hash block.
+
+    Block 0 is null and never handed out.
+    """
 
     def __init__(self, n_blocks: int, block_tokens: int, events: KvEventLog) -> None:
-        if n_blocks < 0:
-            raise ValueError(f"a KV pool cannot have {n_blocks} blocks")
-        if block_tokens < 1 or block_tokens % HASH_BLOCK_TOKENS:
-            raise ValueError(f"block_tokens must be a multiple of {HASH_BLOCK_TOKENS}, not {block_tokens}")
         self.total = n_blocks
         self.block_tokens = block_tokens
         self._events = events

@@ -13,6 +13,7 @@ import pytest
 
 from services.worker.process.failure import FailureKind
 from services.worker.process.rank_group import RankFailure, RankGroup, RanksFailedError
+from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.plan import Chunk, StepPlan
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, alive, pids_of, wait_gone
 from tests.unit.common.containers import groups_v1
@@ -39,10 +40,19 @@ async def test_a_group_starts_again_after_a_stop_and_after_deaths(make_group: Ma
 
     pids = pids_of(await group.start())
     assert await Conversation(group, PROMPTS).run(3) == expected
+    os.kill(pids[1], signal.SIGSTOP)
+    loading = asyncio.create_task(group.load_adapter(AdapterOrder(0, "/adapter")))
+    await asyncio.sleep(0)
     os.kill(pids[1], signal.SIGKILL)
     failure = await failure_of(group)
     assert (failure.rank, failure.kind, failure.signal) == (1, FailureKind.EXITED, signal.SIGKILL)
     assert "rank 1" in await group.wait_lost()
+    with pytest.raises(RanksFailedError, match="rank 1"):
+        await loading
+    with pytest.raises(RanksFailedError, match="rank 1"):
+        await group.load_adapter(AdapterOrder(0, "/adapter"))
+    with pytest.raises(RanksFailedError, match="rank 1"):
+        group.submit(StepPlan(9))
     await wait_gone(pids)
 
     pids = pids_of(await group.start())
@@ -165,13 +175,16 @@ async def test_a_malformed_plan_is_reported_with_a_traceback(make_group: MakeGro
 
 
 async def test_a_slow_step_is_no_failure(make_group: MakeGroup) -> None:
-    """Computing for longer than the stall time-out, without a collective, is work."""
-    group = make_group(1, model="misbehave", stall_timeout_s=0.3)
-    await group.start()
+    """Computing for longer than the stall time-out, without a collective, is work; a stop does not wait for its end."""
+    group = make_group(1, model="misbehave", stall_timeout_s=0.3, stop_grace_s=0.05)
+    pids = pids_of(await group.start())[:1]
     talk = Conversation(group, [[1, standin.COMPUTE]])
     talk.submit()
     await talk.result()
     assert group.in_flight == 0
+    talk.submit()
+    await group.stop()
+    await wait_gone(pids)
 
 
 async def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:

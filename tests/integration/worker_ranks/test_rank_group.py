@@ -12,6 +12,7 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.engine.process_info import ProcessInfo
 from services.worker.process.rank_group import RanksFailedError
+from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan
 from services.worker.protocol.rank_config import SETTINGS_VARIABLE
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, pids_of
@@ -69,6 +70,7 @@ async def test_one_and_two_ranks_are_launched_draw_the_same_tokens_and_rest(make
         *of_ranks, parent = pids_of(started)
         assert_launched(of_ranks, parent)
         tokens.append(await Conversation(group, PROMPTS, SAMPLED).run(10))
+        assert await group.load_adapter(AdapterOrder(0, "/adapter")) == "/adapter: no slots for adapters"
         if ranks > 1:
             await assert_idle(of_ranks)
         await group.stop()

@@ -66,7 +66,7 @@ class Gateway:
     async def __aenter__(self) -> Self:
         await asyncio.wait_for(self._channel.channel_ready(), 60)  # the process may just have been started
         self._stream = self.stub.Connect()
-        await self._send(pb.ConnectFrame(hello=pb.Hello(gateway_id="test")))
+        await self.send(pb.ConnectFrame(hello=pb.Hello(gateway_id="test")))
         self._reader = asyncio.create_task(self._read())
         return self
 
@@ -83,13 +83,13 @@ class Gateway:
         assert isinstance(attempt, int)
         submit = pb.Submit(request_id=request_id, prompt_ids=prompt, sampling=sampling, **fields)
         answer = self.answers[request_id, attempt] = Answer(request_id)
-        await self._send(pb.ConnectFrame(submit=submit))
+        await self.send(pb.ConnectFrame(submit=submit))
         return answer
 
     async def cancel(self, answer: Answer) -> None:
-        await self._send(pb.ConnectFrame(cancel=pb.Cancel(request_id=answer.request_id)))
+        await self.send(pb.ConnectFrame(cancel=pb.Cancel(request_id=answer.request_id)))
 
-    async def _send(self, *frames: pb.ConnectFrame) -> None:
+    async def send(self, *frames: pb.ConnectFrame) -> None:
         await self._stream.write(pb.ConnectFrames(frames=frames))
 
     async def complete(self, prompt: Sequence[int], max_tokens: int = 5, **fields: object) -> Answer:

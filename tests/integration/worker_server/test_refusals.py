@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from services.common.lifecycle import StartupError
 from services.worker.checker.report import check
+from services.worker.process.failure import FailureKind, RankFailure
+from tests.integration.worker_server.conftest import running_worker
+from tests.integration.worker_server.gateway import until
 from tests.integration.worker_server.processes import server_process
 from tests.models import BUNDLED_MODEL
 
@@ -33,3 +37,32 @@ def test_a_worker_says_what_the_check_says(tmp_path: Path, redis_url: str, ranks
         assert server.process.wait(120) == 1
         (line,) = server.log.read_text().splitlines()
     assert json.loads(line)["message"] == f"cannot start: {problem}"
+
+
+NOWHERE = {"a": "/no/such", "b": "/no/such"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"adapter_pins": ["x"]}, "RYZANSTEIN_ADAPTER_PINS x: not a name in RYZANSTEIN_ADAPTERS"),
+        ({"adapters": NOWHERE}, "RYZANSTEIN_ADAPTERS a: /no/such: "),
+        (
+            {"adapters": NOWHERE, "adapter_pins": ["a", "b"], "adapter_slots": 2},
+            "RYZANSTEIN_ADAPTER_PINS: 2 adapters; at most 1 of the 2 slots (RYZANSTEIN_ADAPTER_SLOTS)",
+        ),
+    ],
+)
+async def test_settings_of_adapters_are_refused_by_name(redis_url: str, settings: dict[str, object], said: str) -> None:
+    with pytest.raises(StartupError) as refused:
+        async with running_worker(redis_url, **settings):
+            pass
+    assert said in str(refused.value)
+
+
+async def test_ranks_that_do_not_start_at_first_end_the_worker(redis_url: str) -> None:
+    with pytest.raises(StartupError, match="the ranks did not start: rank 0 error: no weights"):  # noqa: PT012
+        async with running_worker(redis_url, hold_start=True) as worker:
+            worker.group.start_failure = RankFailure(0, FailureKind.ERROR, "no weights")
+            worker.group.may_start.set()
+            await until(worker.task.done)

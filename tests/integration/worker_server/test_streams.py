@@ -17,6 +17,7 @@ GREEDY = pb.Sampling()
 async def test_tokens_are_those_of_the_model_and_end_with_a_reason(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
+        await gateway.send(pb.ConnectFrame())  # of a newer protocol version
         answers = [await gateway.submit([i, 5, 9], max_tokens=20) for i in range(20)]
         for i, answer in enumerate(answers):
             await asyncio.wait_for(answer.end.wait(), 60)
@@ -40,6 +41,24 @@ async def test_a_resumed_request_goes_on_where_it_was(worker: RunningWorker) -> 
         answer = await gateway.complete([1, 2, 3], max_tokens=30, generated_ids=whole[:11])
         assert answer.first_index == 11
         assert answer.ids == whole[11:]
+
+
+async def test_a_suspect_is_announced_before_its_tokens(worker: RunningWorker) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        answer = await gateway.complete([1, 2], trial_tokens=2)
+        assert [output.on_trial for output in answer.outputs][:2] == [True, False]
+        assert not answer.outputs[0].ids
+        assert answer.ids == generate([1, 2], 5, GREEDY)
+        assert not any(output.on_trial for output in (await gateway.complete([1, 2])).outputs)
+
+
+async def test_an_adapter_without_slots_is_refused_by_its_field(worker: RunningWorker) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        answer = await gateway.complete([1, 2], adapter=pb.Adapter(digest="d", source="/adapters/d", name="d"))
+        assert answer.last.error.field == "adapter"
+        assert "no slots for adapters (RYZANSTEIN_ADAPTER_SOURCES)" in answer.last.error.message
 
 
 async def test_a_stop_token_is_the_last_id(worker: RunningWorker) -> None:

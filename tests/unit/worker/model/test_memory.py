@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,10 +105,33 @@ def test_adapters_take_what_was_predicted(tmp_path: Path) -> None:
     assert footprint(spec, replace(config, ranks=2, adapter_cache_bytes=0)).adapters < predicted / 2
 
 
+@needs_kernels
+@pytest.mark.parametrize(
+    ("quantization", "element_bytes"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 4 / 8 + 2 * 4 / 128),  # with a scale and an offset
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 2),  # kept as floats
+    ],
+)
+def test_stored_codes_take_what_their_bits_take(
+    quantization: dict[str, Any], element_bytes: float, tmp_path: Path
+) -> None:
+    config = json.loads((BUNDLED_MODEL / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    plain, stored = (
+        footprint(read_spec(folder), RankGroupConfig("", kv_tokens=1)).weights for folder in (BUNDLED_MODEL, tmp_path)
+    )
+    spec = read_spec(tmp_path)
+    in_layers = matrix_elements(spec, 1, two_tables=False) - local_vocabulary(spec.vocab_size, 1) * spec.hidden_size
+    assert plain - stored == pytest.approx(in_layers * (2 - element_bytes), abs=1)
+
+
 def test_several_ranks_take_a_share_each_and_kv_heads_that_they_share_whole() -> None:
     spec = read_spec(BUNDLED_MODEL)
     whole, half = (footprint(spec, RankGroupConfig("", ranks=n, kv_tokens=1, device="cuda")) for n in (1, 2))
     assert half.kv_token * 2 == whole.kv_token == 2048
     tables = 4096 * spec.head_dim * 4  # of the positions that are served by default
     assert half.weights - tables == (whole.weights - tables) / 2
+    adapted = footprint(spec, RankGroupConfig("", kv_tokens=1, device="cuda", adapter_slots=4, adapter_max_rank=8))
+    assert adapted.adapters == 4 * 8 * factor_elements(spec, 1) * 2
     assert half.total(0) - 2 * half.rank_total(0) == whole.total(0) - whole.rank_total(0) + (176 << 20)  # torchrun

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.engine.output import TokenLogprobs
+from services.worker.protocol.adapter_codec import decode_adapter
+from services.worker.protocol.copy_codec import decode_order
 from services.worker.protocol.event_codec import (
     ModelFacts,
     RankError,
@@ -21,7 +25,7 @@ from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult
 from services.worker.protocol.plan_codec import PlanView, decode_plan, encode_plan
 from services.worker.protocol.rank_config import RankGroupConfig, RankSettings, ServerEndpoint
 from services.worker.protocol.result_codec import decode_result, encode_result
-from services.worker.protocol.words import MalformedMessageError, read_words
+from services.worker.protocol.words import MalformedMessageError, Words, read_words
 
 ids = st.integers(0, 2**31 - 1)
 floats = st.floats(width=32, allow_nan=False)
@@ -130,6 +134,22 @@ def test_trailing_words_are_refused() -> None:
         decode_plan(words)
 
 
+@pytest.mark.parametrize(
+    ("decode", "said"),
+    [
+        (decode_adapter, "not an order to load an adapter"),
+        (decode_order, "not an order to copy blocks"),
+        (decode_event, "not an event"),
+        (decode_result, "not a result"),
+    ],
+)
+def test_a_message_of_another_kind_is_refused(decode: Callable[[Words], object], said: str) -> None:
+    with pytest.raises(MalformedMessageError, match=said):
+        decode(read_words(encode_plan(StepPlan(1))))
+    with pytest.raises(MalformedMessageError, match="a message of 7 bytes is not made of 32-bit words"):
+        read_words(b"7 bytes")
+
+
 def test_minus_infinity_survives() -> None:
     result = StepResult(1, logprobs={3: TokenLogprobs(5, float("-inf"), 96)})
     assert decode_result(read_words(encode_result(result))) == result
@@ -163,6 +183,7 @@ def test_settings_round_trip() -> None:
         ({}, "exactly one of n_blocks, kv_tokens"),
         ({"kv_tokens": 1, "n_blocks": 1}, "exactly one of n_blocks, kv_tokens"),
         ({"kv_tokens": 0}, "at least one block"),
+        ({"kv_fills": True}, "kv_fills is for the memory of GPUs"),
         ({"kv_tokens": 1, "ranks": 0}, "ranks must be at least 1, not 0"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from torch import Tensor
 from transformers import CompressedTensorsConfig
 
 from services.worker.model.spec import ModelError
+from services.worker.quantizer.__main__ import main
+from services.worker.quantizer.calibration import read_texts
+from services.worker.quantizer.folder import PartialFolder
 from services.worker.quantizer.methods.base import Inputs, Repeats
 from services.worker.quantizer.methods.registry import METHODS
 from services.worker.quantizer.methods.rtn import RoundToNearest
@@ -94,10 +99,37 @@ def test_transformers_and_our_worker_read_it(
     assert {file.stat().st_mode for file in out.iterdir()} == {(out / "config.json").stat().st_mode}
 
 
-def test_a_file_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("cpu", r"GGUF is not quantized; allowed: .* `ryzanstein convert .*\.gguf DIR`"),
+        ("cuda", "--device cuda: this machine has no usable CUDA device; allowed: auto, cpu"),
+    ],
+)
+def test_the_command_says_what_it_refuses(
+    device: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(ModelError, match=r"GGUF is not quantized; allowed: .* `ryzanstein convert .*\.gguf DIR`"):
-        quantize(request(tmp_path / "model.gguf", tmp_path / "out"), CPU, _ignore)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    asked = [str(tmp_path / "model.gguf"), "--out", str(tmp_path / "out"), "--device", device]
+    monkeypatch.setattr(sys, "argv", ["quantizer", *asked])
+    assert main() == 1
+    assert re.search(said, json.loads(capsys.readouterr().out)["error"])
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    model, out = write_model(tmp_path / "model", "LlamaConfig"), tmp_path / "out"
+    with pytest.raises(ModelError, match=r"--out .*config.json/out: Not a directory"):
+        quantize(request(model, model / "config.json" / "out"), CPU, _ignore)
+    with PartialFolder(out, 1).locked(), pytest.raises(ModelError, match=r"out.partial: another process writes it"):
+        quantize(request(model, out), CPU, _ignore)
+
+
+def test_without_a_text_of_its_own_a_python_needs_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(read_texts(None)) > 10
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(ModelError, match="--calibration: this Python has no pydoc_data"):
+        read_texts(None)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +141,8 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
         ("LlamaConfig", {}, {"calibration": "short.txt"}, "--calibration: 5 tokens; at least --length 48 are needed"),
         ("LlamaConfig", {}, {"calibration": "no.jsonl"}, 'line 2: expected an object with the string "text"'),
         ("LlamaConfig", {}, {"calibration": "none.txt"}, "none.txt: .*No such file"),
+        ("LlamaConfig", {}, {"calibration": "broken.jsonl"}, r"broken.jsonl: line 1: not JSON"),
+        ("LlamaConfig", {}, {"calibration": "few.jsonl"}, "--calibration: 6 tokens; at least --length 48 are needed"),
         (
             "GraniteMoeConfig",
             {"num_local_experts": 2},
@@ -128,6 +162,8 @@ def test_what_cannot_be_quantized_is_refused_by_name(
 ) -> None:
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "no.jsonl").write_text('{"text": "yes"}\n{"texts": "no"}\n')
+    (tmp_path / "broken.jsonl").write_text("{")
+    (tmp_path / "few.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     model = write_model(tmp_path / "model", config, **settings)
     if "calibration" in asked:
         asked = {**asked, "calibration": tmp_path / asked["calibration"]}

@@ -84,6 +84,8 @@ def test_pools_of_chunks(kind: PoolingKind, expected: torch.Tensor) -> None:
         pools.add(5, 0, HIDDEN[:1])
         pools.add(5, 1, HIDDEN[1:])
         wanted = expected / expected.norm() if normalise else expected
+        with pytest.raises(ValueError, match="its chunk starts at 1 but 4 positions were summed"):
+            pools.add(5, 1, HIDDEN[1:])
         assert pools.result(5) == pytest.approx(wanted.tolist())
 
 
@@ -123,6 +125,7 @@ def test_prompts_and_the_longest_text_are_read(tmp_path: Path) -> None:
         (limits, '{"max_seq_length": 0}', "max_seq_length: expected a positive integer, found 0"),
         (limits, '{"do_lower_case": true}', "do_lower_case: True is not implemented"),
         (named, '{"prompts": {}, "default_prompt_name": "query"}', "'query' is none of no prompts"),
+        (named, '{"prompts": ["Q: "]}', r"prompts: expected texts by their names, found \['Q: '\]"),
     ):
         before = file.read_text()
         file.write_text(text)
