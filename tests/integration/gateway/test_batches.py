@@ -222,7 +222,8 @@ async def test_lists_have_pages(server: RedisServer) -> None:
         assert len(files) == 5
 
 
-async def test_a_batch_is_cancelled_and_keeps_what_it_has(server: RedisServer) -> None:
+async def test_a_batch_is_cancelled_and_keeps_what_it_has(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.batches.run._AT_ONCE", 7)
     async with gateway(server, Worker("w0", step_s=0.2), batch_concurrency=2) as stack:
         batch = await begin(stack.client, requests(30))
         while not (batch.request_counts and batch.request_counts.completed):
@@ -278,10 +279,16 @@ async def test_batches_wait_while_redis_is_away(server: RedisServer) -> None:
             await asyncio.sleep(0.02)
             batch = await stack.client.batches.retrieve(batch.id)
         server.freeze()
-        refused = await stack.http.get("/v1/batches")
-        assert refused.status_code == 503
-        assert refused.json()["error"]["code"] == "storage_unavailable"
-        assert int(refused.headers["retry-after"]) >= 1
+        body = {"input_file_id": "file-a", "endpoint": COMPLETIONS, "completion_window": "24h"}
+        for refused in await asyncio.gather(
+            stack.http.get("/v1/batches"),
+            stack.http.post("/v1/batches", json=body),
+            stack.http.post("/v1/files", files={"purpose": (None, "batch"), "file": ("a", b"x")}),
+            stack.http.post("/v1/fine_tuning/jobs", json={"model": "m", "training_file": "file-a"}),
+        ):
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "storage_unavailable"
+            assert int(refused.headers["retry-after"]) >= 1
         server.thaw()
         await until(lambda: serves(stack))
         output, _ = await results(stack.client, await over(stack.client, batch))

@@ -24,12 +24,18 @@ from services.common.redis_client import RedisAccess, open_redis
 from services.finetuner.folders import sweep
 from services.finetuner.main import patiently
 from services.gateway.fine_tuning.publishing import Publisher
+from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.gateways import Stack
 from tests.integration.gateway.redis_server import RedisServer, running_redis
 from tests.integration.gateway.test_batches import gateway
 
 MODEL = "tiny"
 LINE = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+ORDER = Order(
+    id="", tenant="", model=MODEL, training_file="file-a", validation_file=None, suffix=None, seed=1, n_epochs=1,
+    batch_size=1, learning_rate_multiplier=1.0, lora_rank=8, quantization="none", metadata=None, credential="",
+    created_at=1,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -78,6 +84,7 @@ async def test_what_is_wrong_with_a_job_is_named(server: RedisServer) -> None:
             ({"method": {"type": "dpo"}}, "method.type"),
             ({"method": nf4}, "method.supervised.hyperparameters.quantization"),
             ({"hyperparameters": {"n_epochs": 0}}, "hyperparameters.n_epochs"),
+            ({"method": nf4, "hyperparameters": {"n_epochs": 1}}, "hyperparameters"),
             ({"integrations": [{"type": "wandb"}]}, "integrations"),
         ]
         for wrong, param in refused:
@@ -130,6 +137,37 @@ async def test_all_gateways_see_a_job_and_its_owner_hears_what_users_ask_for(ser
         assert (await jobs.retrieve(first)).status == "cancelled"
 
 
+async def test_a_tenant_has_so_many_open_jobs_and_expired_ones_are_not_listed(server: RedisServer) -> None:
+    keys = RedisKeys("default")
+    async with gateway(server) as stack:
+        store, training = finetuner(server), await file(stack, *[LINE] * 10)
+        await store.appear("tuner", Presence(models=[MODEL], quantizations=["none"]))
+        made = [ORDER.model_copy(update={"id": f"ftjob-{n:02}", "training_file": training}) for n in range(20)]
+        for order in made:
+            assert await store.create(order)
+        jobs = stack.client.fine_tuning.jobs
+        with pytest.raises(openai.RateLimitError, match="You have too many open fine-tuning jobs"):
+            await jobs.create(model=MODEL, training_file=training)
+        server.client.delete(keys.tuning_job(keys.member("", made[18].id)))
+        page = await jobs.list(limit=2)
+        assert ([job.id for job in page.data], page.has_more) == ([made[19].id, made[17].id], True)
+
+
+async def test_a_file_that_is_deleted_before_its_check_fails_the_job(server: RedisServer) -> None:
+    async with gateway(server) as stack:
+        await finetuner(server).create(ORDER.model_copy(update={"id": "ftjob-1"}))
+        failed = await until(stack, "ftjob-1", "failed")
+        assert failed.error is not None
+        assert failed.error.message == "The job failed due to an invalid training file file-a: it was deleted."
+
+
+async def test_only_administrators_train(server: RedisServer) -> None:
+    keys = json.dumps([{"key_sha256": digest_of("k"), "name": "k"}])
+    async with gateway(server, tenancy=True, api_keys=keys) as stack:
+        with pytest.raises(openai.PermissionDeniedError, match="the result is served to all keys"):
+            await stack.client.with_options(api_key="k").fine_tuning.jobs.create(model=MODEL, training_file="file-a")
+
+
 async def test_a_bug_with_a_job_ends_it_after_three_times(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a gateway that serves the result; the fine-tuner counts its own in the same way."""
     served = []
@@ -158,13 +196,8 @@ async def test_a_bug_with_a_job_ends_it_after_three_times(server: RedisServer, m
 async def test_what_jobs_leave_is_removed_but_no_adapter_that_is_served(server: RedisServer, tmp_path: Path) -> None:
     jobs = tmp_path / "jobs"
     store, client = finetuner(server), open_redis(RedisAccess(server.url), 5.0)
-    order = Order(
-        id="", tenant="", model=MODEL, training_file="file-a", validation_file=None, suffix=None, seed=1, n_epochs=1,
-        batch_size=1, learning_rate_multiplier=1.0, lora_rank=8, quantization="none", metadata=None, credential="",
-        created_at=1,
-    )  # fmt: skip
     for name in ("running", "failed", "forgotten", "served", "recent"):
-        named = order.model_copy(update={"id": f"ftjob-{name}"})
+        named = ORDER.model_copy(update={"id": f"ftjob-{name}"})
         folder = jobs / named.id
         (folder / "adapter").mkdir(parents=True)
         (folder / "job.json").write_text(named.model_dump_json())

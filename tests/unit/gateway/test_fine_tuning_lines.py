@@ -55,6 +55,11 @@ def test_each_bad_line_is_named_with_its_reason_and_only_the_first_twenty() -> N
         _line(USER, {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "1"}}]}): (
             "`messages[1].tool_calls[0].function.arguments`"
         ),
+        _line(USER, {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "{"}}]}): (
+            "`messages[1].tool_calls[0].function.arguments` must be a JSON object as text"
+        ),
+        _line(USER | {"tool_calls": [CALL]}, {"role": "assistant", "content": "b"}): "`messages[0].tool_calls`",
+        _line({"role": "user"}, {"role": "assistant", "content": "b"}): "`messages[0].content` is missing",
     }
     said = _verdict(list(bad)).split("; ")
     assert [part.partition(":")[0] for part in said] == [f"line {number}" for number in range(1, len(bad) + 1)]
