@@ -35,6 +35,6 @@ def _mapped_span(address: int) -> range | None:
     for line in _MAPS.read_text().splitlines():
         span, _, _, _, inode = line.split(maxsplit=5)[:5]
         start, stop = (int(end, 16) for end in span.split("-"))
-        if start <= address < stop:
-            return range(start, stop) if inode != "0" else None
+        if start <= address < stop and inode != "0":
+            return range(start, stop)
     return None

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.worker.ipc import futex
 from services.worker.ipc.futex import Counter, Patience
 from services.worker.ipc.ring import RingCorruptedError, RingReader, RingWriter, ring_bytes
 from services.worker.ipc.segment import Segment
@@ -60,6 +61,21 @@ def test_largest_message_fits_at_every_position() -> None:
         assert reader.try_read() is not None
         assert writer.try_write(b"y" * writer.largest_message)
         assert reader.try_read() == b"y" * writer.largest_message
+
+
+def test_messages_arrive_where_stores_are_not_kept_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(futex, "_STRONGLY_ORDERED", False)  # barriers stand around each cursor
+    _, writer, (reader,) = make_ring(1)
+    for number in range(100):
+        assert writer.try_write(b"%d" % number)
+        assert reader.wait(0, NOW)
+        assert reader.try_read() == b"%d" % number
+    assert not reader.wait(0, NOW)
+
+
+def test_a_word_outside_of_memory_is_an_error() -> None:
+    with pytest.raises(OSError, match="Bad address"):
+        futex.sleep_while(0, 0, 1.0)
 
 
 def test_too_large_a_message_is_refused() -> None:

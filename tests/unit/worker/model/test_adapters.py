@@ -211,6 +211,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda f: (f / "adapter_model.safetensors").rename(f / "adapter_model.bin"),
         "adapter_model.bin is a pickle",
     ),
+    "nothing": (lambda f: save_file({}, f / "adapter_model.safetensors"), "holds no tensors of LoRA"),
     "a cut file": (
         lambda f: (f / "adapter_model.safetensors").write_bytes((f / "adapter_model.safetensors").read_bytes()[:-1]),
         "cut off",
@@ -232,6 +233,21 @@ def test_what_is_not_implemented_is_refused_by_its_key(
     change(tmp_path)
     with pytest.raises(ModelError, match=said):
         read_adapter(tmp_path, model, 4)
+
+
+def test_what_is_no_number_or_gone_is_refused_when_it_is_loaded(
+    sample: Callable[[str], Sample], tmp_path: Path
+) -> None:
+    base = sample("llama").folder
+    write_adapter(base, tmp_path, {"q_proj": 4})
+    adapter = read_adapter(tmp_path, describe(base), 4)
+    model = load_model(base, SingleRank(), open_backend(torch.float32, CPU), adapters=AdapterLayers(1, 8))
+    spoil(tmp_path, tensors={f"{Q0}.lora_A.weight": torch.full((4, 48), torch.nan)})
+    with pytest.raises(ModelError, match=r"layers.0.self_attn.q_proj.lora_A.weight: not all numbers are finite"):
+        model.adapters.read(adapter)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"adapter_model.safetensors"):
+        model.adapters.read(adapter)
 
 
 def test_a_merged_checkpoint_computes_what_base_and_adapter_do(sample: Callable[[str], Sample], tmp_path: Path) -> None:

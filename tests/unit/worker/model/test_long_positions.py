@@ -11,6 +11,7 @@ import transformers
 from services.worker.backends.collectives import SingleRank
 from services.worker.backends.opening import open_backend
 from services.worker.model.build import load_model
+from services.worker.model.spec import ModelError
 from tests.unit.worker.model.harness import CPU, Engine
 from tests.unit.worker.model.zoo import VARIANTS, prompt, reference_logits, write_checkpoint
 
@@ -62,3 +63,10 @@ def test_a_shorter_limit_chooses_the_short_factors(tmp_path: Path) -> None:
     assert (short.logits(Engine(short).run(ids, []))[:, :99] - expected).abs().max() <= 1e-4
     long = load_model(tmp_path, SingleRank(), open_backend(torch.float32, CPU))
     assert (long.logits(Engine(long).run(ids, []))[:, :99] - expected).abs().max() > 1e-3
+
+
+def test_blocks_that_cross_chunks_are_refused(tmp_path: Path) -> None:
+    write_checkpoint(VARIANTS["llama4"](), tmp_path)
+    model = load_model(tmp_path, SingleRank(), open_backend(torch.float32, CPU))
+    with pytest.raises(ModelError, match=r"attention_chunk_size: expected a multiple of the 7 tokens of a block"):
+        model.make_cache(1, 7)

@@ -51,6 +51,17 @@ class Ranks:
         self.loads.append((self.loading, source, result))
 
 
+async def test_an_adapter_that_is_larger_than_the_memory_is_read_again() -> None:
+    ranks: Any = Ranks()
+    sources: Any = Sources(None, 64, (), (), cache_bytes=5, n_slots=1)  # type: ignore[arg-type]
+    slots = AdapterSlots(sources, ranks.load, ranks, EngineCounters(), lambda: None, lambda *_: None)
+    for name in "aba":
+        await slots.take(AdapterRef(name, f"/{name}", name), "t")
+        slots.give_back(name)
+    assert ranks.loads == [("a", "files", "ok"), ("b", "files", "ok"), ("a", "files", "ok")]
+    assert not ranks.kept
+
+
 async def test_an_adapter_that_lost_its_slot_comes_from_memory() -> None:
     ranks, counters, changes = Ranks(), EngineCounters(), []
     sources: Any = Sources(None, 64, (), (), cache_bytes=35, n_slots=2)  # type: ignore[arg-type]

@@ -35,6 +35,8 @@ def printed() -> list[str]:
         "",
         "ModuleNotFoundError: No module named 'nothing'",
         '{"not": "ours"}',
+        "{ not JSON",
+        "",
         "plain words",
     ]
 
@@ -52,6 +54,7 @@ def test_levels_survive_and_a_traceback_is_one_record(printed: list[str], caplog
         ("WARNING", "setting OMP"),
         ("ERROR", "ModuleNotFoundError: No module named 'nothing'"),
         ("INFO", '{"not": "ours"}'),
+        ("INFO", "{ not JSON"),
         ("INFO", "plain words"),
     ]
     mine = json.loads(JsonFormatter("worker").format(caplog.records[1]))

@@ -13,6 +13,7 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.collectives import Communicator
 from services.worker.model.loading.vocabulary import read_vocabulary
+from services.worker.sampling.grammar import Matchers
 from services.worker.sampling.sampler import Sampler
 from tests.models import BUNDLED_MODEL
 from tests.unit.worker.sampling.drawing import TORCH, admission, part_of
@@ -126,6 +127,15 @@ def test_who_cannot_be_followed_fails_alone() -> None:
     assert tokens[:2] == alone
     assert failures.keys() == {2, 3}
     assert "regex" in failures[3]
+
+
+def test_a_token_that_the_grammar_does_not_allow_fails_its_request_once() -> None:
+    matchers = Matchers(vocabulary, 0, VOCAB, EOS)
+    matchers.admit(3, params("[0-9]"), np.array([], np.int32))
+    matchers.mask(torch.zeros(1, VOCAB), np.array([0]), np.array([3]), np.array([False]))
+    strayed = vocabulary().tokenize_str("x")[0]
+    assert matchers.advance([3], [strayed]).keys() == {3}
+    assert not matchers.advance([3], [strayed])
 
 
 def test_a_model_without_a_usable_tokenizer_fails_such_requests_only() -> None:

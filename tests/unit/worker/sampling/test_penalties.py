@@ -48,6 +48,17 @@ def test_presence_and_frequency_count_only_generated_tokens() -> None:
     assert torch.allclose(found.double(), expected, atol=1e-5)
 
 
+def test_a_long_answer_of_many_tokens_is_counted_to_its_end() -> None:
+    counts, columns = TokenCounts(0, 300), SlotParams(1)
+    columns.set(0, Sampling(frequency_penalty=1.0), 1)
+    counts.admit(0, np.array([0], np.int32), 1)
+    for token in [*range(1, 200), *range(1, 200)]:
+        counts.count([0], np.array([token]))
+    found = torch.zeros(1, 300)
+    counts.penalise(found, np.array([0]), np.array([0]), columns)
+    assert found[0].tolist() == [0.0, *[-2.0] * 199, *[0.0] * 100]
+
+
 def test_a_slot_forgets_its_former_request() -> None:
     counts, columns = TokenCounts(0, VOCAB), SlotParams(8)
     for slot in range(8):

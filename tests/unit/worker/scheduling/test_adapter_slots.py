@@ -50,6 +50,15 @@ class Bench:
         return {digest for digest, user in self.users.items() if user.slot >= 0}
 
 
+def test_an_adapter_that_is_dropped_while_it_waits_gets_no_slot() -> None:
+    bench = Bench(n_slots=1)
+    assert bench.want("a")
+    assert not bench.want("b")
+    bench.table.drop(bench.users["b"])
+    bench.end("a")
+    assert bench.placed() == {"a"}
+
+
 def test_the_adapter_used_longest_ago_gives_way_but_none_in_use_and_none_pinned() -> None:
     bench = Bench()
     bench.table.pinned = {"a"}

@@ -14,7 +14,7 @@ from services.worker.model.loading.hub import HubFile, _wanted, local_model
 from services.worker.model.loading.vocabulary import read_vocabulary
 from services.worker.model.spec import ModelError
 from services.worker.native.model_files import read_model_files
-from services.worker.native.startup import model_folder
+from services.worker.native.startup import model_folder, model_revision
 from tests.unit.worker.model import zoo
 from tests.unit.worker.model.formats.gguf.models import random_model, write_model
 
@@ -87,6 +87,12 @@ def test_a_file_without_a_tokenizer_or_cut_off_is_refused_before_the_ranks_start
 async def test_what_a_model_names(file: Path, tmp_path: Path) -> None:
     assert await model_folder(str(file), "") == file
     assert await model_folder(str(file.parent), "") == file
+    with pytest.raises(StartupError, match=r"RYZANSTEIN_MODEL .*: neither config.json nor a GGUF file in "):
+        await model_folder(str(tmp_path), "")
+    with pytest.raises(ValueError, match=r"tokenizer"):
+        read_vocabulary(tmp_path, 99, [])
+    (tmp_path / ".complete").write_text("of another program")
+    assert model_revision("main", tmp_path) == "main"
     for name in SEVERAL:
         (tmp_path / name).touch()
     assert local_model(f"{tmp_path}:q8_0") == tmp_path / "m-Q8_0.gguf"

@@ -10,12 +10,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from services.worker.model.formats.gguf.metadata import Metadata, Value
 from services.worker.model.layers.head import load_dense
 from services.worker.model.loading.pooling import (
     EmbeddingFiles,
     Pooling,
     PoolingKind,
     read_embedding_files,
+    read_gguf_pooling,
     read_pooling,
 )
 from services.worker.model.spec import ModelError
@@ -113,6 +115,16 @@ def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
     assert pools.result(0) == pytest.approx((expected / expected.norm()).tolist(), abs=1e-6)
     with pytest.raises(ModelError, match="in_features: expected 7, found 3"):
         load_dense(folder, pooling.dense, 7, torch.device("cpu"))
+    (folder / "2_Dense" / "config.json").write_text('{"activation_function": "torch.nn.GELU"}')
+    with pytest.raises(ModelError, match=r"activation_function: 'torch.nn.GELU' is not implemented; known: torch.nn"):
+        read_pooling(folder)
+
+
+def test_the_pooling_of_a_gguf_file() -> None:
+    values: dict[str, Value] = {"general.architecture": "bert", "bert.pooling_type": 2}
+    assert read_gguf_pooling(Metadata(Path("m.gguf"), values)).kind == "cls"
+    with pytest.raises(ModelError, match=r"bert.pooling_type: pooling 9 is not implemented; known: 0, 1"):
+        read_gguf_pooling(Metadata(Path("m.gguf"), values | {"bert.pooling_type": 9}))
 
 
 def test_prompts_and_the_longest_text_are_read(tmp_path: Path) -> None:

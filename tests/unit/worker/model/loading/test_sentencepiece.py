@@ -59,6 +59,8 @@ def test_what_the_configuration_says_about_ends_and_spaces(tmp_path: Path) -> No
     oracle = trained(tmp_path, **LIKE_LLAMA)
     ends = read_tokenizer(tmp_path, {"add_bos_token": False, "add_eos_token": True}, oracle.vocab_size())
     assert Tokenizer.from_buffer(ends.json).encode("a list").ids == [*oracle.encode("a list"), oracle.eos_id()]
+    bare = read_tokenizer(tmp_path, {"add_bos_token": False, "add_eos_token": False}, oracle.vocab_size())
+    assert Tokenizer.from_buffer(bare.json).encode("a list").ids == oracle.encode("a list")
     spaces = []
     for legacy in (None, False):
         files = read_tokenizer(tmp_path, {"legacy": legacy}, oracle.vocab_size())
@@ -79,6 +81,9 @@ def test_a_stream_of_its_tokens_is_its_text(tmp_path: Path) -> None:
 def test_another_format_under_the_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")  # tiktoken's, as of the first Llama 3
     with pytest.raises(ModelError, match=r"tokenizer\.model: no SentencePiece model"):
+        read_tokenizer(tmp_path, {}, 100)
+    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\xff\xff")
+    with pytest.raises(ModelError, match=r"tokenizer\.model: no SentencePiece model: "):
         read_tokenizer(tmp_path, {}, 100)
     trained(tmp_path, model_type="char")
     with pytest.raises(ModelError, match="of type CHAR are not implemented"):

@@ -112,7 +112,9 @@ def test_a_lie_is_refused_by_name(problem: str, tmp_path: Path) -> None:
 
 
 def test_metadata_getters_name_the_key() -> None:
-    metadata = Metadata(Path("x.gguf"), {"a": "text", "n": 3, "f": float("nan"), "l": ("a", "b"), "b": True})
+    metadata = Metadata(
+        Path("x.gguf"), {"a": "text", "n": 3, "f": float("nan"), "l": ("a", "b"), "i": (1, 2), "b": True}
+    )
     assert (metadata.text("a"), metadata.integer("n"), metadata.number("n")) == ("text", 3, 3.0)
     assert (metadata.texts("l"), metadata.integers("absent"), metadata.flag("b")) == (("a", "b"), (), True)
     for read, key, expected in (
@@ -123,6 +125,8 @@ def test_metadata_getters_name_the_key() -> None:
         (metadata.flag, "n", "true or false"),
         (metadata.texts, "a", "a list"),
         (metadata.integers, "l", "integers"),
+        (metadata.texts, "i", "texts, found 1"),
+        (metadata.text, "l", "a text, found a list of 2"),
         (metadata.numbers, "l", "numbers"),
         (metadata.text, "absent", "missing: expected a text"),
     ):
@@ -130,12 +134,14 @@ def test_metadata_getters_name_the_key() -> None:
             read(key)
 
 
-def _part(folder: Path, number: int, count: int, *, said: int | None = None, tensor: str | None = None) -> Path:
+def _part(
+    folder: Path, number: int, count: int, *, said: int | None = None, tensor: str | None = None, n_tensors: int = 0
+) -> Path:
     file = folder / f"model-Q8_0-{number:05}-of-{count:05}.gguf"
     writer = gguf.GGUFWriter(str(file), "llama")
     writer.add_uint16("split.no", number - 1 if said is None else said)
     writer.add_uint16("split.count", count)
-    writer.add_int32("split.tensors.count", count)
+    writer.add_int32("split.tensors.count", n_tensors or count)
     writer.add_tensor(tensor or f"t{number}", np.ones(8, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -151,6 +157,11 @@ def test_a_divided_model_is_joined(tmp_path: Path) -> None:
         assert {name: info.file for name, info in found.tensors.items()} == dict(
             zip(("t1", "t2", "t3"), files, strict=True)
         )
+    _part(tmp_path, 1, 3, n_tensors=7)
+    with pytest.raises(ModelError, match=r"split.tensors.count: 7, but all parts together hold 3"):
+        read_gguf(files[0])
+    with pytest.raises(ModelError, match=r"00004-of-00003.gguf: a part's number is from 1 to 3"):
+        read_gguf(files[0].with_name("model-Q8_0-00004-of-00003.gguf"))
     _part(tmp_path, 2, 3, tensor="t1")
     with pytest.raises(ModelError, match=r"00002-of-00003.gguf: t1: is in .*00001-of-00003.gguf, too"):
         read_gguf(files[0])

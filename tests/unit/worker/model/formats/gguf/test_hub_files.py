@@ -8,6 +8,7 @@ import pytest
 
 from services.worker.model.formats.gguf.hub_files import hub_files
 from services.worker.model.formats.gguf.metadata import Metadata, Value
+from services.worker.model.formats.gguf.vocabulary import read_vocabulary
 from services.worker.model.spec import ModelError
 
 SPM: dict[str, Value] = {
@@ -94,6 +95,30 @@ def test_markup_is_no_end_token_unless_it_is_a_control_token() -> None:
         assert hub_files(changed).generation_config["eos_token_id"] == ends
 
 
+def test_the_end_of_a_message_is_no_end_of_a_turn_where_calls_end_turns() -> None:
+    for tokens, ends in (
+        (("<|end|>", "<|return|>", "<|call|>", "<|eos|>"), [3, 1, 2]),
+        (("<|end|>", "b", "ab", "<|eos|>"), [3, 0]),
+    ):
+        changed = metadata(BPE, tokens=tokens, token_type=(3, 3, 3, 3), merges=("a b",) if "ab" in tokens else ("x",))
+        assert read_vocabulary(changed).ends == tuple(ends)
+
+
+def test_a_special_token_that_is_none_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    assert "pad_token" not in hub_files(metadata(SPM, padding_token_id=99)).tokenizer_config
+    assert "padding_token_id: 99 is no token; the vocabulary has 10; the file has no pad_token then" in caplog.text
+
+
+BERT: dict[str, Value] = {
+    "tokenizer.ggml.model": "bert",
+    "tokenizer.ggml.tokens": ("[CLS]", "[UNK]", "[SEP]", "a"),
+    "tokenizer.ggml.token_type": (3, 2, 3, 1),
+    "tokenizer.ggml.bos_token_id": 0,
+    "tokenizer.ggml.unknown_token_id": 1,
+    "tokenizer.ggml.seperator_token_id": 2,
+}
+
+
 @pytest.mark.parametrize(
     ("values", "changes", "said"),
     [
@@ -110,6 +135,12 @@ def test_markup_is_no_end_token_unless_it_is_a_control_token() -> None:
             BPE,
             {"add_bos_token": True},
             "tokenizer.ggml.add_bos_token: true, but tokenizer.ggml.bos_token_id is",
+        ),
+        (BERT, {"seperator_token_id": None}, "tokenizer.ggml.tokens: 4 tokens without a sep_token"),
+        (
+            BERT,
+            {"tokens": ("[CLS]", "[UNK]", "##a", "▁##a"), "token_type": (3, 2, 3, 1)},
+            "tokenizer.ggml.tokens: two tokens differ only by a mark of BERT's pieces",
         ),
         (SPM, {"scores": None}, "tokenizer.ggml.scores: missing: the order of merges is unknown"),
         (SPM, {"scores": (0.0, 1.0)}, "tokenizer.ggml.scores: 2 values for 10 tokens"),
