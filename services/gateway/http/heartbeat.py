@@ -19,7 +19,7 @@ class Heartbeat:
         self._exchange = exchange
         self._every_s = every_s
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle  # from the beginning of the block
         self._beat: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Heartbeat:
@@ -30,8 +30,7 @@ class Heartbeat:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         if self._beat is not None:
             self._beat.cancel()
 

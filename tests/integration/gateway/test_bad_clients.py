@@ -89,6 +89,20 @@ async def test_a_client_that_stops_reading_is_dropped_and_its_place_is_free(stac
     assert not (await rest_of(client)).endswith(b"0\r\n\r\n"), "what was on its way, and no end"
 
 
+async def test_a_client_that_reads_late_gets_all(stack: Stack) -> None:
+    body = {"prompt": "a", "max_tokens": 250, "stream": True, "n": 60, "logprobs": 20, "ignore_eos": True}
+    stack.workers[0].tokens_per_step = 10
+    client = await raw(stack, post(body), receive_buffer=4096)
+    connections = stack.gateway.http.server_state.connections
+    await eventually(lambda: any(each._send_timer for each in connections))  # type: ignore[union-attr]  # noqa: SLF001
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    received = b""
+    while not received.endswith(b"0\r\n\r\n"):
+        received += await asyncio.get_running_loop().sock_recv(client, 1 << 20)
+    client.close()
+    assert b"data: [DONE]" in received[-100:]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_closes_its_side_gets_its_answer_while_it_listens(stack: Stack, stream: bool) -> None:
     worker = stack.workers[0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 import pytest
 from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1 import worker_pb2
 
 from tests.integration.gateway.fleet import MODEL, Worker
 from tests.integration.gateway.gateways import Stack, eventually
@@ -140,3 +141,22 @@ async def test_the_fallback_model_answers_after_the_wait() -> None:
         assert (answer.status_code, answer.json()["model"]) == (200, "other")
         assert answer.headers["x-ryzanstein-fallback-model"] == "other"
         assert stack.router.routes[0].model == MODEL
+
+
+async def test_the_only_expected_model_needs_no_name_and_a_worker_that_is_of_no_use_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with inference([], expected_models=MODEL) as (stack, _):
+        stack.router.queue_s = 30
+        asked = asyncio.create_task(stack.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}))
+        await eventually(lambda: stack.router.queued)
+        worker = Worker("w0", abilities=worker_pb2.ModelCard(tokenizer_json=b"{}"))
+        await join(stack, worker)
+        refused = await asked
+        assert refused.status_code == 503
+        assert refused.json()["error"]["message"] == f"The first worker of the model `{MODEL}` cannot be used yet."
+        assert any("w0" in record.getMessage() for record in caplog.records)
+        worker.abilities = None
+        await eventually(lambda: stack.gateway.catalog.available())
+        assert (await stack.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})).status_code == 200
+        await worker.stop()

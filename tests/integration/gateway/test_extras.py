@@ -179,6 +179,9 @@ async def test_echo_streams_the_prompt_first(stack: Stack) -> None:
     chunks = [c.choices[0].text async for c in await stack.client.completions.create(**ask, stream=True)]
     assert chunks[0] == PROMPT
     assert "".join(chunks) == whole
+    ask["max_tokens"] = 0
+    alone = [c.choices[0] async for c in await stack.client.completions.create(**ask, stream=True)]
+    assert ("".join(choice.text for choice in alone), alone[-1].finish_reason) == (PROMPT, "length")
 
 
 async def test_a_stream_may_carry_its_usage_all_along(stack: Stack) -> None:

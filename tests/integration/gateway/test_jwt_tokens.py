@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlparse
 
 import httpx
 import jwt
+import openai
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -22,6 +23,7 @@ from services.gateway.wiring import token_verifier
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import running_stack
 from tests.integration.gateway.redis_server import running_redis
+from tests.integration.gateway.test_batches import begin, over, request
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -80,6 +82,17 @@ async def test_a_token_is_a_tenant_with_limits(issuer: Issuer, tmp_path: Path) -
             assert [(await ask(alice)).status_code for _ in range(3)] == [200, 200, 429]
             assert stack.workers[0].submits[-1].tenant == "alice"
             assert (await ask(issuer.token("bob"))).status_code == 200, "a tenant of its own"
+
+
+async def test_a_batch_is_of_the_token_s_tenant(issuer: Issuer, tmp_path: Path) -> None:
+    with running_redis(tmp_path) as redis:
+        settings: dict[str, Any] = {"tenancy": True, "redis_url": redis.url}
+        settings |= {"jwt_issuer": issuer.url, "jwt_audience": AUDIENCE}
+        async with running_stack([Worker("w0")], **settings) as stack:
+            carol = openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=issuer.token("carol"), max_retries=0)
+            async with carol as client:
+                batch = await over(client, await begin(client, [request("a")]))
+                assert (batch.status, stack.workers[0].submits[-1].tenant) == ("completed", "carol")
 
 
 async def test_a_claim_that_names_nobody_is_refused(issuer: Issuer, tmp_path: Path) -> None:

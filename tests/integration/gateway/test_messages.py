@@ -251,6 +251,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [TOOL, TOOL]}, "tools", "two functions"),
     ({"tool_choice": {"type": "any"}}, "tool_choice", "needs `tools`"),
     ({"stop_sequences": ["a"] * 99}, "stop_sequences", "`stop_sequences` may hold at most"),
+    ({"output_config": {"format": NEVER}, "output_format": NEVER}, "output_format", "Only one of"),
     ({"output_config": {"format": NEVER}}, "output_config.format.schema", "9007199254740993"),
     ({"container": "x"}, "container", "not supported"),
     ({"messages": [{"role": "user", "content": "long " * 600}]}, "messages", "maximum context length is 256"),

@@ -69,6 +69,11 @@ async def test_a_turn_goes_on_from_kept_ones_as_if_its_items_had_been_sent(stack
     assert sessions[2] == ""
     listed = await stack.client.responses.input_items.list(second["id"], order="asc")
     assert [item.content[0].text for item in listed.data] == ["two"]  # type: ignore[union-attr]
+    elsewhere = await stack.http.get(f"{PATH}/{second['id']}/input_items?after=msg_1")
+    assert (elsewhere.status_code, elsewhere.json()["error"]["param"]) == (400, "after")
+    said = [{"role": "assistant", "content": [{"type": "refusal", "refusal": "I may not."}]}, *sent[-1:]]
+    await create(stack, input=said, store=False)
+    assert "I may not." in prompts(stack)[-1]
     assert (await stack.client.responses.retrieve(second["id"])).to_dict() == second
 
 

@@ -168,6 +168,22 @@ async def test_a_lost_connection_is_resumed_by_index(received: int) -> None:
         assert len(stack.workers[0].submits) == 1, "nothing was generated twice"
 
 
+async def test_a_generation_may_be_taken_over_while_its_first_connection_lives() -> None:
+    async with running_stack([Worker("w0", step_s=0.01)]) as stack:
+        async with connect(stack) as first, connect(stack) as second:
+            one, two = Client(first), Client(second)
+            await one.start("a", 100, 3)
+            token = (await one.until("started"))["token"]
+            await one.until("token")
+            await two.send(type="resume", id="b", token=token)
+            await two.until("token")
+        async with connect(stack) as socket:  # both are lost
+            last = Client(socket)
+            await last.send(type="resume", id="c", token=token)
+            await last.until("done", "c")
+            assert last.ids["c"] == expected_ids(3, 100)
+
+
 async def test_a_generation_that_nobody_resumes_is_given_up() -> None:
     worker = Worker("w0", step_s=0.02)
     async with running_stack([worker], stream_resume_window_s=0.1) as stack:

@@ -187,7 +187,7 @@ async def test_models_may_be_restricted(server: RedisServer) -> None:
 
 
 async def test_without_redis_limits_are_local_and_requests_fast(server: RedisServer) -> None:
-    fields = {"requests_per_minute": 6, "tokens_per_month": 10**9}
+    fields = {"requests_per_minute": 6, "tokens_per_minute": 100, "tokens_per_month": 10**9}
     async with tenancy(server, entry("secret", **fields), redis_timeout_s=0.2, gateway_replicas=2) as stack:
         server.freeze()
         first = time.monotonic()
