@@ -5,15 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.worker.backends import keys
 from services.worker.backends.cuda import fused
 from services.worker.backends.cuda.fused import TritonOps
+from services.worker.backends.cuda.grouped import GroupedExperts
+from services.worker.backends.cuda.kernels import layer
 from services.worker.backends.cuda.logit_shard import CudaLogitShard
+from services.worker.backends.cuda.low_rank import TritonLowRank
+from services.worker.backends.shapes import ExpertsShape, Routing
 from services.worker.backends.torch.ops import TorchOps
 from tests.triton.test_attention import DEVICE
+from tests.triton.test_grouped import FFN, HIDDEN, mixture
 from tests.unit.worker.sampling.drawing import chances
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
@@ -40,6 +45,19 @@ def test_a_sum_and_its_norm(n: int, size: int, scale: float, dtype: torch.dtype)
     found = ops.add_norm(x.clone(), added, scale, ops.rms_norm(weight, 1e-5))
     exact = reference.add_norm(x.float(), added.float(), scale, reference.rms_norm(weight, 1e-5))
     assert all(close(one, other) for one, other in zip(found, exact, strict=True))
+
+
+@pytest.mark.parametrize("size", [64, 16_400])
+def test_a_norm_alone_also_of_rows_too_wide_for_a_program(size: int) -> None:
+    ops, reference = both(torch.bfloat16)
+    weight, x, added = numbers(size, seed=1), numbers(2, size).bfloat16(), numbers(2, size, seed=2).bfloat16()
+    norm, exact = ops.rms_norm(weight, 1e-5), reference.rms_norm(weight, 1e-5)
+    assert close(norm(x), exact(x.float()))
+    found, wanted = ops.add_norm(x.clone(), added, 1.0, norm), reference.add_norm(x.float(), added.float(), 1.0, exact)
+    assert all(close(one, other) for one, other in zip(found, wanted, strict=True))
+    in_place = x.clone()
+    norm.write(in_place, in_place)
+    assert close(in_place, exact(x.float()))
 
 
 @settings(max_examples=5)
@@ -80,6 +98,7 @@ def test_heads_are_normalised_rotated_and_cached(
     name=st.sampled_from(["silu", "gelu", "gelu_tanh"]),
     dtype=DTYPES,
 )
+@example(n=2, size=5, name="relu", dtype=torch.float32)  # torch's
 def test_gates(n: int, size: int, name: str, dtype: torch.dtype) -> None:
     ops, reference = both(dtype)
     x = 3 * numbers(n, 2 * size).to(dtype)
@@ -113,3 +132,30 @@ def test_kernels_that_disagree_are_not_taken(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(fused.open_ops(torch.bfloat16, DEVICE), TritonOps)
     monkeypatch.setattr(fused, "_TOLERANCE", {torch.bfloat16: 0.0})
     assert not isinstance(fused.open_ops(torch.bfloat16, DEVICE), TritonOps)
+
+
+def test_kernels_that_do_not_run_are_not_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class WithoutDriver:
+        def __getitem__(self, grid: object) -> None:
+            raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(layer, "gate", WithoutDriver())
+    assert not isinstance(fused.open_ops(torch.bfloat16, DEVICE), TritonOps)
+    assert "Triton: libcuda.so.1: cannot open shared object file" in caplog.text
+
+
+def test_experts_and_adapters_that_disagree_are_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ops, shape = TritonOps(torch.bfloat16, DEVICE), ExpertsShape(range(2), HIDDEN, FFN, Routing(1, normalise=True))
+    assert ops.replays_adapters
+    monkeypatch.setattr(GroupedExperts, "__call__", lambda self, x, logits: torch.full_like(x, torch.nan))
+    monkeypatch.setattr(TritonLowRank, "add_", lambda *_: None)
+    assert ops.disagreement() is None
+    assert not ops.replays_adapters
+    assert not isinstance(ops.low_rank(8, 8, 1, 4), TritonLowRank)
+    assert not isinstance(ops.experts(mixture(torch.bfloat16, range(2), biased=False), shape, "silu"), GroupedExperts)
+    assert "experts are computed by torch" in caplog.text
+    assert "adapters are computed by torch" in caplog.text
