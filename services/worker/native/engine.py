@@ -194,8 +194,8 @@ class NativeEngine(CommonEngine[LiveRequest]):
             reason = pump.broken.result() if internal else lost.result()
         finally:
             lost.cancel()
-        if self._adapters is not None:
-            self._adapters.abandon()
+        assert self._adapters is not None
+        self._adapters.abandon()
         for task in self._equipping:
             task.cancel()
         self._ranks.on_result = self._pump = self._store = self._adapters = None

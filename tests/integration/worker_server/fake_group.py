@@ -26,6 +26,9 @@ class FakeGroup:
         self.step_s = 0.001
         self.may_start = asyncio.Event()
         self.may_start.set()
+        self.orders: list[AdapterOrder] = []
+        self.may_load = asyncio.Event()
+        self.may_load.set()
         self.start_failure: RankFailure | None = None
         self.starts = 0
         self.n_steps = 0
@@ -70,6 +73,8 @@ class FakeGroup:
         await asyncio.sleep(self.step_s)
 
     async def load_adapter(self, order: AdapterOrder) -> str:
+        self.orders.append(order)
+        await self.may_load.wait()
         return ""
 
     async def wait_lost(self) -> str:
