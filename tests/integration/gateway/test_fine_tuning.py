@@ -211,6 +211,8 @@ async def test_what_jobs_leave_is_removed_but_no_adapter_that_is_served(server: 
         if name != "recent":
             for path in folder.iterdir():
                 os.utime(path, (1, 1))
+    (jobs / "ftjob-broken").mkdir()
+    (jobs / "ftjob-broken" / "job.json").write_text("{")
     source = str(jobs / "ftjob-served" / "adapter")
     adapter = RegisteredAdapter("ft", MODEL, "digest", source)
     await client.hset(RedisKeys("default").adapters, adapter.name, adapter.to_json())
@@ -219,6 +221,7 @@ async def test_what_jobs_leave_is_removed_but_no_adapter_that_is_served(server: 
         "ftjob-running": {"job.json", "training.jsonl", "adapter"},
         "ftjob-served": {"job.json", "adapter"},
         "ftjob-recent": {"job.json", "adapter"},
+        "ftjob-broken": {"job.json"},
     }
     await client.aclose()
 

@@ -56,6 +56,26 @@ def test_the_run_directory_is_private() -> None:
     assert run_dir(8123).stat().st_mode & 0o077 == 0
 
 
+def test_the_run_directory_of_another_user_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, me = run_dir(8123), os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: me + 1)
+    with pytest.raises(CommandError, match=f"{folder} belongs to another user"):
+        run_dir(8123)
+
+
+def test_an_installation_that_does_not_stop_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.cli.main._DOWN_S", 0.1)
+    command = ("bash", "-c", "trap '' TERM; echo ready; exec sleep 60")  # what is ignored stays ignored
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        write_state(run_dir(8123), state_of(process.pid, psutil.Process(process.pid).create_time()))
+        answer = CliRunner().invoke(app, ["down", "--port", "8123"])
+        process.kill()
+    said = f"the installation on port 8123 (pid {process.pid}) did not stop in 0 s"
+    assert (answer.exit_code, answer.stderr) == (1, f"ryzanstein: {said}\n")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
