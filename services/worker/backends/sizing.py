@@ -50,7 +50,5 @@ def available_host_memory(root: Path = Path("/")) -> int:
 
 
 def _mem_available(meminfo: Path) -> int:
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"{meminfo} has no MemAvailable line")
+    lines = meminfo.read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024

@@ -110,22 +110,17 @@ class RankGroup:
 
         A rank's death is detected at once, while the kernel still frees the rank's memory.
         """
-        return await asyncio.shield(self._started().lost)
+        return await asyncio.shield(self._living().lost)
 
     async def wait_failed(self) -> RankFailure:
         """Wait until the group has failed and its ranks are killed; returns the cause."""
-        return await asyncio.shield(self._started().failed)
+        return await asyncio.shield(self._living().failed)
 
     async def stop(self) -> None:
         """End all processes of the group: a stop message, SIGTERM after a grace period, SIGKILL."""
         run, self._current = self._current, None
         if run is not None:
             await run.stop()
-
-    def _started(self) -> RankGroupRun:
-        if self._current is None:
-            raise RuntimeError("the group was not started")
-        return self._current
 
     def _living(self) -> RankGroupRun:
         if self._current is None:

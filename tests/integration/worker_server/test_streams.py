@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
-from tests.integration.worker_server.conftest import RunningWorker
+from tests.integration.worker_server.conftest import RunningWorker, running_worker
 from tests.integration.worker_server.gateway import Gateway, until
 from tests.unit.worker.scheduling.fake_ranks import generate
 
@@ -41,6 +41,12 @@ async def test_a_resumed_request_goes_on_where_it_was(worker: RunningWorker) -> 
         answer = await gateway.complete([1, 2, 3], max_tokens=30, generated_ids=whole[:11])
         assert answer.first_index == 11
         assert answer.ids == whole[11:]
+
+
+async def test_a_context_that_is_too_short_for_the_probe_is_served(redis_url: str) -> None:
+    async with running_worker(redis_url, max_model_len=8) as worker, Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        assert (await gateway.complete([1, 2], max_tokens=3)).ids == generate([1, 2], 3, GREEDY)
 
 
 async def test_a_suspect_is_announced_before_its_tokens(worker: RunningWorker) -> None:

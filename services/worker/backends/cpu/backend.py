@@ -50,10 +50,9 @@ class HostMemory:
 
     def held(self) -> int:
         """Bytes that this process has allocated."""
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):  # excludes the mapped checkpoint, which the kernel can drop
-                return int(line.split()[1]) * 1024
-        raise RuntimeError("/proc/self/status has no RssAnon line")
+        lines = Path("/proc/self/status").read_text().splitlines()
+        # Excludes the mapped checkpoint, which the kernel can drop.
+        return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) * 1024
 
     def release(self) -> None:
         """Give freed memory back, which the allocator keeps otherwise: see `rank_environment`."""

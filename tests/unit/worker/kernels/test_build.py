@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from services.worker.kernels import build, library, signatures
 from services.worker.kernels.bfloat16 import AMX, AVX2, AVX512, AVX512_BF16, NEON
@@ -164,6 +165,19 @@ def test_the_compiler_keeps_the_fetching_of_keys_ahead(path: Path) -> None:
     """gcc leaves out calls of a function that only fetches, and attention waits for memory twice as long."""
     command = ["objdump", "--disassemble", str(path)]  # comes with the assembler of every compiler
     assert "prefetcht1" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_library_of_others_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"libc10.so was compiled from other sources"):
+        library.open_library(Path(torch.__file__).parent / "lib" / "libc10.so", 1)
+
+
+def test_the_packaged_compiler_compiles_for_the_asked_library_and_cpu() -> None:
+    kind = next(iter(build.TARGETS[build.target()].values()))
+    command = build.packaged_compiler("gnu.2.28")(kind)
+    assert command[1:4] == ["-m", "ziglang", "cc"]
+    assert command[-2].endswith("-linux-gnu.2.28")
+    assert command[-1] == f"-mcpu={kind.mcpu}"
 
 
 @needs_compiler

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
+import sys
 
 import pytest
 
 from services.common.logs import JsonFormatter
+from services.worker.process.launcher import Launcher
 from services.worker.process.output import RankOutput
 
 
@@ -82,3 +85,15 @@ def test_a_line_for_terminals_is_not_logged() -> None:
     log.addHandler(handler)
     log.info("Started %d", 1, extra={"color_message": "Started [\x1b[36m%d\x1b[0m]"})
     assert "color_message" not in json.loads(stream.getvalue())
+
+
+async def test_a_line_without_end_is_cut_and_the_next_ones_are_read() -> None:
+    code = "print('x' * 3_000_000, flush=True); print('the end')"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, limit=1 << 20
+    )
+    launcher = Launcher(process, 1)
+    assert await launcher.wait() == 0
+    cut, *rest, last = launcher.output_tail.splitlines()
+    assert (cut, last) == ("[a line of more than 1,048,576 bytes]", "the end")
+    assert sum(len(line) for line in rest if line != cut) <= 1 << 20, "what is left of it at most"

@@ -218,6 +218,7 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"tokenizer.ggml.tokens": ("a",) * 100},
         r"100 tokens, but token_embd.weight has 99 rows",
     ),
+    "no embedding": ({"token_embd.weight": None}, r"token_embd.weight: missing"),
     "a key of text": ({"llama.rope.freq_base": "high"}, r"rope_theta: expected a number above 0"),
 }
 
@@ -231,7 +232,7 @@ def test_what_is_not_implemented_is_refused_by_name(what: str, tmp_path: Path, m
     def lying(file: Path) -> GgufFile:
         found = read(file)
         values = {key: value for key, value in {**found.metadata, **changed}.items() if value is not None}
-        return GgufFile(Metadata(file, values), found.tensors)
+        return GgufFile(Metadata(file, values), {n: info for n, info in found.tensors.items() if n not in changed})
 
     monkeypatch.setattr(parts, "read_container", lying)
     with pytest.raises(ModelError, match=problem) as refused:
