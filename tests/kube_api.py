@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -24,8 +24,10 @@ from websockets.sync.server import ServerConnection
 from tests.kubeconfig import use_kubeconfig, write_kubeconfig
 
 Object = dict[str, Any]
+Api = TypeVar("Api", bound="KubeApi")
 
 NAMESPACE = "llm"
+NO_ANSWER = 0
 _REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 500: "InternalError"}
 _DATA, _ERROR = b"\x00", b"\x01"  # channels of a port-forward
 
@@ -43,7 +45,7 @@ class KubeApi(ThreadingHTTPServer):
         self.before: dict[str, Callable[[], object]] = {}  # called before `VERB kind` is answered
         self.kubeconfig = Path()
         self.ports: dict[str, str] = {}  # the addresses that stand for a pod's port, as `pod:port`
-        self._made: Counter[str] = Counter()
+        self.kept: Counter[str] = Counter()  # writes, by kind
         self._lock = threading.Lock()
 
     @property
@@ -56,8 +58,8 @@ class KubeApi(ThreadingHTTPServer):
             for found in objects:
                 self._keep(kind, copy.deepcopy(found))
 
-    def answer(self, verb: str, kind: str, name: str, body: Object | None, selector: str) -> tuple[int, Object]:
-        """The status and the body of an answer."""
+    def answer(self, verb: str, kind: str, name: str, body: Object | None, selector: str) -> tuple[int, Object | str]:
+        """The status and the body of an answer; with NO_ANSWER the connection is closed."""
         asks = f"{verb} {kind}"
         self.asked.append(f"{asks}/{name}" if name else asks)
         self.before.get(asks, lambda: None)()
@@ -89,11 +91,11 @@ class KubeApi(ThreadingHTTPServer):
 
     def _keep(self, kind: str, found: Object) -> Object:
         meta = found["metadata"]
-        self._made[kind] += 1
-        meta["resourceVersion"] = str(self._made.total())
-        meta.setdefault("uid", f"{kind}-{self._made[kind]}")
+        self.kept[kind] += 1
+        meta["resourceVersion"] = str(self.kept.total())
+        meta.setdefault("uid", f"{kind}-{self.kept[kind]}")
         meta.setdefault(
-            "creationTimestamp", f"2026-11-25T10:{self._made[kind] // 60 % 60:02}:{self._made[kind] % 60:02}Z"
+            "creationTimestamp", f"2026-11-25T10:{self.kept[kind] // 60 % 60:02}:{self.kept[kind] % 60:02}Z"
         )
         self.objects[kind, meta["name"]] = found
         return found
@@ -163,8 +165,11 @@ class _Handler(BaseHTTPRequestHandler):
         verb = "LIST" if verb == "GET" and not name else verb
         selector = parse_qs(url.query).get("labelSelector", [""])[0]
         status, answer = self.server.answer(verb, kind, name, body, selector)
-        content = json.dumps(answer).encode()
-        self.send_response(status, answer.get("reason"))
+        if status == NO_ANSWER:
+            self.close_connection = True
+            return
+        content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+        self.send_response(status, _REASONS.get(status))
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -190,9 +195,9 @@ def _status(code: int, message: str) -> tuple[int, Object]:
 
 
 @contextmanager
-def running_kube_api(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
-    """An API server that the kubeconfig of this process names, with the namespace `llm`."""
-    with KubeApi() as api:
+def running_kube_api(api: Api, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    """The API server that the kubeconfig of this process names, with the namespace `llm`."""
+    with api:
         threading.Thread(target=api.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         api.kubeconfig = write_kubeconfig(folder / "kubeconfig", api.url, NAMESPACE)
         use_kubeconfig(monkeypatch, api.kubeconfig)

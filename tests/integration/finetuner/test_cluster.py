@@ -20,9 +20,10 @@ from services.common.lifecycle import StartupError
 from services.common.redis_client import RedisAccess, open_redis
 from services.finetuner.main import patiently, serve
 from services.finetuner.settings import FinetunerSettings
-from tests.integration.finetuner.api_server import NAMESPACE, NO_ANSWER, OWNER, OWNER_UID, ApiServer, running_api_server
+from tests.integration.finetuner.api_server import OWNER, OWNER_UID, ApiServer
 from tests.integration.gateway.redis_server import RedisServer, running_redis
-from tests.kubeconfig import use_kubeconfig, write_kubeconfig
+from tests.kube_api import NAMESPACE, NO_ANSWER, running_kube_api
+from tests.kubeconfig import use_kubeconfig
 
 LABELS = {f"app.kubernetes.io/{name}": name for name in ("name", "instance", "component")}
 TEMPLATE = {
@@ -97,7 +98,7 @@ class Site:
 
     async def until_made(self, count: int) -> None:
         """Wait until so many Jobs were made, the last of which is followed."""
-        words = self.folder / "jobs" / ORDER.id / "words" / f"uid-{count}.jsonl"
+        words = self.folder / "jobs" / ORDER.id / "words" / f"jobs-{count}.jsonl"
         await self.until(words.exists)
 
     async def until_looked(self) -> None:
@@ -137,8 +138,7 @@ def step(number: int) -> dict[str, Any]:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     for name in ("cluster.runner._LOOK_S", "cluster.runner._AGAIN_S", "job._PAUSE_S", "job._REPORT_S"):
         monkeypatch.setattr(f"services.finetuner.{name}", 0.02)
-    with running_redis(tmp_path) as redis, running_api_server() as api:
-        use_kubeconfig(monkeypatch, write_kubeconfig(tmp_path / "kubeconfig", api.url))
+    with running_redis(tmp_path) as redis, running_kube_api(ApiServer(), tmp_path, monkeypatch) as api:
         (tmp_path / "job.json").write_text(json.dumps(TEMPLATE))
         store = JobStore(open_redis(RedisAccess(redis.url), 5.0), RedisKeys("default"), patiently, 3600)
         yield Site(redis, api, tmp_path, store)

@@ -12,5 +12,5 @@ from tests.kube_api import KubeApi, running_kube_api
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
-    with running_kube_api(tmp_path, monkeypatch) as api:
+    with running_kube_api(KubeApi(), tmp_path, monkeypatch) as api:
         yield api
