@@ -36,9 +36,7 @@ class ScaledCodes:
         return 2 * shape.n_kv_heads * (shape.head_dim + _SCALE.itemsize)
 
     def allocate(self, n_blocks: int, shape: KvShape, device: torch.device) -> Tensor:
-        """Return a layer whose positions all read as zeros. Raises ValueError if scales would be misaligned."""
-        if shape.block_tokens * shape.head_dim % _SCALE.itemsize:
-            raise ValueError(f"{self.name}: {shape.block_tokens} positions of {shape.head_dim} codes are an odd number")
+        """Return a layer whose positions all read as zeros; a block has an even number of positions."""
         run = shape.block_tokens * (shape.head_dim + _SCALE.itemsize)
         return torch.zeros((n_blocks, 2 * shape.n_kv_heads, run), dtype=torch.int8, device=device)
 

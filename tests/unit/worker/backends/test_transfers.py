@@ -1,4 +1,4 @@
-"""One upload holds arrays of several dtypes, each where Triton expects a tensor to begin."""
+"""One upload holds arrays of several dtypes, each where Triton expects a tensor to begin; on CPUs nothing moves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from services.worker.backends.cuda.transfers import Packing
+from services.worker.backends.transfers import DirectTransfers
 
 
 def test_arrays_are_found_where_they_were_packed() -> None:
@@ -25,3 +26,11 @@ def test_arrays_are_found_where_they_were_packed() -> None:
         assert np.array_equal(view.numpy(), array)
         assert not view.storage_offset() * view.element_size() % 16
     assert (buffer[packing.size :] == 0xFF).all(), "nothing behind the buffer is written"
+
+
+def test_on_a_cpu_numbers_are_there_at_once() -> None:
+    transfers = DirectTransfers(torch.device("cpu"))
+    (tensor,) = transfers.up([np.arange(4)])
+    down = transfers.down(tensor)
+    assert down.arrived()
+    assert down.values().tolist() == [0, 1, 2, 3]

@@ -143,6 +143,7 @@ def test_without_a_text_of_its_own_a_python_needs_the_users(monkeypatch: pytest.
         ("LlamaConfig", {}, {"calibration": "none.txt"}, "none.txt: .*No such file"),
         ("LlamaConfig", {}, {"calibration": "broken.jsonl"}, r"broken.jsonl: line 1: not JSON"),
         ("LlamaConfig", {}, {"calibration": "few.jsonl"}, "--calibration: 6 tokens; at least --length 48 are needed"),
+        ("ApertusConfig", {}, {}, "the family apertus is not quantized; "),
         (
             "GraniteMoeConfig",
             {"num_local_experts": 2},
