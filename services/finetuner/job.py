@@ -50,10 +50,7 @@ class JobRun:
 
     async def run(self) -> None:
         """Run until the job ends, is paused or given back; raises :class:`LostClaimError`."""
-        job = await self._store.load(self._claim.member)
-        if job is None:
-            return
-        order = job.order
+        order = self._claim.job.order
         folder = Path(self._settings.finetuner_folder) / "jobs" / order.id
         try:
             source = self._source(order)
@@ -61,7 +58,7 @@ class JobRun:
         except UnpreparedError as error:
             await self._fail(error.error)
             return
-        await self._train(Task(self._claim.member, order.id, folder, source, job.heard))
+        await self._train(Task(self._claim.member, order.id, folder, source, self._claim.job.heard))
 
     def _source(self, order: Order) -> str:
         source = self._settings.finetuner_models.get(order.model)

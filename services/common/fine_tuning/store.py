@@ -36,15 +36,6 @@ class LostClaimError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A job that this owner works on, until another owner claims it."""
-
-    member: str  # tenant, as it appears in Redis keys, and id
-    owner: str
-    stage: Stage
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """A job as it stands."""
 
@@ -58,6 +49,15 @@ class Job:
     result: Result | None = None
     heard: str = ""  # position in a training's messages; a fine-tuner that starts anew continues there
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job that this owner works on, until another owner claims it."""
+
+    member: str  # tenant, as it appears in Redis keys, and id
+    owner: str
+    job: Job  # as it was when it was claimed
 
 
 def new_id(prefix: str) -> str:
@@ -147,7 +147,7 @@ class JobStore:
         if found is None:
             return None
         job = await self.load(found.decode())
-        return Claim(found.decode(), owner, job.stage) if job else None
+        return Claim(found.decode(), owner, job) if job else None
 
     async def report(
         self,
@@ -186,9 +186,8 @@ class JobStore:
 
         Raises LostClaimError.
         """
-        job = await self.load(claim.member)
-        faults = 1 + (job.numbers.get("faults", 0) if job else 0)
-        message = f"Internal error in the stage `{claim.stage}`: {type(error).__name__}: {error}"
+        faults = 1 + claim.job.numbers.get("faults", 0)
+        message = f"Internal error in the stage `{claim.job.stage}`: {type(error).__name__}: {error}"
         if faults < _MOST_FAULTS:
             await self.report(claim, lease_s, [new_event(message, "warn")], fields={"faults": faults})
             return

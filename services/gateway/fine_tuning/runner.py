@@ -50,9 +50,7 @@ class FineTuningRunner:
     async def _work_on(self, claim: Claim) -> None:
         keeping = asyncio.create_task(self._keep(claim))
         try:
-            job = await self._store.load(claim.member)
-            if job is not None:
-                await (self._check(claim, job) if claim.stage == "check" else self._publish(claim, job))
+            await (self._check(claim) if claim.job.stage == "check" else self._publish(claim, claim.job))
         except LostClaimError:
             log.info("fine-tuning job %s: cancelled, or taken over", claim.member)
         except RedisAwayError:
@@ -70,8 +68,8 @@ class FineTuningRunner:
             with contextlib.suppress(RedisAwayError, LostClaimError):
                 await self._store.report(claim, _LEASE_S)
 
-    async def _check(self, claim: Claim, job: Job) -> None:
-        order = job.order
+    async def _check(self, claim: Claim) -> None:
+        order = claim.job.order
         for field, file_id, least in (
             ("training_file", order.training_file, LEAST_EXAMPLES),
             ("validation_file", order.validation_file, 1),

@@ -96,6 +96,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     sampling: worker_pb2.SamplingDefaults | None = None  # what its publisher recommends
     abilities: worker_pb2.ModelCard | None = None  # fields of the card that say what the model can do
     no_adapter: str = ""  # why it takes none
+    adapter_gate: asyncio.Event | None = None  # adapters are inspected once it is set
 
     def __post_init__(self) -> None:
         self.incarnation = uuid.uuid4().hex
@@ -103,6 +104,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         self.cancelled: list[str] = []
         self.given = 0  # tokens, to all requests
         self.connections = 0
+        self.inspections = 0
         self.port = free_port()
         self._server: grpc.aio.Server | None = None
 
@@ -133,6 +135,9 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         return card
 
     async def InspectAdapter(self, request, context):  # noqa: N802
+        self.inspections += 1
+        if self.adapter_gate:
+            await self.adapter_gate.wait()
         if self.no_adapter:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.no_adapter)
         return worker_pb2.Adapter(digest=request.source, source=request.source)

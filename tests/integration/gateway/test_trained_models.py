@@ -17,7 +17,7 @@ from services.cli.main import app
 from services.common.fine_tuning.records import Checkpoint, Example, Presence, Result
 from services.common.fine_tuning.store import Claim, JobStore, new_event
 from tests.integration.gateway.fleet import MAX_LEN, MODEL
-from tests.integration.gateway.gateways import Stack
+from tests.integration.gateway.gateways import Stack, eventually
 from tests.integration.gateway.redis_server import RedisServer, running_redis
 from tests.integration.gateway.test_batches import gateway
 from tests.integration.gateway.test_fine_tuning import LINE, finetuner, until
@@ -143,13 +143,13 @@ async def test_a_result_waits_for_workers_until_its_job_is_cancelled(
         job = await newest(stack)
         assert (ended.exit_code, ended.stdout) == (0, f"{job.id}\n")
         await train(store, trained())
-        async with asyncio.timeout(60):
-            while "not served yet" not in caplog.text:  # noqa: ASYNC110  # it happens in the gateway
-                await asyncio.sleep(0.02)
+        await eventually(lambda: "not served yet" in caplog.text)
+        gate = stack.workers[0].adapter_gate = asyncio.Event()
+        stack.router.hidden.clear()
+        await eventually(lambda: stack.workers[0].inspections)
         await stack.client.fine_tuning.jobs.cancel(job.id)
-        async with asyncio.timeout(60):
-            while "cancelled, or taken over" not in caplog.text:  # noqa: ASYNC110  # it happens there, too
-                await asyncio.sleep(0.02)
+        gate.set()
+        await eventually(lambda: "cancelled, or taken over" in caplog.text)
         assert (await until(stack, job.id, "cancelled")).fine_tuned_model is None
 
 
