@@ -170,7 +170,7 @@ async def test_no_change_of_a_key_is_lost(tmp_path: Path) -> None:
         headers = {"authorization": f"Bearer {TOKEN}"}
         answers = await asyncio.gather(*(there.first.http.post(rotate, headers=headers) for _ in range(30)))
         refused = {answer.json()["error"]["code"] for answer in answers if answer.status_code != 200}
-        assert refused == {"conflict"}, "more than can be tried again"
+        assert refused <= {"conflict"}, "more at once than can be tried again"
         made = [answer.json()["key"] for answer in answers if answer.status_code == 200]
         (listed,) = json.loads(await there.keys("list", "--json"))
         assert listed["secrets"] == 1 + len(made)
