@@ -142,6 +142,7 @@ async def test_a_result_waits_for_workers_until_its_job_is_cancelled(
         ended = await command(stack, str(lines))
         job = await newest(stack)
         assert (ended.exit_code, ended.stdout) == (0, f"{job.id}\n")
+        await eventually(lambda: not stack.gateway.catalog.available())
         await train(store, trained())
         await eventually(lambda: "not served yet" in caplog.text)
         gate = stack.workers[0].adapter_gate = asyncio.Event()
