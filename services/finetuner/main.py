@@ -55,7 +55,17 @@ async def patiently(operation: Callable[[], Awaitable[T]]) -> T:
 
 async def serve(settings: FinetunerSettings, stop: asyncio.Event) -> None:
     """Train until `stop`; raises :class:`StartupError`."""
-    runner = await _open_runner(settings)
+    # An API server that is away is waited for.
+    opening, stopping = asyncio.create_task(_open_runner(settings)), asyncio.create_task(stop.wait())
+    await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if opening.done():
+            await _train(opening.result(), settings, stop)
+    finally:
+        await end_tasks((opening, stopping))
+
+
+async def _train(runner: Runner, settings: FinetunerSettings, stop: asyncio.Event) -> None:
     await asyncio.to_thread(Path(settings.finetuner_folder).mkdir, parents=True, exist_ok=True)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     redis = open_redis(settings.redis, _TIMEOUT_S)

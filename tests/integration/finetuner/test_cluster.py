@@ -186,6 +186,13 @@ async def test_a_job_is_trained_although_the_api_server_is_away_for_a_while(site
     assert (site.folder / "jobs" / ORDER.id / "training.jsonl").read_text() == "{}\n"
 
 
+async def test_it_ends_while_it_waits_for_the_api_server(site: Site) -> None:
+    site.api.refuse = [(f"GET deployments/{OWNER}", 503, "{}")] * 10_000
+    async with site.fine_tuner():
+        await site.until(lambda: len(site.api.refuse) < 9_998)
+    assert site.api.refuse
+
+
 def container(state: dict[str, Any]) -> dict[str, Any]:
     """The status of a pod whose container is in a state."""
     return {"containerStatuses": [{"state": state}]}
