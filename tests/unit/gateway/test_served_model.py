@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import pytest
+from ryzanstein.v1 import worker_pb2
 from tokenizers import Tokenizer
 
 from services.gateway.errors import ApiError
 from services.gateway.text.codec import ModelCardError, ServedModel
-from tests.integration.gateway.fleet import model_card
 from tests.unit.gateway.made_tokenizers import byte_level, wordpiece
 
 ADDED = "plain added ü"  # a single token of 13 characters
 
 
+def card(tokenizer: Tokenizer, max_len: int = 256) -> worker_pb2.ModelCard:
+    text = tokenizer.to_str().encode()
+    return worker_pb2.ModelCard(
+        model="test-model", max_model_len=max_len, vocab_size=tokenizer.get_vocab_size(), tokenizer_json=text
+    )
+
+
 def served(tokenizer: Tokenizer, max_len: int = 256) -> ServedModel:
-    card = model_card("w", "i", tokenizer=tokenizer)
-    card.max_model_len = max_len
-    return ServedModel.from_card(card)
+    return ServedModel.from_card(card(tokenizer, max_len))
 
 
 @pytest.mark.parametrize(("field", "value"), [("tokenizer_json", b"{}"), ("chat_template", "{% if %}")])
 def test_a_card_that_can_not_be_read_names_its_model(field: str, value: object) -> None:
-    card = model_card("w", "i")
-    setattr(card, field, value)
+    broken = card(byte_level())
+    setattr(broken, field, value)
     with pytest.raises(ModelCardError, match="model test-model: "):
-        ServedModel.from_card(card)
+        ServedModel.from_card(broken)
 
 
 async def test_a_long_text_is_refused_by_its_beginning_and_encoded_if_it_fits() -> None:

@@ -86,7 +86,7 @@ def test_a_rank_that_fails_says_why_and_ends_with_1() -> None:
     server = GroupLink(RankGroupConfig("well-behaved", kv_tokens=10**12, dtype="float32", rank_module=STANDIN))
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}  # torchrun's variables
     environment = rank_environment(server.settings, 1) | alone
-    done = subprocess.run([sys.executable, "-m", STANDIN], env=environment, cwd=Path(__file__).parents[4], check=False)
+    done = subprocess.run([sys.executable, "-m", STANDIN], env=environment, cwd=Path(__file__).parents[3], check=False)
     assert done.returncode == 1
     ((_, words),) = server.messages()
     event = decode_event(words)
