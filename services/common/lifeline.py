@@ -15,7 +15,7 @@ def die_with_parent() -> None:
 
     When PARENT_VARIABLE holds the parent's process id, a parent that died before the call is detected as well.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # fails for what is no signal only
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # fails only for an invalid signal
     expected = os.environ.get(PARENT_VARIABLE)
     if expected is not None and int(expected) != os.getppid():
         raise SystemExit("the parent died before this process was ready")

@@ -55,7 +55,7 @@ async def patiently(operation: Callable[[], Awaitable[T]]) -> T:
 
 async def serve(settings: FinetunerSettings, stop: asyncio.Event) -> None:
     """Train until `stop`; raises :class:`StartupError`."""
-    # An API server that is away is waited for.
+    # Opening waits for an API server that is away, and `stop` ends that, too.
     opening, stopping = asyncio.create_task(_open_runner(settings)), asyncio.create_task(stop.wait())
     await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
     try:

@@ -49,7 +49,7 @@ def connect(context: str = "") -> None:
 
 @contextmanager
 def asking(what: str) -> Iterator[None]:
-    """Raise CommandError with `what` for a call that the API server refuses in the block, or does not answer."""
+    """Raise CommandError if the API server refuses a call of the block, naming `what`, or does not answer it."""
     try:
         yield
     except client.ApiException as error:
