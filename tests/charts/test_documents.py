@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.charts.rendering import environment, expected_models, render, run_helm
+from tests.charts.rendering import Rendered, environment, expected_models, render, run_helm
 from tests.programs import CHART
 
 ROOT = CHART.parents[1]
@@ -21,6 +22,7 @@ TOP = set(yaml.safe_load((CHART / "values.yaml").read_text()))
 BLOCK = re.compile(r"^ *```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 NAME = re.compile(r"([A-Za-z]+(?:\.[A-Za-z]+)+)(?:[:=] ?\S+)?")
+SELECTED = re.compile(r"app\.kubernetes\.io/component in \(([a-z,]+)\)")
 FILE = re.compile(r"\.(?:yaml|json|txt|tgz)$")
 
 
@@ -85,6 +87,44 @@ def test_values_that_are_shown_render(values: dict[str, Any], tmp_path: Path) ->
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(values))
     assert render(file)
+
+
+@pytest.mark.parametrize(
+    ("values", "models", "chats", "scheme"),
+    [
+        ("", "smollm2-135m-instruct", "smollm2-135m-instruct", "http"),
+        ('workers: {pools: {default: {servedName: "it\'s"}, a: {servedName: embeds}}}', "embeds, it's", "it's", "http"),
+        ("workers: {pools: {default: null, b: {servedName: two}, a: {servedName: one}}}", "one, two", "one", "http"),
+        ("gateway: {tls: {secretName: public}, service: {port: 443}, tenancy: {enabled: true}}", "", "", "https"),
+    ],
+)
+def test_notes_name_all_models_and_print_a_curl_line_for_one_that_chats(
+    values: str, models: str, chats: str, scheme: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(values)
+    notes = run_helm("install", "notes", str(CHART), "--dry-run=client", "--values", str(file), major=4)
+    assert f" serves {models or 'smollm2-135m-instruct'}.\n" in notes
+    words = shlex.split(notes[notes.index("  curl ") :].partition("\n\n")[0])
+    assert f"{scheme}://127.0.0.1:8000/v1/chat/completions" in words
+    assert ("--insecure" in words) == (scheme == "https"), "the certificate names another host"
+    assert ("Authorization: Bearer $API_KEY" in words) == ("tenancy" in values)
+    body = json.loads(words[words.index("-d") + 1])
+    assert body == {
+        "model": chats or "smollm2-135m-instruct",
+        "messages": [{"role": "user", "content": "What is a list?"}],
+    }
+
+
+def test_pods_that_documents_wait_for_have_images_of_ours(rendered: Rendered) -> None:
+    """Or else an image of Grafana that cannot be pulled would be taken for an installation that does not serve."""
+    (selector,) = {match for page in PAGES for match in SELECTED.findall(page.read_text())}
+    waited = [pod for pod in rendered.pods if pod.component in selector.split(",")]
+    serving = [pod for pod in rendered.pods if str(pod).startswith("StatefulSet") or pod.component == "gateway"]
+    assert {str(pod) for pod in serving if pod.component != "redis"} <= {str(pod) for pod in waited}
+    for pod in waited:
+        for container in pod.containers:
+            assert "ryzanstein" in container["image"], f"{pod}: {container['image']}"
 
 
 def test_the_notes_say_what_a_memory_limit_leaves_for_a_model() -> None:

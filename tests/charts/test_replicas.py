@@ -103,3 +103,11 @@ def test_pods_spread_over_nodes() -> None:
         (constraint,) = pod.spec["topologySpreadConstraints"]
         assert constraint["whenUnsatisfiable"] == "ScheduleAnyway", pod
         assert constraint["labelSelector"]["matchLabels"].items() <= pod.labels.items(), pod
+
+
+def test_pods_that_a_rollout_replaces_do_not_count_for_the_spread_of_the_new_ones(rendered: Rendered) -> None:
+    """A Deployment's old pods go last, and after them the new ones would be where the old were not: on one node."""
+    for pod in rendered.pods:
+        constraints = pod.spec.get("topologySpreadConstraints", ())
+        keys = ["pod-template-hash"] if pod.owner["kind"] == "Deployment" else None
+        assert [constraint.get("matchLabelKeys") for constraint in constraints] == [keys] * len(constraints), pod

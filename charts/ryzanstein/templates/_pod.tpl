@@ -67,6 +67,10 @@ topologySpreadConstraints:
     labelSelector:
       matchLabels:
         {{- include "ryzanstein.selectorLabels" .of | nindent 8 }}
+    {{- if not (has (index .of 1) (list "router" "worker" "redis" "training")) }}
+    # A Deployment's new pods come before its old ones go. A StatefulSet's old pod goes first.
+    matchLabelKeys: [pod-template-hash]
+    {{- end }}
 {{- end }}
 {{- end }}
 

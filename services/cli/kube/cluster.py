@@ -172,6 +172,7 @@ def _listings(namespace: str) -> dict[str, Callable[[], Any]]:
         "ingresses": here(network.list_namespaced_ingress),
         "horizontalpodautoscalers": here(scaling.list_namespaced_horizontal_pod_autoscaler),
         "nodes": anywhere(core.list_node),
+        "ingresses anywhere": anywhere(network.list_ingress_for_all_namespaces),
         "ingressclasses": anywhere(network.list_ingress_class),
         "storageclasses": anywhere(storage.list_storage_class),
         **{kind: of_others(kind, *version) for kind, version in _OF_OTHERS.items()},

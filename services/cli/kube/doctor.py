@@ -21,17 +21,17 @@ def report(snapshot: ClusterSnapshot, *, as_json: bool) -> bool:
         print(json.dumps(body, indent=2))  # noqa: T201
     else:
         _print(Console(), snapshot, found)
-    return any(not finding.over for finding in found)
+    return any(not finding.harmless for finding in found)
 
 
 def _print(console: Console, snapshot: ClusterSnapshot, found: Sequence[Finding]) -> None:
     for finding in found:
-        colour = "yellow" if finding.over else "red"
+        colour = "yellow" if finding.harmless else "red"
         console.print(f"[{colour}]{finding.where}[/] is {finding.what}:", highlight=False, soft_wrap=True)
         console.print(f"  {finding.why}", highlight=False, markup=False, soft_wrap=True)
         for step in finding.do:
             console.print(f"    {step}", style="bold", highlight=False, markup=False, soft_wrap=True)
-    if all(finding.over for finding in found):
+    if all(finding.harmless for finding in found):
         pods = len(snapshot.own("pods"))
         console.print(f"{snapshot.namespace}/{snapshot.release} is well: {pods} pods", highlight=False)
     asked = sorted(snapshot.unread - {"podmonitors", "prometheuses", "httproutes"})

@@ -27,9 +27,7 @@ def _of_service(snapshot: ClusterSnapshot, service: Object) -> Iterator[Finding]
         if chosen:
             why = f"none of its {len(chosen)} pods is ready"
         yield Finding(where, "unreachable", why, (snapshot.kubectl(f"get pods -l {_joined(selector)}"),))
-    if service["spec"].get("type") == "LoadBalancer" and not (service.get("status", {}).get("loadBalancer") or {}).get(
-        "ingress"
-    ):
+    if service["spec"].get("type") == "LoadBalancer" and not _has_address(service):
         why = "its load balancer has no address: nothing in this cluster gives any, or it has not done so yet"
         do = (
             snapshot.kubectl(f"describe service {name(service)}"),
@@ -43,14 +41,24 @@ def _of_ingress(snapshot: ClusterSnapshot, ingress: Object) -> Iterator[Finding]
     if why := snapshot.missing_class("IngressClass", ingress["spec"].get("ingressClassName")):
         yield Finding(where, "unreachable", why, (snapshot.upgrade("--set ingress.className=CLASS"),))
         return
-    if not (ingress.get("status", {}).get("loadBalancer") or {}).get("ingress"):
-        why = "its controller has given it no address: is the controller running?"
-        yield Finding(
-            where,
-            "unreachable",
-            why,
-            ("kubectl get pods -A | grep -i ingress", snapshot.kubectl(f"describe ingress {name(ingress)}")),
-        )
+    if _has_address(ingress):
+        return
+    do = ("kubectl get pods -A | grep -i ingress", snapshot.kubectl(f"describe ingress {name(ingress)}"))
+    if served := [other for other in snapshot.all("ingresses anywhere") if _of_one_class(ingress, other)]:
+        why = f"its controller has given it no address, but one to {name(served[0])}: does it know this Ingress?"
+        yield Finding(where, "unreachable", why, do)
+    else:
+        why = "its controller gives none, as behind a NodePort or hostPort; it is well if clients get answers there"
+        yield Finding(where, "without an address", why, do, harmless=True)
+
+
+def _has_address(found: Object) -> bool:
+    return bool((found.get("status", {}).get("loadBalancer") or {}).get("ingress"))
+
+
+def _of_one_class(ingress: Object, other: Object) -> bool:
+    """Whether another Ingress of the class has an address, so that its controller does give some."""
+    return other["spec"].get("ingressClassName") == ingress["spec"].get("ingressClassName") and _has_address(other)
 
 
 def _of_route(snapshot: ClusterSnapshot, route: Object) -> Iterator[Finding]:

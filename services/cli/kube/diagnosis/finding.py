@@ -13,4 +13,4 @@ class Finding:
     what: str  # the symptom: Pending, not ready, restarting, unscraped, unreachable
     why: str
     do: tuple[str, ...]  # commands, or values of the chart
-    over: bool = False  # the problem is over
+    harmless: bool = False  # shown, and no failure: over, or as it should be in some clusters

@@ -65,7 +65,7 @@ def _of_containers(snapshot: ClusterSnapshot, pod: Object) -> Iterator[Finding]:
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     found = [finding for container in containers for finding in _of_container(snapshot, pod, container)]
     yield from found
-    if is_ready(pod) or not all(finding.over for finding in found):
+    if is_ready(pod) or not all(finding.harmless for finding in found):
         return
     mounts = [
         event
@@ -93,7 +93,9 @@ def _of_container(snapshot: ClusterSnapshot, pod: Object, container: Object) -> 
     elif reason == "CrashLoopBackOff" or container.get("restartCount", 0) > 0:
         found = _restarting(snapshot, pod, container)
         yield (
-            replace(found, what="well again, and was restarting", over=True) if _steady(snapshot, container) else found
+            replace(found, what="well again, and was restarting", harmless=True)
+            if _steady(snapshot, container)
+            else found
         )
     elif container["name"] == "fetch" and "running" in container.get("state", {}):
         yield Finding(

@@ -123,6 +123,12 @@ def ingress(wanted: str | None) -> Object:
     return {"metadata": {"name": "i", "labels": labels("gateway")}, "spec": {"ingressClassName": wanted}}
 
 
+def reached(wanted: str | None) -> Object:
+    """An Ingress with an address."""
+    made = ingress(wanted) | {"status": {"loadBalancer": {"ingress": [{"ip": "10.0.0.1"}]}}}
+    return made | {"metadata": {"name": "other", "namespace": "elsewhere"}}
+
+
 def route(*conditions: tuple[str, str]) -> Object:
     said = [{"type": kind, "status": status, "reason": "NotAllowed"} for kind, status in conditions]
     parents = [{"parentRef": {"name": "public"}, "conditions": said}] if said else []
@@ -140,8 +146,16 @@ DEFAULT: Object = {"metadata": {"name": "a", "annotations": {"ingressclass.kuber
         ({"services": [service(selector={"a": "b"})]}, "service/s", "no pod has the labels that it selects"),
         ({"ingresses": [ingress("x")], "ingressclasses": [NGINX]}, "ingress/i", "no IngressClass x; there are: nginx"),
         ({"ingresses": [ingress(None)]}, "ingress/i", "the cluster has no default one; there are: none"),
-        ({"ingresses": [ingress(None)], "ingressclasses": [DEFAULT]}, "ingress/i", "has given it no address"),
-        ({"ingresses": [ingress("nginx")], "ingressclasses": [NGINX]}, "ingress/i", "has given it no address"),
+        (
+            {"ingresses": [ingress(None)], "ingressclasses": [DEFAULT], "ingresses anywhere": [reached(None)]},
+            "ingress/i",
+            "has given it no address, but one to other",
+        ),
+        (
+            {"ingresses": [ingress("nginx")], "ingressclasses": [NGINX], "ingresses anywhere": [reached("nginx")]},
+            "ingress/i",
+            "has given it no address, but one to other",
+        ),
         ({"httproutes": [route()]}, "httproute/r", "no Gateway has taken it"),
         ({"httproutes": [route(("Accepted", "False"))]}, "httproute/r", "public does not accept it: NotAllowed"),
         ({"httproutes": [route(("Accepted", "True"), ("Programmed", "False"))]}, "", ""),
@@ -153,6 +167,20 @@ def test_ways_in_that_lead_nowhere(objects: dict[str, list[Object]], where: str,
     found = diagnose(broken.snapshot)
     assert [each.where for each in found] == [where] * bool(where)
     assert all(why in each.why for each in found)
+
+
+@pytest.mark.parametrize("others", [[], [reached("other")], [ingress("nginx")]])
+def test_ingress_without_an_address_is_no_failure_when_its_controller_gives_none(
+    others: list[Object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As behind a NodePort or hostPort, where it may well answer."""
+    broken = Broken()
+    broken.objects |= {"ingresses": [ingress("nginx")], "ingressclasses": [NGINX], "ingresses anywhere": others}
+    found = one(broken)
+    assert (found.where, found.what) == ("ingress/i", "without an address")
+    assert "NodePort or hostPort" in found.why
+    assert not report(broken.snapshot, as_json=False)
+    assert "is well: 6 pods" in capsys.readouterr().out
 
 
 def test_the_job_that_makes_the_secrets_has_failed() -> None:

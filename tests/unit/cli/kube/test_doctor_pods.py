@@ -176,9 +176,9 @@ def test_a_fetch_that_succeeded_at_its_second_attempt_is_over() -> None:
     broken = Broken()
     fetch = {"name": "fetch", "image": "cli", "restartCount": 1, "state": {"terminated": {"exitCode": 0}}}
     broken.pod("worker")["status"]["initContainerStatuses"] = [fetch]
-    assert one(broken).over
+    assert one(broken).harmless
     fetch["state"] = {"terminated": {"exitCode": 1}}
-    assert not one(broken).over
+    assert not one(broken).harmless
 
 
 def test_a_container_killed_for_memory() -> None:
