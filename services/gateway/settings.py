@@ -58,6 +58,11 @@ class GatewaySettings(AccessSettings):
         "of its own address may, and clients that are no browsers",
     )
     playground: bool = Field(default=True, description="Serve a page at / that talks to the models")
+    unknown_fields: Literal["ignore", "refuse"] = Field(
+        default="ignore",
+        description="Fields of requests that no API here knows: left out, and named in the answer's header "
+        "`x-ryzanstein-ignored`; or refused with 400",
+    )
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, description="Largest request body")
     header_timeout_s: float = Field(default=10.0, gt=0, description="A request's head must arrive within this time")
     max_header_fields: int = Field(default=128, ge=16, description="Most fields that a request's head may have")

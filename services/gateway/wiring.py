@@ -99,7 +99,7 @@ class SharedServices:
         return OriginPolicy(settings.allowed_origins, host=settings.host, keyless=not settings.tenancy)
 
     def _entrance(self, gate: Gate) -> Entrance:
-        return Entrance(gate, self.models)
+        return Entrance(gate, self.models, self.settings.unknown_fields == "refuse")
 
     def _limits(self) -> BodyLimits:
         return BodyLimits(self.settings.max_body_bytes, self.settings.body_timeout_s)

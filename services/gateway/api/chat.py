@@ -72,4 +72,3 @@ class ChatRequest:
     max_tokens: int | None = None  # None: as many as fit
     logprobs: int | None = None  # the number of alternatives for each token
     include_workers: bool = False
-    ignored_tools: Sequence[str] = ()  # types of hosted tools in the body, which are ignored

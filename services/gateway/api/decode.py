@@ -12,6 +12,7 @@ import msgspec
 
 from services.gateway.api.allowed import allowed_values
 from services.gateway.api.fields import check_neutral, neutral_values
+from services.gateway.api.ignored import Ignored, leave_out
 from services.gateway.errors import ApiError, invalid
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -20,10 +21,12 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 _INLINE_BYTES = 64 * 1024
 # Most items in a list of texts, token ids or messages: decoding that many takes about 30 ms.
 _MAX_VALUES = 400_000
-_MAX_OPTION_BYTES = 256 * 1024  # for each field other than the texts
+_MAX_OPTION_BYTES = 256 * 1024  # for each field other than the texts and the tools
+_MAX_TOOLS_BYTES = 4 * 1024 * 1024
 _TEXT_FIELDS = frozenset(
     {"prompt", "input", "instructions", "tokens", "messages", "text_1", "text_2", "query", "documents", "system"}
 )
+_TOOL_FIELDS = frozenset({"tools", "functions"})
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$")
@@ -34,6 +37,7 @@ _SURROGATES = re.compile(
 _NO_MEMBER = ("Invalid enum value ", "Invalid value ")
 _MEDIA = ("image_url", "input_image", "input_audio", "video_url", "file", "input_file")  # types of parts
 TEXT_ONLY = "models here read text only, and the vision of multimodal ones is not loaded"
+_INDEX = re.compile(r"\[\d+\]")
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
 
 
@@ -44,35 +48,42 @@ class BodyDecoder(Generic[Body]):
         self._kind = kind
         self._decoder = msgspec.json.Decoder(kind)
         self._neutral = neutral_values(kind)
-        fields = [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in kind.__struct_encode_fields__]
-        outline = msgspec.defstruct(f"{kind.__name__}Outline", fields, forbid_unknown_fields=True)
-        self._outline = msgspec.json.Decoder(outline)
+        self._outline = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-    async def decode(self, data: bytes) -> Body:
-        """Validate and decode, a large body off the event loop; raises :class:`ApiError` (400)."""
+    async def decode(self, data: bytes, ignored: Ignored | None = None) -> Body:
+        """Validate and decode, a large body off the event loop; raises :class:`ApiError` (400).
+
+        What `ignored` collects is left out; without it, unknown fields are refused.
+        """
+        ignored = ignored or Ignored(refuse_fields=True)
         if len(data) <= _INLINE_BYTES:
-            return self._explained(data)
-        return await asyncio.to_thread(self._decode_large, data)
+            return self._explained(data, ignored)
+        return await asyncio.to_thread(self._decode_large, data, ignored)
 
-    def _decode_large(self, data: bytes) -> Body:
-        """Decode the fields one by one: the event loop can run between two fields."""
+    def _decode_large(self, data: bytes, ignored: Ignored) -> Body:
+        """Check the fields' sizes one by one: the event loop can run between two fields."""
         try:
             outline = self._outline.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return self._explained(data)  # raises the same error with the field's name
-        for field in self._outline.type.__struct_fields__:
-            _check_size(field, bytes(getattr(outline, field)))
+            return self._explained(data, ignored)  # raises the same error with the field's name
+        for field in list(outline):
+            if field in self._kind.__struct_encode_fields__:
+                _check_size(field, bytes(outline[field]))
+            elif not ignored.refuse_fields:
+                ignored.add(field)
+                del outline[field]
+        data = msgspec.json.encode(outline)
         collecting = gc.isenabled()
         gc.disable()  # decoding makes no garbage, and a collection takes longer than decoding
         try:
-            return self._explained(data)
+            return self._explained(data, ignored)
         finally:
             if collecting:
                 gc.enable()
 
-    def _explained(self, data: bytes) -> Body:
+    def _explained(self, data: bytes, ignored: Ignored) -> Body:
         try:
-            body = self._decoder.decode(data)
+            body = self._known(data, ignored)
         except msgspec.ValidationError as error:
             raise explain(error, self._kind) from error
         except msgspec.DecodeError as error:
@@ -85,12 +96,21 @@ class BodyDecoder(Generic[Body]):
         check_neutral(body, self._neutral)
         return body
 
+    def _known(self, data: bytes, ignored: Ignored) -> Body:
+        """Decode, without what is left out; only bodies that have it are read twice."""
+        try:
+            return self._decoder.decode(data)
+        except msgspec.ValidationError:
+            known = leave_out(msgspec.json.decode(data), self._kind, ignored)
+            return self._decoder.decode(msgspec.json.encode(known))
+
 
 def _check_size(field: str, value: bytes) -> None:
     """Refuse a field that would take long to decode; raises :class:`ApiError` (400)."""
     if field not in _TEXT_FIELDS:
-        if len(value) > _MAX_OPTION_BYTES:
-            message = f"`{field}` may have at most {_MAX_OPTION_BYTES} bytes, got {len(value)}."
+        most = _MAX_TOOLS_BYTES if field in _TOOL_FIELDS else _MAX_OPTION_BYTES
+        if len(value) > most:
+            message = f"`{field}` may have at most {most} bytes, got {len(value)}."
             raise invalid(message, field, "invalid_value")
     elif not value.startswith(b'"') and value.count(b",") >= _MAX_VALUES:
         message = f"`{field}` may hold at most {_MAX_VALUES} values (commas are counted)."
@@ -135,15 +155,22 @@ def explain(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> ApiEr
     return invalid(f"Invalid value for {where}: {text[0].lower()}{text[1:]}.", path or None, "invalid_value")
 
 
-def converted(raw: dict[str, Any], kind: type[Body], where: str) -> Body:
+def converted(raw: dict[str, Any], kind: type[Body], where: str, ignored: Ignored) -> Body:
     """Convert a part that a body's type leaves open; raises :class:`ApiError` (400) naming the field below `where`."""
     try:
-        return msgspec.convert(raw, kind)
+        return _known_part(raw, kind, where, ignored)
     except msgspec.ValidationError as error:
         found = explain(error, kind)
         param = f"{where}.{found.param}" if found.param else where
         message = found.message.replace(f"`{found.param}`" if found.param else "the body", f"`{param}`")
         raise invalid(message, param, found.code or "invalid_value") from error
+
+
+def _known_part(raw: dict[str, Any], kind: type[Body], where: str, ignored: Ignored) -> Body:
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError:
+        return msgspec.convert(leave_out(raw, kind, ignored, _INDEX.sub("[]", where)), kind)
 
 
 def unsupported_value(param: str, value: object, allowed: Sequence[str]) -> ApiError:

@@ -21,6 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from services.common.tasks import end_tasks
+from services.gateway.api.ignored import IGNORED_HEADER
 from services.gateway.asgi import ASGIApp
 from services.gateway.batches.files import FileGoneError
 from services.gateway.batches.jobs import Claim, JobStore, Outcome
@@ -296,6 +297,8 @@ def _custom_id(data: bytes) -> str | None:
 
 def _outcome(number: int, line: Line, request_id: str, answer: Answer) -> Outcome:
     response = {"status_code": answer.status, "request_id": request_id, "body": msgspec.Raw(answer.body)}
+    if ignored := answer.headers.get(IGNORED_HEADER.encode()):
+        response["ignored"] = ignored.decode()
     where = {} if answer.ok else {"line": number}
     written = {"id": new_id("batch_req"), "custom_id": line.custom_id, **where, "response": response, "error": None}
     data = msgspec.json.encode(written) + b"\n"

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from services.gateway.api.ignored import Ignored
 from services.gateway.api.options import MAX_SESSION_CHARS
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.abilities import require_generation
@@ -51,19 +52,20 @@ class AdmittedRequest:
     """
 
     __slots__ = (
-        "__weakref__", "_gate", "_work", "admission", "answering", "model", "models", "on_start", "prepared", "tenant",
-        "used",
+        "__weakref__", "_gate", "_work", "admission", "answering", "ignored", "model", "models", "on_start", "prepared",
+        "tenant", "used",
     )  # fmt: skip
 
     admission: Permit
     model: ServedModel  # that answers
     prepared: Prepared
 
-    def __init__(self, gate: Gate, models: Models, tenant: Tenant) -> None:
+    def __init__(self, gate: Gate, models: Models, tenant: Tenant, ignored: Ignored) -> None:
         self._gate = gate
         self._work: _Work | None = None
         self.models = models
         self.tenant = tenant
+        self.ignored = ignored
         self.used = _NOTHING
         self.answering = False  # from the first chunk on
         # Called whenever it has started on a model. A function that keeps the request makes a cycle, for the collector.
@@ -85,7 +87,7 @@ class AdmittedRequest:
         """On whose behalf it runs; a request gets no better priority than its tenant's own."""
         tenant = self.tenant
         effective = tenant.priority if priority is None else max(priority, tenant.priority)
-        return Caller(tenant.name, effective, tenant.weight, session, traceparent)
+        return Caller(tenant.name, effective, tenant.weight, session, traceparent, self.ignored)
 
     @property
     def fell_back(self) -> bool:

@@ -132,7 +132,6 @@ class ChatPreparer:
             include_workers=request.include_workers,
             billed=lambda generation: generation.usage,
             per_prompt=request.n,
-            ignored_tools=tuple(request.ignored_tools),
         )
 
     async def _constraint(self, request: ChatRequest, tools: ToolUse | None) -> Asked | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from services.gateway.api.chat import CHAT_COMPLETIONS, Call, ChatRequest, OfferedTools, Turn
+from services.gateway.api.ignored import Ignored
 from services.gateway.api.options import FunctionDefinition
 from services.gateway.api.schema import ChatBody, ChosenFunction, ChosenTool, Message, ToolCall
 from services.gateway.errors import ApiError, invalid
@@ -26,10 +27,10 @@ class ChatBodyPreparer:
 
     async def prepare(self, body: ChatBody, model: ServedModel, caller: Caller) -> Prepared:
         """See :class:`Preparer`."""
-        return await self._chats.prepare(chat_of(body, model.max_len), model, caller)
+        return await self._chats.prepare(chat_of(body, model.max_len, caller.ignored), model, caller)
 
 
-def chat_of(body: ChatBody, max_turns: int) -> ChatRequest:
+def chat_of(body: ChatBody, max_turns: int, ignored: Ignored) -> ChatRequest:
     """The chat that a body asks for; raises :class:`ApiError` (400), for too many messages before any is looked at."""
     if len(body.messages) > max_turns:  # a message costs a token at the least
         message = f"`messages` may hold at most {max_turns} messages for this model, got {len(body.messages)}."
@@ -40,6 +41,8 @@ def chat_of(body: ChatBody, max_turns: int) -> ChatRequest:
     if open_turn and continued:
         message = "`continue_final_message` needs `add_generation_prompt` to be false."
         raise invalid(message, "continue_final_message", "invalid_value")
+    if body.web_search_options is not None:
+        ignored.add("web_search_options")
     return ChatRequest(
         turns=[_turn(message) for message in body.messages],
         names=_OLDER if body.functions else CHAT_COMPLETIONS,
@@ -52,7 +55,6 @@ def chat_of(body: ChatBody, max_turns: int) -> ChatRequest:
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         include_workers=body.stream_options is not None and bool(body.stream_options.include_workers),
-        ignored_tools=() if body.web_search_options is None else ("web_search",),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.gateway.api.ignored import Ignored
 from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.models import Models
 from services.gateway.tenants.tenant import Gate, Tenant
@@ -15,7 +16,8 @@ class Entrance:
 
     gate: Gate
     models: Models
+    refuse_fields: bool = False  # that no API knows; else they are ignored
 
     def admit(self, tenant: Tenant) -> AdmittedRequest:
         """Return a new request of a tenant; :class:`AdmittedRequest` enters the gate."""
-        return AdmittedRequest(self.gate, self.models, tenant)
+        return AdmittedRequest(self.gate, self.models, tenant, Ignored(self.refuse_fields))

@@ -22,7 +22,6 @@ class Prepared:
     billed: Callable[[Generation], Usage]
     per_prompt: int = 1  # choices that share a prompt: it is counted once
     include_workers: bool = False
-    ignored_tools: tuple[str, ...] = ()  # hosted tools that the body offers, which there are none of here
 
     def usage(self) -> Usage:
         """The tokens that the sequences have used so far."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ryzanstein.v1 import worker_pb2
 
+from services.gateway.api.ignored import Ignored
 from services.gateway.generation.group import SequenceGroup
 from services.gateway.text.codec import ServedModel
 
@@ -61,6 +62,7 @@ class Caller:
     weight: int = 0
     session: str = ""
     traceparent: str = ""
+    ignored: Ignored = field(default_factory=Ignored)  # collects what translations of its body leave out
 
 
 @dataclass(frozen=True, slots=True)

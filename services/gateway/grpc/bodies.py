@@ -12,6 +12,7 @@ from ryzanstein.v1 import inference_pb2
 
 from services.common.floats import as_written
 from services.gateway.api.decode import explain
+from services.gateway.api.ignored import Ignored
 from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.errors import invalid
 
@@ -20,16 +21,19 @@ T = TypeVar("T", bound=msgspec.Struct)
 _MAX_ENTRIES = 1024  # in one option: logit_bias, stop_token_ids
 
 
-def completion_body(request: inference_pb2.GenerateRequest, prompt: str | list[int]) -> CompletionBody:
+def completion_body(
+    request: inference_pb2.GenerateRequest, prompt: str | list[int], ignored: Ignored
+) -> CompletionBody:
     """The body of a completion; raises :class:`ApiError`."""
     fields: dict[str, Any] = {"model": request.model, "prompt": prompt, "echo": request.echo}
     for name in ("prompt_logprobs", "add_special_tokens"):
         if request.HasField(name):
             fields[name] = getattr(request, name)
+    check_known(request, ignored)
     return _body(request, fields, CompletionBody)
 
 
-def chat_body(request: inference_pb2.ChatRequest) -> ChatBody:
+def chat_body(request: inference_pb2.ChatRequest, ignored: Ignored) -> ChatBody:
     """The body of a chat; raises :class:`ApiError`."""
     fields: dict[str, Any] = {"model": request.model, "messages": list(map(_message, request.messages))}
     if request.tools:
@@ -48,6 +52,7 @@ def chat_body(request: inference_pb2.ChatRequest) -> ChatBody:
     fields["continue_final_message"] = request.continue_final_message
     if request.options.HasField("logprobs"):  # chat has two fields for it
         fields |= {"logprobs": True, "top_logprobs": request.options.logprobs}
+    check_known(request, ignored)
     return _body(request, fields, ChatBody)
 
 
@@ -78,7 +83,6 @@ def _body(
     request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, fields: dict[str, Any], kind: type[T]
 ) -> T:
     """Validate the values like a REST body; raises :class:`ApiError`."""
-    check_known(request)
     try:
         return msgspec.convert({**_options(request.options), **fields}, kind)
     except msgspec.ValidationError as error:
@@ -114,13 +118,15 @@ def _value(field: FieldDescriptor, value: Any) -> Any:
     return dict(value) if field.message_type.GetOptions().map_entry else _fields(value)
 
 
-def check_known(message: Message) -> None:
-    """Refuse fields of a newer contract; raises :class:`ApiError`."""
+def check_known(message: Message, ignored: Ignored) -> None:
+    """Leave out fields of a newer contract, or refuse them; raises :class:`ApiError`."""
     unknown = UnknownFieldSet(message)
-    if len(unknown):
-        text = f"Unknown field {unknown[0].field_number} of {message.DESCRIPTOR.name}: this gateway is older."
-        raise invalid(text, code="unknown_field")
+    for number in sorted({unknown[index].field_number for index in range(len(unknown))}):
+        if ignored.refuse_fields:
+            text = f"Unknown field {number} of {message.DESCRIPTOR.name}: this gateway is older."
+            raise invalid(text, code="unknown_field")
+        ignored.add(f"{message.DESCRIPTOR.name}.{number}")
     for field, value in message.ListFields():
         if field.message_type is not None and not field.message_type.GetOptions().map_entry:
             for part in value if field.is_repeated else (value,):
-                check_known(part)
+                check_known(part, ignored)

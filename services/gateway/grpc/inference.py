@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 from services.common.logs import request_id_var
+from services.gateway.api.ignored import IGNORED_HEADER, Ignored
 from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid
@@ -61,6 +62,7 @@ class _Call:
 
     context: Context
     traceparent: str
+    ignored: Ignored  # of an admitted request: its own
     model: str = ""
     answering: bool = False  # true from the first response on
 
@@ -80,7 +82,7 @@ class _Call:
 
     async def find(self, admitted: AdmittedRequest, request: _Naming) -> ServedModel:
         """Find the model of a call, and count the call for it; raises :class:`ApiError`."""
-        check_known(request)
+        check_known(request, admitted.ignored)
         model = await admitted.find_model(request.model)
         self.model = model.name
         return model
@@ -102,8 +104,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> None:
         """Continue a text or token ids."""
-        async with self._call("Generate", request, context) as call, self._admitted(context) as admitted:
-            body = completion_body(request, await _prompt(request, admitted))
+        async with self._call("Generate", request, context) as call, self._admitted(context, call) as admitted:
+            body = completion_body(request, await _prompt(request, admitted), admitted.ignored)
             call.follow(admitted)
             await admitted.start(self.completions, body, request.options.session_id, call.traceparent)
             await _answer(admitted, body, call)
@@ -112,16 +114,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> None:
         """Continue a conversation."""
-        async with self._call("Chat", request, context) as call, self._admitted(context) as admitted:
+        async with self._call("Chat", request, context) as call, self._admitted(context, call) as admitted:
             _check_count(await admitted.find_model(request.model), len(request.messages), "messages")
-            body = chat_body(request)
+            body = chat_body(request, admitted.ignored)
             call.follow(admitted)
             await admitted.start(self.chat, body, request.options.session_id, call.traceparent)
             await _answer(admitted, body, call)
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:  # noqa: N802
         """Embed texts."""
-        async with self._call("Embed", request, context) as call, self._admitted(context) as admitted:
+        async with self._call("Embed", request, context) as call, self._admitted(context, call) as admitted:
             model = await call.find(admitted, request)
             require_embedding(model)
             prompt = model.card.prompts.get(model.card.default_prompt, "")
@@ -135,7 +137,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
         """Convert a text to token ids."""
-        async with self._call("Tokenize", request, context) as call, self._admitted(context) as admitted:
+        async with self._call("Tokenize", request, context) as call, self._admitted(context, call) as admitted:
             model = await call.find(admitted, request)
             ids = await model.encode(request.text, "text", add_special_tokens=request.add_special_tokens)
         return inference_pb2.TokenizeResponse(ids=ids)
@@ -144,7 +146,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         """Convert token ids to text."""
-        async with self._call("Detokenize", request, context) as call, self._admitted(context) as admitted:
+        async with self._call("Detokenize", request, context) as call, self._admitted(context, call) as admitted:
             model = await call.find(admitted, request)
             _check_count(model, len(request.ids), "ids")
             if request.ids:
@@ -156,8 +158,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
         """List the models that requests may name."""
-        async with self._call("ListModels", request, context):
-            check_known(request)
+        async with self._call("ListModels", request, context) as call:
+            check_known(request, call.ignored)
             tenant = await self._tenant(context)
             models = [
                 model_message(name, model)
@@ -174,12 +176,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         ids = (("x-request-id", request_id), *((("x-trace-id", observed.trace_id),) if observed.trace_id else ()))
         context.set_trailing_metadata(ids)
         observed.attach()  # gRPC runs every call in its own task
-        call, status = _Call(context, observed.traceparent), CLIENT_GONE
+        call = _Call(context, observed.traceparent, Ignored(self.entrance.refuse_fields))
+        status = CLIENT_GONE
         try:
             if isinstance(request, Undecodable):
                 raise invalid(f"The request cannot be read, its texts must be UTF-8: {request.reason}")
             async with self.drain.limit():
                 yield call
+            if call.ignored.names:
+                context.set_trailing_metadata((*ids, (IGNORED_HEADER, call.ignored.header)))
             status = 200
         except ApiError as error:
             status = error.status
@@ -199,8 +204,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return await self.entrance.gate.identify(_metadata(context, "authorization"))
 
     @asynccontextmanager
-    async def _admitted(self, context: Context) -> AsyncIterator[AdmittedRequest]:
+    async def _admitted(self, context: Context, call: _Call) -> AsyncIterator[AdmittedRequest]:
         async with self.entrance.admit(await self._tenant(context)) as admitted:
+            call.ignored = admitted.ignored
             yield admitted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
+from services.gateway.api.ignored import Ignored
 from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.entrance import Entrance
 from services.gateway.http.exchange import BodyLimits, Exchange
@@ -21,8 +22,8 @@ class Endpoint(Protocol):
 class Handler(Protocol[Body]):
     """The part in which JSON routes differ."""
 
-    async def decode(self, data: bytes) -> Body:
-        """Validate a body; raises :class:`ApiError`."""
+    async def decode(self, data: bytes, ignored: Ignored) -> Body:
+        """Validate a body without what `ignored` collects; raises :class:`ApiError`."""
 
     async def answer(self, exchange: Exchange, body: Body, request: AdmittedRequest) -> None:
         """Answer an admitted request; raises :class:`ApiError`."""
@@ -41,4 +42,5 @@ class JsonEndpoint(Generic[Body]):
         tenant = await self._entrance.gate.identify(exchange.authorization)
         data = await exchange.body(self._limits)
         async with self._entrance.admit(tenant) as request:
-            await self._handler.answer(exchange, await self._handler.decode(data), request)
+            exchange.ignored = request.ignored
+            await self._handler.answer(exchange, await self._handler.decode(data, request.ignored), request)

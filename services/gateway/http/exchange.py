@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from codecs import BOM_UTF8
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from services.common.logs import request_id_var
+from services.gateway.api.ignored import IGNORED_HEADER, Ignored
 from services.gateway.asgi import JSON, ASGIMessage, Headers, Receive, Scope, Send, authorization, header
 from services.gateway.errors import ApiError, invalid, too_large
 from services.gateway.http.encoding import inflate
@@ -49,17 +50,11 @@ class ApiDialect:
 
 
 OPENAI_DIALECT = ApiDialect()
-_IGNORED_TOOLS = b"x-ryzanstein-ignored-tools"  # types of hosted tools in the body, which are ignored
 _SSE: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-def ignored_tools_header(types: Sequence[str]) -> Headers:
-    """The header that lists the ignored hosted tools; none if there are none."""
-    return [(_IGNORED_TOOLS, ", ".join(dict.fromkeys(types)).encode())] if types else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +81,7 @@ class Exchange:
         self.complete = False  # the last byte has been handed to the server
         self.response_headers: Headers = []
         self.answer_headers: Headers = []  # set by the attempt that answers
+        self.ignored = Ignored()  # the part of the body that is left out
         self.dialect = dialect
         self.errors = dialect.errors
         self.model = ""  # for metrics; empty until known
@@ -207,7 +203,9 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
 
     async def _start(self, status: int, headers: Headers) -> None:
-        await self.send({"type": "http.response.start", "status": status, "headers": [*headers, *self.answer_headers]})
+        ignored = [(IGNORED_HEADER.encode(), self.ignored.header.encode())] if self.ignored.names else []
+        headers = [*headers, *self.answer_headers, *ignored]
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
 
 class UntilDisconnect:

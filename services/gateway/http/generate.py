@@ -10,7 +10,7 @@ from services.gateway.generation.admitted import FALLBACK_HEADER, AdmittedReques
 from services.gateway.generation.choice import Choice
 from services.gateway.generation.prepared import Prepared
 from services.gateway.generation.request import Caller
-from services.gateway.http.exchange import Exchange, UntilDisconnect, ignored_tools_header
+from services.gateway.http.exchange import Exchange, UntilDisconnect
 from services.gateway.http.heartbeat import Heartbeat
 from services.gateway.http.serializer import Body, GeneratingEndpoint, Serializer
 from services.gateway.text.codec import ServedModel
@@ -64,9 +64,9 @@ class _Writing(Generic[Body]):
 
     def begin(self, request: AdmittedRequest) -> None:
         """Set the answer's headers, now that its model is known."""
-        exchange, prepared = self._exchange, request.prepared
+        exchange = self._exchange
         exchange.model = request.model.name
-        exchange.answer_headers = [*request.admission.headers, *ignored_tools_header(prepared.ignored_tools)]
+        exchange.answer_headers = list(request.admission.headers)
         if request.fell_back:
             exchange.answer_headers.append((FALLBACK_HEADER.encode(), request.model.name.encode()))
         if self._streamed:

@@ -112,6 +112,8 @@ def document(app: FastAPI, documented: Mapping[str, Documentation]) -> dict[str,
     whole = get_openapi(title=app.title, version="1.0.0", description=description, routes=app.routes)
     bodies = [route.body for route in documented.values()]
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
+    for component in components.values():
+        component.pop("additionalProperties", None)  # unknown fields are left out
     declared = whole.setdefault("components", {})
     declared.setdefault("schemas", {}).update(components, Error=_ERROR_SCHEMA, MessagesError=_MESSAGES_ERROR_SCHEMA)
     declared["securitySchemes"] = {

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from services.gateway.api.ignored import Ignored
 from services.gateway.errors import ApiError
 from services.gateway.generation.choice import Choice
 from services.gateway.generation.output import Generation, OutputChunk
@@ -62,8 +63,8 @@ Body = TypeVar("Body", bound=StreamableBody)
 class GeneratingEndpoint(Protocol[Body]):
     """The part in which generating routes differ."""
 
-    async def decode(self, data: bytes) -> Body:
-        """Validate a body; raises :class:`ApiError`."""
+    async def decode(self, data: bytes, ignored: Ignored) -> Body:
+        """Validate a body without what `ignored` collects; raises :class:`ApiError`."""
 
     async def answer(self, body: Body, model: ServedModel, caller: Caller) -> Answer:
         """The sequences of a body and their serializer; raises :class:`ApiError`."""

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.fields import neutral
+from services.gateway.api.ignored import Ignored
 from services.gateway.api.options import TokenId
 from services.gateway.api.schema import ChatBody, Message, Tool
 from services.gateway.errors import invalid
@@ -74,18 +75,18 @@ class TokenizeHandler:
     async def answer(self, exchange: Exchange, body: TokenizeBody, request: AdmittedRequest) -> None:
         """See :class:`Handler`."""
         model = await request.find_model(body.model)
-        ids = await self._encode(body, model)
+        ids = await self._encode(body, model, request.ignored)
         answer = {"count": len(ids), "max_model_len": model.max_len, "tokens": ids, "token_strs": None}
         if body.return_token_strs:
             answer["token_strs"] = await model.off_loop(len(ids), lambda: model.spellings(ids))
         await exchange.send_json(200, answer)
 
-    async def _encode(self, body: TokenizeBody, model: ServedModel) -> list[int]:
+    async def _encode(self, body: TokenizeBody, model: ServedModel, ignored: Ignored) -> list[int]:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("Exactly one of `prompt` and `messages` is needed.", "prompt", "invalid_value")
         if body.messages is not None:
             body_of_chat = ChatBody(messages=body.messages, **{name: getattr(body, name) for name in _OF_MESSAGES})
-            chat = chat_of(body_of_chat, model.max_len)
+            chat = chat_of(body_of_chat, model.max_len, ignored)
             return (await self._chats.encode(chat, model, add_special_tokens=bool(body.add_special_tokens))).ids
         for name in _OF_MESSAGES:
             if getattr(body, name) is not None:

@@ -16,7 +16,8 @@ Client to server, distinguished by ``type``:
 Server to client:
 
 * ``started``: ``{"type": "started", "id", "token", "model", "prompt_tokens"}``. It is sent again, before the first
-  token, when the model has lost its last worker and the fallback model answers.
+  token, when the model has lost its last worker and the fallback model answers. ``ignored`` is there when a part of
+  the request was left out; it has the value of REST's header ``x-ryzanstein-ignored``.
 * ``token``: ``{"type": "token", "id", "index", "text", "ids"}``: tokens ``index`` to ``index + len(ids) - 1`` and the
   text they add. Tokens that are ready together share a message: a slow reader gets larger messages, never fewer
   tokens. The joined texts are the whole text; text can lag behind its ids (an unfinished character, a possible stop
@@ -40,6 +41,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct, field
 
 from services.gateway.api.decode import BodyDecoder, described, lone_surrogate
+from services.gateway.api.ignored import Ignored
 from services.gateway.api.schema import SamplingBody
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.logprobs import LogprobWriter
@@ -127,9 +129,9 @@ class SingleSequence(Generic[Body]):
         self._preparer = preparer
         self._write_logprobs = write_logprobs
 
-    async def decode(self, data: bytes) -> Body:
-        """Validate a body; raises :class:`ApiError` (400)."""
-        body = await self._decoder.decode(data)
+    async def decode(self, data: bytes, ignored: Ignored) -> Body:
+        """Validate a body without what `ignored` collects; raises :class:`ApiError` (400)."""
+        body = await self._decoder.decode(data, ignored)
         _check_body(body)
         return body
 

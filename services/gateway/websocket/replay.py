@@ -89,8 +89,10 @@ class ReplayBuffer:
     def beginning(self, name: str) -> dict[str, Any]:
         """The `started` message."""
         prompt_tokens = len(self._request.prepared.generations[0].request.prompt_ids)
+        ignored = self._request.ignored.header
         return {
             "type": "started", "id": name, "token": self.token, "model": self.model, "prompt_tokens": prompt_tokens,
+            **({"ignored": ignored} if ignored else {}),
         }  # fmt: skip
 
     def ending(self, name: str) -> dict[str, Any]:

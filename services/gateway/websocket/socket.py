@@ -202,7 +202,7 @@ class _Connection:
         tenant = await entrance.gate.identify(self._authorization)
         async with AsyncExitStack() as held:
             request = await held.enter_async_context(entrance.admit(tenant))
-            body = await kind.decode(bytes(message.request))
+            body = await kind.decode(bytes(message.request), request.ignored)
             await request.start(kind, body, self._session, observed.traceparent)
             buffer = ReplayBuffer(request, kind, held.pop_all(), observed, socket.drain)
         socket.buffers.add(buffer)

@@ -131,10 +131,11 @@ async def test_chat_responses_and_embeddings(server: RedisServer) -> None:
         assert done.usage is not None
         assert done.usage.output_tokens == 16
         chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-        line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat}
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat | {"nonsense": 1}}
         done = await over(stack.client, await begin(stack.client, [line], "/v1/chat/completions"))
         output, _ = await results(stack.client, done)
         assert output[0]["response"]["body"]["object"] == "chat.completion"
+        assert output[0]["response"]["ignored"] == "nonsense"
         line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "hi"}}
         done = await over(stack.client, await begin(stack.client, [line], "/v1/embeddings"))
         output, _ = await results(stack.client, done)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from services.gateway.api.ignored import IGNORED_HEADER
 from tests.integration.gateway import fleet
 from tests.integration.gateway.client_shapes import CODEX, SHAPES
 from tests.integration.gateway.fleet import CHAT_TEMPLATE
@@ -19,7 +20,6 @@ from tests.integration.gateway.test_messages import writes
 from tests.integration.gateway.test_responses import events_of
 
 TABLE = tomllib.loads((Path(__file__).parents[3] / "docs/reference/clients.toml").read_text())["client"]
-IGNORED = "x-ryzanstein-ignored-tools"
 TEMPLATE = (
     "{% for t in tools or [] %}{{ t.function.name }}\n{% endfor %}" + CHAT_TEMPLATE.split("{% if")[0]
     + "{% for m in messages %}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>"
@@ -51,8 +51,8 @@ async def test_an_agent_is_answered_and_goes_on_from_its_tools(stack: Stack, nam
         answer = await stack.http.post(shape.path, json=shape.body | {shape.conversation: turn})
         assert answer.status_code == 200, answer.text
         assert "read" in answer.text
-        offered = [tool["type"] for tool in shape.body["tools"] if tool.get("type", "").startswith("web_search")]
-        assert answer.headers.get(IGNORED, "") == ", ".join(offered)
+        hosted = [tool["type"] for tool in shape.body["tools"] if tool.get("type", "").startswith("web_search")]
+        assert answer.headers.get(IGNORED_HEADER, "") == ", ".join(f"tools[].type={kind}" for kind in hosted)
     prompt = text_of(list(stack.workers[0].submits[-1].prompt_ids))
     assert prompt.startswith("read\n")
     assert "web_search" not in prompt
@@ -125,6 +125,6 @@ async def test_tokens_of_an_agents_prompt_are_counted_as_they_are_billed(stack: 
             ("input", "tools", "tool_choice", "messages", "system", "thinking", "output_config"),
         )
         counted = await stack.http.post(path, json={key: shape.body[key] for key in needed if key in shape.body})
-        assert counted.headers[IGNORED].startswith("web_search")
+        assert counted.headers[IGNORED_HEADER].startswith("tools[].type=web_search")
         billed = await stack.http.post(shape.path, json=shape.body | {"stream": False})
         assert counted.json()["input_tokens"] == billed.json()["usage"]["input_tokens"], json.dumps(counted.json())

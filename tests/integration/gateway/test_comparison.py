@@ -93,7 +93,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("/rerank", {"query": "", "documents": ["a"]}, "query", "empty"),
     ("/rerank", {"query": "a", "documents": ["a", ""]}, "documents[1]", "empty"),
     ("/rerank", {"query": "a", "documents": ["a"] * 2049}, "documents", "2048"),
-    ("/rerank", {"query": "a", "documents": [{"title": "a"}]}, "documents[0].title", "Unknown field"),
+    ("/rerank", {"query": "a", "documents": [{"title": "a"}]}, "documents[0].text", "Missing required field"),
     ("/rerank", {"query": "a", "documents": ["a"], "top_n": -1}, "top_n", ">= 0"),
     ("/rerank", {"query": "a", "documents": ["a"], "max_tokens_per_doc": 0}, "max_tokens_per_doc", ">= 1"),
 ]

@@ -11,6 +11,7 @@ import pytest
 from msgspec import inspect
 
 from services.gateway.api.fields import neutral_values
+from services.gateway.api.ignored import IGNORED_HEADER
 from services.gateway.api.schema import (
     BatchBody,
     ChatBody,
@@ -140,7 +141,7 @@ async def test_fields_that_advise_are_accepted(stack: Stack) -> None:
     advice |= {"client_metadata": {"a": "b"}, "web_search_options": {}, "reasoning": {"max_tokens": 9, "exclude": True}}
     answer = await stack.http.post(CHAT, json={"messages": messages, "max_tokens": 1, **advice})
     assert answer.status_code == 200, answer.text
-    assert answer.headers["x-ryzanstein-ignored-tools"] == "web_search"
+    assert answer.headers[IGNORED_HEADER] == "web_search_options"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,6 @@ async def test_fields_that_advise_are_accepted(stack: Stack) -> None:
     [
         ({"tool_calls": [{"id": "x"}]}, "messages[0].tool_calls[0].function", "Missing"),
         ({"audio": {"id": "x"}}, "messages[0].audio", "expected `null`"),
-        ({"nonsense": 1}, "messages[0].nonsense", "Unknown field"),
     ],
 )
 async def test_in_messages_too(stack: Stack, extra: dict[str, object], param: str, message: str) -> None:
@@ -156,6 +156,61 @@ async def test_in_messages_too(stack: Stack, extra: dict[str, object], param: st
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
     assert message in error["message"]
+
+
+async def test_unknown_fields_are_left_out_and_named_in_every_body(stack: Stack) -> None:
+    for path, (_, needed) in BODIES.items():
+        answer = await stack.http.post(path, json=needed | {"zeta": {"a": [1]}, "alpha": None})
+        assert answer.status_code == 200, (path, answer.text)
+        assert answer.headers[IGNORED_HEADER] == "zeta, alpha"
+        assert IGNORED_HEADER not in (await stack.http.post(path, json=needed)).headers
+
+
+async def test_unknown_fields_of_what_a_body_holds_are_named_without_their_index(stack: Stack) -> None:
+    call = {"id": "c", "index": 0, "function": {"name": "f", "arguments": "{}", "thought": 1}}
+    messages = [HELLO | {"a": 1}, {"role": "assistant", "tool_calls": [call], "a": 2}, HELLO | {"b": 3}]
+    body = {"messages": messages, "stream": True, "stream_options": {"include_usage": True, "c": 4}, "max_tokens": 1}
+    answer = await stack.http.post(CHAT, json=body)
+    assert answer.status_code == 200, answer.text
+    names = "messages[].a, messages[].tool_calls[].function.thought, messages[].b, stream_options.c"
+    assert answer.headers[IGNORED_HEADER] == names
+    tool = {"name": "f", "input_schema": {"type": "object", "x": 1}, "examples": []}
+    answer = await stack.http.post("/v1/messages", json={"messages": [HELLO], "max_tokens": 1, "tools": [tool]})
+    assert answer.headers[IGNORED_HEADER] == "tools[].examples"
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "a", "tone": "b"}], "mood": 1}]
+    answer = await stack.http.post("/v1/responses/input_tokens", json={"input": items})
+    assert answer.headers[IGNORED_HEADER] == "input[].content[].tone, input[].mood"
+
+
+async def test_a_header_of_unknown_fields_is_short_and_printable(stack: Stack) -> None:
+    fields = {"line\r\nx-evil: 1": 1, "日本, a": 2, "n" * 5000: 3, **{f"field_{number}": 1 for number in range(300)}}
+    needed = {"prompt": "a", "max_tokens": 1}
+    for body in (needed | fields, needed | fields | {"large": "x" * 400_000}):
+        answer = await stack.http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert "x-evil" not in answer.headers
+        named = answer.headers[IGNORED_HEADER]
+        assert named.startswith("line??x-evil:?1, ????a, nnn")
+        assert named.endswith(", ...")
+        assert len(named) < 4096
+    answer = await stack.http.post("/v1/completions", json={"zeta": 1, "temperature": -1, "prompt": "a"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temperature")
+
+
+async def test_unknown_fields_are_refused_by_name_where_the_setting_says_so() -> None:
+    async with running_stack([Worker("w0")], unknown_fields="refuse") as strict:
+        for path, (_, needed) in BODIES.items():
+            answer = await strict.http.post(path, json=needed | {"nonsense": 1})
+            error = answer.json()["error"]
+            assert answer.status_code == 400, path
+            assert error["message"].startswith("Unknown field `nonsense`.")
+        large = {"prompt": "a" * 100_000, "nonsense": 1}
+        assert (await strict.http.post("/v1/completions", json=large)).json()["error"]["param"] == "nonsense"
+        answer = await strict.http.post(CHAT, json={"messages": [HELLO | {"nonsense": 1}]})
+        assert answer.json()["error"]["param"] == "messages[0].nonsense"
+        items = [{"role": "user", "content": "a", "nonsense": 1}]
+        answer = await strict.http.post("/v1/responses/input_tokens", json={"input": items})
+        assert answer.json()["error"]["param"] == "input[0].nonsense"
 
 
 async def test_templates_hear_of_reasoning(stack: Stack) -> None:

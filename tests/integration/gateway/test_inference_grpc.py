@@ -17,6 +17,7 @@ from ryzanstein.v1 import inference_pb2_grpc
 from services.common.ports import free_port
 from services.common.rpc import open_channel
 from services.gateway.api.fields import advisory_fields, neutral_values
+from services.gateway.api.ignored import IGNORED_HEADER
 from services.gateway.api.schema import ChatBody, CompletionBody, Message
 from tests.integration.gateway.fleet import MODEL, Fault, Worker
 from tests.integration.gateway.gateways import Stack, eventually, running_stack
@@ -190,7 +191,7 @@ def test_the_contract_has_every_field_that_rest_honours(kind: type[msgspec.Struc
 async def test_what_cannot_be_honoured_is_refused_by_name() -> None:
     newer = pb.GenerateRequest(prompt="a", options=options())
     newer.options.MergeFromString(b"\xf8\x3e\x01")  # field 1007
-    async with inference() as (_, stub):
+    async with inference(unknown_fields="refuse") as (_, stub):
         for call, request, names in (
             (stub.Generate, newer, "Unknown field 1007 of GenerationOptions"),
             (stub.Generate, pb.GenerateRequest(prompt="a", options=options(n=2000)), "`n`"),
@@ -218,6 +219,27 @@ async def test_what_cannot_be_honoured_is_refused_by_name() -> None:
             known.MergeFromString(b"\xf8\x3e\x01")
             with pytest.raises(grpc.aio.AioRpcError, match=f"Unknown field 1007 of {type(known).__name__}"):
                 await unary(known)
+
+
+async def test_fields_of_a_newer_contract_are_left_out_and_named() -> None:
+    newer = b"\xf8\x3e\x01"  # field 1007
+    async with inference() as (_, stub):
+        for unary, request in (
+            (stub.Embed, pb.EmbedRequest(input=["a"])),
+            (stub.Tokenize, pb.TokenizeRequest(text="a")),
+            (stub.ListModels, pb.ListModelsRequest()),
+        ):
+            assert IGNORED_HEADER not in dict(await (call := unary(request)) and await call.trailing_metadata())
+            request.MergeFromString(newer)
+            await (call := unary(request))
+            metadata = dict(await call.trailing_metadata())
+            assert metadata[IGNORED_HEADER] == f"{type(request).__name__}.1007"
+            assert metadata["x-request-id"]
+        generate = pb.GenerateRequest(prompt="a", options=options(max_tokens=2))
+        generate.options.MergeFromString(newer)
+        stream = stub.Generate(generate)
+        assert [response.finish_reason async for response in stream][-1] == "length"
+        assert dict(await stream.trailing_metadata())[IGNORED_HEADER] == "GenerationOptions.1007"
 
 
 async def test_a_response_says_which_worker_answers_when_asked() -> None:

@@ -86,8 +86,11 @@ async def test_chat_and_ping() -> None:
         started = await client.until("started")
         assert started["model"] == "test-model"
         assert started["prompt_tokens"] > 0
+        assert "ignored" not in started
         await client.until("done", "c")
         assert len(client.ids["c"]) == 4
+        await client.send(type="start", id="d", kind="chat", request=request | {"nonsense": 1})
+        assert (await client.until("started", "d"))["ignored"] == "nonsense"
 
 
 async def test_logprobs_come_with_their_tokens() -> None:

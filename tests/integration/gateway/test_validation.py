@@ -34,7 +34,6 @@ async def stack() -> AsyncIterator[Stack]:
 # body, status, param, part of the message
 BAD_COMPLETIONS: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({}, 400, "prompt", "Missing required field `prompt`"),
-    ({"prompt": "a", "nonsense": 1}, 400, "nonsense", "Known fields: "),
     ({"prompt": "a", "temperature": -1}, 400, "temperature", ">= 0"),
     ({"prompt": "a", "temperature": "hot"}, 400, "temperature", "got `str`"),
     ({"prompt": "a", "top_p": -0.1}, 400, "top_p", ">= 0"),
@@ -64,7 +63,6 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"prompt": "a", "best_of": 3}, 400, "best_of", "only supported with the value of `n`"),
     ({"prompt": "a", "suffix": "b"}, 400, "suffix", "not supported"),
     ({"prompt": "a", "min_tokens": 20}, 400, "min_tokens", "larger than"),
-    ({"prompt": "a", "stream_options": {"x": 1}}, 400, "stream_options.x", "Unknown field"),
     ({"prompt": []}, 400, "prompt", "empty"),
     ({"prompt": ""}, 400, "prompt", "empty"),
     ({"prompt": [[]]}, 400, "prompt", "empty"),

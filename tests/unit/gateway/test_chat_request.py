@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from services.gateway.api.chat import ChatRequest
+from services.gateway.api.ignored import Ignored
 from services.gateway.api.schema import ChatBody
 from services.gateway.errors import ApiError
 from services.gateway.generation.chat_body import chat_of as of_completions
@@ -42,7 +43,7 @@ def completions(**fields: Any) -> ChatRequest:
         "max_completion_tokens": 5,
         **SAMPLING,
     }
-    return of_completions(msgspec.convert(body | fields, ChatBody), 100)
+    return of_completions(msgspec.convert(body | fields, ChatBody), 100, Ignored())
 
 
 def responses(**fields: Any) -> ChatRequest:
@@ -61,8 +62,8 @@ def responses(**fields: Any) -> ChatRequest:
         **SAMPLING,
     }
     asked = msgspec.convert(body | fields, ResponsesBody)
-    items = [item for item in read_items(asked.input) if not isinstance(item, ReferenceItem)]
-    return of_responses(asked, items, read_tools(asked))
+    items = [item for item in read_items(asked.input, Ignored()) if not isinstance(item, ReferenceItem)]
+    return of_responses(asked, items, read_tools(asked, Ignored()))
 
 
 def messages(**fields: Any) -> ChatRequest:
@@ -81,7 +82,7 @@ def messages(**fields: Any) -> ChatRequest:
         "max_tokens": 5,
         **SAMPLING,
     }  # fmt: skip
-    return sampled_chat_of(msgspec.convert(body | fields, MessagesBody))
+    return sampled_chat_of(msgspec.convert(body | fields, MessagesBody), Ignored())
 
 
 def test_one_conversation_is_one_chat() -> None:

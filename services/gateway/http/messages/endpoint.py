@@ -9,13 +9,14 @@ from typing import TypeVar
 
 from services.gateway.api.chat import ChatRequest
 from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.ignored import Ignored
 from services.gateway.asgi import Scope, header
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.request import Caller
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
-from services.gateway.http.exchange import ApiDialect, ErrorShape, Exchange, ignored_tools_header
+from services.gateway.http.exchange import ApiDialect, ErrorShape, Exchange
 from services.gateway.http.messages.errors import error_body, error_frames
 from services.gateway.http.messages.schema import CountBody, MessagesBody, ThinkingAdaptive, ThinkingOff, ThinkingOn
 from services.gateway.http.messages.serializer import PING, MessagesSerializer, Thoughts
@@ -71,10 +72,10 @@ class MessagesEndpoint:
         self._chat = chat
         self._decoder = BodyDecoder(MessagesBody)
 
-    async def decode(self, data: bytes) -> MessagesBody:
+    async def decode(self, data: bytes, ignored: Ignored) -> MessagesBody:
         """Validate a body."""
         try:
-            return await self._decoder.decode(data)
+            return await self._decoder.decode(data, ignored)
         except ApiError as error:
             if error.param == "thread":
                 error.code = NO_THREADS
@@ -82,7 +83,7 @@ class MessagesEndpoint:
 
     async def answer(self, body: MessagesBody, model: ServedModel, caller: Caller) -> Answer:
         """See :class:`GeneratingEndpoint`."""
-        chat = await _translated(sampled_chat_of, body, model)
+        chat = await _translated(sampled_chat_of, body, model, caller.ignored)
         prompt = await self._chat.prompt(chat, model)
         room = model.max_len - len(prompt.ids)
         full = 0 < room < body.max_tokens
@@ -103,20 +104,22 @@ class CountHandler:
         """See :class:`Handler`."""
         model = await request.find_model(body.model)
         exchange.model = model.name
-        chat = await _translated(chat_of, body, model)
+        chat = await _translated(chat_of, body, model, request.ignored)
         prompt = await self._chat.prompt(chat, model)
-        exchange.answer_headers = [*request.admission.headers, *ignored_tools_header(chat.ignored_tools)]
+        exchange.answer_headers = list(request.admission.headers)
         await exchange.send_json(200, {"input_tokens": len(prompt.ids)})
 
 
-async def _translated(translate: Callable[[Body], ChatRequest], body: Body, model: ServedModel) -> ChatRequest:
+async def _translated(
+    translate: Callable[[Body, Ignored], ChatRequest], body: Body, model: ServedModel, ignored: Ignored
+) -> ChatRequest:
     """The chat of a body; raises :class:`ApiError` (400), for too many blocks before any is looked at."""
     for field, contents in (("system", [body.system or ""]), ("messages", [turn.content for turn in body.messages])):
         count = sum(1 if isinstance(content, str) else max(1, len(content)) for content in contents)
         if count > model.max_len:  # a block costs a token at the least
             message = f"`{field}` may hold at most {model.max_len} blocks for this model, got {count}."
             raise invalid(message, field, "invalid_value")
-    return await model.off_loop(count, partial(translate, body), _INLINE_BLOCKS)
+    return await model.off_loop(count, partial(translate, body, ignored), _INLINE_BLOCKS)
 
 
 def _thoughts(body: MessagesBody) -> Thoughts:

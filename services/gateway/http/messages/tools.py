@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 from services.gateway.api.decode import converted, unsupported_value
+from services.gateway.api.ignored import Ignored
 from services.gateway.errors import invalid
 from services.gateway.http.messages.schema import CountBody, CustomTool, OneChoice
 
@@ -13,28 +13,21 @@ from services.gateway.http.messages.schema import CountBody, CustomTool, OneChoi
 _HOSTED = re.compile(r"[a-z_]{1,64}_\d{8}|mcp_toolset")
 
 
-@dataclass(frozen=True, slots=True)
-class ToolOffer:
-    """The tools of a body."""
-
-    tools: list[CustomTool] = field(default_factory=list)
-    hosted: list[str] = field(default_factory=list)  # types of those that are left out
-
-
-def read_tools(body: CountBody) -> ToolOffer:
+def read_tools(body: CountBody, ignored: Ignored) -> list[CustomTool]:
     """The tools of a body; raises :class:`ApiError` (400), also for a choice that forces one that is left out."""
-    offer, hosted_names = ToolOffer(), set()
+    tools: list[CustomTool] = []
+    hosted_names = set()
     for index, raw in enumerate(body.tools or ()):
         kind = raw.get("type")
         if isinstance(kind, str) and _HOSTED.fullmatch(kind):
-            offer.hosted.append(kind)
+            ignored.add(f"tools[].type={kind}")
             hosted_names.add(raw.get("name"))
         elif kind not in (None, "custom"):
             raise unsupported_value(f"tools[{index}].type", kind, ("custom",))
         else:
-            offer.tools.append(converted(raw, CustomTool, f"tools[{index}]"))
+            tools.append(converted(raw, CustomTool, f"tools[{index}]", ignored))
     choice = body.tool_choice
-    if isinstance(choice, OneChoice) and choice.name in hosted_names - {tool.name for tool in offer.tools}:
+    if isinstance(choice, OneChoice) and choice.name in hosted_names - {tool.name for tool in tools}:
         message = f"`tool_choice` forces `{choice.name}`, a hosted tool: this server has none, so it is left out."
         raise invalid(message, "tool_choice", "unsupported_value")
-    return offer
+    return tools

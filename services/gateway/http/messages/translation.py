@@ -10,6 +10,7 @@ import msgspec
 
 from services.gateway.api.chat import Call, ChatRequest, FieldNames, OfferedTools, Turn
 from services.gateway.api.decode import TEXT_ONLY
+from services.gateway.api.ignored import Ignored
 from services.gateway.api.options import FunctionDefinition, JsonSchemaFormat, ResponseFormat, TextOptions
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.messages import schema
@@ -18,9 +19,9 @@ from services.gateway.http.messages.tools import read_tools
 NAMES = FieldNames(continued="messages", stop="stop_sequences")
 
 
-def chat_of(body: schema.CountBody) -> ChatRequest:
+def chat_of(body: schema.CountBody, ignored: Ignored) -> ChatRequest:
     """The chat that a body asks for, with the prompt that both have; raises :class:`ApiError` (400)."""
-    turns, offer = _turns(body), read_tools(body)
+    turns, tools = _turns(body), read_tools(body, ignored)
     continued = turns[-1].role == "assistant"
     if turns[-1].calls:
         where = f"messages[{len(body.messages) - 1}]"
@@ -34,18 +35,17 @@ def chat_of(body: schema.CountBody) -> ChatRequest:
         continue_final_message=continued,
         variables=_variables(body),
         tools=OfferedTools(
-            [_function(tool) for tool in offer.tools],
+            [_function(tool) for tool in tools],
             _choice(body.tool_choice),
             not getattr(body.tool_choice, "disable_parallel_tool_use", False),
         ),
         options=TextOptions(response_format=_format(body)),
-        ignored_tools=offer.hosted,
     )
 
 
-def sampled_chat_of(body: schema.MessagesBody) -> ChatRequest:
+def sampled_chat_of(body: schema.MessagesBody, ignored: Ignored) -> ChatRequest:
     """Return the chat with its sampling options."""
-    chat = chat_of(body)
+    chat = chat_of(body, ignored)
     options = TextOptions(
         temperature=body.temperature,
         top_p=body.top_p,

@@ -39,7 +39,6 @@ def chat_of(body: ResponsesBody, items: Sequence[Item], offer: ToolOffer) -> Cha
         options=_options(body),
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        ignored_tools=offer.hosted,
     )
 
 

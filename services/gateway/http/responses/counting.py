@@ -11,7 +11,7 @@ from services.gateway.api.fields import ADVISORY, neutral
 from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
-from services.gateway.http.exchange import Exchange, ignored_tools_header
+from services.gateway.http.exchange import Exchange
 from services.gateway.http.responses.chat import chat_of
 from services.gateway.http.responses.schema import ReasoningConfig, ResponseId, ResponsesBody, TextConfig
 from services.gateway.http.responses.store import ResponseStore
@@ -67,12 +67,12 @@ class InputTokensHandler:
         model = await request.find_model(body.model)
         exchange.model = model.name
         asked = ResponsesBody(**{name: getattr(body, name) for name in _OF_RESPONSES})
-        offer = read_tools(asked)
-        turn = await self._turns.read(asked, model, request.tenant.name)
+        offer = read_tools(asked, request.ignored)
+        turn = await self._turns.read(asked, model, request.tenant.name, request.ignored)
 
         async def attempt(start: int) -> int:
             return len((await self._chats.prompt(chat_of(asked, turn.items[start:], offer), model)).ids)
 
         count = await as_much_as_fits(turn, attempt, lambda _count: None)
-        exchange.answer_headers = [*request.admission.headers, *ignored_tools_header(offer.hosted)]
+        exchange.answer_headers = list(request.admission.headers)
         await exchange.send_json(200, {"object": "response.input_tokens", "input_tokens": count})

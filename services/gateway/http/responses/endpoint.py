@@ -64,17 +64,13 @@ class ResponsesEndpoint:
         self._chat = chat
         self._store = store
         self._turns = Turns(store)
-        self._decoder = BodyDecoder(ResponsesBody)
-
-    async def decode(self, data: bytes) -> ResponsesBody:
-        """Validate a body."""
-        return await self._decoder.decode(data)
+        self.decode = BodyDecoder(ResponsesBody).decode
 
     async def answer(self, body: ResponsesBody, model: ServedModel, caller: Caller) -> Answer:
         """See :class:`GeneratingEndpoint`."""
         await self._check_store(body)
-        offer = read_tools(body)
-        turn = await self._turns.read(body, model, caller.tenant)
+        offer = read_tools(body, caller.ignored)
+        turn = await self._turns.read(body, model, caller.tenant, caller.ignored)
         if not caller.session and body.store is not False:
             caller = replace(caller, session=turn.session)
         output = OutputItems(stem_of(turn.response_id), self._writer(body, model), offer)

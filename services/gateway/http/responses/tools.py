@@ -9,6 +9,7 @@ import msgspec
 
 from services.gateway.api.chat import OfferedTools
 from services.gateway.api.decode import converted, unsupported_value
+from services.gateway.api.ignored import Ignored
 from services.gateway.api.options import FunctionDefinition
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.responses.schema import (
@@ -92,8 +93,8 @@ def _grammar_note(form: dict[str, Any] | None) -> str:
 class ToolOffer:
     """The tools of a body."""
 
+    ignored: Ignored  # collects what is left out
     tools: list[OfferedTool] = field(default_factory=list)
-    hosted: list[str] = field(default_factory=list)  # types of those that are left out
     listed: list[dict[str, Any]] = field(default_factory=list)  # as a response lists them
 
     def names(self, choice: ToolChoice, where: str) -> list[str]:
@@ -109,9 +110,9 @@ class ToolOffer:
         return found
 
 
-def read_tools(body: ResponsesBody) -> ToolOffer:
+def read_tools(body: ResponsesBody, ignored: Ignored) -> ToolOffer:
     """The tools of a body; raises :class:`ApiError` (400) naming the first that is none."""
-    offer = ToolOffer()
+    offer = ToolOffer(ignored)
     for index, raw in enumerate(body.tools or ()):
         _read_tool(raw, f"tools[{index}]", offer, "")
     return offer
@@ -120,18 +121,18 @@ def read_tools(body: ResponsesBody) -> ToolOffer:
 def _read_tool(raw: dict[str, Any], where: str, offer: ToolOffer, namespace: str) -> None:
     kind = raw.get("type", "function")
     if not namespace and _is_hosted(kind):
-        offer.hosted.append(kind)
+        offer.ignored.add(f"tools[].type={kind}")
         return
     if kind == "function":
-        function = converted(raw, FunctionTool, where)
+        function = converted(raw, FunctionTool, where, offer.ignored)
         offer.tools.append(OfferedTool(function, namespace))
         listed = {key: value for key, value in msgspec.to_builtins(function).items() if value is not None}
         listed |= {"parameters": function.parameters, "strict": bool(function.strict)}
     elif kind == "custom":
-        offer.tools.append(OfferedTool(converted(raw, CustomTool, where), namespace))
+        offer.tools.append(OfferedTool(converted(raw, CustomTool, where, offer.ignored), namespace))
         listed = raw
     elif kind == "namespace" and not namespace:
-        group = converted(raw, NamespaceTool, where)
+        group = converted(raw, NamespaceTool, where, offer.ignored)
         for index, inner in enumerate(group.tools):
             _read_tool(inner, f"{where}.tools[{index}]", offer, group.name)
         listed = raw
@@ -161,10 +162,10 @@ def _chosen(choice: str | dict[str, Any] | None, offer: ToolOffer) -> tuple[list
         return offer.tools, choice
     kind = choice.get("type")
     if kind in ("function", "custom"):
-        name = offer.names(converted(choice, ToolChoice, "tool_choice"), "tool_choice")[0]
+        name = offer.names(converted(choice, ToolChoice, "tool_choice", offer.ignored), "tool_choice")[0]
         return offer.tools, name
     if kind == "allowed_tools":
-        allowed = converted(choice, AllowedTools, "tool_choice")
+        allowed = converted(choice, AllowedTools, "tool_choice", offer.ignored)
         return _allowed(allowed, offer), allowed.mode
     if _is_hosted(kind):
         raise _forced("tool_choice", str(kind))
@@ -175,7 +176,8 @@ def _allowed(choice: AllowedTools, offer: ToolOffer) -> list[OfferedTool]:
     names: set[str] = set()
     for raw in choice.tools:
         if not _is_hosted(raw.get("type")):
-            names |= set(offer.names(converted(raw, ToolChoice, "tool_choice.tools"), "tool_choice.tools"))
+            tool = converted(raw, ToolChoice, "tool_choice.tools", offer.ignored)
+            names |= set(offer.names(tool, "tool_choice.tools"))
     return [offered for offered in offer.tools if offered.name in names]
 
 

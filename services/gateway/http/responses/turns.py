@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from services.gateway.api.ignored import Ignored
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.responses.reading import read_items
 from services.gateway.http.responses.schema import Item, MessageItem, ReferenceItem, ResponsesBody
@@ -65,11 +66,11 @@ class ResponseTurn:
         return listed
 
 
-async def _read(items: str | list[dict[str, Any]]) -> list[Item | ReferenceItem]:
+async def _read(items: str | list[dict[str, Any]], ignored: Ignored) -> list[Item | ReferenceItem]:
     """Read, many items off the event loop."""
     if len(items) <= INLINE_ITEMS or isinstance(items, str):
-        return read_items(items)
-    return await asyncio.to_thread(read_items, items)
+        return read_items(items, ignored)
+    return await asyncio.to_thread(read_items, items, ignored)
 
 
 def _check_number(body: ResponsesBody, model: ServedModel) -> None:
@@ -92,7 +93,7 @@ class Turns:
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
-    async def read(self, body: ResponsesBody, model: ServedModel, tenant: str) -> ResponseTurn:
+    async def read(self, body: ResponsesBody, model: ServedModel, tenant: str, ignored: Ignored) -> ResponseTurn:
         """Return a body with the conversation before it; raises :class:`ApiError`."""
         if body.input is None and body.previous_response_id is None:
             raise invalid("Missing required field `input`.", "input", "missing_field")
@@ -101,8 +102,8 @@ class Turns:
         if previous and not self._store.limits.life_s:
             raise not_kept_here("previous_response_id")
         past = await self._store.past(tenant, previous) if previous else NOTHING
-        before = await _read(past.items)
-        given = await self._resolved(tenant, await _read(body.input or []))
+        before = await _read(past.items, ignored)
+        given = await self._resolved(tenant, await _read(body.input or [], ignored))
         items = [*(item for item in before if not isinstance(item, ReferenceItem)), *given]
         return ResponseTurn(body, new_response_id(), tenant, past, given, items)
 
@@ -125,7 +126,8 @@ class Turns:
             if item.id not in known:
                 message = f"`input` refers to an item `{item.id[:100]}` that is not kept."
                 raise invalid(message, "input", "item_not_found")
-            resolved += [found for found in read_items([known[item.id]]) if not isinstance(found, ReferenceItem)]
+            kept = read_items([known[item.id]], Ignored())
+            resolved += [found for found in kept if not isinstance(found, ReferenceItem)]
         return resolved
 
     async def _kept_items(self, tenant: str, response_id: str) -> list[dict[str, Any]]:

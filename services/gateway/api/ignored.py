@@ -1,0 +1,132 @@
+"""Parts of a request that are left out, by name: unknown fields, and parts of histories that no model here reads.
+
+One table decides for all APIs: the structs of the bodies. A field that its struct does not have is left out; an object
+of a tagged union that has the type of none of them becomes an :class:`Unserved`, where the union has that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from msgspec import Struct, inspect
+
+IGNORED_HEADER = "x-ryzanstein-ignored"
+_MOST_NAMES = 32
+_MAX_NAME_CHARS = 96
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.:$@/=\[\]-]")
+_LISTS = (inspect.ListType, inspect.VarTupleType)
+
+
+class Unserved(Struct, tag_field="type", tag="unserved", forbid_unknown_fields=True):
+    """An object of any other type: left out of a history, with its name in x-ryzanstein-ignored; else refused."""
+
+    kind: str
+    value: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Ignored:
+    """Collects the names of what is left out of one request."""
+
+    refuse_fields: bool = False  # unknown fields stay, and are refused
+    names: dict[str, None] = field(default_factory=dict)
+
+    def add(self, name: str) -> None:
+        """Note a field, as `messages[].prefix`, or a part of a history, as `messages[].content[].type=image`."""
+        if len(self.names) <= _MOST_NAMES:
+            shown = name if len(name) <= _MAX_NAME_CHARS else f"{name[: _MAX_NAME_CHARS - 3]}..."
+            self.names[_UNSAFE.sub("?", shown)] = None
+
+    @property
+    def header(self) -> str:
+        """The header's value, of a few thousand characters at most; empty if nothing was left out."""
+        names = list(self.names)
+        return ", ".join(names[:_MOST_NAMES] + ["..."] * (len(names) > _MOST_NAMES))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The objects and lists that a type takes."""
+
+    fields: Mapping[str, _Shape | None] | None = None  # of an object; None: any
+    tagged: Mapping[object, _Shape] = field(default_factory=dict)  # objects by their tags
+    tag_field: str = ""
+    unserved: bool = False  # objects with other tags become an `Unserved`
+    items: _Shape | None = None  # of a list
+
+
+@cache
+def _shape(kind: Any) -> _Shape | None:
+    return _shape_of(inspect.type_info(kind))
+
+
+def _shape_of(described: inspect.Type) -> _Shape | None:
+    """The shape of a type; None if nothing in it can be unknown."""
+    kinds = list(_alternatives(described))
+    structs = [kind for kind in kinds if isinstance(kind, inspect.StructType)]
+    items = next((_shape_of(kind.item_type) for kind in kinds if isinstance(kind, _LISTS)), None)
+    if not structs:
+        return _Shape(items=items) if items else None
+    if structs[0].tag_field is None:
+        return _Shape(_fields(structs[0]), items=items)
+    return _Shape(
+        tagged={one.tag: _Shape(_fields(one)) for one in structs if one.cls is not Unserved},
+        tag_field=structs[0].tag_field,
+        unserved=any(one.cls is Unserved for one in structs),
+        items=items,
+    )
+
+
+def _alternatives(described: inspect.Type) -> list[inspect.Type]:
+    if isinstance(described, inspect.Metadata):
+        return _alternatives(described.type)
+    return [*described.types] if isinstance(described, inspect.UnionType) else [described]
+
+
+def _fields(described: inspect.StructType) -> dict[str, _Shape | None] | None:
+    if not described.forbid_unknown_fields:
+        return None
+    tag = {described.tag_field: None} if described.tag_field else {}
+    return tag | {one.encode_name: _shape_of(one.type) for one in described.fields}
+
+
+def leave_out(value: Any, kind: Any, ignored: Ignored, where: str = "") -> Any:
+    """Leave out of JSON for a `kind` what it does not know; returns the JSON, which is changed in place."""
+    return _left(value, _shape(kind), ignored, where)
+
+
+def _left(value: Any, shape: _Shape | None, ignored: Ignored, where: str) -> Any:
+    if shape is None:
+        return value
+    if isinstance(value, list) and shape.items is not None:
+        value[:] = [_left(one, shape.items, ignored, f"{where}[]") for one in value]
+    elif isinstance(value, dict):
+        if shape.tag_field:
+            return _left_tagged(value, shape, ignored, where)
+        if shape.fields is not None:
+            _leave_out_fields(value, shape.fields, ignored, f"{where}." if where else "")
+    return value
+
+
+def _left_tagged(value: dict[str, Any], shape: _Shape, ignored: Ignored, where: str) -> dict[str, Any]:
+    tag = value.get(shape.tag_field)
+    if isinstance(tag, str) and tag in shape.tagged:
+        return _left(value, shape.tagged[tag], ignored, where)  # type: ignore[no-any-return]
+    if isinstance(tag, str) and shape.unserved:
+        return {shape.tag_field: "unserved", "kind": tag, "value": value}
+    return value  # whoever decodes it says what is allowed
+
+
+def _leave_out_fields(
+    value: dict[str, Any], fields: Mapping[str, _Shape | None], ignored: Ignored, prefix: str
+) -> None:
+    for name in list(value):
+        if name in fields:
+            value[name] = _left(value[name], fields[name], ignored, f"{prefix}{name}")
+        elif not ignored.refuse_fields:
+            ignored.add(f"{prefix}{name}")
+            del value[name]
