@@ -10,6 +10,7 @@ from openai._types import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
+from services.gateway.api.ignored import Ignored
 from services.gateway.generation.output import OutputChunk
 from services.gateway.generation.tokens import FinishReason
 from services.gateway.http.responses.output import OutputItems
@@ -60,7 +61,7 @@ def text_of(item: dict[str, Any]) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_events_and_items_agree(name: str) -> None:
     chunks, expected = CASES[name]
-    output = OutputItems("00", None, ToolOffer())
+    output = OutputItems("00", None, ToolOffer(Ignored()))
     events = [event for chunk in chunks for event in output.add(chunk)]
     events += list(output.close())
     assert [(item["type"], item["status"], text_of(item)) for item in output.items] == expected
