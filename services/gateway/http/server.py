@@ -19,16 +19,14 @@ from services.common.lifecycle import StartupError
 from services.gateway.asgi import ASGIApp
 from services.gateway.drain import LAST_WORDS_S, Drain
 from services.gateway.errors import ApiError, invalid
-from services.gateway.http.heads import HeadProtocol
+from services.gateway.http.heads import INVALID, OLD_VERSION, HeadProtocol
 from services.gateway.observation import request_id_of
 from services.gateway.public_tls import PublicTls
 from services.gateway.settings import GatewaySettings
 
 _BACKLOG = 4096
-_OLD = "1.0"
-_INVALID = "invalid_http_request"
-_NO_REQUEST = invalid("The HTTP request cannot be read: it breaks the protocol.", code=_INVALID)
-_NO_HANDSHAKE = invalid("A WebSocket is opened by a GET request without a body.", code=_INVALID)
+_NO_REQUEST = invalid("The HTTP request cannot be read: it breaks the protocol.", code=INVALID)
+_NO_HANDSHAKE = invalid("A WebSocket is opened by a GET request without a body.", code=INVALID)
 _FIRST_WATCH_S, _LONGEST_WATCH_S = 0.02, 1.0  # pauses between looks at a half-closed connection
 
 
@@ -80,7 +78,7 @@ class HalfClosed(HeadProtocol):
             return False
         if not self._watch_s:
             cycle.keep_alive = False  # no further request can come
-            if not (cycle.response_started or self.pipeline or cycle.scope["http_version"] == _OLD):
+            if not (cycle.response_started or self.pipeline or cycle.scope["http_version"] == OLD_VERSION):
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._watch_s = _FIRST_WATCH_S
             self._watch()
@@ -136,7 +134,7 @@ class HttpProtocol(SendTimeout, HalfClosed):
     def on_headers_complete(self) -> None:
         """The head is complete."""
         super().on_headers_complete()
-        if self.cycle is not None and self.cycle.scope is self.scope and self.scope["http_version"] == _OLD:
+        if self.cycle is not None and self.cycle.scope is self.scope and self.scope["http_version"] == OLD_VERSION:
             _end_with_connection(self.cycle)
         if self.drain.draining:
             self.announce_close()
@@ -146,7 +144,7 @@ class HttpProtocol(SendTimeout, HalfClosed):
         cycle = self.cycle
         within_body = cycle is not None and cycle.more_body and not (cycle.response_started or self.pipeline)
         if cycle is None or cycle.response_complete or within_body:
-            self.transport.write(_refusal(self.too_large or _NO_REQUEST))
+            self.transport.write(_refusal(self.refusal or _NO_REQUEST))
         self.transport.close()
 
     def handle_websocket_upgrade(self) -> None:

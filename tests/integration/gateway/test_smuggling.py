@@ -1,4 +1,4 @@
-"""Requests whose end two servers may see at different places: none of them smuggles a second request past a proxy."""
+"""Requests that two servers may read differently: none of them smuggles a request or a field past a proxy."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ BODY = b'{"prompt": "a", "max_tokens": 1}'
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
 CL = b"content-length: %d\r\n" % len(BODY)
 TE = b"transfer-encoding: chunked\r\n"
+HOST = b"host: x\r\n"
+H2C = b"connection: upgrade\r\nupgrade: h2c\r\n"
+HANDSHAKE = (
+    b"GET /v1/stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 
 # Each ends with what a server that is misled would take for a second request.
@@ -52,8 +58,30 @@ AMBIGUOUS = {
     "a chunk that ends without CR LF": HEAD + TE + b"\r\n%x\r\n%bXX0\r\n\r\n" % (len(BODY), BODY) + SECOND,
     "a chunk's length that ends with LF": HEAD + TE + b"\r\n%x\n%b\r\n0\r\n\r\n" % (len(BODY), BODY) + SECOND,
     "a version that does not exist": HEAD.replace(b"1.1", b"1.9") + CL + b"\r\n" + BODY + SECOND,
-    "chunks to an old version": HEAD.replace(b"1.1", b"1.0") + CL + TE + b"\r\n" + CHUNKED + SECOND,
+    "chunks and a length in an old version": HEAD.replace(b"1.1", b"1.0") + CL + TE + b"\r\n" + CHUNKED + SECOND,
+    "chunks in an old version": HEAD.replace(b"1.1", b"1.0") + TE + b"\r\n" + CHUNKED + SECOND,
+    "an encoding that is not decoded": HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n" + CHUNKED + SECOND,
+    "an empty encoding before chunked": HEAD + b"transfer-encoding: , chunked\r\n\r\n" + CHUNKED + SECOND,
+    "an encoding with a parameter": HEAD + b"transfer-encoding: chunked;q=1\r\n\r\n" + CHUNKED + SECOND,
+    "a version of another kind": SECOND.replace(b"1.1", b"2.0") + SECOND,
+    "a version before heads": SECOND.replace(b"1.1", b"0.9") + SECOND,
+    "no version": SECOND.replace(b" HTTP/1.1", b"") + SECOND,
+    "a version of another kind, with an upgrade": SECOND.replace(b"1.1", b"2.0").replace(HOST, HOST + H2C) + SECOND,
+    "a fragment": SECOND.replace(b"models", b"models#a") + SECOND,
+    "no host": SECOND.replace(HOST, b"") + SECOND,
+    "no host, with an upgrade": SECOND.replace(HOST, H2C) + SECOND,
+    "two hosts": SECOND.replace(HOST, HOST + b"Host: y\r\n") + SECOND,
+    "a host twice": SECOND.replace(HOST, HOST * 2) + SECOND,
+    "two hosts in an old version": SECOND.replace(b"1.1", b"1.0").replace(HOST, HOST * 2) + SECOND,
+    "two hosts of a handshake": HANDSHAKE.replace(HOST, HOST * 2) + SECOND,
+    "no host of a handshake": HANDSHAKE.replace(HOST, b"") + SECOND,
+    "a handshake of another version": HANDSHAKE.replace(b"1.1", b"2.0") + SECOND,
+    "a handshake of an old version": HANDSHAKE.replace(b"1.1", b"1.0") + SECOND,
+} | {
+    f"the host `{host}`": SECOND.replace(HOST, f"host: {host}\r\n".encode()) + SECOND
+    for host in ("x, y", "x y", "x/y", "user@x", "x:a", "x:-1", "x:1:2", "<x>", "::1", "[::1", "[x/]", "ü")
 }
+HOSTS = ("x", "x:80", "x:", "", "a_b.c-d.example.", "127.0.0.1:8000", "[::1]:8000", " x ")
 
 
 @pytest.fixture
@@ -83,3 +111,17 @@ async def test_an_ambiguous_request_gets_one_answer_a_refusal(stack: Stack) -> N
     refused = dict(zip(AMBIGUOUS, (STATUS.findall(answer) for answer in received), strict=True))
     assert refused == {name: [b"400"] for name in AMBIGUOUS}
     assert not any(LIST in answer for answer in received)
+
+
+async def test_every_form_of_a_host_is_served(stack: Stack) -> None:
+    for host in HOSTS:
+        received = await answers(stack, LAST.replace(HOST, f"host: {host}\r\n".encode()))
+        assert STATUS.findall(received) == [b"200"], host
+    old = await answers(stack, SECOND.replace(b"1.1", b"1.0").replace(HOST, b""))
+    assert STATUS.findall(old) == [b"200"], "HTTP/1.0 has no field Host"
+
+
+async def test_a_trailer_changes_no_field_of_the_head(stack: Stack) -> None:
+    trailed = CHUNKED.removesuffix(b"\r\n") + b"content-encoding: gzip\r\nhost: y\r\n\r\n"
+    received = await answers(stack, HEAD + TE + b"\r\n" + trailed + LAST)
+    assert STATUS.findall(received) == [b"200", b"200"]
