@@ -45,7 +45,8 @@ class ApiDialect:
     """The properties that all answers of a dialect share."""
 
     errors: ErrorShape = OPENAI_ERRORS
-    heartbeat: bytes = b": waiting\n\n"  # an SSE comment, which clients ignore
+    # An SSE comment, which clients ignore. A blank line behind it would be an empty event to some of them.
+    heartbeat: bytes = b": waiting\n"
     id_header: bytes = b""  # a second header with the request's id, beside x-request-id
 
 

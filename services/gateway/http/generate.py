@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Generic
 
 from services.gateway.generation.admitted import FALLBACK_HEADER, AdmittedRequest
@@ -12,7 +13,7 @@ from services.gateway.generation.prepared import Prepared
 from services.gateway.generation.request import Caller
 from services.gateway.http.exchange import Exchange, UntilDisconnect
 from services.gateway.http.heartbeat import Heartbeat
-from services.gateway.http.serializer import Body, GeneratingEndpoint, Serializer
+from services.gateway.http.serializer import Answer, Body, GeneratingEndpoint, Serializer
 from services.gateway.text.codec import ServedModel
 
 
@@ -30,7 +31,7 @@ class GenerateHandler(Generic[Body]):
         writing = _Writing(self._endpoint, exchange, streamed=bool(body.stream))
         request.on_start = writing.begin
         if body.stream:
-            async with Heartbeat(exchange, self._heartbeat_s):
+            async with Heartbeat(exchange, self._heartbeat_s, partial(writing.idle_event, request)):
                 await request.start(writing, body, session, exchange.traceparent)
                 async with UntilDisconnect(exchange):
                     await _stream(exchange, request, writing)
@@ -45,18 +46,31 @@ class GenerateHandler(Generic[Body]):
 class _Writing(Generic[Body]):
     """One answer in progress; a fallback model brings another serializer."""
 
-    serializer: Serializer
+    _answer: Answer
 
     def __init__(self, endpoint: GeneratingEndpoint[Body], exchange: Exchange, *, streamed: bool) -> None:
         self._endpoint = endpoint
         self._exchange = exchange
         self._streamed = streamed
+        self._begun = False  # on the model of `_answer`
 
     async def prepare(self, body: Body, model: ServedModel, caller: Caller) -> Prepared:
         """See :class:`Preparer`."""
-        answer = await self._endpoint.answer(body, model, caller)
-        self.serializer = answer.serializer
-        return answer.prepared
+        self._begun = False
+        self._answer = await self._endpoint.answer(body, model, caller)
+        return self._answer.prepared
+
+    @property
+    def serializer(self) -> Serializer:
+        """See :class:`Answer`."""
+        return self._answer.serializer
+
+    def idle_event(self, request: AdmittedRequest) -> bytes:
+        """See :class:`Answer`; from then on, no other model can answer. Empty if there is none now."""
+        if not self._begun or self._answer.idle_event is None:
+            return b""
+        request.answering = self._exchange.answering = True
+        return self._answer.idle_event(request.prepared.generations[0])
 
     def new_choice(self) -> Choice:
         """See :class:`Serializer`."""
@@ -64,7 +78,7 @@ class _Writing(Generic[Body]):
 
     def begin(self, request: AdmittedRequest) -> None:
         """Set the answer's headers, now that its model is known."""
-        exchange = self._exchange
+        exchange, self._begun = self._exchange, True
         exchange.model = request.model.name
         exchange.answer_headers = list(request.admission.headers)
         if request.fell_back:

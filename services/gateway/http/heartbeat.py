@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
 from services.gateway.http.exchange import Exchange
+
+_BEATS = 8  # heartbeats in a row before one is an event: two minutes, and Codex waits five
 
 
 class Heartbeat:
     """Sends the dialect's heartbeat when nothing has been sent for `every_s`, while the block runs.
 
     The first heartbeat starts the answer; an earlier failure still gets its own status. A stream needs only one timer,
-    whatever its number of tokens.
+    whatever its number of tokens. Clients that count events only take a stream of comments for dead, so that a long
+    silence has an event in it.
     """
 
-    def __init__(self, exchange: Exchange, every_s: float) -> None:
+    def __init__(self, exchange: Exchange, every_s: float, event: Callable[[], bytes]) -> None:
+        """`event` returns an event that changes nothing; empty if there is none now."""
         self._exchange = exchange
         self._every_s = every_s
+        self._event = event
+        self._beats = 0  # since the last event
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle  # from the beginning of the block
         self._beat: asyncio.Task[None] | None = None
@@ -39,6 +46,7 @@ class Heartbeat:
 
     def _due(self) -> None:
         if self._loop.time() < self._exchange.sent_at + self._every_s:
+            self._beats = 0
             self._wait()
         else:
             self._beat = self._loop.create_task(self._send())
@@ -48,5 +56,7 @@ class Heartbeat:
         if not exchange.complete:
             if not exchange.status:
                 await exchange.start_events()
-            await exchange.send_events(exchange.dialect.heartbeat)
+            self._beats += 1
+            event = self._event() if self._beats % _BEATS == 0 else b""
+            await exchange.send_events(event or exchange.dialect.heartbeat)
             self._wait()

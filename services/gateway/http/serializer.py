@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -47,6 +47,8 @@ class Answer:
 
     prepared: Prepared
     serializer: Serializer
+    # Returns an event that changes nothing, for a stream that is silent for long; None where comments do.
+    idle_event: Callable[[Generation], bytes] | None = None
 
 
 class StreamableBody(GeneratingBody, Protocol):

@@ -97,6 +97,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     abilities: worker_pb2.ModelCard | None = None  # fields of the card that say what the model can do
     no_adapter: str = ""  # why it takes none
     adapter_gate: asyncio.Event | None = None  # adapters are inspected once it is set
+    steps: asyncio.Semaphore | None = None  # each step takes one
 
     def __post_init__(self) -> None:
         self.incarnation = uuid.uuid4().hex
@@ -182,8 +183,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         first = True
         await self._announce(submit, out)
         while position < end:
-            if self.step_s:
-                await asyncio.sleep(self.step_s)
+            await self._wait_for_step()
             if await self._fault(submit, position, out):
                 return
             count = min(self.tokens_per_step, end - position)
@@ -203,6 +203,12 @@ class Worker(worker_pb2_grpc.WorkerServicer):
             if stopped:
                 return
             await asyncio.sleep(0)
+
+    async def _wait_for_step(self) -> None:
+        if self.step_s:
+            await asyncio.sleep(self.step_s)
+        if self.steps:
+            await self.steps.acquire()
 
     async def _announce(self, submit: worker_pb2.Submit, out: asyncio.Queue[worker_pb2.Output | None]) -> None:
         if submit.trial_tokens and self.announce_trials:

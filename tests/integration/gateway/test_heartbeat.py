@@ -1,20 +1,25 @@
-"""A silent stream is kept alive by comments, which no client takes for an answer."""
+"""A silent stream is kept alive by comments, which no client takes for an answer, and at length by events."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 from tests.integration.gateway.fleet import MODEL, Fault, Worker
 from tests.integration.gateway.gateways import eventually, running_stack
+from tests.integration.gateway.test_responses import PATH, events_of
 
 STREAM = {"prompt": "a", "max_tokens": 4, "stream": True, "seed": 1}
+RESPONSE = {"input": "a", "max_output_tokens": 2, "store": False}
 
 
 async def test_comments_come_before_the_first_token_and_between_tokens() -> None:
     async with running_stack([Worker("w0", step_s=0.5)], sse_heartbeat_s=0.1) as stack:
         async with stack.http.stream("POST", "/v1/completions", json=STREAM) as response:
-            lines = [line async for line in response.aiter_lines() if line]
+            text = (await response.aread()).decode()
+        assert ": waiting\n\n" not in text, "an empty event to some clients"
+        lines = [line for line in text.splitlines() if line]
         stack.workers[0].step_s = 0.15
         comments = [position for position, line in enumerate(lines) if line.startswith(":")]
         assert len(comments) >= 4 * 2
@@ -63,3 +68,43 @@ async def test_a_stream_that_has_only_sent_comments_can_still_fall_back() -> Non
         assert (comment[0], done) == (":", "data: [DONE]")
         models = {json.loads(line.removeprefix("data: "))["model"] for line in events if line[0] != ":"}
         assert models == {"other"}
+
+
+async def test_a_long_silence_of_a_response_has_events_that_clients_take() -> None:
+    """Codex ends a stream without events; OpenAI's clients end one that does not begin with `response.created`."""
+    worker = Worker("w0", steps=asyncio.Semaphore(0))
+    async with running_stack([worker], sse_heartbeat_s=0.02) as stack:
+        events: list[dict[str, Any]] = []
+        released = 0
+        assert worker.steps
+        async with stack.client.responses.stream(model="", **RESPONSE) as stream:
+            async for event in stream:
+                events.append(event.to_dict())
+                deltas = [one["type"] for one in events].count("response.output_text.delta")
+                if event.type == "response.in_progress" and len(events) > 2 and released == deltas:
+                    worker.steps.release()
+                    released += 1
+        kinds = [event["type"].removeprefix("response.") for event in events]
+        assert kinds[:3] == ["created", "in_progress", "in_progress"], "before the first token"
+        assert kinds.count("created") == 1
+        assert "in_progress" in kinds[kinds.index("output_text.delta") :], "between tokens"
+        assert kinds[-1] == "incomplete"
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+async def test_a_response_that_has_named_its_model_does_not_fall_back() -> None:
+    silent, other = Worker("w0", faults=[Fault("stall", 0)]), Worker("w1", model="other")
+    options = {
+        "sse_heartbeat_s": 0.02,
+        "fallback_model": "other",
+        "first_token_timeout_s": 1.0,
+        "resume_deadline_s": 0.1,
+    }
+    async with running_stack([silent, other], **options) as stack:
+        asked = {**RESPONSE, "model": MODEL, "stream": True}
+        answering = asyncio.create_task(stack.http.post(PATH, json=asked))
+        await eventually(lambda: silent.submits)
+        stack.router.away = {"w0"}
+        events = events_of((await answering).text)
+        assert (events[0]["type"], events[-1]["type"]) == ("response.created", "response.failed")
+        assert {event["response"]["model"] for event in events} == {MODEL}

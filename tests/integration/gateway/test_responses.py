@@ -46,7 +46,8 @@ def prompts(stack: Stack) -> list[str]:
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    frames = [frame.split("\n") for frame in text.strip().split("\n\n") if not frame.startswith(":")]
+    lines = "\n".join(line for line in text.split("\n") if not line.startswith(":"))
+    frames = [frame.split("\n") for frame in lines.strip().split("\n\n")]
     events = [json.loads(data.removeprefix("data: ")) for _, data in frames]
     assert [frame[0] for frame in frames] == [f"event: {event['type']}" for event in events]
     return events

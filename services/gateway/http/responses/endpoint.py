@@ -76,7 +76,7 @@ class ResponsesEndpoint:
         output = OutputItems(stem_of(turn.response_id), self._writer(body, model), offer)
         serializer = ResponseSerializer(self._facts(turn, model, offer), output, partial(self._keep, turn))
         prepared = await self._prepared(turn, model, caller, offer)
-        return Answer(prepared, serializer)
+        return Answer(prepared, serializer, serializer.idle_event)
 
     async def _check_store(self, body: ResponsesBody) -> None:
         """Refuse now what could not be kept later; raises :class:`ApiError` 400 or 503."""

@@ -16,6 +16,7 @@ from services.gateway.http.responses.output import Event, OutputItems
 from services.gateway.usage import Usage
 
 _encode = msgspec.json.encode
+_IN_PROGRESS = "response.in_progress"
 Keep = Callable[[dict[str, Any]], Awaitable[bool]]
 
 
@@ -54,10 +55,19 @@ class ResponseSerializer:
         self._number = 0
 
     def opening(self, index: int, generation: Generation) -> bytes:
-        """See :class:`Serializer`."""
+        """See :class:`Serializer`; empty where an idle stream has been opened."""
+        if self._number:
+            return b""
         self._read_options(generation)
+        return self._begun("response.created", _IN_PROGRESS)
+
+    def idle_event(self, generation: Generation) -> bytes:
+        """See :class:`Answer`; clients take no event before the first, and a repeated state for none."""
+        return self.opening(0, generation) or self._begun(_IN_PROGRESS)
+
+    def _begun(self, *kinds: str) -> bytes:
         begun = self._response("in_progress", None)
-        return self._frames({"type": kind, "response": begun} for kind in ("response.created", "response.in_progress"))
+        return self._frames({"type": kind, "response": begun} for kind in kinds)
 
     def frame(self, index: int, chunk: OutputChunk, generation: Generation) -> bytes:
         """See :class:`Serializer`."""
