@@ -194,8 +194,8 @@ def _attention_factor(kind: str, factor: float, original: int, numbers: _Numbers
             )
         return math.sqrt(1 + math.log(factor) / math.log(original))
     if numbers.values.get("mscale") and numbers.values.get("mscale_all_dim"):
-        return _yarn_mscale(factor, numbers.one("mscale")) / _yarn_mscale(factor, numbers.one("mscale_all_dim"))
-    return _yarn_mscale(factor, 1.0)
+        return yarn_mscale(factor, numbers.one("mscale")) / yarn_mscale(factor, numbers.one("mscale_all_dim"))
+    return yarn_mscale(factor, 1.0)
 
 
 def yarn_multiplier(config: Config) -> float:
@@ -209,8 +209,9 @@ def yarn_multiplier(config: Config) -> float:
         return 1.0
     numbers = _Numbers(config, source, settings)
     factor, mscale = numbers.one("factor"), numbers.one("mscale_all_dim")
-    return _yarn_mscale(factor, mscale) ** 2 if factor > 1 else 1.0
+    return yarn_mscale(factor, mscale) ** 2 if factor > 1 else 1.0
 
 
-def _yarn_mscale(factor: float, mscale: float) -> float:
-    return 0.1 * mscale * math.log(factor) + 1.0
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """Return the factor of YaRN on cosines and sines; 1 if the rope is not stretched."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+_RMS_NORM, _LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 # Keys of config.json by those of GGUF after the architecture's name.
 _SIZES = {
     "embedding_length": "hidden_size",
@@ -17,14 +18,14 @@ _SIZES = {
 _LLAMA = _SIZES | {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    _RMS_NORM: "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
 _WINDOW = {"attention.sliding_window": "sliding_window"}
-_SOFTCAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+_FINAL_SOFTCAP = {"final_logit_softcapping": "final_logit_softcapping"}
+_SOFTCAPS = _FINAL_SOFTCAP | {"attn_logit_softcapping": "attn_logit_softcapping"}
 _EXPERTS = {"expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size"}
 _BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
-_LAYER_NORM = "attention.layer_norm_epsilon"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class Architecture:
     hub: str  # its architecture in config.json
     keys: Mapping[str, str] = field(default_factory=lambda: _LLAMA)
     constants: Mapping[str, Any] = field(default_factory=dict)  # of config.json, which GGUF does not store
+    needed: tuple[str, ...] = (_RMS_NORM,)  # keys that llama.cpp requires, and for which a family has a default
+    absent: Mapping[str, Any] = field(default_factory=dict)  # llama.cpp's values of absent keys, beside those of all
+    passed: tuple[str, ...] = ()  # keys without an effect, neither in llama.cpp nor in transformers
+    period: int = 0  # every how many layers one has no window; 0: layers do not alternate
     biases: Mapping[str, str] = field(default_factory=dict)  # flags of config.json, by a tensor that shows them
     paired: bool = False  # rows of q and k are in the order of an interleaved rope
     partial: str = ""  # key of config.json for the rotated part of a head; "": whole heads
@@ -46,6 +51,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "mixtral": Architecture(  # a llama with experts
         "MixtralForCausalLM",
         _LLAMA | {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+        needed=(_RMS_NORM, "expert_used_count"),
         paired=True,
     ),
     "qwen2": Architecture("Qwen2ForCausalLM"),
@@ -54,8 +60,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "Qwen3MoeForCausalLM", _LLAMA | _EXPERTS | {"expert_count": "num_experts"}, {"norm_topk_prob": True}
     ),
     "gemma": Architecture("GemmaForCausalLM"),
-    "gemma2": Architecture("Gemma2ForCausalLM", _LLAMA | _WINDOW | _SOFTCAPS),
-    "gemma3": Architecture("Gemma3ForCausalLM", _LLAMA | _WINDOW | _SOFTCAPS),
+    "gemma2": Architecture(
+        "Gemma2ForCausalLM",
+        _LLAMA | _WINDOW | _SOFTCAPS,
+        absent={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "attention.sliding_window": 4096},
+        period=2,
+    ),
+    "gemma3": Architecture(
+        "Gemma3ForCausalLM", _LLAMA | _WINDOW | _FINAL_SOFTCAP, passed=("attn_logit_softcapping",), period=6
+    ),
     "phi3": Architecture(
         "Phi3ForCausalLM", _LLAMA | _WINDOW, partial="partial_rotary_factor", one_qkv=True, one_gate_up=True
     ),
@@ -70,6 +83,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "attention.scale": "attention_multiplier",
             "logit_scale": "logits_scaling",
         },
+        needed=(_RMS_NORM, "logit_scale"),
         biases=_BIASES,
         paired=True,
     ),
@@ -77,11 +91,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "GPT2LMHeadModel",
         _SIZES | {_LAYER_NORM: "layer_norm_epsilon"},
         {"activation_function": "gelu_new"},
+        needed=(_LAYER_NORM,),
         one_qkv=True,
     ),
     "gptneox": Architecture(
         "GPTNeoXForCausalLM",
-        _SIZES | {_LAYER_NORM: "layer_norm_eps", "use_parallel_residual": "use_parallel_residual"},
+        _SIZES
+        | {
+            _LAYER_NORM: "layer_norm_eps",
+            "use_parallel_residual": "use_parallel_residual",
+            "rope.freq_base": "rotary_emb_base",
+        },
+        needed=(_LAYER_NORM, "use_parallel_residual"),
         partial="rotary_pct",
         one_qkv=True,
     ),

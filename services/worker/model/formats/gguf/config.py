@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from services.worker.model.families.config import Config
 from services.worker.model.families.naming import Family
+from services.worker.model.families.rope import yarn_mscale
+from services.worker.model.families.windows import FULL, SLIDING
 from services.worker.model.formats.gguf.architectures import ARCHITECTURES, Architecture
 from services.worker.model.formats.gguf.container import GgufFile, TensorInfo
+from services.worker.model.formats.gguf.keys import Keys
 from services.worker.model.formats.gguf.metadata import Metadata
 from services.worker.model.spec import ModelError
 
@@ -17,8 +22,7 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 FACTORS = {"": "rope_freqs.weight", "short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
 _TOKENS = "tokenizer.ggml.tokens"
 _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-# Keys that do not change the computation, or repeat what tensors show.
-_PASSED = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "attention.causal", "pooling_type")
+_ABSENT: Mapping[str, Any] = {"rope.freq_base": 10_000.0}  # llama.cpp's values of absent keys
 _DTYPES = {"F32": "float32", "F16": "float16"}  # of checkpoints whose matrices all have this type
 
 
@@ -34,57 +38,67 @@ def find_architecture(metadata: Metadata) -> Architecture:
 
 
 def read_config(file: GgufFile, family: Family, architecture: Architecture) -> Config:
-    """Return the config.json of a model in the spelling of its family. Raises ModelError naming the key of GGUF."""
-    metadata = file.metadata
-    keys = _Keys(metadata)
-    values: dict[str, Any] = {"architectures": [architecture.hub], **architecture.constants}
+    """Return the config.json of a model in the spelling of its family; absent keys have llama.cpp's values.
+
+    Raises ModelError naming the key of GGUF, also for every key that is neither read nor without an effect.
+    """
+    keys = Keys(file.metadata, architecture.passed)
+    keys.require(*architecture.needed)
+    values: dict[str, Any] = {}  # of config.json, by Llama's names
     for key, name in architecture.keys.items():
-        if (value := keys.value(key)) is not None:
-            values[family.spelling.get(name, name)] = value
-    values |= _by_tensors(file, architecture)
-    values |= _of_heads(keys, architecture, values, family)
-    values |= _of_gemma(keys, values) if architecture.hub.startswith("Gemma") else {}
-    if scaling := _rope_scaling(keys, file):
+        if (value := keys.value(key)) is None:
+            value = architecture.absent.get(key, _ABSENT.get(key))
+        if value is not None:
+            values[name] = value
+    sizes = _sizes(keys, values)
+    values |= _of_heads(keys, architecture, values, sizes)
+    values |= _of_family(keys, architecture, values, sizes)
+    if scaling := _rope_scaling(keys, file, architecture):
         values["rope_scaling"] = scaling
-    values["eos_token_id"] = [metadata.integer(key) for key in _ENDS if key in metadata]
-    keys.refuse_unread()
-    return Config(values, metadata.file)
+    values["eos_token_id"] = [file.metadata.integer(key) for key in _ENDS if key in file.metadata]
+    keys.refuse_unread(_repeated(keys, values, sizes))
+    values = {family.spelling.get(name, name): value for name, value in values.items()}
+    values |= {"architectures": [architecture.hub], **architecture.constants, **_by_tensors(file, architecture)}
+    return Config(values, file.metadata.file)
 
 
-class _Keys:
-    """The keys of the file's architecture; it records which were read."""
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """The sizes that others follow from; 0 where the file's are wrong, which the family refuses by name."""
 
-    def __init__(self, metadata: Metadata) -> None:
-        self.metadata = metadata
-        self._prefix = f"{metadata.text('general.architecture')}."
-        self._read = {f"{self._prefix}{key}" for key in _PASSED}
+    hidden: int
+    heads: int
+    head: int
+    layers: int
 
-    def value(self, key: str) -> Any:
-        """Return a value of any type; None if the key is absent."""
-        return self.metadata.get(self._seen(key))
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        return self.metadata.integer(self._seen(key), default)
+def _sizes(keys: Keys, values: Mapping[str, Any]) -> _Sizes:
+    names = ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    hidden, heads, layers = (_size(values.get(name)) for name in names)
+    head = keys.integer("attention.key_length", hidden // heads if heads else 0)
+    return _Sizes(hidden, heads, head, layers)
 
-    def number(self, key: str, default: float | None = None) -> float:
-        return self.metadata.number(self._seen(key), default)
 
-    def text(self, key: str, default: str) -> str:
-        return self.metadata.text(self._seen(key), default)
+def _size(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
-    def error(self, key: str, problem: str) -> ModelError:
-        return self.metadata.error(f"{self._prefix}{key}", problem)
 
-    def refuse_unread(self) -> None:
-        """Raise ModelError for keys that may change the computation; a value of 0, false or "" leaves it as it is."""
-        for key, value in self.metadata.items():
-            if key.startswith(self._prefix) and key not in self._read and value:
-                raise self.metadata.error(key, "is not implemented for this architecture")
-
-    def _seen(self, key: str) -> str:
-        name = f"{self._prefix}{key}"
-        self._read.add(name)
-        return name
+def _repeated(keys: Keys, values: Mapping[str, Any], sizes: _Sizes) -> dict[str, float]:
+    """Return the values with which keys only say again what others do."""
+    scale = values.get("query_pre_attn_scalar", sizes.head)
+    found = {
+        "attention.head_count_kv": sizes.heads,
+        "attention.key_length_swa": sizes.head,
+        "attention.value_length_swa": sizes.head,
+        "attention.scale": scale**-0.5 if scale else 0.0,
+        "embedding_length_out": sizes.hidden,
+        "rope.dimension_count_swa": keys.integer("rope.dimension_count", sizes.head),
+        "rope.freq_base_swa": values.get("rope_theta", values.get("rotary_emb_base", 0.0)),
+    }
+    window = keys.metadata.get(f"{keys.prefix}attention.sliding_window")
+    if isinstance(window, int) and window >= _size(values.get("max_position_embeddings")) > 0:
+        found["attention.sliding_window"] = window  # it covers all positions
+    return {key: value for key, value in found.items() if isinstance(value, int | float)}
 
 
 def _by_tensors(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
@@ -104,44 +118,84 @@ def _by_tensors(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
     return found | {key: True for key, name in architecture.biases.items() if name in file.tensors}
 
 
-def _of_heads(keys: _Keys, architecture: Architecture, values: dict[str, Any], family: Family) -> dict[str, Any]:
-    """Check the sizes of heads, and return the rotated part of a head if the architecture has one."""
-    hidden, heads = (values.get(family.spelling.get(key, key)) for key in ("hidden_size", "num_attention_heads"))
-    sized = isinstance(hidden, int) and isinstance(heads, int) and heads > 0
-    head_dim = values.get("head_dim") or (hidden // heads if sized else 0)  # type: ignore[operator]
-    if (found := keys.integer("attention.value_length", head_dim)) != head_dim:
-        raise keys.error("attention.value_length", f"expected attention.key_length {head_dim}, found {found}")
-    rotated = keys.integer("rope.dimension_count", head_dim)
-    if architecture.partial and head_dim:
-        return {architecture.partial: rotated / head_dim}
-    if rotated != head_dim:
-        raise keys.error("rope.dimension_count", f"expected {head_dim}, the size of a head, found {rotated}")
+def _of_heads(keys: Keys, architecture: Architecture, values: Mapping[str, Any], sizes: _Sizes) -> dict[str, Any]:
+    """Check the sizes of heads, and return what follows from them."""
+    if (found := keys.integer("attention.value_length", sizes.head)) != sizes.head:
+        raise keys.error("attention.value_length", f"expected attention.key_length {sizes.head}, found {found}")
+    rotated = keys.integer("rope.dimension_count", sizes.head)
+    if not architecture.partial and rotated != sizes.head:
+        raise keys.error("rope.dimension_count", f"expected {sizes.head}, the size of a head, found {rotated}")
+    if "attention.key_length" not in architecture.keys:
+        if sizes.heads and sizes.head * sizes.heads != sizes.hidden:
+            problem = f"expected {sizes.hidden // sizes.heads}, embedding_length / attention.head_count"
+            raise keys.error("attention.key_length", f"{problem}, found {sizes.head}")
+        implied: dict[str, Any] = {}
+    else:
+        implied = {
+            "head_dim": sizes.head or None,
+            "num_key_value_heads": values.get("num_key_value_heads", sizes.heads),
+        }
+    if architecture.partial and sizes.head:
+        implied[architecture.partial] = rotated / sizes.head
+    return implied
+
+
+def _of_family(keys: Keys, architecture: Architecture, values: Mapping[str, Any], sizes: _Sizes) -> dict[str, Any]:
+    """Return what llama.cpp derives from other keys."""
+    match architecture.hub:
+        case "Gemma2ForCausalLM":
+            return _of_gemma(sizes, 46) | _alternating(keys, architecture, sizes)
+        case "Gemma3ForCausalLM":
+            found = _of_gemma(sizes, 62) | _alternating(keys, architecture, sizes)
+            found["rope_local_base_freq"] = keys.number("rope.freq_base_swa", 10_000.0)
+            found["final_logit_softcapping"] = values.get("final_logit_softcapping") or None  # 0: none
+            if not values.get("sliding_window"):
+                found["layer_types"] = [FULL] * sizes.layers
+            return found
+        case "GraniteForCausalLM":
+            if keys.values("rope.scaling.finetuned") is False:
+                raise keys.error("rope.scaling.finetuned", "false, a Granite without a rope, is not implemented")
+            scales = {"embedding_multiplier": 1.0, "residual_multiplier": 1.0}  # 0: none
+            scales["attention_multiplier"] = sizes.head**-0.5 if sizes.head else 0.0
+            return {name: values.get(name) or default for name, default in scales.items()}
+        case "Qwen3MoeForCausalLM" if not values.get("moe_intermediate_size"):
+            ffn, n_active = (_size(values.get(name)) for name in ("intermediate_size", "num_experts_per_tok"))
+            return {"moe_intermediate_size": ffn // n_active} if n_active else {}
     return {}
 
 
-def _of_gemma(keys: _Keys, values: dict[str, Any]) -> dict[str, Any]:
+def _of_gemma(sizes: _Sizes, largest: int) -> dict[str, Any]:
     """Gemma 2 and 3 divide scores by the root of the head's size; their largest models by that of other sizes."""
-    if values["architectures"] == ["GemmaForCausalLM"]:
-        return {}
-    hidden, heads, layers = (values.get(key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
-    largest = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}[values["architectures"][0]]
-    per_head = isinstance(hidden, int) and isinstance(heads, int) and heads > 0 and layers == largest
-    found = {"query_pre_attn_scalar": hidden // heads if per_head else values.get("head_dim")}  # type: ignore[operator]
-    if values["architectures"] == ["Gemma3ForCausalLM"]:
-        found["rope_local_base_freq"] = keys.number("rope.freq_base_swa", 10_000.0)
-        found["sliding_window_pattern"] = keys.integer("attention.sliding_window_pattern", 6)
-    return found
+    per_head = sizes.heads and sizes.layers == largest
+    return {"query_pre_attn_scalar": sizes.hidden // sizes.heads if per_head else sizes.head}
 
 
-def _rope_scaling(keys: _Keys, file: GgufFile) -> dict[str, Any]:
-    """Return the rope's scaling as config.json says it; {} if there is none."""
-    kind = keys.text("rope.scaling.type", "none")
+def _alternating(keys: Keys, architecture: Architecture, sizes: _Sizes) -> dict[str, Any]:
+    """Return the layers with a window, of which every so manieth has none, or as a list says. Raises ModelError."""
+    key = "attention.sliding_window_pattern"
+    pattern = keys.values(key)
+    pattern = architecture.period if pattern is None else pattern
+    if isinstance(pattern, tuple) and len(pattern) == sizes.layers:
+        slides = [bool(one) for one in pattern]
+    elif isinstance(pattern, int) and not isinstance(pattern, bool) and pattern >= 0:
+        slides = [not pattern or index % pattern < pattern - 1 for index in range(sizes.layers)]
+    else:
+        problem = f"expected a number of layers, or a list of {sizes.layers}, as many as block_count, found {pattern!r}"
+        raise keys.error(key, problem)
+    return {"layer_types": [SLIDING if one else FULL for one in slides]}
+
+
+def _rope_scaling(keys: Keys, file: GgufFile, architecture: Architecture) -> dict[str, Any]:
+    """Return the rope's scaling as config.json says it; {} if there is none. Raises ModelError."""
+    kind = keys.text("rope.scaling.type", "linear")
     linear = keys.number("rope.scale_linear", 1.0)  # key of the first files
     factor = keys.number("rope.scaling.factor", linear)
+    factor = 1.0 if kind == "none" or not factor else factor
     original = keys.integer("rope.scaling.original_context_length", 0)
     attention = keys.number("rope.scaling.attn_factor", 1.0)
+    _check_extension(keys, kind)
     factors = {name: _factors(file.tensors.get(tensor)) for name, tensor in FACTORS.items()}
-    if any(factors.values()):
+    if any(factors.values()) and kind != "yarn" and factor == 1.0:
         # Frequencies are divided by stored factors: LongRoPE, or Llama 3's scaling, for all lengths the same.
         return {
             "rope_type": "longrope",
@@ -150,18 +204,34 @@ def _rope_scaling(keys: _Keys, file: GgufFile) -> dict[str, Any]:
             "attention_factor": attention,
             "original_max_position_embeddings": original or keys.integer("context_length"),
         }
+    if any(factors.values()):
+        raise keys.error(
+            "rope.scaling.factor", f"{factor:g} of type {kind!r} beside factors in tensors is not implemented"
+        )
     if kind in ("none", "linear") and attention == 1.0:
-        scaled = factor != 1.0 and (kind == "linear" or linear != 1.0)
-        return {"rope_type": "linear", "factor": factor} if scaled else {}
-    if kind == "yarn":
-        settings: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
-        if original:
-            settings["original_max_position_embeddings"] = original
-        for name in ("beta_fast", "beta_slow"):
-            if (value := keys.value(f"rope.scaling.yarn_{name}")) is not None:
-                settings[name] = value
-        return settings
+        return {"rope_type": "linear", "factor": factor} if factor != 1.0 else {}
+    if kind == "yarn" and architecture.hub != "Gemma3ForCausalLM":  # llama.cpp scales its local layers' rope, too
+        return _yarn(keys, factor, original, attention)
     raise keys.error("rope.scaling.type", f"{kind!r} with attn_factor {attention:g} is not implemented")
+
+
+def _check_extension(keys: Keys, kind: str) -> None:
+    """Refuse a rope that YaRN only scales in part; a number below 0 stands for the default."""
+    found = keys.number("rope.scaling.yarn_ext_factor", 1.0)
+    if (found > 0 and found != 1.0) or (found == 0 and kind == "yarn"):
+        raise keys.error("rope.scaling.yarn_ext_factor", f"{found:g} is not implemented; allowed: 1")
+
+
+def _yarn(keys: Keys, factor: float, original: int, attention: float) -> dict[str, Any]:
+    settings: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
+    if original:
+        settings["original_max_position_embeddings"] = original
+    for name in ("beta_fast", "beta_slow"):
+        if (value := keys.value(f"rope.scaling.yarn_{name}")) is not None:
+            settings[name] = value
+    if attention != 1.0:
+        settings["attention_factor"] = attention * yarn_mscale(factor)
+    return settings
 
 
 def _factors(info: TensorInfo | None) -> list[float]:

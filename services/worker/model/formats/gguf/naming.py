@@ -76,11 +76,10 @@ def _refs(spec: ModelSpec, architecture: Architecture) -> Refs:
             found |= _concatenated(key, f"{module}ffn_up", {"gate": spec.ffn_size, "up": spec.ffn_size}, bias=False)
         if layer.moe is not None:
             found |= _experts(key, module, layer.moe)
-        if architecture.paired and layer.rope is not None:
+        if architecture.paired:  # whole heads, also in layers without a rope: only adapters see the order there
             for part in ("q", "k", "q.bias", "k.bias"):
                 if key + part in found:
-                    paired = replace(found[key + part], unit=spec.head_dim, n_paired=layer.rope.rotary_dim)
-                    found[key + part] = paired
+                    found[key + part] = replace(found[key + part], unit=spec.head_dim, n_paired=spec.head_dim)
     return found
 
 

@@ -22,7 +22,7 @@ TOKENS = [*(chr(33 + number) for number in range(93)), "ab", "<|eos|>", "<|eot|>
 SEVERAL = ("m-Q4_0.gguf", "m-Q8_0.gguf")
 
 
-def _tokenizer(writer: gguf.GGUFWriter) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(TOKENS)
@@ -39,7 +39,7 @@ def _tokenizer(writer: gguf.GGUFWriter) -> None:
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("gguf") / "tiny-Q8_0.gguf"
-    return write_model(random_model(zoo.VARIANTS["llama"]()), "llama", file, describe=_tokenizer)
+    return write_model(random_model(zoo.VARIANTS["llama"]()), "llama", file, describe=add_tokenizer)
 
 
 def test_gateways_get_what_the_file_holds(file: Path) -> None:

@@ -38,6 +38,13 @@ class LlamaCpp:
         ids: list[int] = answer.raise_for_status().json()["tokens"]
         return ids
 
+    def log_probabilities(self, prompt: list[int], n_tokens: int) -> dict[int, float]:
+        """The log-probabilities of the `n_tokens` likeliest tokens after a prompt, by id."""
+        asked = {"prompt": prompt, "n_predict": 1, "n_probs": n_tokens, "ignore_eos": False}
+        answer = httpx.post(f"{self.server.listening_address}/completion", json=asked, timeout=60)
+        [first] = answer.raise_for_status().json()["completion_probabilities"]
+        return {int(one["id"]): float(one["logprob"]) for one in first["top_logprobs"]}
+
 
 def write_tiny(file: Path, n_tokens: int, describe: Callable[[gguf.GGUFWriter], None]) -> Path:
     """Write a llama of one layer whose weights are zero; `describe` adds its tokenizer."""

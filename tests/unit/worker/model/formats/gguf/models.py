@@ -47,11 +47,12 @@ def write_model(
     kinds: Kinds = plain,
     tensors: dict[str, np.ndarray] | None = None,
     describe: Callable[[gguf.GGUFWriter], None] = lambda _: None,
+    without: tuple[str, ...] = (),
     **extra: Any,
 ) -> Path:
     """Write `model`, whose matrices become what `kinds` stores of them.
 
-    `tensors`: more of them. `describe` adds more metadata. `extra`: keys after the architecture's name.
+    `tensors`: more of them. `describe` adds more metadata. `extra`, `without`: keys after the architecture's name.
     """
     config = model.config
     writer = gguf.GGUFWriter(str(file), arch)
@@ -59,6 +60,8 @@ def write_model(
     describe(writer)
     for key, value in extra.items():
         _add(writer, f"{arch}.{key.replace('__', '.')}", value)
+    for key in without:
+        del writer.kv_data[0][f"{arch}.{key}"]
     for name, values in (tensors or {}).items():
         writer.add_tensor(name, values)
     names = gguf.get_tensor_name_map(_ARCH[arch], config.num_hidden_layers)
@@ -154,6 +157,9 @@ def _write_config(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+        return
     kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     kinds[type(value)](key, value)
 

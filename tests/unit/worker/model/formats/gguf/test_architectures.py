@@ -15,16 +15,20 @@ import transformers
 
 from services.worker.backends.collectives import SingleRank
 from services.worker.backends.opening import open_backend
+from services.worker.model.adapters.served import read_adapter
 from services.worker.model.build import load_model
 from services.worker.model.formats.gguf import container, parts
 from services.worker.model.formats.gguf.architectures import ARCHITECTURES
 from services.worker.model.formats.gguf.container import GgufFile
 from services.worker.model.formats.gguf.metadata import Metadata
-from services.worker.model.registry import read_spec
+from services.worker.model.layers.adapters import AdapterLayers
+from services.worker.model.registry import describe, read_spec
 from services.worker.model.spec import ModelError
+from tests.adapters import write_adapter
 from tests.unit.worker.model import zoo
 from tests.unit.worker.model.formats.gguf.models import Kinds, plain, random_model, uniform, write_model
 from tests.unit.worker.model.harness import CPU, Engine, ThreadRank, run_ranks
+from tests.unit.worker.model.test_adapters import LINEAR, AdaptedEngine
 
 T = gguf.GGMLQuantizationType
 
@@ -117,9 +121,13 @@ class Made:
     logits: torch.Tensor  # [len(ids), vocab_size], transformers'
 
 
-def _make(name: str, case: Case, folder: Path, kinds: Kinds = plain) -> Made:
+def _model(case: Case) -> transformers.PreTrainedModel:
     base = zoo.VARIANTS[case.variant]()
-    model = random_model(type(base)(**{**base.to_dict(), **case.changed}))
+    return random_model(type(base)(**{**base.to_dict(), **case.changed}))
+
+
+def _make(name: str, case: Case, folder: Path, kinds: Kinds = plain) -> Made:
+    model = _model(case)
     file = write_model(model, case.arch, folder / f"{name}.gguf", kinds, _factors(name, model), **case.keys)
     ids = zoo.prompt()
     return Made(file, ids, zoo.reference_logits(model, ids))
@@ -138,8 +146,44 @@ def _factors(name: str, model: transformers.PreTrainedModel) -> dict[str, np.nda
     return {}
 
 
+# Modules of an adapter, by architectures whose names differ from Llama's.
+_ADAPTED = {
+    "gpt2": ("c_attn", "attn.c_proj", "c_fc"),
+    "gptneox": ("query_key_value", "dense", "dense_h_to_4h"),
+    "phi3": ("qkv_proj", "gate_up_proj"),
+    "mixtral": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "qwen3moe": ("q_proj", "k_proj", "v_proj", "o_proj"),
+}
+
+
 def test_every_architecture_has_a_case() -> None:
     assert {case.arch for case in CASES.values()} | {"mixtral"} == ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("name", CASES | FACTORED)
+def test_an_adapter_changes_what_it_changes_in_transformers(name: str, tmp_path: Path) -> None:
+    """Also where a file stores rows in another order than transformers, in layers without a rope, too."""
+    case, base = (CASES | FACTORED)[name], tmp_path / "base"
+    model = _model(case)
+    model.save_pretrained(base)
+    file = write_model(model, case.arch, tmp_path / "m.gguf", tensors=_factors(name, model), **case.keys)
+    modules = _ADAPTED.get("mixtral" if name == "mixtral" else case.arch, LINEAR)
+    turned = case.arch == "gpt2"
+    changes = write_adapter(
+        base, tmp_path / "a", dict.fromkeys(modules, 4), size=0.3, **({"fan_in_fan_out": True} if turned else {})
+    )
+    ids = zoo.prompt()
+    plain = zoo.reference_logits(model, ids)
+    with torch.no_grad():
+        stored = dict(model.named_parameters())
+        for key, change in changes.items():
+            stored[key] += 2 * (change.t() if turned else change)  # lora_alpha 8, rank 4
+    expected = zoo.reference_logits(model, ids)
+    served = load_model(file, SingleRank(), open_backend(torch.float32, CPU), adapters=AdapterLayers(1, 4))
+    served.adapters.put(0, served.adapters.read(read_adapter(tmp_path / "a", describe(file), 4)))
+    found = served.logits(AdaptedEngine(served, default=0).run(ids, [7, 1]))[:, : expected.shape[1]]
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert (plain - expected).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("name", CASES | FACTORED)
@@ -203,7 +247,7 @@ def test_a_stored_head_is_used(tmp_path: Path) -> None:
 
 _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown architecture": ({"general.architecture": "rwkv7"}, r"general.architecture: 'rwkv7' is not implemented"),
-    "an unknown key": ({"llama.attention.clamp_kqv": 8.0}, r"llama.attention.clamp_kqv: is not implemented"),
+    "an unknown key": ({"llama.attention.clamp_kqv": 8.0}, r"llama.attention.clamp_kqv: 8.0 is not implemented"),
     "heads of two sizes": ({"llama.attention.value_length": 24}, r"attention.value_length: expected .* 12, found 24"),
     "a part of a head": ({"llama.rope.dimension_count": 6}, r"rope.dimension_count: expected 12, .* found 6"),
     "an unknown scaling": ({"llama.rope.scaling.type": "su"}, r"llama.rope.scaling.type: 'su' with"),
@@ -213,7 +257,16 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"llama.feed_forward_length": 48},
         r"expected shape \[48, 48\], found \[64, 48\]; intermediate_size",
     ),
-    "lists of sizes": ({"llama.attention.head_count": (4, 4)}, r"num_attention_heads: expected a positive integer"),
+    "layers of other sizes": (
+        {"llama.attention.head_count": (4, 2)},
+        r"attention.head_count: expected a number, or 2 eq",
+    ),
+    "a list of another length": ({"llama.attention.head_count": (4,)}, r"head_count: expected .* found \[4\]"),
+    "no epsilon": (
+        {"llama.attention.layer_norm_rms_epsilon": None},
+        r"llama.attention.layer_norm_rms_epsilon: missing",
+    ),
+    "all tokens seen": ({"llama.attention.causal": False}, r"llama.attention.causal: false is not .*; allowed: true"),
     "more tokens than rows": (
         {"tokenizer.ggml.tokens": ("a",) * 100},
         r"100 tokens, but token_embd.weight has 99 rows",
