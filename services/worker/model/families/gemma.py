@@ -33,12 +33,11 @@ def _common(config: Config, family: str, ropes: dict[str, RopeSpec] | None = Non
     )
 
 
-def _with_softcaps(config: Config, spec: ModelSpec) -> ModelSpec:
+def _with_softcap(config: Config, spec: ModelSpec) -> ModelSpec:
     return replace(
         spec,
         post_norm=True,
         attention_scale=config.number("query_pre_attn_scalar") ** -0.5,
-        attention_softcap=config.optional_number("attn_logit_softcapping"),
         logit_softcap=config.optional_number("final_logit_softcapping"),
     )
 
@@ -55,7 +54,8 @@ def read_gemma(config: Config) -> ModelSpec:
 
 def read_gemma2(config: Config) -> ModelSpec:
     """Read a Gemma 2 config.json. Raises ModelError."""
-    spec = _with_softcaps(config, _common(config, "gemma2"))
+    spec = _with_softcap(config, _common(config, "gemma2"))
+    spec = replace(spec, attention_softcap=config.optional_number("attn_logit_softcapping"))
     default = [FULL if index % 2 else SLIDING for index in range(spec.n_layers)]
     return replace(spec, layers=with_windows(config, spec, read_layer_types(config, spec.n_layers, default)))
 
@@ -63,7 +63,8 @@ def read_gemma2(config: Config) -> ModelSpec:
 def read_gemma3(config: Config) -> ModelSpec:
     """Read a Gemma 3 text config.json. Raises ModelError."""
     n_layers, ropes = config.integer("num_hidden_layers"), _gemma3_ropes(config)
-    spec = _with_softcaps(config, _common(config, "gemma3_text", ropes={"": ropes[FULL]}))
+    spec = _with_softcap(config, _common(config, "gemma3_text", ropes={"": ropes[FULL]}))
+    config.pass_over("attn_logit_softcapping")  # transformers has the key and does not use it
     pattern = config.integer("sliding_window_pattern", 6)
     default = [SLIDING if (index + 1) % pattern else FULL for index in range(n_layers)]
     kinds = read_layer_types(config, n_layers, default)

@@ -96,6 +96,7 @@ def _family(
 def _gemma3(config: Config) -> None:
     for key, value in _GEMMA3_DEFAULTS.items():
         config.fill(key, value)
+    config.override("final_logit_softcapping", None)  # transformers caps the logits of the text's class alone
 
 
 def _qwen(config: Config) -> None:

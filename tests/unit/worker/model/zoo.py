@@ -76,6 +76,7 @@ _LAYERS3: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 _SLIDES: dict[str, Any] = {"sliding_window": 13}
+_CAPS: dict[str, Any] = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 3.0}
 _LONG = {"short_factor": [1.0, 1.1, 1.3, 1.7, 2.1, 2.5], "long_factor": [1.5, 2.0, 3.0, 4.0, 6.0, 9.0]}
 _MULTIPLIERS: dict[str, Any] = {
     "embedding_multiplier": 3.0,
@@ -180,6 +181,7 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         "Gemma3TextConfig",
         head_dim=16,
         query_pre_attn_scalar=24,
+        **_CAPS,
         **_SLIDES,
         **_LAYERS3,
         rope_parameters={
@@ -276,7 +278,7 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         head_dim=16,
         **_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.5),
     ),
-    "gemma3_multimodal": _multimodal("Gemma3", head_dim=16, query_pre_attn_scalar=24, **_SLIDES, **_LAYERS3),
+    "gemma3_multimodal": _multimodal("Gemma3", head_dim=16, query_pre_attn_scalar=24, **_CAPS, **_SLIDES, **_LAYERS3),
     "mistral3_multimodal": _multimodal("Mistral3", model_type="mistral", head_dim=16),
     "qwen2_5_vl_multimodal": _multimodal("Qwen2_5_VL", **_MROPE),
     "qwen3_vl_multimodal": _multimodal("Qwen3VL", head_dim=12, **_MROPE),

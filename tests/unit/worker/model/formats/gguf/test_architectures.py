@@ -75,6 +75,7 @@ CASES = {
         "gemma3",
         {"query_pre_attn_scalar": 16},
         {
+            "final_logit_softcapping": 3.0,
             "attention__sliding_window": 13,
             "attention__sliding_window_pattern": 2,
             "rope__freq_base_swa": 5000.0,
