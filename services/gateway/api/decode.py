@@ -13,6 +13,7 @@ import msgspec
 from services.gateway.api.allowed import allowed_values
 from services.gateway.api.fields import check_neutral, neutral_values
 from services.gateway.api.ignored import Ignored, leave_out
+from services.gateway.api.parts import TEXT_ONLY, is_media
 from services.gateway.errors import ApiError, invalid
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -35,8 +36,6 @@ _SURROGATES = re.compile(
     r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
 _NO_MEMBER = ("Invalid enum value ", "Invalid value ")
-_MEDIA = ("image_url", "input_image", "input_audio", "video_url", "file", "input_file")  # types of parts
-TEXT_ONLY = "models here read text only, and the vision of multimodal ones is not loaded"
 _INDEX = re.compile(r"\[\d+\]")
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
 
@@ -48,7 +47,8 @@ class BodyDecoder(Generic[Body]):
         self._kind = kind
         self._decoder = msgspec.json.Decoder(kind)
         self._neutral = neutral_values(kind)
-        self._outline = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        fields = [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in kind.__struct_encode_fields__]
+        self._outline = msgspec.json.Decoder(msgspec.defstruct(f"{kind.__name__}Outline", fields))
 
     async def decode(self, data: bytes, ignored: Ignored | None = None) -> Body:
         """Validate and decode, a large body off the event loop; raises :class:`ApiError` (400).
@@ -66,13 +66,11 @@ class BodyDecoder(Generic[Body]):
             outline = self._outline.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return self._explained(data, ignored)  # raises the same error with the field's name
-        for field in list(outline):
-            if field in self._kind.__struct_encode_fields__:
-                _check_size(field, bytes(outline[field]))
-            elif not ignored.refuse_fields:
-                ignored.add(field)
-                del outline[field]
-        data = msgspec.json.encode(outline)
+        known = {field: bytes(getattr(outline, field)) for field in self._outline.type.__struct_fields__}
+        for field, value in known.items():
+            _check_size(field, value)
+        if len(data) - sum(map(len, known.values())) > _MAX_OPTION_BYTES:
+            self._check_unknown(data)
         collecting = gc.isenabled()
         gc.disable()  # decoding makes no garbage, and a collection takes longer than decoding
         try:
@@ -80,6 +78,16 @@ class BodyDecoder(Generic[Body]):
         finally:
             if collecting:
                 gc.enable()
+
+    def _check_unknown(self, data: bytes) -> None:
+        """Refuse a body for its first unknown field, if it has one; raises :class:`ApiError` (400)."""
+        try:
+            self._decoder.decode(data)
+        except msgspec.ValidationError as error:
+            found = explain(error, self._kind)
+            limit = f"Unknown fields may have at most {_MAX_OPTION_BYTES} bytes together. "
+            text = f"{limit if found.code == 'unknown_field' else ''}{found.message}"
+            raise invalid(text, found.param, found.code or "invalid_value") from error
 
     def _explained(self, data: bytes, ignored: Ignored) -> Body:
         try:
@@ -135,7 +143,7 @@ def described(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
     if text.startswith(_NO_MEMBER):
         allowed = ", ".join(f"`{value}`" for value in allowed_values(kind, path))
         value = next(text.removeprefix(start) for start in _NO_MEMBER if text.startswith(start))
-        reason = f": {TEXT_ONLY}" if value.strip("'") in _MEDIA else ""
+        reason = f": {TEXT_ONLY}" if is_media(value.strip("'")) else ""
         text = f"{value} is none of {allowed}{reason}" if allowed else text
     return text, path
 

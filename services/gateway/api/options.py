@@ -13,7 +13,8 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 MAX_SESSION_CHARS = 512
 Session = Annotated[str, Meta(max_length=MAX_SESSION_CHARS)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
-FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+MAX_TOOLS = 4096
 
 
 class FunctionDefinition(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from services.common.fine_tuning.records import MOST_RANK
 from services.gateway.api.fields import ADVISORY, neutral
-from services.gateway.api.options import FunctionDefinition, Session, TextOptions, TokenId
+from services.gateway.api.options import MAX_TOOLS, FunctionDefinition, Session, TextOptions, TokenId
 
 MAX_TEXTS = 2048  # in an embedding request; OpenAI's limit
 _WINDOW = "Like `24h`, at most as long as files are kept (RYZANSTEIN_BATCH_FILE_LIFE_S)"
@@ -128,7 +128,7 @@ class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
     """The part of `tools` that the prompt offers."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=128)]
+    tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class ChosenTool(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -210,12 +210,12 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
     reasoning_effort: Annotated[str, Meta(description="A variable for the chat template")] | None = None
     reasoning: ReasoningOptions | None = None
-    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[FunctionDefinition], Meta(max_length=128, description="Older form of tools")] | None = (
-        None
-    )
+    functions: (
+        Annotated[list[FunctionDefinition], Meta(max_length=MAX_TOOLS, description="Older form of tools")] | None
+    ) = None
     function_call: Literal["none", "auto"] | ChosenFunction | None = None
     prediction: Annotated[Any, ADVISORY] = None
     verbosity: Annotated[str | None, ADVISORY] = None

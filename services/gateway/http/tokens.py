@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.fields import neutral
 from services.gateway.api.ignored import Ignored
-from services.gateway.api.options import TokenId
+from services.gateway.api.options import MAX_TOOLS, TokenId
 from services.gateway.api.schema import ChatBody, Message, Tool
 from services.gateway.errors import invalid
 from services.gateway.generation.admitted import AdmittedRequest
@@ -36,7 +36,7 @@ class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     return_token_strs: bool | None = None
     chat_template: Annotated[Any, neutral()] = None
     mm_processor_kwargs: Annotated[Any, neutral({})] = None

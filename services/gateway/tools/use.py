@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -115,7 +116,6 @@ def tool_use(request: ChatRequest, native: type[ToolParser], *, closed: bool) ->
 
 
 def _check_names(functions: Sequence[FunctionDefinition], field: str) -> None:
-    names = [function.name for function in functions]
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(function.name for function in functions).items():
+        if count > 1:
             raise invalid(f"`{field}` has two functions named `{name}`.", field, "invalid_value")

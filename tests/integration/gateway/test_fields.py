@@ -185,7 +185,7 @@ async def test_unknown_fields_of_what_a_body_holds_are_named_without_their_index
 async def test_a_header_of_unknown_fields_is_short_and_printable(stack: Stack) -> None:
     fields = {"line\r\nx-evil: 1": 1, "日本, a": 2, "n" * 5000: 3, **{f"field_{number}": 1 for number in range(300)}}
     needed = {"prompt": "a", "max_tokens": 1}
-    for body in (needed | fields, needed | fields | {"large": "x" * 400_000}):
+    for body in (needed | fields, needed | fields | {"large": "x" * 200_000}):
         answer = await stack.http.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
         assert "x-evil" not in answer.headers

@@ -30,6 +30,7 @@ def bodies() -> dict[str, tuple[str, bytes, str]]:
     id_list = b"[1]," * 3_500_000 + b"[1]"
     id_lists = b'{"prompt": [' + id_list + b"]}"
     message = b'{"role": "user", "content": []},'
+    odd = b'{"role": "user", "content": [], "mood": 1},'
     block = b'{"type": "text", "text": "x x"},'
     return {
         "text": ("/v1/completions", b'{"prompt": "' + b"x " * 7_000_000 + b'"}', "prompt"),
@@ -97,6 +98,11 @@ def bodies() -> dict[str, tuple[str, bytes, str]]:
             "/v1/completions",
             b'{"prompt": "a", ' + b",".join(b'"%d": 1' % i for i in range(1_000_000)) + b"}",
             "0",
+        ),
+        "unknown fields of messages": (
+            "/v1/messages",
+            b'{"max_tokens": 1, "messages": [' + odd * 90_000 + odd[:-1] + b"]}",
+            "messages",
         ),
     }
 

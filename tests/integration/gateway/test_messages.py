@@ -9,7 +9,9 @@ from typing import Any
 
 import anthropic
 import pytest
+from ryzanstein.v1 import worker_pb2
 
+from services.gateway.api.ignored import IGNORED_HEADER
 from tests.integration.gateway.fleet import CHAT_TEMPLATE, MAX_LEN, MODEL, Fault, Worker
 from tests.integration.gateway.gateways import Stack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
@@ -233,6 +235,121 @@ async def test_what_is_nested_too_deeply_is_refused() -> None:
                 value = json.dumps(deep) if "chat" in path else deep
                 answer = await stack.http.post(path, content=json.dumps(body).replace('"DEEP"', value))
                 assert answer.status_code == 400, (path, depth, answer.text)
+
+
+TEXT = [{"type": "text", "text": "s"}]
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aGk="}}
+NO_IMAGE = "[The image that stood here was left out: this model reads text only.]"
+NO_DOCUMENT = NO_IMAGE.replace("image", "document")
+SEARCHED = {"type": "server_tool_use", "id": "srv1", "name": "web_search", "input": {"query": "q"}}
+FOUND = {
+    "type": "web_search_tool_result", "tool_use_id": "srv1", "caller": {"type": "direct"},
+    "content": [{"type": "web_search_result", "title": "Lists", "url": "https://a.example", "encrypted_content": "e"}],
+}  # fmt: skip
+
+
+def served_result(kind: str, content: Any, call: str = "server_tool_use") -> list[dict[str, Any]]:
+    """A call that a provider's server has run, and its result."""
+    used = {"type": call, "id": "s", "name": "f", "input": {}}
+    return [used, {"type": kind, "tool_use_id": "s", "content": content}]
+
+
+# Blocks of an assistant, the words of the prompt, and what is left out.
+ANSWERED: list[tuple[list[dict[str, Any]], str, str]] = [
+    ([SEARCHED, FOUND, {"type": "text", "text": "So."}], 'web_search{"query": "q"}|Lists\nhttps://a.example|So.', ""),
+    ([SEARCHED, {"type": "text", "text": "So."}], "So.", "server_tool_use"),
+    ([FOUND], "", "web_search_tool_result"),
+    (served_result("web_search_tool_result", {"type": "web_search_tool_result_error", "error_code": "max_uses"}),
+     "f{}|max_uses", ""),
+    (served_result("mcp_tool_result", [{"type": "text", "text": "42"}, IMAGE], "mcp_tool_use"),
+     f"f{{}}|42\n{NO_IMAGE}", ""),
+    (served_result("bash_code_execution_tool_result",
+                   {"type": "bash_code_execution_result", "stdout": "out", "stderr": "err", "return_code": 0,
+                    "content": []}), "f{}|out\nerr", ""),
+    (served_result("web_fetch_tool_result", {"type": "web_fetch_result", "url": "u", "content":
+                   {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "page"}}}),
+     "f{}|u\npage", ""),
+    (served_result("tool_search_tool_result", {"type": "tool_search_tool_search_result", "tool_references":
+                   [{"type": "tool_reference", "tool_name": "t"}]}), "f{}|t", ""),
+    ([{"type": "compaction", "content": "Earlier: words.", "encrypted_content": "e"}], "Earlier: words.", ""),
+    ([{"type": "container_upload", "file_id": "f"}], NO_IMAGE.replace("image", "file"), "container_upload"),
+    ([{"type": "fallback", "from": {"model": "a"}}, {"type": "text", "text": "ho"}], "ho", "fallback"),
+    ([{"type": "of_next_year", "text": "x"}, {"type": "text", "text": "ho"}], "ho", "of_next_year"),
+    ([{"type": "text", "text": "ho", "citations": [], "parsed": 1}], "ho", ".parsed"),
+]  # fmt: skip
+# Contents of a tool's result.
+RESULTS: list[tuple[list[dict[str, Any]], str, str]] = [
+    ([{"type": "tool_reference", "tool_name": "mcp__a__b"}], "mcp__a__b", ""),
+    ([{"type": "text", "text": "see"}, IMAGE], f"see\n{NO_IMAGE}", "image"),
+    ([PDF], NO_DOCUMENT, "document"),
+    ([{"type": "search_result", "title": "T", "source": "u", "content": TEXT}], "T\nu\ns", ""),
+    ([{"type": "document", "source": {"type": "content", "content": TEXT}}], "s", ""),
+    ([{"type": "of_next_year"}], "", "of_next_year"),
+]  # fmt: skip
+SHOWS = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "{% endfor %}{{ m.content }}|{% endfor %}"
+)
+
+
+async def test_blocks_of_a_history_are_read_or_left_out_with_their_names() -> None:
+    call = {"type": "tool_use", "id": "c", "name": "g", "input": {}}
+    async with served(Worker("w0", template=SHOWS)) as (stack, _client):
+        for content, prompt, left_out in ANSWERED:
+            turns = [HELLO, {"role": "assistant", "content": content}, HELLO]
+            await asks(stack, turns, f"hi|{prompt}|hi|", "messages[].content[]", left_out)
+        for content, prompt, left_out in RESULTS:
+            result = {"type": "tool_result", "tool_use_id": "c", "content": content}
+            turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+            await asks(stack, turns, f"g{{}}|{prompt}|", "messages[].content[].content[]", left_out)
+            await asks(stack, [*turns, HELLO], f"g{{}}|{prompt}|hi|", "messages[].content[].content[]", left_out)
+        beside = [{"type": "tool_result", "tool_use_id": "c", "content": "read"}, PDF]
+        turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": beside}]
+        await asks(stack, turns, f"g{{}}|read|{NO_DOCUMENT}|", "messages[].content[]", "document")
+        turns = [{"role": "user", "content": [IMAGE]}, {"role": "assistant", "content": "no"}, HELLO]
+        await asks(stack, turns, f"{NO_IMAGE}|no|hi|", "messages[].content[]", "image")
+        turns = [{"role": "developer", "content": "d"}, HELLO, {"role": "system", "content": TEXT}]
+        await asks(stack, turns, "d|hi|s|", "", "")
+        turns = [HELLO, {"role": "assistant", "content": [SEARCHED, FOUND]}]  # its server has paused
+        await asks(stack, turns, 'hi|web_search{"query": "q"}|Lists\nhttps://a.example|', "", "")
+
+
+async def asks(stack: Stack, turns: list[dict[str, Any]], prompt: str, where: str, left_out: str) -> None:
+    """Send a history, and compare the prompt and the header."""
+    answer = await stack.http.post(MESSAGES, json=ASK | {"messages": turns, "max_tokens": 1})
+    assert answer.status_code == 200, answer.text
+    read = byte_level().decode(list(stack.workers[0].submits[-1].prompt_ids), skip_special_tokens=False)
+    assert read == prompt
+    kind = left_out if left_out.startswith(".") else f".type={left_out}"
+    assert answer.headers.get(IGNORED_HEADER, "") == (where + kind if left_out else "")
+
+
+async def test_a_users_own_new_image_is_refused_and_a_document_of_text_is_read() -> None:
+    text = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "page"}}
+    async with served(Worker("w0", template=SHOWS)) as (stack, _client):
+        for new in (IMAGE, PDF, {"type": "container_upload", "file_id": "f"}):
+            turns = [HELLO, {"role": "assistant", "content": "ho"}, {"role": "user", "content": [new]}]
+            answer = await stack.http.post(MESSAGES, json=ASK | {"messages": turns})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["details"]["param"]) == (400, "messages[2].content[0]")
+            assert "models here read text only" in error["message"]
+        await asks(stack, [{"role": "user", "content": [text]}], "T\npage|", "", "")
+
+
+async def test_many_tools_with_long_names_are_offered() -> None:
+    template = "{% for t in tools %}{{ t.function.name[-1] }}{% endfor %}x"
+    roomy = worker_pb2.ModelCard(max_model_len=1 << 20)
+    async with served(Worker("w0", template=template, abilities=roomy)) as (stack, _client):
+        tools = [TOOL | {"name": f"{number:x<127}y"} for number in range(200)]
+        answer = await stack.http.post(MESSAGES, json=ASK | {"tools": tools, "max_tokens": 1})
+        assert answer.status_code == 200, answer.text
+        assert len(stack.workers[0].submits[-1].prompt_ids) == 201
+        answer = await stack.http.post(MESSAGES, json=ASK | {"tools": [TOOL | {"name": "x" * 129}]})
+        assert answer.json()["error"]["details"]["param"] == "tools[0].name"
+        large = [TOOL | {"name": f"f{number}", "description": "d" * 5000} for number in range(200)]
+        answer = await stack.http.post(MESSAGES, json=ASK | {"tools": large, "max_tokens": 1})
+        assert answer.status_code == 200, answer.text
 
 
 def blocks(*content: Any, role: str = "user") -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from services.gateway.api.fields import ADVISORY, neutral
-from services.gateway.api.options import FunctionName, NonEmpty, Session
+from services.gateway.api.ignored import Unserved
+from services.gateway.api.options import MAX_TOOLS, FunctionName, NonEmpty, Session
 
 
 class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -18,19 +19,7 @@ class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True
     citations: Annotated[Any, ADVISORY] = None
 
 
-class ImageBlock(Struct, tag_field="type", tag="image"):
-    """Refused: models read text only."""
-
-
-class DocumentBlock(Struct, tag_field="type", tag="document"):
-    """Refused: put a document's text into a block of text."""
-
-
-class SearchResultBlock(Struct, tag_field="type", tag="search_result"):
-    """Refused: put its text into a block of text."""
-
-
-TextualBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
+TextualBlock = TextBlock | Unserved
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking", forbid_unknown_fields=True):
@@ -68,22 +57,13 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result", forbid_unknow
     toolset_name: Annotated[str | None, ADVISORY] = None
 
 
-Block = (
-    TextBlock
-    | ImageBlock
-    | DocumentBlock
-    | SearchResultBlock
-    | ThinkingBlock
-    | RedactedThinkingBlock
-    | ToolUseBlock
-    | ToolResultBlock
-)
+Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | Unserved
 
 
 class Turn(Struct, forbid_unknown_fields=True):
     """A message. The last one may be the beginning of the assistant's answer."""
 
-    role: Literal["user", "assistant", "system"]
+    role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Block]
 
 
@@ -176,7 +156,11 @@ class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
     system: str | list[TextualBlock] | None = None
     tools: (
         Annotated[
-            list[dict[str, Any]], Meta(max_length=128, description="Of the type custom; Anthropic's own are left out")
+            list[dict[str, Any]],
+            Meta(
+                max_length=MAX_TOOLS,
+                description="Of the type custom; Anthropic's own are left out",
+            ),
         ]
         | None
     ) = None

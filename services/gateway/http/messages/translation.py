@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from services.gateway.api.chat import Call, ChatRequest, FieldNames, OfferedTools, Turn
-from services.gateway.api.decode import TEXT_ONLY
-from services.gateway.api.ignored import Ignored
+from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.api.options import FunctionDefinition, JsonSchemaFormat, ResponseFormat, TextOptions
+from services.gateway.api.parts import TEXT_ONLY, is_media, own_text, stand_in, text_of
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.messages import schema
 from services.gateway.http.messages.tools import read_tools
 
+_SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
+_INDEX = re.compile(r"\[\d+\]")
 NAMES = FieldNames(continued="messages", stop="stop_sequences")
 
 
 def chat_of(body: schema.CountBody, ignored: Ignored) -> ChatRequest:
     """The chat that a body asks for, with the prompt that both have; raises :class:`ApiError` (400)."""
-    turns, tools = _turns(body), read_tools(body, ignored)
+    turns, tools = _turns(body, ignored), read_tools(body, ignored)
     continued = turns[-1].role == "assistant"
     if turns[-1].calls:
         where = f"messages[{len(body.messages) - 1}]"
@@ -96,18 +99,19 @@ def _choice(choice: schema.Choice | None) -> str:
     return "auto"
 
 
-def _turns(body: schema.CountBody) -> list[Turn]:
+def _turns(body: schema.CountBody, ignored: Ignored) -> list[Turn]:
     """A chat's turns. Those of the same role that follow each other are one: many templates want them in turn."""
-    found = [Turn("system", _texts(body.system, "system"))] if body.system else []
+    found = [Turn("system", _texts(body.system, _Reader("system", ignored, new=True)))] if body.system else []
     names: dict[str, str] = {}  # of called tools, by the calls' ids
+    last = len(body.messages) - 1
     for index, turn in enumerate(body.messages):
-        where = f"messages[{index}]"
-        if isinstance(turn.content, str) or turn.role == "system":
-            added = [Turn(turn.role, _texts(turn.content, f"{where}.content"))]
+        reader = _Reader(f"messages[{index}].content", ignored, new=index == last)
+        if isinstance(turn.content, str) or turn.role in ("system", "developer"):
+            added = [Turn(turn.role, _texts(turn.content, reader))]
         elif turn.role == "assistant":
-            added = [_assistant(turn.content, f"{where}.content", names)]
+            added = _assistant(turn.content, reader, names)
         else:
-            added = _user(turn.content, f"{where}.content", names)
+            added = _user(turn.content, reader, names)
         for one in added:
             if found and one.role == found[-1].role in ("user", "assistant"):
                 found[-1] = _joined(found[-1], one)
@@ -126,72 +130,131 @@ def _joined(first: Turn, second: Turn) -> Turn:
     )
 
 
-def _assistant(blocks: Sequence[schema.Block], where: str, names: dict[str, str]) -> Turn:
-    texts, thoughts, calls = [], [], []
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the blocks of one list that are no texts by their type."""
+
+    where: str  # the list
+    ignored: Ignored
+    new: bool  # the blocks are the user's own, and not a history
+
+    def text(self, block: Unserved, index: int) -> str:
+        """The text of a block, or what stands in for it; raises :class:`ApiError` (400) for a new one without text."""
+        if self.new and own_text(block) is None:
+            raise self.misplaced(block.kind, index)
+        return stand_in(block, f"{_INDEX.sub('[]', self.where)}[]", self.ignored)
+
+    def misplaced(self, kind: str, index: int) -> ApiError:
+        """The error (400) for a block that may not be in this list."""
+        where = f"{self.where}[{index}]"
+        if is_media(kind):
+            message = f"`{where}` is of the type `{kind}`, which is not supported: {TEXT_ONLY}."
+            return invalid(message, where, "unsupported_field")
+        return invalid(f"`{where}` may not be of the type `{kind}` in this message.", where, "invalid_value")
+
+
+def _assistant(blocks: Sequence[schema.Block], reader: _Reader, names: dict[str, str]) -> list[Turn]:
+    """The assistant's turns: more than one if a provider's server has called tools between them."""
+    found = [Turn("assistant", [])]
+    served = _ServedCalls(reader)
     for index, block in enumerate(blocks):
+        turn = found[-1]
         match block:
             case schema.TextBlock(text=text):
-                texts.append(text)
+                turn.texts.append(text)
             case schema.ThinkingBlock(thinking=thinking):
-                thoughts.append(thinking)
+                turn.reasoning_content = "\n".join(filter(None, [turn.reasoning_content, thinking])) or None
             case schema.ToolUseBlock(id=call_id, name=name, input=arguments):
                 names[call_id] = name
-                calls.append(Call(name, _json(arguments, f"{where}[{index}].input"), call_id))
+                turn.calls.append(Call(name, _json(arguments, f"{reader.where}[{index}].input"), call_id))
             case schema.RedactedThinkingBlock():
                 continue  # for its maker's eyes only
+            case Unserved():
+                found += served.read(block, turn)
             case _:
-                raise _misplaced(block, f"{where}[{index}]")
-    return Turn("assistant", texts, reasoning_content="\n".join(thoughts) or None, calls=calls)
+                raise reader.misplaced(str(block.__struct_config__.tag), index)
+    served.end()
+    return found if len(found) == 1 or found[-1] != Turn("assistant", []) else found[:-1]
 
 
-def _json(value: dict[str, Any], field: str) -> str:
+class _ServedCalls:
+    """Calls of tools that a provider's server has run: they and their results become calls and results of a chat."""
+
+    def __init__(self, reader: _Reader) -> None:
+        self._reader = reader
+        self._calls: dict[str, tuple[Unserved, Call]] = {}  # without results yet, by id
+
+    def read(self, block: Unserved, turn: Turn) -> list[Turn]:
+        """Read a block, which may end the assistant's `turn`; returns the turns that follow."""
+        value, where = block.value, f"{self._reader.where}[]"
+        call_id = value.get("id") if block.kind in _SERVER_CALLS else value.get("tool_use_id")
+        if block.kind in _SERVER_CALLS and isinstance(call_id, str):
+            call = Call(str(value.get("name")), _json(value.get("input") or {}, where), call_id)
+            self._calls[call_id] = block, call
+        elif block.kind.endswith("_tool_result") and call_id in self._calls and not turn.calls:
+            call = self._calls.pop(call_id)[1]
+            turn.calls.append(call)
+            texts = [text_of(value.get("content"))]
+            return [Turn("tool", texts, tool_call_id=call.id, name=call.name), Turn("assistant", [])]
+        elif text := self._left_out(block):
+            turn.texts.append(text)
+        return []
+
+    def end(self) -> None:
+        """Note the calls that have no result."""
+        for block, _ in self._calls.values():
+            self._left_out(block)
+
+    def _left_out(self, block: Unserved) -> str:
+        return stand_in(block, f"{_INDEX.sub('[]', self._reader.where)}[]", self._reader.ignored)
+
+
+def _json(value: Any, field: str) -> str:
     try:
         return msgspec.json.encode(value).decode()
     except RecursionError as error:
         raise invalid(f"`{field}` is nested too deeply.", field, "invalid_value") from error
 
 
-def _user(blocks: Sequence[schema.Block], where: str, names: Mapping[str, str]) -> list[Turn]:
-    """A turn, and one before it for each result of a tool."""
+def _user(blocks: Sequence[schema.Block], reader: _Reader, names: Mapping[str, str]) -> list[Turn]:
+    """A turn, and one before it for each result of a tool, whose images clients may put beside it."""
     found: list[Turn] = []
     texts: list[str] = []
+    if any(isinstance(block, schema.ToolResultBlock) for block in blocks):
+        reader = replace(reader, new=False)
     for index, block in enumerate(blocks):
         match block:
             case schema.TextBlock(text=text):
                 texts.append(text)
             case schema.ToolResultBlock():
-                found.append(_result(block, f"{where}[{index}]", names))
+                found.append(_result(block, replace(reader, where=f"{reader.where}[{index}]"), names))
+            case Unserved():
+                texts.append(reader.text(block, index))
             case _:
-                raise _misplaced(block, f"{where}[{index}]")
+                raise reader.misplaced(str(block.__struct_config__.tag), index)
     return [*found, Turn("user", texts)] if texts or not found else found
 
 
-def _result(block: schema.ToolResultBlock, where: str, names: Mapping[str, str]) -> Turn:
+def _result(block: schema.ToolResultBlock, reader: _Reader, names: Mapping[str, str]) -> Turn:
     name = names.get(block.tool_use_id)
     if name is None:
-        field = f"{where}.tool_use_id"
+        field = f"{reader.where}.tool_use_id"
         message = f"`{field}` is `{block.tool_use_id}`, but no earlier `tool_use` block has this id."
         raise invalid(message, field, "invalid_value")
-    first, *others = _texts(block.content or "", f"{where}.content") or [""]
+    first, *others = _texts(block.content or "", replace(reader, where=f"{reader.where}.content")) or [""]
     texts = [f"Error: {first}" if block.is_error else first, *others]
     return Turn("tool", texts, tool_call_id=block.tool_use_id, name=name)
 
 
-def _texts(content: str | Sequence[schema.Block], where: str) -> list[str]:
+def _texts(content: str | Sequence[schema.Block], reader: _Reader) -> list[str]:
     if isinstance(content, str):
         return [content]
     texts = []
     for index, block in enumerate(content):
-        if not isinstance(block, schema.TextBlock):
-            raise _misplaced(block, f"{where}[{index}]")
-        texts.append(block.text)
+        if isinstance(block, Unserved):
+            texts.append(reader.text(block, index))
+        elif isinstance(block, schema.TextBlock):
+            texts.append(block.text)
+        else:
+            raise reader.misplaced(str(block.__struct_config__.tag), index)
     return texts
-
-
-def _misplaced(block: schema.Block, where: str) -> ApiError:
-    kind = block.__struct_config__.tag
-    if isinstance(block, schema.ImageBlock | schema.DocumentBlock | schema.SearchResultBlock):
-        message = f"`{where}` is of the type `{kind}`, which is not supported: {TEXT_ONLY}."
-        return invalid(message, where, "unsupported_field")
-    message = f"`{where}` may not be of the type `{kind}` in this message."
-    return invalid(message, where, "invalid_value")

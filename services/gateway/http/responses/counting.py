@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.fields import ADVISORY, neutral
+from services.gateway.api.options import MAX_TOOLS
 from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
@@ -33,7 +34,7 @@ class InputTokensBody(Struct, kw_only=True, forbid_unknown_fields=True):
     )
     instructions: str | None = None
     previous_response_id: Annotated[ResponseId, Meta(description="A kept response to go on from")] | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from services.gateway.api.fields import ADVISORY, neutral
-from services.gateway.api.options import FunctionName, NonEmpty, Penalty, Probability, Session
+from services.gateway.api.options import MAX_TOOLS, FunctionName, NonEmpty, Penalty, Probability, Session
 
 ResponseId = Annotated[str, Meta(max_length=256)]
 
@@ -263,7 +263,10 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     tools: (
         Annotated[
             list[dict[str, Any]],
-            Meta(max_length=128, description="Of the types function, custom and namespace; hosted tools are left out"),
+            Meta(
+                max_length=MAX_TOOLS,
+                description="Of the types function, custom and namespace; hosted tools are left out",
+            ),
         ]
         | None
     ) = None

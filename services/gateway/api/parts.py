@@ -1,0 +1,84 @@
+"""Parts of messages that no model here reads: their text, what stands in for them in a history, and their refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from services.gateway.api.ignored import Ignored, Unserved
+from services.gateway.errors import ApiError, invalid
+
+TEXT_ONLY = "models here read text only, and the vision of multimodal ones is not loaded"
+_MEDIA = {  # in all APIs
+    "image": "image", "image_url": "image", "input_image": "image", "image_file": "image",
+    "audio": "audio", "input_audio": "audio", "audio_url": "audio",
+    "video": "video", "video_url": "video", "input_video": "video",
+    "document": "document", "file": "file", "input_file": "file", "container_upload": "file",
+}  # fmt: skip
+# The kinds whose text is read, and the fields that hold it.
+_TEXTUAL = frozenset({"document", "search_result", "tool_reference", "compaction", "input_text", "output_text"})
+_TEXTS = (
+    "title", "url", "source", "text", "content", "stdout", "stderr", "error_code", "tool_name", "tool_references",
+)  # fmt: skip
+_READABLE_SOURCES = (None, "text", "content")  # of a document; others are files
+
+
+def is_media(kind: str) -> bool:
+    """Whether a part of this type is an image, a sound, a video or a file."""
+    return kind in _MEDIA
+
+
+def stand_in(part: Unserved, where: str, ignored: Ignored) -> str:
+    """The text of a part of a history: its own, or a note that it is left out; empty where no note is needed.
+
+    `where` is the list of the part, as `messages[].content[]`.
+    """
+    if (text := own_text(part)) is not None:
+        return text
+    ignored.add(f"{where}.type={part.kind}")
+    return _note(part.kind)
+
+
+def own_text(part: Unserved) -> str | None:
+    """The text of a part that is text in another form; None if it is none."""
+    return text_of(part.value) if part.kind in _TEXTUAL and not _is_file(part.value) else None
+
+
+def text_of(value: Any) -> str:
+    """All texts in a part, or in the content of a tool's result, a line each; notes stand for media."""
+    try:
+        return _text_of(value)
+    except RecursionError as error:
+        raise invalid("A part of a message is nested too deeply.", code="invalid_value") from error
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(_text_of, value)))
+    if not isinstance(value, dict):
+        return ""
+    if _is_file(value):
+        return _note(str(value.get("type")))
+    fields = (*_TEXTS, "data") if value.get("type") == "text" else _TEXTS
+    return "\n".join(filter(None, (_text_of(value.get(name)) for name in fields)))
+
+
+def refusal(kind: str, allowed: Sequence[str], param: str) -> ApiError:
+    """The error (400) for a part of a message that changes the answer."""
+    reason = f": {TEXT_ONLY}" if is_media(kind) else ""
+    listed = ", ".join(f"`{name}`" for name in allowed)
+    return invalid(f"Invalid value for `{param}`: '{kind}' is none of {listed}{reason}.", param, "invalid_value")
+
+
+def _is_file(value: dict[str, Any]) -> bool:
+    """Whether a part is media; a document may be a text."""
+    kind, source = value.get("type"), value.get("source")
+    if kind == "document" and isinstance(source, dict):
+        return source.get("type") not in _READABLE_SOURCES
+    return isinstance(kind, str) and kind in _MEDIA
+
+
+def _note(kind: str) -> str:
+    return f"[The {_MEDIA[kind]} that stood here was left out: this model reads text only.]" if kind in _MEDIA else ""
