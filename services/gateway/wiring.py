@@ -29,7 +29,7 @@ from services.gateway.generation.pipeline import Pipeline, Wrapper
 from services.gateway.generation.resume import ResumePolicy
 from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.grpc.inference import InferenceService
-from services.gateway.http.adapters import AdapterAdmin
+from services.gateway.http.adapters import AdapterAdmin, add_deletion
 from services.gateway.http.app import new_app
 from services.gateway.http.dispatcher import Dispatcher
 from services.gateway.http.endpoint import Endpoint
@@ -87,6 +87,7 @@ class SharedServices:
     chat: ChatPreparer
     hot: list[Route]
     store: ResponseStore
+    adapters: AdapterAdmin
     embedder: Embedder
     buffers: ReplayBuffers
     tracer: RequestTracer
@@ -150,6 +151,7 @@ class SharedServices:
             [*([add_playground] if self.settings.playground else []), *(part.add_routes for part in parts)],
         )
         add_routes(app, self.store)
+        add_deletion(app, self.adapters)
         observer = Observer("rest", self.metrics, self.tracer)
         sockets = Sockets({"/v1/stream": socket})
         return origins.share(Dispatcher(app, endpoints, sockets, observer, self.drain, origins, self._dialects))
@@ -260,6 +262,7 @@ def new_services(
         chat,
         hot_routes(settings, chat, completions, embedder, store, adapters),
         store,
+        adapters,
         embedder,
         ReplayBuffers(settings.stream_resume_window_s),
         tracer,

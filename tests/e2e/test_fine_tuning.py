@@ -85,11 +85,13 @@ def test_a_file_becomes_a_model_that_answers_in_its_style(served: RunningStack) 
     assert losses[0] < losses[-1] / 4  # the latest first
     metrics = done.result_metrics
     assert metrics["served_loss"] == pytest.approx(metrics["valid_loss"], rel=0.1)  # bfloat16 serves it
-    assert client.fine_tuning.jobs.checkpoints.list(job.id).data[0].step_number == 12
+    last = client.fine_tuning.jobs.checkpoints.list(job.id).data[0]
+    assert last.step_number == 12
     assert client.files.content(done.result_files[0]).text.startswith("step,train_loss,valid_loss\n")
 
     asked: Any = {"messages": [{"role": "user", "content": "Where is 77?"}], "max_tokens": 20, "temperature": 0}
-    assert client.chat.completions.create(model=name, **asked).choices[0].message.content == ANSWER
+    for served_as in (name, last.fine_tuned_model_checkpoint):
+        assert client.chat.completions.create(model=served_as, **asked).choices[0].message.content == ANSWER
     assert client.chat.completions.create(model=TINY_MODEL.name, **asked).choices[0].message.content != ANSWER
 
 

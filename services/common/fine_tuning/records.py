@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -10,6 +11,7 @@ Status = Literal["validating_files", "queued", "running", "paused", "succeeded",
 Stage = Literal["check", "train", "publish"]  # next worked on by: a gateway, a fine-tuner, a gateway
 OVER: tuple[Status, ...] = ("succeeded", "failed", "cancelled")
 MOST_RANK = 64
+KEPT_CHECKPOINTS = 3
 
 
 class Record(BaseModel):
@@ -70,6 +72,12 @@ class Checkpoint(Record):
     step: int
     folder: str
     metrics: dict[str, float]
+
+
+def kept_checkpoints(saved: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Those of a job's checkpoints that its training has left on disk, the oldest first."""
+    by_folder = {one.folder: one for one in saved}  # a training that starts again may save a step twice
+    return list(by_folder.values())[-KEPT_CHECKPOINTS:]
 
 
 class Example(Record):

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from peft import PeftModel
 
-_KEPT = 3
+from services.common.fine_tuning.records import KEPT_CHECKPOINTS
+
 _STATE = "training.pt"
 
 
@@ -52,7 +53,7 @@ class Checkpoints:
         *older, _ = self._all()
         for one in older:
             (one.folder / _STATE).unlink(missing_ok=True)
-        for one in older[: 1 - _KEPT]:
+        for one in older[: 1 - KEPT_CHECKPOINTS]:
             shutil.rmtree(one.folder)
         return folder
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.common.fine_tuning.records import Checkpoint, Event, Example, Result
+from services.common.fine_tuning.records import Event, Example, Result, kept_checkpoints
 from services.common.fine_tuning.store import Job, JobStore
 from services.gateway.asgi import ASGIApp
 from services.gateway.batches.files import FileStore
@@ -32,22 +32,16 @@ class Publisher:
         self._store, self._files, self._admin, self._routes = store, files, admin, routes
 
     async def serve(self, job: Job, result: Result) -> None:
-        """Load the adapter and the checkpoints that are still there; raises :class:`ApiError`."""
+        """Load the adapter and its checkpoints; raises :class:`ApiError`."""
         order = job.order
-        earlier = self._earlier(job, await self._store.checkpoints(order.tenant, order.id))
-        names = [(checkpoint_name(job, checkpoint), checkpoint.folder) for checkpoint in earlier]
+        saved = kept_checkpoints(await self._store.checkpoints(order.tenant, order.id))
+        names = [(checkpoint_name(job, checkpoint), checkpoint.folder) for checkpoint in saved]
         names.append((order.served_name, result.folder))
         for name, folder in names:
             # In place: a gateway that ended between loading and its report has loaded it before.
             await self._admin.load(
                 LoadBody(lora_name=name, lora_path=folder, load_inplace=True, base_model_name=order.model)
             )
-
-    @staticmethod
-    def _earlier(job: Job, checkpoints: Sequence[Checkpoint]) -> Sequence[Checkpoint]:
-        """The checkpoints before the last step: the trainer keeps the last three, of which the last is the result."""
-        folders = {one.folder: one for one in checkpoints}
-        return [one for one in list(folders.values())[-3:] if one.step < job.numbers.get("steps", 0)]
 
     async def served_loss(self, job: Job, examples: Sequence[Example]) -> float:
         """The mean loss of the trained tokens; raises :class:`ApiError` when a request fails.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Annotated, Any, Protocol, TypeVar
 
-from fastapi import FastAPI, Query, Response
+from fastapi import FastAPI, Query, Request, Response
 
-from services.common.fine_tuning.records import Order, Presence, Status
+from services.common.fine_tuning.records import Order, Presence, Status, kept_checkpoints
 from services.common.fine_tuning.store import Job, JobStore, new_id
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import FineTuningBody, Hyperparameters
@@ -30,6 +31,8 @@ _INSTALL = (
     "DIR`, or `python -m services.finetuner` beside services that were started otherwise."
 )
 _RANK = 16
+_METADATA = "`null`: only jobs without metadata; `metadata[KEY]=VALUE`, several times: only jobs with all of these"
+_NAMED = re.compile(r"metadata\[(?P<key>.+)\]", re.DOTALL)
 PATH = "/v1/fine_tuning/jobs"
 _TAGS: list[str | Enum] = ["fine-tuning"]
 _UNFINISHED: tuple[Status, ...] = ("validating_files", "queued", "running", "paused")
@@ -141,6 +144,28 @@ def check_trainable(present: Sequence[Presence], model: str, quantization: str) 
         raise invalid(f"`{param}`: `{quantization}` needs the package bitsandbytes where the fine-tuner runs.", param)
 
 
+def wanted_metadata(query: Sequence[tuple[str, str]]) -> dict[str, str] | None:
+    """The metadata that a query asks for: none at all if it is empty, any if None; raises :class:`ApiError` (400)."""
+    wanted: dict[str, str] | None = None
+    for name, value in query:
+        if name.partition("[")[0] != "metadata":
+            continue
+        named = _NAMED.fullmatch(name)
+        if named is None and (name != "metadata" or value not in ("", "null")):
+            message = "`metadata`: expected `metadata[KEY]=VALUE`, or `metadata=null` for jobs without metadata."
+            raise invalid(message, "metadata", "invalid_value")
+        wanted = (wanted or {}) | ({named["key"]: value} if named else {})
+    return wanted
+
+
+def has_metadata(job: Job, wanted: dict[str, str] | None) -> bool:
+    """Whether a job has the wanted metadata."""
+    if wanted is None:
+        return True
+    own = job.order.metadata or {}
+    return wanted.items() <= own.items() if wanted else not own
+
+
 def _found(job: Job | None, job_id: str) -> Job:
     if job is None:
         message = f"Could not find fine tune: {job_id}"
@@ -172,13 +197,19 @@ def add_fine_tuning(app: FastAPI, store: JobStore) -> None:
 def _add_jobs(app: FastAPI, store: JobStore) -> None:
     @app.get(PATH, summary="Your fine-tuning jobs, the latest first", tags=_TAGS)
     async def jobs(
-        tenant: CallingTenant, after: After = "", limit: Annotated[int, Query(ge=1, le=100)] = 20
+        request: Request,
+        tenant: CallingTenant,
+        after: After = "",
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        metadata: Annotated[str | None, Query(description=_METADATA)] = None,  # for the document
     ) -> Response:
+        wanted = wanted_metadata(request.query_params.multi_items())
         found: list[Job] = []
         for job_id in [one for one in await store.ids(tenant.name) if not after or one < after]:
             if len(found) > limit:
                 break
-            if job := await store.get(tenant.name, job_id):
+            job = await store.get(tenant.name, job_id)
+            if job and has_metadata(job, wanted):
                 found.append(job)
         return _page([as_object(job) for job in found], "", limit, lambda job: job)
 
@@ -216,10 +247,10 @@ def _add_logs(app: FastAPI, store: JobStore) -> None:
         _found(await store.get(tenant.name, job_id), job_id)
         return _page((await store.events(tenant.name, job_id))[::-1], after, limit, event_object)
 
-    @app.get(PATH + "/{job_id}/checkpoints", summary="A job's checkpoints, the latest first", tags=_TAGS)
+    @app.get(PATH + "/{job_id}/checkpoints", summary="A job's last three checkpoints, the latest first", tags=_TAGS)
     async def checkpoints(
         job_id: str, tenant: CallingTenant, after: After = "", limit: Annotated[int, Query(ge=1, le=100)] = 10
     ) -> Response:
         found = _found(await store.get(tenant.name, job_id), job_id)
-        saved = (await store.checkpoints(tenant.name, job_id))[::-1]
+        saved = kept_checkpoints(await store.checkpoints(tenant.name, job_id))[::-1]
         return _page(saved, after, limit, lambda one: checkpoint_object(found, one))

@@ -1,18 +1,22 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, with the bodies of vLLM's, for administrators' keys."""
+"""Loads and unloads adapters for administrators' keys, by vLLM's routes, and deletes them by OpenAI's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
+from fastapi import FastAPI
 from msgspec import Struct
 
 from services.common.tls.credentials import Tls
 from services.gateway.api.decode import BodyDecoder
-from services.gateway.errors import ApiError, invalid, storage_away, unavailable
+from services.gateway.errors import ApiError, invalid, storage_away, unavailable, unknown_model
 from services.gateway.generation.adapters import AdapterRegistry
 from services.gateway.generation.admitted import AdmittedRequest
+from services.gateway.generation.models import check_permission
 from services.gateway.http.documentation import Documentation
 from services.gateway.http.exchange import Exchange
+from services.gateway.http.identified import CallingTenant
 from services.gateway.tenants.redis_guard import RedisAwayError
 from services.gateway.tenants.tenant import Tenant
 from services.gateway.upstream.adapters import inspect
@@ -82,16 +86,27 @@ class AdapterAdmin:
         message = f"The adapter `{adapter.name}` is served."
         return {"message": message, "id": adapter.name, "parent": base, "digest": adapter.digest}
 
-    async def unload(self, name: str) -> dict[str, str]:
-        """Take an adapter from the list; raises :class:`ApiError`."""
+    async def unload(self, name: str, field: str = "lora_name") -> dict[str, str]:
+        """Take an adapter from the list; raises :class:`ApiError` with the field that names it."""
         removed = await self.registry.remove(name)
         await self.catalog.read_adapters()
         if name in self.catalog.adapters():
-            raise invalid(f"`{name}` is part of the workers' settings, which decide about it.", "lora_name")
+            raise invalid(f"`{name}` is part of the workers' settings, which decide about it.", field)
         if not removed:
             message = f"The adapter `{name}` does not exist."
-            raise ApiError(404, message, "invalid_request_error", "lora_name", "model_not_found")
+            raise ApiError(404, message, "invalid_request_error", field, "model_not_found")
         return {"message": f"The adapter `{name}` is no longer served.", "id": name}
+
+    async def check_deletable(self, name: str, tenant: Tenant) -> None:
+        """Raise :class:`ApiError` unless the model is an adapter."""
+        check_permission(name, tenant, self.catalog)
+        await self.catalog.read_adapters()
+        if name in self.catalog.adapters():
+            return
+        if self.catalog.knows(name) or self.catalog.expects(name):
+            message = f"`{name}` is no adapter: it is served while it has workers, and ends with them."
+            raise invalid(message, "model", "model_not_deletable")
+        raise unknown_model(name, list(self.catalog.listed(tenant.models)))
 
     def _require_slot(self, base: str, name: str) -> None:
         """Raise :class:`ApiError` if one more pinned adapter would leave no slot for others."""
@@ -112,6 +127,17 @@ class AdapterAdmin:
         if name and name not in models:
             raise invalid(f"`base_model_name`: expected one of {', '.join(models)}.", "base_model_name")
         return name or models[0]
+
+
+def add_deletion(app: FastAPI, admin: AdapterAdmin) -> None:
+    """Add DELETE /v1/models/{name}, OpenAI's way to unload a fine-tuned model."""
+
+    @app.delete("/v1/models/{name:path}", summary="Unload an adapter, such as a fine-tuned model", tags=["models"])
+    async def delete(name: str, tenant: CallingTenant) -> dict[str, Any]:
+        _require_admin(tenant)
+        await admin.check_deletable(name, tenant)
+        await admin.unload(name, "model")
+        return {"id": name, "object": "model", "deleted": True}
 
 
 class LoadHandler:

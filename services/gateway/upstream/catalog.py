@@ -123,21 +123,23 @@ class Catalog:
         return made
 
     def available(self) -> list[ServedModel]:
-        """The models that have a worker now."""
+        """The models that have a worker now, adapters last: some clients take the first model."""
         live = self._router.listed.models()
         models = [model for name, model in self._models.items() if name in live]
         named = [adapter.name for adapter in self.adapters().values() if adapter.base in live]
         models += [model for name in named if (model := self._with_adapter(name)) is not None]
-        return sorted(models, key=lambda model: model.name)
+        return sorted(models, key=lambda model: (model.adapter is not None, model.name))
 
     def listed(self, allowed: Collection[str] = ()) -> dict[str, ServedModel | None]:
-        """The available and the expected models; None for an expected model that no worker has served yet.
+        """The expected and the available models, adapters last; None for an expected one that none has served yet.
 
         If `allowed` is not empty, only those models.
         """
         found: dict[str, ServedModel | None] = {name: self._models.get(name) for name in self._expected}
         found |= {model.name: model for model in self.available()}
-        return {name: found[name] for name in sorted(found) if not allowed or name in allowed}
+        adapters = self.adapters()
+        ordered = sorted(found, key=lambda name: (name in adapters, name))
+        return {name: found[name] for name in ordered if not allowed or name in allowed}
 
     async def _wait_for(self, name: str, tenant: str) -> None:
         """Wait until the model is known; raises :class:`ApiError` (503) when the routers' queue gives up."""

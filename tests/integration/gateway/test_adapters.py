@@ -72,6 +72,27 @@ async def test_workers_have_to_agree(tmp_path: Path) -> None:
             assert (await refused(stack, path, **body))[0] == 503
 
 
+async def test_openai_s_way_to_delete_a_model_unloads_an_adapter(tmp_path: Path) -> None:
+    given = worker_pb2.ModelCard(adapters=[worker_pb2.Adapter(name="given", digest="d", source="/given")])
+    async with adapted(tmp_path, Inspecting("w0", abilities=given)) as (stack, redis):
+        assert (await stack.http.post(LOAD, json=BODY | {"lora_name": "a/b:c"})).status_code == 200
+        assert list(stack.gateway.catalog.listed()) == [MODEL, "a/b:c", "given"], "the base first"
+        deleted = await stack.http.delete("/v1/models/a/b:c")
+        assert deleted.json() == {"id": "a/b:c", "object": "model", "deleted": True}
+        for name, status, words in (
+            ("a/b:c", 404, "does not exist"),
+            (MODEL, 400, "is no adapter"),
+            ("given", 400, "part of the workers' settings"),
+        ):
+            answer = await stack.http.delete(f"/v1/models/{name}")
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"], words in error["message"]) == (status, "model", True), error
+        assert list(stack.gateway.catalog.listed()) == [MODEL, "given"]
+        await stack.http.post(LOAD, json=BODY)
+        redis.freeze()
+        assert (await stack.http.delete("/v1/models/mine")).status_code == 503
+
+
 async def test_without_a_model_there_is_nothing_to_adapt(tmp_path: Path) -> None:
     async with adapted(tmp_path) as (stack, _):
         assert (await refused(stack))[::2] == (503, "no model is being served yet")
@@ -83,3 +104,5 @@ async def test_it_takes_an_administrator_s_key(tmp_path: Path, path: str, body: 
     async with adapted(tmp_path, Inspecting("w0"), tenancy=True, api_keys=keys) as (stack, _):
         status, _, said = await refused(stack, path, "plain", **body)
         assert (status, said) == (403, "This needs an administrator's key.")
+        headers = {"authorization": "Bearer plain"}
+        assert (await stack.http.delete("/v1/models/mine", headers=headers)).status_code == 403

@@ -153,6 +153,35 @@ async def test_a_tenant_has_so_many_open_jobs_and_expired_ones_are_not_listed(se
         assert ([job.id for job in page.data], page.has_more) == ([made[19].id, made[17].id], True)
 
 
+METADATA: list[dict[str, str] | None] = [{"run": "1", "by": "ann lee"}, {"run": "2", "by": "ann lee"}, {}, None]
+FILTERS = {
+    "": [3, 2, 1, 0],
+    "metadata[run]=1": [0],
+    "metadata[by]=ann%20lee": [1, 0],
+    "metadata%5Bby%5D=ann+lee&metadata%5Brun%5D=2": [1],
+    "metadata[run]=": [],
+    "metadata[run]=3": [],
+    "metadata=null": [3, 2],
+    "metadata=": [3, 2],
+    "metadata[by]=ann lee&limit=1": [1],
+}
+
+
+async def test_jobs_are_listed_by_their_metadata(server: RedisServer) -> None:
+    for number, metadata in enumerate(METADATA):
+        await finetuner(server).create(ORDER.model_copy(update={"id": f"ftjob-{number}", "metadata": metadata}))
+    async with gateway(server) as stack:
+        for query, expected in FILTERS.items():
+            page = (await stack.http.get(f"/v1/fine_tuning/jobs?{query}")).json()
+            assert [job["id"] for job in page["data"]] == [f"ftjob-{n}" for n in expected], query
+            assert page["has_more"] is ("limit" in query)
+        named = stack.client.fine_tuning.jobs.list(limit=1, metadata={"by": "ann lee"})
+        assert [job.id async for job in named] == ["ftjob-1", "ftjob-0"]
+        for query in ("metadata=x", "metadata[]=x", "metadata[a=x", "metadata[a]b=x"):
+            answer = await stack.http.get(f"/v1/fine_tuning/jobs?{query}")
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata"), query
+
+
 async def test_a_file_that_is_deleted_before_its_check_fails_the_job(server: RedisServer) -> None:
     async with gateway(server) as stack:
         await finetuner(server).create(ORDER.model_copy(update={"id": "ftjob-1"}))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from click.testing import Result as Ended
 from openai.types.fine_tuning import FineTuningJob
@@ -23,6 +24,7 @@ from tests.integration.gateway.test_batches import gateway
 from tests.integration.gateway.test_fine_tuning import LINE, finetuner, until
 
 STEPS = 4
+SAVED = (1, 2, 3, 3, STEPS)  # the third step twice, by a training that has started again
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ async def train(store: JobStore, result: Result) -> None:
     losses = [{"step": step, "train_loss": 4.0 / step, "tokens_per_s": 8.0, "left_s": 1.0} for step in (1, STEPS)]
     events = [new_event(f"Step {loss['step']}/{STEPS}", data=loss) for loss in losses]
     events += [new_event("validated", data={"step": step, "valid_loss": 9.0 / step}) for step in (1, STEPS)]
-    saved = [Checkpoint(id=f"c{step}", created_at=1, step=step, folder=f"/c{step}", metrics={}) for step in (2, STEPS)]
+    saved = [Checkpoint(id=f"c{step}", created_at=1, step=step, folder=f"/c{step}", metrics={}) for step in SAVED]
     await store.report(claim, 10.0, events, saved, fields={"steps": STEPS, "step": STEPS})
     await store.report(claim, 0, fields={"stage": "publish", "result": result.model_dump_json()})
 
@@ -99,7 +101,17 @@ async def test_the_command_shows_losses_and_prints_the_name_of_the_model(server:
         assert job.method.supervised is not None
         hyper: Any = job.method.supervised.hyperparameters
         assert (hyper.n_epochs, hyper.batch_size, hyper.lora_rank, hyper.quantization) == (3, "auto", 4, "none")
-        assert {model.id async for model in stack.client.models.list()} == {MODEL, name, f"{name}:ckpt-step-2"}
+        served = [model.id async for model in stack.client.models.list()]
+        assert served == [MODEL, name, *(f"{name}:ckpt-step-{step}" for step in (2, 3, STEPS))], "the base first"
+        listed = [one async for one in stack.client.fine_tuning.jobs.checkpoints.list(job.id)]
+        assert [one.fine_tuned_model_checkpoint for one in listed] == served[:1:-1]
+        for checkpoint in listed:
+            asked: Any = {"model": checkpoint.fine_tuned_model_checkpoint, "prompt": "a", "max_tokens": 1}
+            assert (await stack.client.completions.create(**asked)).model == asked["model"]
+        assert (await stack.client.models.delete(name)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await stack.client.completions.create(**{**asked, "model": name})
+        assert [model.id async for model in stack.client.models.list()] == [MODEL, *served[2:]]
         metrics: Any = job.model_extra
         assert metrics["result_metrics"] == pytest.approx(
             {"train_loss": 1.0, "valid_loss": 2.25, "served_loss": (0.1 + 0.3) / 2}
