@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := .stamps
 PROTOS := $(shell find proto -name '*.proto')
-KERNELS := $(shell find services/worker/kernels -name '*.[ch]' -o -name build.py -o -name signatures.py)
+KERNELS := $(shell find services/compute/kernels -name '*.[ch]' -o -name build.py -o -name signatures.py)
 ARGS ?=
 PYTEST_ARGS ?=
 USERS ?= 20
@@ -40,7 +40,7 @@ proto: $(STAMPS)/dev ## Generate the gRPC stubs from proto/
 	$(BIN)/python proto/build_stubs.py
 
 kernels: $(STAMPS)/dev ## Compile the worker's kernels
-	$(BIN)/python services/worker/kernels/build.py
+	$(BIN)/python services/compute/kernels/build.py
 
 test: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## Set up and run the whole test suite; its slowest twenty are named
 	$(BYTECODE) $(BIN)/pytest -n 4 $(PYTEST_ARGS)
@@ -84,7 +84,7 @@ format: $(STAMPS)/dev ## Format the code
 	$(BIN)/clang-format -i $(filter %.c %.h,$(KERNELS))
 
 reference: $(STAMPS)/dev ## Write what is generated anew: docs/reference, the chart's schema, table, dashboards and rules
-	$(BIN)/python -m tests.unit.worker.model.tested
+	$(BIN)/python -m tests.unit.compute.model.tested
 	$(BIN)/python -m docs.reference.build
 	$(BIN)/python -m charts.tools.build
 

@@ -10,7 +10,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _STUBS = "proto/build_stubs.py"
-_KERNELS = "services/worker/kernels/build.py"
+_KERNELS = "services/compute/kernels/build.py"
 
 
 class GeneratedFiles(BuildHookInterface):  # type: ignore[type-arg]

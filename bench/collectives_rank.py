@@ -22,12 +22,13 @@ import torch.distributed as dist
 from bench.decode_share import DecodeStep, measure_decode, predict_speedup
 from services.common.cores import usable_cores
 from services.common.lifeline import die_with_parent
-from services.worker.backends.collectives import GroupSeat, StepCommunicator
-from services.worker.backends.opening import open_backend
-from services.worker.ipc.control import RankLine
-from services.worker.ipc.futex import Patience
-from services.worker.ipc.segment import Segment
-from services.worker.protocol.rank_config import GroupLayout, RankGroupConfig
+from services.compute.backends.collectives import GroupSeat, StepCommunicator
+from services.compute.backends.opening import open_backend
+from services.compute.ranks.config import RankGroupConfig
+from services.compute.ranks.futex import Patience
+from services.compute.ranks.line import RankLine
+from services.compute.ranks.segment import Segment
+from services.worker.protocol.rank_config import GroupLayout
 
 _SPIN_S = 0.001
 _WARM_UP = 20

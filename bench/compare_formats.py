@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from services.worker.converter.run import Request, convert
+from services.tools.converter.run import Request, convert
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.backends.collectives import StepCommunicator
-from services.worker.backends.opening import open_backend
+from services.compute.backends.collectives import StepCommunicator
+from services.compute.backends.opening import open_backend
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
-from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.rank.loading import load
 from services.worker.rank.runner import Runner
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from services.worker.model.formats.gguf.container import read_container
-from services.worker.model.spec import ModelError
+from services.compute.model.formats.gguf.container import read_container
+from services.compute.model.spec import ModelError
 
 _MEMORY_FACTOR, _MEMORY_FLOOR = 64, 1 << 20  # Python objects may take more than the bytes that hold them
 # Numbers in the place of counts, lengths, offsets and sizes.

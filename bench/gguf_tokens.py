@@ -15,9 +15,9 @@ import httpx
 import xllamacpp
 from tokenizers import Tokenizer
 
-from services.worker.converter.probe_texts import PROBES
-from services.worker.model.formats.gguf.hub_files import hub_files
-from services.worker.model.formats.gguf.parts import read_gguf
+from services.compute.model.formats.gguf.hub_files import hub_files
+from services.compute.model.formats.gguf.parts import read_gguf
+from services.tools.converter.probe_texts import PROBES
 
 
 def main() -> int:

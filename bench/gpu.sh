@@ -45,11 +45,11 @@ set_up() {
 }
 
 kernels() {
-  part kernels 120 "$python" -m pytest -q -p no:cacheprovider tests/triton tests/unit/worker/backends
+  part kernels 120 "$python" -m pytest -q -p no:cacheprovider tests/triton tests/unit/compute/backends
 }
 
 families() {
-  part families 150 "$python" -m pytest -q -p no:cacheprovider -n 8 tests/unit/worker/model -k "cuda or half"
+  part families 150 "$python" -m pytest -q -p no:cacheprovider -n 8 tests/unit/compute/model -k "cuda or half"
 }
 
 steps() {

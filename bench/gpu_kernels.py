@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from services.worker.backends.batch import AdapterRows, StepBatch
-from services.worker.backends.cuda.codes import CodesLinear, PackedCodes
-from services.worker.backends.cuda.fused import TritonOps
-from services.worker.backends.cuda.grouped import GroupedExperts
-from services.worker.backends.cuda.kv_codes import CodeWriter
-from services.worker.backends.cuda.low_rank import TritonLowRank
-from services.worker.backends.cuda.paged import PagedTriton
-from services.worker.backends.cuda.skinny import DTYPES, MOST_ROWS, TILINGS, multiply
-from services.worker.backends.draws import Chances
-from services.worker.backends.kv_cache import KvCache
-from services.worker.backends.kv_format import find_kv_format, plain_format
-from services.worker.backends.shapes import AttentionShape, ExpertsShape, KvShape, Routing
-from services.worker.backends.torch.experts import ExpertStack, Router
-from services.worker.backends.torch.ops import TorchOps
+from services.compute.backends.batch import AdapterRows, StepBatch
+from services.compute.backends.cuda.codes import CodesLinear, PackedCodes
+from services.compute.backends.cuda.fused import TritonOps
+from services.compute.backends.cuda.grouped import GroupedExperts
+from services.compute.backends.cuda.kv_codes import CodeWriter
+from services.compute.backends.cuda.low_rank import TritonLowRank
+from services.compute.backends.cuda.paged import PagedTriton
+from services.compute.backends.cuda.skinny import DTYPES, MOST_ROWS, TILINGS, multiply
+from services.compute.backends.draws import Chances
+from services.compute.backends.kv_cache import KvCache
+from services.compute.backends.kv_format import find_kv_format, plain_format
+from services.compute.backends.shapes import AttentionShape, ExpertsShape, KvShape, Routing
+from services.compute.backends.torch.experts import ExpertStack, Router
+from services.compute.backends.torch.ops import TorchOps
 
 if TYPE_CHECKING:
     from triton.compiler import ASTSource
@@ -115,7 +115,7 @@ def attention_launches(
     shape: AttentionShape, dtype: torch.dtype, kv_format: str = "", block_tokens: int = 16
 ) -> Iterator[Launch]:
     """What one mixed step launches: a short decode, a long one, and a prompt."""
-    from services.worker.backends.cuda.kernels import attention
+    from services.compute.backends.cuda.kernels import attention
 
     launches: list[Launch] = []
     paged = PagedTriton(shape, dtype, CPU, coded=bool(kv_format))
@@ -153,7 +153,7 @@ def layer_launches(shape: AttentionShape, dtype: torch.dtype, hidden: int = 4096
 
 def cache_launches(shape: AttentionShape, dtype: torch.dtype, kv_format: str) -> Iterator[Launch]:
     """What writes the keys and values of a layer to a cache of codes."""
-    from services.worker.backends.cuda.kernels import kv_codes
+    from services.compute.backends.cuda.kernels import kv_codes
 
     launches: list[Launch] = []
     ops = TritonOps(dtype, CPU)
@@ -172,7 +172,7 @@ def cache_launches(shape: AttentionShape, dtype: torch.dtype, kv_format: str) ->
 
 def code_launches(dtype: torch.dtype, n_in: int = 4096) -> Iterator[Launch]:
     """Products with codes of 4 and 8 bits, of few rows and of many."""
-    from services.worker.backends.cuda.kernels import codes
+    from services.compute.backends.cuda.kernels import codes
 
     launches: list[Launch] = []
     kernels = recorder(codes, launches)
@@ -188,7 +188,7 @@ def code_launches(dtype: torch.dtype, n_in: int = 4096) -> Iterator[Launch]:
 
 def expert_launches(dtype: torch.dtype, hidden: int = 2048, ffn: int = 1024) -> Iterator[Launch]:
     """Products of experts, of few rows and of many."""
-    from services.worker.backends.cuda.kernels import grouped
+    from services.compute.backends.cuda.kernels import grouped
 
     launches: list[Launch] = []
     stack = ExpertStack(
@@ -205,7 +205,7 @@ def expert_launches(dtype: torch.dtype, hidden: int = 2048, ffn: int = 1024) -> 
 
 def skinny_launches(dtype: torch.dtype, n_in: int = 4096) -> Iterator[Launch]:
     """Products of few rows with a large weight, in every tiling, and with one whose inputs are divided."""
-    from services.worker.backends.cuda.kernels import skinny
+    from services.compute.backends.cuda.kernels import skinny
 
     launches: list[Launch] = []
     kernels, large = recorder(skinny, launches), torch.zeros(4096, n_in, dtype=dtype)
@@ -219,7 +219,7 @@ def skinny_launches(dtype: torch.dtype, n_in: int = 4096) -> Iterator[Launch]:
 
 def adapter_launches(dtype: torch.dtype, n_in: int = 4096, n_out: int = 4096) -> Iterator[Launch]:
     """What adapters of the largest rank that is allowed by default add to a layer."""
-    from services.worker.backends.cuda.kernels import low_rank
+    from services.compute.backends.cuda.kernels import low_rank
 
     launches: list[Launch] = []
     layer = TritonLowRank(recorder(low_rank, launches), n_out, n_in, 2, 64, dtype, CPU)

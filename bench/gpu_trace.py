@@ -16,11 +16,11 @@ import typer
 from ryzanstein.v1.worker_pb2 import Sampling
 from torch.profiler import ProfilerActivity, profile
 
-from services.worker.backends.collectives import LoneRank, SingleRank
-from services.worker.backends.opening import open_backend
-from services.worker.ipc.control import RankLine
-from services.worker.ipc.segment import Segment
-from services.worker.model.build import load_model
+from services.compute.backends.collectives import LoneRank, SingleRank
+from services.compute.backends.opening import open_backend
+from services.compute.model.build import load_model
+from services.compute.ranks.line import RankLine
+from services.compute.ranks.segment import Segment
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from services.worker.rank.runner import Runner
 

@@ -23,13 +23,13 @@ import typer
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from bench.random_adapters import write_adapter
-from services.worker.backends.cpu.collectives import ReplayedLoneRank
-from services.worker.backends.opening import open_backend
-from services.worker.ipc.control import RankLine
-from services.worker.ipc.segment import Segment
+from services.compute.backends.cpu.collectives import ReplayedLoneRank
+from services.compute.backends.opening import open_backend
+from services.compute.ranks.config import RankGroupConfig
+from services.compute.ranks.line import RankLine
+from services.compute.ranks.segment import Segment
 from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
-from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.rank.loading import load
 from services.worker.rank.runner import Runner
 

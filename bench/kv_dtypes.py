@@ -23,7 +23,8 @@ from ryzanstein.v1.worker_pb2 import Sampling
 from bench.engine import MeasuredEngine, Workload, make_requests, summarise
 from bench.reading import higher, write_readings
 from bench.stats import median
-from services.worker.process.rank_group import RankGroup, RankGroupConfig
+from services.compute.ranks.config import RankGroupConfig
+from services.worker.process.rank_group import RankGroup
 
 _FORMATS = {"bf16": "", "int8": "int8", "fp8": "fp8"}  # of --kv-dtype; the engines compute in bfloat16
 

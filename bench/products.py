@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from services.worker.backends.base import Linear
-from services.worker.backends.cpu.ops import KernelOps
-from services.worker.backends.weights import Dense, PerChannel, Rounded, Stacked, Weight
-from services.worker.kernels.bfloat16 import open_kernels
+from services.compute.backends.base import Linear
+from services.compute.backends.cpu.ops import KernelOps
+from services.compute.backends.weights import Dense, PerChannel, Rounded, Stacked, Weight
+from services.compute.kernels.bfloat16 import open_kernels
 
 _FORMS: dict[str, tuple[Literal[4, 8], int]] = {  # bits and inputs of a group
     "int8, 32 inputs": (8, 32),

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from services.worker.model.adapters.peft import BEFORE, CONFIG, TENSORS, A, B
-from services.worker.model.files import read_header
+from services.compute.model.adapters.peft import BEFORE, CONFIG, TENSORS, A, B
+from services.compute.model.files import read_header
 
 _END = "_proj.weight"
 

@@ -70,7 +70,7 @@ def _quantized(name: str, model: Path, work: Path, held_out: Collection[str]) ->
         texts = [text for topic, text in sorted(topics.items()) if f"pydoc_data/topics.py#{topic}" not in held_out]
         calibration = work / "calibration.jsonl"
         calibration.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        command = [sys.executable, "-m", "services.worker.quantizer", str(model), "--out", str(out), *QUANTIZED[name]]
+        command = [sys.executable, "-m", "services.tools.quantizer", str(model), "--out", str(out), *QUANTIZED[name]]
         subprocess.run([*command, "--calibration", str(calibration), *_CALIBRATION], check=True, stdout=sys.stderr)
     return out
 

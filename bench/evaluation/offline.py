@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from bench.evaluation.served import TOP, Position, ScoredDocument
 from bench.evaluation.text import Document
-from services.worker.engine.output import TokenLogprobs
+from services.compute.token_logprobs import TokenLogprobs
 from services.worker.native.model_files import read_model_files
 from services.worker.native.offline import open_offline
 from services.worker.scheduling.request import Request

@@ -111,7 +111,7 @@ def _kept(requirements: list[str]) -> list[str]:
 
 def _build_requirements(project: dict[str, Any], arch: str) -> list[str]:
     os.environ["RYZANSTEIN_TARGET"] = f"linux-{MACHINES[arch]}"
-    kernels = runpy.run_path(str(ROOT / "services/worker/kernels/build.py"))
+    kernels = runpy.run_path(str(ROOT / "services/compute/kernels/build.py"))
     return [*project["build-system"]["requires"], *kernels["required_packages"]()]
 
 

@@ -25,6 +25,9 @@ from pydantic_core import PydanticUndefined
 from docs.reference.grpc_page import grpc_reference
 from docs.reference.metrics_page import metrics
 from services.common.settings import ServiceSettings
+from services.compute.model.families.recurrent import RECURRENT
+from services.compute.model.formats.compressed_tensors import MIXED
+from services.compute.model.formats.registry import FORMATS
 from services.finetuner.settings import FinetunerSettings
 from services.gateway.api import schema
 from services.gateway.api.fields import advisory_fields, neutral_values
@@ -38,10 +41,7 @@ from services.kv_coordinator.settings import CoordinatorSettings
 from services.router.policies.base import Filter, Picker, PolicyPart, Scorer
 from services.router.policies.registry import PARTS, Composition, PolicyName, preset
 from services.router.settings import RouterSettings
-from services.worker.checker.families import ListedFamily, list_models
-from services.worker.model.families.recurrent import RECURRENT
-from services.worker.model.formats.compressed_tensors import MIXED
-from services.worker.model.formats.registry import FORMATS
+from services.tools.checker.families import ListedFamily, list_models
 from services.worker.settings import WorkerSettings
 
 HERE = Path(__file__).resolve().parent

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 from services.cli.errors import CommandError
 
-_MODULE = "services.worker.checker"
+_MODULE = "services.tools.checker"
 _NEEDED = ("safetensors", "tokenizers", "torch")
 WRONG = 2  # exit status of a command without a result about the model
 _COUNTS = re.compile(r"[1-9]\d{0,2}(,[1-9]\d{0,2})*")

@@ -9,7 +9,7 @@ from services.cli.worker_program import WorkerProgram
 
 CONVERTER = WorkerProgram(
     command="convert",
-    module="services.worker.converter",
+    module="services.tools.converter",
     extras="worker,convert",
     needed=("gguf", "safetensors", "tokenizers", "torch"),
     phases={"convert": "converting tensors"},

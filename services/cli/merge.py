@@ -6,7 +6,7 @@ from services.cli.worker_program import WorkerProgram
 
 MERGER = WorkerProgram(
     command="merge",
-    module="services.worker.merger",
+    module="services.tools.merger",
     extras="worker",
     needed=("safetensors", "torch"),
     phases={"merge": "merging files"},

@@ -6,7 +6,7 @@ from services.cli.worker_program import WorkerProgram
 
 QUANTIZER = WorkerProgram(
     command="quantize",
-    module="services.worker.quantizer",
+    module="services.tools.quantizer",
     extras="worker",
     needed=("torch", "safetensors", "tokenizers"),
     phases={"survey": "choosing bits", "quantize": "quantizing layers"},

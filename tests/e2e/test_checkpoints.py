@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from tests.stack import RunningStack, running_stack
+from tests.unit.compute.model.zoo import VARIANTS, prompt, write_checkpoint
 from tests.unit.gateway.made_tokenizers import byte_level
-from tests.unit.worker.model.zoo import VARIANTS, prompt, write_checkpoint
 
 SERVED = 32  # the context that the model was first trained for; LongRoPE stretches it to 128
 TOKENS = byte_level().get_vocab_size()

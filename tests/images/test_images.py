@@ -84,7 +84,7 @@ def test_only_the_worker_has_torch_and_none_has_cuda(image: Images) -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels are for x86-64")
 def test_the_worker_has_its_kernels(image: Images) -> None:
-    code = "from pathlib import Path; import services.worker.kernels as k; print(*Path(k.__path__[0]).glob('*.so'))"
+    code = "from pathlib import Path; import services.compute.kernels as k; print(*Path(k.__path__[0]).glob('*.so'))"
     assert len(image("worker-cpu").output("python", "-c", code).split()) == 4
 
 

@@ -11,13 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from services.worker.backends.batch import StepBatch
-from services.worker.backends.cuda.paged import SPLIT_KEYS, PagedLayout, PagedTriton, prompt_tiles
-from services.worker.backends.kv_cache import KvCache
-from services.worker.backends.kv_format import find_kv_format, plain_format
-from services.worker.backends.shapes import AttentionShape, KvShape
-from services.worker.backends.torch.attention import ReferenceAttention
-from services.worker.backends.torch.ops import TorchOps
+from services.compute.backends.batch import StepBatch
+from services.compute.backends.cuda.paged import SPLIT_KEYS, PagedLayout, PagedTriton, prompt_tiles
+from services.compute.backends.kv_cache import KvCache
+from services.compute.backends.kv_format import find_kv_format, plain_format
+from services.compute.backends.shapes import AttentionShape, KvShape
+from services.compute.backends.torch.attention import ReferenceAttention
+from services.compute.backends.torch.ops import TorchOps
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")

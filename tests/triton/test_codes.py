@@ -7,9 +7,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.worker.backends.cuda.codes import CodesLinear, PackedCodes
-from services.worker.backends.cuda.fused import TritonOps
-from services.worker.backends.weights import Dense, Grouped, PerChannel, Rounded, Stacked, Weight
+from services.compute.backends.cuda.codes import CodesLinear, PackedCodes
+from services.compute.backends.cuda.fused import TritonOps
+from services.compute.backends.weights import Dense, Grouped, PerChannel, Rounded, Stacked, Weight
 from tests.triton.test_attention import DEVICE
 
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 3e-3}

@@ -8,12 +8,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.worker.backends.base import Expert
-from services.worker.backends.cuda.fused import TritonOps
-from services.worker.backends.cuda.grouped import GroupedExperts
-from services.worker.backends.shapes import ExpertsShape, Routing
-from services.worker.backends.torch.ops import TorchOps
-from services.worker.backends.weights import Dense, Stacked
+from services.compute.backends.base import Expert
+from services.compute.backends.cuda.fused import TritonOps
+from services.compute.backends.cuda.grouped import GroupedExperts
+from services.compute.backends.shapes import ExpertsShape, Routing
+from services.compute.backends.torch.ops import TorchOps
+from services.compute.backends.weights import Dense, Stacked
 from tests.triton.test_attention import DEVICE
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 3e-3}

@@ -7,13 +7,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.worker.backends.cuda.fused import TritonOps
-from services.worker.backends.cuda.kv_codes import CodeWriter
-from services.worker.backends.kv_cache import KvCache
-from services.worker.backends.kv_format import KvFormat, find_kv_format
-from services.worker.backends.scaled_codes import ScaledCodes
-from services.worker.backends.shapes import KvShape
-from services.worker.backends.torch.ops import TorchOps
+from services.compute.backends.cuda.fused import TritonOps
+from services.compute.backends.cuda.kv_codes import CodeWriter
+from services.compute.backends.kv_cache import KvCache
+from services.compute.backends.kv_format import KvFormat, find_kv_format
+from services.compute.backends.scaled_codes import ScaledCodes
+from services.compute.backends.shapes import KvShape
+from services.compute.backends.torch.ops import TorchOps
 from tests.triton.test_attention import DEVICE
 from tests.triton.test_layer import DTYPES, close, numbers
 

@@ -8,18 +8,18 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.worker.backends import keys
-from services.worker.backends.cuda import fused
-from services.worker.backends.cuda.fused import TritonOps
-from services.worker.backends.cuda.grouped import GroupedExperts
-from services.worker.backends.cuda.kernels import layer
-from services.worker.backends.cuda.logit_shard import CudaLogitShard
-from services.worker.backends.cuda.low_rank import TritonLowRank
-from services.worker.backends.shapes import ExpertsShape, Routing
-from services.worker.backends.torch.ops import TorchOps
+from services.compute.backends import keys
+from services.compute.backends.cuda import fused
+from services.compute.backends.cuda.fused import TritonOps
+from services.compute.backends.cuda.grouped import GroupedExperts
+from services.compute.backends.cuda.kernels import layer
+from services.compute.backends.cuda.logit_shard import CudaLogitShard
+from services.compute.backends.cuda.low_rank import TritonLowRank
+from services.compute.backends.shapes import ExpertsShape, Routing
+from services.compute.backends.torch.ops import TorchOps
 from tests.triton.test_attention import DEVICE
 from tests.triton.test_grouped import FFN, HIDDEN, mixture
-from tests.unit.worker.sampling.drawing import chances
+from tests.unit.compute.sampling.drawing import chances
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 DTYPES = st.sampled_from([*LIMITS])

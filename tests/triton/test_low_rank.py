@@ -6,10 +6,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.worker.backends.batch import AdapterNumbers, AdapterRows
-from services.worker.backends.cuda.fused import TritonOps
-from services.worker.backends.cuda.low_rank import TritonLowRank
-from services.worker.backends.cuda.ops import CudaOps
+from services.compute.backends.batch import AdapterNumbers, AdapterRows
+from services.compute.backends.cuda.fused import TritonOps
+from services.compute.backends.cuda.low_rank import TritonLowRank
+from services.compute.backends.cuda.ops import CudaOps
 from tests.triton.test_attention import DEVICE
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}

@@ -9,12 +9,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.worker.backends.collectives import SingleRank
-from services.worker.backends.cuda.fused import TritonOps
-from services.worker.backends.cuda.kernels import skinny as kernels
-from services.worker.backends.cuda.skinny import TILINGS, SkinnyLinear, Tiling, n_shares, reads
-from services.worker.backends.torch.ops import TorchLinear
-from services.worker.backends.weights import Dense, Stacked
+from services.compute.backends.collectives import SingleRank
+from services.compute.backends.cuda.fused import TritonOps
+from services.compute.backends.cuda.kernels import skinny as kernels
+from services.compute.backends.cuda.skinny import TILINGS, SkinnyLinear, Tiling, n_shares, reads
+from services.compute.backends.torch.ops import TorchLinear
+from services.compute.backends.weights import Dense, Stacked
 from tests.triton.test_attention import DEVICE
 
 LIMITS = {torch.bfloat16: 1e-2, torch.float16: 2e-3}

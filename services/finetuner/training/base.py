@@ -34,7 +34,7 @@ def base_folder(source: str, kept: Path, job_id: str) -> Path:
 
 def _convert(source: str, folder: Path, beside: Path) -> None:
     beside.parent.mkdir(parents=True, exist_ok=True)
-    command = (sys.executable, "-m", "services.worker.converter", source, str(beside), "--type", "BF16", "--force")
+    command = (sys.executable, "-m", "services.tools.converter", source, str(beside), "--type", "BF16", "--force")
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, errors="replace", check=False)
     if done.returncode:
         lines = done.stdout.splitlines()

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.compute.token_logprobs import TokenLogprobs
 from services.worker.api.spans import RequestSpans
 from services.worker.engine.errors import InvalidRequestError, TooLongError
-from services.worker.engine.output import Finish, Output, TokenLogprobs
+from services.worker.engine.output import Finish, Output
 from services.worker.engine.request import EngineRequest
 
 _FINISH = {

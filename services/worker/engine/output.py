@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from services.compute.token_logprobs import TokenLogprobs
+
 
 class Finish(Enum):
     """Why a request ended."""
@@ -14,17 +16,6 @@ class Finish(Enum):
     LENGTH = "length"
     EMBEDDED = "embedded"  # the output is an embedding
     FAILED = "failed"  # its grammar, or another field, cannot be followed any further
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities at one position, natural log, of the distribution before sampling filters."""
-
-    token_id: int
-    logprob: float
-    rank: int  # 1 is the most likely token
-    top_ids: tuple[int, ...] = ()
-    top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

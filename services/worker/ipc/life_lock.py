@@ -12,8 +12,8 @@ import errno
 import os
 import time
 
-from services.worker.ipc.futex import TimeSpec
-from services.worker.ipc.segment import Segment
+from services.compute.ranks.futex import TimeSpec
+from services.compute.ranks.segment import Segment
 
 LOCK_BYTES = 64  # a pthread_mutex_t has at most 48 bytes and gets a cache line of its own
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import struct
 
-from services.worker.ipc.futex import Counter, Patience
-from services.worker.ipc.segment import Segment
+from services.compute.ranks.futex import Counter, Patience
+from services.compute.ranks.segment import Segment
 
 _LINE = 64
 _ALIGN = 16

@@ -9,8 +9,9 @@ from typing import Protocol
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.rpc import MAX_MESSAGE_BYTES
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.process.rank_group import GroupStarted
-from services.worker.protocol.rank_config import STAGING_BYTES, RankGroupConfig
+from services.worker.protocol.rank_config import STAGING_BYTES
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
 from services.worker.scheduling.transfers import Arrival, Pin

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.compute.model.adapters.served import read_adapter
+from services.compute.model.registry import Description
+from services.compute.model.spec import ModelError
 from services.worker.engine.base import StepObserver
 from services.worker.engine.errors import InvalidRequestError, UnsupportedError
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import AdapterFacts, EngineCounters, EngineState
-from services.worker.model.adapters.served import read_adapter
-from services.worker.model.registry import Description
-from services.worker.model.spec import ModelError
 from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.scheduling.adapter_slots import SlotTable, SlotUser
 

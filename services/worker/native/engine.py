@@ -13,6 +13,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
 from services.common.tls.credentials import Tls
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport
 from services.worker.engine.common import DRAINING, REFUSALS, CommonEngine
 from services.worker.engine.errors import InvalidRequestError, NotServingError, UnsupportedError
@@ -30,7 +31,7 @@ from services.worker.native.ranks import Ranks
 from services.worker.native.startup import scheduler_config
 from services.worker.native.step_cost import LEAST_PROMPT_S, StepCost, StepTimer
 from services.worker.process.failure import RanksFailedError
-from services.worker.process.rank_group import GroupStarted, RankGroupConfig
+from services.worker.process.rank_group import GroupStarted
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.admission import Capacity
 from services.worker.scheduling.request import Request

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.common.lifecycle import StartupError
-from services.worker.model.families.config import MAX_INTEGER
-from services.worker.model.files import end_tokens, identity, read_header, read_json, weight_files
-from services.worker.model.formats.gguf.hub_files import hub_files
-from services.worker.model.formats.gguf.parts import files_of
-from services.worker.model.loading.chat_template import chat_template_of, read_chat_template
-from services.worker.model.loading.pooling import (
+from services.compute.model.families.config import MAX_INTEGER
+from services.compute.model.files import end_tokens, identity, read_header, read_json, weight_files
+from services.compute.model.formats.gguf.hub_files import hub_files
+from services.compute.model.formats.gguf.parts import files_of
+from services.compute.model.loading.chat_template import chat_template_of, read_chat_template
+from services.compute.model.loading.pooling import (
     EmbeddingFiles,
     Pooling,
     read_embedding_files,
     read_gguf_pooling,
     read_pooling,
 )
-from services.worker.model.loading.sampling import SamplingDefaults, read_sampling
-from services.worker.model.loading.tokenizer import read_tokenizer, tokenizer_of
-from services.worker.model.registry import describe, read_spec
-from services.worker.model.spec import ModelError, ModelSpec
+from services.compute.model.loading.sampling import SamplingDefaults, read_sampling
+from services.compute.model.loading.tokenizer import read_tokenizer, tokenizer_of
+from services.compute.model.registry import describe, read_spec
+from services.compute.model.spec import ModelError, ModelSpec
 
 T = TypeVar("T")
 

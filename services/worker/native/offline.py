@@ -44,11 +44,12 @@ from pathlib import Path
 
 from ryzanstein.v1.worker_pb2 import Sampling
 
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.native.model_files import read_model_files
 from services.worker.native.startup import group_config, scheduler_config
 from services.worker.process.failure import RanksFailedError
-from services.worker.process.rank_group import GroupStarted, RankGroup, RankGroupConfig
+from services.worker.process.rank_group import GroupStarted, RankGroup
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler

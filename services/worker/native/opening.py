@@ -11,20 +11,21 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.lifecycle import StartupError
 from services.common.tls.credentials import Tls
-from services.worker.backends.sizing import host_room
+from services.compute.backends.sizing import host_room
+from services.compute.model.loading.sampling import named, override_sampling
+from services.compute.model.registry import describe
+from services.compute.model.spec import Classifier, LabelFunction, ModelError
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.engine.base import LifeObserver, StepObserver
 from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import AdapterFacts, EngineModel
-from services.worker.model.loading.sampling import named, override_sampling
-from services.worker.model.registry import describe
-from services.worker.model.spec import Classifier, LabelFunction, ModelError
 from services.worker.native.adapters import AdapterSources
 from services.worker.native.engine import EngineConfig, NativeEngine
 from services.worker.native.model_files import ModelFiles, read_model_files
 from services.worker.native.ranks import Ranks
 from services.worker.native.startup import group_config, require_room
-from services.worker.process.rank_group import RankGroup, RankGroupConfig
+from services.worker.process.rank_group import RankGroup
 from services.worker.settings import WorkerSettings
 
 _FUNCTIONS: dict[LabelFunction, pb.Classes.Function] = {

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from services.common import denied
 from services.common.lifecycle import StartupError
-from services.worker.backends.sizing import HostRoom, least_kv_tokens
-from services.worker.cpu import has_avx2, has_bfloat16
-from services.worker.model.footprint import footprint, in_mib
-from services.worker.model.loading.hub import Download, local_model
-from services.worker.model.spec import ModelError, ModelSpec
+from services.compute.backends.sizing import HostRoom, least_kv_tokens
+from services.compute.cpu import has_avx2, has_bfloat16
+from services.compute.model.footprint import footprint, in_mib
+from services.compute.model.loading.hub import Download, local_model
+from services.compute.model.spec import ModelError, ModelSpec
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.native.model_files import ModelFiles
 from services.worker.process.downloader import download
-from services.worker.process.rank_group import RankGroupConfig
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.settings import WorkerSettings
 

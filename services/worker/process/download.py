@@ -10,8 +10,8 @@ import json
 import sys
 
 from services.common.lifeline import die_with_parent
-from services.worker.model.loading.hub import Download, HubSettings, resolve_model
-from services.worker.model.spec import ModelError
+from services.compute.model.loading.hub import Download, HubSettings, resolve_model
+from services.compute.model.spec import ModelError
 
 
 def main() -> None:

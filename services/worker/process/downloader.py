@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from services.common.lifeline import PARENT_VARIABLE
-from services.worker.model.loading.hub import Download
-from services.worker.model.spec import ModelError
+from services.compute.model.loading.hub import Download
+from services.compute.model.spec import ModelError
 
 _LINE_BYTES = 16 << 20  # names and sizes of all files
 _UNFINISHED = ".incomplete"  # suffix that the hub's library gives to incomplete files

@@ -7,12 +7,13 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from services.worker.ipc.control import RankLine
+from services.compute.ranks.config import RankGroupConfig
+from services.compute.ranks.line import RankLine
+from services.compute.ranks.segment import Segment
 from services.worker.ipc.doorbell import Doorbell
 from services.worker.ipc.life_lock import LifeLock
 from services.worker.ipc.ring import RingReader, RingWriter
-from services.worker.ipc.segment import Segment
-from services.worker.protocol.rank_config import GroupLayout, RankGroupConfig, RankSettings, ServerEndpoint
+from services.worker.protocol.rank_config import GroupLayout, RankSettings, ServerEndpoint
 from services.worker.protocol.words import Words, read_words
 
 

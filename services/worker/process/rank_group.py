@@ -8,13 +8,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
 from services.worker.process.rank_group_run import RankGroupRun
 from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.event_codec import ModelFacts, RankStarted
 from services.worker.protocol.ledger import MemoryLedger
 from services.worker.protocol.plan import StepPlan, StepResult
-from services.worker.protocol.rank_config import RankGroupConfig
 
 __all__ = ["GroupStarted", "RankFailure", "RankGroup", "RankGroupConfig", "RanksFailedError"]
 

@@ -10,9 +10,10 @@ import signal
 import time
 from collections.abc import Callable
 
+from services.compute.ranks.config import RankGroupConfig
+from services.compute.ranks.line import RankLine, RankState
 from services.worker.engine.process_info import describe_exit, describe_status, reap_adopted
 from services.worker.engine.stall import StallDetector, StallLimits, find_stopped
-from services.worker.ipc.control import RankLine, RankState
 from services.worker.process.adapter_loads import AdapterLoads
 from services.worker.process.block_copies import BlockCopies
 from services.worker.process.death_watch import DeathWatch
@@ -24,7 +25,6 @@ from services.worker.protocol.adapter_codec import decode_adapted
 from services.worker.protocol.event_codec import RankError, RankStarted, decode_event, encode_stop
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.protocol.plan_codec import encode_plan
-from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.protocol.result_codec import decode_result
 from services.worker.protocol.words import Kind
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.engine.output import TokenLogprobs
+from services.compute.token_logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

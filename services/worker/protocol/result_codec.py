@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 
-from services.worker.engine.output import TokenLogprobs
+from services.compute.token_logprobs import TokenLogprobs
 from services.worker.protocol.plan import StepResult, StepTimes
 from services.worker.protocol.words import (
     Kind,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.worker.backends.batch import AdapterNumbers, StepNumbers
+from services.compute.backends.batch import AdapterNumbers, StepNumbers
 from services.worker.protocol.plan_codec import PlanView
 from services.worker.rank.slot_table import SlotTable
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.worker.backends.draws import DrawNumbers, DrawRows
-from services.worker.backends.transfers import Ints, Pending, Transfers
+from services.compute.backends.draws import DrawNumbers, DrawRows
+from services.compute.backends.transfers import Ints, Pending, Transfers
+from services.compute.sampling.sampler import Sampler
 from services.worker.rank.batching import DrawingRows
 from services.worker.rank.slot_table import SlotTable
-from services.worker.sampling.sampler import Sampler
 
 
 class DrawnTokens:

@@ -8,10 +8,10 @@ from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from services.worker.backends.base import LogitShard
-from services.worker.backends.batch import StepBatch, StepNumbers, long_tensor
-from services.worker.backends.decodes import Decodes, Tokens
-from services.worker.backends.transfers import Pending, Transfers
+from services.compute.backends.base import LogitShard
+from services.compute.backends.batch import StepBatch, StepNumbers, long_tensor
+from services.compute.backends.decodes import Decodes, Tokens
+from services.compute.backends.transfers import Pending, Transfers
 from services.worker.rank.batching import DrawingRows
 from services.worker.rank.drawn import DrawnTokens
 

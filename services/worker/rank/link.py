@@ -7,12 +7,12 @@ import time
 from dataclasses import dataclass
 
 from services.common.cores import usable_cores
-from services.worker.ipc.control import RankLine, RankState
+from services.compute.ranks.futex import Patience
+from services.compute.ranks.line import RankLine, RankState
+from services.compute.ranks.segment import Segment
 from services.worker.ipc.doorbell import DoorbellButton
-from services.worker.ipc.futex import Patience
 from services.worker.ipc.life_lock import LifeLock
 from services.worker.ipc.ring import RingReader, RingWriter
-from services.worker.ipc.segment import Segment
 from services.worker.protocol.adapter_codec import AdapterOrder, decode_adapter
 from services.worker.protocol.copy_codec import CopyOrder, decode_order
 from services.worker.protocol.plan_codec import PlanView, decode_plan

@@ -5,19 +5,19 @@ from __future__ import annotations
 from functools import cache, partial
 from pathlib import Path
 
-from services.worker.backends.base import ModelBackend
-from services.worker.backends.collectives import Communicator
-from services.worker.model.adapters.served import read_adapter
-from services.worker.model.build import load_model
-from services.worker.model.footprint import footprint
-from services.worker.model.layers.adapters import AdapterLayers, AdapterTensors
-from services.worker.model.layers.head import load_dense
-from services.worker.model.loading.pooling import read_pooling
-from services.worker.model.loading.vocabulary import read_vocabulary
-from services.worker.model.registry import describe
+from services.compute.backends.base import ModelBackend
+from services.compute.backends.collectives import Communicator
+from services.compute.model.adapters.served import read_adapter
+from services.compute.model.build import load_model
+from services.compute.model.footprint import footprint
+from services.compute.model.layers.adapters import AdapterLayers, AdapterTensors
+from services.compute.model.layers.head import load_dense
+from services.compute.model.loading.pooling import read_pooling
+from services.compute.model.loading.vocabulary import read_vocabulary
+from services.compute.model.registry import describe
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.event_codec import ModelFacts
-from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.rank.process import LoadedModel, refuse_adapter
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from services.worker.model.spec import ModelError
+from services.compute.model.spec import ModelError
 from services.worker.protocol.adapter_codec import AdapterOrder, encode_adapted
 from services.worker.protocol.copy_codec import CopyOrder, encode_copied
 from services.worker.protocol.plan import StepResult

@@ -6,11 +6,11 @@ import logging
 
 import torch
 
-from services.worker.backends.base import Memory
-from services.worker.backends.collectives import Communicator
-from services.worker.backends.sizing import least_kv_tokens, require_memory
+from services.compute.backends.base import Memory
+from services.compute.backends.collectives import Communicator
+from services.compute.backends.sizing import least_kv_tokens, require_memory
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.protocol.ledger import MemoryLedger
-from services.worker.protocol.rank_config import RankGroupConfig
 
 logger = logging.getLogger(__name__)
 

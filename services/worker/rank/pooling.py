@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.worker.model.layers.head import Head
-from services.worker.model.loading.pooling import Pooling
+from services.compute.model.layers.head import Head
+from services.compute.model.loading.pooling import Pooling
 
 
 class PooledSlots:

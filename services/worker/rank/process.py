@@ -13,17 +13,18 @@ from typing import Any, Protocol
 import torch
 
 from services.common.heap import freeze_started
-from services.worker.backends.base import Backend, DeviceMemory, ModelBackend
-from services.worker.backends.collectives import Communicator, StepCommunicator
-from services.worker.backends.kv_format import find_kv_format
-from services.worker.backends.opening import open_backend
-from services.worker.model.footprint import Footprint
-from services.worker.model.layers.head import Head
-from services.worker.model.loading.pooling import Pooling
-from services.worker.model.spec import ModelError
+from services.compute.backends.base import Backend, DeviceMemory, ModelBackend
+from services.compute.backends.collectives import Communicator, StepCommunicator
+from services.compute.backends.kv_format import find_kv_format
+from services.compute.backends.opening import open_backend
+from services.compute.model.footprint import Footprint
+from services.compute.model.layers.head import Head
+from services.compute.model.loading.pooling import Pooling
+from services.compute.model.spec import ModelError
+from services.compute.ranks.config import RankGroupConfig
+from services.compute.sampling.grammar import Vocabulary, no_vocabulary
 from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.event_codec import ModelFacts, RankStarted, encode_event
-from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.rank.block_copy import BlockCopier
 from services.worker.rank.forward import Model
 from services.worker.rank.link import ServerLink
@@ -39,7 +40,6 @@ from services.worker.rank.worst_step import (
     naming_what_to_lower,
     worst_steps,
 )
-from services.worker.sampling.grammar import Vocabulary, no_vocabulary
 
 _WARM_UP_TOKENS = 64
 

@@ -9,9 +9,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from services.worker.backends.base import Backend
-from services.worker.backends.collectives import GroupSeat, StepCommunicator
-from services.worker.protocol.rank_config import RankGroupConfig
+from services.compute.backends.base import Backend
+from services.compute.backends.collectives import GroupSeat, StepCommunicator
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.rank.link import ServerLink
 
 

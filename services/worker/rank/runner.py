@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from ryzanstein.v1.worker_pb2 import Sampling
 from torch import Tensor
 
-from services.worker.backends.collectives import StepCommunicator
-from services.worker.backends.transfers import DirectTransfers, Pending, Transfers
-from services.worker.engine.output import TokenLogprobs
-from services.worker.model.layers.head import Head
-from services.worker.model.loading.pooling import Pooling
+from services.compute.backends.collectives import StepCommunicator
+from services.compute.backends.transfers import DirectTransfers, Pending, Transfers
+from services.compute.model.layers.head import Head
+from services.compute.model.loading.pooling import Pooling
+from services.compute.sampling.grammar import Vocabulary, no_vocabulary
+from services.compute.sampling.sampler import Draws, Sampler
+from services.compute.token_logprobs import TokenLogprobs
 from services.worker.protocol.plan import (
     Admission,
     Chunk,
@@ -35,8 +37,6 @@ from services.worker.rank.drawn import DrawnTokens
 from services.worker.rank.forward import Forward, Model
 from services.worker.rank.pooling import PooledSlots
 from services.worker.rank.slot_table import SlotTable
-from services.worker.sampling.grammar import Vocabulary, no_vocabulary
-from services.worker.sampling.sampler import Draws, Sampler
 
 Ints = NDArray[np.int64]
 Cache = TypeVar("Cache")
@@ -220,7 +220,7 @@ class Runner(Generic[Cache]):
         for admission in plan.admissions:
             self._table.admit(admission)
             self._forget(admission.slot)
-            self._sampler.admit(admission)
+            self._sampler.admit(admission.slot, admission.sampling, admission.token_ids, admission.n_prompt)
             if admission.embed:
                 self._pools.admit(admission.slot)
             if admission.sampling.HasField("prompt_logprobs"):

@@ -14,10 +14,10 @@ from itertools import product
 import torch
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.backends.base import DeviceMemory
-from services.worker.backends.sizing import NotEnoughMemoryError, least_kv_tokens
+from services.compute.backends.base import DeviceMemory
+from services.compute.backends.sizing import NotEnoughMemoryError, least_kv_tokens
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
-from services.worker.protocol.rank_config import RankGroupConfig
 
 _MIB = 1 << 20
 _DECODED_KEYS = 1 << 19  # of all rows of the decodes that are measured; with more keys attention takes little more

@@ -8,7 +8,8 @@ from enum import Enum
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import HASH_BLOCK_TOKENS, extend_chain, wire_hash
-from services.worker.engine.output import Finish, Prefill, TokenLogprobs
+from services.compute.token_logprobs import TokenLogprobs
+from services.worker.engine.output import Finish, Prefill
 from services.worker.protocol.plan import Admission
 
 

@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.compute.token_logprobs import TokenLogprobs
 from services.worker.engine.base import OutputSink
-from services.worker.engine.output import Finish, Output, Prefill, TokenLogprobs
+from services.worker.engine.output import Finish, Output, Prefill
 from services.worker.engine.request import EngineRequest
 from services.worker.vllm.outputs import finish_of, to_logprobs
 from services.worker.vllm.sampling import replays

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.worker.model.files import end_tokens, identity, read_header, read_json, weight_files
-from services.worker.model.loading.chat_template import read_chat_template
-from services.worker.model.loading.sampling import SamplingDefaults, read_sampling
-from services.worker.model.loading.tokenizer import read_tokenizer
+from services.compute.model.files import end_tokens, identity, read_header, read_json, weight_files
+from services.compute.model.loading.chat_template import read_chat_template
+from services.compute.model.loading.sampling import SamplingDefaults, read_sampling
+from services.compute.model.loading.tokenizer import read_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

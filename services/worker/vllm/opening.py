@@ -10,10 +10,10 @@ from typing import Any
 from services.common.gguf_files import SUFFIX
 from services.common.lifecycle import StartupError
 from services.common.tls.credentials import Tls
+from services.compute.model.loading.sampling import named, override_sampling
+from services.compute.model.spec import ModelError
 from services.worker.engine.base import LifeObserver, StepObserver
 from services.worker.engine.state import EngineModel
-from services.worker.model.loading.sampling import named, override_sampling
-from services.worker.model.spec import ModelError
 from services.worker.settings import WorkerSettings
 from services.worker.vllm.arguments import describe_error, engine_arguments
 from services.worker.vllm.engine import VllmEngine, VllmLimits

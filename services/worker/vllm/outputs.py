@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from services.worker.engine.output import Finish, TokenLogprobs
+from services.compute.token_logprobs import TokenLogprobs
+from services.worker.engine.output import Finish
 from services.worker.vllm.core import RequestFailedError
 
 _FINISH = {None: None, "stop": Finish.STOP, "length": Finish.LENGTH}

@@ -16,7 +16,7 @@ import pytest
 from services.cli.errors import CommandError
 from services.cli.fetch.download import progress
 from services.cli.fetch.repository import Listing, ModelReference, RemoteFile
-from services.worker.model.loading.hub import resolve_model
+from services.compute.model.loading.hub import resolve_model
 from services.worker.native.startup import model_revision
 from tests.integration.cli.hub import COMMIT, NEXT_COMMIT, Hub, running
 

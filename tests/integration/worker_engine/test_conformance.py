@@ -12,9 +12,10 @@ import pytest_asyncio
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.blockhash import wire_chain
+from services.compute.token_logprobs import TokenLogprobs
 from services.worker.engine.base import Engine
 from services.worker.engine.errors import InvalidRequestError, NotServingError, TooLongError, UnsupportedError
-from services.worker.engine.output import Finish, Output, TokenLogprobs
+from services.worker.engine.output import Finish, Output
 from services.worker.engine.request import EngineRequest
 from tests.integration.worker_engine.engines import ENGINES
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from ryzanstein.v1.worker_pb2 import Sampling
 
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.engine.process_info import ProcessInfo
-from services.worker.process.rank_group import GroupStarted, RankGroup, RankGroupConfig
+from services.worker.process.rank_group import GroupStarted, RankGroup
 from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult
 
 STANDIN = "tests.integration.worker_ranks.standin_rank"

@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from services.worker.process.rank_group import RankGroup, RankGroupConfig
+from services.compute.ranks.config import RankGroupConfig
+from services.worker.process.rank_group import RankGroup
 from tests.integration.worker_ranks.conftest import STANDIN, Conversation
 from tests.unit.worker.rank import standin
 

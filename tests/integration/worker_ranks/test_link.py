@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.ipc.doorbell import Doorbell, DoorbellButton
 from services.worker.process.launcher import rank_environment
 from services.worker.process.link import GroupLink
@@ -16,7 +17,6 @@ from services.worker.protocol.adapter_codec import AdapterOrder, encode_adapter
 from services.worker.protocol.event_codec import RankError, decode_event, encode_event, encode_stop
 from services.worker.protocol.plan import StepPlan
 from services.worker.protocol.plan_codec import encode_plan
-from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.protocol.words import MalformedMessageError
 from services.worker.rank import link as rank_link
 from services.worker.rank.link import ServerGoneError, ServerLink

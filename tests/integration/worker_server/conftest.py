@@ -14,9 +14,9 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from services.common.ports import free_port
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.main import serve
 from services.worker.native.opening import open_native
-from services.worker.process.rank_group import RankGroupConfig
 from services.worker.settings import WorkerSettings
 from tests.integration.worker_server.fake_group import FakeGroup
 from tests.models import BUNDLED_MODEL

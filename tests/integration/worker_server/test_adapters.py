@@ -12,8 +12,8 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.lifecycle import StartupError
 from services.common.ports import free_port
-from services.worker.model.adapters.served import read_adapter
-from services.worker.model.registry import describe
+from services.compute.model.adapters.served import read_adapter
+from services.compute.model.registry import describe
 from tests.adapters import write_adapter
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
 from tests.integration.worker_server.gateway import Gateway, until

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from services.common.ports import free_port
-from services.worker.model.loading.hub import Download
-from services.worker.model.spec import ModelError
+from services.compute.model.loading.hub import Download
+from services.compute.model.spec import ModelError
 from services.worker.process.downloader import download
 from tests.integration.cli.hub import Hub, running
 from tests.integration.router.processes import until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.common.lifecycle import StartupError
-from services.worker.checker.report import check
+from services.tools.checker.report import check
 from services.worker.process.failure import FailureKind, RankFailure
 from tests.integration.worker_server.conftest import running_worker
 from tests.integration.worker_server.gateway import until

@@ -11,7 +11,7 @@ import pytest
 
 from services.common.cgroup import cpu_quotas, memory_limits, oom_kills
 from services.common.cores import usable_cores
-from services.worker.backends.sizing import available_host_memory
+from services.compute.backends.sizing import available_host_memory
 from tests.unit.common.containers import container, container_v1, groups_v1, write
 
 MIB = 1 << 20
@@ -78,7 +78,7 @@ def test_a_real_container_with_a_full_cache_has_memory_left(tmp_path: Path) -> N
             f"import os, pathlib\nfor group in {[str(group) for group in groups.values()]}:\n"
             "    pathlib.Path(group, 'cgroup.procs').write_text(str(os.getpid()))\n"
             f"for _ in open({str(big)!r}, 'rb'): pass\n"
-            "from services.worker.backends.sizing import available_host_memory\n"
+            "from services.compute.backends.sizing import available_host_memory\n"
             "from services.common.cores import usable_cores\n"
             "print(available_host_memory(), usable_cores(), int(pathlib.Path("
             f"{str(groups['memory'])!r}, 'memory.usage_in_bytes').read_text()))"

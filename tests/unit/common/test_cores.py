@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.common.cores import usable_cores
-from services.worker.ipc.futex import Patience
+from services.compute.ranks.futex import Patience
 from tests.unit.common.containers import container, container_v1
 
 

@@ -1,43 +1,14 @@
-"""CONTRIBUTING's table of import rules is the one that import-linter enforces; what it counts is counted so."""
+"""The numbers of files that CONTRIBUTING's recipes name are the counted ones."""
 
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
-from typing import Any
 
+from services.compute.model.registry import FAMILIES
 from services.router.policies.registry import PARTS
-from services.worker.model.registry import FAMILIES
 
 PROJECT = Path(__file__).resolve().parents[3]
-ROW = re.compile(r"^\| (?P<name>[^|]+) \| (?P<rule>[^|]+) \|$", re.MULTILINE)
-
-
-def short(modules: list[str]) -> str:
-    return ", ".join(f"`{module.removeprefix('services.')}`" for module in modules)
-
-
-def floor(layer: str, container: str = "") -> str:
-    return short([f"{container}{module}" for module in re.split(r" [|:] ", layer)])
-
-
-def rule(contract: dict[str, Any]) -> str:
-    if contract["type"] == "layers":
-        container = "".join(f"{name}." for name in contract.get("containers", ()))
-        return " → ".join(floor(layer, container) for layer in contract["layers"])
-    if contract["type"] == "independence":
-        return short(contract["modules"])
-    return f"{short(contract['source_modules'])} never {short(contract['forbidden_modules'])}"
-
-
-def test_the_table_of_import_rules_is_the_enforced_one() -> None:
-    """What is to stand there is what pytest shows on the right."""
-    page = (PROJECT / "CONTRIBUTING.md").read_text()
-    section = page.split("### What may import what\n")[1].split("\n## ")[0]
-    contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    written = [f"| {row['name']} | {row['rule']} |" for row in ROW.finditer(section)][1:]  # without the heading
-    assert written == [f"| {contract['name']} | {rule(contract)} |" for contract in contracts]
 
 
 # What somebody adds most often, and how many files of code it takes beside its test.
@@ -70,7 +41,7 @@ def test_a_family_is_named_by_families_alone() -> None:
     """Else it would be more than one file."""
     for family in FAMILIES.values():
         module = family.read_spec.__module__
-        assert not {name for name in named_by(module) if "worker/model/families/" not in name}, module
+        assert not {name for name in named_by(module) if "compute/model/families/" not in name}, module
 
 
 def test_a_part_of_a_policy_is_named_by_nobody_but_policies_with_names() -> None:

@@ -54,7 +54,7 @@ def known_in(reference: str, pattern: str) -> set[str]:
 
 def known_to_tests() -> set[str]:
     """The variables that say where Helm and a cluster are, and which clients to run."""
-    names = ("programs.py", "cluster/conftest.py", "cluster/run", "e2e/test_clients.py", "unit/worker/kernels/arm.py")
+    names = ("programs.py", "cluster/conftest.py", "cluster/run", "e2e/test_clients.py", "unit/compute/kernels/arm.py")
     readers = (PROJECT / "tests" / name for name in names)
     return {name for reader in readers for name in re.findall(r"\bRYZANSTEIN_(?:TEST|REQUIRE)_\w+", reader.read_text())}
 

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from services.cli.main import app
-from services.worker.model.registry import FAMILIES
+from services.compute.model.registry import FAMILIES
 
 GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
 ROW = re.compile(r"^\| (?P<options>`--.+?) \| (?P<default>[^|]+) \| [^|]+ \|$", re.MULTILINE)

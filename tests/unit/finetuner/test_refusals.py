@@ -19,7 +19,7 @@ from services.finetuner.training.examples import Tokenizer
 from services.finetuner.training.process import main
 from services.finetuner.training.words import REFUSED, RefusedError
 from tests.unit.finetuner.test_training import ORDER
-from tests.unit.worker.converter.test_convert import MODELS, run, weights, write_folder
+from tests.unit.tools.converter.test_convert import MODELS, run, weights, write_folder
 
 ASKS, SAYS = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "say"}
 # Qwen's way: what the assistant thought is in its last turn only.

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from services.common.lifecycle import StartupError
-from services.worker.backends.collectives import SingleRank
-from services.worker.backends.kv_format import find_kv_format
-from services.worker.backends.opening import open_backend
-from services.worker.model.build import load_model
-from services.worker.model.footprint import footprint
+from services.compute.backends.collectives import SingleRank
+from services.compute.backends.kv_format import find_kv_format
+from services.compute.backends.opening import open_backend
+from services.compute.model.build import load_model
+from services.compute.model.footprint import footprint
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.native.model_files import read_model_files
 from services.worker.native.opening import served_model
 from services.worker.native.startup import group_config
-from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.settings import WorkerSettings
 from tests.models import BUNDLED_MODEL
 

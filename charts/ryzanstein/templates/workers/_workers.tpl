@@ -27,7 +27,7 @@
 {{- end }}
 
 {{/* MiB that a CPU pool's pod takes besides weights and KV cache: the server, and each rank with the workspace of a step.
-     services/worker/model/footprint.py has the arithmetic; here the vocabulary and the widths are those of a large model. */}}
+     services/compute/model/footprint.py has the arithmetic; here the vocabulary and the widths are those of a large model. */}}
 {{- define "ryzanstein.worker.overhead" -}}
 {{- add 150 (mul 416 (int64 .tensorParallel)) (ternary 176 0 (gt (int64 .tensorParallel) 1)) -}}
 {{- end }}

@@ -12,8 +12,8 @@ import pytest
 from services.cli.kube.diagnosis import diagnose
 from services.cli.kube.doctor import report
 from services.common.lifecycle import StartupError
-from services.worker.backends.sizing import HostRoom
-from services.worker.model.footprint import footprint
+from services.compute.backends.sizing import HostRoom
+from services.compute.model.footprint import footprint
 from services.worker.native.model_files import read_model_files
 from services.worker.native.startup import group_config, require_room
 from services.worker.settings import WorkerSettings

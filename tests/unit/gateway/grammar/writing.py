@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from services.common.grammar import parser_limits
-from services.worker.model.loading.vocabulary import read_vocabulary
+from services.compute.model.loading.vocabulary import read_vocabulary
 from tests.models import BUNDLED_MODEL
 
 VOCAB, EOS = 4096, 1

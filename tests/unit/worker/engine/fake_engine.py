@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.blockhash import wire_chain
+from services.compute.token_logprobs import TokenLogprobs
 from services.worker.engine.base import OutputSink
 from services.worker.engine.changes import Changes
 from services.worker.engine.errors import (
@@ -21,7 +22,7 @@ from services.worker.engine.errors import (
     UnsupportedError,
 )
 from services.worker.engine.kv_events import KvEventLog
-from services.worker.engine.output import Finish, Output, Prefill, TokenLogprobs
+from services.worker.engine.output import Finish, Output, Prefill
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import (
     AdapterFacts,

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from services.compute.ranks.segment import Segment
 from services.worker.ipc.life_lock import LOCK_BYTES, LifeLock
-from services.worker.ipc.segment import Segment
 
 PATIENCE_S = 30.0
 _HOLDER = """
 import sys, threading, time
 from services.worker.ipc.life_lock import LifeLock
-from services.worker.ipc.segment import Segment
+from services.compute.ranks.segment import Segment
 from tests.unit.worker.ipc.dying import end_main_thread
 LifeLock(Segment.attach(int(sys.argv[1]), int(sys.argv[2])), 64).hold()
 print("held", flush=True)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.compute.ranks.futex import Counter, Patience
+from services.compute.ranks.segment import Segment
 from services.worker.ipc import futex
-from services.worker.ipc.futex import Counter, Patience
 from services.worker.ipc.ring import RingCorruptedError, RingReader, RingWriter, ring_bytes
-from services.worker.ipc.segment import Segment
 
 CAPACITY = 512
 NOW = Patience(spin_s=0.0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.process.launcher import rank_environment
-from services.worker.protocol.rank_config import RankGroupConfig, RankSettings, ServerEndpoint
+from services.worker.protocol.rank_config import RankSettings, ServerEndpoint
 
 
 @pytest.mark.parametrize(("ranks", "cores", "threads"), [(1, 2, "2"), (2, 2, "1"), (4, 2, "1"), (3, 16, "5")])

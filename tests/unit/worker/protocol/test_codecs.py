@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.engine.output import TokenLogprobs
+from services.compute.ranks.config import RankGroupConfig
+from services.compute.token_logprobs import TokenLogprobs
 from services.worker.protocol.adapter_codec import decode_adapter
 from services.worker.protocol.copy_codec import decode_order
 from services.worker.protocol.event_codec import (
@@ -23,7 +24,7 @@ from services.worker.protocol.event_codec import (
 from services.worker.protocol.ledger import MemoryLedger
 from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult, StepTimes
 from services.worker.protocol.plan_codec import PlanView, decode_plan, encode_plan
-from services.worker.protocol.rank_config import RankGroupConfig, RankSettings, ServerEndpoint
+from services.worker.protocol.rank_config import RankSettings, ServerEndpoint
 from services.worker.protocol.result_codec import decode_result, encode_result
 from services.worker.protocol.words import MalformedMessageError, Words, read_words
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.worker.backends.transfers import Ints, Numbers
+from services.compute.backends.transfers import Ints, Numbers
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.protocol.plan import StepPlan
 from services.worker.protocol.plan_codec import view_plan
@@ -25,8 +25,8 @@ from services.worker.rank.runner import Runner
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
-from tests.unit.worker.backends.tape import CPU, Direct
-from tests.unit.worker.model.harness import lone_rank
+from tests.unit.compute.backends.tape import CPU, Direct
+from tests.unit.compute.model.harness import lone_rank
 
 BLOCK, N_BLOCKS, SLOTS, LENGTH = 16, 11, 5, 96  # too few blocks for all slots: requests are preempted
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import torch
 
-from services.worker.backends.base import ModelBackend
-from services.worker.backends.batch import StepBatch
-from services.worker.backends.collectives import Communicator
-from services.worker.backends.decodes import Decodes, NoDecodes, Tokens
-from services.worker.backends.torch.logit_shard import TorchLogitShard
-from services.worker.model.footprint import Footprint
+from services.compute.backends.base import ModelBackend
+from services.compute.backends.batch import StepBatch
+from services.compute.backends.collectives import Communicator
+from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
+from services.compute.backends.torch.logit_shard import TorchLogitShard
+from services.compute.model.footprint import Footprint
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.protocol.event_codec import ModelFacts
-from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.rank.process import LoadedModel
 from tests.unit.worker.ipc.dying import end_main_thread
 

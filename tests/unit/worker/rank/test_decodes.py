@@ -13,17 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.backends.collectives import SingleRank
-from services.worker.backends.cuda import graph
-from services.worker.backends.draws import DrawRows
-from services.worker.model.build import load_model
-from services.worker.model.decoder import Decoder
+from services.compute.backends.collectives import SingleRank
+from services.compute.backends.cuda import graph
+from services.compute.backends.draws import DrawRows
+from services.compute.model.build import load_model
+from services.compute.model.decoder import Decoder
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from services.worker.protocol.plan_codec import view_plan
 from services.worker.rank.drawn import DrawnTokens
 from services.worker.scheduling.request import Request
-from tests.unit.worker.backends.tape import TapedBackend
-from tests.unit.worker.model.zoo import prompt, write_checkpoint
+from tests.unit.compute.backends.tape import TapedBackend
+from tests.unit.compute.model.zoo import prompt, write_checkpoint
 from tests.unit.worker.rank.late import BLOCK, LENGTH, N_BLOCKS, SLOTS, SlowDevice, assert_same, make_runner, serve
 from tests.unit.worker.rank.test_overlap import make_requests
 

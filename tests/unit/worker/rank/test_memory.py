@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.backends.collectives import SingleRank
-from services.worker.backends.sizing import (
+from services.compute.backends.collectives import SingleRank
+from services.compute.backends.sizing import (
     HostRoom,
     NotEnoughMemoryError,
     available_host_memory,
     host_room,
     require_memory,
 )
-from services.worker.protocol.rank_config import RankGroupConfig
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.rank.memory import MemoryMeter
 from tests.unit.common.containers import container
 

@@ -10,17 +10,17 @@ import torch
 import transformers
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.backends.collectives import SingleRank
-from services.worker.model.adapters.served import read_adapter
-from services.worker.model.build import load_model
-from services.worker.model.layers.adapters import AdapterLayers
-from services.worker.model.registry import describe
+from services.compute.backends.collectives import SingleRank
+from services.compute.model.adapters.served import read_adapter
+from services.compute.model.build import load_model
+from services.compute.model.layers.adapters import AdapterLayers
+from services.compute.model.registry import describe
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from services.worker.protocol.plan_codec import view_plan
 from services.worker.scheduling.request import Request
 from tests.adapters import write_adapter
-from tests.unit.worker.backends.tape import TapedBackend, Unasked
-from tests.unit.worker.model.zoo import prompt, write_checkpoint
+from tests.unit.compute.backends.tape import TapedBackend, Unasked
+from tests.unit.compute.model.zoo import prompt, write_checkpoint
 from tests.unit.worker.rank.late import BLOCK, LENGTH, N_BLOCKS, SlowDevice, assert_same, make_runner, serve
 from tests.unit.worker.rank.standin import VOCAB, StandinDecoder, standin_cache
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.backends.collectives import SingleRank
+from services.compute.backends.collectives import SingleRank
 from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult
 from services.worker.rank.runner import Runner
 from services.worker.rank.slot_table import MalformedPlanError
-from tests.unit.worker.model.harness import lone_rank
+from tests.unit.compute.model.harness import lone_rank
 from tests.unit.worker.rank.standin import (
     VOCAB,
     StandinCache,

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from services.worker.backends.base import DeviceMemory, MemoryReport
-from services.worker.backends.collectives import SingleRank
-from services.worker.backends.sizing import NotEnoughMemoryError
-from services.worker.protocol.rank_config import RankGroupConfig
+from services.compute.backends.base import DeviceMemory, MemoryReport
+from services.compute.backends.collectives import SingleRank
+from services.compute.backends.sizing import NotEnoughMemoryError
+from services.compute.ranks.config import RankGroupConfig
 from services.worker.rank.runner import Runner
 from services.worker.rank.worst_step import KvBudget, first_steps, naming_what_to_lower, worst_steps
-from tests.unit.worker.model.harness import lone_rank
+from tests.unit.compute.model.harness import lone_rank
 from tests.unit.worker.rank.standin import StandinDecoder, standin_cache
 
 GIB = 1 << 30

@@ -1,0 +1,167 @@
+"""CPU backends: our kernels where they apply, otherwise torch and oneDNN.
+
+Both guarantee that a row's bits depend only on its own sequence, not on the other rows of a step, the division of a
+prompt into chunks, or the number of threads. Sums over ranks are computed in float32, in rank order, and rounded once.
+The two backends give different bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.compute.backends.base import Attention, Backend, Computations, Memory, NoGraph, Ops, StepGraphs
+from services.compute.backends.choice import Candidate, choose_attention
+from services.compute.backends.collectives import Communicator, GroupSeat, StepCommunicator
+from services.compute.backends.cpu.attention import PagedAmx, PagedInt8, PagedKernels, PagedVectors
+from services.compute.backends.cpu.collectives import ReplayedLoneRank
+from services.compute.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGraph
+from services.compute.backends.cpu.ops import KernelOps, OneDnnOps
+from services.compute.backends.cpu.shared_memory import KernelCommunicator, SharedMemoryCommunicator
+from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
+from services.compute.backends.kv_format import KvFormat, plain_format
+from services.compute.backends.shapes import AttentionShape
+from services.compute.backends.sizing import available_host_memory
+from services.compute.backends.torch.bidirectional import BidirectionalAttention
+from services.compute.backends.torch.gathering import PagedSdpa
+from services.compute.backends.transfers import DirectTransfers, Transfers
+from services.compute.kernels.attention import open_attention, serves
+from services.compute.kernels.bfloat16 import (
+    HEAD_MULTIPLE,
+    MAX_HEAD_DIM,
+    Bfloat16Kernels,
+    open_kernels,
+    why_not,
+)
+from services.compute.kernels.library import RegistersRefusedError
+
+logger = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
+
+
+class HostMemory:
+    """The machine's memory, which the ranks share evenly."""
+
+    def held(self) -> int:
+        """Bytes that this process has allocated."""
+        lines = Path("/proc/self/status").read_text().splitlines()
+        # Excludes the mapped checkpoint, which the kernel can drop.
+        return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) * 1024
+
+    def release(self) -> None:
+        """Give freed memory back, which the allocator keeps otherwise: see `rank_environment`."""
+        ctypes.CDLL(None).malloc_trim(0)
+
+    def available(self, ranks: int) -> int:
+        """Bytes that this rank may still allocate."""
+        return available_host_memory() // ranks
+
+
+class OneDnnBackend:
+    """A CPU with torch and oneDNN; attention uses our kernels where they support the dtype and the heads."""
+
+    process_group: str | None = None  # collectives use shared memory
+    replayed_rows: Sequence[int] = ()
+    device = CPU
+
+    def __init__(self, dtype: torch.dtype, kv_format: KvFormat | None = None) -> None:
+        """`kv_format`: None for numbers of `dtype`."""
+        self.dtype = dtype
+        self.kv_format: KvFormat = kv_format or plain_format(dtype)
+        self.ops: Ops = OneDnnOps(dtype)
+        self.memory: Memory = HostMemory()
+        self.transfers: Transfers = DirectTransfers(CPU)
+
+    def attention(self, shape: AttentionShape) -> Attention[Any]:
+        """Return the fastest attention that agrees with the reference. Raises RuntimeError."""
+        return choose_attention(self._attentions(shape), shape, self.dtype, CPU, self.kv_format)
+
+    def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
+        """Return the attention of an encoder."""
+        return BidirectionalAttention(shape)
+
+    def settle(self, comm: Communicator) -> None:
+        """Measures nothing: the CPU's instructions decide."""
+
+    def _attentions(self, shape: AttentionShape) -> list[Candidate]:
+        gathering = [lambda: PagedSdpa(shape, self.dtype, CPU)]
+        in_int8 = self.kv_format.name == "int8"
+        if shape.slopes or shape.sinks:
+            return [*gathering]
+        if not (in_int8 or self.kv_format.numbers is self.dtype) or not serves(self.dtype, shape.head_dim):
+            if self.kv_format.numbers is None:
+                logger.warning("each step gathers and dequantizes keys in %s, which takes long", self.kv_format.name)
+            return [*gathering]
+        kernel = open_attention(self.dtype)
+        paged = PagedInt8 if in_int8 else PagedVectors
+        return [lambda: paged(shape, kernel), *gathering]
+
+    def capture(self, computations: Computations) -> StepGraphs:
+        """Return graphs that serve no step."""
+        return StepGraphs(NoGraph(), NoGraph())
+
+    def replay_decodes(self, computations: Computations, tokens: Tokens | None) -> Decodes:
+        """Return what serves no step."""
+        return NoDecodes()
+
+    def join(self, seat: GroupSeat) -> StepCommunicator:
+        """Return collectives in shared memory."""
+        return ReplayedLoneRank(seat.line) if seat.size == 1 else SharedMemoryCommunicator(seat)
+
+
+class KernelBackend(OneDnnBackend):
+    """A CPU with our kernels, in bfloat16. Steps of few rows are replayed."""
+
+    def __init__(self, kernels: Bfloat16Kernels, kv_format: KvFormat | None = None) -> None:
+        super().__init__(torch.bfloat16, kv_format)
+        self.kernels = kernels
+        self.ops = KernelOps(kernels)
+
+    def _attentions(self, shape: AttentionShape) -> list[Candidate]:
+        in_int8 = self.kv_format.name == "int8"
+        multiple = HEAD_MULTIPLE if in_int8 else self.kernels.head_multiple
+        if shape.slopes or shape.sinks or shape.head_dim % multiple or shape.head_dim > MAX_HEAD_DIM:
+            return super()._attentions(shape)
+        if not in_int8 and self.kv_format.numbers is not self.dtype:
+            return super()._attentions(shape)
+        paged = PagedInt8 if in_int8 else PagedAmx if self.kernels.amx else PagedVectors
+        return [lambda: paged(shape, self.kernels), lambda: PagedSdpa(shape, self.dtype, CPU)]
+
+    def capture(self, computations: Computations) -> StepGraphs:
+        """Return graphs that replay steps, if these kernels compute the attention, too."""
+        attention = computations.attention
+        if not isinstance(attention, PagedKernels) or attention.kernels is not self.kernels:
+            return super().capture(computations)
+        return StepGraphs(
+            decodes=KernelGraph(computations.decode, computations, self.kernels, MAX_DECODES),
+            layers=KernelGraph(computations.layers, computations, self.kernels, MAX_ROWS),
+        )
+
+    def join(self, seat: GroupSeat) -> StepCommunicator:
+        """Return collectives in shared memory that kernels can call."""
+        return ReplayedLoneRank(seat.line) if seat.size == 1 else KernelCommunicator(seat, self.kernels)
+
+
+def open_cpu(dtype: torch.dtype, kv_format: KvFormat | None = None) -> Backend:
+    """Return the backend for `dtype` on this CPU, and log the choice and its reason.
+
+    Raises RuntimeError when our kernels apply but are missing, or when their threads cannot be started.
+    """
+    reason = why_not(dtype)
+    if not reason:
+        try:
+            kernels = open_kernels()
+        except RegistersRefusedError as refused:
+            reason = str(refused)
+            logger.warning("%s: torch's kernels serve, at a fraction of the speed", refused)
+        else:
+            logger.info("kernels: ours for %s", kernels.made_for)
+            return KernelBackend(kernels, kv_format)
+    logger.info("kernels: torch's, because %s", reason)
+    return OneDnnBackend(dtype, kv_format)

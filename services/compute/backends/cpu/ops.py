@@ -1,0 +1,205 @@
+"""The computations of a layer on a CPU: with torch and oneDNN, and with our kernels.
+
+A row's bits depend neither on the other rows nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from services.compute.backends.base import (
+    Elementwise,
+    Expert,
+    Experts,
+    Linear,
+    LogitShard,
+    Lookup,
+    LowRank,
+    PerHead,
+    RmsNorm,
+    Rope,
+)
+from services.compute.backends.cpu.codes import holds_integers
+from services.compute.backends.cpu.linear import KernelLinear, PackedLinear
+from services.compute.backends.cpu.logit_shard import KernelLogitShard
+from services.compute.backends.cpu.low_rank import KernelLowRank
+from services.compute.backends.cpu.quantized import QuantizedLinear, stays_integer
+from services.compute.backends.kv_format import CodedNumbers
+from services.compute.backends.names import Activation
+from services.compute.backends.shapes import ExpertsShape, KvShape
+from services.compute.backends.torch.experts import ExpertLoop, Router
+from services.compute.backends.torch.ops import TorchOps
+from services.compute.backends.weights import Dense, Stacked, Weight
+from services.compute.kernels.bfloat16 import MAX_HEAD_DIM, Bfloat16Kernels
+
+_PARALLEL_FROM = 16384  # elements; torch computes fewer in one thread (gelu; for others the limit is 32768)
+
+
+class OneDnnOps(TorchOps):
+    """Products by oneDNN where it supports the dtype, everything else by torch."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype, torch.device("cpu"))
+        there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        halves = dtype is torch.bfloat16 and there and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        self._packs = there and (dtype is torch.float32 or halves)
+        self.min_rows = PackedLinear.min_rows if self._packs else 1
+
+    def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
+        """Return the product with `weight`."""
+        return PackedLinear(weight, bias, self._dtype) if self._packs else super().linear(weight, bias)
+
+    def tied(self, weight: Stacked, bias: Tensor | None) -> tuple[Lookup, Linear]:
+        """Return the lookup of rows of `weight` and the product with it.
+
+        They are two tensors where oneDNN packs, because its layout is opaque.
+        """
+        if not self._packs:
+            return super().tied(weight, bias)
+        table = weight.dense(self._dtype, self._device)
+        return partial(table.index_select, 0), self.linear(Stacked((Dense(table),)), bias)
+
+    def per_head(self, weights: Tensor) -> PerHead:
+        """Return the product of each head with its own matrix of `weights`, whose rows do not depend on others."""
+        products = [self.linear(Stacked((Dense(weight.contiguous()),)), None) for weight in weights]
+        return lambda x: torch.stack([product(x[:, head].contiguous()) for head, product in enumerate(products)], dim=1)
+
+    def activation(self, name: Activation) -> Elementwise:
+        """Return the function of an activation."""
+        function = super().activation(name)
+        return RowAligned(function) if self._dtype is torch.float32 else function
+
+    def experts(
+        self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation, correction: Tensor | None = None
+    ) -> Experts:
+        """Return the experts with these `weights`: the host is the device, so it may ask which are chosen."""
+        gate = self.gate(activation)
+        router = Router(shape.routing, correction)
+        return ExpertLoop([self._expert(expert, gate) for expert in weights], shape, router)
+
+    def _expert(self, expert: Expert, gate: Elementwise) -> Elementwise:
+        gate_up, down = self.linear(expert.gate_up, expert.gate_up_bias), self.linear(expert.down, expert.down_bias)
+        return lambda x: down(gate(gate_up(x)))
+
+
+class RowAligned:
+    """Computes a float32 activation in blocks of rows too small for torch to divide among threads.
+
+    For the last elements of a share that is no multiple of 32, silu and gelu use scalar code that rounds differently
+    (measured with torch 2.13), so a row's bits would depend on the number of rows.
+    """
+
+    def __init__(self, function: Elementwise) -> None:
+        self._function = function
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute [n, size]."""
+        if torch.get_num_threads() == 1 or x.numel() < _PARALLEL_FROM:
+            return self._function(x)
+        n_rows = max(1, (_PARALLEL_FROM - 1) // x.shape[1])
+        return torch.cat([self._function(block) for block in torch.split(x, n_rows)])
+
+
+class KernelRmsNorm:
+    """The norm by our kernel."""
+
+    def __init__(self, kernels: Bfloat16Kernels, weight: Tensor, eps: float) -> None:
+        self._weight, self._eps, self._kernels = weight.float().contiguous(), eps, kernels
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the normalised `x`."""
+        out = torch.empty(x.shape, dtype=x.dtype)
+        self.write(x, out)
+        return out
+
+    def write(self, x: Tensor, out: Tensor) -> None:
+        """Write the normalised `x` to `out`, which may be `x`."""
+        self._kernels.rms_norm(x, self._weight, self._eps, out)
+
+
+class KernelOps(OneDnnOps):
+    """Our kernels in bfloat16; torch for what they do not compute."""
+
+    def __init__(self, kernels: Bfloat16Kernels) -> None:
+        super().__init__(torch.bfloat16)
+        self._kernels = kernels
+        self.min_rows = 1
+
+    def form(self, weight: Weight, *, dense: bool = False) -> str:
+        """Return in words how `linear` keeps `weight`."""
+        return weight.form if holds_integers(weight) else super().form(weight)
+
+    def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
+        """Return the product with `weight`, whose integers stay integers."""
+        kind = QuantizedLinear if stays_integer(weight) else KernelLinear
+        return kind(self._kernels, weight, bias)
+
+    def low_rank(self, n_out: int, n_in: int, slots: int, max_rank: int) -> LowRank:
+        """Return empty factors, which our kernel multiplies with."""
+        return KernelLowRank(self._kernels, n_out, n_in, slots, max_rank)
+
+    def embedding(self, weight: Stacked) -> Lookup:
+        """Return the lookup of rows of `weight`, whose integers stay integers."""
+        if stays_integer(weight):
+            table = QuantizedLinear(self._kernels, weight, None)
+            if table.looks_up:
+                return table.rows
+        return super().embedding(weight)
+
+    def tied(self, weight: Stacked, bias: Tensor | None) -> tuple[Lookup, Linear]:
+        """Return the product with the packed `weight`, and the lookup that unpacks rows of it."""
+        if stays_integer(weight):
+            product = QuantizedLinear(self._kernels, weight, bias)
+            if product.looks_up:
+                return product.rows, product
+        dense = KernelLinear(self._kernels, weight, bias)
+        return dense.rows, dense
+
+    def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
+        """Return the norm with `weight`."""
+        return KernelRmsNorm(self._kernels, weight, eps)
+
+    def rope(self, cos: Tensor, sin: Tensor) -> Rope:
+        """Return the rope with these angles, which our kernel looks up itself."""
+        rotate_ = self._kernels.rotate_
+        return lambda positions: lambda heads: rotate_(heads, cos, sin, positions)
+
+    def scatter(self, table: Tensor, places: Tensor, rows: Tensor) -> None:
+        """Write `rows` to the rows `places` of `table`."""
+        if table.dtype is torch.bfloat16:
+            self._kernels.write_rows(table, places, rows)
+        else:
+            super().scatter(table, places, rows)
+
+    def scatter_codes(self, form: CodedNumbers, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
+        """Write `rows` as codes to the positions `slots` of a layer."""
+        if form.codes is not torch.int8 or shape.head_dim > MAX_HEAD_DIM:
+            super().scatter_codes(form, layer, shape, slots, rows)
+        else:
+            self._kernels.write_codes(layer, slots, rows, 2 * shape.n_kv_heads, shape.head_dim, shape.block_tokens)
+
+    def gate(self, name: Activation) -> Elementwise:
+        """Return act(gate) * up."""
+        if name not in ("silu", "gelu_tanh"):
+            return super().gate(name)
+        kernels, tanh = self._kernels, name == "gelu_tanh"
+
+        def gated(gate_up: Tensor) -> Tensor:
+            out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+            kernels.gate(gate_up, out, tanh=tanh)
+            return out
+
+        return gated
+
+    def add(self, x: Tensor, added: Tensor, scale: float) -> Tensor:
+        """Add scale * added to `x` in place; returns `x`."""
+        self._kernels.add_(x, added, scale)
+        return x
+
+    def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
+        """Return the shard of the columns from token `first_id` on."""
+        return KernelLogitShard(first_id, self._kernels)

@@ -1,0 +1,113 @@
+"""CUDA devices: torch's kernels, paged attention in Triton where it agrees with the reference, and NCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from services.compute.backends.base import Attention, Computations, Memory, NoGraph, StepGraphs
+from services.compute.backends.choice import Candidate, choose_attention
+from services.compute.backends.collectives import Communicator, GroupSeat, LoneRank, StepCommunicator
+from services.compute.backends.cuda.fused import open_ops
+from services.compute.backends.cuda.graph import CudaDecodes, ReplayableAttention, Uploads
+from services.compute.backends.cuda.layer_graphs import ROWS, LayerGraphs, MixedAttention
+from services.compute.backends.cuda.memory import CudaMemory
+from services.compute.backends.cuda.nccl import NcclCommunicator
+from services.compute.backends.cuda.ops import CudaOps
+from services.compute.backends.cuda.paged import PagedTriton
+from services.compute.backends.cuda.race import GraphTimer
+from services.compute.backends.cuda.recorder import CudaRecorder, Recorder
+from services.compute.backends.cuda.transfers import PinnedTransfers
+from services.compute.backends.decodes import Decodes, Tokens
+from services.compute.backends.kv_format import KvFormat
+from services.compute.backends.scaled_codes import ScaledCodes
+from services.compute.backends.shapes import AttentionShape
+from services.compute.backends.torch.backend import TorchBackend
+from services.compute.backends.torch.gathering import PagedSdpa
+from services.compute.backends.transfers import Transfers
+
+
+class CudaBackend(TorchBackend):
+    """One GPU. Steps with one row per sequence are replayed as a whole, of others all layers but the last."""
+
+    process_group: str | None = "cpu:gloo,cuda:nccl"
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_format: KvFormat | None = None,
+        *,
+        triton: bool = True,
+        graphs: bool = True,
+        products: bool = True,
+        one_shot: bool = False,
+    ) -> None:
+        """`triton`: use our kernels where they pass their checks; False: only torch's. `graphs`: replay steps.
+
+        `products`: our kernels may compute products of few rows, too. `one_shot`: ranks add up few numbers through
+        symmetric memory.
+        """
+        super().__init__(dtype, device, kv_format)
+        self._triton, self._graphs, self._one_shot = triton, graphs, one_shot
+        if device.index is not None:
+            torch.cuda.set_device(device)  # Triton launches on the current device
+        # cuDNN's attention builds a plan for every shape, and prompts rarely have the same shape.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        timer = GraphTimer(device) if products else None
+        ops = open_ops(dtype, device, timer) if triton else CudaOps(dtype, device)
+        self.ops, self._own = ops, ops
+        self.memory: Memory = CudaMemory(device)
+        pinned = PinnedTransfers(device)
+        self.transfers: Transfers = pinned
+        self._uploads: Uploads = pinned
+
+    def attention(self, shape: AttentionShape) -> Attention[Any]:
+        """Return the fastest attention that agrees with the reference."""
+        choices: list[Candidate] = [lambda: PagedSdpa(shape, self.dtype, self.device)]
+        coded = isinstance(self.kv_format, ScaledCodes)
+        if self._triton and (coded or self.kv_format.numbers is self.dtype):
+            choices.insert(0, lambda: PagedTriton(shape, self.dtype, self.device, coded=coded))
+        return choose_attention(choices, shape, self.dtype, self.device, self.kv_format)
+
+    def replay_decodes(self, computations: Computations, tokens: Tokens | None) -> Decodes:
+        """Return graphs of whole decodes; collectives of NCCL are a part of them."""
+        attention = computations.attention
+        if not self._graphs or not isinstance(attention, ReplayableAttention):
+            return super().replay_decodes(computations, tokens)
+        of, adapters = (computations, attention, tokens, self._uploads, self._recorder), self._own.replays_adapters
+        return CudaDecodes(*of, self.device, adapters=adapters)
+
+    def capture(self, computations: Computations) -> StepGraphs:
+        """Return graphs of the layers, if the attention of a mixed step can be laid out in tensors."""
+        attention = computations.attention
+        if not self._graphs or not isinstance(attention, MixedAttention):
+            return super().capture(computations)
+        of, on = (computations, attention, self._uploads, self._recorder), (self.dtype, self.device)
+        return StepGraphs(NoGraph(), LayerGraphs(*of, *on, adapters=self._own.replays_adapters))
+
+    @property
+    def replayed_rows(self) -> Sequence[int]:
+        """The sizes of steps with prompts that are captured at their first use, ascending."""
+        return ROWS if self._graphs and self._triton else ()
+
+    def settle(self, comm: Communicator) -> None:
+        """Let our products of few rows race torch's."""
+        self._own.race(comm)
+
+    @cached_property
+    def _recorder(self) -> Recorder:
+        """Of all graphs, because only one runs at a time; made at the first, where a GPU is."""
+        return CudaRecorder(self.device)
+
+    def join(self, seat: GroupSeat) -> StepCommunicator:
+        """Return collectives over NCCL, and small sums through symmetric memory where that is switched on."""
+        if seat.size == 1:
+            return LoneRank(seat.line)
+        comm = NcclCommunicator(seat.line, seat.timeout_s)
+        if self._one_shot:
+            comm.use_symmetric_memory(self.device)
+        return comm

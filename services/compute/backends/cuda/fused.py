@@ -1,0 +1,285 @@
+"""The small operations of a layer by our Triton kernels, and the choice between them and torch's."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.compute.backends import keys
+from services.compute.backends.base import (
+    Elementwise,
+    Expert,
+    Experts,
+    Linear,
+    LogitShard,
+    LowRank,
+    Norm,
+    Ops,
+    RmsNorm,
+    Rope,
+    Rotation,
+)
+from services.compute.backends.batch import AdapterRows
+from services.compute.backends.collectives import Communicator
+from services.compute.backends.cuda.codes import CodesLinear, PackedCodes, converts_float8, stays_codes
+from services.compute.backends.cuda.grouped import GroupedExperts
+from services.compute.backends.cuda.kv_codes import CodeWriter
+from services.compute.backends.cuda.low_rank import TritonLowRank
+from services.compute.backends.cuda.ops import CudaOps
+from services.compute.backends.cuda.race import SkinnyProducts, Timer
+from services.compute.backends.cuda.small import TritonLogitShard, TritonRmsNorm, TritonRotation
+from services.compute.backends.draws import Chances
+from services.compute.backends.kv_format import CodedNumbers, find_kv_format
+from services.compute.backends.names import Activation
+from services.compute.backends.shapes import ExpertsShape, KvShape, Routing
+from services.compute.backends.torch.experts import ExpertStack, Router
+from services.compute.backends.torch.ops import TorchOps
+from services.compute.backends.weights import Dense, Rounded, Stacked, Weight
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_ROW = 16384  # numbers that a program keeps in registers
+_GATED = 1024  # numbers of a gate's program
+_GATES = ("silu", "gelu", "gelu_tanh")
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+
+
+class TritonOps(CudaOps):
+    """Our kernels: for each small operation a launch, for products with codes and for those of experts one each.
+
+    Everything else is `CudaOps`.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, timer: Timer | None = None) -> None:
+        """`timer`: times products of few rows, ours and torch's; None: torch computes them.
+
+        Raises ImportError without Triton.
+        """
+        # Imported here, because CPUs do not have it.
+        from services.compute.backends.cuda.kernels import codes, grouped, kv_codes, layer, low_rank, skinny
+
+        super().__init__(dtype, device)
+        self._kernels: Any = layer
+        self._products: Any = codes  # None: weights are dense
+        self._grouped: Any = grouped  # None: experts by `CudaOps`
+        self._low_rank: Any = low_rank  # None: adapters by `CudaOps`
+        self._coder: CodeWriter | None = CodeWriter(kv_codes)  # None: a cache of codes is written by torch
+        self._skinny = None if timer is None else SkinnyProducts(skinny, timer, device)
+        self._float8 = converts_float8(device)
+
+    def disagreement(self) -> str | None:
+        """Return how the kernels differ from torch's on a few rows, or why they do not run; None if neither."""
+        rows = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).to(self._device, self._dtype)
+        exact = _computed(TorchOps(torch.float32, self._device), rows.float())
+        try:
+            error = (_computed(self, rows) - exact).abs().max().item()
+            if error <= _TOLERANCE[self._dtype]:
+                self._check_products(rows)
+                self._check_experts(rows)
+                self._check_adapters(rows)
+                self._check_codes(rows)
+        except (self._kernels.TritonError, subprocess.CalledProcessError, OSError, AssertionError) as reason:
+            return f"Triton: {reason}"  # an AssertionError: it does not find the driver's library
+        return None if error <= _TOLERANCE[self._dtype] else f"they differ from the reference by {error:.2g}"
+
+    def _check_products(self, rows: Tensor) -> None:
+        """Keep weights dense if a product with codes differs from that of the dense weight."""
+        values = torch.randn(32, rows.shape[1], generator=torch.Generator().manual_seed(1)) / 8
+        weight = Stacked((Rounded(values, 0, rows.shape[1], 4, 32),))
+        exact = rows.float() @ weight.dense(torch.float32, self._device).T
+        error = (self.linear(weight, None).in_float32(rows) - exact).abs().max().item()
+        if not error <= _TOLERANCE[self._dtype]:
+            logger.warning("weights are kept dense: a product with codes differs from the reference by %.2g", error)
+            self._products = None
+
+    def _check_experts(self, rows: Tensor) -> None:
+        """Leave experts to `CudaOps` if the grouped product differs from the reference."""
+        generator, size = torch.Generator().manual_seed(2), rows.shape[1]
+
+        def mixture() -> Iterator[Expert]:
+            generator.manual_seed(2)
+            for _ in range(3):
+                gate_up, down = (torch.randn(n, size, generator=generator) / 8 for n in (2 * size, size))
+                yield Expert(Stacked((Dense(gate_up),)), Stacked((Dense(down),)))
+
+        shape = ExpertsShape(range(3), size, size, Routing(2, normalise=True))
+        exact = TorchOps(torch.float32, self._device).experts(mixture(), shape, "silu")(rows.float(), rows[:, :3])
+        error = (self.experts(mixture(), shape, "silu")(rows, rows[:, :3]) - exact).abs().max().item()
+        if not error <= _TOLERANCE[self._dtype]:
+            logger.warning("experts are computed by torch: grouped products differ from the reference by %.2g", error)
+            self._grouped = None
+
+    def _check_adapters(self, rows: Tensor) -> None:
+        """Leave adapters to `CudaOps` if the products of their factors differ from the reference."""
+        generator, size = torch.Generator().manual_seed(3), rows.shape[1]
+        a, b = (torch.randn(shape, generator=generator) / 8 for shape in ((3, size), (32, 3)))
+        slots = torch.tensor([1, -1, 0, 1, -1], device=self._device)
+        found = torch.zeros(5, 32, dtype=self._dtype, device=self._device)
+        layer = self.low_rank(32, size, 2, 5)
+        layer.put(1, a, b)
+        layer.add_(found, rows, AdapterRows(slots, ()))
+        exact = (rows.float() @ a.T.to(self._device) @ b.T.to(self._device)) * (slots == 1).unsqueeze(1)
+        error = (found - exact).abs().max().item()
+        if not error <= _TOLERANCE[self._dtype]:
+            logger.warning("adapters are computed by torch: products differ from the reference by %.2g", error)
+            self._low_rank = None
+
+    def _check_codes(self, rows: Tensor) -> None:
+        """Write caches of codes by torch if ours are others."""
+        shape, places = KvShape(16, 1, 16), torch.arange(len(rows), device=self._device)
+        angles = torch.arange(40, dtype=torch.float32, device=self._device).view(5, 8)
+        for form in map(find_kv_format, ("int8", "fp8")):
+            found, exact = (form.allocate(1, shape, self._device) for _ in range(2))
+            heads = rows.clone().view(len(rows), 4, 16)
+            form.write_rotated(found, shape, places, heads, 3, self.rope(angles.cos(), angles.sin())(places), self)
+            reference = TorchOps(self._dtype, self._device)  # heads hold the keys as they were coded
+            form.write(exact, shape, places, heads[:, 2:].flatten(1), reference)
+            if not torch.equal(found, exact):
+                logger.warning("keys and values are coded by torch: codes in %s differ from the reference's", form.name)
+                self._coder = None
+                return
+
+    def form(self, weight: Weight, *, dense: bool = False) -> str:
+        """Return in words how the device keeps `weight`."""
+        return super().form(weight) if dense or not self._stays_codes(weight) else weight.form
+
+    def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
+        """Return the product with `weight`, whose codes stay codes where the kernel reads them."""
+        if all(self._stays_codes(part) for part in weight.parts):
+            packed = PackedCodes.of(weight, self._device)
+            if packed is not None:
+                return CodesLinear(self._products, packed, bias)
+        return super().linear(weight, bias)
+
+    def dense_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Return the product with a dense `weight`, by ours for the numbers of rows at which it wins."""
+        return super().dense_linear(weight, bias) if self._skinny is None else self._skinny.linear(weight, bias)
+
+    def race(self, comm: Communicator) -> None:
+        """Time the products of few rows with the weights so far, and choose; every rank calls it."""
+        if self._skinny is not None:
+            self._skinny.race(comm)
+
+    def _stays_codes(self, weight: Weight) -> bool:
+        return self._products is not None and stays_codes(weight, float8=self._float8)
+
+    def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
+        """Return the norm with `weight`."""
+        if weight.shape[-1] > _LARGEST_ROW:
+            return super().rms_norm(weight, eps)
+        return TritonRmsNorm(self._kernels, weight, eps)
+
+    def add_norm(self, x: Tensor, added: Tensor, scale: float, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return x + scale * added, and its norm."""
+        if isinstance(norm, TritonRmsNorm) and norm.adds and x.is_contiguous():
+            return x, norm.add(x, added, scale)
+        return super().add_norm(x, added, scale, norm)
+
+    def rope(self, cos: Tensor, sin: Tensor) -> Rope:
+        """Return the rope with these angles, which the kernel looks up itself."""
+        cos, sin = cos.contiguous(), sin.contiguous()
+        return lambda positions: TritonRotation(self._kernels, cos, sin, positions)
+
+    def rotate_scatter(self, table: Tensor, slots: Tensor, heads: Tensor, n_rotated: int, rotation: Rotation) -> None:
+        """Rotate queries in place; write rotated keys, and values, to rows of `table`."""
+        if isinstance(rotation, TritonRotation):
+            rotation.scatter(table, slots, heads, n_rotated)
+        else:
+            super().rotate_scatter(table, slots, heads, n_rotated, rotation)
+
+    def scatter_codes(self, form: CodedNumbers, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
+        """Write `rows` as codes to the positions `slots` of a layer."""
+        if self._coder is None:
+            super().scatter_codes(form, layer, shape, slots, rows)
+        else:
+            self._coder.write(form, layer, shape, slots, rows.view(-1, 2 * shape.n_kv_heads, shape.head_dim))
+
+    def rotate_scatter_codes(
+        self,
+        form: CodedNumbers,
+        layer: Tensor,
+        shape: KvShape,
+        slots: Tensor,
+        heads: Tensor,
+        n_rotated: int,
+        rotation: Rotation,
+    ) -> None:
+        """Rotate the first `n_rotated` of `heads` in place, and write the last ones as codes to `slots`."""
+        if self._coder is not None and isinstance(rotation, TritonRotation):
+            self._coder.write(form, layer, shape, slots, heads, n_rotated, rotation)
+        else:
+            super().rotate_scatter_codes(form, layer, shape, slots, heads, n_rotated, rotation)
+
+    def gate(self, name: Activation) -> Elementwise:
+        """Return act(gate) * up."""
+        if name not in _GATES:
+            return super().gate(name)
+        kernels = self._kernels
+
+        def gated(gate_up: Tensor) -> Tensor:
+            n, size = gate_up.shape[0], gate_up.shape[1] // 2
+            out = gate_up.new_empty(n, size)
+            if n:
+                grid = (n, -(-size // _GATED))
+                kernels.gate[grid](gate_up.contiguous(), out, size, n_columns=_GATED, name=name, num_warps=4)
+            return out
+
+        return gated
+
+    @property
+    def replays_adapters(self) -> bool:
+        """Whether graphs can hold the products of adapters."""
+        return self._low_rank is not None
+
+    def low_rank(self, n_out: int, n_in: int, slots: int, max_rank: int) -> LowRank:
+        """Return empty factors of `slots` adapters for a layer [n_out, n_in]."""
+        if self._low_rank is None:
+            return super().low_rank(n_out, n_in, slots, max_rank)
+        return TritonLowRank(self._low_rank, n_out, n_in, slots, max_rank, self._dtype, self._device)
+
+    def experts(
+        self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation, correction: Tensor | None = None
+    ) -> Experts:
+        """Return the experts with these `weights`, in one product for all."""
+        if self._grouped is None:
+            return super().experts(weights, shape, activation, correction)
+        stack = ExpertStack.of(weights, shape, self._dtype, self._device)
+        return GroupedExperts(self._grouped, stack, shape, Router(shape.routing, correction), self.gate(activation))
+
+    def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
+        """Return the shard of the columns from token `first_id` on."""
+        return TritonLogitShard(self._kernels, first_id, n_columns, self._device)
+
+
+def open_ops(dtype: torch.dtype, device: torch.device, timer: Timer | None = None) -> CudaOps:
+    """Return our kernels if Triton compiles them here and they agree with torch's; otherwise torch's, and warn."""
+    try:
+        fused = TritonOps(dtype, device, timer)
+        problem = fused.disagreement()
+    except (ImportError, RuntimeError) as error:  # RuntimeError: no C compiler for Triton's launchers
+        problem = str(error)
+    else:
+        if problem is None:
+            logger.info("small operations: ours in Triton")
+            return fused
+    logger.warning("small operations are torch's, with a launch for each part: %s", problem)
+    return CudaOps(dtype, device)
+
+
+def _computed(ops: Ops, x: Tensor) -> Tensor:
+    """Return the results of every operation of ours for rows `x` [n, 64], side by side in float32."""
+    weight = torch.linspace(0.5, 1.5, x.shape[1], device=x.device)
+    total, normed = ops.add_norm(x.clone(), x.flip(0).contiguous(), 0.5, ops.rms_norm(weight, 1e-5))
+    angles = torch.arange(8 * len(x), dtype=torch.float32, device=x.device).view(len(x), 8)
+    places = torch.arange(len(x), device=x.device)
+    heads, table = x.clone().view(len(x), 4, 16), torch.zeros(len(x), 32, dtype=x.dtype, device=x.device)
+    ops.rotate_scatter(table, places, heads, 3, ops.rope(angles.cos(), angles.sin())(places))
+    drawn = ops.logit_shard(0, x.shape[1]).sample(x.float(), Chances(torch.ones_like(weight)[: len(x)], places, places))
+    ids = keys.token_ids_of(drawn).unsqueeze(-1)
+    parts = (total, normed, heads.view(len(x), -1)[:, :32], table, ops.gate("silu")(x), ids)
+    return torch.cat([part.float() for part in parts], dim=-1)

@@ -1,0 +1,190 @@
+"""Decodes as CUDA graphs, from the ids of tokens to the tokens that are drawn.
+
+A graph is captured once for a number of rows and keys, then launched as a whole. Before a launch its numbers are
+uploaded to where it reads them, by one copy; after it the tokens are copied to the host, if any were drawn. Without a
+graph Python launches some thirty kernels per layer one by one, more slowly than a GPU runs them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.compute.backends.base import Computations, Step
+from services.compute.backends.batch import AdapterRows, StepBatch, StepNumbers
+from services.compute.backends.cuda.recorder import Recorder, Recording
+from services.compute.backends.cuda.small import power_of_two
+from services.compute.backends.cuda.transfers import Packing
+from services.compute.backends.decodes import Tokens
+from services.compute.backends.draws import Chances, DrawNumbers, DrawRows
+from services.compute.backends.transfers import Numbers
+
+logger = logging.getLogger(__name__)
+
+MAX_ROWS = 256
+_MIN_KEYS = 256
+_MAX_KEYS = 1 << 19  # keys of all rows; with more, attention takes so long that launches do not matter
+
+
+@runtime_checkable
+class ReplayableAttention(Protocol):
+    """An attention whose decodes can be laid out on the device without the host."""
+
+    def decode_plan(
+        self, lengths: Tensor, block_tables: Tensor, n_keys: int, block_tokens: int, window: int | None
+    ) -> Any:
+        """Return the plan of n rows with `lengths` [n] keys, at most `n_keys`, in `block_tables` [n, max_blocks]."""
+        ...
+
+
+class Uploads(Protocol):
+    """Copies to places on the device that do not change."""
+
+    def up_to(self, arrays: Sequence[Numbers], place: Tensor) -> None:
+        """Copy the arrays to `place`, uint8, as their `Packing` says; the host does not wait."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a graph is captured for; steps with fewer rows or keys are padded to it."""
+
+    n_rows: int
+    n_keys: int  # keys of the longest sequence
+    adapted: bool = False  # rows may have adapters: steps without any pay nothing for them
+    draws: bool = False
+
+    @classmethod
+    def of(cls, numbers: StepNumbers, *, draws: bool) -> Sizes:
+        """Return the next powers of two."""
+        n_keys = max(_MIN_KEYS, power_of_two(int(numbers.lengths.max())))
+        return cls(power_of_two(len(numbers.lengths)), n_keys, numbers.adapters is not None, draws)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStep:
+    """A graph, and the place that it reads its numbers from."""
+
+    inputs: Tensor  # uint8
+    recording: Recording
+
+
+class CudaDecodes:
+    """Replays decodes. Serves no more steps once a step has needed the host."""
+
+    def __init__(
+        self,
+        computations: Computations,
+        attention: ReplayableAttention,
+        tokens: Tokens | None,
+        uploads: Uploads,
+        recorder: Recorder,
+        device: torch.device,
+        *,
+        adapters: bool,
+    ) -> None:
+        """`tokens`: None if nothing is drawn on the device. `adapters`: whether graphs can hold their products."""
+        self._computations, self._attention, self._tokens = computations, attention, tokens
+        self._uploads, self._recorder, self._device, self._adapters = uploads, recorder, device, adapters
+        self._captured: dict[Sizes, CapturedStep] = {}
+        self._gave_up = False
+
+    def serves(self, numbers: StepNumbers) -> bool:
+        """Whether `forward` can replay or capture this step."""
+        n, longest = len(numbers.lengths), self._computations.longest
+        if self._gave_up or n != len(numbers.token_ids) or n > MAX_ROWS:
+            return False
+        if numbers.adapters is not None and not self._adapters:
+            return False
+        if longest is not None and numbers.lengths.max() > longest:
+            return False
+        sizes = Sizes.of(numbers, draws=False)
+        return sizes.n_rows * sizes.n_keys <= _MAX_KEYS
+
+    def forward(self, numbers: StepNumbers, drawn: DrawNumbers | None) -> Tensor:
+        """Compute a step, and draw its tokens."""
+        n, sizes = len(numbers.lengths), Sizes.of(numbers, draws=drawn is not None)
+        arrays = self._padded(numbers, drawn, sizes)
+        captured = self._captured.get(sizes)
+        if captured is None:
+            return self._first(arrays, sizes)[:n]
+        self._uploads.up_to(arrays, captured.inputs)
+        captured.recording.replay()
+        return captured.recording.output[:n]
+
+    def _first(self, arrays: Sequence[Numbers], sizes: Sizes) -> Tensor:
+        """Compute a step, and capture it for those that follow.
+
+        It is computed once only: a step that draws replaces the tokens that it read.
+        """
+        packing = Packing.of(arrays)
+        inputs = torch.empty(packing.size, dtype=torch.uint8, device=self._device)
+        self._uploads.up_to(arrays, inputs)
+        compute = partial(self._compute, packing.views(inputs), sizes)
+        try:
+            computed = self._recorder.probe(compute)
+        except RuntimeError as error:
+            logger.info("steps are not replayed: %s", error)
+            self._gave_up = True
+            return compute()
+        self._captured[sizes] = CapturedStep(inputs, self._recorder.record(compute))
+        return computed
+
+    def _padded(self, numbers: StepNumbers, drawn: DrawNumbers | None, sizes: Sizes) -> list[Numbers]:
+        """Return what `_compute` reads. Padding repeats the last row: it writes the same values, and a spare token."""
+        n, width = numbers.block_tables.shape
+        tables = np.zeros((sizes.n_rows, -(-sizes.n_keys // self._computations.cache.block_tokens)), np.int64)
+        tables[:n, :width] = numbers.block_tables
+        tables[n:] = tables[n - 1]
+        columns: list[Numbers] = [numbers.token_ids, numbers.positions, numbers.kv_slots, numbers.lengths]
+        if numbers.adapters is not None:
+            columns.append(numbers.adapters.slots)
+        missing = sizes.n_rows - n
+        arrays = [tables, *(_extended(column, column[-1], missing) for column in columns)]
+        if drawn is not None:
+            assert self._tokens is not None
+            arrays.append(_extended(drawn.slots, self._tokens.spare, missing))
+            arrays += [_extended(column, column[-1], missing) for column in (drawn.temperature, drawn.seeds)]
+        return arrays
+
+    def _compute(self, inputs: Sequence[Tensor], sizes: Sizes) -> Tensor:
+        """Compute the step whose numbers are `inputs`, in the order of `_padded`."""
+        given, n, size = self._computations, sizes.n_rows, self._computations.cache.block_tokens
+        tables, token_ids, positions, kv_slots, lengths, *others = inputs
+        if self._tokens is not None:
+            token_ids = self._tokens.resolve(token_ids)
+        step = Step(
+            batch=StepBatch(
+                token_ids=token_ids,
+                positions=positions,
+                kv_slots=kv_slots,
+                query_starts=tuple(range(n + 1)),
+                context_lens=(sizes.n_keys,) * n,
+                block_tables=tables,
+                n_decode=n,
+            ),
+            cache=given.cache,
+            rotations=tuple(rope(positions) for rope in given.ropes),
+            plans=tuple(
+                self._attention.decode_plan(lengths, tables, sizes.n_keys, size, window) for window in given.windows
+            ),
+            reduce=given.comm.all_reduce,
+            adapters=AdapterRows(others[0], ()) if sizes.adapted else None,
+        )
+        hidden = given.decode(given.embed(token_ids, positions), step)
+        if not sizes.draws:
+            return hidden
+        assert self._tokens is not None
+        slots, temperature, seeds = others[-3:]
+        return self._tokens.draw(given.logits(hidden), DrawRows(slots, Chances(temperature, seeds, lengths)))
+
+
+def _extended(column: Numbers, filling: Any, missing: int) -> Numbers:
+    return np.concatenate((column, np.full(missing, filling, column.dtype))) if missing else column

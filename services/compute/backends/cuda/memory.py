@@ -1,0 +1,35 @@
+"""The memory of a GPU: the only file that asks torch.cuda for it."""
+
+from __future__ import annotations
+
+import torch
+
+from services.compute.backends.base import MemoryReport
+
+
+class CudaMemory:
+    """Memory allocated by torch, and free memory of the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def held(self) -> int:
+        """Bytes that this process has allocated."""
+        return torch.cuda.memory_allocated(self._device)
+
+    def release(self) -> None:
+        """Give freed memory back, which torch keeps otherwise."""
+        torch.cuda.empty_cache()
+
+    def available(self, ranks: int) -> int:
+        """Bytes that this rank may still allocate; every rank has its own device."""
+        free: int = torch.cuda.mem_get_info(self._device)[0]
+        return free
+
+    def report(self) -> MemoryReport:
+        """Return today's numbers; `peak` counts from the last report on."""
+        torch.cuda.synchronize(self._device)
+        free, total = torch.cuda.mem_get_info(self._device)
+        peak = torch.cuda.max_memory_reserved(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return MemoryReport(total, free, torch.cuda.memory_reserved(self._device), peak)

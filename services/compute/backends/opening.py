@@ -1,0 +1,36 @@
+"""Opens the backend of a device."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from services.compute.backends.base import Backend
+from services.compute.backends.cpu.backend import open_cpu
+from services.compute.backends.cuda.backend import CudaBackend
+from services.compute.backends.kv_format import KvFormat
+
+logger = logging.getLogger(__name__)
+
+
+def open_backend(
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_format: KvFormat | None = None,
+    *,
+    triton: bool = True,
+    graphs: bool = True,
+    products: bool = True,
+    one_shot: bool = False,
+) -> Backend:
+    """Return the backend for `dtype` on `device`, a CPU or a GPU. Raises RuntimeError when it cannot be opened.
+
+    `kv_format` is the format of the KV cache; None for numbers of `dtype`. `triton`: on GPUs use our kernels,
+    too; `graphs`: replay decodes there; `products`: let our products of few rows race torch's; `one_shot`: ranks add up
+    few numbers through symmetric memory.
+    """
+    if device.type == "cpu":
+        return open_cpu(dtype, kv_format)
+    logger.info("kernels: torch's%s, because the device is %s", " and ours in Triton" if triton else "", device.type)
+    return CudaBackend(dtype, device, kv_format, triton=triton, graphs=graphs, products=products, one_shot=one_shot)

@@ -1,0 +1,123 @@
+"""An adapter's changes of a served model: the low-rank factors of its linear layers, by logical key.
+
+Free of torch, because the server process uses it, too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from services.compute.model.adapters.peft import CONFIG, MERGE, TENSORS, Factors, PeftFolder
+from services.compute.model.families.naming import TensorRef, stored_size
+from services.compute.model.families.sizes import logical_shape, read_shapes
+from services.compute.model.registry import Description, find_family
+from services.compute.model.spec import ModelError
+
+ADAPTED = ("q", "k", "v", "o", "gate", "up", "down")  # linear layers, by the last part of their keys
+_EMBEDDINGS = ("embed", "head")
+_PIECE = 1 << 20
+_FLOAT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A linear layer of the model that a module's factors change, perhaps one of several stored in one tensor."""
+
+    key: str  # logical
+    factors: Factors
+    ref: TensorRef  # where the layer's rows lie among the module's outputs
+    n_out: int  # of the layer
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """An adapter that fits a model. `digest` covers configuration and tensors."""
+
+    folder: Path
+    digest: str
+    rank: int  # the largest
+    targets: tuple[Target, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all factors in float32, on a single rank."""
+        return sum(_FLOAT * one.factors.rank * (one.factors.n_in + one.n_out) for one in self.targets)
+
+
+def read_adapter(folder: Path, model: Description, max_rank: int) -> ServedAdapter:
+    """Check every tensor of an adapter against `model`; reads no tensor. Raises ModelError naming file and key."""
+    peft = PeftFolder.open(folder)
+    peft.require_plain()
+    by_module = _layers(model)
+    targets = []
+    for factors in peft.factors:
+        layers = by_module.get(_renamed(factors.module, model))
+        if layers is None:
+            raise ModelError(f"{peft.file}: {factors.a}: {_why_not(factors.module, model)}")
+        if factors.rank > max_rank:
+            raise ModelError(
+                f"{peft.file}: {factors.a}: rank {factors.rank}; at most {max_rank} (RYZANSTEIN_ADAPTER_MAX_RANK)"
+            )
+        for key, ref in layers.items():
+            n_out, n_in = _shape(key, model)
+            wanted = stored_size(ref, n_out), n_in
+            if (factors.n_out, factors.n_in) != wanted:
+                raise ModelError(
+                    f"{peft.file}: {factors.a}: made for a layer of {factors.n_in} inputs and {factors.n_out} outputs; "
+                    f"this model's has {wanted[1]} and {wanted[0]}"
+                )
+            targets.append(Target(key, factors, ref, n_out))
+    if others := peft.others():
+        raise ModelError(f"{peft.file}: {others[0]}: not implemented ({len(others)} tensors in all); {MERGE}")
+    if not targets:
+        raise ModelError(f"{peft.file}: holds no tensors of LoRA")
+    return ServedAdapter(folder, digest_of(folder), max(target.factors.rank for target in targets), tuple(targets))
+
+
+def digest_of(folder: Path) -> str:
+    """Return the SHA-256 of an adapter's configuration and tensors. Raises ModelError."""
+    digest = sha256()
+    try:
+        for name in (CONFIG, TENSORS):
+            file = folder / name
+            digest.update(f"{name}\0{file.stat().st_size}\0".encode())
+            with file.open("rb") as stream:
+                while piece := stream.read(_PIECE):
+                    digest.update(piece)
+    except OSError as error:
+        raise ModelError(f"{error.filename}: {error.strerror}") from error
+    return digest.hexdigest()
+
+
+def _layers(model: Description) -> Mapping[str, dict[str, TensorRef]]:
+    """Return the layers that can be adapted, by transformers' name of their module, then by logical key."""
+    found: dict[str, dict[str, TensorRef]] = defaultdict(dict)
+    for key, ref in find_family(model.config).refs(model.spec).items():
+        if key.rpartition(".")[2] in ADAPTED and ".experts." not in key:
+            found[ref.name.removesuffix(".weight")][key] = ref
+    return found
+
+
+def _renamed(module: str, model: Description) -> str:
+    """Return the name that the family's references have for a module."""
+    old, new = next((pair for pair in model.family.prefixes if module.startswith(pair[0])), ("", ""))
+    return new + module.removeprefix(old)
+
+
+def _shape(key: str, model: Description) -> tuple[int, int]:
+    n_out, n_in = logical_shape(key, read_shapes(model.config, model.family, model.spec))
+    return n_out.value, n_in.value
+
+
+def _why_not(module: str, model: Description) -> str:
+    refs = find_family(model.config).refs(model.spec)
+    held = {ref.name.removesuffix(".weight"): key for key, ref in refs.items()}
+    key = held.get(_renamed(module, model))
+    if key is None:
+        return f"the model has no module {module}"
+    what = "an embedding or output head" if key in _EMBEDDINGS else "an expert" if ".experts." in key else "a module"
+    return f"{module} is {what} whose adaptation is not implemented; {MERGE}"

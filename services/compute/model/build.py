@@ -1,0 +1,199 @@
+"""Builds one rank's decoder from a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.compute.backends.base import Attention, ModelBackend, Norm
+from services.compute.backends.collectives import Communicator
+from services.compute.backends.shapes import AttentionShape
+from services.compute.backends.sizing import available_host_memory
+from services.compute.model.agreement import check_counts, check_shapes
+from services.compute.model.decoder import Decoder, DecoderLayer, LayerNorms, Tables
+from services.compute.model.families.config import MAX_LAYERS
+from services.compute.model.families.fused import stacked_refs
+from services.compute.model.formats.gguf.tensors import BlockReader, GgufTensors
+from services.compute.model.formats.grids import GridReader
+from services.compute.model.formats.microscaled import MicroscaledReader
+from services.compute.model.formats.safetensors import TensorFiles
+from services.compute.model.formats.stored import StoredModules, StoredTensors
+from services.compute.model.layers.adapters import AdapterLayers
+from services.compute.model.layers.attention import StepPlaces, load_attention
+from services.compute.model.layers.embedding import divide_vocabulary, load_embedding, load_vocabulary
+from services.compute.model.layers.head import load_classifier
+from services.compute.model.layers.latent import load_latent_attention
+from services.compute.model.layers.linear import LinearLoader
+from services.compute.model.layers.mlp import load_mlp
+from services.compute.model.layers.moe import load_moe
+from services.compute.model.layers.norm import load_norm
+from services.compute.model.layers.rope import check_tables, explain_rope, query_scale_tables, rope_tables
+from services.compute.model.loading.checkpoint import Checkpoint
+from services.compute.model.registry import Description, describe
+from services.compute.model.shard import Shard, Span
+from services.compute.model.spec import LayerSpec, ModelError, ModelSpec
+from services.compute.ranks.config import Quantization
+
+logger = logging.getLogger(__name__)
+
+
+def load_model(
+    path: Path,
+    comm: Communicator,
+    backend: ModelBackend,
+    max_positions: int | None = None,
+    quantization: Quantization = "none",
+    adapters: AdapterLayers | None = None,
+) -> Decoder:
+    """Load this rank's share of the checkpoint folder or GGUF file `path`.
+
+    `max_positions` is the length of the longest sequence; None: the model's largest. It sizes position tables and
+    decides between LongRoPE's short and long factors. `quantization` rounds weights that are stored unquantized;
+    `adapters` is the room for adapters, None for none. Raises ModelError naming the file and the key.
+    """
+    with torch.inference_mode(), open_checkpoint(path, backend.dtype) as (spec, source):
+        max_positions = max_positions or spec.max_positions
+        if max_positions > spec.max_positions:
+            raise ModelError(f"{path}: {max_positions} positions: the model was made for {spec.max_positions}")
+        adapters = adapters or AdapterLayers()
+        load = LinearLoader(source, comm, backend, quantization=quantization, adapters=adapters)
+        decoder = build_decoder(spec, load, max_positions)
+        backend.settle(comm)
+        return decoder
+
+
+@contextmanager
+def open_checkpoint(path: Path, dtype: torch.dtype) -> Iterator[tuple[ModelSpec, Checkpoint]]:
+    """Open a checkpoint folder or a GGUF file; its weights have to be finite in `dtype`. Raises ModelError."""
+    found = describe(path)
+    config, family, spec = found.config, found.family, found.spec
+    # Additional layers after the last one only draft tokens (multi-token prediction).
+    drafts = "num_nextn_predict_layers"
+    n_drafts = config.integer(drafts, at_most=MAX_LAYERS) if config.raw(drafts) else 0
+    ignored = (*family.ignored, *(f"*layers.{spec.n_layers + index}.*" for index in range(n_drafts)))
+    with _open_stored(path, found) as (files, quantized):
+        check_counts(config, family, spec, n_drafts, files)  # before references are made for all layers
+        # A stored head is used even if the config ties the head to the embedding.
+        stored = {"head": family.refs(replace(spec, tied=False))["head"]} | stacked_refs(spec, family.stacked)
+        prefix = family.optional_prefix
+        if spec.left_out:
+            logger.info("not loaded: %s", spec.left_out)
+        source = Checkpoint(files, family.refs(spec), ignored, prefix, stored, quantized, dtype)
+        check_shapes(config, family, spec, source)
+        yield spec, source
+
+
+@contextmanager
+def _open_stored(path: Path, found: Description) -> Iterator[tuple[StoredTensors, tuple[StoredModules, ...]]]:
+    """Open the tensors, and the readers of quantized modules. Raises ModelError."""
+    if found.gguf is not None:
+        with closing(GgufTensors(path, found.gguf)) as blocks:
+            yield blocks, (BlockReader(blocks),)
+        return
+    with closing(TensorFiles(path, found.family.prefixes)) as files:
+        layouts = found.spec.quantization
+        yield files, tuple(MicroscaledReader(files) if one.microscaled else GridReader(files, one) for one in layouts)
+
+
+def build_decoder(
+    spec: ModelSpec, load: LinearLoader, max_positions: int, layers: Sequence[int] | None = None
+) -> Decoder:
+    """Build the decoder of `spec` for sequences up to `max_positions` from the tensors of `load`. Raises ModelError.
+
+    `layers`: the numbers of its layers; None: all.
+    """
+    backend, heads = load.backend, attention_shape(spec, load)
+    attention = backend.bidirectional(heads) if spec.bidirectional else backend.attention(heads)
+    check_tables(spec.ropes, max_positions, available_host_memory())
+    chosen = range(spec.n_layers) if layers is None else layers
+    built = [load_layer(spec, load, index, attention) for index in chosen]
+    vocabulary = divide_vocabulary(spec.vocab_size, load.comm)
+    if spec.bidirectional:
+        embed, head = load_embedding(load, vocabulary, spec.vocab_size, spec.hidden_size), None
+    else:
+        embed, head = load_vocabulary(load, vocabulary, spec.vocab_size, spec.hidden_size)
+    positions = token_types = None
+    if spec.learned_positions:
+        shape = (spec.max_positions, spec.hidden_size)
+        served = Shard("positions", shape, Span(0, max_positions), Span(0, spec.hidden_size))
+        positions = load.weight([served]).dense(backend.dtype, backend.device)
+    if spec.n_token_types:
+        types = Shard.whole("token_types", (spec.n_token_types, spec.hidden_size))
+        token_types = load.weight([types]).dense(backend.dtype, backend.device)
+    formats = {kind: _in_words(forms) for kind, forms in load.kept.items()}
+    logger.info("weights: %s", ", ".join(f"{kind} {form}" for kind, form in formats.items()))
+    tables = [rope_tables(rope, max_positions) for rope in spec.ropes]
+    tables += [query_scale_tables(scale, spec.head_dim, max_positions) for scale in spec.query_scales]
+    rotary = tuple(backend.ops.rope(cos.to(backend.device), sin.to(backend.device)) for cos, sin in tables)
+    for rope in spec.ropes:
+        logger.info("rope: %s", explain_rope(rope, max_positions))
+    return Decoder(
+        spec,
+        load.comm,
+        backend,
+        embed=embed,
+        layers=built,
+        embed_norm=load_norm(spec, load, "embed_norm") if spec.embed_norm else None,
+        norm=load_norm(spec, load, "norm") if spec.final_norm else _unchanged,
+        head=head,
+        vocabulary=vocabulary,
+        tables=Tables(max_positions, rotary, spec.reaches, positions, token_types),
+        attention=attention,
+        classifier=load_classifier(spec, load.source, backend.device),
+        weight_formats=formats,
+        adapters=load.adapters,
+    )
+
+
+def _unchanged(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _in_words(forms: Counter[str]) -> str:
+    """Return the forms of a kind of weight, with their numbers if there are several."""
+    counted = forms.most_common()
+    return counted[0][0] if len(counted) == 1 else " and ".join(f"{count} x {form}" for form, count in counted)
+
+
+def attention_shape(spec: ModelSpec, load: LinearLoader) -> AttentionShape:
+    """Return the rank's heads. Raises ModelError when they cannot be divided."""
+    n_kv_heads, mine = spec.kv_heads_per_rank(load.comm.size), load.share(spec.n_heads)
+    sinks: tuple[tuple[float, ...], ...] = ()
+    if spec.sinks:
+        stored = (load.source.vector(f"layers.{index}.sinks", spec.n_heads, mine) for index in range(spec.n_layers))
+        sinks = tuple(tuple(scores.tolist()) for scores in stored)
+    return AttentionShape(
+        len(mine),
+        n_kv_heads,
+        spec.head_dim,
+        spec.attention_scale,
+        spec.attention_softcap,
+        spec.alibi_slopes[mine.start : mine.stop],
+        sinks,
+    )
+
+
+def load_layer(spec: ModelSpec, load: LinearLoader, index: int, attention: Attention[Any]) -> DecoderLayer:
+    """Load layer `index`. Raises ModelError."""
+    layer: LayerSpec = spec.layers[index]
+    prefix = f"layers.{index}."
+    scaling = None if layer.query_scale is None else len(spec.ropes) + spec.query_scales.index(layer.query_scale)
+    rotation = None if layer.rope is None else spec.ropes.index(layer.rope)
+    places = StepPlaces(spec.reaches.index(layer.reach), rotation, scaling)
+    load_attending = load_attention if spec.latent is None else load_latent_attention
+    attending = load_attending(spec, load, index, attention, places)
+    mlp = load_mlp(spec, load, prefix, spec.ffn_size) if layer.moe is None else load_moe(spec, layer.moe, load, prefix)
+
+    def norm(name: str) -> Norm | None:
+        key = prefix + name
+        return load_norm(spec, load, key) if key in load.source else None
+
+    norms = LayerNorms(norm("attn_norm"), norm("mlp_norm"), norm("attn_post_norm"), norm("mlp_post_norm"))
+    return DecoderLayer(spec, attending, mlp, norms, load.backend.ops)

@@ -1,0 +1,299 @@
+"""The decoder of all models: a stack of layers, configured by a ModelSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from services.compute.backends.base import (
+    Attention,
+    Computations,
+    ModelBackend,
+    NoGraph,
+    Norm,
+    Ops,
+    Rope,
+    Step,
+    StepGraphs,
+)
+from services.compute.backends.batch import AdapterRows, StepBatch
+from services.compute.backends.collectives import Communicator
+from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
+from services.compute.backends.kv_cache import KvCache, StepRows
+from services.compute.backends.shapes import KvShape
+from services.compute.model.layers.adapters import AdapterLayers, pad_adapters
+from services.compute.model.layers.attention import AttentionLayer, LastRows
+from services.compute.model.layers.chunks import split_at
+from services.compute.model.layers.embedding import VocabEmbedding, VocabHead, VocabShard, pad_rows
+from services.compute.model.layers.head import Head
+from services.compute.model.layers.latent import LatentAttention
+from services.compute.model.spec import ModelError, ModelSpec, Reach
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """The norms of a layer; None for norms that the model does not have."""
+
+    attn: Norm | None
+    mlp: Norm | None
+    attn_post: Norm | None
+    mlp_post: Norm | None
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """The residual stream, [n_rows, hidden_size], and what the next norm makes of it, if that is computed already."""
+
+    x: torch.Tensor
+    normed: torch.Tensor | None = None
+
+
+class DecoderLayer:
+    """Attention and MLP around a residual stream."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        attention: AttentionLayer | LatentAttention,
+        mlp: Callable[[torch.Tensor, AdapterRows | None], torch.Tensor],
+        norms: LayerNorms,
+        ops: Ops,
+    ) -> None:
+        self._attention, self._mlp, self._norms, self._ops = attention, mlp, norms, ops
+        self._parallel, self._shared_norm = spec.parallel_residual, spec.shared_norm
+        self._scale, self._sum_norm = spec.residual_scale, spec.sum_norm
+
+    @property
+    def norm(self) -> Norm | None:
+        """The norm of the layer's input."""
+        return self._norms.attn
+
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Return the residual stream after this layer, [n_rows, hidden_size]; `x` may be overwritten."""
+        return self.advance(Residual(x), step).x
+
+    def advance(
+        self, stream: Residual, step: Step, last: LastRows | None = None, following: Norm | None = None
+    ) -> Residual:
+        """Return the residual stream after this layer, or only that of the rows `last`; it may be overwritten.
+
+        `following`: the norm that comes next, if it is to be computed with this layer's last sum.
+        """
+        x, norms = stream.x, self._norms
+        normed = stream.normed
+        if normed is None:
+            normed = norms.attn(x) if norms.attn else x
+        q = self._attention.project(normed, step)
+        if last is not None:
+            x, q, step = last.of(x), last.of(q), last.step
+        attended = self._attention.attend(q, step)
+        if self._parallel:
+            if self._shared_norm:
+                normed = normed if last is None else last.of(normed)
+            else:
+                normed = norms.mlp(x) if norms.mlp else x
+            added = attended + self._mlp(normed, step.adapters)
+            return self._add(x, step.reduce(added), None, following)
+        between = self._add(x, step.reduce(attended), norms.attn_post, norms.mlp)
+        added = self._mlp(between.x if between.normed is None else between.normed, step.adapters)
+        return self._add(between.x, step.reduce(added), norms.mlp_post, following)
+
+    def _add(self, x: torch.Tensor, added: torch.Tensor, norm: Norm | None, following: Norm | None) -> Residual:
+        """Add to the stream, whose `norm` is that of the sum or of what is added, and compute the `following` norm."""
+        if norm and self._sum_norm:
+            x = norm(self._ops.add(x, added, self._scale))
+            return Residual(x, following(x) if following else None)
+        added = norm(added) if norm else added
+        if following is None:
+            return Residual(self._ops.add(x, added, self._scale))
+        return Residual(*self._ops.add_norm(x, added, self._scale, following))
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Tables by position, and the distinct reaches and ropes of the layers."""
+
+    max_positions: int  # length of the longest sequence
+    ropes: tuple[Rope, ...]
+    reaches: tuple[Reach, ...]
+    positions: torch.Tensor | None  # learned, [max_positions, hidden_size]
+    token_types: torch.Tensor | None = None  # learned, [n_token_types, hidden_size]
+
+
+class Decoder:
+    """One rank's share of a transformer."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        comm: Communicator,
+        backend: ModelBackend,
+        embed: VocabEmbedding,
+        layers: list[DecoderLayer],
+        embed_norm: Norm | None,
+        norm: Norm,
+        head: VocabHead | None,
+        vocabulary: VocabShard,
+        tables: Tables,
+        attention: Attention[Any],
+        weight_formats: Mapping[str, str],
+        adapters: AdapterLayers,
+        classifier: Head = (),
+    ) -> None:
+        """`weight_formats`: how the device keeps weights, in words, by their name in every layer.
+
+        `classifier`: layers over the pooled states; () if the model has none.
+        """
+        self.spec, self.weight_formats, self.classifier = spec, weight_formats, classifier
+        self.vocab_start, self.vocab_local = vocabulary.start, vocabulary.local
+        self.logit_shard = backend.ops.logit_shard(vocabulary.start, vocabulary.local)
+        self._embed, self._embed_norm, self._layers, self._norm, self._head = embed, embed_norm, layers, norm, head
+        self._comm, self._backend, self._tables, self._attention = comm, backend, tables, attention
+        self._graphs: dict[bool, StepGraphs] = {}  # for `_graphs_of`; True: steps in which rows have adapters
+        self._graphs_of: KvCache | None = None
+        self.adapters = adapters
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of a token's KV on this rank, over all layers."""
+        if self.spec.bidirectional:
+            return 0
+        return self.spec.n_layers * self._backend.kv_format.token_bytes(self._kv_shape(1))
+
+    def make_cache(self, n_blocks: int, block_tokens: int) -> KvCache:
+        """Allocate a cache of `n_blocks` and the null block; a bidirectional model keeps only a step's own rows.
+
+        Raises ModelError for blocks that cross chunks.
+        """
+        if self.spec.bidirectional:
+            return StepRows(self._kv_shape(block_tokens))
+        for reach in self._tables.reaches:
+            if reach.chunk is not None and reach.chunk % block_tokens:
+                said = f"expected a multiple of the {block_tokens} tokens of a block, found {reach.chunk}"
+                raise ModelError(f"config.json: attention_chunk_size: {said}")
+        backend, shape = self._backend, self._kv_shape(block_tokens)
+        of = (self.spec.n_layers, n_blocks, shape, backend.dtype, backend.device)
+        return KvCache(backend.kv_format, *of, backend.ops)
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch, cache: KvCache, last_of: Sequence[int] | None = None) -> torch.Tensor:
+        """Compute the step's rows and write their KV; returns [n_tokens, hidden_size] after the final norm.
+
+        With `last_of` only the last row of each of these sequences is returned, [len(last_of), hidden_size], and the
+        last layer computes attention and MLP for these rows only.
+        """
+        if last_of is not None and len(last_of) == len(batch.token_ids):
+            last_of = None  # these are all rows
+        assert last_of is None or not self.spec.bidirectional, "every row of a bidirectional model is pooled"
+        n_tokens, graphs = len(batch.token_ids), self._graphs_in(cache, batch)
+        if n_tokens == batch.n_sequences and graphs.decodes.serves(batch):
+            hidden = graphs.decodes.forward(self.embed(batch.token_ids, batch.positions, batch.token_types), batch)
+            return hidden if last_of is None else hidden[batch.rows_of(last_of)]
+        step, n_rows = self.lay_out(batch, cache)
+        positions = pad_rows(batch.positions, n_rows)
+        types = None if batch.token_types is None else pad_rows(batch.token_types, n_rows)
+        x = self.embed(pad_rows(batch.token_ids, n_rows), positions, types)  # [n_rows, hidden_size]
+        if n_rows == n_tokens and graphs.layers.serves(batch):
+            x = graphs.layers.forward(x, batch)
+        else:
+            x = self._through_layers(x, step)
+        if last_of is None:
+            return self._finish(Residual(x), step)[:n_tokens]
+        rows, last = batch.last_rows(last_of or [0])  # attention needs at least one row
+        return self._finish(Residual(x), step, LastRows(rows, *self.lay_out(last, cache)))[: len(last_of)]
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 [n, vocab_local] of [n, hidden_size]: this rank's slice of the padded vocabulary."""
+        assert self._head is not None, "a bidirectional model has no logits"
+        return self._head(hidden, self.spec.logit_scale, self.spec.logit_softcap)
+
+    def _kv_shape(self, block_tokens: int) -> KvShape:
+        return KvShape(block_tokens, self.spec.kv_heads_per_rank(self._comm.size), self.spec.head_dim)
+
+    def lay_out(self, batch: StepBatch, cache: KvCache) -> tuple[Step, int]:
+        """Return the data that the layers share, and their number of rows, padded once for all layers."""
+        size, reaches = cache.block_tokens, self._tables.reaches
+        plans = tuple(self._attention.plan(split_at(reach.chunk, batch, size), size, reach.window) for reach in reaches)
+        n_rows = max(self._backend.ops.min_rows, *(self._attention.n_rows(plan) for plan in plans))
+        positions = pad_rows(batch.positions, n_rows)
+        rotations = tuple(rope(positions) for rope in self._tables.ropes)
+        adapters = pad_adapters(batch.adapters, n_rows)
+        return Step(batch, cache, rotations, plans, self._comm.all_reduce, adapters), n_rows
+
+    def _through_layers(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Compute all layers but the last, which may compute fewer rows."""
+        return self._pass(Residual(x), step, None).x
+
+    def _pass(self, stream: Residual, step: Step, following: Norm | None) -> Residual:
+        """Compute all layers but the last; `following` is the norm of the last one's input."""
+        norms = [layer.norm for layer in self._layers[1:-1]]
+        for layer, norm in zip(self._layers[:-1], (*norms, following), strict=False):
+            stream = layer.advance(stream, step, None, norm)
+        return stream
+
+    def _finish(self, stream: Residual, step: Step, last: LastRows | None = None) -> torch.Tensor:
+        finished = self._layers[-1].advance(stream, step, last, self._norm).normed
+        assert finished is not None
+        return finished
+
+    def _decode(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        return self._finish(self._pass(Residual(x), step, self._layers[-1].norm), step)
+
+    def _graphs_in(self, cache: KvCache, batch: StepBatch) -> StepGraphs:
+        """Graphs that replay steps in this cache, with adapters or without: steps without any pay nothing for them.
+
+        Graphs know windows, not chunks.
+        """
+        longest, adapted = max(batch.context_lens), batch.adapters is not None
+        if any(reach.chunk is not None and longest > reach.chunk for reach in self._tables.reaches):
+            return StepGraphs(NoGraph(), NoGraph())
+        if cache is not self._graphs_of:
+            self._graphs, self._graphs_of = {}, cache
+        if adapted not in self._graphs:
+            if self.spec.bidirectional:
+                self._graphs[adapted] = StepGraphs(NoGraph(), NoGraph())
+            else:
+                self._graphs[adapted] = self._backend.capture(self._computations(cache))
+        return self._graphs[adapted]
+
+    def replay_decodes(self, cache: KvCache, tokens: Tokens | None) -> Decodes:
+        """Return what replays whole decodes in `cache`, with the draws of `tokens`; None: nothing is drawn."""
+        if self.spec.bidirectional:
+            return NoDecodes()
+        return self._backend.replay_decodes(self._computations(cache), tokens)
+
+    def _computations(self, cache: KvCache) -> Computations:
+        return Computations(
+            embed=self.embed,
+            decode=self._decode,
+            layers=self._through_layers,
+            logits=self.logits,
+            attention=self._attention,
+            comm=self._comm,
+            ropes=self._tables.ropes,
+            windows=tuple(reach.window for reach in self._tables.reaches),
+            cache=cache,
+            hidden_size=self.spec.hidden_size,
+            max_blocks=min(cache.n_blocks, -(-self._tables.max_positions // cache.block_tokens)),
+            longest=min((reach.chunk for reach in self._tables.reaches if reach.chunk is not None), default=None),
+        )
+
+    def embed(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the rows before the first layer, [n, hidden_size], of ids, positions and token types [n].
+
+        `types`: None if all tokens are of the first text.
+        """
+        x = self._embed(token_ids)
+        if self.spec.embedding_scale != 1.0:
+            x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype)
+        if (kinds := self._tables.token_types) is not None:
+            x = x + (kinds[0] if types is None or len(kinds) == 1 else kinds.index_select(0, types))
+        if self._tables.positions is not None:
+            x = x + self._tables.positions.index_select(0, positions)
+        return x if self._embed_norm is None else self._embed_norm(x)

@@ -1,0 +1,66 @@
+"""Names of projections and experts that are stored together, or in another order than they are computed in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from services.compute.model.families.naming import Refs, StackedNames, TensorRef
+from services.compute.model.spec import ModelSpec
+
+
+def concatenated(stored: str, sizes: Mapping[str, int], *, bias: bool = False) -> Refs:
+    """Return the references of projections of these sizes, which are rows of the module `stored`, one after another."""
+    refs: Refs = {}
+    start, total = 0, sum(sizes.values())
+    for part, size in sizes.items():
+        refs[part] = TensorRef(f"{stored}.weight", start=start, n_stored=total)
+        if bias:
+            refs[f"{part}.bias"] = TensorRef(f"{stored}.bias", start=start, n_stored=total)
+        start += size
+    return refs
+
+
+def by_kv_head(stored: str, spec: ModelSpec) -> Refs:
+    """Return the references of q, k and v if the module `stored` holds, for each KV head, its q heads, k and v."""
+    refs: Refs = {}
+    group = spec.n_heads // spec.n_kv_heads
+    for part, place, n_units in (("q", 0, group), ("k", group, 1), ("v", group + 1, 1)):
+        ref = TensorRef(f"{stored}.weight", unit=spec.head_dim, part=place, n_units=n_units, n_parts=group + 2)
+        refs[part] = ref
+        if spec.qkv_bias:
+            refs[f"{part}.bias"] = replace(ref, name=f"{stored}.bias")
+    return refs
+
+
+def under(prefix: str, refs: Refs) -> Refs:
+    """Return `refs` with `prefix` before their keys."""
+    return {prefix + key: ref for key, ref in refs.items()}
+
+
+def paired(spec: ModelSpec, refs: Refs) -> Refs:
+    """Return `refs` of a model with an interleaved rope: q and k are read in rotate-half order."""
+    found = dict(refs)
+    for index, layer in enumerate(spec.layers):
+        for part in ("q", "k", "q.bias", "k.bias"):
+            key = f"layers.{index}.{part}"
+            if layer.rope is not None and key in found:
+                found[key] = replace(found[key], unit=spec.head_dim, n_paired=layer.rope.rotary_dim)
+    return found
+
+
+def stacked_refs(spec: ModelSpec, names: StackedNames | None, prefix: str = "model.layers.") -> Refs:
+    """Return the references of mixtures in the form of transformers 5: the experts of a layer are one tensor."""
+    refs: Refs = {}
+    if names is None:
+        return refs
+    for index, moe in ((index, layer.moe) for index, layer in enumerate(spec.layers) if layer.moe is not None):
+        key, module = f"layers.{index}.", f"{prefix}{index}."
+        refs[f"{key}router"] = TensorRef(f"{module}{names.router}.weight")
+        gate_up = TensorRef(f"{module}{names.experts}.gate_up_proj", n_stored=2 * moe.ffn_size, n_stacked=moe.n_experts)
+        down = TensorRef(f"{module}{names.experts}.down_proj", n_stacked=moe.n_experts)
+        for expert in range(moe.n_experts):
+            refs[f"{key}experts.{expert}.gate"] = replace(gate_up, place=expert)
+            refs[f"{key}experts.{expert}.up"] = replace(gate_up, place=expert, start=moe.ffn_size)
+            refs[f"{key}experts.{expert}.down"] = replace(down, place=expert)
+    return refs

@@ -1,0 +1,62 @@
+"""gpt-oss: attention sinks, alternating windows, experts with biases behind a clamped gate, stored in MXFP4."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.compute.model.families.config import Config
+from services.compute.model.families.llama import base_spec, read_moe
+from services.compute.model.families.naming import Family, LayerNames, Refs, TensorRef, standard_refs
+from services.compute.model.families.windows import FULL, SLIDING, read_layer_types, with_windows
+from services.compute.model.spec import ModelSpec
+
+_NAMES = LayerNames(router="mlp.router")
+
+
+def read_spec(config: Config) -> ModelSpec:
+    """Read a gpt-oss config.json. Raises ModelError."""
+    config.require("hidden_act", "silu")
+    config.require("swiglu_alpha", 1.702)
+    config.require("swiglu_limit", 7.0)
+    config.pass_over("initial_context_length", "experts_per_token")  # repeat other keys
+    config.fill("head_dim", 64)
+    bias = config.flag("attention_bias", True)
+    spec = base_spec(config, "gpt_oss", norm_eps=1e-5, theta=150_000.0)
+    moe = read_moe(config, "num_local_experts", ffn_size=spec.ffn_size, normalise=True)
+    moe = replace(moe, bias=True)
+    default = [FULL if index % 2 else SLIDING for index in range(spec.n_layers)]
+    layers = with_windows(config, spec, read_layer_types(config, spec.n_layers, default))
+    return replace(
+        spec,
+        layers=tuple(replace(layer, moe=moe) for layer in layers),
+        qkv_bias=bias,
+        o_bias=bias,
+        activation="clamped_silu",
+        sinks=True,
+    )
+
+
+def refs(spec: ModelSpec) -> Refs:
+    """Name gpt-oss's tensors: the experts of a layer are stacked, rows of gate and up alternate.
+
+    Unquantized matrices are stored [in, out].
+    """
+    found = standard_refs(spec, _NAMES)
+    for index, layer in enumerate(spec.layers):
+        assert layer.moe is not None
+        key, module, n = f"layers.{index}.", f"model.layers.{index}.", layer.moe.n_experts
+        found[f"{key}sinks"] = TensorRef(f"{module}self_attn.sinks")
+        if layer.moe.bias:
+            found[f"{key}router.bias"] = TensorRef(f"{module}{_NAMES.router}.bias")
+        for expert in range(n):
+            for name, part in (("gate", 0), ("up", 1), ("down", None)):
+                stored = f"{module}mlp.experts.{'down' if part is None else 'gate_up'}_proj"
+                ref = TensorRef(stored, transposed=True, place=expert, n_stacked=n)
+                ref = ref if part is None else replace(ref, unit=1, part=part, n_parts=2)
+                found[f"{key}experts.{expert}.{name}"] = ref
+                if layer.moe.bias:
+                    found[f"{key}experts.{expert}.{name}.bias"] = replace(ref, name=f"{stored}_bias", transposed=False)
+    return found
+
+
+FAMILY = Family("GptOssForCausalLM", "gpt_oss", read_spec, refs, stacked=None)

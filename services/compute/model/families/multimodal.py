@@ -1,0 +1,120 @@
+"""Gemma 3, Llama 4, Mistral 3, Qwen 2.5 VL and Qwen 3 VL as models of text: their vision is not loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from services.compute.model.families import gemma, llama4, mistral, qwen
+from services.compute.model.families.config import Config
+from services.compute.model.families.naming import UNUSED, Family, Refs
+from services.compute.model.spec import ModelSpec
+
+_LEFT_OUT = "the vision tower and its projector: this model reads text alone"
+_TOWERS = ("vision_tower", "vision_model", "multi_modal_projector", "visual")
+_VISION = tuple(f"{prefix}{module}.*" for prefix in ("", "model.") for module in _TOWERS)
+# Settings of images and videos, and ids of tokens that stand for them.
+_UNUSED_KEYS = (
+    *("vision_config", "image_token_index", "image_token_id", "video_token_id", "vision_token_id", "boi_token_index"),
+    *(
+        "eoi_token_index",
+        "boi_token_id",
+        "eoi_token_id",
+        "vision_start_token_id",
+        "vision_end_token_id",
+        "mm_tokens_per_image",
+        "spatial_merge_size",
+    ),
+    *(
+        "boi_token_id",
+        "eoi_token_id",
+        "projector_hidden_act",
+        "multimodal_projector_bias",
+        "vision_feature_layer",
+        "image_seq_length",
+    ),
+)
+# The forms in which transformers 4 and 5 store the text model.
+_PREFIXES = (
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+    ("language_model.", "model."),
+)
+_OUTER_KEYS = ("model_type", "architectures", "tie_word_embeddings", "dtype", "torch_dtype")  # precede the text's
+# What the first configurations of Gemma 3 leave to the program's defaults.
+_GEMMA3_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "max_position_embeddings": 131_072,
+}
+
+
+def _family(
+    architecture: str, model_type: str, texts: Mapping[str, Family], prepare: Callable[[Config], None] = lambda _: None
+) -> Family:
+    """Return the family that reads `text_config` as one of `texts`, which are named by their `model_type` in it.
+
+    `prepare` changes the configuration before; a config.json without a section is the text's, of the first kind.
+    """
+
+    def read_spec(config: Config) -> ModelSpec:
+        outer = {key: config.raw(key) for key in _OUTER_KEYS}
+        text = next(iter(texts.values()))
+        if config.raw("text_config") is not None:
+            config.enter("text_config")
+            text = config.choice("model_type", texts, next(iter(texts)))
+        for key, value in outer.items():
+            if value is not None:
+                config.override(key, value)
+        config.pass_over(*_UNUSED_KEYS)
+        prepare(config)
+        return replace(text.read_spec(config), left_out=_LEFT_OUT)
+
+    def refs(spec: ModelSpec) -> Refs:
+        return next(text for text in texts.values() if text.model_type == spec.family).refs(spec)
+
+    base = architecture.replace("ForConditionalGeneration", "Model")
+    first = next(iter(texts.values()))
+    return Family(
+        architecture,
+        model_type,
+        read_spec,
+        refs,
+        (*UNUSED, *_VISION),
+        stacked=first.stacked,
+        prefixes=_PREFIXES,
+        base=base,
+        spelling=first.spelling,
+    )
+
+
+def _gemma3(config: Config) -> None:
+    for key, value in _GEMMA3_DEFAULTS.items():
+        config.fill(key, value)
+    config.override("final_logit_softcapping", None)  # transformers caps the logits of the text's class alone
+
+
+def _qwen(config: Config) -> None:
+    """Text has the same position in all three dimensions of "mrope", which is the usual rope then."""
+    for key in ("rope_scaling", "rope_parameters"):
+        settings = config.raw(key)
+        if isinstance(settings, dict):
+            kept = {name: value for name, value in settings.items() if not name.startswith("mrope")}
+            usual = {name: "default" for name in ("type", "rope_type") if kept.get(name) == "mrope"}
+            config.override(key, kept | usual)
+
+
+GEMMA3 = _family("Gemma3ForConditionalGeneration", "gemma3", {"gemma3_text": gemma.GEMMA3}, _gemma3)
+LLAMA4 = _family("Llama4ForConditionalGeneration", "llama4", {"llama4_text": llama4.FAMILY})
+MISTRAL3 = _family(
+    "Mistral3ForConditionalGeneration",
+    "mistral3",
+    {"mistral": mistral.FAMILY, "ministral3": mistral.MINISTRAL3},
+)
+QWEN2_5_VL = _family("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", {"qwen2_5_vl_text": qwen.QWEN2}, _qwen)
+QWEN3_VL = _family("Qwen3VLForConditionalGeneration", "qwen3_vl", {"qwen3_vl_text": qwen.QWEN3}, _qwen)

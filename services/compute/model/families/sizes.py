@@ -1,0 +1,122 @@
+"""Shapes of a model's tensors by its config.json, and the keys that determine them. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.compute.model.families.config import Config
+from services.compute.model.families.naming import Family
+from services.compute.model.spec import LatentSpec, ModelSpec
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # spellings of families
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One dimension of a logical tensor, and the keys of config.json that determine it."""
+
+    value: int
+    keys: tuple[str, ...]
+
+
+Shape = tuple[Size, ...]
+
+
+def logical_shape(key: str, shapes: dict[str, Shape]) -> Shape:
+    """Return the shape of the tensor with a logical key from the result of `read_shapes`."""
+    if key.endswith(".bias"):
+        return logical_shape(key.removesuffix(".bias"), shapes)[:1]
+    name = key.rpartition(".")[2]
+    name = next((f"{kind}.{name}" for kind in ("experts", "shared") if f".{kind}." in key), name)
+    return shapes[name] if name in shapes else shapes["norm"]
+
+
+def read_shapes(config: Config, family: Family, spec: ModelSpec) -> dict[str, Shape]:
+    """Return the shape of every kind of tensor by the last part of its key; norms over hidden_size are "norm"."""
+    keys = _Keys(config, family)
+    hidden, ffn = keys.size(spec.hidden_size, "hidden_size"), keys.size(spec.ffn_size, "intermediate_size")
+    q = keys.size(spec.n_heads * spec.head_dim, "num_attention_heads", "head_dim")
+    kv = keys.size(spec.n_kv_heads * spec.head_dim, "num_key_value_heads", "head_dim")
+    vocabulary = keys.size(spec.vocab_size, "vocab_size")
+    per_head = keys.size(spec.head_dim, "head_dim")
+    shapes = {
+        "embed": (vocabulary, hidden),
+        "head": (vocabulary, hidden),
+        "positions": (keys.size(spec.max_positions, "max_position_embeddings"), hidden),
+        "norm": (hidden,),
+        "q": (q, hidden),
+        "k": (kv, hidden),
+        "v": (kv, hidden),
+        "o": (hidden, q),
+        "q_norm": (q,),
+        "k_norm": (kv,),
+        "gate": (ffn, hidden),
+        "up": (ffn, hidden),
+        "down": (hidden, ffn),
+    }
+    if spec.qk_norm == "head":
+        shapes |= dict.fromkeys(("q_norm", "k_norm"), (per_head,))
+    if spec.n_token_types:
+        shapes["token_types"] = (keys.size(spec.n_token_types, "type_vocab_size"), hidden)
+    if spec.classifier is not None:
+        n_in = hidden
+        for index, layer in enumerate(spec.classifier.layers):
+            n_out = hidden if layer.n_out == spec.hidden_size else keys.size(layer.n_out, "id2label", "num_labels")
+            shapes |= {f"classifier{index}": (n_out, n_in), f"classifier{index}_norm": (n_out,)}
+            n_in = n_out
+    if spec.latent is not None:
+        shapes |= _latent_shapes(keys, spec, spec.latent, hidden)
+    shapes |= dict.fromkeys(("alpha_p", "alpha_n", "beta"), (Size(1, ()),))
+    shapes |= {"o_norm": (q,), "down_norm": (ffn,), "sinks": (keys.size(spec.n_heads, "num_attention_heads"),)}
+    moe = next((layer.moe for layer in spec.layers if layer.moe is not None), None)
+    if moe is not None:
+        ffn = keys.size(moe.ffn_size, "moe_intermediate_size")
+        n_experts = keys.size(moe.n_experts, *EXPERTS)
+        shapes["router"], shapes["router_correction"] = (n_experts, hidden), (n_experts,)
+        shapes |= {"experts.gate": (ffn, hidden), "experts.up": (ffn, hidden), "experts.down": (hidden, ffn)}
+        shared = keys.size(moe.shared_size, "shared_expert_intermediate_size", "n_shared_experts")
+        shapes |= {"shared.gate": (shared, hidden), "shared.up": (shared, hidden), "shared.down": (hidden, shared)}
+        shapes["shared_gate"] = Size(1, ()), hidden
+    return shapes
+
+
+def _latent_shapes(keys: _Keys, spec: ModelSpec, latent: LatentSpec, hidden: Size) -> dict[str, Shape]:
+    rank, query_rank = keys.size(latent.rank, "kv_lora_rank"), keys.size(latent.query_rank, "q_lora_rank")
+    heads, nope, rope, value = "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
+    queries = keys.size(spec.n_heads * latent.query_dim, heads, nope, rope)
+    return {
+        "q": (queries, query_rank if latent.query_rank else hidden),
+        "q_latent": (query_rank, hidden),
+        "q_latent_norm": (query_rank,),
+        "kv_latent": (keys.size(latent.rank + latent.rope_dim, "kv_lora_rank", rope), hidden),
+        "kv_latent_norm": (rank,),
+        "kv_heads": (keys.size(spec.n_heads * latent.expanded_dim, heads, nope, value), rank),
+        "o": (hidden, keys.size(spec.n_heads * latent.value_dim, heads, value)),
+    }
+
+
+# Keys from which a size is derived if its own key is absent.
+_FOLLOWS = {
+    "head_dim": ("hidden_size", "num_attention_heads"),
+    "num_key_value_heads": ("num_attention_heads",),
+    "intermediate_size": ("hidden_size",),
+    "moe_intermediate_size": ("intermediate_size",),
+}
+
+
+class _Keys:
+    """Translates keys to the family's spelling in one config.json."""
+
+    def __init__(self, config: Config, family: Family) -> None:
+        self._config, self._family = config, family
+
+    def size(self, value: int, *names: str) -> Size:
+        """Return a size with the keys `names` that determine it, or the keys that replace absent ones."""
+        found = dict.fromkeys(key for name in names for key in self._spelled(name))
+        return Size(value, tuple(found))
+
+    def _spelled(self, name: str) -> tuple[str, ...]:
+        key = self._family.spelling.get(name, name)
+        if self._config.raw(key) is not None:
+            return (key,)
+        return tuple(key for other in _FOLLOWS.get(name, ()) for key in self._spelled(other))

@@ -1,0 +1,140 @@
+"""Reads small files of a checkpoint, and checks large ones. Free of torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from services.common import denied
+from services.compute.model.spec import ModelError
+
+FLOATS = ("F64", "F32", "F16", "BF16")  # names of the dtypes of unquantized weights
+_POINTER = b"version https://git-lfs.github.com/spec/"
+INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_SAMPLE_BYTES = 64 * 1024
+_HEADER_LENGTH = 8  # bytes at the start of a safetensors file that hold the length of its header
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """A tensor of a safetensors file."""
+
+    dtype: str  # by safetensors' name
+    shape: tuple[int, ...]
+
+
+def refuse_pointer(file: Path) -> None:
+    """Raise ModelError if the file is a Git LFS pointer to a large file, or cannot be read."""
+    try:
+        with file.open("rb") as stream:
+            found = stream.read(len(_POINTER))
+    except PermissionError as error:
+        raise ModelError(f"{file}: {denied.reason(file)}") from error
+    except OSError as error:
+        raise ModelError(f"{file}: {error.strerror}") from error
+    if found == _POINTER:
+        raise ModelError(f"{file}: a git-lfs pointer, not the file itself; `git lfs pull` brings it")
+
+
+def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
+    """Return the object (or list) in `file`; an empty one if there is no file. Raises ModelError."""
+    if not file.is_file():
+        return kind()
+    refuse_pointer(file)
+    try:
+        value = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file}: not JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise ModelError(f"{file}: not a JSON {'object' if kind is dict else 'list'}")
+    return value
+
+
+def token_ids(value: Any) -> tuple[int, ...]:
+    """Return the ids of none, one or several tokens. Raises ValueError."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(not isinstance(token_id, int) or isinstance(token_id, bool) for token_id in ids):
+        raise ValueError(f"expected a token's id or a list of them, found {value!r}")
+    return tuple(ids)
+
+
+def read_header(file: Path) -> dict[str, StoredEntry]:
+    """Return the entries of a safetensors file's tensors, by name.
+
+    Raises ModelError if the file is a Git LFS pointer, is no safetensors file, or is truncated.
+    """
+    refuse_pointer(file)
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(_HEADER_LENGTH), "little")
+        if not 2 <= length <= size - _HEADER_LENGTH:
+            raise ModelError(f"{file}: not a safetensors file, or cut off: {size} bytes, a header of {length}")
+        try:
+            header = json.loads(stream.read(length))
+            header.pop("__metadata__", None)
+            found = {name: StoredEntry(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+            ends = [entry["data_offsets"][1] for entry in header.values()]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ModelError(f"{file}: its safetensors header is broken: {error}") from error
+    wanted = _HEADER_LENGTH + length + max(ends, default=0)
+    if size < wanted:
+        raise ModelError(f"{file}: cut off: {size} bytes of {wanted}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The safetensors files of a checkpoint; other files of its folder are not read."""
+
+    files: tuple[Path, ...]
+    index: Mapping[str, str] = field(default_factory=dict)  # the file of every tensor, if there is an index
+
+
+def weight_files(folder: Path) -> WeightFiles:
+    """Return the files of a checkpoint: one, or the shards that its index lists. Raises ModelError."""
+    index = folder / INDEX
+    if index.is_file():
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+            raise ModelError(f"{index}: weight_map: expected a file's name for each tensor")
+        names = sorted(set(places.values()))
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            raise ModelError(f"{index}: weight_map: {outside[0]!r} is not a file of this folder")
+        return WeightFiles(tuple(folder / name for name in names), places)
+    if (folder / _SINGLE).is_file():
+        return WeightFiles((folder / _SINGLE,))
+    pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
+    if pickles:
+        raise ModelError(
+            f"{folder / pickles[0]}: pickle files are refused, because reading one runs the code in it; "
+            "convert the checkpoint to safetensors"
+        )
+    raise ModelError(f"{folder}: neither {_SINGLE} nor {INDEX} is there")
+
+
+def end_tokens(file: Path, generation: dict[str, Any]) -> tuple[int, ...]:
+    """Return the ids that end a text by `generation`, the contents of `file`. Raises ModelError."""
+    try:
+        return token_ids(generation.get("eos_token_id"))
+    except ValueError as error:
+        raise ModelError(f"{file}: eos_token_id: {error}") from error
+
+
+def identity(config: bytes, weights: Sequence[Path]) -> str:
+    """A digest of the configuration and of samples of the weights; reading all weights would take too long."""
+    digest = sha256(config)
+    for file in weights:
+        size = file.stat().st_size
+        digest.update(f"\0{file.name}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            for offset in (0, size // 3, size * 2 // 3, max(0, size - _SAMPLE_BYTES)):
+                stream.seek(offset)
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:32]

@@ -1,0 +1,207 @@
+"""Predicts a model's memory on a rank from its spec, before a tensor is read. Free of torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from services.compute.backends import kv_formats
+from services.compute.cpu import has_amx, has_vectors
+from services.compute.model.layout import Layout
+from services.compute.model.quantization import rounding_of
+from services.compute.model.spec import IntegerPart, ModelSpec
+from services.compute.ranks.config import RankGroupConfig
+
+_MIB = 1 << 20
+_FLOAT = 4
+_ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_VOCABULARY_ALIGNMENT = 16  # vector registers of float32; also keeps every rank's slice equally long
+# A rank before it loads the model: Python, torch, the kernels and their threads. Measured on CPUs: 145 to 165 MiB.
+_PROCESS = 176 * _MIB
+_TORCHRUN = 176 * _MIB  # the launcher of several ranks
+_SERVER = 96 * _MIB  # memory that the server allocates after this computation
+# The allocator's reserve (MALLOC_TOP_PAD_) and the rest of the warm-up.
+_RESERVE = 64 * _MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes on each of `ranks` ranks."""
+
+    ranks: int
+    process: int
+    weights: int  # including tables of positions
+    workspace: int  # of the largest step
+    adapters: int  # once all slots are in use and the cache is full
+    kv_token: int  # of a token in the KV cache, over all layers
+    kv_format: str
+
+    @property
+    def later(self) -> int:
+        """Bytes that a rank takes beside its KV cache once it serves."""
+        return self.workspace + self.adapters
+
+    def rank_total(self, kv_tokens: int) -> int:
+        """Bytes of one rank with a cache of `kv_tokens`."""
+        return self.process + self.weights + self.later + self.kv_token * kv_tokens
+
+    def total(self, kv_tokens: int) -> int:
+        """Bytes of all ranks, the server and torchrun."""
+        return self.ranks * self.rank_total(kv_tokens) + _SERVER + (_TORCHRUN if self.ranks > 1 else 0)
+
+    def explain(self, kv_tokens: int) -> str:
+        """Return a text with the parts of the total."""
+        parts = {
+            "weights": self.weights,
+            f"KV cache of {kv_tokens:,} tokens in {self.kv_format}": self.kv_token * kv_tokens,
+            "workspace": self.workspace,
+            "process": self.process,
+        }
+        if self.adapters:
+            parts["adapters"] = self.adapters
+        said = ", ".join(f"{name} {in_mib(size)}" for name, size in parts.items())
+        return said if self.ranks == 1 else f"on each of {self.ranks} ranks: {said}"
+
+
+def in_mib(size: int) -> str:
+    """Return a size in MiB, rounded up."""
+    return f"{-(-size // _MIB):,}"
+
+
+def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
+    """Return the predicted memory of each rank of a group."""
+    ranks, itemsize = config.ranks, _ITEM_SIZES[config.dtype]
+    kv_format = config.kv_format or config.dtype
+    n_kv = spec.kv_heads_per_rank(ranks)
+    qkv = (spec.n_heads // ranks + 2 * n_kv) * spec.head_dim
+    ffn = max((_ffn_columns(spec, index, ranks) for index in range(spec.n_layers)), default=0)
+    row = 5 * spec.hidden_size + 2 * qkv + 3 * ffn  # residual, norm, projections, attention, gate and up, their product
+    logits = config.max_running * local_vocabulary(spec.vocab_size, ranks) * _FLOAT
+    n_rows = max(config.max_batched_tokens, config.max_running)
+    of_tables = table_elements(spec, ranks, two_tables=_keeps_two_tables(config))
+    of_layers = matrix_elements(spec, ranks, two_tables=False) - table_elements(spec, ranks, two_tables=False)
+    layer_bytes, table_bytes = _element_bytes(spec, config)
+    weights = math.ceil(of_layers * layer_bytes + of_tables * table_bytes)
+    return Footprint(
+        ranks=ranks,
+        process=_PROCESS,
+        weights=weights + _tables(spec, itemsize, config.max_model_len),
+        workspace=n_rows * row * itemsize + 2 * logits + _RESERVE,
+        adapters=adapter_bytes(spec, config, itemsize),
+        kv_token=0 if spec.bidirectional else spec.n_layers * kv_formats.token_bytes(kv_format, n_kv, spec.head_dim),
+        kv_format=kv_format,
+    )
+
+
+def _keeps_two_tables(config: RankGroupConfig) -> bool:
+    """Whether a tied embedding is in memory twice, because oneDNN packs the head."""
+    return config.device == "cpu" and (config.dtype != "bfloat16" or not (has_amx() or has_vectors()))
+
+
+def _element_bytes(spec: ModelSpec, config: RankGroupConfig) -> tuple[float, float]:
+    """Return the bytes of an element of a layer's matrices and of the vocabulary's."""
+    dense = float(_ITEM_SIZES[config.dtype])
+    if config.device != "cpu" or config.dtype != "bfloat16" or not (has_amx() or has_vectors()):
+        return dense, dense  # only our kernels multiply integers
+    rounded = [rounding_of(config.quantization, key) for key in ("layers.0.q", "head")]
+    layer, table = (dense if rounding is None else rounding.element_bytes for rounding in rounded)
+    if spec.quantization:
+        layer = max(_stored_bytes(layout, dense) for layout in spec.quantization)
+    return _mean_bytes(spec.in_layers, layer), _mean_bytes(spec.in_tables, table)
+
+
+def _mean_bytes(part: IntegerPart | None, others: float) -> float:
+    """Return the mean bytes of an element of matrices with an integer part; `others` is that of the rest."""
+    return others if part is None else part.share * part.element_bytes + (1 - part.share) * others
+
+
+def _stored_bytes(layout: Layout, dense: float) -> float:
+    """Return the bytes of an element that is kept as it is stored, or dense if it is a float."""
+    codes, group = layout.codes, layout.scales.block[1]
+    if any(dtype.startswith("F") for dtype in codes.dtypes):
+        return dense
+    bits = 8 if codes.packing is None or layout.microscaled else codes.packing.bits
+    kept = next(size for size in (2, 4, 8) if size >= bits)
+    numbers = 1 if layout.zeros is None else 2  # of a group: a scale, and an offset in place of a zero
+    return kept / 8 + (numbers * _FLOAT / group if group else 0)
+
+
+def local_vocabulary(vocab_size: int, ranks: int) -> int:
+    """Return the length of each rank's slice of the vocabulary: equal on all, a multiple of a vector register."""
+    return -(-vocab_size // (ranks * _VOCABULARY_ALIGNMENT)) * _VOCABULARY_ALIGNMENT
+
+
+def matrix_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
+    """Return the number of elements of a rank's matrices. Vectors are too small to matter."""
+    total = spec.n_layers * _attention_elements(spec, ranks)
+    for index, layer in enumerate(spec.layers):
+        if layer.moe is not None:
+            columns = layer.moe.n_experts // ranks * layer.moe.ffn_size + layer.moe.shared_size // ranks
+            total += spec.hidden_size * (layer.moe.n_experts + layer.moe.shared_gate + 3 * columns)
+        else:
+            total += spec.hidden_size * (3 if spec.mlp == "gated" else 2) * _ffn_columns(spec, index, ranks)
+    return total + table_elements(spec, ranks, two_tables=two_tables)
+
+
+def _attention_elements(spec: ModelSpec, ranks: int) -> int:
+    hidden, n_heads = spec.hidden_size, spec.n_heads // ranks
+    if (latent := spec.latent) is None:
+        return 2 * hidden * (n_heads + spec.kv_heads_per_rank(ranks)) * spec.head_dim  # q and o, k and v
+    query_rank = latent.query_rank
+    queries = query_rank * hidden + n_heads * latent.query_dim * (query_rank or hidden)
+    keys = (latent.rank + latent.rope_dim) * hidden + n_heads * latent.expanded_dim * latent.rank
+    return queries + keys + n_heads * latent.value_dim * hidden
+
+
+def table_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
+    """Return the number of elements of a rank's embedding and head."""
+    tables = 1 if spec.bidirectional or (spec.tied and not two_tables) else 2
+    return tables * local_vocabulary(spec.vocab_size, ranks) * spec.hidden_size
+
+
+def _ffn_columns(spec: ModelSpec, index: int, ranks: int) -> int:
+    moe = spec.layers[index].moe
+    return spec.ffn_size // ranks if moe is None else moe.ffn_size
+
+
+def _tables(spec: ModelSpec, itemsize: int, max_positions: int) -> int:
+    """Return the bytes of the tables by position: cos and sin of each rope, learned embeddings."""
+    ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
+    turned = sum(rope.rotary_dim for rope in ropes) * _FLOAT
+    learned = spec.hidden_size * itemsize if spec.learned_positions else 0
+    return max_positions * (turned + learned)
+
+
+def adapter_bytes(spec: ModelSpec, config: RankGroupConfig, itemsize: int) -> int:
+    """Return the bytes on a rank's device once every slot holds an adapter of the largest rank, and the cache is full.
+
+    An adapter is in float32 in the cache, which is the host's memory, and in numbers of `itemsize` bytes in its slot.
+    """
+    if not config.adapter_slots:
+        return 0
+    numbers = config.adapter_max_rank * factor_elements(spec, config.ranks)
+    in_slots = config.adapter_slots * numbers * itemsize
+    if config.device != "cpu":
+        return in_slots
+    # One that is loaded is in the cache, unless it does not fit there.
+    loading = numbers * _FLOAT if numbers * _FLOAT > config.adapter_cache_bytes else 0
+    return in_slots + config.adapter_cache_bytes + loading
+
+
+def factor_elements(spec: ModelSpec, ranks: int) -> int:
+    """Return the numbers of an adapter of rank 1 on all layers that can be adapted, on one of `ranks` ranks."""
+    total = spec.n_layers * _factors_of_attention(spec, ranks)
+    for layer in spec.layers:
+        columns = spec.ffn_size if layer.moe is None else layer.moe.shared_size
+        if columns:
+            inner = (2 if spec.mlp == "gated" else 1) * (spec.hidden_size + columns // ranks)
+            total += inner + columns // ranks + spec.hidden_size
+    return total
+
+
+def _factors_of_attention(spec: ModelSpec, ranks: int) -> int:
+    hidden, n_heads = spec.hidden_size, spec.n_heads // ranks
+    if (latent := spec.latent) is not None:
+        return (latent.query_rank or hidden) + n_heads * (latent.query_dim + latent.value_dim) + hidden
+    queries, keys = n_heads * spec.head_dim, spec.kv_heads_per_rank(ranks) * spec.head_dim
+    return (hidden + queries) + 2 * (hidden + keys) + (queries + hidden)

@@ -1,0 +1,106 @@
+"""The names, places and sizes of a model's tensors in a GGUF file, the same for all architectures. Free of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from services.compute.model.families.naming import Family, LayerNames, Refs, TensorRef, standard_refs
+from services.compute.model.formats.gguf.architectures import Architecture
+from services.compute.model.formats.gguf.config import EMBEDDING, FACTORS, HEAD
+from services.compute.model.formats.gguf.container import TensorInfo
+from services.compute.model.spec import IntegerPart, ModelSpec, MoeSpec
+
+_LAYERS = "blk."
+_NAMES = LayerNames(
+    q="attn_q",
+    k="attn_k",
+    v="attn_v",
+    o="attn_output",
+    q_norm="attn_q_norm",
+    k_norm="attn_k_norm",
+    gate="ffn_gate",
+    up="ffn_up",
+    down="ffn_down",
+    attn_norm="attn_norm",
+    mlp_norm="ffn_norm",
+    attn_post_norm="post_attention_norm",
+    mlp_post_norm="post_ffw_norm",
+    router="ffn_gate_inp",
+)
+_IGNORED = (*FACTORS.values(), "*.attn_rot_embd", "*.rope_freqs.weight")  # tables that the config holds
+
+
+def stored_in_gguf(family: Family, architecture: Architecture) -> Family:
+    """Return the family with the tensors' names in GGUF files."""
+
+    def refs(spec: ModelSpec) -> Refs:
+        return _refs(spec, architecture)
+
+    return replace(family, refs=refs, ignored=_IGNORED, optional_prefix="")
+
+
+def as_stored(spec: ModelSpec) -> ModelSpec:
+    """Return the spec of the stored weights: norms hold their whole factor, also those of Gemma."""
+    return replace(spec, norm_offset=0.0)
+
+
+def with_sizes(spec: ModelSpec, tensors: Iterable[TensorInfo]) -> ModelSpec:
+    """Return the spec with what the stored matrices take of memory."""
+    matrices = [info for info in tensors if len(info.shape) > 1]
+    layers = [info for info in matrices if info.name.startswith(_LAYERS)]
+    tables = [info for info in matrices if info.name in (EMBEDDING, HEAD)]
+    return replace(spec, in_layers=_integer_part(layers), in_tables=_integer_part(tables))
+
+
+def _integer_part(matrices: Sequence[TensorInfo]) -> IntegerPart | None:
+    integers = [info for info in matrices if info.type.kept_bits]
+    if not integers:
+        return None
+    n_elements, total = (sum(math.prod(info.shape) for info in of) for of in (integers, matrices))
+    n_bytes = sum(math.prod(info.shape) * info.type.kept_bits for info in integers) / 8
+    return IntegerPart(n_elements / total, n_bytes / n_elements)
+
+
+def _refs(spec: ModelSpec, architecture: Architecture) -> Refs:
+    found = standard_refs(spec, _NAMES, prefix=_LAYERS, embed="token_embd", norm="output_norm", head="output")
+    if spec.learned_positions:
+        found["positions"] = TensorRef("position_embd.weight")
+    q, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    for index, layer in enumerate(spec.layers):
+        key, module = f"layers.{index}.", f"{_LAYERS}{index}."
+        if architecture.one_qkv:
+            found |= _concatenated(key, f"{module}attn_qkv", {"q": q, "k": kv, "v": kv}, bias=spec.qkv_bias)
+        if architecture.one_gate_up:
+            found |= _concatenated(key, f"{module}ffn_up", {"gate": spec.ffn_size, "up": spec.ffn_size}, bias=False)
+        if layer.moe is not None:
+            found |= _experts(key, module, layer.moe)
+        if architecture.paired:  # whole heads, also in layers without a rope: only adapters see the order there
+            for part in ("q", "k", "q.bias", "k.bias"):
+                if key + part in found:
+                    found[key + part] = replace(found[key + part], unit=spec.head_dim, n_paired=spec.head_dim)
+    return found
+
+
+def _concatenated(key: str, stored: str, sizes: Mapping[str, int], *, bias: bool) -> Refs:
+    """Return the references of projections of these sizes, which are rows of the module `stored`, one after another."""
+    refs: Refs = {}
+    start, total = 0, sum(sizes.values())
+    for part, size in sizes.items():
+        refs[key + part] = TensorRef(f"{stored}.weight", start=start, n_stored=total)
+        if bias:
+            refs[f"{key}{part}.bias"] = TensorRef(f"{stored}.bias", start=start, n_stored=total)
+        start += size
+    return refs
+
+
+def _experts(key: str, module: str, moe: MoeSpec) -> Refs:
+    """Return the references of experts: those of a layer are one tensor for each projection."""
+    return {
+        f"{key}experts.{expert}.{part}": TensorRef(
+            f"{module}ffn_{part}_exps.weight", place=expert, n_stacked=moe.n_experts
+        )
+        for expert in range(moe.n_experts)
+        for part in ("gate", "up", "down")
+    }

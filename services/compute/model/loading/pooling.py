@@ -1,0 +1,148 @@
+"""Reads how an embedding checkpoint pools, as sentence-transformers stores it. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from services.compute.model.files import read_json
+from services.compute.model.formats.gguf.metadata import Metadata
+from services.compute.model.spec import HeadActivation, ModelError
+from services.compute.ranks.config import PoolingKind
+
+# Both spellings of 1_Pooling/config.json: a flag for each kind, or a name.
+_KINDS: dict[str, PoolingKind] = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+    "mean": "mean",
+    "cls": "cls",
+    "lasttoken": "last",
+}
+_GGUF_KINDS: dict[int, PoolingKind] = {0: "mean", 1: "mean", 2: "cls", 3: "last"}  # 0: none, as for generation
+_ORDER = ("Transformer", "Pooling", "Dense", "Normalize")  # only Dense may be there several times
+_ACTIVATIONS: dict[str, HeadActivation] = {
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.SiLU": "silu",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A product with a pooled state, and an activation."""
+
+    folder: str  # of its weights, in the checkpoint's
+    n_in: int
+    n_out: int
+    bias: bool
+    activation: HeadActivation
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """How a prompt's hidden states become a vector: mean, first or last; then layers, and scaling to length 1."""
+
+    kind: PoolingKind = "mean"
+    normalise: bool = True
+    dense: tuple[Dense, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingFiles:
+    """The files of sentence-transformers beside the pooling."""
+
+    max_tokens: int | None = None  # longest text, in tokens; None: what the model was made for
+    prompts: Mapping[str, str] = field(default_factory=dict)  # texts before what is embedded, by name
+    default_prompt: str = ""  # the name of one of them; empty: none
+
+
+def read_pooling(folder: Path) -> Pooling:
+    """Read modules.json and the modules' configs; the default is the mean, scaled to length 1. Raises ModelError."""
+    modules = _modules(folder / "modules.json")
+    names = [name for name, _ in modules]
+    paths = {name: path for name, path in modules if name != "Dense"}
+    file = folder / paths.get("Pooling", "1_Pooling") / "config.json"
+    settings = read_json(file)
+    return Pooling(
+        _kind(file, settings) if settings else "mean",
+        "Normalize" in names or not modules,
+        tuple(_dense(folder, path) for name, path in modules if name == "Dense"),
+    )
+
+
+def read_gguf_pooling(metadata: Metadata) -> Pooling:
+    """Read the pooling of a GGUF file; the default is that of `read_pooling`. Raises ModelError."""
+    key = f"{metadata.text('general.architecture')}.pooling_type"
+    number = metadata.integer(key, 0)
+    if number not in _GGUF_KINDS:
+        raise metadata.error(key, f"pooling {number} is not implemented; known: {', '.join(map(str, _GGUF_KINDS))}")
+    return Pooling(_GGUF_KINDS[number])
+
+
+def read_embedding_files(folder: Path) -> EmbeddingFiles:
+    """Read sentence_bert_config.json and config_sentence_transformers.json. Raises ModelError."""
+    limits, named = folder / "sentence_bert_config.json", folder / "config_sentence_transformers.json"
+    settings, texts = read_json(limits), read_json(named)
+    longest = settings.get("max_seq_length")
+    if longest is not None and (not isinstance(longest, int) or isinstance(longest, bool) or longest < 1):
+        raise ModelError(f"{limits}: max_seq_length: expected a positive integer, found {longest!r}")
+    if settings.get("do_lower_case", False) is not False:
+        raise ModelError(f"{limits}: do_lower_case: {settings['do_lower_case']!r} is not implemented; allowed: false")
+    prompts, default = texts.get("prompts") or {}, texts.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise ModelError(f"{named}: prompts: expected texts by their names, found {prompts!r}")
+    if default is not None and default not in prompts:
+        raise ModelError(f"{named}: default_prompt_name: {default!r} is none of {', '.join(prompts) or 'no prompts'}")
+    return EmbeddingFiles(longest, prompts, default or "")
+
+
+def _modules(file: Path) -> list[tuple[str, str]]:
+    """Return the class and the folder of each module. Raises ModelError for modules that are not implemented."""
+    listed = read_json(file, list)
+    modules: list[tuple[str, str]] = []
+    for entry in listed:
+        name = str(entry.get("type", "")).rpartition(".")[2] if isinstance(entry, dict) else repr(entry)
+        if name not in _ORDER:
+            raise ModelError(f"{file}: module {name!r} is not implemented; known: {', '.join(_ORDER)}")
+        modules.append((name, str(entry.get("path", ""))))
+    names = [name for name, _ in modules]
+    repeated = [name for name in _ORDER if name != "Dense" and names.count(name) > 1]
+    if repeated or names != sorted(names, key=_ORDER.index):
+        raise ModelError(f"{file}: expected modules in the order {', '.join(_ORDER)}, found {', '.join(names)}")
+    return modules
+
+
+def _dense(folder: Path, path: str) -> Dense:
+    file = folder / path / "config.json"
+    settings = read_json(file)
+    name = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if name not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise ModelError(f"{file}: activation_function: {name!r} is not implemented; known: {known}")
+    for key in ("in_features", "out_features"):
+        size = settings.get(key)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ModelError(f"{file}: {key}: expected a positive integer, found {size!r}")
+    sizes = settings["in_features"], settings["out_features"]
+    return Dense(path, *sizes, settings.get("bias", True) is True, _ACTIVATIONS[name])
+
+
+def _kind(file: Path, settings: dict[str, Any]) -> PoolingKind:
+    asked = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value]
+    name = settings.get("pooling_mode")
+    if name is not None:
+        asked = [str(part) for part in (name if isinstance(name, list) else [name])]
+    unknown = [key for key in asked if key not in _KINDS]
+    if unknown or len(asked) != 1:
+        known = ", ".join(_KINDS)
+        raise ModelError(
+            f"{file}: pooling {' + '.join(asked) or 'none'} is not implemented; known, one of them: {known}"
+        )
+    if settings.get("include_prompt", True) is not True:
+        raise ModelError(f"{file}: include_prompt: {settings['include_prompt']!r} is not implemented; allowed: true")
+    return _KINDS[asked[0]]

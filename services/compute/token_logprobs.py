@@ -1,0 +1,16 @@
+"""Log-probabilities of a token. Free of torch, since engines and servers pass them on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, natural log, of the distribution before sampling filters."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 is the most likely token
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()

@@ -1,0 +1,152 @@
+"""Checks a checkpoint as a worker does before it reads weights, and continues where the worker would end."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.common.lifecycle import StartupError
+from services.compute.backends.sizing import host_room
+from services.compute.model.build import open_checkpoint
+from services.compute.model.families.config import Config
+from services.compute.model.footprint import footprint, in_mib
+from services.compute.model.registry import FAMILIES
+from services.compute.model.spec import ModelError, ModelSpec
+from services.tools.checker.small_files import find_files
+from services.worker.native.model_files import ModelFiles, find_problems, read_model_files
+from services.worker.native.startup import group_config, require_room
+from services.worker.settings import WorkerSettings
+
+_SMALLER = ("int8", "int4")  # what weights may be rounded to, so that they fit
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """A model on one number of ranks. Bytes are those of one rank."""
+
+    ranks: int
+    weights_bytes: int = 0
+    kv_bytes_per_1000_tokens: int = 0  # 0: there is no KV cache
+    total_bytes: int = 0  # of all ranks and the server, with the KV cache that a worker makes by default
+    problem: str = ""  # why it cannot be served so; empty: it can
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Facts about a model that are known before its weights are read."""
+
+    model: str
+    architecture: str = ""
+    does: str = ""  # generates, embeds, classifies
+    dtype: str = ""  # of the computation
+    max_model_len: int = 0
+    problems: tuple[str, ...] = ()  # why it cannot be served at all, in a worker's words
+    ranks: tuple[RankReport, ...] = ()
+    nearest: tuple[str, ...] = field(default=())  # what would work
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as JSON's types."""
+        served = not self.problems and all(not found.problem for found in self.ranks)
+        return {"servable": served, **asdict(self)}
+
+
+def check(model: str, ranks: Sequence[int], device: str) -> Report:
+    """Check a folder, a GGUF file or a hub id, of which only the small files are fetched. Reads no weights."""
+    try:
+        path, whole = find_files(model)
+    except ModelError as error:
+        return Report(model, problems=(str(error),))
+    problems = find_problems(path, weights=whole)
+    if problems:
+        return Report(model, problems=tuple(problems), nearest=_other_architectures(path))
+    files = read_model_files(path, weights=whole)
+    settings = WorkerSettings.model_validate({"model": model, "device": device})
+    try:
+        config = group_config(settings, path, files)
+        if whole:
+            with open_checkpoint(path, getattr(torch, config.dtype)):
+                pass  # names, shapes and counts of all tensors agree with the configuration
+    except (StartupError, ModelError) as error:
+        return Report(model, files.architecture, problems=(str(error),))
+    found = tuple(_on_ranks(settings, path, files, count) for count in ranks)
+    return Report(
+        model,
+        files.architecture,
+        _does(files.spec),
+        config.dtype,
+        config.max_model_len,
+        ranks=found,
+        nearest=tuple(_nearest(settings, path, files, one) for one in found if one.problem),
+    )
+
+
+def _does(spec: ModelSpec) -> str:
+    if spec.classifier is not None:
+        return f"classifies with {len(spec.classifier.labels)} labels"
+    return "generates and embeds" if spec.generates else "embeds"
+
+
+def _on_ranks(settings: WorkerSettings, path: Path, files: ModelFiles, count: int) -> RankReport:
+    try:
+        config = group_config(settings.model_copy(update={"tensor_parallel": count}), path, files)
+    except StartupError as error:
+        return RankReport(count, problem=str(error))
+    found, problem = footprint(files.spec, config), ""
+    try:
+        require_room(settings, files.spec, config, host_room())
+    except StartupError as error:
+        problem = str(error)
+    total = found.total(config.kv_tokens or 0)
+    return RankReport(count, found.weights, 1000 * found.kv_token, total, problem)
+
+
+def _nearest(settings: WorkerSettings, path: Path, files: ModelFiles, found: RankReport) -> str:
+    """Return the nearest thing that works instead of `found`; "" for nothing."""
+    fitting = [count for count in files.spec.rank_counts() if count <= found.ranks]
+    if found.ranks not in fitting:
+        return f"--tensor-parallel {fitting[-1]}"
+    for kind in _SMALLER:
+        smaller = settings.model_copy(update={"tensor_parallel": found.ranks, "quantization": kind})
+        try:
+            require_room(smaller, files.spec, group_config(smaller, path, files), host_room())
+        except StartupError:
+            continue
+        return f"--quantization {kind}"
+    return "a machine with more memory"
+
+
+def _other_architectures(path: Path) -> tuple[str, ...]:
+    """Return the architectures whose names are most like that of an unknown one."""
+    try:
+        named = Config.load(path).raw("architectures")
+    except ModelError:
+        return ()
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    return () if name in FAMILIES else tuple(difflib.get_close_matches(name, FAMILIES, n=1))
+
+
+def report_text(report: Report) -> str:
+    """Return a report for people."""
+    if report.problems:
+        lines = [f"{report.model}: cannot be served", *(f"- {problem}" for problem in report.problems)]
+        return "\n".join([*lines, *(f"nearest: {nearest}" for nearest in report.nearest)])
+    lines = [f"{report.model}: {report.architecture}, {report.does}"]
+    lines.append(f"computed in {report.dtype}; the longest sequence has {report.max_model_len:,} tokens")
+    for found in report.ranks:
+        ranks = "1 rank" if found.ranks == 1 else f"{found.ranks} ranks"
+        if found.problem:
+            lines.append(f"{ranks}: cannot be served: {found.problem}")
+            continue
+        kv = found.kv_bytes_per_1000_tokens
+        cache = f"{kv / (1 << 20):,.2f} MiB for 1,000 tokens of KV" if kv else "no KV cache"
+        each = "" if found.ranks == 1 else " on each"
+        lines.append(
+            f"{ranks}: can be served: {in_mib(found.weights_bytes)} MiB of weights and {cache}{each}; "
+            f"{in_mib(found.total_bytes)} MiB in all"
+        )
+    return "\n".join([*lines, *(f"nearest: {nearest}" for nearest in report.nearest)])

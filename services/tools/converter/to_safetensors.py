@@ -1,0 +1,102 @@
+"""Writes a checkpoint as a folder of safetensors with all that transformers and gateways read beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from services.compute.model.files import INDEX
+from services.compute.model.formats.gguf.hub_files import HubFiles
+from services.compute.model.spec import ModelError, ModelSpec
+from services.tools.converter.assembly import LogicalReader, StoredTensor, assemble, is_norm, plan
+from services.tools.converter.source import Source
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # in config.json
+Report = Callable[[int, int], None]
+
+
+def write_folder(source: Source, hub: HubFiles, out: Path, kind: str, shard_bytes: int, report: Report) -> None:
+    """Write `source` into the empty folder `out` in files of about `shard_bytes`. Raises ModelError."""
+    family, spec = source.hub_family, source.hub_spec
+    read = LogicalReader(source.checkpoint, source.shapes, source.stored_spec.norm_offset)
+    tensors = plan(family.refs(spec), source.shapes)
+    shards = _divide(tensors, DTYPES[kind].itemsize, shard_bytes)
+    places: dict[str, str] = {}
+    total = done = 0
+    for number, shard in enumerate(shards, 1):
+        name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        held: dict[str, Tensor] = {}
+        for stored in shard:
+            held[stored.name] = _converted(stored, _with_offset(read, spec), kind)
+            done += 1
+            report(done, len(tensors))
+        save_file(held, out / name, metadata={"format": "pt"})
+        total += sum(tensor.nbytes for tensor in held.values())
+        places |= dict.fromkeys(held, name)
+    if len(shards) > 1:
+        _write_json(out / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+    config = {**source.config, "model_type": family.model_type, "dtype": _NAMES[kind]}
+    _write_json(out / "config.json", config | _ids(hub.generation_config))
+    write_hub_files(hub, out)
+
+
+def write_hub_files(hub: HubFiles, out: Path) -> None:
+    """Write tokenizer, template and generation settings."""
+    hub.tokenizer.save(str(out / "tokenizer.json"))
+    config = dict(hub.tokenizer_config)
+    template = config.get("chat_template")
+    if isinstance(template, str):
+        (out / "chat_template.jinja").write_text(template, encoding="utf-8")
+        del config["chat_template"]
+    _write_json(out / "tokenizer_config.json", config)
+    _write_json(out / "generation_config.json", hub.generation_config)
+
+
+def _ids(generation: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in generation.items() if key.endswith("_token_id")}
+
+
+def _with_offset(read: LogicalReader, spec: ModelSpec) -> Callable[[str], Tensor]:
+    """Return norms as the family stores them."""
+
+    def one(key: str) -> Tensor:
+        found = read(key)
+        return found - spec.norm_offset if is_norm(key) else found
+
+    return one
+
+
+def _converted(stored: StoredTensor, read: Callable[[str], Tensor], kind: str) -> Tensor:
+    """Return a tensor in the type `kind`; a vector that would lose digits stays in F32. Raises ModelError."""
+    whole = assemble(stored, read)
+    converted = whole.to(DTYPES[kind])
+    if whole.dim() == 1:
+        return converted if torch.equal(converted.float(), whole) else whole
+    if not converted.isfinite().all():
+        raise ModelError(f"{stored.name}: holds {whole.abs().max():g}, too large for {kind}; allowed: F32, BF16")
+    return converted
+
+
+def _divide(tensors: list[StoredTensor], itemsize: int, shard_bytes: int) -> list[list[StoredTensor]]:
+    """Return the tensors of each file; a file has at least one."""
+    shards: list[list[StoredTensor]] = [[]]
+    left = shard_bytes
+    for stored in tensors:
+        size = torch.Size(stored.shape).numel() * itemsize
+        if shards[-1] and size > left:
+            shards.append([])
+            left = shard_bytes
+        shards[-1].append(stored)
+        left -= size
+    return shards
+
+
+def _write_json(file: Path, value: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

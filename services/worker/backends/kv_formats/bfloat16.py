@@ -1,7 +1,0 @@
-"""Keys and values in bfloat16."""
-
-from __future__ import annotations
-
-from services.worker.backends.kv_kinds import Plain
-
-FORMAT = Plain("bfloat16", 2)

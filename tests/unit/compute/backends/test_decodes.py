@@ -1,0 +1,162 @@
+"""Decodes as CUDA graphs: on a GPU, and on a CPU that records and repeats what a GPU would capture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from services.compute.backends.batch import StepBatch, StepNumbers
+from services.compute.backends.collectives import SingleRank
+from services.compute.backends.cuda.backend import CudaBackend
+from services.compute.backends.cuda.graph import CudaDecodes, Sizes
+from services.compute.backends.kv_format import KvFormat, find_kv_format
+from services.compute.model.adapters.served import read_adapter
+from services.compute.model.build import load_model
+from services.compute.model.decoder import Decoder
+from services.compute.model.layers.adapters import AdapterLayers
+from services.compute.model.registry import describe
+from tests.adapters import write_adapter
+from tests.unit.compute.backends.tape import CPU, CUDA, DEVICES, Direct, TapedBackend, on_gpu
+from tests.unit.compute.model.checkpoints import written_once
+from tests.unit.compute.model.harness import Engine, Request, adapter_rows
+from tests.unit.compute.model.zoo import prompt
+
+_SHAPE = {"vocab_size": 300, "num_hidden_layers": 3, "max_position_embeddings": 2048, "hidden_size": 128}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256}
+_CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "llama": lambda: transformers.LlamaConfig(**_SHAPE, **_HEADS),
+    "mistral_window": lambda: transformers.MistralConfig(**_SHAPE, **_HEADS, sliding_window=70),
+    "gemma2": lambda: transformers.Gemma2Config(**_SHAPE, **_HEADS, attn_logit_softcapping=5.0, sliding_window=40),
+    "olmo2": lambda: transformers.Olmo2Config(**_SHAPE, **_HEADS),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=192, n_layer=2, n_head=6, n_positions=2048),
+    "mixtral": lambda: transformers.MixtralConfig(**_SHAPE, **_HEADS, num_local_experts=16, sliding_window=None),
+}
+# Contexts on both sides of the smallest graph, and of the next one.
+_LENGTHS = [3, 64, 250, 255, 300, 505, 17, 600]
+_STEPS = (1, 2, 3, 5, 8, 7, 1, 4, 6, 8, 8, 3)  # sequences in each
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 6e-3}
+
+
+def backend_on(device: torch.device, dtype: torch.dtype, kv_format: KvFormat | None = None) -> CudaBackend:
+    return TapedBackend(dtype, Direct(), kv_format) if device is CPU else CudaBackend(dtype, device, kv_format)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return written_once(_CONFIGS, tmp_path_factory)
+
+
+class Replayed(Engine):
+    """Replays steps with one row per sequence."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.decodes = self.model.replay_decodes(self.cache, None)
+
+    def step(self, work: Sequence[tuple[Request, int]]) -> list[torch.Tensor]:
+        if any(n > 1 for _, n in work):
+            return super().step(work)
+        numbers = numbers_of(self.batch(work))
+        assert self.decodes.serves(numbers)
+        for request, _ in work:
+            request.computed += 1
+        return list(self.decodes.forward(numbers, None).clone().unsqueeze(1))
+
+
+class Adapted(Engine):
+    """Gives the rows of some sequences the adapter in slot 1; some steps have none of them."""
+
+    def batch(self, work: Sequence[tuple[Request, int]]) -> StepBatch:
+        rows = [1 if len(request.ids) % 2 else -1 for request, n in work for _ in range(n)]
+        return replace(super().batch(work), adapters=adapter_rows(rows, self.cache.layers[0].device))
+
+
+class AdaptedReplayed(Adapted, Replayed):
+    """Both."""
+
+
+def numbers_of(batch: StepBatch) -> StepNumbers:
+    """Return a step of decodes as the host knows it."""
+    tensors = (batch.token_ids, batch.positions, batch.kv_slots, batch.block_tables)
+    ids, positions, kv_slots, tables = (tensor.cpu().numpy() for tensor in tensors)
+    ends, lengths = np.array(batch.query_starts[1:]), np.array(batch.context_lens)
+    adapters = batch.adapters.numbers if batch.adapters is not None else None
+    return StepNumbers(ids, positions, kv_slots, ends, lengths, tables, batch.n_decode, None, adapters)
+
+
+@torch.inference_mode()
+def decode(model: Decoder, kind: type[Engine] = Engine) -> tuple[list[torch.Tensor], Engine]:
+    """Decode sequences in changing company; returns each step's rows."""
+    engine = kind(model, block_tokens=16)
+    requests = [engine.admit(prompt(length + 2 * len(_STEPS), 300, seed)) for seed, length in enumerate(_LENGTHS)]
+    engine.step([(request, length) for request, length in zip(requests, _LENGTHS, strict=True)])
+    found = []
+    for number, n in enumerate(_STEPS):
+        company = [requests[(number + place) % len(requests)] for place in range(n)]
+        found.append(torch.cat(engine.step([(request, 1) for request in company])))
+    return found, engine
+
+
+def captured(engine: Engine) -> set[Sizes]:
+    assert isinstance(engine, Replayed)
+    assert isinstance(engine.decodes, CudaDecodes)
+    return set(engine.decodes._captured)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        pytest.param(CPU, torch.float32, id="recorded"),
+        *(pytest.param(CUDA, dtype, id=str(dtype), marks=on_gpu) for dtype in _TOLERANCE),
+    ],
+)
+@pytest.mark.parametrize("name", _CONFIGS)
+def test_replayed_decodes_are_what_eager_ones_are(
+    name: str, device: torch.device, dtype: torch.dtype, folder: Callable[[str], Path]
+) -> None:
+    model = load_model(folder(name), SingleRank(), backend_on(device, dtype))
+    expected, by_hand = decode(model)
+    found, engine = decode(model, Replayed)
+    for row, exact in zip(torch.cat(found).float(), torch.cat(expected).float(), strict=True):
+        limit = 1.0 if name == "mixtral" and dtype is not torch.float32 else _TOLERANCE[dtype]  # other experts at ties
+        assert (row - exact).norm() <= limit * exact.norm()
+    for kv, exact in zip(engine.cache.layers, by_hand.cache.layers, strict=True):
+        assert not kv[0].any(), "the null block"
+        if name != "mixtral":
+            assert (kv - exact).float().norm() <= _TOLERANCE[dtype] * exact.float().norm()
+    assert {sizes.n_rows for sizes in captured(engine)} == {1, 2, 4, 8}
+    assert {sizes.n_keys for sizes in captured(engine)} == {256, 512, 1024}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_replayed_decodes_over_codes_are_what_eager_ones_are(
+    name: str, device: torch.device, folder: Callable[[str], Path]
+) -> None:
+    dtype = torch.float32 if device is CPU else torch.bfloat16
+    model = load_model(folder("llama"), SingleRank(), backend_on(device, dtype, find_kv_format(name)))
+    (expected, _), (found, engine) = decode(model), decode(model, Replayed)
+    for row, exact in zip(torch.cat(found).float(), torch.cat(expected).float(), strict=True):
+        assert (row - exact).norm() <= _TOLERANCE[dtype] * exact.norm()
+    assert not any(kv[0].any() for kv in engine.cache.layers), "the null block"
+    assert captured(engine)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_replayed_decodes_with_adapters_are_what_eager_ones_are(
+    device: torch.device, folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base, dtype = folder("llama"), torch.float32 if device is CPU else torch.float16
+    write_adapter(base, tmp_path, dict.fromkeys(("q_proj", "v_proj", "o_proj", "down_proj"), 8), size=0.3)
+    model = load_model(base, SingleRank(), backend_on(device, dtype), adapters=AdapterLayers(2, 8))
+    model.adapters.put(1, model.adapters.read(read_adapter(tmp_path, describe(base), 8)))
+    (expected, _), (found, engine) = decode(model, Adapted), decode(model, AdaptedReplayed)
+    for row, exact in zip(torch.cat(found).float(), torch.cat(expected).float(), strict=True):
+        assert (row - exact).norm() <= _TOLERANCE[dtype] * exact.norm()
+    assert {sizes.adapted for sizes in captured(engine)} == {False, True}

@@ -1,0 +1,226 @@
+"""Attention over the paged cache: what its definition says, whatever lies in slots that nobody wrote."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from services.compute.kernels.attention import VectorAttention
+from services.compute.kernels.bfloat16 import Bfloat16Kernels
+from tests.unit.compute.kernels.conftest import Load
+from tests.unit.compute.kernels.numbers import HALF_ULP, assert_rounded, normal
+
+
+@dataclass(frozen=True)
+class Case:
+    work: tuple[tuple[int, int], ...]  # (rows, keys) of each sequence
+    n_kv: int = 1
+    group: int = 1
+    head_dim: int = 32
+    block_size: int = 16
+    window: int = 0
+    softcap: float = 0.0
+    sharpness: float = 1.0  # of the softmax
+    seed: int = 0
+
+    @property
+    def scale(self) -> float:
+        return self.sharpness * self.head_dim**-0.5
+
+
+@st.composite
+def works(draw: st.DrawFn) -> tuple[tuple[int, int], ...]:
+    lengths = draw(st.lists(st.integers(1, 150), min_size=1, max_size=4))
+    return tuple((draw(st.one_of(st.just(1), st.integers(1, length))), length) for length in lengths)
+
+
+def cases(head_dims: list[int], block_sizes: list[int]) -> st.SearchStrategy[Case]:
+    return st.builds(
+        Case,
+        work=works(),
+        n_kv=st.integers(1, 3),
+        group=st.integers(1, 20),
+        head_dim=st.sampled_from(head_dims),
+        block_size=st.sampled_from(block_sizes),
+        window=st.one_of(st.just(0), st.integers(1, 100)),
+        softcap=st.sampled_from([0.0, 1.5, 30.0]),
+        sharpness=st.sampled_from([0.3, 1.0, 6.0]),
+        seed=st.integers(0, 99),
+    )
+
+
+CASES = cases([32, 64, 96, 128, 160, 192, 224, 256], [16, 32, 48])
+
+
+# So many sequences that a thread takes several together, with prompts among them.
+MANY = Case(
+    (*((1, 20 + i) for i in range(23)), (17, 40), (1, 90), (2, 2), *((1, 70 - i) for i in range(20))), n_kv=3, group=3
+)
+# Of which a thread takes two of five heads together, and the last one alone; more heads than a thread takes at once.
+SOME = Case(tuple((1, 30 + 9 * i) for i in range(12)), n_kv=5, group=2)
+WIDE = Case(((1, 50), (2, 40), (1, 33)), group=140)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of our attention kernels in one dtype."""
+
+    dtype: torch.dtype
+    library: str
+    on_threads: Callable[[int], Bfloat16Kernels | VectorAttention]
+
+    @property
+    def kernels(self) -> Bfloat16Kernels | VectorAttention:
+        return self.on_threads(3)
+
+    @property
+    def weight_error(self) -> float:
+        """Of a weight when it meets its value, relative: products of bfloat16 alone round it to that."""
+        return 0.0 if self.library in ("avx512", "avx2", "neon") else HALF_ULP * 1.01
+
+
+@pytest.fixture(
+    params=[
+        "amx",
+        *(f"{x}{of}" for x in ("avx512_bf16", "neon_bf16") for of in ("", ":bfloat16")),
+        *(f"{x}{of}" for x in ("avx512", "avx2", "neon") for of in ("", ":bfloat16", ":float32")),
+    ]
+)
+def kind(request: pytest.FixtureRequest, load: Load) -> Kind:
+    library, _, dtype = request.param.partition(":")
+    load(request.param, 3)
+    return Kind(getattr(torch, dtype or "bfloat16"), library, functools.partial(load, request.param))
+
+
+@dataclass(frozen=True)
+class Data:
+    q: torch.Tensor  # [rows, heads * head_dim], in the middle of wider rows
+    cache: torch.Tensor  # [blocks, block_size, 2, n_kv, head_dim]: block 0 is zero, what is not a key's slot NaN
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    tables: torch.Tensor
+
+
+def lay_out(case: Case, dtype: torch.dtype) -> Data:
+    counts = [-(-keys // case.block_size) for _, keys in case.work]
+    order = (torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(case.seed)) + 1).tolist()
+    cache = torch.full((len(order) + 1, case.block_size, 2, case.n_kv, case.head_dim), torch.nan).to(dtype)
+    cache[0] = 0
+    tables = torch.zeros(len(counts), max(counts) + case.seed % 2, dtype=torch.int64)
+    starts = [0]
+    for index, (rows, keys) in enumerate(case.work):
+        tables[index, : counts[index]] = torch.tensor([order.pop() for _ in range(counts[index])])
+        slots = slots_of(tables[index], keys, case)
+        cache.flatten(0, 1)[slots] = normal(case.seed + index, keys, 2, case.n_kv, case.head_dim, dtype=dtype)
+        starts.append(starts[-1] + rows)
+    width = case.n_kv * case.group * case.head_dim
+    q = normal(case.seed + 50, starts[-1], width + 64, dtype=dtype)[:, 32 : 32 + width]
+    return Data(q, cache, torch.tensor(starts), torch.tensor([keys for _, keys in case.work]), tables)
+
+
+def slots_of(table: torch.Tensor, keys: int, case: Case) -> torch.Tensor:
+    positions = torch.arange(keys)
+    return table[positions // case.block_size] * case.block_size + positions % case.block_size
+
+
+def attend(kernels: Bfloat16Kernels | VectorAttention, case: Case, data: Data) -> torch.Tensor:
+    out = torch.full((data.q.shape[0] + 1, data.q.shape[1]), torch.nan, dtype=data.q.dtype)
+    numbers = (case.n_kv, case.group, case.head_dim, case.block_size, case.scale, case.softcap, case.window)
+    kernels.attend(data.q, out[:-1], data.cache, numbers, (data.starts, data.lengths, data.tables))
+    assert out[-1].isnan().all()
+    return out[:-1]
+
+
+def exactly(case: Case, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
+    """The definition in float64, and the mean size of the values that each result is made of."""
+    results, sizes = [], []
+    for index, (rows, keys) in enumerate(case.work):
+        kv = data.cache.flatten(0, 1)[slots_of(data.tables[index], keys, case)].double()  # [keys, 2, n_kv, head_dim]
+        k, v = (part.repeat_interleave(case.group, 1).transpose(0, 1) for part in kv.unbind(1))  # [heads, keys, dim]
+        q = data.q[data.starts[index] : data.starts[index + 1]].double()
+        q = q.view(rows, case.n_kv * case.group, case.head_dim).transpose(0, 1)  # [heads, rows, dim]
+        scores = q @ k.transpose(1, 2) * case.scale
+        if case.softcap:
+            scores = (scores / case.softcap).tanh() * case.softcap
+        distance = torch.arange(keys - rows, keys).unsqueeze(1) - torch.arange(keys)
+        weights = scores.masked_fill((distance < 0) | (distance >= (case.window or keys)), -torch.inf).softmax(-1)
+        results.append((weights @ v).transpose(0, 1).flatten(1))
+        sizes.append((weights @ v.abs()).transpose(0, 1).flatten(1))
+    return torch.cat(results), torch.cat(sizes)
+
+
+# 31 to 33 and 63 to 65 keys lie around the kernel's blocks; 17 query heads do not fit into one tile.
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(case=CASES)
+@example(Case(((31, 31), (1, 32), (2, 33), (1, 1)), n_kv=2, group=17, head_dim=256))
+@example(Case(((64, 65), (1, 63), (3, 64)), n_kv=3, group=3, head_dim=96, window=32, softcap=1.5))
+@example(Case(((1, 700), (90, 700)), group=7, head_dim=128, block_size=32, window=100, sharpness=6.0))
+@example(Case(((40, 40),), group=16, window=1))
+@example(Case(((9, 70),), group=15))
+@example(MANY)
+@example(SOME)
+@example(WIDE)
+def test_attention_is_what_its_definition_says(kind: Kind, case: Case) -> None:
+    data = lay_out(case, kind.dtype)
+    exact, sizes = exactly(case, data)
+    # Scores and sums are rounded to float32.
+    assert_rounded(attend(kind.kernels, case, data), exact, sizes * (kind.weight_error + 2e-5 * case.sharpness))
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(case=cases([8, 24, 40, 72, 80, 200, 248], [1, 5, 16, 24]))
+def test_vectors_take_more_shapes(kind: Kind, case: Case) -> None:
+    if kind.library == "amx":
+        pytest.skip("tiles are of 32 values and 16 positions")
+    data = lay_out(case, kind.dtype)
+    exact, sizes = exactly(case, data)
+    assert_rounded(attend(kind.kernels, case, data), exact, sizes * (kind.weight_error + 2e-5 * case.sharpness))
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(case=CASES, chosen=st.integers(0, 10_000))
+def test_a_row_is_the_same_alone_and_among_others(kind: Kind, case: Case, chosen: int) -> None:
+    """As a decode by itself, although it stood in the middle of a prompt among other sequences."""
+    data = lay_out(case, kind.dtype)
+    together = attend(kind.kernels, case, data)
+    row = chosen % together.shape[0]
+    index = int(torch.searchsorted(data.starts, row, right=True)) - 1
+    length = int(data.lengths[index] - (data.starts[index + 1] - 1 - row))
+    alone = Data(
+        data.q[row : row + 1],
+        data.cache,
+        torch.tensor([0, 1]),
+        torch.tensor([length]),
+        data.tables[index : index + 1, : -(-length // case.block_size)].contiguous(),
+    )
+    assert torch.equal(attend(kind.kernels, case, alone)[0], together[row])
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(case=CASES)
+@example(MANY)
+@example(SOME)
+@example(WIDE)
+def test_the_number_of_threads_changes_no_bit(kind: Kind, case: Case) -> None:
+    data = lay_out(case, kind.dtype)
+    expected = attend(kind.on_threads(1), case, data)
+    assert torch.equal(attend(kind.on_threads(2), case, data), expected)
+    assert torch.equal(attend(kind.kernels, case, data), expected)
+
+
+def test_scores_far_apart_and_equal(kind: Kind) -> None:
+    """One key takes everything; or all keys are alike, and the mean of the values is exact."""
+    case = Case(((1, 96),), head_dim=64, sharpness=1000.0)
+    data = lay_out(case, kind.dtype)
+    keys = data.cache.flatten(0, 1)[slots_of(data.tables[0], 96, case)]
+    best = int((keys[:, 0, 0].double() @ data.q[0].double()).argmax())
+    assert_rounded(attend(kind.kernels, case, data)[0], keys[best, 1, 0].double(), 1e-6)
+    data.q[:] = 0
+    exact, sizes = exactly(case, data)
+    assert_rounded(attend(kind.kernels, case, data), exact, sizes * 1e-6)  # 2^0 is exact, and so is its rounding

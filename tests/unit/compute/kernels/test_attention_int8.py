@@ -1,0 +1,139 @@
+"""Attention over a cache in int8: what its definition says of the numbers that codes stand for, and what is written."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from services.compute.backends.kv_formats import int8
+from services.compute.backends.shapes import KvShape
+from services.compute.kernels.bfloat16 import Bfloat16Kernels
+from tests.unit.compute.kernels.conftest import Load
+from tests.unit.compute.kernels.numbers import assert_rounded, normal
+from tests.unit.compute.kernels.test_attention import MANY, SOME, WIDE, Case, Data, Kind, attend, cases, exactly
+
+INT8 = int8.FORMAT.open()
+
+CASES = cases([8, 24, 64, 80, 128, 248, 256], [16, 32, 48])
+ROUNDED = 2e-4  # of a score, and of a value of size 1: queries and weights are rounded to 16 bits
+_slow = settings(
+    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
+
+
+@pytest.fixture(
+    params=["amx", "avx512_bf16", "avx512", "avx2", "avx2:float32", "avx512:float32", "neon_bf16", "neon:float32"]
+)
+def kind(request: pytest.FixtureRequest, load: Load) -> Kind:
+    library, _, dtype = request.param.partition(":")
+    load(request.param, 3)
+    return Kind(getattr(torch, dtype or "bfloat16"), library, functools.partial(load, request.param))
+
+
+def shape_of(case: Case) -> KvShape:
+    return KvShape(case.block_size, case.n_kv, case.head_dim)
+
+
+def lay_out(case: Case, dtype: torch.dtype) -> Data:
+    """Keys in scattered blocks; what is no key's slot has the largest code and a scale that is not a number."""
+    counts = [-(-keys // case.block_size) for _, keys in case.work]
+    order = (torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(case.seed)) + 1).tolist()
+    shape, tables, starts = (
+        shape_of(case),
+        torch.zeros(len(counts), max(counts) + case.seed % 2, dtype=torch.int64),
+        [0],
+    )
+    cache = INT8.allocate(len(order) + 1, shape, torch.device("cpu"))
+    cache[1:] = 127  # also the bytes of scales: 0x7f7f is 3e38, which overflows
+    for index, (rows, keys) in enumerate(case.work):
+        tables[index, : counts[index]] = torch.tensor([order.pop() for _ in range(counts[index])])
+        written = normal(case.seed + index, keys, shape.width, dtype=dtype)
+        INT8.put(cache, shape, slots_of(tables[index], keys, case), written)
+        starts.append(starts[-1] + rows)
+    width = case.n_kv * case.group * case.head_dim
+    q = normal(case.seed + 50, starts[-1], width + 64, dtype=dtype)[:, 32 : 32 + width]
+    return Data(q, cache, torch.tensor(starts), torch.tensor([keys for _, keys in case.work]), tables)
+
+
+def slots_of(table: torch.Tensor, keys: int, case: Case) -> torch.Tensor:
+    positions = torch.arange(keys)
+    return table[positions // case.block_size] * case.block_size + positions % case.block_size
+
+
+def as_numbers(case: Case, data: Data) -> Data:
+    """The same with what the codes stand for: [blocks, block_size, 2, n_kv, head_dim]."""
+    n_blocks = len(data.cache)
+    numbers = INT8.read(data.cache, shape_of(case), torch.arange(n_blocks * case.block_size), torch.float32, None)
+    kv = numbers.view(n_blocks, case.block_size, 2, case.n_kv, case.head_dim)
+    return Data(data.q, kv, data.starts, data.lengths, data.tables)
+
+
+@_slow
+@given(case=CASES)
+@example(Case(((31, 31), (1, 32), (2, 33), (1, 1)), n_kv=2, group=17, head_dim=256))
+@example(Case(((64, 65), (1, 63), (3, 64)), n_kv=3, group=3, head_dim=96, window=32, softcap=1.5))
+@example(Case(((40, 40),), group=16, window=1))
+@example(MANY)
+@example(SOME)
+@example(WIDE)
+def test_attention_is_what_its_definition_says(kind: Kind, case: Case) -> None:
+    data = lay_out(case, kind.dtype)
+    exact, sizes = exactly(case, as_numbers(case, data))
+    slack = ROUNDED * (1 + max(1.0, case.sharpness) * sizes)
+    assert_rounded(attend(kind.kernels, case, data), exact, slack)
+
+
+@_slow
+@given(case=CASES, chosen=st.integers(0, 10_000))
+def test_a_row_is_the_same_alone_and_among_others(kind: Kind, case: Case, chosen: int) -> None:
+    data = lay_out(case, kind.dtype)
+    together = attend(kind.kernels, case, data)
+    row = chosen % together.shape[0]
+    index = int(torch.searchsorted(data.starts, row, right=True)) - 1
+    length = int(data.lengths[index] - (data.starts[index + 1] - 1 - row))
+    table = data.tables[index : index + 1, : -(-length // case.block_size)].contiguous()
+    alone = Data(data.q[row : row + 1], data.cache, torch.tensor([0, 1]), torch.tensor([length]), table)
+    assert torch.equal(attend(kind.kernels, case, alone)[0], together[row])
+    assert torch.equal(attend(kind.on_threads(1), case, data), together)
+
+
+def test_what_is_not_finite_is_seen_where_it_is_read(kind: Kind) -> None:
+    """By a row that reads such a value or query; by no other."""
+    case = Case(((1, 40), (1, 40), (1, 40)), n_kv=2, group=2, head_dim=64)
+    data, shape = lay_out(case, kind.dtype), shape_of(case)
+    expected = attend(kind.kernels, case, data).view(3, 4, 64)
+    row = normal(case.seed, 40, shape.width, dtype=kind.dtype)[20:21]
+    row[0, shape.width // 2 + 64 + 7] = torch.nan  # of the second head's value
+    INT8.put(data.cache, shape, slots_of(data.tables[0], 40, case)[20:21], row)
+    data.q[1, 70] = torch.nan
+    found = attend(kind.kernels, case, data).view(3, 4, 64)
+    wrong = torch.tensor([[False, False, True, True], [False, True, False, False], [False] * 4])
+    assert torch.equal(found.isnan().all(-1), wrong)
+    assert torch.equal(found[~wrong], expected[~wrong])
+
+
+@pytest.mark.parametrize(("n", "head_dim"), [(1, 64), (40, 24), (70, 128), (5, 8)])
+def test_rows_are_written_as_torch_writes_them(kernels: Bfloat16Kernels, n: int, head_dim: int) -> None:
+    shape, block = KvShape(16, 3, head_dim), torch.device("cpu")
+    rows = normal(n, n, shape.width + 32)[:, 8 : 8 + shape.width]
+    sizes = torch.tensor([1.0, 1e-37, 1e-39, 1e37, 0.0])
+    rows *= sizes[torch.arange(n) % 5].unsqueeze(1).bfloat16()
+    slots = torch.randperm(6 * 16, generator=torch.Generator().manual_seed(n))[:n] + 16
+    expected, found = (INT8.allocate(8, shape, block) for _ in range(2))
+    INT8.put(expected, shape, slots, rows)
+    kernels.write_codes(found, slots, rows, 2 * shape.n_kv_heads, head_dim, 16)
+    assert torch.equal(found, expected)
+
+
+def test_a_head_with_a_number_that_is_not_finite_reads_as_such(kernels: Bfloat16Kernels) -> None:
+    shape, slots = KvShape(16, 1, 32), torch.tensor([3, 4])
+    rows = normal(0, 2, 64)
+    rows[0, 7], rows[1, 40] = torch.nan, -torch.inf
+    cache = INT8.allocate(1, shape, torch.device("cpu"))
+    kernels.write_codes(cache, slots, rows, 2, 32, 16)
+    read = INT8.read(cache, shape, slots, torch.float32, None)
+    assert read.isnan().view(2, 2, 32).all(-1).tolist() == [[True, False], [False, True]]

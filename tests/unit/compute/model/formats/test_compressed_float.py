@@ -1,0 +1,73 @@
+"""FP8 checkpoints of compressed-tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.compute.model.spec import ModelError
+from tests.unit.compute.model.conftest import Sample
+from tests.unit.compute.model.formats.checkpoints import Store, Stored, blocks, check, logits, write
+
+_LARGEST = 448.0  # of e4m3
+_BLOCKS = {"tensor": (0, 0), "channel": (1, 0), "group": (1, 16), "block": (20, 32)}
+
+
+def _config(strategy: str, **weights: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, **weights}
+    settings |= {"group": {"group_size": 16}, "block": {"block_structure": [20, 32]}}.get(strategy, {})
+    group = {"targets": ["Linear"], "weights": settings, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head", "re:.*gate$"],
+    }
+
+
+def _store(block: tuple[int, int]) -> Store:
+    def store(weight: Tensor) -> tuple[Stored, Tensor]:
+        codes, dense, scales = torch.empty_like(weight, dtype=torch.float8_e4m3fn), weight.clone(), []
+        for place in blocks(weight, block):
+            scale = (weight[place].abs().max() / _LARGEST).bfloat16()
+            codes[place] = (weight[place] / scale.float()).to(torch.float8_e4m3fn)
+            dense[place] = codes[place].float() * scale.float()
+            scales.append(scale)
+        grid = torch.stack(scales).view(-1, -(-weight.shape[1] // (block[1] or weight.shape[1])))
+        stored = {"weight": codes, "weight_scale": grid if block[0] else grid.view(1)}
+        return {**stored, "input_scale": torch.ones(1)}, dense
+
+    return store
+
+
+@pytest.mark.parametrize(
+    ("strategy", "variant"), [("tensor", "phi3"), ("channel", "qwen3_moe"), ("group", "llama"), ("block", "gpt_neox")]
+)
+def test_strategies(strategy: str, variant: str, sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    check(write(sample(variant), tmp_path, _config(strategy), _store(_BLOCKS[strategy])))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (_config("group") | {"format": "nvfp4-pack-quantized"}, r"format: 'nvfp4-pack-quantized' is not implemented"),
+        (_config("channel") | {"config_groups": {}}, r"config_groups: 0 groups; one is implemented"),
+        (_config("channel") | {"transform_config": {"u": {}}}, r"transform_config: \{'u': \{\}\} is not implemented"),
+        (_config("channel", num_bits=4), r"config_groups: num_bits: 4 of float is not implemented; allowed: 8"),
+        (_config("channel", type="int"), r"config_groups\.group_0\.weights\.type: 'int' is not implemented"),
+        (_config("tensor_group"), r"weights\.strategy: 'tensor_group' is not implemented"),
+        (_config("channel", twist=1), r"config_groups\.group_0\.weights\.twist: 1 is not implemented"),
+        (_config("tensor"), r"q_proj\.weight_scale: expected shape \[1, 1\], found \[48, 1\]"),
+    ],
+)
+def test_what_is_not_implemented_or_stored_is_refused_by_name(
+    config: dict[str, Any], message: str, sample: Callable[[str], Sample], tmp_path: Path
+) -> None:
+    made = sample("llama")
+    with pytest.raises(ModelError, match=message):
+        logits(write(made, tmp_path, config, _store((1, 0))))

@@ -1,0 +1,145 @@
+"""FP8 checkpoints: blocks, ragged ones too, and one scale for a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+
+from services.compute.model.families.naming import TensorRef
+from services.compute.model.formats.grids import GridReader
+from services.compute.model.formats.safetensors import TensorFiles
+from services.compute.model.loading.checkpoint import Checkpoint
+from services.compute.model.registry import read_spec
+from services.compute.model.shard import Shard
+from services.compute.model.spec import ModelError
+from tests.unit.compute.model.conftest import Sample
+from tests.unit.compute.model.formats.checkpoints import (
+    VARIANTS,
+    Store,
+    Stored,
+    blocks,
+    change,
+    check,
+    logits,
+    write,
+)
+
+_Q = "model.layers.1.self_attn.q_proj"
+_LARGEST = 448.0  # of e4m3
+
+
+def _store(block: tuple[int, int], suffix: str = "weight_scale_inv", dtype: torch.dtype = torch.float32) -> Store:
+    def store(weight: Tensor) -> tuple[Stored, Tensor]:
+        codes, dense, scales = torch.empty_like(weight, dtype=torch.float8_e4m3fn), weight.clone(), []
+        for place in blocks(weight, block):
+            scale = (weight[place].abs().max() / _LARGEST).to(dtype)
+            codes[place] = (weight[place] / scale.float()).to(torch.float8_e4m3fn)
+            dense[place] = codes[place].float() * scale.float()
+            scales.append(scale)
+        n_rows = -(-weight.shape[0] // block[0]) if block[0] else 1
+        grid = torch.stack(scales).view(n_rows, -1)
+        return {"weight": codes, suffix: grid if block[0] else grid.view(())}, dense
+
+    return store
+
+
+def _config(block: list[int] | None, **more: Any) -> dict[str, Any]:
+    return {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": block, **more}
+
+
+@pytest.fixture
+def made(sample: Callable[[str], Sample], tmp_path: Path) -> Sample:
+    return write(sample("llama"), tmp_path, _config([16, 16]), _store((16, 16)))
+
+
+@pytest.mark.parametrize(("variant", "block"), [("llama", (16, 16)), *((variant, (20, 32)) for variant in VARIANTS)])
+def test_blocks(variant: str, block: tuple[int, int], sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    """Those of 20 are ragged everywhere, and ranks share some."""
+    config = _config(list(block), fmt="e4m3", modules_to_not_convert=["lm_head"])
+    check(write(sample(variant), tmp_path, config, _store(block)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_scale_for_a_weight(dtype: torch.dtype, sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    """As AutoFP8 stores it, with a scale of activations that is not used."""
+
+    def store(weight: Tensor) -> tuple[Stored, Tensor]:
+        stored, dense = _store((0, 0), "weight_scale", dtype)(weight)
+        return {**stored, "input_scale": torch.tensor(0.5)}, dense
+
+    config = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+    check(write(sample("llama"), tmp_path, config, store))
+
+
+def test_transformers_computes_the_same_weights(made: Sample) -> None:
+    """By its own operation, which loading a model with it would need more than torch for."""
+    tensors, refs = load_file(made.folder / "model.safetensors"), {"x": TensorRef(f"{_Q}.weight")}
+    parts = {suffix: tensors[f"{_Q}.{suffix}"] for suffix in ("weight", "weight_scale_inv")}
+    with closing(TensorFiles(made.folder)) as files:
+        readers = tuple(GridReader(files, layout) for layout in read_spec(made.folder).quantization)
+        source = Checkpoint(files, refs, ("*",), quantized=readers)
+        weight = source.weight(Shard.whole("x", (48, 48)))
+    theirs = transformers.integrations.finegrained_fp8.Fp8Dequantize(None).convert(parts)["weight"]
+    assert torch.equal(weight.rows(0, 48), theirs)
+
+
+def test_a_module_that_is_stored_as_it_is(made: Sample) -> None:
+    """What is quantized is seen by the tensors, so a mixture needs no list."""
+    name, before = "model.layers.0.mlp.down_proj.weight", logits(made)
+
+    def dense(tensors: dict[str, Tensor]) -> None:
+        scales = tensors.pop(f"{name}_scale_inv").repeat_interleave(16, 0).repeat_interleave(16, 1)
+        tensors[name] = tensors[name].float() * scales
+
+    change(made.folder, dense)
+    assert (logits(made) - before).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda t: t.pop(f"{_Q}.weight_scale_inv"), rf"{_Q}\.weight_scale_inv: missing"),
+        (lambda t: t.pop(f"{_Q}.weight"), rf"{_Q}\.weight: missing"),
+        (
+            lambda t: t.update({f"{_Q}.weight_scale_inv": torch.ones(3, 2)}),
+            rf"{_Q}\.weight_scale_inv: expected shape \[3, 3\], found \[3, 2\]",
+        ),
+        (
+            lambda t: t.update({f"{_Q}.weight_scale_inv": torch.ones(3, 3, dtype=torch.uint8)}),
+            rf"{_Q}\.weight_scale_inv: expected F32 or F16 or BF16, found U8",
+        ),
+        (
+            lambda t: t.update({f"{_Q}.weight": t[f"{_Q}.weight"].float()}),
+            rf"{_Q}\.weight: expected F8_E4M3, found F32",
+        ),
+        (lambda t: t.update({f"{_Q}.bias": torch.ones(48)}), rf"{_Q}\.bias: not used"),
+    ],
+)
+def test_what_is_stored_otherwise_is_refused_by_name(
+    edit: Callable[[dict[str, Tensor]], object], message: str, made: Sample
+) -> None:
+    change(made.folder, edit)
+    with pytest.raises(ModelError, match=message):
+        logits(made)
+
+
+def test_a_bias_of_zeros_is_none(made: Sample) -> None:
+    """Some programs store one for every module that they quantize."""
+    change(made.folder, lambda tensors: tensors.update({f"{_Q}.bias": torch.zeros(48)}))
+    check(made)
+
+
+def test_fp8_that_no_configuration_explains_is_refused(made: Sample) -> None:
+    file = made.folder / "config.json"
+    file.write_text(file.read_text().replace("quantization_config", "_quantization_config"))
+    change(made.folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.endswith("scale_inv")])
+    with pytest.raises(ModelError, match=r"q_proj\.weight: expected F64 or F32 or F16 or BF16, found F8_E4M3"):
+        logits(made)

@@ -1,0 +1,146 @@
+"""A checkpoint's own pooling is obeyed, and any other one refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from services.compute.model.formats.gguf.metadata import Metadata, Value
+from services.compute.model.layers.head import load_dense
+from services.compute.model.loading.pooling import (
+    EmbeddingFiles,
+    Pooling,
+    PoolingKind,
+    read_embedding_files,
+    read_gguf_pooling,
+    read_pooling,
+)
+from services.compute.model.spec import ModelError
+from services.worker.rank.pooling import PooledSlots
+
+HIDDEN = torch.arange(12.0).view(4, 3) + 1
+
+
+def _write(folder: Path, modules: list[str] | None, pooling: dict[str, Any] | None) -> Path:
+    if modules is not None:
+        listed = [
+            {"idx": i, "path": f"{i}_{name}" if i else "", "type": f"sentence_transformers.models.{name}"}
+            for i, name in enumerate(modules)
+        ]
+        (folder / "modules.json").write_text(json.dumps(listed))
+    if pooling is not None:
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 3, **pooling}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "expected"),
+    [
+        (None, None, Pooling("mean", True)),
+        (["Transformer", "Pooling"], {"pooling_mode_mean_tokens": True}, Pooling("mean", False)),
+        (
+            ["Transformer", "Pooling", "Normalize"],
+            {"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True, "include_prompt": True},
+            Pooling("last", True),
+        ),
+        (["Transformer", "Pooling"], {"pooling_mode_cls_token": True}, Pooling("cls", False)),
+        (None, {"pooling_mode": "lasttoken"}, Pooling("last", True)),
+    ],
+)
+def test_what_is_stored_is_obeyed(
+    modules: list[str] | None, pooling: dict[str, Any] | None, expected: Pooling, tmp_path: Path
+) -> None:
+    assert read_pooling(_write(tmp_path, modules, pooling)) == expected
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "message"),
+    [
+        (None, {"pooling_mode_max_tokens": True}, "pooling_mode_max_tokens is not implemented"),
+        (None, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, r"cls_token \+ pooling_mode_mean"),
+        (None, {"pooling_mode_mean_tokens": False}, "pooling none is not implemented"),
+        (None, {"pooling_mode_mean_tokens": True, "include_prompt": False}, "include_prompt: False is not"),
+        (["Transformer", "Pooling", "LSTM"], None, "module 'LSTM' is not implemented"),
+        (["Transformer", "Pooling", "Normalize", "Dense"], None, "expected modules in the order"),
+        (["Transformer", "Pooling", "Dense"], None, "in_features: expected a positive integer, found None"),
+    ],
+)
+def test_anything_else_is_refused(
+    modules: list[str] | None, pooling: dict[str, Any] | None, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_pooling(_write(tmp_path, modules, pooling))
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("mean", HIDDEN.mean(dim=0)), ("cls", HIDDEN[0]), ("last", HIDDEN[-1])])
+def test_pools_of_chunks(kind: PoolingKind, expected: torch.Tensor) -> None:
+    for normalise in (False, True):
+        pools = PooledSlots(Pooling(kind, normalise))
+        pools.admit(5)
+        pools.add(5, 0, HIDDEN[:1])
+        pools.add(5, 1, HIDDEN[1:])
+        wanted = expected / expected.norm() if normalise else expected
+        with pytest.raises(ValueError, match="its chunk starts at 1 but 4 positions were summed"):
+            pools.add(5, 1, HIDDEN[1:])
+        assert pools.result(5) == pytest.approx(wanted.tolist())
+
+
+def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
+    """As EmbeddingGemma has two of them."""
+    folder = _write(tmp_path, ["Transformer", "Pooling", "Dense", "Dense", "Normalize"], {"pooling_mode": "mean"})
+    generator = torch.Generator().manual_seed(0)
+    expected = HIDDEN.mean(dim=0)
+    for index, (n_in, n_out, activation) in enumerate(((3, 5, "activation.Tanh"), (5, 4, "linear.Identity")), start=2):
+        place = folder / f"{index}_Dense"
+        place.mkdir()
+        settings = {"in_features": n_in, "out_features": n_out, "bias": index == 2}
+        settings |= {"activation_function": f"torch.nn.modules.{activation}"}
+        (place / "config.json").write_text(json.dumps(settings))
+        tensors = {"linear.weight": torch.randn(n_out, n_in, generator=generator)}
+        if index == 2:
+            tensors["linear.bias"] = torch.randn(n_out, generator=generator)
+        save_file(tensors, place / "model.safetensors")
+        expected = torch.nn.functional.linear(expected, tensors["linear.weight"], tensors.get("linear.bias"))
+        expected = expected.tanh() if index == 2 else expected
+    pooling = read_pooling(folder)
+    pools = PooledSlots(pooling, load_dense(folder, pooling.dense, 3, torch.device("cpu")))
+    pools.admit(0)
+    pools.add(0, 0, HIDDEN)
+    assert pools.result(0) == pytest.approx((expected / expected.norm()).tolist(), abs=1e-6)
+    with pytest.raises(ModelError, match="in_features: expected 7, found 3"):
+        load_dense(folder, pooling.dense, 7, torch.device("cpu"))
+    (folder / "2_Dense" / "config.json").write_text('{"activation_function": "torch.nn.GELU"}')
+    with pytest.raises(ModelError, match=r"activation_function: 'torch.nn.GELU' is not implemented; known: torch.nn"):
+        read_pooling(folder)
+
+
+def test_the_pooling_of_a_gguf_file() -> None:
+    values: dict[str, Value] = {"general.architecture": "bert", "bert.pooling_type": 2}
+    assert read_gguf_pooling(Metadata(Path("m.gguf"), values)).kind == "cls"
+    with pytest.raises(ModelError, match=r"bert.pooling_type: pooling 9 is not implemented; known: 0, 1"):
+        read_gguf_pooling(Metadata(Path("m.gguf"), values | {"bert.pooling_type": 9}))
+
+
+def test_prompts_and_the_longest_text_are_read(tmp_path: Path) -> None:
+    limits, named = tmp_path / "sentence_bert_config.json", tmp_path / "config_sentence_transformers.json"
+    assert read_embedding_files(tmp_path) == EmbeddingFiles()
+    limits.write_text('{"max_seq_length": 256, "do_lower_case": false}')
+    named.write_text('{"prompts": {"query": "Q: ", "document": ""}, "default_prompt_name": "query"}')
+    assert read_embedding_files(tmp_path) == EmbeddingFiles(256, {"query": "Q: ", "document": ""}, "query")
+    for file, text, says in (
+        (limits, '{"max_seq_length": 0}', "max_seq_length: expected a positive integer, found 0"),
+        (limits, '{"do_lower_case": true}', "do_lower_case: True is not implemented"),
+        (named, '{"prompts": {}, "default_prompt_name": "query"}', "'query' is none of no prompts"),
+        (named, '{"prompts": ["Q: "]}', r"prompts: expected texts by their names, found \['Q: '\]"),
+    ):
+        before = file.read_text()
+        file.write_text(text)
+        with pytest.raises(ModelError, match=says):
+            read_embedding_files(tmp_path)
+        file.write_text(before)

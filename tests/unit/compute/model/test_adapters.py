@@ -1,0 +1,296 @@
+"""An adapter computes what its base with W + scale * B A computes, and a row's adapter concerns that row alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from services.compute.backends.base import ModelBackend
+from services.compute.backends.batch import StepBatch
+from services.compute.backends.collectives import Communicator, SingleRank
+from services.compute.backends.opening import open_backend
+from services.compute.kernels.bfloat16 import Call, open_kernels, why_not
+from services.compute.model.adapters.served import read_adapter
+from services.compute.model.build import load_model
+from services.compute.model.layers.adapters import AdapterLayers
+from services.compute.model.registry import describe
+from services.compute.model.spec import ModelError
+from services.tools.merger.run import merge
+from tests.adapters import write_adapter
+from tests.unit.compute.kernels.test_capture import Computing
+from tests.unit.compute.model.conftest import Sample
+from tests.unit.compute.model.harness import CPU, Engine, Request, adapter_rows, lone_rank, run_ranks
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# Variant, ends of modules with their ranks, configuration, and the scale of each rank.
+CASES: dict[str, tuple[str, dict[str, int], dict[str, Any], Callable[[int], float]]] = {
+    "separate": ("llama", dict.fromkeys(LINEAR, 8), {}, lambda rank: 8 / rank),
+    "fused": ("phi3", {"qkv_proj": 1, "gate_up_proj": 1}, {"use_rslora": True}, lambda rank: 8 / sqrt(rank)),
+    "transposed": ("gpt2", {"c_attn": 16, "c_fc": 16}, {"fan_in_fan_out": True}, lambda rank: 8 / rank),
+    "by KV head": ("falcon_grouped", {"query_key_value": 64, "dense": 64}, {}, lambda rank: 8 / rank),
+    "latent": ("deepseek_v2", {"q_proj": 8, "o_proj": 8, "shared_experts.up_proj": 8}, {}, lambda rank: 8 / rank),
+    "patterns": (
+        "gemma2",
+        {"q_proj": 4, "1.mlp.down_proj": 2},
+        {"rank_pattern": {"layers.1.mlp.down_proj": 2}, "alpha_pattern": {"down_proj": 3}},
+        lambda rank: 3 / 2 if rank == 2 else 8 / 4,
+    ),
+}
+
+
+class AdaptedEngine(Engine):
+    """Gives each sequence's rows the adapter in `slots`, by the id of the request; -1 for none."""
+
+    def __init__(self, model: Any, comm: Communicator | None = None, default: int = -1) -> None:
+        super().__init__(model, comm or SingleRank())
+        self.slots: dict[int, int] = {}
+        self._default = default
+
+    def batch(self, work: Any) -> StepBatch:
+        rows = [self.slots.get(id(request), self._default) for request, n in work for _ in range(n)]
+        return replace(super().batch(work), adapters=adapter_rows(rows))
+
+
+def merged_logits(
+    base: Path, changes: dict[str, torch.Tensor], out: Path, ids: list[int], turned: bool
+) -> torch.Tensor:
+    """The logits of a checkpoint whose weights are the base's plus `changes`."""
+    shutil.copytree(base, out)
+    tensors = load_file(base / "model.safetensors")
+    tensors |= {name: tensors[name] + (change.t() if turned else change) for name, change in changes.items()}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "model.safetensors")
+    model = load_model(out, SingleRank(), open_backend(torch.float32, CPU))
+    return model.logits(Engine(model).run(ids, []))[:, : model.spec.vocab_size]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_merged_weights(
+    case: str, sample: Callable[[str], Sample], backend: ModelBackend, tmp_path: Path
+) -> None:
+    variant, modules, config, scale = CASES[case]
+    base, ids = sample(variant).folder, sample(variant).ids
+    raw = write_adapter(base, tmp_path / "a", modules, size=0.3, **config)
+    ranks = {name: next(rank for end, rank in reversed(modules.items()) if end in name) for name in raw}
+    changes = {name: change * scale(ranks[name]) for name, change in raw.items()}
+    expected = merged_logits(base, changes, tmp_path / "merged", ids, bool(config.get("fan_in_fan_out")))
+    adapter = read_adapter(tmp_path / "a", describe(base), 64)
+
+    def logits(comm: Communicator) -> torch.Tensor:
+        torch.set_num_threads(1)
+        model = load_model(base, comm, backend, adapters=AdapterLayers(2, 64))
+        model.adapters.put(1, model.adapters.read(adapter))
+        return model.logits(AdaptedEngine(model, comm, 1).run(ids, [7, 1, 20, 1]))
+
+    assert (logits(SingleRank())[:, : expected.shape[1]] - expected).abs().max() <= 1e-4
+    assert (sample(variant).logits - expected).abs().max() > 0.1
+    if case != "patterns" and backend.device == CPU:
+        for size in (2, 4) if case == "separate" else (2,):
+            parts = run_ranks(size, lambda rank: logits(rank))
+            together = torch.cat(parts, dim=-1)[:, : expected.shape[1]]
+            assert (together - expected).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
+    dtype: torch.dtype, sample: Callable[[str], Sample], tmp_path: Path
+) -> None:
+    """Also where steps are replayed, where an adapter is loaded in another's place, and for the base's own rows."""
+    base, ids = sample("llama").folder, sample("llama").ids
+    adapters = []
+    for seed, rank in ((1, 8), (2, 3)):
+        write_adapter(base, tmp_path / str(seed), dict.fromkeys(LINEAR, rank), seed=seed, size=0.3)
+        adapters.append(read_adapter(tmp_path / str(seed), describe(base), 16))
+    model = load_model(base, lone_rank(), open_backend(dtype, CPU), adapters=AdapterLayers(2, 16))
+
+    def run(slots: list[int], chunks: list[int]) -> list[torch.Tensor]:
+        """The last hidden states of sequences with these slots, computed together."""
+        engine, work = AdaptedEngine(model, lone_rank()), list[Request]()
+        for slot in slots:
+            work.append(engine.admit(ids))
+            engine.slots[id(work[-1])] = slot
+        for chunk in chunks[:-1]:
+            engine.step([(request, chunk) for request in work])
+        return [rows[-1] for rows in engine.step([(request, chunks[-1]) for request in work])]
+
+    plain = run([-1], [40, 1, 1, 1, 1])[0]
+    model.adapters.put(0, model.adapters.read(adapters[1]))
+    model.adapters.put(1, model.adapters.read(adapters[1]))
+    second = run([1], [40, 1, 1, 1, 1])[0]
+    model.adapters.put(0, model.adapters.read(adapters[0]))
+    first = run([0], [40, 1, 1, 1, 1])[0]
+    together = run([1, -1, 0, -1, 0], [37, 4, 1, 1, 1])
+    for found, expected in zip(together, (second, plain, first, plain, first), strict=True):
+        assert torch.equal(found, expected)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, plain)
+
+
+def test_steps_without_adapters_call_what_a_model_without_slots_calls(
+    sample: Callable[[str], Sample], tmp_path: Path
+) -> None:
+    """No kernel more, whatever the slots hold."""
+    if reason := why_not(torch.bfloat16):
+        pytest.skip(reason)
+    base, ids, kernels = sample("llama").folder, sample("llama").ids, open_kernels()
+    write_adapter(base, tmp_path / "a", dict.fromkeys(LINEAR, 8))
+    adapter = read_adapter(tmp_path / "a", describe(base), 8)
+
+    def calls(slots: int, slot: int) -> list[str]:
+        model = load_model(base, SingleRank(), Computing(kernels), adapters=AdapterLayers(slots, 8))
+        if slots:
+            model.adapters.put(0, model.adapters.read(adapter))
+        noted = list[Call]()
+        with kernels.noted_in(noted):
+            AdaptedEngine(model, default=slot).run(ids, [37, 1])
+        return [name for name, _ in noted]
+
+    plain = calls(0, -1)
+    assert calls(2, -1) == plain
+    assert len(calls(2, 0)) > len(plain) > 0
+
+
+def spoil(folder: Path, *, tensors: dict[str, torch.Tensor] | None = None, **config: Any) -> None:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    if tensors is not None:
+        stored = load_file(folder / "adapter_model.safetensors")
+        save_file({**stored, **tensors}, folder / "adapter_model.safetensors")
+
+
+Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
+REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "DoRA": (lambda f: spoil(f, use_dora=True), "use_dora: True is not implemented; `ryzanstein merge`"),
+    "whole modules": (lambda f: spoil(f, modules_to_save=["lm_head"]), r"modules_to_save: .* `ryzanstein merge`"),
+    "biases": (lambda f: spoil(f, bias="all"), "bias: 'all' is not implemented; `ryzanstein merge`"),
+    "another kind": (lambda f: spoil(f, peft_type="IA3"), "peft_type: expected LORA, found 'IA3'"),
+    "PiSSA": (lambda f: spoil(f, init_lora_weights="pissa"), "init_lora_weights: 'pissa' changes the base's weights"),
+    "a rank that is not the tensors'": (lambda f: spoil(f, r=5), "q_proj.lora_A.weight: rank 4 .* says 5"),
+    "a pattern": (lambda f: spoil(f, alpha_pattern={"(": 1}), "alpha_pattern: expected numbers by pattern"),
+    "an embedding": (
+        lambda f: spoil(f, tensors={"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 9)}),
+        r"embed_tokens.lora_embedding_A: not implemented .* `ryzanstein merge`",
+    ),
+    "the head": (
+        lambda f: spoil(
+            f,
+            tensors={
+                "base_model.model.lm_head.lora_A.weight": torch.ones(4, 48),
+                "base_model.model.lm_head.lora_B.weight": torch.ones(99, 4),
+            },
+        ),
+        "lm_head is an embedding or output head",
+    ),
+    "half a pair": (
+        lambda f: spoil(f, tensors={f"{Q0}x.lora_A.weight": torch.ones(4, 48)}),
+        "q_projx.lora_B.weight: missing",
+    ),
+    "another layer's shape": (
+        lambda f: spoil(f, tensors={f"{Q0}.lora_B.weight": torch.ones(7, 4)}),
+        "q_proj.lora_A.weight: made for a layer of 48 inputs and 7 outputs; this model's has 48 and 48",
+    ),
+    "a module that is not there": (
+        lambda f: spoil(
+            f,
+            tensors={
+                f"{Q0[:-12]}.x.lora_A.weight": torch.ones(4, 48),
+                f"{Q0[:-12]}.x.lora_B.weight": torch.ones(48, 4),
+            },
+        ),
+        "the model has no module",
+    ),
+    "a pickle": (
+        lambda f: (f / "adapter_model.safetensors").rename(f / "adapter_model.bin"),
+        "adapter_model.bin is a pickle",
+    ),
+    "nothing": (lambda f: save_file({}, f / "adapter_model.safetensors"), "holds no tensors of LoRA"),
+    "a cut file": (
+        lambda f: (f / "adapter_model.safetensors").write_bytes((f / "adapter_model.safetensors").read_bytes()[:-1]),
+        "cut off",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_implemented_is_refused_by_its_key(
+    what: str, sample: Callable[[str], Sample], tmp_path: Path
+) -> None:
+    base = sample("llama").folder
+    write_adapter(base, tmp_path, {"q_proj": 4})
+    model = describe(base)
+    assert read_adapter(tmp_path, model, 4).rank == 4
+    with pytest.raises(ModelError, match=r"rank 4; at most 2 \(RYZANSTEIN_ADAPTER_MAX_RANK\)"):
+        read_adapter(tmp_path, model, 2)
+    change, said = REFUSED[what]
+    change(tmp_path)
+    with pytest.raises(ModelError, match=said):
+        read_adapter(tmp_path, model, 4)
+
+
+def test_what_is_no_number_or_gone_is_refused_when_it_is_loaded(
+    sample: Callable[[str], Sample], tmp_path: Path
+) -> None:
+    base = sample("llama").folder
+    write_adapter(base, tmp_path, {"q_proj": 4})
+    adapter = read_adapter(tmp_path, describe(base), 4)
+    model = load_model(base, SingleRank(), open_backend(torch.float32, CPU), adapters=AdapterLayers(1, 8))
+    spoil(tmp_path, tensors={f"{Q0}.lora_A.weight": torch.full((4, 48), torch.nan)})
+    with pytest.raises(ModelError, match=r"layers.0.self_attn.q_proj.lora_A.weight: not all numbers are finite"):
+        model.adapters.read(adapter)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"adapter_model.safetensors"):
+        model.adapters.read(adapter)
+
+
+def test_a_merged_checkpoint_computes_what_base_and_adapter_do(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    base, ids = sample("llama_tied_biased").folder, sample("llama_tied_biased").ids
+    write_adapter(base, tmp_path / "a", dict.fromkeys(LINEAR, 4), size=0.3)
+    backend = open_backend(torch.float32, CPU)
+    model = load_model(base, SingleRank(), backend, adapters=AdapterLayers(1, 8))
+    model.adapters.put(0, model.adapters.read(read_adapter(tmp_path / "a", describe(base), 8)))
+    merge(base, tmp_path / "a", tmp_path / "m", lambda done, of: None)
+    merged = load_model(tmp_path / "m", SingleRank(), backend)
+    expected = model.logits(AdaptedEngine(model, default=0).run(ids, []))[:, : model.spec.vocab_size]
+    found = merged.logits(Engine(merged).run(ids, []))[:, : model.spec.vocab_size]
+    assert (found - expected).abs().max() <= 1e-4
+
+
+def test_merging_reads_what_serving_refuses(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    """DoRA, a bias, a table with factors, and a head of its own where the base ties it to the table."""
+    base = sample("llama_tied_biased").folder
+    before = load_file(base / "model.safetensors")
+    table, bias = before["model.embed_tokens.weight"], "model.layers.0.self_attn.q_proj.bias"
+    raw = write_adapter(base, tmp_path / "a", {"o_proj": 4}, size=0.3)
+    name, change = next(iter(raw.items()))
+    magnitude, a, b = torch.rand(48) + 1, torch.randn(4, 99), torch.randn(48, 4)
+    prefix = "base_model.model."
+    added = {
+        f"{prefix}{name.removesuffix('.weight')}.lora_magnitude_vector": magnitude,
+        f"{prefix}{bias}": torch.full_like(before[bias], 2.0),
+        f"{prefix}model.embed_tokens.lora_embedding_A": a,
+        f"{prefix}model.embed_tokens.lora_embedding_B": b,
+    }
+    spoil(tmp_path / "a", tensors=added, use_dora=True, bias="lora_only")
+    with pytest.raises(ModelError, match=r"use_dora: .* `ryzanstein merge`"):
+        read_adapter(tmp_path / "a", describe(base), 8)
+    merge(base, tmp_path / "a", tmp_path / "m", lambda done, of: None)
+    after = load_file(tmp_path / "m" / "model.safetensors")
+    whole = before[name] + 2 * change
+    direction = whole / whole.norm(dim=1, keepdim=True)
+    assert torch.allclose(after[name], magnitude.unsqueeze(1) * direction, atol=1e-5)
+    assert torch.equal(after[bias], added[f"{prefix}{bias}"])
+    assert torch.allclose(after["model.embed_tokens.weight"], table + 2 * (b @ a).t(), atol=1e-4)
+    assert torch.equal(after["lm_head.weight"], table)
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["tie_word_embeddings"] is False
+    spoil(tmp_path / "a", tensors={f"{prefix}model.norm.lora_B.bias": torch.ones(1)})
+    with pytest.raises(ModelError, match=r"model.norm.lora_B.bias: not implemented"):
+        merge(base, tmp_path / "a", tmp_path / "other", lambda done, of: None)
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,135 @@
+"""Adapters against PEFT itself: on bases whose weights are rounded to integers, and merged into their base."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+
+from services.compute.backends.base import ModelBackend
+from services.compute.backends.collectives import Communicator, SingleRank
+from services.compute.backends.opening import open_backend
+from services.compute.backends.torch.backend import TorchBackend
+from services.compute.backends.weights import Rounded
+from services.compute.cpu import has_vectors
+from services.compute.model.adapters.served import read_adapter
+from services.compute.model.build import load_model
+from services.compute.model.layers.adapters import AdapterLayers
+from services.compute.model.registry import describe
+from services.compute.model.spec import ModelError
+from services.compute.ranks.config import Quantization
+from services.tools.merger.run import merge
+from tests.adapters import write_adapter
+from tests.unit.compute.model.harness import CPU, Engine, run_ranks
+from tests.unit.compute.model.test_adapters import LINEAR, AdaptedEngine
+from tests.unit.compute.model.zoo import VARIANTS, prompt, write_checkpoint
+
+VOCABULARY = 203
+IDS = prompt(23, VOCABULARY, 1)
+GROUP = 32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base in `base`, and in `adapter` an adapter of all its linear layers."""
+    path = tmp_path_factory.mktemp("peft")
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    write_checkpoint(config, path / "base").float().save_pretrained(path / "base")
+    write_adapter(path / "base", path / "adapter", dict.fromkeys(LINEAR, 8), size=0.2, target_modules=list(LINEAR))
+    return path
+
+
+def with_peft(base: transformers.PreTrainedModel, folder: Path) -> PeftModel:
+    return PeftModel.from_pretrained(base, str(folder / "adapter")).eval()
+
+
+def rounded(base: transformers.PreTrainedModel, bits: int) -> None:
+    """Replace the weights by the numbers that their codes stand for; tables and heads have 8 bits."""
+    for name, weight in base.named_parameters():
+        if weight.dim() == 2:
+            here = bits if ".layers." in name else 8
+            codes = Rounded(weight.detach(), 0, weight.shape[1], here, GROUP)  # type: ignore[arg-type]
+            weight.data = codes.rows(0, len(weight)).float()
+
+
+def logits(folder: Path, comm: Communicator, backend: ModelBackend, quantization: Quantization) -> torch.Tensor:
+    model = load_model(folder / "base", comm, backend, quantization=quantization, adapters=AdapterLayers(1, 8))
+    model.adapters.put(0, model.adapters.read(read_adapter(folder / "adapter", describe(folder / "base"), 8)))
+    return model.logits(AdaptedEngine(model, comm, 0).run(IDS, [5])).float()
+
+
+@pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("int4", 4)])
+def test_on_rounded_weights_an_adapter_computes_what_peft_does_on_their_numbers(
+    folder: Path, quantization: Quantization, bits: int
+) -> None:
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
+    rounded(base, bits)
+    with torch.no_grad():
+        plain = base(torch.tensor([IDS])).logits[0]
+        expected = with_peft(base, folder)(torch.tensor([IDS])).logits[0]
+
+    def exact(comm: Communicator) -> torch.Tensor:
+        torch.set_num_threads(1)
+        return logits(folder, comm, TorchBackend(torch.float32, CPU), quantization)
+
+    for found in (exact(SingleRank()), torch.cat(run_ranks(2, exact), dim=-1)):
+        assert (found[:, :VOCABULARY] - expected).abs().max() <= 1e-4
+    change = (plain - expected).abs().mean()
+    if has_vectors():  # our kernels round activations, too
+        found = logits(folder, SingleRank(), open_backend(torch.bfloat16, CPU), quantization)
+        assert (found[:, :VOCABULARY] - expected).abs().mean() < 0.1 * change
+
+
+def test_a_merged_checkpoint_is_what_peft_merges(folder: Path, tmp_path: Path) -> None:
+    load: Callable[[Path], transformers.PreTrainedModel] = transformers.AutoModelForCausalLM.from_pretrained
+    expected = with_peft(load(folder / "base"), folder).merge_and_unload().state_dict()  # type: ignore[operator]
+    merge(folder / "base", folder / "adapter", tmp_path / "merged", lambda done, of: None)
+    found, before = load_file(tmp_path / "merged" / "model.safetensors"), load_file(folder / "base/model.safetensors")
+    assert found.keys() == before.keys()
+    changed = {name for name, tensor in found.items() if not torch.equal(tensor, before[name])}
+    assert len(changed) == 2 * len(LINEAR)
+    for name, tensor in found.items():
+        assert torch.allclose(tensor, expected[name], atol=1e-6, rtol=1e-5), name
+
+
+# Where the base has a layer's experts: by expert, as one tensor, and as one of [in, out] under transformers' own name.
+@pytest.mark.parametrize("variant", ["qwen3_moe", "granitemoe", "gpt_oss"])
+def test_experts_that_peft_adapts_as_one_parameter_are_merged_and_not_served(variant: str, tmp_path: Path) -> None:
+    base = write_checkpoint(VARIANTS[variant](), tmp_path / "base")
+    fused = ["experts.gate_up_proj", "experts.down_proj"]
+    config = LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj"], target_parameters=fused)
+    tuned = get_peft_model(base, config).eval()
+    for name, weight in tuned.named_parameters():
+        if "lora_" in name:
+            weight.data = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) * 0.2
+    tuned.save_pretrained(str(tmp_path / "adapter"))
+    ids = torch.tensor([prompt(20)])
+    with torch.no_grad():
+        expected = tuned(ids).logits[0]
+    with pytest.raises(ModelError, match=r"target_parameters: .* is not implemented; `ryzanstein merge`"):
+        read_adapter(tmp_path / "adapter", describe(tmp_path / "base"), 64)
+    merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged", lambda done, of: None)
+    model = load_model(tmp_path / "merged", SingleRank(), TorchBackend(torch.float32, CPU))
+    found = model.logits(Engine(model).run(ids[0].tolist(), []))[:, : model.spec.vocab_size]
+    assert (found - expected).abs().max() <= 1e-4
+    settings = tmp_path / "adapter/adapter_config.json"
+    changed = json.loads(settings.read_text()) | {"rank_pattern": {"experts.down_proj": 3}}
+    settings.write_text(json.dumps(changed))
+    with pytest.raises(ModelError, match=r"experts.lora_A.weight: 8 rows .*; 4 experts of rank 3 have 12"):
+        merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "other", lambda done, of: None)
+    settings.write_text(json.dumps(changed | {"target_parameters": ["mlp.experts.x", "block_sparse_moe.experts.x"]}))
+    with pytest.raises(ModelError, match=r"target_parameters: .*experts.x is not implemented for this model"):
+        merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "other", lambda done, of: None)

@@ -1,0 +1,203 @@
+"""On CPU a row's bits depend on its own sequence alone: not on neighbours, their order, chunks or prefix hits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.compute.backends.collectives import SingleRank
+from services.compute.backends.cpu.ops import OneDnnOps
+from services.compute.backends.names import Activation
+from services.compute.backends.opening import open_backend
+from services.compute.model.build import load_model
+from services.compute.model.decoder import Decoder
+from tests.unit.compute.model.harness import CPU, Engine, Request, cut
+from tests.unit.compute.model.zoo import prompt, write_checkpoint
+
+Dtype = torch.dtype
+Load = Callable[[str, Dtype], Decoder]
+
+_SHAPE = {"vocab_size": 300, "num_hidden_layers": 2, "max_position_embeddings": 2048, "tie_word_embeddings": True}
+_CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    # Wide enough in K for oneDNN to choose kernels by the number of rows, were it allowed to.
+    "llama": lambda: transformers.LlamaConfig(
+        **_SHAPE, hidden_size=256, intermediate_size=1536, num_attention_heads=4, num_key_value_heads=2
+    ),
+    "mistral_window": lambda: transformers.MistralConfig(
+        **_SHAPE,
+        hidden_size=128,
+        intermediate_size=256,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=160,
+        sliding_window=70,
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(
+        **_SHAPE,
+        hidden_size=128,
+        intermediate_size=256,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        sliding_window=None,
+    ),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **_SHAPE,
+        hidden_size=128,
+        intermediate_size=256,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        attn_logit_softcapping=5.0,
+        sliding_window=40,
+    ),
+    "olmo2": lambda: transformers.Olmo2Config(
+        **_SHAPE, hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=4
+    ),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=192, n_layer=2, n_head=6, n_positions=2048),
+}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    folders: dict[str, Path] = {}
+
+    @functools.cache
+    def make(name: str, dtype: torch.dtype) -> Decoder:
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp(name)
+            write_checkpoint(_CONFIGS[name](), folders[name])
+        return load_model(folders[name], SingleRank(), open_backend(dtype, CPU))
+
+    return make
+
+
+@functools.cache
+def _ids(seed: int, length: int) -> list[int]:
+    return prompt(length, 300, seed)
+
+
+def _alone(model: Decoder, dtype: torch.dtype, ids: list[int]) -> torch.Tensor:
+    """One prefill of everything: what every other way must reproduce."""
+    return Engine(model, block_tokens=16).run(ids, [])
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.parametrize("name", _CONFIGS)
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_request_is_the_same_in_any_company_and_chunking(
+    name: str, dtype: str, load: Load, data: st.DataObject
+) -> None:
+    model, kind = load(name, _DTYPES[dtype]), _DTYPES[dtype]
+    lengths = data.draw(st.lists(st.integers(1, 150), min_size=2, max_size=5))
+    engine = Engine(model, block_tokens=16)
+    requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
+    chunks = [cut(length, data.draw(st.lists(st.integers(1, 70), max_size=6))) for length in lengths]
+    found = _serve(engine, requests, chunks, data)
+    for seed, (length, hidden) in enumerate(zip(lengths, found, strict=True)):
+        assert torch.equal(hidden, _alone(model, kind, _ids(seed, length))), (seed, length)
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.parametrize("name", _CONFIGS)
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_last_row_is_the_same_whatever_else_is_wanted(name: str, dtype: str, load: Load, data: st.DataObject) -> None:
+    model, kind = load(name, _DTYPES[dtype]), _DTYPES[dtype]
+    lengths = sorted(data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=5)))
+    engine = Engine(model, block_tokens=16)
+    requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
+    parts = [data.draw(st.integers(0, length - 1)) for length in lengths]
+    for request, part in zip(requests, parts, strict=True):
+        if part:
+            engine.last_rows([(request, part)], [])
+    work = sorted(zip(requests, [len(r.ids) - r.computed for r in requests], strict=True), key=lambda one: one[1] > 1)
+    wanted = data.draw(st.lists(st.sampled_from(range(len(work))), unique=True).map(sorted))
+    found = engine.last_rows(work, wanted)
+    assert len(found) == len(wanted)
+    for place, hidden in zip(wanted, found, strict=True):
+        assert torch.equal(hidden, _alone(model, kind, work[place][0].ids)[-1])
+
+
+def _serve(engine: Engine, requests: list[Request], chunks: list[list[int]], data: st.DataObject) -> list[torch.Tensor]:
+    """Compute all requests, in each step a random choice of them in random order."""
+    found: list[list[torch.Tensor]] = [[] for _ in requests]
+    while any(chunks):
+        open_ = [i for i, left in enumerate(chunks) if left]
+        chosen = data.draw(st.lists(st.sampled_from(open_), min_size=1, unique=True))
+        for i, hidden in zip(chosen, engine.step([(requests[i], chunks[i].pop(0)) for i in chosen]), strict=True):
+            found[i].append(hidden)
+    return [torch.cat(parts) for parts in found]
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma2", "olmo2"])
+def test_long_contexts_decode_as_they_prefill(name: str, dtype: str, load: Load) -> None:
+    """Beyond the kernel's key block, and beyond one tile of prefill rows."""
+    model, ids = load(name, _DTYPES[dtype]), _ids(7, 1100)
+    expected = _alone(model, _DTYPES[dtype], ids)
+    engine = Engine(model, block_tokens=16)
+    assert torch.equal(engine.run(ids, [500, *[1] * 40, 9, 300, *[1] * 40, 170]), expected)
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_a_full_batch_of_decodes_equals_each_alone(dtype: str, load: Load) -> None:
+    model, kind = load("llama", _DTYPES[dtype]), _DTYPES[dtype]
+    engine = Engine(model, block_tokens=16)
+    lengths = [3, 64, 65, 66, 127, 128, 300, 31] * 5
+    requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
+    engine.step([(request, len(request.ids) - 1) for request in requests])
+    together = engine.step([(request, 1) for request in requests])
+    logits = model.logits(torch.cat(together))
+    for seed, (length, hidden) in enumerate(zip(lengths, together, strict=True)):
+        expected = _alone(model, kind, _ids(seed, length))[-1:]
+        assert torch.equal(hidden, expected), (seed, length)
+        assert torch.equal(logits[seed : seed + 1], model.logits(expected)), (seed, length)
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_a_prefix_hit_equals_a_miss(dtype: str, load: Load) -> None:
+    model, kind = load("llama", _DTYPES[dtype]), _DTYPES[dtype]
+    engine = Engine(model, block_tokens=16)
+    first = engine.admit(_ids(1, 100))
+    engine.step([(first, 100)])
+    second = engine.admit([*first.ids[:96], *_ids(2, 40)])
+    second.table[:6], second.computed = first.table[:6], 96
+    hit = engine.step([(second, 40)])[0]
+    assert torch.equal(hit, _alone(model, kind, second.ids)[96:])
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_leftovers_in_free_blocks_cannot_leak(dtype: str, load: Load) -> None:
+    """A block handed on holds another request's values, even NaN, until they are overwritten."""
+    model, kind = load("llama", _DTYPES[dtype]), _DTYPES[dtype]
+    engine = Engine(model, block_tokens=16)
+    for kv in engine.cache.layers:
+        kv[1:] = torch.nan
+    assert torch.equal(engine.run(_ids(4, 90), [30, 1, 50]), _alone(model, kind, _ids(4, 90)))
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
+def test_activations_do_not_depend_on_layout_or_on_how_threads_divide_them(
+    name: Activation, dtype: str, n_threads: int
+) -> None:
+    gate = torch.randn(61, 2 * 1056, generator=torch.Generator().manual_seed(0)).to(_DTYPES[dtype]).chunk(2, -1)[0]
+    act = OneDnnOps(_DTYPES[dtype]).activation(name)
+    expected = torch.cat([act(row) for row in gate.split(1)])
+    torch.set_num_threads(n_threads)
+    try:
+        for n in (2, 16, 32, 33, 47, 61):
+            assert torch.equal(act(gate[:n]), expected[:n])
+    finally:
+        torch.set_num_threads(1)

@@ -1,0 +1,224 @@
+"""Every switch of the spec matters: with one of them wrong, the comparison with transformers fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from services.compute.backends.shapes import Routing
+from services.compute.model.spec import LatentSpec, LayerSpec, ModelError, ModelSpec, MoeSpec, QueryScale, RopeSpec
+from tests.unit.compute.model.conftest import Sample
+from tests.unit.compute.model.harness import Engine, load_changed
+from tests.unit.compute.model.test_encoders import SWITCHES as _OF_ENCODERS
+
+# (variant, switch, wrong value)
+_MODEL: list[tuple[str, str, Any]] = [
+    ("llama", "vocab_size", 100),
+    ("llama", "hidden_size", 40),
+    ("llama", "ffn_size", 32),
+    ("llama", "n_heads", 2),
+    ("llama", "n_kv_heads", 4),
+    ("llama", "head_dim", 24),
+    ("gpt2", "max_positions", 64),
+    ("gpt2", "norm", "rms"),
+    ("llama", "norm_eps", 0.1),
+    ("gemma", "norm_offset", 0.0),
+    ("llama", "pre_norm", False),
+    ("gemma2", "post_norm", False),
+    ("gpt_neox", "parallel_residual", False),
+    ("gpt_neox", "shared_norm", True),
+    ("falcon", "shared_norm", False),
+    ("nemotron", "norm_offset", 0.0),
+    ("bloom", "embed_norm", False),
+    ("bloom", "alibi", False),
+    ("arcee", "activation", "relu"),
+    ("hunyuan_v1_dense", "qk_norm_rotated", False),
+    ("phi", "head_bias", False),
+    ("qwen3", "qk_norm", None),
+    ("qwen3", "qk_norm", "full"),
+    ("olmo2", "qk_norm", "head"),
+    ("gpt2", "learned_positions", False),
+    ("qwen2", "qkv_bias", False),
+    ("gpt2", "o_bias", False),
+    ("gpt2", "mlp_bias", False),
+    ("gpt2", "norm_bias", False),
+    ("llama", "mlp", "plain"),
+    ("llama", "activation", "gelu"),
+    ("gpt2", "activation", "gelu"),
+    ("gemma", "activation", "silu"),
+    ("gpt2_unscaled_wide", "activation", "silu"),
+    ("llama", "tied", True),
+    ("granite", "attention_scale", 0.25),
+    ("gemma2", "attention_softcap", None),
+    ("llama4", "qk_norm", None),
+    ("bitnet", "sub_norm", False),
+    ("bitnet", "activation", "relu"),
+    ("apertus", "activation", "relu2"),
+    ("gpt_oss", "activation", "silu"),
+    ("gpt_oss", "sinks", False),
+    ("deepseek_v2", "latent", LatentSpec(rank=24, query_rank=0, nope_dim=10, rope_dim=8, value_dim=10)),
+    ("gemma2", "logit_softcap", None),
+    ("gemma", "embedding_scale", 1.0),
+    ("granite", "residual_scale", 1.0),
+    ("granite", "logit_scale", 1.0),
+]
+_ROPE: list[tuple[str, str, Any]] = [
+    ("llama", "theta", 20_000.0),
+    ("phi3_partial", "rotary_dim", 12),
+    ("llama_linear", "kind", "default"),
+    ("llama_llama3", "kind", "linear"),
+    ("llama_yarn", "kind", "linear"),
+    ("phi3_longrope", "kind", "default"),
+    ("llama_linear", "factor", 2.0),
+    ("llama_yarn", "original_max_positions", 64),
+    ("llama_llama3", "low_freq_factor", 2.0),
+    ("llama_llama3", "high_freq_factor", 8.0),
+    ("llama_yarn", "beta_fast", 2.0),
+    ("llama_yarn_mscale", "beta_slow", 0.01),
+    ("llama_yarn", "truncate", False),
+    ("llama_yarn_mscale", "attention_factor", 1.0),
+    ("phi3_longrope_short", "short_factors", (1.0,) * 6),
+    ("phi3_longrope", "long_factors", (1.0,) * 6),
+    ("phimoe_longrope", "long_attention_factor", None),
+]
+_MOE: list[tuple[str, str, Any]] = [
+    ("mixtral", "n_experts", 3),
+    ("mixtral", "ffn_size", 32),
+    ("mixtral", "routing", Routing(n_active=1, normalise=True)),
+    ("qwen2_moe", "shared_size", 20),
+    ("qwen2_moe", "shared_gate", False),
+    ("gpt_oss", "bias", False),
+]
+_ROUTING: list[tuple[str, str, Any]] = [
+    ("mixtral", "n_active", 1),
+    ("qwen3_moe", "normalise", False),
+    ("qwen3_moe_unnormalised", "normalise", True),
+    ("glm4_moe", "scores", "softmax"),
+    ("glm4_moe", "corrected", False),
+    ("glm4_moe", "n_groups", 1),
+    ("glm4_moe", "n_kept_groups", 2),
+    ("glm4_moe", "group_score", "max"),
+    ("glm4_moe", "scale", 1.0),
+    ("phimoe", "scores", "softmax"),
+    ("phimoe", "jitter", 0.05),
+    ("llama4", "on_inputs", False),
+]
+_LAYER: list[tuple[str, str, Any]] = [
+    ("mistral", "window", None),
+    ("mistral", "window", 14),
+    ("llama4", "chunk", None),
+    ("llama4", "chunk", 24),
+    ("llama", "rope", None),
+    ("ministral3", "query_scale", None),
+    ("mixtral", "moe", None),
+]
+_SCALE: list[tuple[str, str, Any]] = [("ministral3", "beta", 0.4), ("ministral3", "period", 17), ("llama4", "first", 0)]
+_LATENT: list[tuple[str, str, Any]] = [
+    ("deepseek_v3", "rank", 20),
+    ("deepseek_v3", "query_rank", 0),
+    ("deepseek_v3", "nope_dim", 10),
+    ("deepseek_v3", "rope_dim", 4),
+    ("deepseek_v3", "value_dim", 8),
+]
+# Not part of the computation; how weights are stored has its own tests (tests/unit/compute/model/formats).
+_DESCRIPTIVE = {
+    *("family", "left_out", "dtype", "eos_token_ids", "layers", "generates", "quantization"),
+    *("in_layers", "in_tables"),  # what a file stores, for the prediction of memory
+}
+
+
+def _agrees(sample: Sample, mutate: Callable[[ModelSpec], ModelSpec]) -> bool:
+    model = load_changed(sample.folder, mutate)
+    logits = model.logits(Engine(model).run(sample.ids, [30]))[:, : sample.logits.shape[1]]
+    return bool((logits - sample.logits).abs().max() <= 1e-4)
+
+
+def _must_fail(sample: Sample, mutate: Callable[[ModelSpec], ModelSpec]) -> None:
+    assert _agrees(sample, lambda spec: spec)
+    try:
+        agrees = _agrees(sample, mutate)
+    except ModelError:  # a tensor is missing, left over or of another shape
+        return
+    assert not agrees
+
+
+def _in_layers(change: Callable[[LayerSpec], LayerSpec]) -> Callable[[ModelSpec], ModelSpec]:
+    return lambda spec: replace(spec, layers=tuple(change(layer) for layer in spec.layers))
+
+
+@pytest.mark.parametrize(("variant", "switch", "wrong"), _MODEL)
+def test_model_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
+    _must_fail(sample(variant), lambda spec: replace(spec, **{switch: wrong}))
+
+
+@pytest.mark.parametrize(("variant", "switch", "wrong"), _ROPE)
+def test_rope_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
+    def change(layer: LayerSpec) -> LayerSpec:
+        assert layer.rope is not None
+        return replace(layer, rope=replace(layer.rope, **{switch: wrong}))
+
+    _must_fail(sample(variant), _in_layers(change))
+
+
+@pytest.mark.parametrize(("variant", "switch", "wrong"), _MOE)
+def test_moe_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
+    def change(layer: LayerSpec) -> LayerSpec:
+        return replace(layer, moe=replace(layer.moe, **{switch: wrong})) if layer.moe else layer
+
+    _must_fail(sample(variant), _in_layers(change))
+
+
+@pytest.mark.parametrize(("variant", "switch", "wrong"), _ROUTING)
+def test_routing_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
+    def change(layer: LayerSpec) -> LayerSpec:
+        moe = layer.moe and replace(layer.moe, routing=replace(layer.moe.routing, **{switch: wrong}))
+        return replace(layer, moe=moe)
+
+    _must_fail(sample(variant), _in_layers(change))
+
+
+@pytest.mark.parametrize(("variant", "switch", "wrong"), _LAYER)
+def test_layer_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
+    _must_fail(sample(variant), _in_layers(lambda layer: replace(layer, **{switch: wrong})))
+
+
+@pytest.mark.parametrize(("variant", "switch", "wrong"), _SCALE)
+def test_query_scale_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
+    def change(layer: LayerSpec) -> LayerSpec:
+        return replace(layer, query_scale=layer.query_scale and replace(layer.query_scale, **{switch: wrong}))
+
+    _must_fail(sample(variant), _in_layers(change))
+
+
+@pytest.mark.parametrize(("variant", "switch", "wrong"), _LATENT)
+def test_latent_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
+    def change(spec: ModelSpec) -> ModelSpec:
+        assert spec.latent is not None
+        return replace(spec, latent=replace(spec.latent, **{switch: wrong}))
+
+    _must_fail(sample(variant), change)
+
+
+@pytest.mark.parametrize("variant", ["gemma3", "smollm3"])
+def test_layers_of_one_model_may_differ(variant: str, sample: Callable[[str], Sample]) -> None:
+    """Gemma 3 has a rope and a window for each kind of layer, SmolLM 3 a rope for one: exchanging kinds must show."""
+    _must_fail(sample(variant), lambda spec: replace(spec, layers=spec.layers[1:] + spec.layers[:1]))
+
+
+def test_no_switch_is_left_out() -> None:
+    tables = (
+        *(
+            (ModelSpec, [*_MODEL, *_OF_ENCODERS]),
+            (RopeSpec, _ROPE),
+            (MoeSpec, _MOE),
+            (Routing, _ROUTING),
+            (LayerSpec, _LAYER),
+        ),
+        *((QueryScale, _SCALE), (LatentSpec, _LATENT)),
+    )
+    for kind, table in tables:
+        mutated = {switch for _, switch, _ in table}
+        assert {field.name for field in fields(kind)} - _DESCRIPTIVE == mutated
