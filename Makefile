@@ -76,7 +76,7 @@ lint: $(STAMPS)/dev ## Linters, types, import rules, scripts, spelling, docstrin
 	$(BIN)/clang-format --dry-run --Werror $(filter %.c %.h,$(KERNELS))
 	$(BIN)/typos
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yaml
-	$(BIN)/interrogate services trainer
+	$(BIN)/interrogate services
 
 format: $(STAMPS)/dev ## Format the code
 	$(BIN)/ruff check --fix .

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -292,17 +290,6 @@ def finetune(
     hyper |= {"lora_rank": lora_rank, "quantization": quantization}
     body = {"model": model, **({"suffix": suffix} if suffix else {})}
     command.run(command.Gateway(url.rstrip("/"), api_key), file, validation, body, hyper, watch=watch)
-
-
-@app.command(
-    "train-tiny", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-)
-def train_tiny(context: typer.Context) -> None:
-    """Train ryzanstein-tiny from scratch (options: ryzanstein train-tiny --help)."""
-    if not find_spec("trainer"):
-        raise CommandError("the trainer comes with a clone, not with the package: run `make install` in one, then this")
-    command = [sys.executable, "-m", "trainer", "train", *context.args]
-    raise typer.Exit(subprocess.call(command, env=os.environ))
 
 
 app.add_typer(checkpoints)

@@ -231,17 +231,3 @@ def test_serve_is_up_and_the_model_needs_no_option() -> None:
         )  # fmt: skip
     two = CliRunner().invoke(app, ["up", "a/b", "--model", "a/c"])
     assert two.stderr == "ryzanstein: MODEL a/b and --model a/c: give one of them\n"
-
-
-def test_train_tiny_passes_its_options_to_the_trainer() -> None:
-    command = [str(Path(sys.executable).parent / "ryzanstein"), "train-tiny", "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    for option in ("--steps", "--minutes", "--out", "--device", "--seed"):
-        assert option in shown.stdout
-
-
-def test_train_tiny_says_where_the_trainer_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.cli.main.find_spec", lambda _: None)  # as in an installation from a wheel
-    answer = CliRunner().invoke(app, ["train-tiny"])
-    assert answer.exit_code == 1
-    assert "comes with a clone" in answer.stderr

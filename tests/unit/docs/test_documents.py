@@ -82,7 +82,7 @@ def test_commands_variables_and_metrics_exist() -> None:
 def named_in(text: str) -> dict[str, set[str]]:
     """What a page names, by kind."""
     return {
-        "python -m": set(re.findall(r"python -m ((?:bench|loadtest|services|trainer)[\w.]*\w)", text)),
+        "python -m": set(re.findall(r"python -m ((?:bench|loadtest|services)[\w.]*\w)", text)),
         "make": set(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE)),
         "variable": set(re.findall(r"\bRYZANSTEIN_[A-Z_]*[A-Z]\b(?!_?\*)", text)),
         "metric": suffixes_removed(
