@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from services.compute import cpu
 from services.compute.backends.cpu.ops import OneDnnOps
 from services.compute.backends.weights import Dense, Stacked
-from services.worker import cpu
 from services.worker.native.model_files import read_model_files
 from services.worker.native.startup import group_config
 from services.worker.settings import WorkerSettings

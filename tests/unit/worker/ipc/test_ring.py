@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.compute.ranks import futex
 from services.compute.ranks.futex import Counter, Patience
 from services.compute.ranks.segment import Segment
-from services.worker.ipc import futex
 from services.worker.ipc.ring import RingCorruptedError, RingReader, RingWriter, ring_bytes
 
 CAPACITY = 512
