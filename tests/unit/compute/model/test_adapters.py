@@ -51,7 +51,7 @@ class AdaptedEngine(Engine):
     """Gives each sequence's rows the adapter in `slots`, by the id of the request; -1 for none."""
 
     def __init__(self, model: Any, comm: Communicator | None = None, default: int = -1) -> None:
-        super().__init__(model, comm or SingleRank())
+        super().__init__(model, comm or SingleRank(), block_tokens=16)  # the size that every kernel takes
         self.slots: dict[int, int] = {}
         self._default = default
 

@@ -60,7 +60,7 @@ def logits(folder: Path, size: int, open_one: Callable[[], ModelBackend], quanti
     def work(rank: ThreadRank) -> torch.Tensor:
         torch.set_num_threads(1)
         model = load_model(folder, rank, open_one(), quantization=quantization)
-        return model.logits(Engine(model, rank).run(IDS, [5]))
+        return model.logits(Engine(model, rank, block_tokens=16).run(IDS, [5]))
 
     return torch.cat(run_ranks(size, work), dim=-1)[:, :203].float()
 
