@@ -1,4 +1,4 @@
-# Two commands set everything up: `make run` and `make test`. Both need only Python 3.11+ and make.
+# Two commands set everything up: `make run` and `make test`. Both need only make and Python 3.11+ with venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

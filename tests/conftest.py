@@ -15,6 +15,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+pytest_plugins = ["tests.left_out"]
+
 ALONE = "tests/chaos/"  # its faults end within times that a busy machine does not keep
 SHARED = ("tests/e2e/", "tests/images/", "tests/charts/")  # folders whose files share a stack, or what Helm rendered
 STACKS = "tests/integration/"  # long, and mostly waiting: units fill the cores beside them

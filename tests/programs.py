@@ -1,16 +1,65 @@
-"""The programs of Kubernetes that tests call: from ``RYZANSTEIN_TEST_BIN`` first, then from ``PATH``."""
+"""The programs that tests call and no wheel brings: each is there, or what needs it is skipped and says how to have it.
+
+A test needs one by the mark `needs("curl")` or by its path, `program("curl")`. They are looked for in the folder
+`RYZANSTEIN_TEST_BIN` first, then on `PATH`. Where `RYZANSTEIN_REQUIRE=1`, a missing one is a failure.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-CHART = Path(__file__).resolve().parents[1] / "charts" / "ryzanstein"
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "charts" / "ryzanstein"
+
+
+@dataclass(frozen=True)
+class Program:
+    """How to have it; the names of its file, by default its own; and, if its version matters, what shows that."""
+
+    source: str
+    files: tuple[str, ...] = ()
+    asked: str = ""
+    answers: str = ""  # a regular expression
+
+
+DEBIAN = {
+    "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+    "chromedriver": "chromium-driver",
+    "chromium": "chromium",
+    "curl": "curl",
+    "free": "procps",
+    "ip": "iproute2",
+    "npm": "npm",
+    "objdump": "binutils",
+    "openssl": "openssl",
+    "ps": "procps",
+    "qemu-aarch64": "qemu-user",
+    "ss": "iproute2",
+    "vmstat": "procps",
+}
+_HELM, _PROMETHEUS = "https://helm.sh/docs/intro/install", "https://prometheus.io/download"
+PROGRAMS = {
+    **{name: Program(f"apt install {packages}") for name, packages in DEBIAN.items()},
+    **{
+        f"helm {major}": Program(_HELM, (f"helm{major}", "helm"), "version --short", rf"^v{major}\.")
+        for major in (3, 4)
+    },
+    "git": Program("apt install git, in a clone of the repository", (), f"-C {ROOT} rev-parse HEAD", r"^\w{40}$"),
+    "jaeger": Program("https://www.jaegertracing.io/download"),
+    "kubectl": Program("https://kubernetes.io/docs/tasks/tools"),
+    "prometheus": Program(_PROMETHEUS),
+    "promtool": Program(_PROMETHEUS),
+    # With TLS, which the wheels' have not.
+    "redis 7": Program("apt install redis-server", ("redis-server",), "--version", r"v=(?:[7-9]|\d\d)\."),
+}
 
 
 def search_path() -> str:
@@ -19,29 +68,33 @@ def search_path() -> str:
 
 
 def required() -> bool:
-    """Whether a missing program or cluster is a failure, as in the gate, instead of a skip."""
-    return os.environ.get("RYZANSTEIN_REQUIRE_CLUSTER") == "1"
+    """Whether a missing program, image or cluster is a failure, as in the gate, instead of a skip."""
+    return os.environ.get("RYZANSTEIN_REQUIRE") == "1"
 
 
-def missing(what: str) -> str:
-    """Skip the calling test loudly, or fail it where nothing may be left out."""
-    reason = f"{what} is not there: put it on PATH, or its folder into RYZANSTEIN_TEST_BIN"
+def left_out(reason: str) -> str:
+    """Skip the calling test, or fail it where nothing may be left out."""
     if required():
-        pytest.fail(reason)
+        pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
 
 
+def program(name: str) -> str:
+    """The path of a program; without it the calling test is left out."""
+    return find(name) or left_out(f"{name} is not there: {PROGRAMS[name].source}")
+
+
 @cache
-def program(name: str) -> str | None:
+def find(name: str) -> str | None:
     """The path of a program, if it is there."""
-    return shutil.which(name, path=search_path())
-
-
-@cache
-def helm(major: int) -> str | None:
-    """Helm of this major version, whether it is called ``helm3``, ``helm4`` or ``helm``."""
-    for path in filter(None, (program(f"helm{major}"), program("helm"))):
-        version = subprocess.run([path, "version", "--short"], capture_output=True, text=True, check=True).stdout
-        if version.startswith(f"v{major}."):
-            return path
+    wanted = PROGRAMS[name]
+    for file in wanted.files or (name,):
+        for folder in search_path().split(os.pathsep):
+            path = shutil.which(file, path=folder)
+            if path and (not wanted.asked or re.search(wanted.answers, _answer(path, wanted.asked))):
+                return path
     return None
+
+
+def _answer(path: str, asked: str) -> str:
+    return subprocess.run([path, *asked.split()], capture_output=True, text=True, check=False).stdout

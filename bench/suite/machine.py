@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +33,9 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The checked-out commit, with "+changes" if tracked files differ from it."""
+    """The checked-out commit, with "+changes" if tracked files differ from it; "unknown" without git or a clone."""
+    if not shutil.which("git") or not (PROJECT / ".git").exists():
+        return "unknown"
     changed = _git("status", "--porcelain", "--untracked-files=no")
     return _git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
 

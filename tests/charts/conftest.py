@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.charts.rendering import ALL_VALUES, HELMS, Rendered, render
-from tests.programs import helm, missing
+from tests.programs import program
 
 
 @pytest.fixture(scope="session", autouse=True)
 def helms() -> None:
     """Helm 3 and 4 are there; otherwise all of these tests are skipped, or fail where that must not be."""
     for major in HELMS:
-        if helm(major) is None:
-            missing(f"Helm {major}")
+        program(f"helm {major}")
 
 
 @pytest.fixture(params=ALL_VALUES, ids=lambda path: path.stem)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.charts.rendering import Rendered
-from tests.redis_users import modern_server
+from tests.programs import program
 
 
 @contextmanager
@@ -30,8 +30,8 @@ def running(rendered: Rendered, folder: Path, ports: dict[str, int]) -> Iterator
     places = re.compile("|".join(map(re.escape, instead)))
     for name, text in config["data"].items():
         (folder / name).write_text(places.sub(lambda found: instead[found[0]], text))
-    environment = {"PATH": f"{Path(modern_server()).parent}:{os.environ['PATH']}"}
-    with subprocess.Popen(["sh", folder / "start.sh"], stdout=subprocess.DEVNULL, env=environment) as redis:
+    folders = f"{Path(program('redis 7')).parent}:{os.environ['PATH']}"
+    with subprocess.Popen(["sh", folder / "start.sh"], stdout=subprocess.DEVNULL, env={"PATH": folders}) as redis:
         try:
             yield
         finally:

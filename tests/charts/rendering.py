@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tests.programs import CHART, helm, missing
+from tests.programs import CHART, program
 
 Object = dict[str, Any]
 
@@ -108,7 +108,7 @@ def _pods(objects: list[Object]) -> Iterator[Pod]:
 
 def run_helm(*args: str, major: int = 3, stdin: str = "") -> str:
     """What Helm writes; raises RenderError with its complaint."""
-    command = [helm(major) or missing(f"Helm {major}"), *args]
+    command = [program(f"helm {major}"), *args]
     alone = os.environ | {"GOGC": "off", "GOMAXPROCS": "1"}  # it ends before a collection or a second core pays
     done = subprocess.run(command, input=stdin, env=alone, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:

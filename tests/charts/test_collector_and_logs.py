@@ -28,7 +28,7 @@ from services.gateway.spans import FIRST_TOKEN_MS
 from tests.charts.network import Edge, edges, rules
 from tests.charts.rendering import Object, Rendered, RenderError, environment, render
 from tests.otlp import Collector, collecting
-from tests.programs import missing, program
+from tests.programs import program
 
 SERVICES = ("gateway", "router", "coordinator", "worker")
 COLLECTOR = "monitoring: {collector: {enabled: true, waitSeconds: 1}}\ntracing: {ratio: 0}"
@@ -65,7 +65,7 @@ def _running(config: Object, folder: Path) -> Iterator[int]:
     port, health = free_port(), free_port()
     text = yaml.safe_dump(config).replace(":4317", f":{port}", 1).replace(":13133", f":{health}")
     (folder / "config.yaml").write_text(text.replace("0.0.0.0", "127.0.0.1"))
-    command = [program("jaeger") or missing("jaeger"), "--config", str(folder / "config.yaml")]
+    command = [program("jaeger"), "--config", str(folder / "config.yaml")]
     with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as collector:
         try:
             deadline = time.monotonic() + 180

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.charts.rendering import Object, Rendered, environment, render
-from tests.programs import missing, program
+from tests.programs import program
 
 OPERATOR = "monitoring: {mode: operator, operator: {labels: {release: prometheus}}}"
 WATCHERS = {"prometheus", "grafana", "jaeger"}
@@ -105,7 +105,7 @@ def test_alerts_on_what_is_not_there_are_off() -> None:
 
 @pytest.mark.parametrize("inline", ["", "monitoring: {rules: {kubernetes: true, gpu: true, slo: {ttftSeconds: 0.5}}}"])
 def test_prometheus_takes_its_configuration(inline: str, tmp_path: Path) -> None:
-    promtool = program("promtool") or missing("promtool")
+    promtool = program("promtool")
     data = render(inline=inline).named("ConfigMap", "ryzanstein-prometheus")["data"]
     (tmp_path / "rules.yml").write_text(data["rules.yml"])
     (tmp_path / "prometheus.yml").write_text(data["prometheus.yml"].replace("/etc/prometheus", str(tmp_path)))

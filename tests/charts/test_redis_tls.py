@@ -16,7 +16,6 @@ from tests.certificates import DAY, DOMAIN
 from tests.charts.redis_scripts import running
 from tests.charts.rendering import NAMESPACE, RELEASE, environment, render
 from tests.integration.router.processes import until
-from tests.redis_users import modern_server
 
 HOST = f"{RELEASE}-redis.{NAMESPACE}.svc.cluster.local"
 PLAIN, TLS = 6379, 6380
@@ -55,9 +54,8 @@ def show(folder: Path, by: Authority) -> None:
         (folder / name).write_bytes(content)
 
 
+@pytest.mark.needs("redis 7")
 async def test_its_certificate_is_verified_and_renewed_without_a_restart(tmp_path: Path) -> None:
-    if not modern_server():
-        pytest.skip("no redis-server of version 7 or newer is installed")
     old, new = Authority.new(DAY), Authority.new(DAY)
     show(tmp_path / "etc/tls", old)
     password = tmp_path / "etc/redis/current/password"

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from services.common.ports import free_port
-from tests.programs import CHART, helm, missing, program, search_path
+from tests.programs import CHART, program, search_path
 
 Object = dict[str, Any]
 
@@ -55,12 +55,12 @@ class Kube:
 
     def kubectl(self, *args: str, stdin: str = "", timeout_s: float = 60) -> str:
         """What kubectl writes to its standard output; raises CommandError."""
-        kubectl = program("kubectl") or missing("kubectl")
+        kubectl = program("kubectl")
         return self._run([kubectl, "--namespace", self.namespace, *args], stdin, timeout_s)
 
     def helm(self, *args: str, major: int = 3, timeout_s: float = 60) -> str:
         """What Helm of this major version writes to its standard output; raises CommandError."""
-        command = [helm(major) or missing(f"Helm {major}"), "--namespace", self.namespace, *args]
+        command = [program(f"helm {major}"), "--namespace", self.namespace, *args]
         return self._run(command, "", timeout_s)
 
     def apply(self, *objects: Object, args: tuple[str, ...] = ()) -> str:
@@ -101,7 +101,7 @@ class Kube:
     @contextmanager
     def forward(self, service: str, port: int) -> Iterator[str]:
         """`kubectl port-forward` to a Service; yields the URL."""
-        kubectl = program("kubectl") or missing("kubectl")
+        kubectl = program("kubectl")
         command = [kubectl, "--kubeconfig", str(self.kubeconfig), "-n", self.namespace]
         local = free_port()
         command += ["port-forward", f"service/{service}", f"{local}:{port}"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from tests.programs import CHART, helm, missing, search_path
+from tests.programs import CHART, program, search_path
 
 # No node of the test's cluster has Grafana's image.
 HELM = """#!/bin/sh
@@ -43,7 +42,7 @@ class Terminal:
         (folder / "kubeconfig").write_text(yaml.safe_dump(config))
         (folder / "charts").symlink_to(CHART.parent)
         (folder / "bin").mkdir()
-        (folder / "bin" / "helm").write_text(HELM.format(helm=helm(3) or missing("Helm 3")))
+        (folder / "bin" / "helm").write_text(HELM.format(helm=program("helm 3")))
         (folder / "bin" / "helm").chmod(0o755)
         return cls(folder, folder / "kubeconfig")
 
@@ -51,8 +50,7 @@ class Terminal:
         """What a shell makes of it that stops at the first failure."""
         path = f"{self.folder / 'bin'}{os.pathsep}{search_path()}"
         environment = {**os.environ, "PATH": path, "KUBECONFIG": str(self.kubeconfig)}
-        shell = shutil.which("bash") or missing("bash")
-        command = [shell, "-euo", "pipefail", "-c", FORWARD.sub(FORWARDED, text)]
+        command = ["bash", "-euo", "pipefail", "-c", FORWARD.sub(FORWARDED, text)]
         return subprocess.run(
             command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=600, check=False
         )

@@ -15,7 +15,7 @@ from tests.cluster.installation import Installation
 from tests.cluster.kube import Kube, Object, client_pod
 from tests.cluster.terminal import Terminal
 from tests.commands import ROOT, Place, commands
-from tests.programs import CHART, missing, program
+from tests.programs import CHART, program
 
 pytestmark = pytest.mark.timeout(900)
 FILE = re.compile(r"<!-- file: (?P<name>\S+) -->\n```yaml\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -56,7 +56,7 @@ spec: {podMonitorSelector: {matchLabels: {release: kube-prometheus-stack}}, podM
 @pytest.fixture
 def terminal(kubeconfig: Path, tmp_path: Path) -> Iterator[Terminal]:
     yield Terminal.open(tmp_path, kubeconfig, "llm")
-    kubectl = program("kubectl") or missing("kubectl")
+    kubectl = program("kubectl")
     subprocess.run(
         [kubectl, "--kubeconfig", kubeconfig, "delete", "namespace", "llm", "--ignore-not-found"], check=True
     )

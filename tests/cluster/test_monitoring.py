@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import time
 
@@ -15,7 +14,7 @@ from tests.cluster.conftest import IMPATIENT
 from tests.cluster.installation import Installation
 from tests.cluster.load import Load, Traffic
 from tests.cluster.prometheus import Prometheus
-from tests.programs import CHART, missing, search_path
+from tests.programs import CHART, search_path
 from tests.unit.monitoring.panels import EVENTS, panels, shows
 
 RUNBOOKS = CHART.parents[1] / "docs" / "runbooks"
@@ -97,7 +96,7 @@ def test_the_way_from_a_slow_request_to_its_trace(installed: Installation) -> No
         for name, value in names.items():
             text = text.replace(name, value)
         environment = {**os.environ, "PATH": search_path(), "KUBECONFIG": str(installed.kube.kubeconfig)}
-        command = [shutil.which("bash") or missing("bash"), "-c", text]
+        command = ["bash", "-c", text]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         return done.stdout
 

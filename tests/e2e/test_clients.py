@@ -63,7 +63,7 @@ def test_a_python_client(stack: RunningStack, request: pytest.FixtureRequest, na
     run(request.getfixturevalue("python"), CLIENTS / name / "talk.py", stack.url)
 
 
-@pytest.mark.skipif(not shutil.which("npm"), reason="needs npm")
+@pytest.mark.needs("npm")
 @pytest.mark.parametrize("name", asked_for(NODE))
 def test_a_node_client(stack: RunningStack, tmp_path: Path, name: str) -> None:
     folder = shutil.copytree(CLIENTS / name, tmp_path / name)

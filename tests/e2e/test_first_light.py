@@ -106,6 +106,7 @@ def test_chat_in_a_pipe_prints_the_answer_alone(stack: RunningStack) -> None:
     assert answered.stderr == ""
 
 
+@pytest.mark.needs("curl")
 def test_the_printed_curl_line_answers_what_is_dead_is_replaced_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     """In one installation, whose start takes longer than all of them. A stopped worker is in the chaos tests."""
     options = ("--api-key", "a-key", "--served-model-name", "mine", "--max-model-len", "512", "--host", "0.0.0.0")

@@ -21,7 +21,7 @@ import yaml
 
 from services.common.ports import free_port
 from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running
-from tests.programs import CHART, missing, program
+from tests.programs import CHART, program
 from tests.stack import ryzanstein
 from tests.unit.monitoring.exported import rules
 from tests.unit.monitoring.panels import EVENTS, panels, shows
@@ -87,7 +87,7 @@ def _jaeger(folder: Path, otlp: int, query: int) -> Iterator[None]:
     for old, new in ((4317, otlp), (16686, query), (13133, health), (16685, free_port())):
         text = text.replace(f":{old}", f":{new}").replace("0.0.0.0", "127.0.0.1")
     (folder / "jaeger.yaml").write_text(text)
-    jaeger = program("jaeger") or missing("jaeger")
+    jaeger = program("jaeger")
     with process("jaeger", jaeger, "--config", str(folder / "jaeger.yaml"), folder=folder):
         wait("Jaeger", lambda: _answers(f"http://127.0.0.1:{health}/status"))
         yield
@@ -118,7 +118,7 @@ def _prometheus(folder: Path, port: int, targets: dict[str, int]) -> Iterator[No
         f"--storage.tsdb.path={folder}/tsdb",
         f"--web.listen-address={listen}",
     )
-    prometheus = program("prometheus") or missing("prometheus")
+    prometheus = program("prometheus")
     with process("prometheus", prometheus, *args, folder=folder):
         wait("Prometheus", lambda: _answers(f"http://{listen}/-/ready"))
         yield

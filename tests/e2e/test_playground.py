@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 from collections.abc import Iterator
 from hashlib import sha256
@@ -27,10 +26,10 @@ from services.gateway.http.playground import PLAYGROUND
 from services.gateway.tenants.keys import digest_of
 from tests.adapters import write_adapter
 from tests.e2e.page import Page
+from tests.programs import program
 from tests.stack import RunningStack, running_stack
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs Debian's chromium and chromium-driver")
+pytestmark = pytest.mark.needs("chromium", "chromedriver")
 KEY = "a-key"
 LONG = {"type": "array", "items": {"type": "string", "maxLength": 40}, "minItems": 40, "maxItems": 40}
 HARMFUL = """Look: <script>window.harmed = 1</script> <img src=x onerror="window.harmed = 2"> &lt;b&gt;
@@ -113,7 +112,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[webdriver.Chrome]:
     options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
+    options.binary_location = program("chromium")
     for argument in (
         "--headless=new",
         "--no-sandbox",
@@ -124,7 +123,7 @@ def browser() -> Iterator[webdriver.Chrome]:
     ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options, Service(DRIVER))
+    browser = webdriver.Chrome(options, Service(program("chromedriver")))
     yield browser
     browser.quit()
 

@@ -84,6 +84,7 @@ def run(block: Block, stack: RunningStack) -> str:
     return ran.stdout
 
 
+@pytest.mark.needs("curl")
 def test_curl_gets_the_capital_of_france(stack: RunningStack) -> None:
     answer = json.loads(run(block_with("curl"), stack))
     assert "Paris" in answer["choices"][0]["message"]["content"]

@@ -1,7 +1,4 @@
-"""The images that `make images` has built.
-
-Without them the tests are skipped with a reason; with ``RYZANSTEIN_REQUIRE_IMAGES=1``, as in the gate, they fail.
-"""
+"""The images that `make images` has built."""
 
 from __future__ import annotations
 
@@ -17,15 +14,9 @@ import pytest
 
 from deploy.docker.build import REPOSITORY, ROOT, tool
 from tests.images.image import Image
+from tests.programs import left_out
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-
-
-def missing(what: str) -> None:
-    reason = f"{what}; `make images` builds the images that these tests are about"
-    if os.environ.get("RYZANSTEIN_REQUIRE_IMAGES") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
@@ -33,10 +24,10 @@ def image() -> Iterator[Callable[[str], Image]]:
     """Gives the image of a target."""
     builder = tool()
     if builder is None:
-        missing("neither docker nor podman nor buildah is there")
+        left_out("neither docker nor podman nor buildah is there: apt install buildah, then make images")
         return
     if builder[0] == "buildah" and os.geteuid() != 0:
-        missing("with buildah, starting images takes root")
+        left_out("with buildah, starting images takes root")
     with ExitStack() as stack:
 
         @cache
@@ -44,7 +35,7 @@ def image() -> Iterator[Callable[[str], Image]]:
             name = f"{REPOSITORY}:{target}-{VERSION}"
             kind = ["inspect", "--type", "image"] if builder[0] == "buildah" else ["image", "inspect"]
             if subprocess.run([*builder, *kind, name], capture_output=True, check=False).returncode:
-                missing(f"there is no image {name}")
+                left_out(f"there is no image {name}: make images")
             return Image(builder, name, _mounted(builder, name, stack) if builder[0] == "buildah" else None)
 
         yield open_image

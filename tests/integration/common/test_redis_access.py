@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import urllib.request
@@ -29,6 +28,7 @@ from services.common.redis_outage import AGAIN_S, RedisOutage
 from services.common.tasks import end_tasks
 from tests.integration.router.processes import Service, coordinator_process, router_process, until
 from tests.models import BUNDLED_MODEL
+from tests.programs import program
 
 PASSWORD = "p@ss/w:r#d?%"  # nothing of it may be read as a part of a URL
 LEASE = Lease("w", "incarnation", "host:1", "tiny", "serving")
@@ -43,15 +43,15 @@ class SecuredRedis:
             "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ours",
             "req -newkey rsa:2048 -nodes -keyout key.pem -out request.pem -subj /CN=redis",
         ):
-            subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+            subprocess.run([program("openssl"), *command.split()], cwd=folder, check=True, capture_output=True)
         (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
         sign = "x509 -req -in request.pem -CA ca.pem -CAkey ca.key -out cert.pem -days 2 -extfile names"
-        subprocess.run(["openssl", *sign.split()], cwd=folder, check=True, capture_output=True)
+        subprocess.run([program("openssl"), *sign.split()], cwd=folder, check=True, capture_output=True)
         options = f"--port {self.port} --tls-port {self.tls_port} --tls-cert-file cert.pem --tls-key-file key.pem"
         options += " --tls-ca-cert-file ca.pem --tls-auth-clients no --save "
         user = "--requirepass admin --user services on ~* &* +@all -config"
         self.process = subprocess.Popen(
-            ["redis-server", *options.split(), "", *user.split(), f">{PASSWORD}"],
+            [program("redis 7"), *options.split(), "", *user.split(), f">{PASSWORD}"],
             cwd=folder,
             stdout=subprocess.DEVNULL,
         )
@@ -66,8 +66,6 @@ class SecuredRedis:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredRedis]:
-    if not shutil.which("redis-server") or not shutil.which("openssl"):
-        pytest.skip("redis-server and openssl are not installed")
     running = SecuredRedis(tmp_path_factory.mktemp("redis"))
 
     async def up() -> bool:

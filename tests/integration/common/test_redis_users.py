@@ -25,7 +25,7 @@ from services.router.sessions import Binding, Sessions
 from services.worker.api.adapter_pins import follow_pins
 from services.worker.engine.request import AdapterRef
 from tests.integration.router.processes import until
-from tests.redis_users import COMPONENTS, REFUSED, modern_server, nobodys, others, rules
+from tests.redis_users import COMPONENTS, REFUSED, SERVER, nobodys, others, rules
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -43,11 +43,8 @@ LEASE = Lease("w", "incarnation", "host:1", "tiny", "serving")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def users(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Redis]]:
     """A client of each component, and of `admin`, who may do everything."""
-    server = modern_server()
-    if not server:
-        pytest.skip("no redis-server of version 7 or newer is installed")
     socket = tmp_path_factory.mktemp("redis") / "r.sock"
-    command = [server, "--port", "0", "--unixsocket", str(socket), "--save", ""]
+    command = [str(SERVER), "--port", "0", "--unixsocket", str(socket), "--save", ""]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: ASYNC220  # starting takes no time
     async with AsyncExitStack() as stack:
         admin = await stack.enter_async_context(open_redis(RedisAccess(f"unix://{socket}"), 5))

@@ -14,6 +14,7 @@ import pytest
 
 from bench.reading import higher, lower, read_readings, write_readings
 from bench.suite import rounds
+from bench.suite.machine import commit
 from bench.suite.rounds import BenchError, gather, run_round
 from bench.suite.steps import STEPS, Step, chosen, turned
 from services.cli.benchmarks.results import Better, Results, read_results, readable
@@ -45,11 +46,17 @@ def test_each_round_gave_a_sample(results: Results) -> None:
     assert results.metrics["scheduler/64 decodes/step p50"].median > 1
 
 
+@pytest.mark.needs("git")
 def test_a_run_says_on_what_it_was_taken(results: Results) -> None:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
     assert head.startswith(results.commit.removesuffix("+changes"))
     assert int(results.machine["cores"]) >= 1
     assert results.versions["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_a_run_without_git_has_an_unknown_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert commit() == "unknown"
 
 
 def test_the_page_shows_every_metric(written: Path, results: Results) -> None:

@@ -24,6 +24,7 @@ LEFT = re.compile(
 )
 
 
+@pytest.mark.needs("git")
 def test_a_release_sets_every_version_that_stands_in_the_tree(tmp_path: Path) -> None:
     command = ["git", "-C", str(ROOT), "grep", "-lwF", CURRENT]
     files = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
@@ -102,6 +103,7 @@ def test_an_image_is_listed_as_its_layers_leave_it(tmp_path: Path) -> None:
     assert listed["metadata"]["component"]["version"] == "1.2.3"
 
 
+@pytest.mark.needs("git")
 def test_the_provenance_names_each_file_by_its_digest(tmp_path: Path) -> None:
     (tmp_path / "a.whl").write_bytes(b"wheel")
     provenance.write(tmp_path, ROOT, "1.2.3")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.programs import CHART, missing, program
+from tests.programs import CHART, program
 from tests.unit.monitoring.exported import alerts, rules
 
 # As text: 0x20, for Prometheus 21 zeros, is a number to YAML.
@@ -53,7 +53,7 @@ def _promtool(cases: dict[str, Any], folder: Path) -> subprocess.CompletedProces
         }
         files.append(folder / f"{alert}.yaml")
         files[-1].write_text(yaml.safe_dump(tests))
-    command = [program("promtool") or missing("promtool"), "test", "rules", *map(str, files)]
+    command = [program("promtool"), "test", "rules", *map(str, files)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 

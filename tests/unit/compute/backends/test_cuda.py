@@ -21,9 +21,10 @@ from services.compute.backends.torch.ops import TorchOps
 from services.compute.backends.weights import Dense, Stacked
 from services.compute.ranks.line import RankLine
 from services.compute.ranks.segment import Segment
+from tests.unit.compute.backends.tape import on_gpu
 from tests.unit.compute.sampling.drawing import draw
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+pytestmark = on_gpu
 CUDA = torch.device("cuda")
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
-import os
-import shutil
 import struct
 import subprocess
 from collections.abc import Callable, Mapping
@@ -20,23 +17,11 @@ import pytest
 from services.compute.kernels import build
 from services.compute.kernels.library import FUNCTIONS
 from services.compute.kernels.signatures import Function, most_arguments
+from tests.programs import find, program
 
-QEMU = "qemu-aarch64"
 DRIVER = Path(__file__).with_name("arm_driver.c")
 _BF16, _FLOAT, _LONG = 2, 4, 8
 _ORDER = [f for f in FUNCTIONS if f.replayed], [f for f in FUNCTIONS if not f.replayed and f.result == "void"]
-
-
-def need_tools() -> None:
-    """Skip, or with ``RYZANSTEIN_REQUIRE_ARM=1``, as in the gate, fail where the tools are missing."""
-    missing = [QEMU] if shutil.which(QEMU) is None else []
-    missing += ["ziglang"] if importlib.util.find_spec("ziglang") is None else []
-    if not missing:
-        return
-    reason = f"{' and '.join(missing)} run the kernels for ARM: apt-get install qemu-user, pip install -e .[test]"
-    if os.environ.get("RYZANSTEIN_REQUIRE_ARM") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def compile_driver(name: str, folder: Path) -> Path:
@@ -45,27 +30,27 @@ def compile_driver(name: str, folder: Path) -> Path:
     Debian's cross-compiler takes seconds. ziglang, which every machine has, first compiles a C library, for a minute:
     so all names are linked for one kind of CPU. Less optimized than in an installation, they compile in half the time.
     """
-    program, objects = folder / name, folder / f"{name}.o"
+    driver, objects = folder / name, folder / f"{name}.o"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RYZANSTEIN_TARGET", "linux-aarch64")
         patch.setattr(build, "_FLAGS", tuple("-O1" if flag == "-O3" else flag for flag in build._FLAGS))
         kinds, compiler = build.TARGETS["linux-aarch64"], _cross_compiler() or build.packaged_compiler("musl")
         build.compile_kernels(compiler, kinds[name], objects, "-r", str(DRIVER))
-        linking = [*compiler(kinds["neon"]), str(objects), "-static", "-lm", "-lpthread", "-o", str(program)]
+        linking = [*compiler(kinds["neon"]), str(objects), "-static", "-lm", "-lpthread", "-o", str(driver)]
     subprocess.run(linking, check=True)
-    return program
+    return driver
 
 
 def _cross_compiler() -> build.Compiler | None:
-    path = shutil.which("aarch64-linux-gnu-gcc")
+    path = find("aarch64-linux-gnu-gcc")
     return (lambda kind: [path, f"-march={kind.march}"]) if path else None
 
 
 class EmulatedLibrary:
     """Looks like a library that `ctypes` has opened."""
 
-    def __init__(self, program: Path, threads: int) -> None:
-        command = [QEMU, "-cpu", "max", str(program), str(threads)]
+    def __init__(self, driver: Path, threads: int) -> None:
+        command = [program("qemu-aarch64"), "-cpu", "max", str(driver), str(threads)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         codes = [*_ORDER[0], None, *_ORDER[1]]  # as in calls.h
         self._calls = {

@@ -26,11 +26,12 @@ from tests.unit.compute.kernels import test_linear as linear
 from tests.unit.compute.kernels import test_pick as pick
 from tests.unit.compute.kernels import test_quantized as quantized
 from tests.unit.compute.kernels import test_rows as rows
-from tests.unit.compute.kernels.arm import EmulatedLibrary, compile_driver, need_tools
+from tests.unit.compute.kernels.arm import EmulatedLibrary, compile_driver
 from tests.unit.compute.kernels.test_attention import Case, Kind
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() == "aarch64", reason="the other files run these kernels here"),
+    pytest.mark.needs("qemu-aarch64"),
 ]
 FEW = settings(max_examples=5)
 SEED = st.integers(0, 99)
@@ -54,7 +55,6 @@ class Arm:
 
 @pytest.fixture(scope="module", params=["neon_bf16", "neon"])
 def arm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arm]:
-    need_tools()
     program = compile_driver(request.param, tmp_path_factory.mktemp("arm"))
     with ExitStack() as stack:
         yield Arm(

@@ -159,11 +159,12 @@ def test_the_installation_has_them(path: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.needs("objdump")  # of the assembler that comes with every compiler but the packaged one
 @pytest.mark.skipif(build.target() != "linux-x86_64", reason="another compiler")
 @pytest.mark.parametrize("path", [AVX512_BF16, AVX2], ids=lambda path: path.stem)  # one for each source
 def test_the_compiler_keeps_the_fetching_of_keys_ahead(path: Path) -> None:
     """gcc leaves out calls of a function that only fetches, and attention waits for memory twice as long."""
-    command = ["objdump", "--disassemble", str(path)]  # comes with the assembler of every compiler
+    command = ["objdump", "--disassemble", str(path)]
     assert "prefetcht1" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

@@ -12,6 +12,7 @@ import torch
 from services.compute.backends.base import ModelBackend
 from services.compute.backends.opening import open_backend
 from services.compute.backends.torch.backend import TorchBackend
+from tests.unit.compute.backends.tape import CUDA, on_gpu
 from tests.unit.compute.model import zoo
 from tests.unit.compute.model.harness import CPU
 
@@ -28,12 +29,8 @@ BACKENDS: dict[str, Callable[[], ModelBackend]] = {
     "torch": lambda: TorchBackend(torch.float32, CPU),
     "cpu": lambda: open_backend(torch.float32, CPU),
 }
-HALVES: dict[str, Callable[[], ModelBackend]] = {}  # GPUs in half precision; of CPUs see test_invariance.py
 if torch.cuda.is_available():
-    CUDA = torch.device("cuda")
     BACKENDS["cuda"] = lambda: open_backend(torch.float32, CUDA)
-    HALVES["cuda in bfloat16"] = lambda: open_backend(torch.bfloat16, CUDA)
-    HALVES["cuda in float16"] = lambda: open_backend(torch.float16, CUDA)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -41,9 +38,10 @@ def backend(request: pytest.FixtureRequest) -> ModelBackend:
     return BACKENDS[request.param]()
 
 
-@pytest.fixture(params=HALVES)
+@pytest.fixture(params=[pytest.param(dtype, marks=on_gpu) for dtype in (torch.bfloat16, torch.float16)], ids=str)
 def half(request: pytest.FixtureRequest) -> ModelBackend:
-    return HALVES[request.param]()
+    """A GPU in half precision; of CPUs see test_invariance.py."""
+    return open_backend(request.param, CUDA)
 
 
 @pytest.fixture(scope="session")
