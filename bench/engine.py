@@ -225,10 +225,6 @@ def main(
     gpu_kernels: Annotated[
         Literal["auto", "torch"], typer.Option(help="On GPUs our kernels in Triton, or only torch's.")
     ] = "auto",
-    gpu_products: Annotated[
-        Literal["auto", "torch"], typer.Option(help="On GPUs our products of few rows where they win, or torch's.")
-    ] = "auto",
-    gpu_one_shot: Annotated[bool, typer.Option(help="On several GPUs small sums through symmetric memory.")] = False,
     gpu_graphs: Annotated[bool, typer.Option(help="On GPUs replay decodes.")] = True,
     overlap: Annotated[
         Literal["auto", "on", "off"], typer.Option(help="Launch a step before the tokens of the one before are read.")
@@ -253,8 +249,6 @@ def main(
         quantization=quantization,
         kv_format=kv_format,
         gpu_kernels=gpu_kernels,
-        gpu_products=gpu_products,
-        gpu_one_shot=gpu_one_shot,
         gpu_graphs=gpu_graphs,
         overlap=overlap,
         kv_tokens=max(sizes) * (prompt_tokens + output_tokens + 32),
@@ -269,8 +263,6 @@ def main(
     where += f", KV in {kv_format}" if kv_format else ""
     where += "" if overlap == "auto" else f", overlap {overlap}"
     where += "" if gpu_graphs else ", no graphs"
-    where += "" if gpu_products == "auto" else f", products of {gpu_products}"
-    where += ", one-shot sums" if gpu_one_shot else ""
     where += "" if gpu_kernels == "auto" else f", kernels of {gpu_kernels}"
     if json_file:
         write_readings(json_file, readings(measured, f"engine/{where}"))

@@ -83,19 +83,11 @@ trace() {
 
 # With a switch and without it.
 pairs() {
-  local kernels products sums
+  local kernels
   for kernels in auto torch; do
     part "steps-1b-1900-kv-int8-$kernels" 60 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,16,64 \
       --prompt-tokens 1900 --output-tokens 96 --rounds 1 --kv-format int8 --gpu-kernels "$kernels" \
       --json "$out/steps-1b-1900-kv-int8-$kernels.json"
-  done
-  for products in auto torch; do
-    part "steps-1b-128-products-$products" 90 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,4,16,64 \
-      --prompt-tokens 128 --output-tokens 96 --rounds 1 --gpu-products "$products" --json "$out/steps-1b-128-products-$products.json"
-  done
-  [ "$(wc -l <"$out/gpus.txt")" -lt 2 ] || for sums in gpu-one-shot no-gpu-one-shot; do
-    part "steps-1b-128-2-ranks-$sums" 90 "$python" -m bench.engine "$models/1b" --device cuda --ranks 2 --batches 1,16,64 \
-      --prompt-tokens 128 --output-tokens 96 --rounds 1 "--$sums" --json "$out/steps-1b-128-2-ranks-$sums.json"
   done
 }
 

@@ -29,7 +29,6 @@ from services.compute.backends.cuda.grouped import GroupedExperts
 from services.compute.backends.cuda.kv_codes import CodeWriter
 from services.compute.backends.cuda.low_rank import TritonLowRank
 from services.compute.backends.cuda.paged import PagedTriton
-from services.compute.backends.cuda.skinny import DTYPES, MOST_ROWS, TILINGS, multiply
 from services.compute.backends.draws import Chances
 from services.compute.backends.kv_cache import KvCache
 from services.compute.backends.kv_format import find_kv_format, plain_format
@@ -203,20 +202,6 @@ def expert_launches(dtype: torch.dtype, hidden: int = 2048, ffn: int = 1024) -> 
     yield from launches
 
 
-def skinny_launches(dtype: torch.dtype, n_in: int = 4096) -> Iterator[Launch]:
-    """Products of few rows with a large weight, in every tiling, and with one whose inputs are divided."""
-    from services.compute.backends.cuda.kernels import skinny
-
-    launches: list[Launch] = []
-    kernels, large = recorder(skinny, launches), torch.zeros(4096, n_in, dtype=dtype)
-    for n_rows in (1, MOST_ROWS):
-        x = torch.zeros(n_rows, n_in, dtype=dtype)
-        for tiling in TILINGS:
-            multiply(kernels, x, large, None, tiling, dtype)
-        multiply(kernels, x, large[:256], None, TILINGS[0], dtype)
-    yield from launches
-
-
 def adapter_launches(dtype: torch.dtype, n_in: int = 4096, n_out: int = 4096) -> Iterator[Launch]:
     """What adapters of the largest rank that is allowed by default add to a layer."""
     from services.compute.backends.cuda.kernels import low_rank
@@ -266,7 +251,6 @@ def main() -> int:
         others = (
             *layer_launches(shape, dtype),
             *code_launches(dtype),
-            *(skinny_launches(dtype) if dtype in DTYPES else ()),
             *expert_launches(dtype),
             *adapter_launches(dtype),
         )

@@ -97,15 +97,6 @@ class WorkerSettings(ServiceSettings):
     gpu_kernels: Literal["auto", "torch"] = Field(
         "auto", description="On GPUs: our kernels in Triton where they pass their checks at the start, or only torch's"
     )
-    gpu_products: Literal["auto", "torch"] = Field(
-        "auto",
-        description="On GPUs: our products of up to 64 rows where they beat torch's in a race at the start, or "
-        "only torch's",
-    )
-    gpu_one_shot: bool = Field(
-        False,
-        description="On several GPUs: sums of up to 512 KiB through symmetric memory, if it agrees with NCCL at start",
-    )
     gpu_graphs: bool = Field(
         True,
         description="On GPUs steps are captured as CUDA graphs, with the collectives of several ranks, and replayed",

@@ -363,10 +363,6 @@ class ModelBackend(Protocol):
         """Return the attention for a rank's heads. Raises RuntimeError if no implementation supports them."""
         ...
 
-    def settle(self, comm: Communicator) -> None:
-        """Choose by measuring, once a model's weights are there. Every rank of `comm` calls it and chooses the same."""
-        ...
-
     def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
         """Return the attention of an encoder, over a step's own rows. Raises ValueError for scores without one."""
         ...

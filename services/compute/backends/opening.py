@@ -21,16 +21,13 @@ def open_backend(
     *,
     triton: bool = True,
     graphs: bool = True,
-    products: bool = True,
-    one_shot: bool = False,
 ) -> Backend:
     """Return the backend for `dtype` on `device`, a CPU or a GPU. Raises RuntimeError when it cannot be opened.
 
     `kv_format` is the format of the KV cache; None for numbers of `dtype`. `triton`: on GPUs use our kernels,
-    too; `graphs`: replay decodes there; `products`: let our products of few rows race torch's; `one_shot`: ranks add up
-    few numbers through symmetric memory.
+    too; `graphs`: replay decodes there.
     """
     if device.type == "cpu":
         return open_cpu(dtype, kv_format)
     logger.info("kernels: torch's%s, because the device is %s", " and ours in Triton" if triton else "", device.type)
-    return CudaBackend(dtype, device, kv_format, triton=triton, graphs=graphs, products=products, one_shot=one_shot)
+    return CudaBackend(dtype, device, kv_format, triton=triton, graphs=graphs)

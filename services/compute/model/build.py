@@ -64,9 +64,7 @@ def load_model(
             raise ModelError(f"{path}: {max_positions} positions: the model was made for {spec.max_positions}")
         adapters = adapters or AdapterLayers()
         load = LinearLoader(source, comm, backend, quantization=quantization, adapters=adapters)
-        decoder = build_decoder(spec, load, max_positions)
-        backend.settle(comm)
-        return decoder
+        return build_decoder(spec, load, max_positions)
 
 
 @contextmanager

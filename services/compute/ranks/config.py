@@ -43,8 +43,6 @@ class RankGroupConfig:
     gpu_kernels: Literal["auto", "torch"] = (
         "auto"  # on GPUs our kernels in Triton where they pass their checks, or none
     )
-    gpu_products: Literal["auto", "torch"] = "auto"  # on GPUs our products of few rows where they win, or none
-    gpu_one_shot: bool = False  # on GPUs small sums over the ranks through symmetric memory
     gpu_graphs: bool = True  # on GPUs replay steps as CUDA graphs
     overlap: Literal["auto", "on", "off"] = "auto"  # launch a step before the tokens of the one before are read
     start_timeout_s: float = 300.0

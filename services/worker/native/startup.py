@@ -100,8 +100,6 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             normalise_embeddings=files.pooling.normalise,
             eos_token_ids=files.eos_token_ids,
             gpu_kernels=settings.gpu_kernels,
-            gpu_products=settings.gpu_products,
-            gpu_one_shot=settings.gpu_one_shot,
             gpu_graphs=settings.gpu_graphs,
             overlap=settings.overlap,
             start_timeout_s=settings.start_timeout_s,

@@ -98,8 +98,6 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
             kv_format,
             triton=config.gpu_kernels == "auto",
             graphs=config.gpu_graphs,
-            products=config.gpu_products == "auto",
-            one_shot=config.gpu_one_shot,
         )
         comm = join_group(link, config, rank, backend)
     meter = MemoryMeter(backend.memory)

@@ -17,7 +17,7 @@ import torch
 
 from services.compute.backends.base import Attention, Backend, Computations, Memory, NoGraph, Ops, StepGraphs
 from services.compute.backends.choice import Candidate, choose_attention
-from services.compute.backends.collectives import Communicator, GroupSeat, StepCommunicator
+from services.compute.backends.collectives import GroupSeat, StepCommunicator
 from services.compute.backends.cpu.attention import PagedAmx, PagedInt8, PagedKernels, PagedVectors
 from services.compute.backends.cpu.collectives import ReplayedLoneRank
 from services.compute.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGraph
@@ -85,9 +85,6 @@ class OneDnnBackend:
     def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
         """Return the attention of an encoder."""
         return BidirectionalAttention(shape)
-
-    def settle(self, comm: Communicator) -> None:
-        """Measures nothing: the CPU's instructions decide."""
 
     def _attentions(self, shape: AttentionShape) -> list[Candidate]:
         gathering = [lambda: PagedSdpa(shape, self.dtype, CPU)]

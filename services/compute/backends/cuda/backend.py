@@ -10,7 +10,7 @@ import torch
 
 from services.compute.backends.base import Attention, Computations, Memory, NoGraph, StepGraphs
 from services.compute.backends.choice import Candidate, choose_attention
-from services.compute.backends.collectives import Communicator, GroupSeat, LoneRank, StepCommunicator
+from services.compute.backends.collectives import GroupSeat, LoneRank, StepCommunicator
 from services.compute.backends.cuda.fused import open_ops
 from services.compute.backends.cuda.graph import CudaDecodes, ReplayableAttention, Uploads
 from services.compute.backends.cuda.layer_graphs import ROWS, LayerGraphs, MixedAttention
@@ -18,7 +18,6 @@ from services.compute.backends.cuda.memory import CudaMemory
 from services.compute.backends.cuda.nccl import NcclCommunicator
 from services.compute.backends.cuda.ops import CudaOps
 from services.compute.backends.cuda.paged import PagedTriton
-from services.compute.backends.cuda.race import GraphTimer
 from services.compute.backends.cuda.recorder import CudaRecorder, Recorder
 from services.compute.backends.cuda.transfers import PinnedTransfers
 from services.compute.backends.decodes import Decodes, Tokens
@@ -43,22 +42,15 @@ class CudaBackend(TorchBackend):
         *,
         triton: bool = True,
         graphs: bool = True,
-        products: bool = True,
-        one_shot: bool = False,
     ) -> None:
-        """`triton`: use our kernels where they pass their checks; False: only torch's. `graphs`: replay steps.
-
-        `products`: our kernels may compute products of few rows, too. `one_shot`: ranks add up few numbers through
-        symmetric memory.
-        """
+        """`triton`: use our kernels where they pass their checks; False: only torch's. `graphs`: replay steps."""
         super().__init__(dtype, device, kv_format)
-        self._triton, self._graphs, self._one_shot = triton, graphs, one_shot
+        self._triton, self._graphs = triton, graphs
         if device.index is not None:
             torch.cuda.set_device(device)  # Triton launches on the current device
         # cuDNN's attention builds a plan for every shape, and prompts rarely have the same shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        timer = GraphTimer(device) if products else None
-        ops = open_ops(dtype, device, timer) if triton else CudaOps(dtype, device)
+        ops = open_ops(dtype, device) if triton else CudaOps(dtype, device)
         self.ops, self._own = ops, ops
         self.memory: Memory = CudaMemory(device)
         pinned = PinnedTransfers(device)
@@ -94,20 +86,13 @@ class CudaBackend(TorchBackend):
         """The sizes of steps with prompts that are captured at their first use, ascending."""
         return ROWS if self._graphs and self._triton else ()
 
-    def settle(self, comm: Communicator) -> None:
-        """Let our products of few rows race torch's."""
-        self._own.race(comm)
-
     @cached_property
     def _recorder(self) -> Recorder:
         """Of all graphs, because only one runs at a time; made at the first, where a GPU is."""
         return CudaRecorder(self.device)
 
     def join(self, seat: GroupSeat) -> StepCommunicator:
-        """Return collectives over NCCL, and small sums through symmetric memory where that is switched on."""
+        """Return collectives over NCCL."""
         if seat.size == 1:
             return LoneRank(seat.line)
-        comm = NcclCommunicator(seat.line, seat.timeout_s)
-        if self._one_shot:
-            comm.use_symmetric_memory(self.device)
-        return comm
+        return NcclCommunicator(seat.line, seat.timeout_s)

@@ -25,13 +25,11 @@ from services.compute.backends.base import (
     Rotation,
 )
 from services.compute.backends.batch import AdapterRows
-from services.compute.backends.collectives import Communicator
 from services.compute.backends.cuda.codes import CodesLinear, PackedCodes, converts_float8, stays_codes
 from services.compute.backends.cuda.grouped import GroupedExperts
 from services.compute.backends.cuda.kv_codes import CodeWriter
 from services.compute.backends.cuda.low_rank import TritonLowRank
 from services.compute.backends.cuda.ops import CudaOps
-from services.compute.backends.cuda.race import SkinnyProducts, Timer
 from services.compute.backends.cuda.small import TritonLogitShard, TritonRmsNorm, TritonRotation
 from services.compute.backends.draws import Chances
 from services.compute.backends.kv_format import CodedNumbers, find_kv_format
@@ -55,13 +53,10 @@ class TritonOps(CudaOps):
     Everything else is `CudaOps`.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, timer: Timer | None = None) -> None:
-        """`timer`: times products of few rows, ours and torch's; None: torch computes them.
-
-        Raises ImportError without Triton.
-        """
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Raises ImportError without Triton."""
         # Imported here, because CPUs do not have it.
-        from services.compute.backends.cuda.kernels import codes, grouped, kv_codes, layer, low_rank, skinny
+        from services.compute.backends.cuda.kernels import codes, grouped, kv_codes, layer, low_rank
 
         super().__init__(dtype, device)
         self._kernels: Any = layer
@@ -69,7 +64,6 @@ class TritonOps(CudaOps):
         self._grouped: Any = grouped  # None: experts by `CudaOps`
         self._low_rank: Any = low_rank  # None: adapters by `CudaOps`
         self._coder: CodeWriter | None = CodeWriter(kv_codes)  # None: a cache of codes is written by torch
-        self._skinny = None if timer is None else SkinnyProducts(skinny, timer, device)
         self._float8 = converts_float8(device)
 
     def disagreement(self) -> str | None:
@@ -155,15 +149,6 @@ class TritonOps(CudaOps):
             if packed is not None:
                 return CodesLinear(self._products, packed, bias)
         return super().linear(weight, bias)
-
-    def dense_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Return the product with a dense `weight`, by ours for the numbers of rows at which it wins."""
-        return super().dense_linear(weight, bias) if self._skinny is None else self._skinny.linear(weight, bias)
-
-    def race(self, comm: Communicator) -> None:
-        """Time the products of few rows with the weights so far, and choose; every rank calls it."""
-        if self._skinny is not None:
-            self._skinny.race(comm)
 
     def _stays_codes(self, weight: Weight) -> bool:
         return self._products is not None and stays_codes(weight, float8=self._float8)
@@ -256,10 +241,10 @@ class TritonOps(CudaOps):
         return TritonLogitShard(self._kernels, first_id, n_columns, self._device)
 
 
-def open_ops(dtype: torch.dtype, device: torch.device, timer: Timer | None = None) -> CudaOps:
+def open_ops(dtype: torch.dtype, device: torch.device) -> CudaOps:
     """Return our kernels if Triton compiles them here and they agree with torch's; otherwise torch's, and warn."""
     try:
-        fused = TritonOps(dtype, device, timer)
+        fused = TritonOps(dtype, device)
         problem = fused.disagreement()
     except (ImportError, RuntimeError) as error:  # RuntimeError: no C compiler for Triton's launchers
         problem = str(error)

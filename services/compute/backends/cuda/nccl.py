@@ -8,7 +8,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from services.compute.backends.cuda.one_shot import OneShot, SymmetricMemory, open_one_shot, serves
 from services.compute.ranks.line import RankLine, RankState
 
 
@@ -28,11 +27,6 @@ class NcclCommunicator:
         self._timeout = timedelta(seconds=timeout_s)
         self._elapsed_ns = 0
         self._group = dist.new_group(backend="nccl", timeout=self._timeout)
-        self._one_shot: OneShot | None = None
-
-    def use_symmetric_memory(self, device: torch.device) -> None:
-        """Sum small tensors through symmetric memory, if that passes its check; every rank calls it."""
-        self._one_shot = open_one_shot(self, lambda: SymmetricMemory(self._group, device), device)
 
     def begin_step(self, step: int) -> None:
         """Publish that the rank computes; NCCL tags its collectives itself."""
@@ -46,10 +40,7 @@ class NcclCommunicator:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum `x` over the ranks, in place; returns `x`."""
         started = time.perf_counter_ns()
-        if self._one_shot is not None and serves(x):
-            x.copy_(self._one_shot.sum(x))
-        else:
-            dist.all_reduce(x, group=self._group)
+        dist.all_reduce(x, group=self._group)
         self._account(started)
         return x
 

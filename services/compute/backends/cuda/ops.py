@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from services.compute.backends.base import Expert, Experts, LogitShard, LowRank, RmsNorm
-from services.compute.backends.collectives import Communicator
 from services.compute.backends.cuda.experts import CudaExperts
 from services.compute.backends.cuda.logit_shard import CudaLogitShard
 from services.compute.backends.cuda.low_rank import CudaLowRank
@@ -49,9 +48,6 @@ class CudaOps(TorchOps):
     def replays_adapters(self) -> bool:
         """Whether graphs can hold the products of adapters; here the host chooses the rows of each slot."""
         return False
-
-    def race(self, comm: Communicator) -> None:
-        """Does nothing: torch computes all products."""
 
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
         """Return the norm with `weight`."""

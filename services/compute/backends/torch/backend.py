@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from services.compute.backends.base import Attention, Computations, NoGraph, Ops, StepGraphs
-from services.compute.backends.collectives import Communicator
 from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
 from services.compute.backends.kv_format import KvFormat, plain_format
 from services.compute.backends.shapes import AttentionShape
@@ -32,9 +31,6 @@ class TorchBackend:
     def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
         """Return the attention of an encoder."""
         return BidirectionalAttention(shape)
-
-    def settle(self, comm: Communicator) -> None:
-        """Measures nothing: each operation is computed in one way."""
 
     def capture(self, computations: Computations) -> StepGraphs:
         """Return graphs that serve no step."""

@@ -10,15 +10,10 @@ import torch
 import torch.distributed as dist
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.compute.backends.collectives import SingleRank
-from services.compute.backends.cuda.fused import TritonOps
 from services.compute.backends.cuda.memory import CudaMemory
 from services.compute.backends.cuda.nccl import NcclCommunicator
-from services.compute.backends.cuda.race import GraphTimer
-from services.compute.backends.cuda.skinny import SkinnyLinear
 from services.compute.backends.cuda.transfers import PinnedTransfers
 from services.compute.backends.torch.ops import TorchOps
-from services.compute.backends.weights import Dense, Stacked
 from services.compute.ranks.line import RankLine
 from services.compute.ranks.segment import Segment
 from tests.unit.compute.backends.tape import on_gpu
@@ -66,17 +61,6 @@ def test_tokens_are_those_that_a_cpu_draws() -> None:
     ours, theirs = here.logprobs[9], there.logprobs[9]
     assert (ours.rank, ours.top_ids) == (theirs.rank, theirs.top_ids)
     assert theirs.top_logprobs == pytest.approx(ours.top_logprobs, abs=1e-5)
-
-
-def test_products_of_few_rows_are_timed_and_chosen() -> None:
-    ops, weight = TritonOps(torch.bfloat16, CUDA, GraphTimer(CUDA)), torch.randn(256, 512)  # just large enough
-    layer = ops.linear(Stacked((Dense(weight),)), None)
-    assert isinstance(layer, SkinnyLinear)
-    ops.race(SingleRank())
-    for n_rows in (1, 5, 64, 65):
-        x = torch.randn(n_rows, 512, device=CUDA).bfloat16()
-        exact = x.float() @ weight.bfloat16().float().to(CUDA).T
-        assert (layer(x) - exact).abs().max() <= 2e-2 * exact.abs().max()
 
 
 def test_uploads_are_whole_and_aligned_and_numbers_come_back() -> None:
