@@ -90,6 +90,13 @@ def interrupted(message: str, code: str = "generation_failed") -> ApiError:
     return ApiError(500, message, "server_error", code=code)
 
 
+def deadline_exceeded(limit_s: float, generated: int, computed: int, known: int) -> ApiError:
+    """504: the request's time is over, after `generated` tokens, or with the KV of `computed` of its `known` ones."""
+    far = f"after {generated} tokens" if generated else f"with {computed} of the prompt's {known} tokens computed"
+    message = f"The request's time of {limit_s:g} s is over, {far}."
+    return ApiError(504, message, "timeout_error", code="deadline_exceeded")
+
+
 def storage_away() -> ApiError:
     """503: Redis does not answer."""
     message = "Files and batches cannot be reached at the moment."

@@ -174,11 +174,17 @@ class GatewaySettings(AccessSettings):
         ge=1,
         description="A worker that runs requests and says nothing, not even that it lives, is lost after",
     )
-    first_token_timeout_s: float = Field(
-        default=120.0, gt=0, description="A submitted request without output is stalled after"
-    )
     stall_timeout_s: float = Field(
-        default=15.0, gt=0, description="A started request without further output is stalled after"
+        default=15.0,
+        ge=1,
+        description="A request is stalled, and goes on with another worker, when nothing about it has moved for so "
+        "long: no token, no chunk of its prompt, no KV block, nothing of its adapter, no step that it waits for",
+    )
+    request_timeout_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="How long a request may take in all, its waiting included; then it ends with 504 "
+        "`deadline_exceeded`. Batches have their window instead; 0: as long as its client waits",
     )
     resume_deadline_s: float = Field(
         default=30.0, gt=0, description="Longest search for a worker that continues a stream"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from redis.asyncio import Redis
@@ -68,7 +68,6 @@ def resume_policy(settings: GatewaySettings) -> ResumePolicy:
         max_handoffs=settings.max_handoffs,
         poison_deaths=settings.poison_deaths,
         deadline_s=settings.resume_deadline_s,
-        first_token_s=settings.first_token_timeout_s,
         stall_s=settings.stall_timeout_s,
     )
 
@@ -99,15 +98,17 @@ class SharedServices:
         settings = self.settings
         return OriginPolicy(settings.allowed_origins, host=settings.host, keyless=not settings.tenancy)
 
-    def _entrance(self, gate: Gate) -> Entrance:
-        return Entrance(gate, self.models, self.settings.unknown_fields == "refuse")
+    @property
+    def _entrance(self) -> Entrance:
+        settings = self.settings
+        return Entrance(self.gate, self.models, settings.unknown_fields == "refuse", settings.request_timeout_s)
 
     def _limits(self) -> BodyLimits:
         return BodyLimits(self.settings.max_body_bytes, self.settings.body_timeout_s)
 
-    def _endpoints(self, gate: Gate) -> dict[str, Endpoint]:
-        """The hot routes, behind `gate`."""
-        entrance, limits = self._entrance(gate), self._limits()
+    def _endpoints(self, entrance: Entrance) -> dict[str, Endpoint]:
+        """The hot routes, behind `entrance`."""
+        limits = self._limits()
         return {path: one for route in self.hot for path, one in route.endpoints(entrance, limits).items()}
 
     @property
@@ -115,15 +116,17 @@ class SharedServices:
         return {route.path: route.dialect for route in self.hot}
 
     def batch_routes(self) -> ASGIApp:
-        """The hot routes, for the requests of batches."""
-        observer, endpoints = Observer("batch", self.metrics, self.tracer), self._endpoints(BatchGate(self.gate))
+        """The hot routes, for the requests of batches, whose time is their batch's window."""
+        entrance = replace(self._entrance, gate=BatchGate(self.gate), time_limit_s=0.0)
+        observer, endpoints = Observer("batch", self.metrics, self.tracer), self._endpoints(entrance)
         return Dispatcher(Starlette(), endpoints, Sockets({}), observer, self.drain, self._origins(), self._dialects)
 
     def routes(self) -> ASGIApp:
         """REST and WebSocket."""
         catalog, gate, origins = self.catalog, self.gate, self._origins()
         parts = [part for part in (self.batches, self.fine_tuning) if part]
-        entrance, endpoints = self._entrance(gate), self._endpoints(gate)
+        entrance = self._entrance
+        endpoints = self._endpoints(entrance)
         documented = {route.path: route.documented for route in self.hot}
         for part in parts:
             endpoints |= part.endpoints(entrance, self._limits())
@@ -161,7 +164,7 @@ class SharedServices:
         observer = Observer("grpc", self.metrics, self.tracer)
         return InferenceService(
             self.catalog,
-            self._entrance(self.gate),
+            self._entrance,
             self.completions,
             ChatBodyPreparer(self.chat),
             self.embedder,

@@ -18,6 +18,7 @@ class RankState(IntEnum):
     COMPUTING = 2
     IN_COLLECTIVE = 3  # waits for its peers
     LEAVING = 4
+    LOADING = 5  # reads an adapter's files
 
 
 def control_bytes(ranks: int) -> int:

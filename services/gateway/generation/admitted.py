@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -52,16 +53,18 @@ class AdmittedRequest:
     """
 
     __slots__ = (
-        "__weakref__", "_gate", "_work", "admission", "answering", "ignored", "model", "models", "on_start", "prepared",
-        "tenant", "used",
+        "__weakref__", "_admitted_at", "_gate", "_time_limit_s", "_work", "admission", "answering", "ignored", "model",
+        "models", "on_start", "prepared", "tenant", "used",
     )  # fmt: skip
 
     admission: Permit
     model: ServedModel  # that answers
     prepared: Prepared
 
-    def __init__(self, gate: Gate, models: Models, tenant: Tenant, ignored: Ignored) -> None:
+    def __init__(self, gate: Gate, models: Models, tenant: Tenant, ignored: Ignored, time_limit_s: float = 0.0) -> None:
+        """`time_limit_s`: how long it may take in all, from now on; 0: no limit."""
         self._gate = gate
+        self._admitted_at, self._time_limit_s = asyncio.get_running_loop().time(), time_limit_s
         self._work: _Work | None = None
         self.models = models
         self.tenant = tenant
@@ -87,7 +90,16 @@ class AdmittedRequest:
         """On whose behalf it runs; a request gets no better priority than its tenant's own."""
         tenant = self.tenant
         effective = tenant.priority if priority is None else max(priority, tenant.priority)
-        return Caller(tenant.name, effective, tenant.weight, session, traceparent, self.ignored)
+        return Caller(
+            tenant.name,
+            effective,
+            tenant.weight,
+            session,
+            traceparent,
+            self.ignored,
+            self._admitted_at,
+            self._time_limit_s,
+        )
 
     @property
     def fell_back(self) -> bool:

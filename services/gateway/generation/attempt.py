@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 from ryzanstein.v1 import worker_pb2
 
+from services.common.silence import Silence
 from services.gateway.generation.tokens import FinishReason, TokenBatch
 
 # Pause between a sequence's frames. It is shorter than the eye notices, and each frame costs system calls. The first
@@ -42,17 +44,12 @@ class Interruption:
 
     cause: Cause
     detail: str
-    in_flight: bool = False  # ranks were lost while they computed it
+    death: bool = False  # the worker, or its ranks, died while they computed it: perhaps of it
 
     @property
     def handoff(self) -> bool:
         """Whether the worker asked for it, which is no fault."""
         return self.cause in _HANDOFFS.values()
-
-    @property
-    def death(self) -> bool:
-        """Whether the worker, or its ranks, may have died of this request."""
-        return self.in_flight or self.cause in (Cause.CONNECTION_LOST, Cause.STALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,11 @@ class Rejection:
     error: worker_pb2.RequestError
 
 
-End = FinishReason | Interruption | Rejection
+class Late:
+    """Final: the time of the whole request is over."""
+
+
+End = FinishReason | Interruption | Rejection | Late
 
 
 class Attempt:
@@ -72,21 +73,24 @@ class Attempt:
     """
 
     __slots__ = (
-        "_batch", "_next_frame", "_patience_s", "_pausing", "_waiter", "begun", "cached_tokens", "deadline", "end",
-        "next_index", "number", "on_trial",
+        "_batch", "_deadline", "_moved", "_next_frame", "_pausing", "_silence", "_waiter", "begun", "cached_tokens",
+        "computed_tokens", "end", "next_index", "number", "on_trial",
     )  # fmt: skip
 
     def __init__(
-        self, number: int, next_index: int, *, first_token_s: float, stall_s: float, on_trial: bool = False
+        self, number: int, next_index: int, *, stall_s: float, deadline: float = math.inf, on_trial: bool = False
     ) -> None:
+        """`stall_s`: longest time without a move; `deadline`: event-loop time at which the request's time is over."""
         self.number = number
         self.on_trial = on_trial  # the worker computes no other suspect meanwhile
         self.begun = not on_trial  # a suspect may wait for another suspect: its worker announces its start
         self.next_index = next_index
         self.end: End | None = None
         self.cached_tokens = 0
-        self.deadline = asyncio.get_running_loop().time() + first_token_s
-        self._patience_s = stall_s
+        self.computed_tokens = 0  # of the prompt and earlier tokens, as the worker has said last
+        self._silence = Silence(stall_s)
+        self._moved = True  # since the last look
+        self._deadline = deadline
         self._batch = TokenBatch([])
         self._waiter: asyncio.Future[None] | None = None
         self._pausing = False  # `_waiter` waits for the end or the time, not for tokens
@@ -115,11 +119,11 @@ class Attempt:
             self._pausing = False
             timer.cancel()
 
-    def deliver(self, output: worker_pb2.Output, now: float) -> bool:
+    def deliver(self, output: worker_pb2.Output) -> bool:
         """See :class:`Sink`."""
         if output.attempt != self.number or self.end is not None:
             return False
-        self.deadline = now + self._patience_s
+        self._moved = True
         self.begun = self.begun or output.on_trial or bool(output.ids)
         if output.ids:
             self._accept(output)
@@ -135,13 +139,25 @@ class Attempt:
         self._wake()
         return self.end is not None
 
-    def lose(self, detail: str) -> None:
+    def move_on(self, progress: worker_pb2.Progress) -> None:
         """See :class:`Sink`."""
-        self._interrupt(Cause.CONNECTION_LOST, detail)
+        if progress.attempt == self.number:
+            self._moved, self.computed_tokens = True, progress.computed_tokens
 
-    def stall(self) -> None:
+    def lose(self, detail: str, *, died: bool) -> None:
         """See :class:`Sink`."""
-        self._interrupt(Cause.STALL, "no output in time")
+        self._interrupt(Cause.CONNECTION_LOST, detail, death=died)
+
+    def give_up(self, now: float, *, reported: bool) -> bool:
+        """See :class:`Sink`."""
+        moved, self._moved = self._moved or not reported, False
+        if now >= self._deadline and self.end is None:
+            self.end = Late()
+            self._wake()
+        elif self._silence.too_long(now, heard=moved):
+            far = f", with {self.computed_tokens} tokens computed" if self.computed_tokens else ""
+            self._interrupt(Cause.STALL, f"nothing has moved for {self._silence.limit_s:g} s{far}")
+        return self.end is not None
 
     def _accept(self, output: worker_pb2.Output) -> None:
         repeated = self.next_index - output.first_index
@@ -154,9 +170,9 @@ class Attempt:
             batch.logprobs = [*batch.logprobs, *output.logprobs[repeated:]]
         self.next_index += len(ids)
 
-    def _interrupt(self, cause: Cause, detail: str) -> None:
+    def _interrupt(self, cause: Cause, detail: str, *, death: bool = False) -> None:
         if self.end is None:
-            self.end = Interruption(cause, detail)
+            self.end = Interruption(cause, detail, death)
             self._wake()
 
     def _wake(self) -> None:
@@ -177,4 +193,4 @@ def _read_end(kind: str, output: worker_pb2.Output) -> End:
     if kind == "error":
         return Rejection(output.error)
     cause = _HANDOFFS.get(output.handoff.reason, Cause.DRAIN)
-    return Interruption(cause, output.handoff.detail, output.handoff.in_flight)
+    return Interruption(cause, output.handoff.detail, death=output.handoff.in_flight)

@@ -63,6 +63,13 @@ class Caller:
     session: str = ""
     traceparent: str = ""
     ignored: Ignored = field(default_factory=Ignored)  # collects what translations of its body leave out
+    admitted_at: float = 0.0  # event-loop time
+    time_limit_s: float = 0.0  # of the whole request from then on; 0: none
+
+    @property
+    def deadline(self) -> float | None:
+        """The event-loop time at which the request's time is over; None: never."""
+        return self.admitted_at + self.time_limit_s if self.time_limit_s else None
 
 
 @dataclass(frozen=True, slots=True)

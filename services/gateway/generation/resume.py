@@ -4,7 +4,8 @@
       CONNECT/PREFILL fault        -> ROUTE, worker excluded
       STREAM fault, handoff, stall -> attempt + 1 -> ROUTE with prompt + generated ids
       client gone                  -> Cancel
-      budget, deadline, poison     -> ApiError
+      time of the whole over       -> Cancel, ApiError
+      budget, no worker, poison    -> ApiError
 
 Everything that must survive a worker is kept here or above: the accepted ids, the seed, and in the caller the
 detokenizer and the stop strings.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,8 +25,16 @@ from ryzanstein.v1 import routing_pb2, worker_pb2
 
 from services.common.adapters import RegisteredAdapter
 from services.common.blockhash import wire_chain
-from services.gateway.errors import ApiError, interrupted, invalid, overloaded, resumes_exhausted, unavailable
-from services.gateway.generation.attempt import Attempt, Cause, Interruption, Rejection
+from services.gateway.errors import (
+    ApiError,
+    deadline_exceeded,
+    interrupted,
+    invalid,
+    overloaded,
+    resumes_exhausted,
+    unavailable,
+)
+from services.gateway.generation.attempt import Attempt, Cause, Interruption, Late, Rejection
 from services.gateway.generation.budget import BudgetExhaustedError, ResumeBudget
 from services.gateway.generation.poison import PoisonDetector
 from services.gateway.generation.request import GenerationRequest
@@ -44,13 +54,12 @@ _LONGEST_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ResumePolicy:
-    """Limits of interruptions, and of a worker's silence."""
+    """Limits of interruptions, and of a worker's silence about a request."""
 
     max_faults: int = 3
     max_handoffs: int = 32
     poison_deaths: int = 2
     deadline_s: float = 30.0
-    first_token_s: float = 120.0
     stall_s: float = 15.0
 
 
@@ -113,6 +122,10 @@ class ResumableStream:
                 self._reject(running, end.error)
             elif isinstance(end, Interruption):
                 self._interrupted(running, end)
+            elif isinstance(end, Late):
+                self._leave()
+                self._report(running, Result.RESULT_CANCELLED)
+                raise self._late(running.attempt.computed_tokens)
 
     def close(self, *, complete: bool = False) -> None:
         """See :class:`TokenSource`."""
@@ -125,7 +138,17 @@ class ResumableStream:
     # --- one attempt -----------------------------------------------------------------------------------------------
 
     async def _start(self) -> _Running:
-        """ROUTE and CONNECT until an attempt is submitted."""
+        """ROUTE and CONNECT until an attempt is submitted, while the request has time left."""
+        limit = asyncio.timeout_at(self._request.caller.deadline)
+        try:
+            async with limit:
+                return await self._search()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise self._late() from None
+
+    async def _search(self) -> _Running:
         pause = _FIRST_PAUSE_S
         while True:
             try:
@@ -165,8 +188,8 @@ class ResumableStream:
         attempt = Attempt(
             self._attempts,
             len(self._generated),
-            first_token_s=policy.first_token_s,
             stall_s=policy.stall_s,
+            deadline=math.inf if request.caller.deadline is None else request.caller.deadline,
             on_trial=trial_tokens > 0,
         )
         submit = worker_pb2.Submit(
@@ -320,6 +343,10 @@ class ResumableStream:
             raise self._failed(unavailable(message, error.retry_after_s)) from error
         message = f"All workers are busy: {error}"
         raise self._failed(overloaded(message, error.retry_after_s)) from error
+
+    def _late(self, computed_tokens: int = 0) -> ApiError:
+        limit_s, n_tokens = self._request.caller.time_limit_s, self._prefill_tokens()
+        return self._failed(deadline_exceeded(limit_s, len(self._generated), min(computed_tokens, n_tokens), n_tokens))
 
     def _failed(self, error: ApiError) -> ApiError:
         self._done = True

@@ -79,7 +79,7 @@ _MESSAGES_ERROR_SCHEMA = {
         "request_id": {"type": "string"},
     },
 }
-_CODES = ("400", "401", "403", "404", "405", "408", "413", "415", "429", "500", "503")
+_CODES = ("400", "401", "403", "404", "405", "408", "413", "415", "429", "500", "503", "504")
 _UPLOAD = {
     "summary": "Store a file of requests or training examples, one JSON object per line",
     "tags": ["batches"],

@@ -41,16 +41,20 @@ class WorkerRef:
 class Sink(Protocol):
     """Receives the outputs of one attempt. The reader calls it, so it must not block."""
 
-    deadline: float  # event-loop time at which the attempt counts as stalled
-
-    def deliver(self, output: worker_pb2.Output, now: float) -> bool:
+    def deliver(self, output: worker_pb2.Output) -> bool:
         """Take an output; returns True for the attempt's last output."""
 
-    def lose(self, detail: str) -> None:
-        """The connection has broken."""
+    def move_on(self, progress: worker_pb2.Progress) -> None:
+        """The request has moved on without an output."""
 
-    def stall(self) -> None:
-        """`deadline` has passed."""
+    def lose(self, detail: str, *, died: bool) -> None:
+        """The connection has broken; `died`: by its other end, not for its silence."""
+
+    def give_up(self, now: float, *, reported: bool) -> bool:
+        """Called every `TICK_S`; returns True when nothing has moved for too long, or the request's time is over.
+
+        `reported`: the worker says when a request moves on; else its silence about a request means nothing.
+        """
 
 
 class WorkerConnection:
@@ -59,7 +63,7 @@ class WorkerConnection:
     def __init__(self, ref: WorkerRef, gateway_id: str, silence_timeout_s: float, tls: Tls | None = None) -> None:
         self.ref = ref
         self._silence = Silence(silence_timeout_s)
-        self._beats = self._heard = False
+        self._beats = self._heard = self._reports_progress = False
         self._sinks: dict[str, Sink] = {}
         hello = worker_pb2.Hello(gateway_id=gateway_id, heartbeat_ms=HEARTBEAT_MS)
         self._unsent: asyncio.Queue[worker_pb2.ConnectFrame | None] = asyncio.Queue()
@@ -96,7 +100,7 @@ class WorkerConnection:
             self._unsent.put_nowait(worker_pb2.ConnectFrame(cancel=worker_pb2.Cancel(request_id=request_id)))
 
     def watch(self, now: float) -> None:
-        """Stall sinks whose deadline has passed, and lose all of them when the worker is silent; called every `TICK_S`.
+        """Give up requests whose time is over, and lose all of them when the worker is silent; called every `TICK_S`.
 
         A silent worker's process is stopped, or its machine is down. A worker without heartbeats is never silent.
         """
@@ -105,9 +109,10 @@ class WorkerConnection:
         if self._silence.too_long(now, heard=heard):
             self._fail(f"the worker has said nothing for {self._silence.limit_s:g} s")
             return
-        for request_id, sink in [item for item in self._sinks.items() if item[1].deadline < now]:
-            self.cancel(request_id)
-            sink.stall()
+        reported = self._reports_progress
+        for request_id, sink in list(self._sinks.items()):
+            if sink.give_up(now, reported=reported):
+                self.cancel(request_id)
 
     async def close(self) -> None:
         """End the stream; the worker cancels the stream's running requests."""
@@ -122,25 +127,26 @@ class WorkerConnection:
                 await call.write(worker_pb2.ConnectFrames(frames=frames))
 
     async def _read(self, call: grpc.aio.StreamStreamCall[worker_pb2.ConnectFrames, worker_pb2.StepOutputs]) -> None:
-        reason = "the worker ended the stream"
-        sinks, clock = self._sinks, asyncio.get_running_loop().time
+        reason, died, sinks = "the worker ended the stream", False, self._sinks
         try:
             async for step in call:
-                now = clock()
                 self._heard = True
                 if step.heartbeat:
-                    self._beats = True
+                    self._beats, self._reports_progress = True, step.reports_progress
                 for output in step.outputs:
                     sink = sinks.get(output.request_id)
-                    if sink is not None and sink.deliver(output, now):
+                    if sink is not None and sink.deliver(output):
                         sinks.pop(output.request_id, None)
+                for progress in step.progress:
+                    if (sink := sinks.get(progress.request_id)) is not None:
+                        sink.move_on(progress)
         except grpc.aio.AioRpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
+            reason, died = f"{error.code().name}: {error.details()}", error.code() is grpc.StatusCode.UNAVAILABLE
         finally:
             call.cancel()
-            self._fail(reason)
+            self._fail(reason, died=died)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, *, died: bool = False) -> None:
         if self.closed:
             return
         self.closed = True
@@ -148,7 +154,7 @@ class WorkerConnection:
         if sinks:
             log.warning("connection to %s lost with %d requests: %s", self.ref.worker_id, len(sinks), reason)
         for sink in sinks.values():
-            sink.lose(reason)
+            sink.lose(reason, died=died)
         current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:
@@ -204,7 +210,7 @@ class WorkerPool:
                 await connection.close()
 
     async def watch(self) -> None:
-        """Find stalled requests and silent workers until cancelled."""
+        """Find stalled and late requests, and silent workers, until cancelled."""
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(TICK_S)

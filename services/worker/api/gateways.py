@@ -29,7 +29,7 @@ class Gateways:
 
     def connect(self) -> StreamBuffer:
         """Make the buffer of a gateway's new stream."""
-        buffer = StreamBuffer(self._spans, self._handed_off)
+        buffer = StreamBuffer(self._spans, self._handed_off, self._engine.progress)
         self._buffers.add(buffer)
         return buffer
 

@@ -56,7 +56,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         try:
             while not ((reader.done() or self._gateways.closed) and buffer.empty):
                 message = await buffer.take()
-                if message.outputs or message.heartbeat:
+                if message.outputs or message.heartbeat or message.progress:
                     yield message
             if reader.done():
                 reader.result()  # raises the stream's error

@@ -10,7 +10,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.compute.token_logprobs import TokenLogprobs
 from services.worker.api.spans import RequestSpans
 from services.worker.engine.errors import InvalidRequestError, TooLongError
-from services.worker.engine.output import Finish, Output
+from services.worker.engine.output import Finish, Output, Progress
 from services.worker.engine.request import EngineRequest
 
 _FINISH = {
@@ -27,14 +27,22 @@ class StreamBuffer:
     larger messages, and its requests' tokens bound the memory. Implements OutputSink.
     """
 
-    def __init__(self, spans: RequestSpans, handed_off: Callable[[pb.Handoff.Reason], None]) -> None:
-        self._spans, self._handed_off = spans, handed_off
+    def __init__(
+        self,
+        spans: RequestSpans,
+        handed_off: Callable[[pb.Handoff.Reason], None],
+        progress: Callable[[EngineRequest], Progress],
+    ) -> None:
+        self._spans, self._handed_off, self._progress = spans, handed_off, progress
         self.gateway_id = ""
         self.live: dict[str, EngineRequest] = {}  # by request id
         self.heartbeat_s = 0.0  # 0: no heartbeats
         self._spoke = False  # whether a message was sent since the last heartbeat was due
         self._message = pb.StepOutputs()
         self._open: dict[EngineRequest, pb.Output] = {}
+        self._moved: dict[EngineRequest, pb.Progress] = {}  # in the next message
+        self._answered: set[EngineRequest] = set()  # with outputs in messages since the last heartbeat was due
+        self._seen: dict[EngineRequest, Progress] = {}  # of the others, when the last heartbeat was due
         self._ready = asyncio.Event()
 
     def add(self, request: EngineRequest, output: Output) -> None:
@@ -93,14 +101,28 @@ class StreamBuffer:
 
     def beat(self) -> None:
         """Send a heartbeat, even without outputs."""
-        self._message.heartbeat = True
+        self._message.heartbeat = self._message.reports_progress = True
         self._ready.set()
 
     def beat_if_due(self) -> None:
-        """Called every `heartbeat_s`: send a heartbeat to a gateway with requests here, unless it got outputs."""
-        if self.live and not self._spoke:
+        """Called every `heartbeat_s`: report requests that have moved on; send a heartbeat unless outputs were sent."""
+        self._report_progress()
+        if self._moved or (self.live and not self._spoke):
             self.beat()
         self._spoke = False
+
+    def _report_progress(self) -> None:
+        seen = {one: self._progress(one) for one in self.live.values() if one not in self._answered}
+        for request, progress in seen.items():
+            if progress == self._seen.get(request) or request in self._open:
+                continue
+            message = self._moved.get(request)
+            if message is None:
+                message = self._message.progress.add(request_id=request.request_id, attempt=request.attempt)
+                self._moved[request] = message
+            message.computed_tokens = progress.computed_tokens
+        self._seen = seen
+        self._answered.clear()
 
     def wake(self) -> None:
         """Make `take` return, even without outputs."""
@@ -112,7 +134,9 @@ class StreamBuffer:
         self._ready.clear()
         message, self._message = self._message, pb.StepOutputs()
         self._spoke = True
+        self._answered.update(self._open)
         self._open.clear()
+        self._moved.clear()
         return message
 
     @property

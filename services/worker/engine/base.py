@@ -11,7 +11,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.worker.engine.changes import Changes
 from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.kv_events import KvEventLog
-from services.worker.engine.output import Finish, Output
+from services.worker.engine.output import Finish, Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import (
     AdapterFacts,
@@ -121,6 +121,10 @@ class Engine(Protocol):
 
         The sink gets its outputs, the last with the finish reason, or a handoff.
         """
+        ...
+
+    def progress(self, request: EngineRequest) -> Progress:
+        """How far a request that is alive is. It must not change while nothing works for the request."""
         ...
 
     def cancel(self, request: EngineRequest) -> None:

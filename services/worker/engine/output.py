@@ -28,6 +28,13 @@ class Prefill:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of positions 1 .. n_prompt - 1, if requested
 
 
+class Progress(NamedTuple):
+    """How far a request is: it stands still as long as both numbers do."""
+
+    computed_tokens: int  # known tokens whose KV is here; 0: none, or the engine does not know
+    signs: int  # changes with every sign of work on the request, or on what it waits for
+
+
 class Output(NamedTuple):
     """A step's output of one request. A NamedTuple, for speed: there is one per token."""
 

@@ -34,10 +34,11 @@ class StallDetector:
     """Watches processes that share a heartbeat. `look` is called every 0.1 s or so while work is pending."""
 
     def __init__(
-        self, pids: Sequence[int], beats: Callable[[], int], where: Callable[[], str], limits: StallLimits
+        self, pids: Sequence[int], beats: Callable[[], int], where: Callable[[], str], limits: Callable[[], StallLimits]
     ) -> None:
-        """`beats`: the heartbeat counter; `where`: what the processes do, for the reason."""
-        self._pids, self._read_beats, self._where, self._limits = pids, beats, where, limits
+        """`beats`: the heartbeat counter; `where`: what the processes do, for the reason; `limits`: of that."""
+        self._pids, self._read_beats, self._where, self._read_limits = pids, beats, where, limits
+        self.signs = 0  # grows with every look that found a sign of life
         self.reset()
 
     def reset(self) -> None:
@@ -49,6 +50,7 @@ class StallDetector:
     def look(self, elapsed_s: float) -> str | None:
         """Return why the processes count as stalled, or None. `elapsed_s` is the time since the last call."""
         if self._read_beats() != self._beats:
+            self.signs += 1
             self.reset()
             return None
         elapsed_s = min(elapsed_s, _LONGEST_TICK_S)
@@ -63,6 +65,7 @@ class StallDetector:
             return f"process {pid} is stopped by a signal {self._where()}"
         cpu_s = sum(info.cpu_s for info in infos)
         if any(info.state in "RD" for info in infos) or cpu_s > self._cpu_s >= 0:
+            self.signs += 1
             self._without_sign_s = 0.0
         self._cpu_s = cpu_s
         return self._verdict()
@@ -70,8 +73,9 @@ class StallDetector:
     def _verdict(self) -> str | None:
         more = f" (and {len(self._pids) - 1} more)" if len(self._pids) > 1 else ""
         who, silent_s, where = f"{self._pids[0]}{more}", self._without_beat_s, self._where()
-        if self._without_sign_s >= self._limits.asleep_s:
+        limits = self._read_limits()
+        if self._without_sign_s >= limits.asleep_s:
             return f"process {who} sleeps without a heartbeat for {silent_s:.1f} s {where}"
-        if silent_s >= self._limits.busy_s:
+        if silent_s >= limits.busy_s:
             return f"process {who} is busy without a heartbeat for {silent_s:.1f} s {where}"
         return None

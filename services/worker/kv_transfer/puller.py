@@ -58,6 +58,7 @@ class _Pull:
     prefix: list[bytes]  # digests of all blocks, including those that this worker holds
     arrival: Arrival
     waiting: list[Request]
+    n_received: int = 0  # blocks
 
     @property
     def wanted(self) -> bool:
@@ -104,6 +105,10 @@ class Puller:
             limit_s = min(limit_s, max(LEAST_S, PATIENCE * computing_s))
         self._pulls[pull] = asyncio.create_task(self._run(store, pull, limit_s), name="pull")
 
+    def blocks_received(self, request: Request) -> int | None:
+        """Number of blocks that have arrived for a request; None if it waits for none."""
+        return next((pull.n_received for pull in self._pulls if request in pull.waiting), None)
+
     async def close(self) -> None:
         """Cancel all pulls."""
         await end_tasks(self._pulls.values())
@@ -147,6 +152,7 @@ class Puller:
             try:
                 async for block in call:
                     batch.append(_checked(block, arrival.digests[len(batch)], store.block_bytes))
+                    pull.n_received += 1
                     if len(batch) == min(most, len(arrival.digests)):
                         await self._adopt(store, pull, batch)
                         batch = []

@@ -42,11 +42,16 @@ class AdapterSources:
     cache_bytes: int = 0  # of each rank's memory, for adapters that may lose their slots
     n_slots: int = 0
 
-    async def inspect(self, source: str, name: str = "") -> AdapterFacts:
-        """Check an adapter without reading its tensors into memory. Raises InvalidRequestError."""
+    async def inspect(
+        self, source: str, name: str = "", on_read: Callable[[int], None] = lambda n_bytes: None
+    ) -> AdapterFacts:
+        """Check an adapter without reading its tensors into memory. Raises InvalidRequestError.
+
+        Calls `on_read`, in another thread, with the bytes of every piece read.
+        """
         folder = self._allowed(source)
         try:
-            found = await asyncio.to_thread(read_adapter, folder, self.model, self.max_rank)
+            found = await asyncio.to_thread(read_adapter, folder, self.model, self.max_rank, on_read)
         except ModelError as error:
             raise InvalidRequestError(_FIELD, str(error)) from error
         return AdapterFacts(name, found.digest, source, found.rank, found.n_bytes)
@@ -98,6 +103,15 @@ class _Memory:
         return found
 
 
+class _Reading:
+    """How much of an adapter's files was read; another thread counts."""
+
+    n_bytes = 0
+
+    def add(self, n_bytes: int) -> None:
+        self.n_bytes += n_bytes
+
+
 class AdapterSlots:
     """The slots of the serving ranks, and the adapters in memory beside them."""
 
@@ -119,6 +133,7 @@ class AdapterSlots:
         self._coming: dict[SlotUser, asyncio.Task[None]] = {}
         self._granted: dict[SlotUser, asyncio.Future[None]] = {}
         self._changed = asyncio.Event()
+        self._reading: dict[str, _Reading] = {}  # adapters whose files are being checked, by digest
         self._load_ms = {FILES: 0.0, MEMORY: 0.0}
         self._n_waiting = 0
 
@@ -178,6 +193,11 @@ class AdapterSlots:
         finally:
             self._n_waiting -= 1
         return user.slot
+
+    def bytes_read(self, digest: str) -> int | None:
+        """Bytes that were read of an adapter so far; None unless its files are being checked."""
+        reading = self._reading.get(digest)
+        return reading.n_bytes if reading else None
 
     def give_back(self, digest: str) -> None:
         """End one use."""
@@ -258,7 +278,11 @@ class AdapterSlots:
     ) -> AdapterFacts:
         """Check that the files are those of the digest. Raises InvalidRequestError."""
         assert self._sources is not None
-        facts = await self._sources.inspect(ref.source)
+        reading = self._reading[ref.digest] = _Reading()
+        try:
+            facts = await self._sources.inspect(ref.source, on_read=reading.add)
+        finally:
+            del self._reading[ref.digest]
         if facts.digest != ref.digest:
             raise InvalidRequestError(_FIELD, f"{ref.source}: {what} (digest {facts.digest[:12]})")
         return facts

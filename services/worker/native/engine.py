@@ -17,7 +17,7 @@ from services.compute.ranks.config import RankGroupConfig
 from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport
 from services.worker.engine.common import DRAINING, REFUSALS, CommonEngine
 from services.worker.engine.errors import InvalidRequestError, NotServingError, UnsupportedError
-from services.worker.engine.output import Output
+from services.worker.engine.output import Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import AdapterFacts, EngineFacts, EngineModel, EngineState
 from services.worker.kv_transfer.puller import Puller
@@ -96,6 +96,7 @@ class NativeEngine(CommonEngine[LiveRequest]):
         self._adapters: AdapterSlots | None = None  # adapters of the serving ranks
         self._pinned: Sequence[AdapterRef] = ()  # beside those of the settings
         self._equipping: set[asyncio.Task[None]] = set()
+        self._n_steps = 0
 
     def state(self) -> EngineState:
         """The current state; levels are 0 while no ranks serve."""
@@ -290,6 +291,15 @@ class NativeEngine(CommonEngine[LiveRequest]):
         """Check that an adapter fits the model. Raises InvalidRequestError, UnsupportedError."""
         return await inspect(self._config.adapters, source)
 
+    def progress(self, request: EngineRequest) -> Progress:
+        """How far a request is. A step moves the requests in it, and those that wait until it is their turn."""
+        live, adapter = self._live[request], request.adapter
+        if adapter is not None and live.held is None and self._adapters is not None:
+            signs = self._adapters.bytes_read(adapter.digest)
+        else:
+            signs = self._puller.blocks_received(live)
+        return Progress(live.n_written, self._n_steps + self._ranks.signs if signs is None else signs)
+
     def cancel(self, request: EngineRequest) -> None:
         """End a request that is alive; its sink gets no more outputs of it."""
         if request in self._live:
@@ -324,6 +334,7 @@ class NativeEngine(CommonEngine[LiveRequest]):
 
     def _computed(self, result: StepResult, outputs: list[tuple[Request, Output]], cost: StepCost, now: float) -> None:
         """Deliver a step's outputs to the requests' sinks."""
+        self._n_steps += 1
         sinks = set()
         for request, output in outputs:
             if not isinstance(request, LiveRequest):

@@ -17,6 +17,11 @@ class Ranks(BlockRanks, Protocol):
 
     on_result: Callable[[StepResult], None] | None
 
+    @property
+    def signs(self) -> int:
+        """Grows while every rank shows signs of life, as long as there is work for them; also within a long step."""
+        ...
+
     async def start(self) -> GroupStarted:
         """Launch the ranks; raises RanksFailedError."""
         ...

@@ -30,6 +30,9 @@ class AdapterLoads:
         self._number = 0
         self._lost: Exception | None = None
 
+    def __len__(self) -> int:
+        return len(self._loads)
+
     async def load(self, order: AdapterOrder) -> str:
         """Load an adapter; returns a rank's error, or an empty text. Raises RanksFailedError without ranks."""
         if self._lost is not None:

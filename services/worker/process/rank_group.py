@@ -60,6 +60,11 @@ class RankGroup:
         """Number of submitted plans without a result."""
         return self._current.in_flight if self._current else 0
 
+    @property
+    def signs(self) -> int:
+        """Grows while every rank shows signs of life, as long as there is work for them."""
+        return self._current.signs if self._current else 0
+
     async def start(self) -> GroupStarted:
         """Launch the ranks and wait until all are warm. Raises RanksFailedError with the rank's error text."""
         began = time.monotonic()
@@ -97,7 +102,7 @@ class RankGroup:
 
         Plans submitted later find it there. Raises RanksFailedError when the ranks are gone.
         """
-        return await self._living().adapters.load(order)
+        return await self._living().load_adapter(order)
 
     async def results(self) -> AsyncGenerator[StepResult, None]:
         """Yield results in step order until the group fails or is stopped. Yields none when `on_result` is set."""

@@ -21,7 +21,7 @@ from services.worker.process.failure import FailureKind, RankFailure, RanksFaile
 from services.worker.process.launcher import Launcher
 from services.worker.process.link import GroupLink
 from services.worker.process.memory_kills import MemoryKills
-from services.worker.protocol.adapter_codec import decode_adapted
+from services.worker.protocol.adapter_codec import AdapterOrder, decode_adapted
 from services.worker.protocol.event_codec import RankError, RankStarted, decode_event, encode_stop
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.protocol.plan_codec import encode_plan
@@ -59,10 +59,20 @@ class RankGroupRun:
         self._pidfds: dict[int, int] = {}  # rank -> pidfd, while the process lives
         self._all_gone = asyncio.Event()
         self._ending = False
-        self._busy = asyncio.Event()  # plans are in flight
+        self._busy = asyncio.Event()  # plans are in flight, or adapters are loaded
         self._exit_watch: asyncio.Task[None] | None = None
         self._progress_watch: asyncio.Task[None] | None = None
+        self._detectors: list[StallDetector] = []
         self.in_flight = 0
+
+    @property
+    def signs(self) -> int:
+        """Signs of life of the rank that showed the fewest, since the start, while there was work."""
+        return min((detector.signs for detector in self._detectors), default=0)
+
+    @property
+    def _working(self) -> bool:
+        return self.in_flight > 0 or len(self.adapters) > 0
 
     async def start(self) -> tuple[RankStarted, ...]:
         """Launch and wait until every rank is warm. Raises RanksFailedError after ending all processes."""
@@ -98,6 +108,11 @@ class RankGroupRun:
         self._link.send(encode_plan(plan))
         self.in_flight += 1
         self._busy.set()
+
+    async def load_adapter(self, order: AdapterOrder) -> str:
+        """Load an adapter; returns a rank's error, or an empty text. Raises RanksFailedError."""
+        self._busy.set()
+        return await self.adapters.load(order)
 
     async def stop(self) -> None:
         """End every process and release the shared memory. Called once."""
@@ -249,11 +264,10 @@ class RankGroupRun:
         )
 
     async def _watch_progress(self) -> None:
-        """While plans are in flight, look for stalled ranks every _LOOK_S; otherwise for stopped ranks."""
-        limits = StallLimits(self._config.stall_timeout_s, self._config.busy_timeout_s)
-        detectors = [_detector(line, limits) for line in self._link.lines]
+        """While there is work, look for stalled ranks every _LOOK_S; otherwise for stopped ranks."""
+        detectors = self._detectors = [self._detector(line) for line in self._link.lines]
         while True:
-            if self.in_flight == 0:
+            if not self._working:
                 self._busy.clear()
                 if await self._fails_idle():
                     return
@@ -263,9 +277,21 @@ class RankGroupRun:
             await asyncio.sleep(_LOOK_S)
             elapsed = time.monotonic() - last
             for rank, detector in enumerate(detectors):
-                if self.in_flight and (reason := detector.look(elapsed)):
+                if self._working and (reason := detector.look(elapsed)):
                     self._fail(RankFailure(rank, FailureKind.STALLED, reason))
                     return
+
+    def _detector(self, line: RankLine) -> StallDetector:
+        busy_s = self._config.busy_timeout_s
+        limits, patient = StallLimits(self._config.stall_timeout_s, busy_s), StallLimits(busy_s, busy_s)
+
+        def where() -> str:
+            return f"at step {line.step} ({RankState(line.state).name.lower().replace('_', ' ')})"
+
+        def limits_now() -> StallLimits:
+            return patient if line.state is RankState.LOADING else limits  # files may come slowly
+
+        return StallDetector([line.pid], lambda: line.beats, where, limits_now)
 
     async def _fails_idle(self) -> bool:
         """Wait for work; returns whether a rank was stopped meanwhile, before a request would find out."""
@@ -279,10 +305,3 @@ class RankGroupRun:
                     reason = f"process {line.pid} is stopped by a signal, without work"
                     self._fail(RankFailure(rank, FailureKind.STALLED, reason))
                     return True
-
-
-def _detector(line: RankLine, limits: StallLimits) -> StallDetector:
-    def where() -> str:
-        return f"at step {line.step} ({RankState(line.state).name.lower().replace('_', ' ')})"
-
-    return StallDetector([line.pid], lambda: line.beats, where, limits)

@@ -78,6 +78,7 @@ class ServerLink:
         if words[0] in (Kind.COPY_OUT, Kind.COPY_IN):
             return Received(decode_order(words), wait_us)
         if words[0] == Kind.ADAPTER:
+            self.line.enter(RankState.LOADING)
             return Received(decode_adapter(words), wait_us)
         if words[0] != Kind.PLAN:
             raise MalformedMessageError(f"a message of kind {words[0]} where a plan must be")

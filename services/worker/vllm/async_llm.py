@@ -87,7 +87,13 @@ class AsyncCore:
         self._processes: list[BaseProcess] = []  # our children: the process that schedules
         self._family: list[psutil.Process] = []  # they and theirs: its ranks
         self._n_steps = self._n_open = 0  # steps done, requests that vLLM has
+        self._n_signs = 0  # of life, seen from outside while requests run
         self._undertaker: Undertaker | None = None
+
+    @property
+    def signs(self) -> int:
+        """Grows with every step, and within one while the processes use CPU time."""
+        return self._n_steps + self._n_signs
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -150,7 +156,7 @@ class AsyncCore:
             loop.add_reader(process.sentinel, ended.set)
         ending = asyncio.create_task(ended.wait())
         pids = [process.pid for process in self._family]
-        stalling = asyncio.create_task(wait_stalled(pids, lambda: self._n_steps, lambda: self._n_open > 0))
+        stalling = asyncio.create_task(wait_stalled(pids, lambda: self._n_steps, lambda: self._n_open > 0, self._saw))
         parting = [asyncio.create_task(self._meeting.wait_lost())] if self._meeting else []
         try:
             await asyncio.wait([ending, stalling, *parting], return_when=asyncio.FIRST_COMPLETED)
@@ -164,6 +170,9 @@ class AsyncCore:
             for process in self._processes:
                 loop.remove_reader(process.sentinel)
             await end_tasks([ending, stalling, *parting])
+
+    def _saw(self, n_signs: int) -> None:
+        self._n_signs = n_signs
 
     async def stop(self) -> None:
         """End all processes."""

@@ -66,6 +66,11 @@ class Core(Protocol):
     on_step: Callable[[CoreStep], None]
     on_phase: Callable[[str], None]  # what the start is at, for people
 
+    @property
+    def signs(self) -> int:
+        """Grows with every step, and within one while the processes use CPU time."""
+        ...
+
     async def start(self, mirror: KvMirror) -> CoreStarted:
         """Start the processes, whose cache `mirror` follows. Raises CoreError."""
         ...

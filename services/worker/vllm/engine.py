@@ -22,7 +22,7 @@ from services.worker.engine.errors import (
     Unavailable,
     UnsupportedError,
 )
-from services.worker.engine.output import Finish, Output
+from services.worker.engine.output import Finish, Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import AdapterFacts, EngineFacts, EngineModel, EngineState
 from services.worker.vllm.core import Core, CoreError, CoreRequest, CoreStarted, CoreStep, RequestFailedError
@@ -211,6 +211,10 @@ class VllmEngine(CommonEngine[LiveRequest]):
             self._suspects.enter(request)
         else:
             self._begin(request)
+
+    def progress(self, request: EngineRequest) -> Progress:
+        """How far a request is. vLLM does not say which requests a step computes, so each step moves all of them."""
+        return Progress(self._live[request].computed_tokens, self._core.signs)
 
     def cancel(self, request: EngineRequest) -> None:
         """End a request that is alive; its sink gets no more outputs of it."""

@@ -51,6 +51,11 @@ class LiveRequest:
         return len(prompt_of(self.asked))
 
     @property
+    def computed_tokens(self) -> int:
+        """Known tokens whose KV is there; vLLM says nothing of a prompt before it is complete."""
+        return self.known_tokens if self.begun else 0
+
+    @property
     def generated_here(self) -> int:
         """Number of tokens generated in this attempt."""
         return self.next_index - len(self.asked.generated_ids)

@@ -8,20 +8,24 @@ from collections.abc import Callable, Sequence
 
 from services.worker.engine.stall import StallDetector, StallLimits, find_stopped
 
-# Asleep: before gateways give a silent stream up, after 15 s. Busy: a kernel may be compiled at its first use.
+# Asleep: before gateways give up requests that stand still, after 15 s. Busy: a kernel may be compiled at first use.
 LIMITS = StallLimits(asleep_s=10.0, busy_s=120.0)
 _LOOK_S = 0.1
 _IDLE_LOOK_S = 1.0
 
 
 async def wait_stalled(
-    pids: Sequence[int], steps: Callable[[], int], working: Callable[[], bool], limits: StallLimits = LIMITS
+    pids: Sequence[int],
+    steps: Callable[[], int],
+    working: Callable[[], bool],
+    on_signs: Callable[[int], None],
+    limits: StallLimits = LIMITS,
 ) -> str:
     """Wait until a process is stopped by a signal, or no step ends though requests run; returns the reason.
 
-    `steps`: the number of steps done; `working`: whether requests run.
+    `steps`: the number of steps done; `working`: whether requests run; `on_signs` gets the signs of life so far.
     """
-    detector = StallDetector(pids, steps, lambda: f"after step {steps()}", limits)
+    detector = StallDetector(pids, steps, lambda: f"after step {steps()}", lambda: limits)
     while True:
         while not working():
             await asyncio.sleep(_IDLE_LOOK_S)
@@ -32,3 +36,4 @@ async def wait_stalled(
         await asyncio.sleep(_LOOK_S)
         if working() and (reason := detector.look(time.monotonic() - last)):
             return reason
+        on_signs(detector.signs)

@@ -35,6 +35,8 @@ REFUSALS = {
 }
 
 TokenFunction = Callable[[Sequence[int], int, int], int]
+Out = asyncio.Queue[worker_pb2.Output | worker_pb2.Progress | worker_pb2.StepOutputs | None]
+BEAT_S = 0.2
 
 
 def scripted_token(prompt: Sequence[int], seed: int, position: int) -> int:
@@ -74,7 +76,8 @@ def model_card(
 class Fault:
     """What happens when a worker is about to send token `index`; used up by its first use."""
 
-    kind: str  # break, handoff, ranks_lost, stall, gap, repeat, wrong_attempt, foreign_finish, or one of REFUSALS
+    # break, hush, handoff, ranks_lost, ranks_died, stall, gap, repeat, wrong_attempt, foreign_finish; one of REFUSALS
+    kind: str
     index: int
 
 
@@ -87,6 +90,8 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     token: TokenFunction = scripted_token
     faults: list[Fault] = field(default_factory=list)
     step_s: float = 0.0
+    prefill_s: float = 0.0  # before the first token, while the prompt moves on
+    reports: bool = True  # False: a version that says nothing of requests that move on without outputs
     tokens_per_step: int = 1
     cached_tokens: int = 0
     end_at: int | None = None  # position whose token is EOS
@@ -105,6 +110,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         self.cancelled: list[str] = []
         self.given = 0  # tokens, to all requests
         self.connections = 0
+        self.hushed = False  # the process is stopped: no message any more
         self.inspections = 0
         self.port = free_port()
         self._server: grpc.aio.Server | None = None
@@ -145,22 +151,42 @@ class Worker(worker_pb2_grpc.WorkerServicer):
 
     async def Connect(self, request_iterator, context):  # noqa: N802
         self.connections += 1
-        out: asyncio.Queue[worker_pb2.Output | None] = asyncio.Queue()
+        out: Out = asyncio.Queue()
         running: dict[str, asyncio.Task[None]] = {}
         reader = asyncio.create_task(self._read(request_iterator, running, out))
+        heart = asyncio.create_task(self._beat(out))
         try:
             step = 0
             while True:
-                outputs = [await out.get()]
+                parts = [await out.get()]
                 while not out.empty():
-                    outputs.append(out.get_nowait())
+                    parts.append(out.get_nowait())
+                if self.hushed:
+                    continue
                 step += 1
-                yield worker_pb2.StepOutputs(step=step, outputs=[o for o in outputs if o is not None])
-                if None in outputs:
+                yield self._message(step, parts)
+                if None in parts:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker died")
         finally:
-            for task in [reader, *running.values()]:
+            for task in [reader, heart, *running.values()]:
                 task.cancel()
+
+    @staticmethod
+    def _message(step: int, parts: Sequence[object]) -> worker_pb2.StepOutputs:
+        message = worker_pb2.StepOutputs(step=step)
+        for part in parts:
+            if isinstance(part, worker_pb2.Output):
+                message.outputs.append(part)
+            elif isinstance(part, worker_pb2.Progress):
+                message.progress.append(part)
+            elif isinstance(part, worker_pb2.StepOutputs):
+                message.MergeFrom(part)
+        return message
+
+    async def _beat(self, out: Out) -> None:
+        while True:
+            out.put_nowait(worker_pb2.StepOutputs(heartbeat=True, reports_progress=self.reports))
+            await asyncio.sleep(BEAT_S)
 
     async def _read(self, messages, running, out) -> None:
         async for frame in (frame async for message in messages for frame in message.frames):
@@ -173,7 +199,8 @@ class Worker(worker_pb2_grpc.WorkerServicer):
                 if task is not None:
                     task.cancel()
 
-    async def _run(self, submit: worker_pb2.Submit, out: asyncio.Queue[worker_pb2.Output | None]) -> None:
+    async def _run(self, submit: worker_pb2.Submit, out: Out) -> None:
+        await self._prefill(submit, out)
         if submit.embed:
             values = [float(len(submit.prompt_ids)), float(sum(submit.prompt_ids) % 97), 0.5, -1.0]
             await out.put(self._output(submit, 0, [], finish=worker_pb2.FINISH_REASON_STOP, embedding=values))
@@ -210,7 +237,17 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         if self.steps:
             await self.steps.acquire()
 
-    async def _announce(self, submit: worker_pb2.Submit, out: asyncio.Queue[worker_pb2.Output | None]) -> None:
+    async def _prefill(self, submit: worker_pb2.Submit, out: Out) -> None:
+        loop = asyncio.get_running_loop()
+        end, computed = loop.time() + self.prefill_s, 0
+        while loop.time() < end:
+            await asyncio.sleep(BEAT_S)
+            computed += 1
+            if self.reports:
+                progress = {"request_id": submit.request_id, "attempt": submit.attempt, "computed_tokens": computed}
+                out.put_nowait(worker_pb2.Progress(**progress))
+
+    async def _announce(self, submit: worker_pb2.Submit, out: Out) -> None:
         if submit.trial_tokens and self.announce_trials:
             await out.put(self._output(submit, len(submit.generated_ids), [], on_trial=True))
 
@@ -254,13 +291,15 @@ class Worker(worker_pb2_grpc.WorkerServicer):
             request_id=submit.request_id, attempt=submit.attempt, first_index=first_index, ids=ids, **fields
         )
 
-    async def _fault(self, submit, position: int, out: asyncio.Queue[worker_pb2.Output | None]) -> bool:
+    async def _fault(self, submit, position: int, out: Out) -> bool:
         """Play the fault that is due; True when the request ends here."""
         fault = next((f for f in self.faults if f.index <= position), None)
         if fault is None:
             return False
         self.faults.remove(fault)
-        if fault.kind == "stall":
+        if fault.kind == "hush":
+            self.hushed = True
+        if fault.kind in ("stall", "hush"):
             await asyncio.Event().wait()
         if fault.kind == "break":
             await out.put(None)
@@ -271,10 +310,11 @@ class Worker(worker_pb2_grpc.WorkerServicer):
 
     def _played(self, kind: str, submit: worker_pb2.Submit, position: int) -> tuple[worker_pb2.Output, bool]:
         """The output of a fault, and whether it is the worker's last for the request."""
-        if kind in ("handoff", "ranks_lost"):
+        if kind in ("handoff", "ranks_lost", "ranks_died"):
             reasons = worker_pb2.Handoff
             reason = reasons.REASON_DRAIN if kind == "handoff" else reasons.REASON_RANKS_LOST
-            return self._output(submit, position, [], handoff=worker_pb2.Handoff(reason=reason)), True
+            handoff = worker_pb2.Handoff(reason=reason, in_flight=kind == "ranks_died")
+            return self._output(submit, position, [], handoff=handoff), True
         if kind in REFUSALS:
             code = REFUSALS[kind]
             error = worker_pb2.RequestError(code=code, field="sampling.max_tokens", message="does not fit")

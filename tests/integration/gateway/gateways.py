@@ -49,7 +49,6 @@ def fast_settings(**overrides: Any) -> GatewaySettings:
         "refresh_s": 0.1,
         "connect_timeout_s": 5.0,
         "stall_timeout_s": 10.0,
-        "first_token_timeout_s": 10.0,
         "resume_deadline_s": 10.0,
         "drain_timeout_s": 1.0,
         "redis_timeout_s": 5.0,

@@ -117,6 +117,12 @@ async def test_a_batch_is_answered_as_its_requests_would_be(server: RedisServer)
         assert file.bytes == len((await stack.client.files.content(file.id)).content)
 
 
+async def test_the_time_of_a_single_request_is_not_that_of_a_batch(server: RedisServer) -> None:
+    async with gateway(server, Worker("w0", prefill_s=1.5), request_timeout_s=1.0) as stack:
+        done, failed = await results(stack.client, await over(stack.client, await begin(stack.client, requests(2))))
+        assert (len(done), failed) == (2, [])
+
+
 async def test_chat_responses_and_embeddings(server: RedisServer) -> None:
     async with gateway(server) as stack:
         line = {

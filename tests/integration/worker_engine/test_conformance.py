@@ -178,6 +178,23 @@ async def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(engine: Engi
             check_same(engine, whole, answer.ids, at)
 
 
+async def test_progress_moves_while_a_request_waits_is_prefilled_and_generates(engine: Engine) -> None:
+    crowd = [submitted(engine, ask([n, *PROMPT], n=60)) for n in range(9)]  # one more than run at a time
+    request = ask(n=30)
+    answer = submitted(engine, request)
+    waiting = engine.progress(request)
+    await crowd[0].until(3)
+    begun = engine.progress(request)
+    assert begun.signs != waiting.signs
+    assert begun.computed_tokens >= waiting.computed_tokens
+    await answer.until(len(answer.ids) + 1)
+    generating = engine.progress(request)
+    assert generating.signs != begun.signs
+    assert generating.computed_tokens >= len(PROMPT)
+    for one in (*crowd, answer):
+        await one.until(10**9)
+
+
 async def test_a_cancelled_request_says_nothing_more(engine: Engine) -> None:
     request = ask(n=200)
     answer = submitted(engine, request)

@@ -94,6 +94,21 @@ async def test_a_resumed_request_is_a_longer_prompt_and_goes_on_at_its_index() -
         assert engine.state().running == engine.state().waiting == 0
 
 
+async def test_every_step_moves_every_request_that_has_not_ended() -> None:
+    core = FakeCore()
+    async with serving(core) as engine:
+        request, suspect = ask(), ask("suspect", trial_tokens=2)
+        submitted(engine, request)
+        submitted(engine, suspect)
+        before = [engine.progress(one) for one in (request, suspect)]
+        assert [progress.computed_tokens for progress in before] == [0, 0], "vLLM says nothing of a part of a prompt"
+        assert [engine.progress(one) for one in (request, suspect)] == before, "without a step nothing moves"
+        await core.step()
+        after = [engine.progress(one) for one in (request, suspect)]
+        assert [progress.computed_tokens for progress in after] == [len(PROMPT)] * 2
+        assert all(one.signs > other.signs for one, other in zip(after, before, strict=True))
+
+
 async def test_what_depends_on_generated_tokens_is_generated_again() -> None:
     core = FakeCore()
     async with serving(core) as engine:

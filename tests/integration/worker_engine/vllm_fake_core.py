@@ -26,6 +26,7 @@ class FakeCore:
         self.starts = 0
         self.failures: list[str] = []  # of the next starts
         self.broken = ""  # a request that ends by a fault
+        self.signs = 0
         self._lost = asyncio.Event()
         self._queues: dict[str, asyncio.Queue[SimpleNamespace | None]] = {}
 
@@ -70,6 +71,7 @@ class FakeCore:
                 )
             )
         running = 0 if last else len(self._queues)
+        self.signs += 1
         self.on_step(CoreStep(time.monotonic(), running, 0, 0.5, 0))
         await asyncio.sleep(0.001)
 

@@ -175,13 +175,23 @@ async def test_a_malformed_plan_is_reported_with_a_traceback(make_group: MakeGro
 
 
 async def test_a_slow_step_is_no_failure(make_group: MakeGroup) -> None:
-    """Computing for longer than the stall time-out, without a collective, is work; a stop does not wait for its end."""
+    """Computing for longer than the stall time-out, without a collective, is work; a stop does not wait for its end.
+
+    So is a load of an adapter whose files come slowly.
+    """
     group = make_group(1, model="misbehave", stall_timeout_s=0.3, stop_grace_s=0.05)
     pids = pids_of(await group.start())[:1]
     talk = Conversation(group, [[1, standin.COMPUTE]])
     talk.submit()
     await talk.result()
     assert group.in_flight == 0
+    computing = group.signs
+    assert computing >= 3, "each look at a step of a second finds a sign of life"
+    loading = asyncio.create_task(group.load_adapter(AdapterOrder(0, standin.SLOW_ADAPTER)))
+    await asyncio.sleep(0)
+    talk.submit()
+    await talk.result()
+    assert await loading == ""
     talk.submit()
     await group.stop()
     await wait_gone(pids)

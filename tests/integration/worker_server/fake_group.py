@@ -33,6 +33,7 @@ class FakeGroup:
         self.start_failure: RankFailure | None = None
         self.starts = 0
         self.n_steps = 0
+        self.signs = 0
         self.n_reads = 0
 
     async def start(self) -> GroupStarted:

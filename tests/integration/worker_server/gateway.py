@@ -56,17 +56,19 @@ class Answer:
 class Gateway:
     """One Connect stream."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, heartbeat_ms: int = 0) -> None:
+        self._heartbeat_ms = heartbeat_ms
         self._channel = open_channel(address)
         self.stub = worker_pb2_grpc.WorkerStub(self._channel)
         self.answers: dict[tuple[str, int], Answer] = {}
         self.messages = 0
+        self.progress: list[pb.Progress] = []
         self._next = 0
 
     async def __aenter__(self) -> Self:
         await asyncio.wait_for(self._channel.channel_ready(), 60)  # the process may just have been started
         self._stream = self.stub.Connect()
-        await self.send(pb.ConnectFrame(hello=pb.Hello(gateway_id="test")))
+        await self.send(pb.ConnectFrame(hello=pb.Hello(gateway_id="test", heartbeat_ms=self._heartbeat_ms)))
         self._reader = asyncio.create_task(self._read())
         return self
 
@@ -122,5 +124,6 @@ class Gateway:
     async def _read(self) -> None:
         async for message in self._stream:
             self.messages += 1
+            self.progress += message.progress
             for output in message.outputs:
                 self.answers[output.request_id, output.attempt].take(output)

@@ -13,7 +13,7 @@ from services.gateway.generation.tokens import FinishReason
 
 
 def new_attempt() -> Attempt:
-    return Attempt(1, 0, first_token_s=60, stall_s=60)
+    return Attempt(1, 0, stall_s=60)
 
 
 def output(index: int, **fields: object) -> worker_pb2.Output:
@@ -30,7 +30,7 @@ async def test_the_first_token_does_not_wait(monkeypatch: pytest.MonkeyPatch) ->
     attempt = new_attempt()
     taking = asyncio.create_task(attempt.take())
     await give_way()
-    attempt.deliver(output(0), 0.0)
+    attempt.deliver(output(0))
     assert (await taking).ids == [100]
 
 
@@ -39,15 +39,15 @@ async def test_tokens_within_a_frame_go_out_together_and_the_end_ends_the_frame(
 ) -> None:
     monkeypatch.setattr(module, "FRAME_S", 3600.0)
     attempt = new_attempt()
-    attempt.deliver(output(0), 0.0)
+    attempt.deliver(output(0))
     await attempt.take()
     taking = asyncio.create_task(attempt.take())
     for index in (1, 2):
         await give_way()
-        attempt.deliver(output(index), 0.0)
+        attempt.deliver(output(index))
     await give_way()
     assert not taking.done()
-    attempt.deliver(output(3, finish=worker_pb2.FINISH_REASON_LENGTH), 0.0)
+    attempt.deliver(output(3, finish=worker_pb2.FINISH_REASON_LENGTH))
     assert (await taking).ids == [101, 102, 103]
     assert attempt.end is FinishReason.LENGTH
 
@@ -55,13 +55,13 @@ async def test_tokens_within_a_frame_go_out_together_and_the_end_ends_the_frame(
 async def test_a_lost_connection_ends_the_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FRAME_S", 3600.0)
     attempt = new_attempt()
-    attempt.deliver(output(0), 0.0)
+    attempt.deliver(output(0))
     await attempt.take()
     taking = asyncio.create_task(attempt.take())
     await give_way()
-    attempt.deliver(output(1), 0.0)
+    attempt.deliver(output(1))
     await give_way()
-    attempt.lose("the worker died")
+    attempt.lose("the worker died", died=True)
     assert (await taking).ids == [101]
     assert isinstance(attempt.end, module.Interruption)
 
@@ -69,7 +69,7 @@ async def test_a_lost_connection_ends_the_frame(monkeypatch: pytest.MonkeyPatch)
 async def test_a_frame_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FRAME_S", 0.01)
     attempt = new_attempt()
-    attempt.deliver(output(0), 0.0)
+    attempt.deliver(output(0))
     await attempt.take()
-    attempt.deliver(output(1), 0.0)
+    attempt.deliver(output(1))
     assert (await attempt.take()).ids == [101]

@@ -6,7 +6,7 @@ Free of torch, because the server process uses it, too.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -48,8 +48,13 @@ class ServedAdapter:
         return sum(_FLOAT * one.factors.rank * (one.factors.n_in + one.n_out) for one in self.targets)
 
 
-def read_adapter(folder: Path, model: Description, max_rank: int) -> ServedAdapter:
-    """Check every tensor of an adapter against `model`; reads no tensor. Raises ModelError naming file and key."""
+def read_adapter(
+    folder: Path, model: Description, max_rank: int, on_read: Callable[[int], None] = lambda n_bytes: None
+) -> ServedAdapter:
+    """Check every tensor of an adapter against `model`. Raises ModelError naming file and key.
+
+    It reads no tensor but for the digest, and calls `on_read` with the bytes of every piece.
+    """
     peft = PeftFolder.open(folder)
     peft.require_plain()
     by_module = _layers(model)
@@ -75,11 +80,13 @@ def read_adapter(folder: Path, model: Description, max_rank: int) -> ServedAdapt
         raise ModelError(f"{peft.file}: {others[0]}: not implemented ({len(others)} tensors in all); {MERGE}")
     if not targets:
         raise ModelError(f"{peft.file}: holds no tensors of LoRA")
-    return ServedAdapter(folder, digest_of(folder), max(target.factors.rank for target in targets), tuple(targets))
+    return ServedAdapter(
+        folder, digest_of(folder, on_read), max(target.factors.rank for target in targets), tuple(targets)
+    )
 
 
-def digest_of(folder: Path) -> str:
-    """Return the SHA-256 of an adapter's configuration and tensors. Raises ModelError."""
+def digest_of(folder: Path, on_read: Callable[[int], None] = lambda n_bytes: None) -> str:
+    """Return the SHA-256 of an adapter's configuration and tensors; see `read_adapter`. Raises ModelError."""
     digest = sha256()
     try:
         for name in (CONFIG, TENSORS):
@@ -88,6 +95,7 @@ def digest_of(folder: Path) -> str:
             with file.open("rb") as stream:
                 while piece := stream.read(_PIECE):
                     digest.update(piece)
+                    on_read(len(piece))
     except OSError as error:
         raise ModelError(f"{error.filename}: {error.strerror}") from error
     return digest.hexdigest()

@@ -22,7 +22,7 @@ from services.worker.engine.errors import (
     UnsupportedError,
 )
 from services.worker.engine.kv_events import KvEventLog
-from services.worker.engine.output import Finish, Output, Prefill
+from services.worker.engine.output import Finish, Output, Prefill, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import (
     AdapterFacts,
@@ -68,17 +68,17 @@ class FakeEngine:
         self.counters = EngineCounters()
         self.transfers = TransferTotals()
         self.step_s = step_s
+        self._n_steps = 0
         self._cached: dict[int, None] = {}
         self._live: dict[EngineRequest, _Live] = {}
 
     async def run(self) -> None:
         self.facts = FACTS
         self._enter(pb.PHASE_SERVING, "")
-        step = 0
         while True:
             await asyncio.sleep(self.step_s)
-            step += 1
-            self._step(step)
+            self._n_steps += 1
+            self._step(self._n_steps)
 
     def state(self) -> EngineState:
         return EngineState(
@@ -108,6 +108,9 @@ class FakeEngine:
             raise TooLongError("prompt_ids", f"at most {FACTS.max_request_tokens - 1} tokens fit")
         self._live[request] = _Live(sink, list(request.generated_ids), time.monotonic())
         self.counters.prefill_tokens += len(request.prompt_ids)
+
+    def progress(self, request: EngineRequest) -> Progress:
+        return Progress(len(request.prompt_ids), self._n_steps)
 
     def cancel(self, request: EngineRequest) -> None:
         self._live.pop(request, None)

@@ -22,7 +22,7 @@ from services.worker.protocol.adapter_codec import AdapterOrder
 class Sources(AdapterSources):
     """Every folder holds an adapter of ten bytes, whose digest is the folder's name."""
 
-    async def inspect(self, source: str, name: str = "") -> AdapterFacts:
+    async def inspect(self, source: str, name: str = "", on_read: object = None) -> AdapterFacts:
         if "broken" in source:
             raise InvalidRequestError("adapter", "broken")
         return AdapterFacts(name, Path(source).name, source, 8, n_bytes=10)

@@ -21,12 +21,14 @@ from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
 from services.compute.backends.torch.logit_shard import TorchLogitShard
 from services.compute.model.footprint import Footprint
 from services.compute.ranks.config import RankGroupConfig
+from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.event_codec import ModelFacts
-from services.worker.rank.process import LoadedModel
+from services.worker.rank.process import LoadedModel, refuse_adapter
 from tests.unit.worker.ipc.dying import end_main_thread
 
 VOCAB, HIDDEN = 96, 16
 DIE_SLOWLY, RAISE, HANG, SPIN, SKIP_COLLECTIVE, KILL_SELF, COMPUTE, EAT = range(88, 96)  # misbehave on these tokens
+SLOW_ADAPTER, SLOW_S = "/slow", 1.5  # its files come slowly
 HEAP_TOLD = "frozen objects, collections: "
 MISBEHAVING_RANK = 1
 _EATEN_MIB = 2048
@@ -117,6 +119,12 @@ def standin_cache(n_blocks: int, block_tokens: int) -> StandinCache:
     return StandinCache(torch.full(((n_blocks + 1) * block_tokens, HIDDEN), torch.nan), block_tokens)
 
 
+def _load_adapter(order: AdapterOrder) -> None:
+    if order.folder != SLOW_ADAPTER:
+        refuse_adapter(order)
+    time.sleep(SLOW_S)
+
+
 def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:
     return LoadedModel(
         StandinDecoder(comm, misbehave=config.model_path == "misbehave"),
@@ -124,4 +132,5 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
         HIDDEN * 4,
         lambda n_blocks: standin_cache(n_blocks, config.block_tokens),
         Footprint(ranks=1, process=0, weights=0, workspace=0, adapters=0, kv_token=0, kv_format="float32"),
+        load_adapter=_load_adapter,
     )
