@@ -97,6 +97,26 @@ def test_a_function_is_called_and_its_result_goes_on(client: openai.OpenAI) -> N
     assert refused.value.param == "input"
 
 
+def test_a_conversation_with_another_server_goes_on_here(client: openai.OpenAI) -> None:
+    """With the tools and items that Codex sends."""
+    items: list[Any] = [
+        {"type": "additional_tools", "role": "developer", "tools": [TOOL, {"type": "web_search"}]},
+        {"role": "user", "content": [{"type": "input_image", "image_url": "x"}, {"type": "input_text", "text": "?"}]},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "a"}},
+        {"type": "local_shell_call", "id": "lsh_1", "call_id": "c1", "status": "completed",
+         "action": {"type": "exec", "command": ["ls"], "env": {}}},
+        {"type": "local_shell_call_output", "id": "c1", "output": "a.txt"},
+        {"role": "user", "content": "And the weather?"},
+    ]  # fmt: skip
+    answer = client.responses.with_raw_response.create(**COMMON, input=items, tool_choice="required")
+    (call,) = answer.parse().output
+    assert call.type == "function_call"
+    assert call.name == TOOL["name"]
+    jsonschema.validate(json.loads(call.arguments), WEATHER)
+    left_out = ("tools[].type=web_search", "content[].type=input_image", "type=web_search_call")
+    assert answer.headers["x-ryzanstein-ignored"] == ", ".join(f"input[].{name}" for name in left_out)
+
+
 def test_a_conversation_is_kept_listed_and_deleted(client: openai.OpenAI, stack: RunningStack) -> None:
     ask = {**COMMON, "max_output_tokens": 16}
     first = client.responses.create(**ask, input="x = 1\n" * 20, metadata={"topic": "x"})

@@ -85,6 +85,28 @@ async def test_what_the_agent_sends_back_stands_in_the_prompt_under_the_same_nam
     assert prompt.startswith("read\nagents_v1__close\npatch\n")
 
 
+async def test_tools_in_the_conversation_are_offered_as_those_of_the_body(stack: Stack) -> None:
+    """Codex has all its tools there when it knows the model, and those that it has searched for."""
+    read, group, patch, hosted = CODEX.body["tools"]
+    added = {"type": "additional_tools", "role": "developer", "tools": [patch, hosted, {"type": "teleport"}]}
+    searched = [
+        {"type": "tool_search_call", "execution": "client", "call_id": "s1", "arguments": {"query": "end"}},
+        {"type": "tool_search_output", "execution": "client", "call_id": "s1", "tools": [group, read, patch]},
+    ]
+    body = {**CODEX.body, "tools": [read], "stream": False, "input": [added, *CODEX.body["input"], *searched]}
+    answer = await stack.http.post(CODEX.path, json=body)
+    names = [(item["type"], item["name"], item.get("namespace")) for item in answer.json()["output"]]
+    assert names == [
+        ("function_call", "read", None), ("function_call", "close", "agents_v1"), ("custom_tool_call", "patch", None)
+    ]  # fmt: skip
+    assert [tool["name"] for tool in answer.json()["tools"]] == ["read"]
+    assert answer.headers[IGNORED_HEADER] == "input[].tools[].type=web_search, input[].tools[].type=teleport"
+    prompt = text_of(list(stack.workers[0].submits[-1].prompt_ids))
+    assert prompt.startswith("read\npatch\nagents_v1__close\n<|im_start|>"), "each once"
+    assert '<tool_call>{"name": "tool_search", "arguments": {"query": "end"}}</tool_call>' in prompt
+    assert "<|im_start|>tool\nagents_v1\nread\npatch<|im_end|>" in prompt
+
+
 FORCED: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses", {"tool_choice": {"type": "web_search"}}, "tool_choice"),
     ("/v1/responses", {"tools": [{"type": "mcp", "server_label": "a"}], "tool_choice": "required"}, "tool_choice"),
@@ -113,6 +135,8 @@ async def test_a_choice_names_tools_of_any_kind(stack: Stack) -> None:
     answer = await stack.http.post(CODEX.path, json=CODEX.body | {"tool_choice": choice})
     assert answer.status_code == 200, answer.text
     assert text_of(list(stack.workers[0].submits[-1].prompt_ids)).startswith("agents_v1__close\n<|im_start|>")
+    answer = await stack.http.post(CODEX.path, json=CODEX.body | {"tool_choice": {"type": "none"}, "stream": False})
+    assert [item["type"] for item in answer.json()["output"]] == ["message"]
     named = {"tool_choice": {"type": "custom", "name": "patch"}, "stream": False}
     (item,) = (await stack.http.post(CODEX.path, json=CODEX.body | named)).json()["output"]
     assert (item["type"], item["name"]) == ("custom_tool_call", "patch")

@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from services.gateway.api.ignored import IGNORED_HEADER
 from services.gateway.main import running_gateway
+from tests.integration.gateway import fleet
 from tests.integration.gateway.fleet import Fault, Worker
 from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
 from tests.integration.gateway.redis_server import RedisServer
@@ -244,6 +246,49 @@ async def test_without_redis_what_needs_none_is_answered_and_nothing_is_lost_in_
         await eventually(lambda: not stack.gateway.metrics.registry.get_sample_value("ryzanstein_gateway_redis_up"))
 
 
+async def test_a_kept_turn_has_its_items_as_they_were_given(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "MAX_LEN", 2048)
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    given = [
+        {"type": "additional_tools", "role": "developer", "tools": [{"type": "function", "name": "look"}]},
+        {"type": "message", "role": "user", "content": [image, {"type": "input_text", "text": "Look."}]},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "a"}},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": {"at": "a.png"}},
+        {"type": "function_call_output", "call_id": "c1", "output": [image]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Thanks."}]},
+    ]
+    async with running_stack([Worker("w0")], redis_url=server.url) as stack:
+        first = await post(stack, input=given)
+        left_out = ["content[].type=input_image", "type=web_search_call", "output[].type=input_image"]
+        assert first.headers[IGNORED_HEADER].split(", ") == [f"input[].{name}" for name in left_out]
+        listed = (await stack.http.get(f"{PATH}/{first.json()['id']}/input_items?order=asc")).json()["data"]
+        assert [{name: item[name] for name in like} for item, like in zip(listed, given, strict=True)] == given
+        assert len({item["id"] for item in listed}) == len(given)
+        second = await post(stack, input="More?", previous_response_id=first.json()["id"])
+        assert second.headers[IGNORED_HEADER] == first.headers[IGNORED_HEADER]
+        assert '{"name": "look"' in prompts(stack)[-1], "tools of earlier turns are offered"
+
+
+REQUIRED = (  # by Open Responses
+    "id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id",
+    "instructions", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text", "top_p",
+    "presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning", "user", "usage",
+    "max_output_tokens", "max_tool_calls", "store", "background", "service_tier", "metadata", "safety_identifier",
+    "prompt_cache_key",
+)  # fmt: skip
+
+
+async def test_a_response_has_the_fields_that_its_standard_requires(stack: Stack) -> None:
+    ask = {"store": False, "presence_penalty": 0.5}
+    whole = await create(stack, **ask)
+    events = events_of((await post(stack, **ask, stream=True)).text)
+    for response in (whole, *(event["response"] for event in events if "response" in event)):
+        assert not set(REQUIRED) - response.keys()
+        assert (response["presence_penalty"], response["frequency_penalty"]) == (0.5, 0.0)
+
+
 async def test_a_gateway_may_keep_nothing(server: RedisServer) -> None:
     async with running_stack([Worker("w0")], redis_url=server.url, responses_ttl_s=0) as stack:
         assert (await create(stack))["store"] is False
@@ -255,6 +300,7 @@ async def test_a_gateway_may_keep_nothing(server: RedisServer) -> None:
 
 IMAGE = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "x"}]
 FUNCTION = {"type": "function", "name": "f"}
+ASKED = {"role": "user", "content": "a"}
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [FUNCTION, {"type": "teleport"}]}, "tools[1].type", "`function`"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "Missing"),
@@ -268,13 +314,24 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
      "tool_choice.tools", "among"),
     ({"input": []}, "input", "empty"),
     ({"input": None}, "input", "Missing"),
-    ({"input": [{"type": "web_search_call"}]}, "input[0].type", "`function_call_output`"),
+    ({"input": [{"type": "web_search_call"}]}, "input", "empty"),
+    ({"input": [{"type": "compaction_trigger"}]}, "input[0].type", "`function_call_output`"),
+    ({"input": [{"type": "configuration_update", "reasoning": {"effort": "low"}}]}, "input[0].type", "`message`"),
+    ({"input": [{"type": "additional_tools", "tools": "f"}]}, "input[0].tools", "list"),
+    ({"input": [{"id": "a"}, {"type": "additional_tools", "tools": [FUNCTION, {"type": "custom"}]}]}, "input", "`a`"),
+    ({"input": [ASKED, {"type": "additional_tools", "tools": [FUNCTION, {"type": "custom"}]}]},
+     "input[1].tools[1].name", "Missing"),
     ({"input": [{"type": []}]}, "input[0].type", "`message`"),
     ({"input": [{"role": "user", "content": IMAGE}]}, "input[0].content[1].type", "the vision of multimodal"),
+    ({"input": [{"role": "user", "content": IMAGE}, {"role": "user", "content": "What is it?"}]},
+     "input[0].content[1].type", "the vision of multimodal"),
+    ({"input": [{"role": "developer", "content": IMAGE}, {"role": "assistant", "content": "a"}]},
+     "input[0].content[1].type", "the vision of multimodal"),
     ({"input": [{"role": "user"}]}, "input[0].content", "Missing"),
     ({"input": [{"role": "robot", "content": ""}]}, "input[0].role", "robot"),
     ({"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]}, "input", "`x`"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "msg_1"),
+    ({"input": [{"id": "msg_1"}]}, "input", "msg_1"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "Missing"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "strin"}}}}, "text.format.schema",
      "strin"),

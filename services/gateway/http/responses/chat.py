@@ -5,28 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.gateway.api.chat import Call, ChatRequest, FieldNames, Turn
+from services.gateway.api.chat import ChatRequest, FieldNames, Turn
 from services.gateway.api.options import JsonSchemaFormat, ResponseFormat, TextOptions
 from services.gateway.errors import invalid
-from services.gateway.http.responses.schema import (
-    CallItem,
-    CallOutputItem,
-    Content,
-    CustomCallItem,
-    CustomOutputItem,
-    Item,
-    MessageItem,
-    ResponsesBody,
-    TextFormat,
-)
-from services.gateway.http.responses.tools import ToolOffer, flat_name, input_arguments, offered_tools
+from services.gateway.http.responses.history import turns_of
+from services.gateway.http.responses.schema import Item, ResponsesBody, TextFormat
+from services.gateway.http.responses.tools import ToolOffer, offered_tools
 
 NAMES = FieldNames(messages="input", format="text.format", schema="text.format.schema")
 
 
 def chat_of(body: ResponsesBody, items: Sequence[Item], offer: ToolOffer) -> ChatRequest:
     """The chat of a conversation's items; raises :class:`ApiError` (400)."""
-    turns = turns_of(items)
+    turns = turns_of(items, offer.ignored)
     if not turns:
         raise invalid("`input` is empty: at least one item is needed.", "input", "invalid_value")
     if body.instructions is not None:
@@ -59,44 +50,6 @@ def _options(body: ResponsesBody) -> TextOptions:
         seed=body.seed,
         response_format=_format(body.text.format if body.text else None),
     )
-
-
-def turns_of(items: Sequence[Item]) -> list[Turn]:
-    """The turns of a conversation; raises :class:`ApiError` (400) for the output of a call that it does not hold."""
-    turns: list[Turn] = []
-    reasoning: list[str] = []
-    calls: dict[str, str] = {}
-    for item in items:
-        match item:
-            case MessageItem(role=role, content=content):
-                turns.append(Turn(role, _texts(content)))
-            case CallItem() | CustomCallItem():
-                call = _call(item)
-                calls[item.call_id] = call.name
-                if reasoning or not turns or turns[-1].role != "assistant":
-                    turns.append(Turn("assistant", [""]))
-                turns[-1].calls.append(call)
-            case CallOutputItem(call_id=call_id, output=output) | CustomOutputItem(call_id=call_id, output=output):
-                if call_id not in calls:
-                    message = f"`input` has the output of a call `{call_id}` that is not in the conversation."
-                    raise invalid(message, "input", "invalid_value")
-                turns.append(Turn("tool", _texts(output), tool_call_id=call_id, name=calls[call_id]))
-            case _:
-                reasoning += [part.text for part in item.content or item.summary or ()]
-                continue
-        if reasoning and turns[-1].role == "assistant":
-            turns[-1].reasoning_content = "\n".join(reasoning)
-        reasoning = []
-    return turns
-
-
-def _call(item: CallItem | CustomCallItem) -> Call:
-    arguments = (item.arguments or "{}") if isinstance(item, CallItem) else input_arguments(item.input)
-    return Call(flat_name(item.namespace, item.name), arguments, item.call_id)
-
-
-def _texts(content: Content) -> list[str]:
-    return [content] if isinstance(content, str) else [part.text for part in content]
 
 
 def _format(asked: TextFormat | None) -> ResponseFormat | None:

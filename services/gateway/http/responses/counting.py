@@ -68,8 +68,8 @@ class InputTokensHandler:
         model = await request.find_model(body.model)
         exchange.model = model.name
         asked = ResponsesBody(**{name: getattr(body, name) for name in _OF_RESPONSES})
-        offer = read_tools(asked, request.ignored)
         turn = await self._turns.read(asked, model, request.tenant.name, request.ignored)
+        offer = read_tools(asked, turn.items, len(turn.given), request.ignored)
 
         async def attempt(start: int) -> int:
             return len((await self._chats.prompt(chat_of(asked, turn.items[start:], offer), model)).ids)

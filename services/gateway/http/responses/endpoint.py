@@ -69,8 +69,8 @@ class ResponsesEndpoint:
     async def answer(self, body: ResponsesBody, model: ServedModel, caller: Caller) -> Answer:
         """See :class:`GeneratingEndpoint`."""
         await self._check_store(body)
-        offer = read_tools(body, caller.ignored)
         turn = await self._turns.read(body, model, caller.tenant, caller.ignored)
+        offer = read_tools(body, turn.items, len(turn.given), caller.ignored)
         if not caller.session and body.store is not False:
             caller = replace(caller, session=turn.session)
         output = OutputItems(stem_of(turn.response_id), self._writer(body, model), offer)

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.gateway.api.decode import converted, unsupported_value
-from services.gateway.api.ignored import Ignored
-from services.gateway.http.responses.schema import ITEMS, Item, MessageItem, ReferenceItem
+from services.gateway.api.ignored import Ignored, Unserved
+from services.gateway.api.parts import own_text, refusal
+from services.gateway.http.responses.schema import COMMANDS, ITEMS, Item, MessageItem, ReferenceItem
+
+_TEXT_PARTS = ("input_text", "output_text", "refusal")
 
 
 def read_items(
@@ -18,10 +21,37 @@ def read_items(
         return [MessageItem(role="user", content=value)]
     found = []
     for index, raw in enumerate(value):
-        kind, where = raw.get("type"), f"{field}[{index}]"
-        kind = "message" if kind is None else kind
-        struct = ITEMS.get(kind) if isinstance(kind, str) else None
-        if struct is None:
+        kind, where = _kind(raw), f"{field}[{index}]"
+        if not isinstance(kind, str) or kind in COMMANDS:
             raise unsupported_value(f"{where}.type", kind, tuple(ITEMS))
-        found.append(converted({**raw, "type": kind}, struct, where, ignored))
+        struct = ITEMS.get(kind)
+        found.append(converted({**raw, "type": kind}, struct, where, ignored) if struct else Unserved(kind, raw))
     return found
+
+
+def _kind(raw: dict[str, Any]) -> object:
+    """The type of an item; messages and references may leave it out."""
+    kind = raw.get("type")
+    if kind is None:
+        return "item_reference" if "id" in raw and "role" not in raw else "message"
+    return kind
+
+
+def check_new_parts(items: Sequence[Item | ReferenceItem], field: str = "input") -> None:
+    """Raise :class:`ApiError` (400) for a part without text in what the answer is about, and not a history.
+
+    That are the user's messages behind all other items, and system messages.
+    """
+    for index in _new_messages(items):
+        content = getattr(items[index], "content", ())
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, Unserved) and own_text(part) is None:
+                raise refusal(part.kind, _TEXT_PARTS, f"{field}[{index}].content[{number}].type")
+
+
+def _new_messages(items: Sequence[Item | ReferenceItem]) -> list[int]:
+    roles = [item.role if isinstance(item, MessageItem) else "" for item in items]
+    old = max((index for index, role in enumerate(roles) if role in ("", "assistant")), default=-1)
+    return [
+        index for index, role in enumerate(roles) if role and role != "assistant" and (index > old or role != "user")
+    ]

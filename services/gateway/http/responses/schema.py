@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from services.gateway.api.fields import ADVISORY, neutral
+from services.gateway.api.ignored import Unserved
 from services.gateway.api.options import MAX_TOOLS, FunctionName, NonEmpty, Penalty, Probability, Session
 
 ResponseId = Annotated[str, Meta(max_length=256)]
@@ -40,7 +41,7 @@ class Refusal(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=Tru
         return self.refusal
 
 
-Part = InputText | OutputText | Refusal
+Part = InputText | OutputText | Refusal | Unserved
 Content = str | list[Part]
 
 
@@ -71,7 +72,7 @@ class CallItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
     """A call that the model made."""
 
     name: str
-    arguments: str
+    arguments: Annotated[str | dict[str, Any], Meta(description="JSON text, or the object itself")]
     namespace: str | None = None
     type: Literal["function_call"] = "function_call"
 
@@ -105,7 +106,7 @@ class ReasoningText(Struct, forbid_unknown_fields=True):
     """A part of a reasoning."""
 
     text: str
-    type: Literal["reasoning_text", "summary_text"] = "reasoning_text"
+    type: str = "reasoning_text"
 
 
 class ReasoningItem(_Listed, kw_only=True, forbid_unknown_fields=True):
@@ -124,7 +125,7 @@ class ReferenceItem(Struct, kw_only=True, forbid_unknown_fields=True):
     type: Literal["item_reference"] = "item_reference"
 
 
-Item = MessageItem | CallItem | CallOutputItem | CustomCallItem | CustomOutputItem | ReasoningItem
+Item = MessageItem | CallItem | CallOutputItem | CustomCallItem | CustomOutputItem | ReasoningItem | Unserved
 ITEMS: dict[str, type[Item | ReferenceItem]] = {
     "message": MessageItem,
     "function_call": CallItem,
@@ -134,6 +135,8 @@ ITEMS: dict[str, type[Item | ReferenceItem]] = {
     "reasoning": ReasoningItem,
     "item_reference": ReferenceItem,
 }
+TOOL_ITEMS = ("additional_tools", "tool_search_output")  # offer the model the tools that they list
+COMMANDS = ("compaction_trigger", "configuration_update")  # items that are no history: they change the answer
 
 # --- what else a body holds ----------------------------------------------------------------------------------------
 
@@ -240,7 +243,10 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     input: (
         Annotated[
             str | list[dict[str, Any]],
-            Meta(description=f"A text, or items of the types {', '.join(ITEMS)}; needed without previous_response_id"),
+            Meta(
+                description=f"A text, or items of the types {', '.join((*ITEMS, *TOOL_ITEMS))}; calls of hosted tools "
+                "are read with their results, other items are left out; needed without previous_response_id"
+            ),
         ]
         | None
     ) = None

@@ -102,7 +102,8 @@ class ResponseSerializer:
 
     def _read_options(self, generation: Generation) -> None:
         options = generation.request.options
-        self._facts |= {"temperature": options.temperature, "top_p": options.top_p}
+        names = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+        self._facts |= {name: getattr(options, name) for name in names}
 
     def _frames(self, events: Iterable[Event]) -> bytes:
         frames = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,13 +10,15 @@ import msgspec
 
 from services.gateway.api.chat import OfferedTools
 from services.gateway.api.decode import converted, unsupported_value
-from services.gateway.api.ignored import Ignored
-from services.gateway.api.options import FunctionDefinition
+from services.gateway.api.ignored import Ignored, Unserved
+from services.gateway.api.options import MAX_TOOLS, FunctionDefinition
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.responses.schema import (
+    TOOL_ITEMS,
     AllowedTools,
     CustomTool,
     FunctionTool,
+    Item,
     NamespaceTool,
     ResponsesBody,
     ToolChoice,
@@ -25,8 +28,8 @@ _MODES = ("none", "auto", "required")
 _SERVED = ("function", "custom", "namespace")
 # Tools that OpenAI runs for its own models.
 _HOSTED = (
-    "apply_patch", "code_interpreter", "computer", "file_search", "image_generation", "local_shell", "mcp", "shell",
-    "tool_search", "web_search",
+    "apply_patch", "code_interpreter", "computer", "file_search", "image_generation", "local_shell", "mcp",
+    "programmatic_tool_calling", "shell", "tool_search", "web_search",
 )  # fmt: skip
 _HOSTED_VERSIONS = ("computer_use", "web_search_")  # begin the names of earlier and later ones
 _INPUT: dict[str, Any] = {
@@ -94,6 +97,7 @@ class ToolOffer:
     """The tools of a body."""
 
     ignored: Ignored  # collects what is left out
+    history: bool = False  # of items: tools of unknown types are left out, too
     tools: list[OfferedTool] = field(default_factory=list)
     listed: list[dict[str, Any]] = field(default_factory=list)  # as a response lists them
 
@@ -105,23 +109,48 @@ class ToolOffer:
             if choice.name in (offered.tool.name, offered.name) and choice.namespace in (None, offered.namespace)
         ]
         if not found:
-            message = f"`{where}` names `{choice.name}`, which is not among `tools`."
+            message = f"`{where}` names `{choice.name}`, which is not among the tools."
             raise invalid(message, where, "invalid_value")
         return found
 
 
-def read_tools(body: ResponsesBody, ignored: Ignored) -> ToolOffer:
-    """The tools of a body; raises :class:`ApiError` (400) naming the first that is none."""
+def read_tools(body: ResponsesBody, items: Sequence[Item], given: int, ignored: Ignored) -> ToolOffer:
+    """The tools of a body and of its conversation; raises :class:`ApiError` (400) naming the first that is none.
+
+    `given`: how many of the items are the body's. Of tools with the same name, the body's counts, else the last one.
+    """
     offer = ToolOffer(ignored)
     for index, raw in enumerate(body.tools or ()):
         _read_tool(raw, f"tools[{index}]", offer, "")
+    own = {offered.name for offered in offer.tools}
+    added = _read_added(items, given, ignored)
+    offer.tools.extend(offered for name, offered in added.items() if name not in own)
+    if len(offer.tools) > MAX_TOOLS:
+        message = f"`tools` and `input` may offer at most {MAX_TOOLS} tools, got {len(offer.tools)}."
+        raise invalid(message, "input", "invalid_value")
     return offer
 
 
+def _read_added(items: Sequence[Item], given: int, ignored: Ignored) -> dict[str, OfferedTool]:
+    """The tools that items add, by name; those of other types are left out."""
+    added: dict[str, OfferedTool] = {}
+    for index, item in enumerate(items, given - len(items)):
+        if not isinstance(item, Unserved) or item.kind not in TOOL_ITEMS:
+            continue
+        where, tools = f"input[{index}].tools", item.value.get("tools")
+        if not isinstance(tools, list) or not all(isinstance(raw, dict) for raw in tools):
+            raise invalid(f"`{where}` must be a list of objects.", where, "invalid_value")
+        offer = ToolOffer(ignored, history=True)
+        for number, raw in enumerate(tools):
+            _read_tool(raw, f"{where}[{number}]", offer, "")
+        added |= {offered.name: offered for offered in offer.tools}
+    return added
+
+
 def _read_tool(raw: dict[str, Any], where: str, offer: ToolOffer, namespace: str) -> None:
-    kind = raw.get("type", "function")
-    if not namespace and _is_hosted(kind):
-        offer.ignored.add(f"tools[].type={kind}")
+    kind, served = raw.get("type", "function"), _SERVED[:2] if namespace else _SERVED
+    if (offer.history and kind not in served) or (not namespace and _is_hosted(kind)):
+        offer.ignored.add(f"{'input[].' if offer.history else ''}tools[].type={kind}")
         return
     if kind == "function":
         function = converted(raw, FunctionTool, where, offer.ignored)
@@ -131,13 +160,13 @@ def _read_tool(raw: dict[str, Any], where: str, offer: ToolOffer, namespace: str
     elif kind == "custom":
         offer.tools.append(OfferedTool(converted(raw, CustomTool, where, offer.ignored), namespace))
         listed = raw
-    elif kind == "namespace" and not namespace:
+    elif kind in served:
         group = converted(raw, NamespaceTool, where, offer.ignored)
         for index, inner in enumerate(group.tools):
             _read_tool(inner, f"{where}.tools[{index}]", offer, group.name)
         listed = raw
     else:
-        raise unsupported_value(f"{where}.type", kind, _SERVED if not namespace else _SERVED[:2])
+        raise unsupported_value(f"{where}.type", kind, served)
     if not namespace:
         offer.listed.append(listed)
 
@@ -161,6 +190,8 @@ def _chosen(choice: str | dict[str, Any] | None, offer: ToolOffer) -> tuple[list
             raise unsupported_value("tool_choice", choice, _MODES)
         return offer.tools, choice
     kind = choice.get("type")
+    if kind in _MODES:
+        return offer.tools, str(kind)
     if kind in ("function", "custom"):
         name = offer.names(converted(choice, ToolChoice, "tool_choice", offer.ignored), "tool_choice")[0]
         return offer.tools, name

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from services.gateway.api.ignored import Ignored
+from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.errors import ApiError, invalid
-from services.gateway.http.responses.reading import read_items
+from services.gateway.http.responses.reading import check_new_parts, read_items
 from services.gateway.http.responses.schema import Item, MessageItem, ReferenceItem, ResponsesBody
 from services.gateway.http.responses.store import (
     NOT_FOUND,
@@ -57,13 +57,27 @@ class ResponseTurn:
         """The given items as they are kept and listed, each with an id."""
         stem, listed = stem_of(self.response_id), []
         for index, item in enumerate(self.given):
-            raw = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
+            raw = _as_given(item)
             if isinstance(item, MessageItem) and isinstance(item.content, str):
                 kind = "output_text" if item.role == "assistant" else "input_text"
                 raw["content"] = [{"type": kind, "text": item.content}]
-            made = f"{_PREFIXES[item.type]}_{stem}in{index:04x}"
+            made = f"{_PREFIXES.get(raw['type'], 'item')}_{stem}in{index:04x}"
             listed.append({"status": "completed", **raw, "id": raw.get("id", made)})
         return listed
+
+
+def _as_given(item: Item) -> dict[str, Any]:
+    """An item as JSON, with the parts and fields that no model here reads."""
+    raw = _fields(item)
+    for name in ("content", "output"):
+        if isinstance(parts := getattr(item, name, None), list):
+            raw[name] = [_fields(part) for part in parts]
+    return raw
+
+
+def _fields(value: msgspec.Struct) -> dict[str, Any]:
+    whole = value.value if isinstance(value, Unserved) else msgspec.to_builtins(value)
+    return {key: value for key, value in whole.items() if value is not None}
 
 
 async def _read(items: str | list[dict[str, Any]], ignored: Ignored) -> list[Item | ReferenceItem]:
@@ -103,7 +117,9 @@ class Turns:
             raise not_kept_here("previous_response_id")
         past = await self._store.past(tenant, previous) if previous else NOTHING
         before = await _read(past.items, ignored)
-        given = await self._resolved(tenant, await _read(body.input or [], ignored))
+        sent = await _read(body.input or [], ignored)
+        check_new_parts(sent)
+        given = await self._resolved(tenant, sent)
         items = [*(item for item in before if not isinstance(item, ReferenceItem)), *given]
         return ResponseTurn(body, new_response_id(), tenant, past, given, items)
 

@@ -1,0 +1,180 @@
+"""From the items of a conversation to the turns of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from services.gateway.api.chat import Call, Turn
+from services.gateway.api.ignored import Ignored, Unserved
+from services.gateway.api.parts import is_media, own_text, stand_in
+from services.gateway.errors import invalid
+from services.gateway.http.responses.schema import (
+    TOOL_ITEMS,
+    CallItem,
+    CallOutputItem,
+    Content,
+    CustomCallItem,
+    CustomOutputItem,
+    Item,
+    MessageItem,
+    ReasoningItem,
+)
+from services.gateway.http.responses.tools import flat_name, input_arguments
+
+# Calls of hosted tools, and the field of their arguments. Their results are in the call itself, or in a later item.
+_ARGUMENTS = {
+    "apply_patch_call": "operation", "code_interpreter_call": "code", "file_search_call": "queries",
+    "local_shell_call": "action", "mcp_call": "arguments", "program": "code", "shell_call": "action",
+    "tool_search_call": "arguments",
+}  # fmt: skip
+_RESULTS = {
+    "apply_patch_call_output": ("output", "status"), "local_shell_call_output": ("output",),
+    "program_output": ("result",), "shell_call_output": ("output",), "tool_search_output": ("tools",),
+}  # fmt: skip
+_OWN_RESULTS = {
+    "code_interpreter_call": ("outputs",), "file_search_call": ("results",), "mcp_call": ("output", "error"),
+}  # fmt: skip
+
+
+def turns_of(items: Sequence[Item], ignored: Ignored) -> list[Turn]:
+    """The turns of a conversation; raises :class:`ApiError` (400) for the output of a call that it does not hold.
+
+    Calls of hosted tools that have a result become calls and results; `ignored` gets what is left out.
+    """
+    history = _History(ignored)
+    for item in items:
+        history.add(item)
+    history.end()
+    return history.turns
+
+
+class _History:
+    """The turns of a conversation, which grow with its items."""
+
+    def __init__(self, ignored: Ignored) -> None:
+        self.turns: list[Turn] = []
+        self._ignored = ignored
+        self._reasoning: list[str] = []  # before the next turn
+        self._names: dict[str, str] = {}  # of called tools, by the calls' ids
+        self._hosted: dict[str, tuple[Unserved, Call]] = {}  # calls without results yet, by id
+
+    def add(self, item: Item) -> None:
+        """Read an item; raises :class:`ApiError` (400)."""
+        match item:
+            case ReasoningItem():
+                self._reasoning += [part.text for part in item.content or item.summary or ()]
+            case MessageItem(role=role, content=content):
+                self._append(Turn(role, self._texts(content, "content")))
+            case CallItem() | CustomCallItem():
+                self._names[item.call_id] = flat_name(item.namespace, item.name)
+                self._append_call(_call(item))
+            case CallOutputItem() | CustomOutputItem():
+                self._append_output(item)
+            case _:
+                self._add_hosted(item)
+
+    def end(self) -> None:
+        """Note the calls that have no result."""
+        for item, _ in self._hosted.values():
+            self._leave_out(item)
+
+    def _append(self, turn: Turn) -> None:
+        self.turns.append(turn)
+        self._append_reasoning()
+
+    def _append_reasoning(self) -> None:
+        if self._reasoning and self.turns[-1].role == "assistant":
+            self.turns[-1].reasoning_content = "\n".join(self._reasoning)
+        self._reasoning = []
+
+    def _append_call(self, call: Call) -> None:
+        if self._reasoning or not self.turns or self.turns[-1].role != "assistant":
+            self.turns.append(Turn("assistant", [""]))
+        self.turns[-1].calls.append(call)
+        self._append_reasoning()
+
+    def _append_output(self, item: CallOutputItem | CustomOutputItem) -> None:
+        name = self._names.get(item.call_id)
+        if name is None:
+            message = f"`input` has the output of a call `{item.call_id}` that is not in the conversation."
+            raise invalid(message, "input", "invalid_value")
+        self._append(Turn("tool", self._texts(item.output, "output"), tool_call_id=item.call_id, name=name))
+
+    def _add_hosted(self, item: Unserved) -> None:
+        call_id = str(item.value.get("call_id") or item.value.get("id"))
+        if item.kind in _ARGUMENTS:
+            call = Call(_hosted_name(item), _hosted_arguments(item), call_id)
+            result = self._result(item, _OWN_RESULTS.get(item.kind, ()))
+            if result is None:
+                self._hosted[call_id] = item, call
+            else:
+                self._append_pair(call, result)
+        elif item.kind in _RESULTS and call_id in self._hosted:
+            self._append_pair(self._hosted.pop(call_id)[1], self._result(item, _RESULTS[item.kind]) or "")
+        elif item.kind not in TOOL_ITEMS:
+            self._leave_out(item)
+
+    def _append_pair(self, call: Call, result: str) -> None:
+        self._append_call(call)
+        self._append(Turn("tool", [result], tool_call_id=call.id, name=call.name))
+
+    def _leave_out(self, item: Unserved) -> None:
+        self._ignored.add(f"input[].type={item.kind}")
+
+    def _texts(self, content: Content, field: str) -> list[str]:
+        if isinstance(content, str):
+            return [content]
+        where = f"input[].{field}[]"
+        return [stand_in(part, where, self._ignored) if isinstance(part, Unserved) else part.text for part in content]
+
+    def _result(self, item: Unserved, fields: Sequence[str]) -> str | None:
+        """The result in the first of the fields that has one; None if there is none."""
+        for name in fields:
+            if (found := item.value.get(name)) is not None:
+                parts = found if isinstance(found, list) else [found]
+                return "\n".join(self._part(part, f"input[].{name}[]") for part in parts)
+        return None
+
+    def _part(self, part: Any, where: str) -> str:
+        """A part of a result as text, the definition of a tool as its name."""
+        if isinstance(part, str):
+            return part
+        if where == "input[].tools[]" and isinstance(part, dict):
+            return str(part.get("name"))
+        if isinstance(part, dict) and isinstance(kind := part.get("type"), str):
+            typed = Unserved(kind, part)
+            if is_media(kind) or own_text(typed) is not None:
+                return stand_in(typed, where, self._ignored)
+        return _json(part)
+
+
+def _call(item: CallItem | CustomCallItem) -> Call:
+    name = flat_name(item.namespace, item.name)
+    if isinstance(item, CustomCallItem):
+        return Call(name, input_arguments(item.input), item.call_id)
+    arguments = item.arguments if isinstance(item.arguments, str) else _json(item.arguments)
+    return Call(name, arguments or "{}", item.call_id)
+
+
+def _hosted_name(item: Unserved) -> str:
+    if item.kind == "mcp_call":
+        return flat_name(str(item.value.get("server_label") or ""), str(item.value.get("name")))
+    return item.kind.removesuffix("_call")
+
+
+def _hosted_arguments(item: Unserved) -> str:
+    field = _ARGUMENTS[item.kind]
+    found = item.value.get(field)
+    if isinstance(found, str) and field == "arguments":
+        return found or "{}"
+    return _json(found if isinstance(found, dict) else {field: found})
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError as error:
+        raise invalid("An item of `input` is nested too deeply.", "input", "invalid_value") from error
