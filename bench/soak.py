@@ -29,8 +29,8 @@ from bench.soaking.verdict import FaultRecord, Verdict, judge, show
 from services.cli.stack.default_model import TINY_MODEL
 from tests.stack import RunningStack, running_stack
 
-# Longer than the gateway waits for a silent worker (15 s, stall_timeout_s). So streams have moved to other workers when
-# the stopped server continues and sends tokens of them.
+# Longer than the gateway waits for a silent worker (2.5 s, silence_timeout_s). So streams have moved to other workers
+# when the stopped server continues and sends tokens of them.
 _STOPPED_S = 20.0
 _RECOVERY_S = 90.0
 

@@ -174,7 +174,7 @@ class GatewaySettings(AccessSettings):
         ge=1,
         description="A worker that runs requests and says nothing, not even that it lives, is lost after",
     )
-    stall_timeout_s: float = Field(
+    progress_timeout_s: float = Field(
         default=15.0,
         ge=1,
         description="A request is stalled, and goes on with another worker, when nothing about it has moved for so "

@@ -68,7 +68,7 @@ def resume_policy(settings: GatewaySettings) -> ResumePolicy:
         max_handoffs=settings.max_handoffs,
         poison_deaths=settings.poison_deaths,
         deadline_s=settings.resume_deadline_s,
-        stall_s=settings.stall_timeout_s,
+        stall_s=settings.progress_timeout_s,
     )
 
 

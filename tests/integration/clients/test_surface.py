@@ -320,7 +320,7 @@ async def test_a_generation_that_fails_later_keeps_its_text(kind: str) -> None:
 
 @every_client
 async def test_calls_end_in_their_time(kind: str) -> None:
-    settings = {"stall_timeout_s": 30}
+    settings = {"progress_timeout_s": 30}
     async with served([Worker("w0", step_s=0.15)], **settings) as gateway, gateway.client(kind, ONCE) as client:
         with pytest.raises(TimedOut):
             await call(client, "complete", PROMPT, max_tokens=50, timeout_s=0.4)

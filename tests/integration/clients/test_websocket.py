@@ -47,7 +47,7 @@ COUNT = 60
 @pytest.fixture
 async def gateway() -> AsyncIterator[Served]:
     # A machine that stands still for a moment must not look like a worker that does: no attempt is repeated here.
-    patient = {"stall_timeout_s": 30.0}
+    patient = {"progress_timeout_s": 30.0}
     async with served([Worker("w0", step_s=0.01)], **patient) as running:
         yield running
 

@@ -48,7 +48,7 @@ def fast_settings(**overrides: Any) -> GatewaySettings:
         "gateway_port": 0,
         "refresh_s": 0.1,
         "connect_timeout_s": 5.0,
-        "stall_timeout_s": 10.0,
+        "progress_timeout_s": 10.0,
         "resume_deadline_s": 10.0,
         "drain_timeout_s": 1.0,
         "redis_timeout_s": 5.0,

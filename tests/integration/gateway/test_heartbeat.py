@@ -57,7 +57,7 @@ async def test_a_stream_that_has_only_sent_comments_can_still_fall_back() -> Non
     options = {
         "sse_heartbeat_s": 0.1,
         "fallback_model": "other",
-        "stall_timeout_s": 1.0,
+        "progress_timeout_s": 1.0,
         "resume_deadline_s": 0.1,
     }
     async with running_stack([silent, other], **options) as stack:

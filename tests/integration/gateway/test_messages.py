@@ -199,7 +199,7 @@ async def lose_all(stack: Stack, client: anthropic.AsyncAnthropic) -> None:
 
 
 async def test_failures_are_the_clients_own_before_and_within_a_stream() -> None:
-    async with served(Worker("w0", faults=[Fault("stall", 3)]), stall_timeout_s=1.0, resume_deadline_s=0.2) as (
+    async with served(Worker("w0", faults=[Fault("stall", 3)]), progress_timeout_s=1.0, resume_deadline_s=0.2) as (
         stack,
         client,
     ):

@@ -29,7 +29,7 @@ async def failure(stack: Stack, **body: object) -> tuple[int, dict[str, str]]:
 @pytest.mark.parametrize("reports", [True, False], ids=["moving", "of an older worker"])
 async def test_a_prompt_outlasts_the_stall_limit(reports: bool) -> None:
     worker = Worker("w0", prefill_s=3.5 * STALL_S, reports=reports)
-    async with running_stack([worker], stall_timeout_s=STALL_S) as stack:
+    async with running_stack([worker], progress_timeout_s=STALL_S) as stack:
         answers = await asyncio.gather(
             stack.complete(**ASK),
             stack.complete(**ASK, stream=True),
@@ -45,7 +45,7 @@ async def test_a_prompt_outlasts_the_stall_limit(reports: bool) -> None:
 async def test_workers_that_stand_still_pass_a_request_on_and_blame_it_for_no_death(kind: str, index: int) -> None:
     """`hush`: the whole process is stopped. Three of either kind would make a suspect, if they counted as deaths."""
     workers = [Worker(f"w{n}", faults=[Fault(kind, index)]) for n in range(3)]
-    async with running_stack([*workers, Worker("w3")], stall_timeout_s=STALL_S, silence_timeout_s=STALL_S) as stack:
+    async with running_stack([*workers, Worker("w3")], progress_timeout_s=STALL_S, silence_timeout_s=STALL_S) as stack:
         stack.router.away = {"w3"}
         answering = asyncio.create_task(stack.complete(**ASK))
         await eventually(lambda: all(worker.submits for worker in workers))
@@ -59,7 +59,7 @@ async def test_workers_that_stand_still_pass_a_request_on_and_blame_it_for_no_de
 
 async def test_a_request_that_stands_still_everywhere_ends_as_stalled_and_not_as_poison() -> None:
     worker = Worker("w0", faults=[Fault("stall", 0)] * 4)
-    async with running_stack([worker], stall_timeout_s=STALL_S) as stack:
+    async with running_stack([worker], progress_timeout_s=STALL_S) as stack:
         status, error = await failure(stack)
         assert (status, error["code"]) == (500, "generation_failed")
         assert error["message"] == "The request was interrupted too often, last by stall: nothing has moved for 1 s"

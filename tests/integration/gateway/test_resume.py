@@ -53,7 +53,7 @@ async def results(stack: Stack, count: int) -> list[int]:
 async def test_every_fault_at_every_token_leaves_the_text_as_it_was(kind: str) -> None:
     # Short where it is waited for, and long where a busy machine must not be taken for a stall.
     timeout_s, indices = (1.0, (0, 1, COUNT - 1)) if kind == "stall" else (10.0, range(COUNT))
-    async with running_stack(stall_timeout_s=timeout_s) as stack:
+    async with running_stack(progress_timeout_s=timeout_s) as stack:
         for index in indices:
             for worker in stack.workers:
                 worker.faults = [Fault(kind, index)] if worker is stack.workers[0] else []
