@@ -21,7 +21,10 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 REVISION = len("-0123456789")
 WORKLOADS = ("Deployment", "StatefulSet")
 TWO_POOLS = "workers: {pools: {small: {servedName: small}, large: {servedName: large}}}"
-CLAIMS = "redis: {persistence: {enabled: true}}"
+CLAIMS = """
+redis: {persistence: {enabled: true}}
+workers: {pools: {claims: {model: 'hf://org/name', storage: {type: perPod}}}}
+"""
 
 
 def test_selectors_and_claim_templates_are_frozen() -> None:

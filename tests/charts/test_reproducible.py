@@ -23,6 +23,8 @@ UNREPEATABLE = re.compile(
 )
 # But for an upgrade, which asks in which phase of mutual TLS its release is. Without a cluster it is always the last.
 PHASE = re.compile(r'\{\{- range lookup "v1" "Pod" .Release.Namespace ""')
+# And for what the API server would refuse in the middle of an upgrade: it is refused before, or left as it is.
+FIXED = re.compile(r'lookup "(apps/)?v1" "(StatefulSet|PersistentVolumeClaim|Service)"')
 EXPRESSION = re.compile(r"\{\{(?!-?\s*/\*)(.*?)\}\}", re.DOTALL)
 QUOTED = re.compile(r'"[^"]*"|`[^`]*`')
 HELM_SECRET_BYTES = 900 * 1024
@@ -60,7 +62,7 @@ def test_lint_has_nothing_to_say(major: int) -> None:
 
 def test_templates_call_nothing_unrepeatable() -> None:
     for template in TEMPLATES:
-        for expression in EXPRESSION.findall(PHASE.sub("", template.read_text())):
+        for expression in EXPRESSION.findall(FIXED.sub("", PHASE.sub("", template.read_text()))):
             assert not UNREPEATABLE.search(QUOTED.sub('""', expression)), (template.name, expression)
 
 

@@ -113,7 +113,7 @@ hostPath: {path: {{ $place }}, type: Directory}
 {{- if eq $storage.type "emptyDir" -}}
 emptyDir: {sizeLimit: {{ $storage.size }}}
 {{- else if eq $storage.type "pvc" -}}
-persistentVolumeClaim: {claimName: {{ default (printf "%s-models" (include "ryzanstein.name" (list (index . 0) "worker" (index . 1)))) $storage.existingClaim }}}
+persistentVolumeClaim: {claimName: {{ default (include "ryzanstein.storage.shared" .) $storage.existingClaim }}}
 {{- else if eq $storage.type "hostPath" -}}
 hostPath: {path: {{ $storage.hostPath }}, type: DirectoryOrCreate}
 {{- else if eq $storage.type "ephemeral" -}}
@@ -122,6 +122,16 @@ ephemeral:
     spec:
       {{- include "ryzanstein.storage.claim" $storage | nindent 6 }}
 {{- end -}}
+{{- end }}
+
+{{/* The claim that a pool's pods share: (list $ pool). */}}
+{{- define "ryzanstein.storage.shared" -}}
+{{- printf "%s-models" (include "ryzanstein.name" (list (index . 0) "worker" (index . 1))) -}}
+{{- end }}
+
+{{/* Whether a pool's StatefulSet makes a claim for each pod. Empty or "true". */}}
+{{- define "ryzanstein.storage.perPod" -}}
+{{- if and (eq (include "ryzanstein.model.scheme" .) "hf") (eq .storage.type "perPod") }}true{{ end -}}
 {{- end }}
 
 {{/* The spec of a claim. */}}

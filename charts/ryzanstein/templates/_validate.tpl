@@ -2,7 +2,7 @@
 
 {{- define "ryzanstein.validate" -}}
 {{- $lines := list -}}
-{{- range $part := list "forms" "names" "owned" "tenancy" "pools" "finetuner" "redis" "tls" "exposure" "scaling" "monitoring" -}}
+{{- range $part := list "forms" "names" "owned" "tenancy" "pools" "finetuner" "redis" "tls" "exposure" "scaling" "monitoring" "fixed" -}}
 {{- $lines = concat $lines (include (printf "ryzanstein.validate.%s" $part) $ | splitList "\n") -}}
 {{- end -}}
 {{- $lines = without $lines "" -}}

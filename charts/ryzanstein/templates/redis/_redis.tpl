@@ -196,6 +196,21 @@ ping.sh: |
   [ "$(sh /etc/redis/ask.sh ping)" = PONG ]
 {{- end }}
 
+{{/* Its claim, beside the StatefulSet: persistence may be switched in a running release, a StatefulSet's own claims never. */}}
+{{- define "ryzanstein.redis.claim" -}}
+{{- printf "data-%s-0" (include "ryzanstein.name" (list . "redis")) -}}
+{{- end }}
+
+{{/* Whether the release's StatefulSet makes this claim, as earlier charts had it; then it goes on to. Empty or "true". */}}
+{{- define "ryzanstein.redis.claims" -}}
+{{- $there := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "ryzanstein.name" (list . "redis")) -}}
+{{- if dig "spec" "volumeClaimTemplates" list $there }}true{{ end -}}
+{{- end }}
+
+{{- define "ryzanstein.redis.storage" -}}
+{{- toYaml (merge (dict "accessModes" (list "ReadWriteOnce")) .Values.redis.persistence) -}}
+{{- end }}
+
 {{/* What the names of all keys begin with, after "rz:". */}}
 {{- define "ryzanstein.redis.namespace" -}}
 {{- default (printf "%s-%s" .Release.Namespace (include "ryzanstein.fullname" .)) .Values.redis.keyPrefix -}}
@@ -203,6 +218,6 @@ ping.sh: |
 
 {{/* 200Mi → 209715200 */}}
 {{- define "ryzanstein.bytes" -}}
-{{- $units := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 -}}
-{{- mul (regexFind "^[0-9]+" . | int64) (index $units (regexFind "[KMG]i$" .)) -}}
+{{- $units := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 -}}
+{{- printf "%.0f" (mulf (regexFind "^[0-9.]+" . | float64) (index $units (regexFind "[A-Za-z]*$" .))) -}}
 {{- end }}

@@ -1,0 +1,115 @@
+{{/*
+What Kubernetes fixes when it makes an object. Helm would meet the refusal in the middle of an upgrade, with half of the objects
+changed, so values that differ from the objects of the release are refused before. `helm template` sees no objects.
+*/}}
+
+{{/* The chart's own claims by name: {of: component [pool], storage:, values: their path, kept: with what is in them}. */}}
+{{- define "ryzanstein.claims" -}}
+{{- $claims := dict -}}
+{{- if and (eq .Values.redis.mode "bundled") .Values.redis.persistence.enabled (not (include "ryzanstein.redis.claims" .)) -}}
+{{- $_ := set $claims (include "ryzanstein.redis.claim" .) (dict "of" (list "redis") "storage" (include "ryzanstein.redis.storage" . | fromYaml) "values" "redis.persistence" "kept" true) -}}
+{{- end -}}
+{{- range $component, $used := dict "prometheus" (eq .Values.monitoring.mode "bundled") "loki" .Values.monitoring.loki.enabled -}}
+{{- $persistence := (get $.Values.monitoring $component).persistence -}}
+{{- if and $used $persistence.enabled -}}
+{{- $_ := set $claims (include "ryzanstein.name" (list $ $component)) (dict "of" (list $component) "storage" (merge (dict "accessModes" (list "ReadWriteOnce")) $persistence) "values" (printf "monitoring.%s.persistence" $component)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
+{{- if and (eq (include "ryzanstein.model.scheme" $pool) "hf") (eq $pool.storage.type "pvc") (not $pool.storage.existingClaim) -}}
+{{- $_ := set $claims (include "ryzanstein.storage.shared" (list $ $name)) (dict "of" (list "worker" $name) "storage" $pool.storage "values" (printf "workers.pools.%s.storage" $name) "kept" true) -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.finetuner -}}
+{{- if and .enabled (not .storage.existingClaim) -}}
+{{- $_ := set $claims (include "ryzanstein.finetuner.claim" $) (dict "of" (list "finetuner") "storage" .storage "values" "finetuner.storage" "kept" true) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $claims -}}
+{{- end }}
+
+{{/* A claim's spec in words. */}}
+{{- define "ryzanstein.fixed.words" -}}
+{{ .resources.requests.storage }} {{ join "," .accessModes }} of {{ with .storageClassName }}the class {{ . }}{{ else }}the default class{{ end }}
+{{- end }}
+
+{{- define "ryzanstein.validate.fixed" -}}
+{{- include "ryzanstein.fixed.sets" . }}
+{{ include "ryzanstein.fixed.claims" . }}
+{{ include "ryzanstein.fixed.service" . }}
+{{- end }}
+
+{{/* StatefulSets: their claim templates. */}}
+{{- define "ryzanstein.fixed.sets" -}}
+{{- $sets := dict -}}
+{{- if and (eq .Values.redis.mode "bundled") (include "ryzanstein.redis.claims" .) -}}
+{{- $storage := ternary (include "ryzanstein.redis.storage" . | fromYaml) dict .Values.redis.persistence.enabled -}}
+{{- $_ := set $sets (include "ryzanstein.name" (list . "redis")) (dict "values" "redis.persistence" "storage" $storage) -}}
+{{- end -}}
+{{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
+{{- $storage := ternary $pool.storage dict (not (empty (include "ryzanstein.storage.perPod" $pool))) -}}
+{{- $_ := set $sets (include "ryzanstein.name" (list $ "worker" $name)) (dict "values" (printf "workers.pools.%s.storage" $name) "storage" $storage "pool" true) -}}
+{{- end -}}
+{{- range $name, $set := $sets -}}
+{{- range $there := list (lookup "apps/v1" "StatefulSet" $.Release.Namespace $name) -}}
+{{- $templates := dig "spec" "volumeClaimTemplates" list $there -}}
+{{- $wanted := "none" -}}
+{{- with $set.storage }}{{- $wanted = include "ryzanstein.storage.claim" . | fromYaml | include "ryzanstein.fixed.words" -}}{{ end -}}
+{{- $has := "none" -}}
+{{- with $templates }}{{- $has = include "ryzanstein.fixed.words" (first .).spec -}}{{ end -}}
+{{- $same := eq $has $wanted -}}
+{{- if and $templates $set.storage -}}
+{{- $same = include "ryzanstein.fixed.same" (list (first $templates).spec (include "ryzanstein.storage.claim" $set.storage | fromYaml)) -}}
+{{- end -}}
+{{- if and $there (not $same) }}
+{{ $set.values }}: nothing has been changed, since Kubernetes fixes the claims that a StatefulSet makes; {{ $name }} makes {{ $has }} for each pod, and with these values {{ $wanted }}.
+  Keep the value{{ if $set.pool }}, or give the pool another name{{ end }}. Or delete the StatefulSet without its pods, which serve on and are replaced one after another, and upgrade again{{ if not $set.pool }} with --take-ownership{{ end }}:
+  kubectl -n {{ $.Release.Namespace }} delete statefulset {{ $name }} --cascade=orphan
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Whether two claims are one for the API server: (list spec spec). Empty or "true". */}}
+{{- define "ryzanstein.fixed.same" -}}
+{{- $one := index . 0 -}}
+{{- $other := index . 1 -}}
+{{- $sizes := list (include "ryzanstein.bytes" $one.resources.requests.storage) (include "ryzanstein.bytes" $other.resources.requests.storage) -}}
+{{- $classes := list (default "" $one.storageClassName) (default "" $other.storageClassName) -}}
+{{- if and (eq (first $sizes) (last $sizes)) (eq (first $classes) (last $classes)) (eq (sortAlpha $one.accessModes | join ",") (sortAlpha $other.accessModes | join ",")) }}true{{ end -}}
+{{- end }}
+
+{{/* The chart's own claims: they only grow. */}}
+{{- define "ryzanstein.fixed.claims" -}}
+{{- range $name, $claim := include "ryzanstein.claims" . | fromYaml -}}
+{{- range $there := list (lookup "v1" "PersistentVolumeClaim" $.Release.Namespace $name) -}}
+{{- if $there -}}
+{{- $wanted := include "ryzanstein.storage.claim" $claim.storage | fromYaml -}}
+{{- $class := default "" $wanted.storageClassName -}}
+{{- /* The server fills in the default class, so the annotation says which one the values named. */}}
+{{- $named := dig "metadata" "annotations" "ryzanstein.dev/storage-class" $class $there -}}
+{{- $other := or (ne $class $named) (and $class (ne $class (default "" $there.spec.storageClassName))) -}}
+{{- $modes := ne (sortAlpha $wanted.accessModes | join ",") (sortAlpha $there.spec.accessModes | join ",") -}}
+{{- $smaller := lt (include "ryzanstein.bytes" $wanted.resources.requests.storage | int64) (include "ryzanstein.bytes" $there.spec.resources.requests.storage | int64) -}}
+{{- if or $other $modes $smaller }}
+{{ $claim.values }}: nothing has been changed, since a claim keeps its class and access modes and only grows; {{ $name }} has {{ include "ryzanstein.fixed.words" $there.spec }}, and with these values {{ include "ryzanstein.fixed.words" $wanted }}.
+  Keep the value. Or upgrade without the claim, delete it with its data, and upgrade again:
+  kubectl -n {{ $.Release.Namespace }} delete persistentvolumeclaim {{ $name }} --ignore-not-found
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* The load balancer's class. */}}
+{{- define "ryzanstein.fixed.service" -}}
+{{- $name := include "ryzanstein.name" (list . "gateway") -}}
+{{- $there := lookup "v1" "Service" .Release.Namespace $name | dig "spec" dict -}}
+{{- $has := default "" $there.loadBalancerClass -}}
+{{- with .Values.gateway.service -}}
+{{- if and (eq .type "LoadBalancer") (eq (default "" $there.type) "LoadBalancer") (ne $has .loadBalancerClass) }}
+gateway.service.loadBalancerClass: nothing has been changed, since a Service of type LoadBalancer keeps its class; {{ $name }} has {{ default "none" $has }}, and with these values {{ default "none" .loadBalancerClass }}.
+  Keep the value. Or upgrade with --set gateway.service.type=ClusterIP, which takes its address, and upgrade again.
+{{- end -}}
+{{- end -}}
+{{- end }}
