@@ -24,7 +24,7 @@ UNREPEATABLE = re.compile(
 # But for an upgrade, which asks in which phase of mutual TLS its release is. Without a cluster it is always the last.
 PHASE = re.compile(r'\{\{- range lookup "v1" "Pod" .Release.Namespace ""')
 # And for what the API server would refuse in the middle of an upgrade: it is refused before, or left as it is.
-FIXED = re.compile(r'lookup "(apps/)?v1" "(StatefulSet|PersistentVolumeClaim|Service)"')
+FIXED = re.compile(r'lookup "([a-z.0-9]+/)?v1" "(StatefulSet|PersistentVolumeClaim|StorageClass|Service)"')
 EXPRESSION = re.compile(r"\{\{(?!-?\s*/\*)(.*?)\}\}", re.DOTALL)
 QUOTED = re.compile(r'"[^"]*"|`[^`]*`')
 HELM_SECRET_BYTES = 900 * 1024

@@ -79,7 +79,7 @@ changed, so values that differ from the objects of the release are refused befor
 {{- if and (eq (first $sizes) (last $sizes)) (eq (first $classes) (last $classes)) (eq (sortAlpha $one.accessModes | join ",") (sortAlpha $other.accessModes | join ",")) }}true{{ end -}}
 {{- end }}
 
-{{/* The chart's own claims: they only grow. */}}
+{{/* The chart's own claims. */}}
 {{- define "ryzanstein.fixed.claims" -}}
 {{- range $name, $claim := include "ryzanstein.claims" . | fromYaml -}}
 {{- range $there := list (lookup "v1" "PersistentVolumeClaim" $.Release.Namespace $name) -}}
@@ -90,14 +90,25 @@ changed, so values that differ from the objects of the release are refused befor
 {{- $named := dig "metadata" "annotations" "ryzanstein.dev/storage-class" $class $there -}}
 {{- $other := or (ne $class $named) (and $class (ne $class (default "" $there.spec.storageClassName))) -}}
 {{- $modes := ne (sortAlpha $wanted.accessModes | join ",") (sortAlpha $there.spec.accessModes | join ",") -}}
-{{- $smaller := lt (include "ryzanstein.bytes" $wanted.resources.requests.storage | int64) (include "ryzanstein.bytes" $there.spec.resources.requests.storage | int64) -}}
-{{- if or $other $modes $smaller }}
-{{ $claim.values }}: nothing has been changed, since a claim keeps its class and access modes and only grows; {{ $name }} has {{ include "ryzanstein.fixed.words" $there.spec }}, and with these values {{ include "ryzanstein.fixed.words" $wanted }}.
+{{- if or $other $modes (not (include "ryzanstein.fixed.resizes" (list $there $wanted))) }}
+{{ $claim.values }}: nothing has been changed, since a claim keeps its class and access modes, and grows only if its class allows and it is bound; {{ $name }} has {{ include "ryzanstein.fixed.words" $there.spec }}, and with these values {{ include "ryzanstein.fixed.words" $wanted }}.
   Keep the value. Or upgrade without the claim, delete it with its data, and upgrade again:
   kubectl -n {{ $.Release.Namespace }} delete persistentvolumeclaim {{ $name }} --ignore-not-found
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Whether a claim has a size, or can grow to it: (list claim spec). Empty or "true". */}}
+{{- define "ryzanstein.fixed.resizes" -}}
+{{- $there := index . 0 -}}
+{{- $has := include "ryzanstein.bytes" $there.spec.resources.requests.storage | int64 -}}
+{{- $wants := include "ryzanstein.bytes" (index . 1).resources.requests.storage | int64 -}}
+{{- if eq $has $wants -}}
+true
+{{- else if and (lt $has $wants) (eq (dig "status" "phase" "" $there) "Bound") -}}
+{{- if (lookup "storage.k8s.io/v1" "StorageClass" "" (default "-" $there.spec.storageClassName)).allowVolumeExpansion }}true{{ end -}}
 {{- end -}}
 {{- end }}
 

@@ -34,7 +34,7 @@ def add_models(app: FastAPI, catalog: Catalog) -> None:
 
 
 def _openai_model(name: str, model: ServedModel | None) -> dict[str, Any]:
-    """A model in OpenAI's shape; `model` is None for an expected one that no worker has served yet."""
+    """A model in OpenAI's shape; `model` is None for one that no worker has served yet."""
     facts: dict[str, Any] = {"created": model.card.created, "max_model_len": model.max_len} if model else {"created": 0}
     if model and not model.card.only_embeds:
         facts["resume"] = model.resume

@@ -60,11 +60,12 @@ class Catalog:
     async def find(self, name: str, tenant: str = "", allowed: Collection[str] = ()) -> ServedModel:
         """A model by name (empty: the only one); raises :class:`ApiError` 404, or 503 before any is known.
 
-        A request for an expected model waits in the routers' queue for its first worker, and is counted there.
+        A request for an expected model, or for one whose first workers start, waits in the routers' queue, and is
+        counted there.
         """
-        if not name and not self._models and len(self._expected) == 1:
-            name = next(iter(self._expected))
-        if name in self._expected and name not in self._models:
+        if not name and not self._models and len(awaited := self._awaited()) == 1:
+            name = next(iter(awaited))
+        if name not in self._models and self.expects(name):
             await self._wait_for(name, tenant)
         if name and not self.knows(name):
             await self.read_adapters()  # another gateway may have loaded it a moment ago
@@ -83,7 +84,11 @@ class Catalog:
 
     def expects(self, name: str) -> bool:
         """Whether requests for the model wait for a worker."""
-        return name in self._expected
+        return name in self._awaited()
+
+    def _awaited(self) -> frozenset[str]:
+        """The expected models, and those of listed workers, which may still be loading."""
+        return self._expected | self._router.listed.models()
 
     def knows(self, name: str) -> bool:
         """Whether a worker has ever served the model."""
@@ -131,11 +136,11 @@ class Catalog:
         return sorted(models, key=lambda model: (model.adapter is not None, model.name))
 
     def listed(self, allowed: Collection[str] = ()) -> dict[str, ServedModel | None]:
-        """The expected and the available models, adapters last; None for an expected one that none has served yet.
+        """The available and the awaited models, adapters last; None for one that no worker has served yet.
 
         If `allowed` is not empty, only those models.
         """
-        found: dict[str, ServedModel | None] = {name: self._models.get(name) for name in self._expected}
+        found: dict[str, ServedModel | None] = {name: self._models.get(name) for name in self._awaited()}
         found |= {model.name: model for model in self.available()}
         adapters = self.adapters()
         ordered = sorted(found, key=lambda name: (name in adapters, name))

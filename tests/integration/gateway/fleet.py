@@ -99,6 +99,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     announce_trials: bool = True  # False: a suspect waits for another one when the worker dies
     template: str = CHAT_TEMPLATE
     sampling: worker_pb2.SamplingDefaults | None = None  # what its publisher recommends
+    loading: bool = False  # listed, but not serving yet
     abilities: worker_pb2.ModelCard | None = None  # fields of the card that say what the model can do
     no_adapter: str = ""  # why it takes none
     adapter_gate: asyncio.Event | None = None  # adapters are inspected once it is set

@@ -90,9 +90,12 @@ class Router(routing_pb2_grpc.RouterServicer):
         self.queued += 1
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.queue_s):
-                while not any(w.model == model and w.worker_id not in self.hidden for w in self.workers):  # noqa: ASYNC110
+                while not any(self._serves(worker, model) for worker in self.workers):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         self.queued -= 1
+
+    def _serves(self, worker: Worker, model: str) -> bool:
+        return worker.model == model and worker.worker_id not in self.hidden and not worker.loading
 
     def _route(self, request: routing_pb2.RouteRequest) -> routing_pb2.RouteResponse | routing_pb2.RouteRefusal:
         self.routes.append(request)
@@ -103,9 +106,7 @@ class Router(routing_pb2_grpc.RouterServicer):
         able = [
             w
             for w in self.workers
-            if w.worker_id not in request.excluded_workers
-            and w.model == request.model
-            and w.worker_id not in self.hidden | self.away
+            if self._serves(w, request.model) and w.worker_id not in self.away.union(request.excluded_workers)
         ]
         if self.empty or not able:
             return _refusal(grpc.StatusCode.UNAVAILABLE, "the pool is empty")
@@ -131,7 +132,9 @@ class Router(routing_pb2_grpc.RouterServicer):
                 address=w.address,
                 model=w.model,
                 state=worker_pb2.WorkerState(
-                    worker_id=w.worker_id, incarnation=w.incarnation, phase=worker_pb2.PHASE_SERVING
+                    worker_id=w.worker_id,
+                    incarnation=w.incarnation,
+                    phase=worker_pb2.PHASE_LOADING if w.loading else worker_pb2.PHASE_SERVING,
                 ),
                 eligible=True,
             )

@@ -132,6 +132,30 @@ async def test_a_running_gateway_hears_which_models_are_expected(tmp_path: Path)
         await asyncio.gather(*(worker.stop() for worker in stack.workers))
 
 
+async def test_a_model_is_waited_for_from_its_first_worker_s_start() -> None:
+    """As soon as routers list the worker, which loads; files of expected models come a minute later in Kubernetes."""
+    other = Worker("w0", model="other")
+    async with inference([other]) as (stack, stub):
+        assert (await stack.http.post("/v1/completions", json=BODY)).status_code == 404
+        worker = Worker("w1", loading=True)
+        await join(stack, worker)
+        await eventually(lambda: set(stack.gateway.catalog.listed()) == {"other", MODEL})
+        stack.router.queue_s = 0.1
+        refused = await stack.http.post("/v1/completions", json=BODY)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json()["error"]["code"] == "no_workers"
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await anext(aiter(stub.Generate(pb.GenerateRequest(model=MODEL, prompt="a"))))
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert (await stack.http.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
+        stack.router.queue_s = 30
+        waiting = asyncio.create_task(stack.http.post("/v1/completions", json=BODY))
+        await eventually(lambda: stack.router.queued)
+        worker.loading = False
+        assert (await waiting).status_code == 200
+        await worker.stop()
+
+
 async def test_the_fallback_model_answers_after_the_wait() -> None:
     """Not at once: whoever starts workers counts those who wait."""
     workers = [Worker("w0", model="other")]
