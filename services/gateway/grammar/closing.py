@@ -7,11 +7,10 @@ is closed, and allows the names of all. An object whose schema names no property
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.gateway.grammar.subschemas import Node, target_of, walk
+from services.gateway.grammar.subschemas import Node, applied, combined, walk
 
 _OF_OBJECTS = frozenset(
     {
@@ -60,7 +59,7 @@ def close_objects(root: Node, *, by_default: bool) -> frozenset[int]:
 
 def close_arguments(root: Node) -> None:
     """Make the schema of arguments an object in place; a schema that names no property allows none."""
-    if not any(True for _ in _applied(root, root)):
+    if not any(True for _ in applied(root, root)):
         root.setdefault("type", "object")
         if root["type"] == "object" and not root.keys() & _OF_OBJECTS:
             root["properties"], root["additionalProperties"] = {}, False
@@ -70,47 +69,23 @@ def _says_unevaluated(node: Node) -> bool:
     return isinstance(node.get("unevaluatedProperties"), bool)
 
 
-def _applied(root: Node, node: Node) -> Iterator[tuple[str, Node]]:
-    """The schemas that also describe the object of `node`, each with the keyword that applies it."""
-    for keyword in ("allOf", "anyOf", "oneOf"):
-        yield from ((keyword, part) for part in node.get(keyword, ()) if isinstance(part, dict))
-    for keyword in ("then", "else"):
-        if isinstance(node.get(keyword), dict):
-            yield keyword, node[keyword]
-    yield from (
-        ("dependentSchemas", part) for part in node.get("dependentSchemas", {}).values() if isinstance(part, dict)
-    )
-    if (target := target_of(root, node)) is not None:
-        yield "$ref", target
-
-
 def _is_composed(root: Node, node: Node) -> bool:
     """Whether several schemas together describe one object. Alternatives alone describe one object each."""
-    applied = list(_applied(root, node))
+    keywords = [keyword for keyword, _ in applied(root, node)]
     if node.keys() & _OF_OBJECTS:
-        return bool(applied)
-    return len(applied) > 1 and {keyword for keyword, _ in applied} not in ({"anyOf"}, {"oneOf"})
+        return bool(keywords)
+    return len(keywords) > 1 and {*keywords} not in ({"anyOf"}, {"oneOf"})
 
 
 def _parts(root: Node, nodes: list[Node]) -> set[int]:
-    parts: set[int] = set()
-    waiting = [part for node in nodes if _is_composed(root, node) for _, part in _applied(root, node)]
-    while waiting:
-        part = waiting.pop()
-        if id(part) not in parts:
-            parts.add(id(part))
-            waiting += [further for _, further in _applied(root, part)]
-    return parts
+    composed = (part for node in nodes if _is_composed(root, node) for _, part in applied(root, node))
+    return {id(further) for part in composed for further in combined(root, part)}
 
 
 def _close(root: Node, node: Node, *, alone: bool) -> None:
-    names, seen, waiting = _Names(), set[int](), [node]
-    while waiting:
-        part = waiting.pop()
-        if id(part) not in seen:
-            seen.add(id(part))
-            names.add(part)
-            waiting += [further for _, further in _applied(root, part)]
+    names = _Names()
+    for part in combined(root, node):
+        names.add(part)
     empty = alone or "properties" in node
     if names.said or not (names.closable or (empty and not names.least)):
         return

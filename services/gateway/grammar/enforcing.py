@@ -15,8 +15,9 @@ from typing import Any
 
 from services.gateway.grammar.alternatives import merge_one_of, values_of
 from services.gateway.grammar.closing import close_objects
-from services.gateway.grammar.numbers import check_values, loosen_bounds
+from services.gateway.grammar.numbers import make_exact
 from services.gateway.grammar.patterns import followable
+from services.gateway.grammar.properties import count_properties, follow_patterns, name_few
 from services.gateway.grammar.subschemas import ANNOTATIONS, Node, resolved, walk
 
 # The formats that llguidance enforces. JSON Schema treats all others as annotations.
@@ -71,15 +72,17 @@ def forget_dialects(root: Node) -> None:
 def enforce(root: Node, *, closed: bool) -> tuple[Unenforced, ...]:
     """Rewrite a schema in place; `closed`: an object without `additionalProperties` allows only named properties.
 
-    Raises ValueError for a schema whose check must not wait for the finished text.
+    Raises ValueError with the place of what is neither enforced nor left to the check of the finished text.
     """
+    name_few(root)
     # Must come before objects are closed: closing could make alternatives look distinct.
     found = [Unenforced("oneOf", at) for at, node in walk(root) if "oneOf" in node and not merge_one_of(root, node)]
     shared = close_objects(root, by_default=closed)
     for pointer, node in walk(root):
-        check_values(node)
+        make_exact(root, pointer, node)
         keywords = [keyword for rewrite in _REWRITES for keyword in rewrite(root, node)]
-        keywords += _count_properties(node, shared=id(node) in shared)
+        follow_patterns(pointer, node)
+        keywords += count_properties(root, pointer, node, shared=id(node) in shared)
         found += [Unenforced(keyword, pointer) for keyword in keywords]
     return tuple(found)
 
@@ -90,10 +93,6 @@ def _drop_format(root: Node, node: Node) -> list[str]:
     if "format" in node and (str(node["format"]) not in FORMATS or (whole and node["format"] in _ZONED)):
         del node["format"]
     return []
-
-
-def _bound(root: Node, node: Node) -> list[str]:
-    return loosen_bounds(node)
 
 
 def _match(root: Node, node: Node) -> list[str]:
@@ -107,11 +106,6 @@ def _match(root: Node, node: Node) -> list[str]:
             *others, node["pattern"] = patterns
             if others:
                 node.setdefault("allOf", []).extend({"pattern": pattern} for pattern in others)
-    named = node.get("patternProperties", {})
-    for pattern in list(named):
-        if followable(pattern) != [pattern]:
-            del named[pattern]
-            unenforced.append("patternProperties")
     return unenforced
 
 
@@ -181,22 +175,5 @@ def _leave_out(root: Node, node: Node) -> list[str]:
 
 _Rewrite = Callable[[Node, Node], list[str]]
 _REWRITES: tuple[_Rewrite, ...] = (
-    _drop_format, _bound, _match, _name_properties, _repeat_nothing, _leave_out
+    _drop_format, _match, _name_properties, _repeat_nothing, _leave_out
 )  # fmt: skip
-
-
-def _count_properties(node: Node, *, shared: bool) -> list[str]:
-    """Keep `minProperties` and `maxProperties` if every named property is required, else remove them."""
-    required, named = set(node.get("required", ())), set(node.get("properties", ()))
-    closed = node.get("additionalProperties") is False and not node.get("patternProperties")
-    if "minProperties" in node and node["minProperties"] <= len(required):
-        del node["minProperties"]
-    if "maxProperties" in node and closed and node["maxProperties"] >= len(named):
-        del node["maxProperties"]
-    asked: list[str] = [keyword for keyword in ("minProperties", "maxProperties") if keyword in node]
-    if named - required or shared or node.keys() & {"allOf", "anyOf", "$ref"}:
-        for keyword in asked:
-            del node[keyword]
-        return asked
-    # The grammar counts a property that the model writes twice as two.
-    return ["minProperties"] if node.get("minProperties", 0) > len(required) + 1 else []

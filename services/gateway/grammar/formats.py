@@ -13,11 +13,16 @@ from llguidance import LLMatcher, StructTag
 from services.gateway.api.chat import CHAT_COMPLETIONS, FieldNames
 from services.gateway.api.options import ResponseFormat, StructuredOutputs, TextOptions
 from services.gateway.errors import ApiError, invalid
+from services.gateway.grammar.properties import is_open
 from services.gateway.grammar.schemas import Check, Schema, SchemaRules, ready
+from services.gateway.grammar.subschemas import walk
 
 # JSON that is compact, on one line, or indented; blanks are limited.
 _WHITESPACE = r"(?:\n {0,24}| )?"
 _NO_WHITESPACE = ""
+
+# Escapes in JSON texts without `\\u`, by which a further name could be spelled as one that the schema describes.
+_ESCAPES = 'nrbtf\\"'
 
 _JSON_OBJECT = {"type": "object"}
 
@@ -155,9 +160,15 @@ def of_client_schema(schema: Schema, rules: SchemaRules, whitespace: str = _WHIT
 
 def of_schema(schema: dict[str, Any], whitespace: str = _WHITESPACE) -> str:
     """The grammar of JSON by a schema that needs no rewriting. Raises ValueError."""
+    escapes = _ESCAPES if any(is_open(node) for _, node in walk(schema)) else f"{_ESCAPES}u"
+    text = json.dumps(schema)
     if whitespace == _NO_WHITESPACE:
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_flexible": False})
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": whitespace})
+        return LLMatcher.grammar_from_json_schema(
+            text, overrides={"whitespace_flexible": False, "json_allowed_escapes": escapes}
+        )
+    return LLMatcher.grammar_from_json_schema(
+        text, overrides={"whitespace_pattern": whitespace, "json_allowed_escapes": escapes}
+    )
 
 
 def of_regex(pattern: object) -> str:

@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from jsonschema_rs import FancyRegexOptions, ValidationError, Validator, validator_for
 
 from services.common.grammar import MAX_GRAMMAR_BYTES
 from services.gateway.errors import ApiError, invalid
 from services.gateway.grammar.closing import close_arguments
 from services.gateway.grammar.enforcing import Unenforced, enforce, forget_dialects
+from services.gateway.grammar.numbers import make_whole
 from services.gateway.grammar.shapes import check_shapes
 
 Schema = dict[str, Any] | bool | str
@@ -73,7 +73,7 @@ class SchemaRules:
 def ready(schema: Schema, rules: SchemaRules) -> ReadySchema:
     """Prepare a schema, given as JSON text or value. Raises ValueError, or :class:`ApiError` (400)."""
     if isinstance(schema, str):
-        schema = msgspec.json.decode(schema)
+        schema = json.loads(schema, parse_constant=_refuse_constant)
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -83,6 +83,7 @@ def ready(schema: Schema, rules: SchemaRules) -> ReadySchema:
         raise ValueError(f"a schema may have at most {MAX_GRAMMAR_BYTES} bytes, got {len(text)}")
     root: dict[str, Any] = json.loads(text)
     check_shapes(root)
+    make_whole(root)
     forget_dialects(root)
     original = json.dumps(root)
     if rules.function:
@@ -113,3 +114,7 @@ def _validator(schema: dict[str, Any]) -> Validator:
 
 def _fetch_nothing(uri: str) -> Any:
     raise ValueError(f"`{uri}` is another document; `$ref` may only point into this one")
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"`{name}` is no JSON")

@@ -2,31 +2,74 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 from services.gateway.grammar.subschemas import Node, walk
 
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "enum", "required")
-_OBJECTS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_LONGEST = 2**31 - 1  # more than any answer has, and a count that llguidance reads
+_OVERFLOW = 2**1024
 
 
 def check_shapes(root: Node) -> None:
     """Check all keywords and make counts integers, in place; raises ValueError naming the keyword."""
     for pointer, node in walk(root):
-        for keywords, kind, name in ((_LISTS, list, "a list"), (_OBJECTS, dict, "an object")):
+        for keywords, fits, name in _SHAPES:
             for keyword in keywords:
-                if keyword in node and not isinstance(node[keyword], kind):
+                if keyword in node and not fits(node[keyword]):
                     raise _wrong(keyword, pointer, name)
-        if not all(isinstance(name, str) for name in node.get("required", ())):
-            raise _wrong("required", pointer, "a list of names")
         for keyword in _COUNTS:
             if keyword in node:
                 node[keyword] = _count(keyword, pointer, node[keyword])
 
 
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_type(value: object) -> bool:
+    return isinstance(value, str) or _are_names(value)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _OVERFLOW
+
+
+def _is_bound(value: object) -> bool:
+    return isinstance(value, bool) or _is_number(value)  # draft 4 has booleans
+
+
+def _is_step(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+_SHAPES: tuple[tuple[tuple[str, ...], Callable[[object], bool], str], ...] = (
+    (("allOf", "anyOf", "oneOf", "prefixItems", "enum"), _is_list, "a list"),
+    (("type",), _is_type, "a name or a list of names"),
+    (("required",), _are_names, "a list of names"),
+    (("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"), _is_object, "an object"),
+    (("minimum", "maximum"), _is_number, "a number that a double holds"),
+    (("exclusiveMinimum", "exclusiveMaximum"), _is_bound, "a number that a double holds"),
+    (("multipleOf",), _is_step, "a number above 0 that a double holds"),
+)
+
+
 def _count(keyword: str, pointer: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1 or value < 0:
         raise _wrong(keyword, pointer, "a number of at least 0 without a fraction")
-    return int(value)
+    return min(int(value), _LONGEST)
 
 
 def _wrong(keyword: str, pointer: str, kind: str) -> ValueError:

@@ -31,7 +31,7 @@ def children(node: Node) -> Iterator[tuple[str, Node]]:
             yield from ((f"{keyword}/{i}", part) for i, part in enumerate(node[keyword]) if isinstance(part, dict))
     for keyword in _MAPS:
         if isinstance(node.get(keyword), dict):
-            yield from ((f"{keyword}/{_escaped(k)}", v) for k, v in node[keyword].items() if isinstance(v, dict))
+            yield from ((f"{keyword}/{escaped(k)}", v) for k, v in node[keyword].items() if isinstance(v, dict))
 
 
 def walk(root: Node) -> Iterator[tuple[str, Node]]:
@@ -69,6 +69,32 @@ def target_of(root: Node, node: Node) -> Node | None:
     return found if isinstance(found, dict) and (reference == "#" or "/" in reference) else None
 
 
+def applied(root: Node, node: Node) -> Iterator[tuple[str, Node]]:
+    """The schemas that also describe the value of `node`, each with the keyword that applies it."""
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        yield from ((keyword, part) for part in node.get(keyword, ()) if isinstance(part, dict))
+    for keyword in ("then", "else"):
+        if isinstance(node.get(keyword), dict):
+            yield keyword, node[keyword]
+    yield from (
+        ("dependentSchemas", part) for part in node.get("dependentSchemas", {}).values() if isinstance(part, dict)
+    )
+    if (target := target_of(root, node)) is not None:
+        yield "$ref", target
+
+
+def combined(root: Node, node: Node, *, keywords: frozenset[str] | None = None) -> list[Node]:
+    """`node` and all schemas that describe the same value, through any of `keywords`."""
+    seen: dict[int, Node] = {}
+    waiting = [node]
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in seen:
+            seen[id(part)] = part
+            waiting += [further for keyword, further in applied(root, part) if keywords is None or keyword in keywords]
+    return list(seen.values())
+
+
 def resolved(root: Node, node: object) -> Node:
     """Follow the references of schemas that have only a `$ref`; {} if the result is no object."""
     for _ in range(16):  # references may be circular
@@ -80,5 +106,6 @@ def resolved(root: Node, node: object) -> Node:
     return {}
 
 
-def _escaped(key: str) -> str:
+def escaped(key: str) -> str:
+    """A key as a token of a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")

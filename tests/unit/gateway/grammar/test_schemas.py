@@ -180,16 +180,12 @@ def test_a_function_without_parameters_has_no_arguments(parameters: Any) -> None
     [
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, ["a", "b"], ["a", "a"]),
         ({"type": "object", "minProperties": 2}, {"f": 1, "g": 1}, '{"f": 1, "f": 1}'),
-        ({"type": "integer", "minimum": 10**30, "maximum": 10**30}, 10**30, 10**30 + 1),
-        ({"type": "integer", "minimum": 2**53 + 1}, 2**53 + 1, 2**53),
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, 1.5, 1),
         ({"type": "string", "pattern": r"^(.)\1$"}, "aa", "ab"),
         ({"properties": {"a": {"not": {"const": 1}}}}, {"a": 2}, {"a": 1}),
-        ({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1}, {"b": 1}, {}),
         ({"if": {"const": 1}, "then": False}, 2, 1),
         ({"type": "string", "pattern": "^(?!ab)..$"}, "cd", "ab"),
         ({"type": "string", "pattern": "^(?=a)a|^b$"}, "ab", "c"),
-        ({"patternProperties": {"^(?!a)": {"type": "null"}}, "additionalProperties": True}, {"a": 1}, {"b": 1}),
         ({"type": "object", "propertyNames": {"type": "integer"}}, {}, {"a": 1}),
         ({"type": "array", "contains": {"const": 1}}, [2, 1], [2]),
         ({"type": "object", "propertyNames": {"enum": ["a"]}, "patternProperties": {"b": {}},
@@ -204,22 +200,6 @@ def test_what_no_grammar_enforces_is_checked_or_refused_where_strict(schema: Any
     with pytest.raises(ApiError, match=r"uses `\w+` at `/[^`]*`") as refused:
         ready(schema, SchemaRules("f", strict=True))
     assert (refused.value.status, refused.value.code, refused.value.param) == (400, "unsupported_keyword", "f")
-
-
-@pytest.mark.parametrize("n", [2**53, 2**53 + 1, 2**60, 1234567890123456789, 10**30 + 1])
-def test_integers_are_exact_or_refused(n: int) -> None:
-    values: list[Any] = [{"const": n}, {"enum": ["a", n]}, {"enum": [{"a": [n]}]}]
-    for schema in values:
-        if float(n) == n:
-            value = schema.get("const", schema.get("enum", [n])[-1])
-            assert allows(schema, value)
-        else:
-            with pytest.raises(ValueError, match=str(n)):
-                ready(schema, RULES)
-    for bound, beyond in (("maximum", n + 1), ("minimum", n - 1)):
-        schema = {"type": "integer", bound: n}
-        assert allows(schema, n)
-        assert not (allows(schema, beyond) and is_held(schema, str(beyond)))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +223,7 @@ def test_alternatives_are_checked_unless_they_exclude_each_other(schema: Any, ch
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ({"const": 10**400}, "integers beyond 2\\^53"),
+        ({"const": 10**400}, "a grammar writes 15 digits"),
         ({"description": "x" * 65_536}, "at most 65536 bytes"),
         ([], "must be an object"),
     ],
