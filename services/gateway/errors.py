@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,13 @@ def unknown_model(model: str, known: list[str]) -> ApiError:
     served = ", ".join(f"`{name}`" for name in known) or "none yet"
     message = f"The model `{model}` does not exist. Models served here: {served}."
     return ApiError(404, message, "invalid_request_error", "model", "model_not_found")
+
+
+def model_not_allowed(model: str, allowed: Collection[str]) -> ApiError:
+    """403: the caller's key is limited to other models, whether or not this one exists."""
+    names = ", ".join(f"`{name}`" for name in allowed)
+    message = f"This key may not use the model `{model}`. Models that it may use: {names}."
+    return ApiError(403, message, "permission_error", "model", "model_not_allowed")
 
 
 def too_long(limit: int, prompt_tokens: int, max_tokens: int, param: str, *, at_least: bool = False) -> ApiError:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from services.gateway.errors import NO_WORKERS, ApiError, unknown_model
+from services.gateway.errors import NO_WORKERS, ApiError, model_not_allowed
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.tenant import Tenant
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
 
 
-def check_permission(name: str, tenant: Tenant, catalog: Catalog) -> None:
-    """Raises :class:`ApiError` as if the model did not exist when the tenant may not use it."""
+def check_permission(name: str, tenant: Tenant) -> None:
+    """Raises :class:`ApiError` (403) when the tenant may not use the model."""
     if name and tenant.models and name not in tenant.models:
-        raise unknown_model(name, list(catalog.listed(tenant.models)))
+        raise model_not_allowed(name, tenant.models)
 
 
 class Models:
@@ -24,10 +24,10 @@ class Models:
         self._fallbacks = metrics.fallbacks
 
     async def find(self, name: str, tenant: Tenant) -> ServedModel:
-        """The model if the tenant may use it; raises :class:`ApiError` as if it did not exist otherwise."""
-        check_permission(name, tenant, self._catalog)
+        """The model if the tenant may use it; raises :class:`ApiError` (403) otherwise."""
+        check_permission(name, tenant)
         model = await self._catalog.find(name, tenant.name, tenant.models)
-        check_permission(model.name, tenant, self._catalog)
+        check_permission(model.name, tenant)
         return model
 
     async def choose(self, name: str, tenant: Tenant) -> tuple[str, ServedModel]:

@@ -17,6 +17,7 @@ from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 from services.common.logs import request_id_var
 from services.gateway.api.ignored import IGNORED_HEADER, Ignored
 from services.gateway.api.schema import ChatBody, CompletionBody
+from services.gateway.asgi import Scope, authorization, header
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid
 from services.gateway.generation.abilities import require_embedding
@@ -171,8 +172,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _call(self, name: str, request: Message | Undecodable, context: Context) -> AsyncIterator[_Call]:
-        request_id = request_id_of(_metadata(context, "x-request-id"))
-        observed = self.observer.begin(name, name, _metadata(context, "traceparent"), request_id)
+        request_id = request_id_of(header(_headers(context), b"x-request-id"))
+        observed = self.observer.begin(name, name, header(_headers(context), b"traceparent"), request_id)
         request_id_var.set(request_id)
         ids = (("x-request-id", request_id), *((("x-trace-id", observed.trace_id),) if observed.trace_id else ()))
         context.set_trailing_metadata(ids)
@@ -202,7 +203,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             observed.end(status, call.model)
 
     async def _tenant(self, context: Context) -> Tenant:
-        return await self.entrance.gate.identify(_metadata(context, "authorization"))
+        return await self.entrance.gate.identify(authorization(_headers(context)))
 
     @asynccontextmanager
     async def _admitted(self, context: Context, call: _Call) -> AsyncIterator[AdmittedRequest]:
@@ -234,9 +235,10 @@ async def _answer(request: AdmittedRequest, body: ChatBody | CompletionBody, cal
             await call.context.write(writer.response(choice, chunk))
 
 
-def _metadata(context: Context, name: str) -> str:
-    value = dict(context.invocation_metadata() or ()).get(name, "")
-    return value if isinstance(value, str) else ""
+def _headers(context: Context) -> Scope:
+    """The call's metadata as the headers of a request."""
+    texts = ((name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str))
+    return {"headers": [(name.encode(), value.encode("latin-1", "replace")) for name, value in texts]}
 
 
 async def _abort(context: Context, error: ApiError, ids: tuple[tuple[str, str], ...]) -> None:

@@ -27,7 +27,7 @@ def add_models(app: FastAPI, catalog: Catalog) -> None:
 
     @app.get("/v1/models/{name:path}", summary="One model", tags=["models"])
     async def model(name: str, request: Request, tenant: CallingTenant) -> dict[str, Any]:
-        check_permission(name, tenant, catalog)
+        check_permission(name, tenant)
         unknown = catalog.expects(name) and not catalog.knows(name)
         found = None if unknown else catalog.get(name, tenant.models)
         return _anthropic_model(name, found) if is_messages_client(request.scope) else _openai_model(name, found)

@@ -14,7 +14,7 @@ import msgspec
 
 from services.common.logs import request_id_var
 from services.common.tasks import end_tasks
-from services.gateway.asgi import Receive, Scope, Send
+from services.gateway.asgi import Receive, Scope, Send, authorization, header
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid, shutting_down
 from services.gateway.generation.entrance import Entrance
@@ -72,14 +72,11 @@ class StreamSocket:
         except ApiError as error:
             await refuse(scope, send, error)
             return
-        headers = dict(scope["headers"])
-        authorization = headers.get(b"authorization", b"").decode("latin-1")
-        session = headers.get(b"x-session-id", b"").decode("latin-1")
-        traceparent = headers.get(b"traceparent", b"").decode("latin-1")
-        request_id = request_id_of(headers.get(b"x-request-id", b"").decode("latin-1"))
+        session, traceparent = header(scope, b"x-session-id"), header(scope, b"traceparent")
+        request_id = request_id_of(header(scope, b"x-request-id"))
         request_id_var.set(request_id)
         await send({"type": "websocket.accept", "headers": [(b"x-request-id", request_id.encode("latin-1"))]})
-        connection = _Connection(self, send, authorization, session, traceparent, request_id)
+        connection = _Connection(self, send, authorization(scope), session, traceparent, request_id)
         self.metrics.sockets.inc()
         code = NO_CODE
         sender = asyncio.create_task(connection.send_all())

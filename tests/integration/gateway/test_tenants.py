@@ -11,8 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import grpc.aio
 import pytest
+import websockets
+from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
+from services.common.ports import free_port
+from services.common.rpc import open_channel
 from services.gateway.main import Gateway, running_gateway
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import MODEL, Worker
@@ -21,6 +26,8 @@ from tests.integration.gateway.redis_server import RedisServer, running_redis
 
 PROMPT = "The quick brown fox"
 COMPLETIONS = "/v1/completions"
+KEY = {"authorization": "Bearer secret"}
+BODIES = {"/v1/chat/completions": ("messages",), "/v1/responses": ("input",), "/v1/embeddings": ("input",)}
 
 
 @pytest.fixture
@@ -178,12 +185,46 @@ async def test_concurrency_and_priority(server: RedisServer) -> None:
 
 
 async def test_models_may_be_restricted(server: RedisServer) -> None:
+    allowed = "This key may not use the model `{}`. Models that it may use: `another`."
     async with tenancy(server, entry("secret", models=["another"])) as stack:
-        refused = await ask(stack)
-        assert refused.status_code == 404
-        assert "served here: none yet" in refused.json()["error"]["message"], "what a key may use need not be served"
-        models = await stack.http.get("/v1/models", headers={"authorization": "Bearer secret"})
+        for path in (COMPLETIONS, "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/tokenize"):
+            for model in (MODEL, "nope"):
+                body = {"model": model, "prompt": "a", "input": "a", "messages": [{"role": "user", "content": "a"}]}
+                fields = BODIES.get(path, ("prompt",))
+                answer = await stack.http.post(
+                    path, json={name: body[name] for name in ("model", *fields)}, headers=KEY
+                )
+                assert answer.status_code == 403, answer.text
+                error = answer.json()["error"]
+                assert (error["type"], error["code"]) == ("permission_error", "model_not_allowed")
+                assert error["message"] == allowed.format(model)
+        unnamed = await ask(stack)
+        assert (unnamed.status_code, unnamed.json()["error"]["code"]) == (403, "model_not_allowed")
+        models = await stack.http.get("/v1/models", headers=KEY)
         assert models.json()["data"] == []
+        assert (await stack.http.get(f"/v1/models/{MODEL}", headers=KEY)).status_code == 403
+        async with anthropic.AsyncAnthropic(base_url=stack.url, api_key="secret", max_retries=0) as client:
+            with pytest.raises(anthropic.PermissionDeniedError) as refused:
+                await client.messages.create(model=MODEL, max_tokens=3, messages=[{"role": "user", "content": "hi"}])
+        assert (refused.value.type, refused.value.error_code) == ("permission_error", "model_not_allowed")
+
+
+@pytest.mark.parametrize("headers", [KEY, {"x-api-key": "secret"}])
+async def test_a_key_is_read_alike_on_websocket_and_grpc(server: RedisServer, headers: dict[str, str]) -> None:
+    port = free_port()
+    async with (
+        tenancy(server, entry("secret"), grpc_port=port) as stack,
+        websockets.connect(f"ws{stack.url[4:]}/v1/stream", proxy=None, additional_headers=headers) as socket,
+        open_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        await socket.send(json.dumps({"type": "start", "id": "a", "kind": "completion", "request": {"prompt": "a"}}))
+        assert json.loads(await socket.recv())["type"] == "started"
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        listed = await stub.ListModels(inference_pb2.ListModelsRequest(), metadata=[*headers.items()])
+        assert [model.id for model in listed.models] == [MODEL]
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await stub.ListModels(inference_pb2.ListModelsRequest(), metadata=[("x-api-key", "wrong")])
+        assert unknown.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_without_redis_limits_are_local_and_requests_fast(server: RedisServer) -> None:
