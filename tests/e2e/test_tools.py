@@ -43,6 +43,16 @@ def check(name: str, arguments: str) -> None:
     jsonschema.validate(value, WEATHER if name == "get_weather" else {"type": "object"})
 
 
+@pytest.mark.parametrize("max_tokens", [1, 3, 6])
+def test_a_required_call_that_is_cut_off_before_its_name_is_no_content(client: openai.OpenAI, max_tokens: int) -> None:
+    ask = {**COMMON, "tools": TOOLS[:1], "tool_choice": {"type": "required"}, "max_tokens": max_tokens, "seed": 1}
+    choice = client.chat.completions.create(**ask).choices[0]
+    assert (choice.finish_reason, choice.message.content or "") == ("length", "")
+    chunks = list(client.chat.completions.create(**ask, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == ""
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
 def test_required_calls_follow_their_schemas_and_streams_are_the_whole(client: openai.OpenAI) -> None:
     pieces, seeds = 0, range(4)
     for seed in seeds:

@@ -47,6 +47,11 @@ class Turn:
     calls: list[Call] = field(default_factory=list)
 
 
+def thinking_variables(*, on: bool) -> dict[str, Any]:
+    """The switch under the names of the chat templates: Qwen's and GLM's, DeepSeek's and Granite's."""
+    return {"enable_thinking": on, "thinking": on}
+
+
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
     """The functions that a client offers, and the function that the model must call."""

@@ -88,7 +88,7 @@ def _alternatives(described: inspect.Type) -> list[inspect.Type]:
 
 
 def _fields(described: inspect.StructType) -> dict[str, _Shape | None] | None:
-    if not described.forbid_unknown_fields:
+    if not described.forbid_unknown_fields or getattr(described.cls, "exact", False):
         return None
     tag = {described.tag_field: None} if described.tag_field else {}
     return tag | {one.encode_name: _shape_of(one.type) for one in described.fields}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
+
+from services.gateway.api.fields import ADVISORY
 
 TokenId = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
@@ -28,6 +30,8 @@ class FunctionDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
 
 class JsonSchemaFormat(Struct, forbid_unknown_fields=True):
     """A named JSON Schema. Output follows it whether or not `strict` is set."""
+
+    exact: ClassVar[bool] = True  # a schema in the place of `schema` is not left out as so many unknown fields
 
     name: str | None = None
     schema: dict[str, Any] | bool | None = None
@@ -55,6 +59,11 @@ class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
         ]
         | None
     ) = None
+    schema: (
+        Annotated[dict[str, Any] | bool, Meta(description="A JSON Schema, without `json_schema` around it")] | None
+    ) = None
+    strict: bool | None = None
+    name: Annotated[str | None, ADVISORY] = None
     structures: Annotated[list[TagStructure], Meta(max_length=128, description="Of structural_tag")] | None = None
     triggers: Annotated[list[NonEmpty], Meta(max_length=128, description="Beginnings of `begin`")] | None = None
 

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from services.common.fine_tuning.records import MOST_RANK
 from services.gateway.api.fields import ADVISORY, neutral
+from services.gateway.api.ignored import Unserved
 from services.gateway.api.options import MAX_TOOLS, FunctionDefinition, Session, TextOptions, TokenId
 
 MAX_TEXTS = 2048  # in an embedding request; OpenAI's limit
@@ -100,14 +101,14 @@ class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields
         return self.refusal
 
 
-ContentPart = TextPart | RefusalPart
+ContentPart = TextPart | RefusalPart | Unserved
 
 
 class Tool(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool that the model may call."""
+    """A tool that the model may call; tools of other types are left out."""
 
-    type: Literal["function"] | None = None
-    function: FunctionDefinition
+    type: Annotated[str, Meta(description="Default: function")] | None = None
+    function: FunctionDefinition | None = None
     cache_control: Annotated[Any, ADVISORY] = None
 
 
@@ -132,9 +133,10 @@ class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChosenTool(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The tool that must be called, or the tools that may be called."""
+    """The tool that must be called, the tools that may be called, or a word as an object."""
 
-    type: Literal["function", "allowed_tools"] | None = None
+    type: Literal["function", "allowed_tools", "auto", "none", "required", "any"] | None = None
+    name: Annotated[str, Meta(description="`function.name`, where `function` is missing")] | None = None
     function: ChosenFunction | None = None
     allowed_tools: AllowedTools | None = None
 
@@ -143,7 +145,7 @@ class FunctionCall(Struct, forbid_unknown_fields=True):
     """A function and its arguments' JSON."""
 
     name: str
-    arguments: str | None = None
+    arguments: Annotated[str | dict[str, Any], Meta(description="JSON text, or the object itself")] | None = None
     parsed_arguments: Annotated[Any, ADVISORY] = None
     provider_specific_fields: Annotated[Any, ADVISORY] = None  # LiteLLM sends it with replayed messages
 
@@ -151,9 +153,10 @@ class FunctionCall(Struct, forbid_unknown_fields=True):
 class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
     """A call by the assistant."""
 
-    function: FunctionCall
+    function: FunctionCall | None = None
     id: str | None = None
-    type: Literal["function"] | None = None
+    type: Annotated[str, Meta(description="Calls of other types than function are left out")] | None = None
+    extra_content: Annotated[Any, ADVISORY] = None
     index: Annotated[Any, ADVISORY] = None
     provider_specific_fields: Annotated[Any, ADVISORY] = None
 
@@ -162,7 +165,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+    content: str | list[str | ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     reasoning: Annotated[str, Meta(description="Given to the chat template")] | None = None
@@ -176,15 +179,11 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     annotations: Annotated[Any, ADVISORY] = None
     cache_control: Annotated[Any, ADVISORY] = None
     provider_specific_fields: Annotated[Any, ADVISORY] = None
+    extra_content: Annotated[Any, ADVISORY] = None
     tool_calls: list[ToolCall] | None = None
     function_call: FunctionCall | None = None
-    audio: Annotated[None, neutral()] = None
-
-    def texts(self) -> list[str]:
-        """The content as a list of texts, one for each part."""
-        if isinstance(self.content, list):
-            return [part.text for part in self.content]
-        return [self.content or ""]
+    prefix: Annotated[bool, Meta(description="Of a last message by the assistant: its answer goes on")] | None = None
+    audio: Annotated[Any, Meta(description="Of a history: left out"), ADVISORY] = None
 
 
 class ReasoningOptions(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -195,6 +194,14 @@ class ReasoningOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Annotated[int | None, ADVISORY] = None
     exclude: Annotated[bool | None, ADVISORY] = None
     summary: Annotated[str | None, ADVISORY] = None
+
+
+class ThinkingSwitch(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether the model thinks, in the form of DeepSeek's and GLM's clients."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Annotated[int | None, ADVISORY] = None
+    clear_thinking: Annotated[bool | None, ADVISORY] = None
 
 
 class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
@@ -210,8 +217,11 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
     reasoning_effort: Annotated[str, Meta(description="A variable for the chat template")] | None = None
     reasoning: ReasoningOptions | None = None
+    enable_thinking: Annotated[bool, Meta(description="A variable for the chat template")] | None = None
+    thinking: Annotated[ThinkingSwitch, Meta(description="`enable_thinking`, where that is missing")] | None = None
+    thinking_budget: Annotated[int | None, ADVISORY] = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: Literal["none", "auto", "required", "any"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     functions: (
         Annotated[list[FunctionDefinition], Meta(max_length=MAX_TOOLS, description="Older form of tools")] | None

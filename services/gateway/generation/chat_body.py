@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from services.gateway.api.chat import CHAT_COMPLETIONS, Call, ChatRequest, OfferedTools, Turn
-from services.gateway.api.ignored import Ignored
+import msgspec
+
+from services.gateway.api.chat import CHAT_COMPLETIONS, Call, ChatRequest, OfferedTools, Turn, thinking_variables
+from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.api.options import FunctionDefinition
-from services.gateway.api.schema import ChatBody, ChosenFunction, ChosenTool, Message, ToolCall
+from services.gateway.api.parts import own_text, refusal, stand_in
+from services.gateway.api.schema import (
+    ChatBody,
+    ChosenFunction,
+    ChosenTool,
+    ContentPart,
+    Message,
+    Tool,
+    ToolCall,
+)
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.prepared import Prepared
@@ -37,19 +48,20 @@ def chat_of(body: ChatBody, max_turns: int, ignored: Ignored) -> ChatRequest:
         raise invalid(message, "messages", "invalid_value")
     if body.top_logprobs and not body.logprobs:
         raise invalid("`top_logprobs` needs `logprobs` to be true.", "top_logprobs", "invalid_value")
-    open_turn, continued = body.add_generation_prompt is not False, bool(body.continue_final_message)
+    continued = bool(body.continue_final_message) or _goes_on(body)
+    open_turn = body.add_generation_prompt is not False and not _goes_on(body)
     if open_turn and continued:
         message = "`continue_final_message` needs `add_generation_prompt` to be false."
         raise invalid(message, "continue_final_message", "invalid_value")
     if body.web_search_options is not None:
         ignored.add("web_search_options")
     return ChatRequest(
-        turns=[_turn(message) for message in body.messages],
+        turns=turns_of(body.messages, ignored),
         names=_OLDER if body.functions else CHAT_COMPLETIONS,
         add_generation_prompt=open_turn,
         continue_final_message=continued,
         variables=_variables(body),
-        tools=_tools(body),
+        tools=_tools(body, ignored),
         options=body,
         n=body.n or 1,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
@@ -58,28 +70,86 @@ def chat_of(body: ChatBody, max_turns: int, ignored: Ignored) -> ChatRequest:
     )
 
 
+def _goes_on(body: ChatBody) -> bool:
+    """Whether the last message is the beginning of the answer."""
+    last = body.messages[-1]
+    return last.role == "assistant" and bool(last.prefix) and body.add_generation_prompt is None
+
+
 def _variables(body: ChatBody) -> dict[str, Any]:
     """For the chat template; what `chat_template_kwargs` says counts most."""
-    asked, effort = body.reasoning, body.reasoning_effort
-    found: dict[str, Any] = {"reasoning_effort": effort}
+    asked, effort, on = body.reasoning, body.reasoning_effort, body.enable_thinking
+    if on is None and body.thinking is not None:
+        on = body.thinking.type != "disabled"
     if asked is not None:
-        found = {"reasoning_effort": asked.effort if effort is None else effort, "enable_thinking": asked.enabled}
-    return {name: value for name, value in found.items() if value is not None} | (body.chat_template_kwargs or {})
+        effort, on = asked.effort if effort is None else effort, asked.enabled if on is None else on
+    found: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    return found | ({} if on is None else thinking_variables(on=on)) | (body.chat_template_kwargs or {})
 
 
-def _turn(message: Message) -> Turn:
-    reasoning, content = message.reasoning, message.reasoning_content
-    if reasoning is None and content is None:
-        content = _text_of_details(message.reasoning_details or ())
+def turns_of(messages: Sequence[Message], ignored: Ignored) -> list[Turn]:
+    """The turns of messages; raises :class:`ApiError` (400) for a new part that is no text."""
+    last = len(messages) - 1
+    return [_turn(message, _Place(index, index == last, ignored)) for index, message in enumerate(messages)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A message's place in a body."""
+
+    index: int
+    last: bool
+    ignored: Ignored
+
+    def text(self, part: str | ContentPart, number: int, role: str) -> str:
+        """The text of a part of the content; raises :class:`ApiError` (400)."""
+        if isinstance(part, str):
+            return part
+        if not isinstance(part, Unserved):
+            return part.text
+        new = role in ("system", "developer") or (self.last and role == "user")
+        if new and own_text(part) is None:
+            raise refusal(part.kind, ("text", "refusal"), f"messages[{self.index}].content[{number}].type")
+        return stand_in(part, "messages[].content[]", self.ignored)
+
+    def call(self, call: ToolCall, number: int) -> Call | None:
+        """A call by the assistant; None for one of another type. Raises :class:`ApiError` (400)."""
+        if call.function is None and call.type in (None, "function"):
+            raise _missing(f"messages[{self.index}].tool_calls[{number}].function")
+        if call.function is None:
+            self.ignored.add(f"messages[].tool_calls[].type={call.type}")
+            return None
+        where = f"messages[{self.index}].tool_calls[{number}].function.arguments"
+        return Call(call.function.name, _arguments(call.function.arguments, where), call.id)
+
+
+def _arguments(given: str | dict[str, Any] | None, where: str) -> str:
+    """The JSON text of a call's arguments; raises :class:`ApiError` (400)."""
+    if isinstance(given, str):
+        return given or "{}"
+    try:
+        return msgspec.json.encode(given or {}).decode()
+    except RecursionError as error:
+        raise invalid(f"`{where}` is nested too deeply.", where, "invalid_value") from error
+
+
+def _turn(message: Message, place: _Place) -> Turn:
+    reasoning, reasoned, content = message.reasoning, message.reasoning_content, message.content
+    if reasoning is None and reasoned is None:
+        reasoned = _text_of_details(message.reasoning_details or ())
+    if message.audio is not None:
+        place.ignored.add("messages[].audio")
     made = message.tool_calls or ([ToolCall(function=message.function_call)] if message.function_call else [])
+    parts = content if isinstance(content, list) else [content or ""]
+    calls = [place.call(call, number) for number, call in enumerate(made)]
     return Turn(
         "tool" if message.role == "function" else message.role,
-        message.texts(),
+        [place.text(part, number, message.role) for number, part in enumerate(parts)],
         name=message.name,
         tool_call_id=message.tool_call_id,
         reasoning=reasoning,
-        reasoning_content=content,
-        calls=[Call(call.function.name, call.function.arguments or "{}", call.id) for call in made],
+        reasoning_content=reasoned,
+        calls=[call for call in calls if call],
     )
 
 
@@ -89,18 +159,31 @@ def _text_of_details(details: Sequence[Mapping[str, Any]]) -> str | None:
     return "".join(text for text in found if isinstance(text, str)) or None
 
 
-def _tools(body: ChatBody) -> OfferedTools:
+def _tools(body: ChatBody, ignored: Ignored) -> OfferedTools:
     """The functions of either form; raises :class:`ApiError` (400)."""
     if body.tools and body.functions:
         raise invalid("Only one of `tools` and `functions` may be given.", "functions", "invalid_value")
     parallel = body.parallel_tool_calls is not False
     if body.functions:
         return OfferedTools(body.functions, _name(body.function_call), parallel, legacy=True)
-    functions = [tool.function for tool in body.tools or ()]
+    functions = _functions(body.tools or (), ignored)
     choice = body.tool_choice
     if isinstance(choice, ChosenTool) and choice.type == "allowed_tools":
         return _allowed(functions, choice, parallel)
     return OfferedTools(functions, _name(choice), parallel)
+
+
+def _functions(tools: Sequence[Tool], ignored: Ignored) -> list[FunctionDefinition]:
+    """The functions among tools; raises :class:`ApiError` (400)."""
+    found = []
+    for index, tool in enumerate(tools):
+        if tool.function is not None:
+            found.append(tool.function)
+        elif tool.type in (None, "function"):
+            raise _missing(f"tools[{index}].function")
+        else:
+            ignored.add(f"tools[].type={tool.type}")
+    return found
 
 
 def _allowed(functions: Sequence[FunctionDefinition], choice: ChosenTool, parallel: bool) -> OfferedTools:
@@ -115,11 +198,20 @@ def _allowed(functions: Sequence[FunctionDefinition], choice: ChosenTool, parall
 
 
 def _name(choice: str | ChosenTool | ChosenFunction | None) -> str:
+    if isinstance(choice, ChosenFunction):
+        return choice.name
     if isinstance(choice, ChosenTool):
-        if choice.function is None:
-            raise _missing("tool_choice.function")
-        return choice.function.name
-    return choice.name if isinstance(choice, ChosenFunction) else choice or "auto"
+        choice = _word_or_name(choice)
+    return "required" if choice == "any" else choice or "auto"
+
+
+def _word_or_name(choice: ChosenTool) -> str:
+    if choice.type not in (None, "function", "allowed_tools"):
+        return choice.type
+    name = choice.function.name if choice.function else choice.name
+    if name is None:
+        raise _missing("tool_choice.function")
+    return name
 
 
 def _missing(field: str) -> ApiError:

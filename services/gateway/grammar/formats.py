@@ -25,6 +25,7 @@ _NO_WHITESPACE = ""
 _ESCAPES = 'nrbtf\\"'
 
 _JSON_OBJECT = {"type": "object"}
+_JSON_TYPES = ("json_object", "json_schema", "json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,9 @@ def _response_format(body: TextOptions, names: FieldNames, closed: bool) -> list
     asked = body.response_format
     if asked is None or asked.type == "text":
         return []
+    if (given := asked.schema) is not None and asked.type in _JSON_TYPES and asked.json_schema is None:
+        direct = SchemaRules("response_format.schema", closed, asked.strict is True)
+        return [(direct.field, lambda: of_client_schema(given, direct))]
     if asked.type == "json_object" and asked.value is None:
         return [(names.format, lambda: (of_schema(_JSON_OBJECT), None))]
     if asked.type == "structural_tag":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.gateway.tools.calls import Found
+from services.gateway.tools.hermes import HermesParser
 from services.gateway.tools.parser import ToolParser
 
 
@@ -10,6 +11,13 @@ class RequiredParser(ToolParser):
     """For `tool_choice: "required"`: the text is an array of calls."""
 
     bare = "["
+    enforced = True
+
+
+class EnforcedHermesParser(HermesParser):
+    """For calls that a grammar enforces beside text: they have Hermes' form."""
+
+    enforced = True
 
 
 class NamedParser:

@@ -35,13 +35,14 @@ class ToolParser:
     """Splits a text into content and calls; the text may come in any pieces. A format defines its marks.
 
     Text that may begin a mark is held back. Blanks before a call are dropped. A text that looks like a call but fails
-    before its name is content.
+    before its name is content, unless a grammar enforces calls: then it was cut off.
     """
 
     begins: tuple[str, ...] = ()  # marks before a call
     ends: tuple[str, ...] = ()  # marks after a call, which models may omit
     bare = ""  # characters that begin a call without a mark, at the text's beginning or after a call
     special = False  # the marks are control tokens
+    enforced = False  # a grammar enforces the calls: a text that begins as one is no content
     between = ""  # characters, in addition to blanks, that may separate calls
 
     def __init__(self, names: frozenset[str]) -> None:
@@ -75,7 +76,7 @@ class ToolParser:
         """End the text; returns what was held back."""
         found = Found(self._n_calls)
         if self._body is not None and not self._body.begun:
-            found.content = self._raw
+            found.content = "" if self.enforced else self._raw
         elif self._body is None and not self._after:
             found.content = self._held
         self._body, self._held = None, ""

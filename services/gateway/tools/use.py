@@ -13,8 +13,7 @@ from services.gateway.api.options import FunctionDefinition
 from services.gateway.errors import invalid
 from services.gateway.grammar.formats import Asked, Checks
 from services.gateway.tools import grammars
-from services.gateway.tools.forced import NamedParser, RequiredParser
-from services.gateway.tools.hermes import HermesParser
+from services.gateway.tools.forced import EnforcedHermesParser, NamedParser, RequiredParser
 from services.gateway.tools.parser import CallReader, ToolParser
 
 
@@ -51,7 +50,7 @@ class ToolUse:
             return RequiredParser(self.names)
         if self.offered.choice != "auto":
             return NamedParser(self.offered.choice)
-        return HermesParser(self.names) if constrained else self.native(self.names)
+        return EnforcedHermesParser(self.names) if constrained else self.native(self.names)
 
     def plan(self, asked: Asked | None) -> Asked:
         """The grammar of the answer, by the structured output that was `asked` for; raises :class:`ApiError` (400)."""

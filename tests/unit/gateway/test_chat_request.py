@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import msgspec
 import pytest
 
 from services.gateway.api.chat import ChatRequest
+from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.ignored import Ignored
 from services.gateway.api.schema import ChatBody
 from services.gateway.errors import ApiError
@@ -129,3 +132,131 @@ def test_the_older_functions_are_named_as_such() -> None:
     with pytest.raises(ApiError) as unknown:
         tool_use(other, HermesParser, closed=True)
     assert unknown.value.param == "function_call"
+
+
+ON = {"enable_thinking": True, "thinking": True}
+OFF = {"enable_thinking": False, "thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({"enable_thinking": False}, OFF),
+        ({"thinking": {"type": "enabled", "budget_tokens": 100}}, ON),
+        ({"thinking": {"type": "disabled"}}, OFF),
+        ({"thinking": {"type": "adaptive"}}, ON),
+        ({"thinking": {"type": "auto"}, "enable_thinking": False}, OFF),
+        ({"reasoning": {"enabled": False, "effort": "high"}}, OFF),
+        ({"reasoning": {"enabled": False}, "thinking": {"type": "enabled"}}, ON),
+        (
+            {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            ON | {"enable_thinking": False},
+        ),
+        ({"thinking_budget": 5}, {}),
+    ],
+)
+def test_thinking_is_switched_by_each_clients_field(fields: dict[str, Any], variables: dict[str, Any]) -> None:
+    assert completions(**fields).variables == {"reasoning_effort": "low"} | variables
+
+
+@pytest.mark.parametrize(
+    ("given", "choice"),
+    [
+        *(({"type": word}, word) for word in ("auto", "none", "required")),
+        ({"type": "any"}, "required"),
+        ("any", "required"),
+        ({"type": "function", "name": "f"}, "f"),
+        ({"function": {"name": "f"}}, "f"),
+    ],
+)
+def test_a_tool_choice_may_be_an_object(given: Any, choice: str) -> None:
+    assert completions(tool_choice=given).tools.choice == choice
+
+
+def test_the_answer_goes_on_from_a_prefix() -> None:
+    begun = {"role": "assistant", "content": "Once", "prefix": True}
+    chat = completions(messages=[{"role": "user", "content": "Tell."}, begun])
+    assert (chat.continue_final_message, chat.add_generation_prompt) == (True, False)
+    for messages in ([begun, {"role": "user", "content": "Go on."}], [begun | {"prefix": False}]):
+        chat = completions(messages=messages)
+        assert (chat.continue_final_message, chat.add_generation_prompt) == (False, True)
+
+
+NOTE = "[The {} that stood here was left out: this model reads text only.]"
+PICTURE: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "texts", "left_out"),
+    [
+        (["a", {"type": "text", "text": "b"}], ["a", "b"], []),
+        ([{"type": "text", "text": "a"}, PICTURE], ["a", NOTE.format("image")], ["image_url"]),
+        (
+            [{"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}],
+            [NOTE.format("audio")],
+            ["input_audio"],
+        ),
+        ([{"type": "file", "file": {"file_id": "f"}}], [NOTE.format("file")], ["file"]),
+        ([{"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b"}], ["a", "b"], []),
+        ([{"type": "thinking", "thinking": "hm"}, {"type": "tool_use", "id": "c"}], ["", ""], ["thinking", "tool_use"]),
+    ],
+)
+def test_parts_of_a_history_are_read_or_left_out(parts: list[Any], texts: list[str], left_out: list[str]) -> None:
+    for role in ("user", "assistant", "tool"):
+        given = json.dumps({"messages": [{"role": role, "content": parts}, {"role": "assistant", "content": "ho"}]})
+        ignored = Ignored()
+        chat = of_completions(asyncio.run(BodyDecoder(ChatBody).decode(given.encode(), ignored)), 100, ignored)
+        assert chat.turns[0].texts == texts
+        assert list(ignored.names) == [f"messages[].content[].type={kind}" for kind in left_out]
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+def test_a_new_image_is_refused(role: str) -> None:
+    given = json.dumps({"messages": [{"role": "assistant", "content": "ho"}, {"role": role, "content": [PICTURE]}]})
+    body = asyncio.run(BodyDecoder(ChatBody).decode(given.encode(), Ignored()))
+    with pytest.raises(ApiError, match="models here read text only") as refused:
+        of_completions(body, 100, Ignored())
+    assert refused.value.param == "messages[1].content[0].type"
+
+
+def test_calls_of_a_history_are_read_in_each_clients_form() -> None:
+    calls: list[dict[str, Any]] = [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}, "extra_content": {"g": {}}},
+        {"id": "2", "type": "builtin_function", "function": {"name": "$web_search", "arguments": ""}},
+        {"id": "3", "type": "mcp", "mcp": {}},
+    ]
+    given = {"messages": [{"role": "assistant", "tool_calls": calls, "audio": {"id": "a"}, "extra_content": {}}]}
+    ignored = Ignored()
+    body = asyncio.run(BodyDecoder(ChatBody).decode(json.dumps(given).encode(), ignored))
+    made = of_completions(body, 100, ignored).turns[0].calls
+    assert [(call.name, call.arguments) for call in made] == [("f", '{"a":1}'), ("$web_search", "{}")]
+    assert list(ignored.names) == [
+        "messages[].tool_calls[].mcp", "messages[].audio", "messages[].tool_calls[].type=mcp",
+    ]  # fmt: skip
+
+
+def test_hosted_tools_are_left_out() -> None:
+    ignored = Ignored()
+    tools = [{"type": "web_search_preview"}, {"type": "function", "function": {"name": "f"}}]
+    body = msgspec.convert({"messages": [{"role": "user", "content": "hi"}], "tools": tools}, ChatBody)
+    assert [function.name for function in of_completions(body, 100, ignored).tools.functions] == ["f"]
+    assert list(ignored.names) == ["tools[].type=web_search_preview"]
+    with pytest.raises(ApiError) as missing:
+        completions(tools=[{"type": "function"}])
+    assert missing.value.param == "tools[0].function"
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema", "json"])
+def test_a_schema_may_stand_beside_the_formats_type(kind: str) -> None:
+    chat = completions(response_format={"type": kind, "schema": ARRAY, "name": "x"})
+    asked = asked_for(chat.options, chat.names)
+    assert asked is not None
+    assert (asked.field, asked.checks.text is not None) == ("response_format.schema", True)
+    assert '"items"' in asked.grammar
+
+
+def test_a_schema_in_the_place_of_a_named_one_is_refused() -> None:
+    given = {"messages": [{"role": "user", "content": "a"}]}
+    given |= {"response_format": {"type": "json_schema", "json_schema": PARAMETERS}}
+    with pytest.raises(ApiError, match=r"Unknown field `response_format\.json_schema\.type`"):
+        asyncio.run(BodyDecoder(ChatBody).decode(json.dumps(given).encode(), Ignored()))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from services.gateway.tools.forced import EnforcedHermesParser, RequiredParser
 from services.gateway.tools.formats import PARSERS, parser_for
 
 NAMES = frozenset({"get_weather", "now", "add"})
@@ -104,6 +105,19 @@ def test_a_text_that_is_cut_off_has_no_call_that_was_not_written(
         assert [name for name, _ in found] == [name for name, _ in calls][: len(found)]
         for _, arguments in found[:-1]:
             json.loads(arguments)
+
+
+def test_a_call_that_a_grammar_enforces_is_no_content_when_it_is_cut_off_before_its_name() -> None:
+    call = written(NOW)
+    for parser, text in ((RequiredParser, f"[{call}"), (EnforcedHermesParser, f"<tool_call>\n{call}")):
+        begun = text.index('"now"') + len('"now"')
+        for at in range(1, len(text)):
+            reader = parser(NAMES)
+            found = [reader.push(piece) for piece in text[:at]] + [reader.finish()]
+            content = "".join(one.content for one in found)
+            mark = "<tool_call>"
+            assert content == (text[:at] if parser is EnforcedHermesParser and at < len(mark) else "")
+            assert any(one.calls for one in found) == (at > begun)
 
 
 def test_the_chat_template_says_which_format() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.api.chat import Call, ChatRequest, FieldNames, OfferedTools, Turn
+from services.gateway.api.chat import Call, ChatRequest, FieldNames, OfferedTools, Turn, thinking_variables
 from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.api.options import FunctionDefinition, JsonSchemaFormat, ResponseFormat, TextOptions
 from services.gateway.api.parts import TEXT_ONLY, is_media, own_text, stand_in, text_of
@@ -62,15 +62,10 @@ def sampled_chat_of(body: schema.MessagesBody, ignored: Ignored) -> ChatRequest:
 
 def _variables(body: schema.CountBody) -> dict[str, Any]:
     effort = body.output_config.effort if body.output_config else None
-    return ({} if effort is None else {"reasoning_effort": effort}) | (_thinking(body) or {})
-
-
-def _thinking(body: schema.CountBody) -> dict[str, Any] | None:
-    """Return the switch under the names of the templates: Qwen's and GLM's, DeepSeek's and Granite's."""
-    if body.thinking is None:
-        return None
-    on = not isinstance(body.thinking, schema.ThinkingOff)
-    return {"enable_thinking": on, "thinking": on}
+    found: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    if body.thinking is not None:
+        found |= thinking_variables(on=not isinstance(body.thinking, schema.ThinkingOff))
+    return found
 
 
 def _format(body: schema.CountBody) -> ResponseFormat | None:
