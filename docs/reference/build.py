@@ -242,8 +242,8 @@ def fields() -> str:
         "# Fields of request bodies",
         "",
         "Made by `make reference`. `null` is the default of every field that may be left out, in every body. A field",
-        "that is not in these tables is [left out and named](../serving.md#what-is-left-out). The WebSocket takes the same",
-        "bodies.",
+        "that is not in these tables is [left out and named](../serving.md#what-is-left-out). The WebSocket takes the",
+        "same bodies.",
     ]
     for title, kind in BODIES:
         lines += ["", f"## {title}", "", "| | |", "|---|---|"]
