@@ -83,7 +83,7 @@ class GatewaySettings(AccessSettings):
         default=15.0,
         gt=0,
         description="A stream of events that is silent for so long sends a comment, so that no proxy takes it for "
-        "dead: in Messages a ping, in Responses an event each eighth time in a row",
+        "dead: in Messages a ping, in Responses an event after eight in a row or 120 s",
     )
     max_stop_strings: int = Field(default=16, ge=4, description="Stop strings a request may name")
     max_choices: int = Field(default=128, ge=1, description="Most sequences a request may ask for (prompts times n)")

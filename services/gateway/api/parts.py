@@ -16,7 +16,12 @@ _MEDIA = {  # in all APIs
     "document": "document", "file": "file", "input_file": "file", "container_upload": "file",
 }  # fmt: skip
 # The kinds whose text is read, and the fields that hold it.
-_TEXTUAL = frozenset({"document", "search_result", "tool_reference", "compaction", "input_text", "output_text"})
+_TEXTUAL = frozenset(
+    {
+        "document", "search_result", "tool_reference", "compaction",
+        "text", "input_text", "output_text", "reasoning_text", "summary_text",
+    }
+)  # fmt: skip
 _TEXTS = (
     "title", "url", "source", "text", "content", "stdout", "stderr", "error_code", "tool_name", "tool_references",
 )  # fmt: skip

@@ -8,7 +8,8 @@ from types import TracebackType
 
 from services.gateway.http.exchange import Exchange
 
-_BEATS = 8  # heartbeats in a row before one is an event: two minutes, and Codex waits five
+# After so many heartbeats in a row, or so many seconds, one is an event: Codex waits 300 s for one.
+_BEATS, _EVENT_S = 8, 120.0
 
 
 class Heartbeat:
@@ -57,6 +58,9 @@ class Heartbeat:
             if not exchange.status:
                 await exchange.start_events()
             self._beats += 1
-            event = self._event() if self._beats % _BEATS == 0 else b""
+            due = self._beats >= min(_BEATS, _EVENT_S / self._every_s)
+            event = self._event() if due else b""
+            if event:
+                self._beats = 0
             await exchange.send_events(event or exchange.dialect.heartbeat)
             self._wait()

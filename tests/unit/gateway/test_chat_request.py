@@ -66,7 +66,7 @@ def responses(**fields: Any) -> ChatRequest:
     }
     asked = msgspec.convert(body | fields, ResponsesBody)
     items = [item for item in read_items(asked.input, Ignored()) if not isinstance(item, ReferenceItem)]
-    return of_responses(asked, items, read_tools(asked, Ignored()))
+    return of_responses(asked, items, read_tools(asked, items, len(items), Ignored()))
 
 
 def messages(**fields: Any) -> ChatRequest:

@@ -123,7 +123,7 @@ def test_a_hosted_call_with_its_result_is_a_call_and_a_result(
 def test_an_image_in_an_output_or_a_history_has_a_note_in_its_place() -> None:
     called = {"type": "function_call", "call_id": "f", "name": "look", "arguments": "{}"}
     custom = {"type": "custom_tool_call", "call_id": "g", "name": "snap", "input": ""}
-    text = {"type": "input_text", "text": "A picture."}
+    text = {"type": "text", "text": "A picture."}
     turns, ignored = read(
         {"role": "user", "content": [IMAGE, text]},
         called,

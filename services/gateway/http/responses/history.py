@@ -104,7 +104,7 @@ class _History:
         self._append(Turn("tool", self._texts(item.output, "output"), tool_call_id=item.call_id, name=name))
 
     def _add_hosted(self, item: Unserved) -> None:
-        call_id = str(item.value.get("call_id") or item.value.get("id"))
+        call_id = str(item.value.get("call_id") or item.value.get("id") or "")
         if item.kind in _ARGUMENTS:
             call = Call(_hosted_name(item), _hosted_arguments(item), call_id)
             result = self._result(item, _OWN_RESULTS.get(item.kind, ()))
