@@ -6,6 +6,26 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+MAX_NAME = 256  # characters of an adapter's name
+MAX_PATH = 4096  # characters of a folder's
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError for a name that a line of a log or of a terminal would show as another one."""
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or name != name.strip():
+        raise ValueError(
+            f"expected 1 to {MAX_NAME} printable characters, no control or format characters, no space at an end, "
+            f"found {name[:60]!a}"
+        )
+
+
+def check_path(path: str) -> None:
+    """Raise ValueError for a path that no folder of an adapter has."""
+    if not 0 < len(path) <= MAX_PATH or not path.isprintable():
+        raise ValueError(
+            f"expected 1 to {MAX_PATH} printable characters, no control or format characters, found {path[:60]!a}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RegisteredAdapter:

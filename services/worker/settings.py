@@ -6,8 +6,9 @@ import os
 import socket
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from services.common.adapters import check_name, check_path
 from services.common.settings import CommaList, ServiceSettings
 
 
@@ -121,3 +122,18 @@ class WorkerSettings(ServiceSettings):
         description="The process ends when lost ranks are not back after this long; give it two starts; 0: never",
     )
     drain_s: float = Field(5.0, ge=0, description="How long SIGTERM lets running requests go on before handing off")
+
+    @field_validator("adapters")
+    @classmethod
+    def _adapters(cls, adapters: dict[str, str]) -> dict[str, str]:
+        for name, folder in adapters.items():
+            check_name(name)
+            check_path(folder)
+        return adapters
+
+    @field_validator("adapter_sources")
+    @classmethod
+    def _adapter_sources(cls, folders: tuple[str, ...]) -> tuple[str, ...]:
+        for folder in folders:
+            check_path(folder)
+        return folders

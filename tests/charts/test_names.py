@@ -152,6 +152,16 @@ def test_a_pool_name_that_does_not_fit_is_refused() -> None:
     assert [pool for pool in wrong if f"workers.pools.{pool}: a pool's name has" not in str(refused.value)] == []
 
 
+def test_adapters_with_names_that_hide_something_are_refused() -> None:
+    def values(adapters: dict[str, str]) -> str:
+        return yaml.safe_dump({"workers": {"pools": {"default": {"settings": {"adapters": adapters}}}}})
+
+    render(inline=values({"ft:m:ns/名前 (v2)": "/adapters/日本 語"}))
+    for name, folder in (("a\nb", "/a"), ("a\u202eb", "/a"), (" a", "/a"), ("", "/a"), ("a", "/a\u200b"), ("a", "")):
+        with pytest.raises(RenderError, match=r"workers.pools.default.settings.adapters: .* printable characters"):
+            render(inline=values({name: folder}))
+
+
 def test_names_are_dns_labels(rendered: Rendered) -> None:
     for found in rendered.objects:
         assert LABEL.fullmatch(found["metadata"]["name"].replace(".", "")), found["metadata"]["name"]

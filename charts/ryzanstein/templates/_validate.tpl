@@ -2,7 +2,7 @@
 
 {{- define "ryzanstein.validate" -}}
 {{- $lines := list -}}
-{{- range $part := list "forms" "names" "owned" "tenancy" "pools" "finetuner" "redis" "tls" "exposure" "scaling" "monitoring" "fixed" -}}
+{{- range $part := list "forms" "names" "adapters" "owned" "tenancy" "pools" "finetuner" "redis" "tls" "exposure" "scaling" "monitoring" "fixed" -}}
 {{- $lines = concat $lines (include (printf "ryzanstein.validate.%s" $part) $ | splitList "\n") -}}
 {{- end -}}
 {{- $lines = without $lines "" -}}
@@ -19,6 +19,22 @@ fullnameOverride: the name {{ $name }} has {{ len $name }} characters; give one 
 {{- range $pool, $_ := .Values.workers.pools }}
 {{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,14}[a-z0-9])?$" $pool) }}
 workers.pools.{{ $pool }}: a pool's name has 1 to 16 characters of a-z, 0-9 and -, and neither begins nor ends with -
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* What services/common/adapters.py allows: nothing that a terminal does not show. */}}
+{{- define "ryzanstein.validate.adapters" -}}
+{{- $hidden := "[\\p{C}\\p{Zl}\\p{Zp}]" -}}
+{{- range $pool, $config := include "ryzanstein.pools" . | fromYaml -}}
+{{- $settings := default dict $config.settings -}}
+{{- range $name, $folder := default dict $settings.adapters }}
+{{- if or (regexMatch $hidden $name) (regexMatch "^(\\s.*|.*\\s|)$" $name) (gt (len $name) 256) }}
+workers.pools.{{ $pool }}.settings.adapters: {{ quote $name }} is no name; it has 1 to 256 printable characters, no control or format characters, no space at an end
+{{- end -}}
+{{- if or (regexMatch $hidden (toString $folder)) (not $folder) }}
+workers.pools.{{ $pool }}.settings.adapters: {{ quote $name }} has the folder {{ quote $folder }}; it has printable characters, no control or format characters
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -18,6 +18,7 @@ from typing import Any
 
 from services.cli.errors import CommandError
 from services.common import denied
+from services.common.adapters import check_name, check_path
 from services.common.cores import usable_cores
 from services.common.gguf_files import SUFFIX, find_model, split_choice
 
@@ -90,6 +91,11 @@ def named_folder(option: str, text: str) -> tuple[str, str]:
     name, separator, folder = text.partition("=")
     if not (separator and name and folder):
         raise CommandError(f"{option} {text}: expected NAME=DIR")
+    try:
+        check_name(name)
+        check_path(folder)
+    except ValueError as error:
+        raise CommandError(f"{option} NAME=DIR: {error}") from error
     return name, str(Path(folder).absolute())
 
 

@@ -27,6 +27,8 @@ class StoredEntry:
 
     dtype: str  # by safetensors' name
     shape: tuple[int, ...]
+    start: int = 0  # the place of its first byte in the file
+    stop: int = 0
 
 
 def refuse_pointer(file: Path) -> None:
@@ -78,11 +80,14 @@ def read_header(file: Path) -> dict[str, StoredEntry]:
         try:
             header = json.loads(stream.read(length))
             header.pop("__metadata__", None)
-            found = {name: StoredEntry(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
-            ends = [entry["data_offsets"][1] for entry in header.values()]
+            data = _HEADER_LENGTH + length
+            found = {
+                name: StoredEntry(entry["dtype"], tuple(entry["shape"]), *(data + at for at in entry["data_offsets"]))
+                for name, entry in header.items()
+            }
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ModelError(f"{file}: its safetensors header is broken: {error}") from error
-    wanted = _HEADER_LENGTH + length + max(ends, default=0)
+    wanted = max((entry.stop for entry in found.values()), default=data)
     if size < wanted:
         raise ModelError(f"{file}: cut off: {size} bytes of {wanted}")
     return found

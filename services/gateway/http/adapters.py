@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 from msgspec import Struct
 
+from services.common.adapters import check_name, check_path
 from services.common.tls.credentials import Tls
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.errors import ApiError, invalid, storage_away, unavailable, unknown_model
@@ -67,9 +68,14 @@ class AdapterAdmin:
 
     async def load(self, body: LoadBody) -> dict[str, str]:
         """Check an adapter on its base's workers, then list it; raises :class:`ApiError`."""
-        if not body.lora_name or not body.lora_path:
-            field = "lora_path" if body.lora_name else "lora_name"
-            raise invalid(f"`{field}` must not be empty.", field)
+        for field, value, check in (
+            ("lora_name", body.lora_name, check_name),
+            ("lora_path", body.lora_path, check_path),
+        ):
+            try:
+                check(value)
+            except ValueError as error:
+                raise invalid(f"`{field}`: {error}.", field) from error
         base = self._base(body.base_model_name or "")
         await self.catalog.read_adapters()
         known = self.catalog.adapters().get(body.lora_name)

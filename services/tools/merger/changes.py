@@ -5,14 +5,15 @@ Beside plain LoRA: DoRA (arXiv:2402.09353), modules that were trained whole, bia
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from services.compute.model.adapters.peft import BEFORE, MERGED, Factors, PeftFolder
+from services.compute.model.adapters.peft import BEFORE, MERGED, A, Factors, PeftFolder
 from services.compute.model.spec import ModelError
-from services.tools.merger.experts import Read, StackFactors, StackPart, Stacks, stack_factors, targeted
+from services.tools.merger.experts import INNER, Read, StackFactors, StackPart, Stacks, stack_factors, targeted
 
 _MAGNITUDE = ".lora_magnitude_vector"
 _EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"  # [rank, n_ids] and [size, rank]
@@ -26,40 +27,72 @@ class Change:
     experts: tuple[StackFactors, StackPart] | None = None
     magnitude: str = ""  # name of DoRA's vector
     embedding: str = ""  # module whose table, [n_ids, size], has factors
-    whole: str = ""  # name of the tensor that replaces it
+    whole: str = ""  # name of the tensor that replaces it, before factors are added
 
 
-def changes(peft: PeftFolder, stacks: Stacks) -> dict[str, Change]:
-    """Return the changes by transformers' names of the base's tensors. Every tensor of the adapter belongs to one.
+def changes(peft: PeftFolder, stacks: Stacks, named: Callable[[str], str]) -> dict[str, Change]:
+    """Return the changes by the family's names of the base's tensors. Every tensor of the adapter belongs to one.
 
-    `stacks` are the base's parameters of experts; their changes are by stored names. Raises ModelError naming the first
-    tensor or key that is not implemented.
+    `stacks` are the base's parameters of experts, whose changes are by the names of their tensors; `named` gives the
+    family's name for one of the adapter's. Raises ModelError naming the first tensor or key that is not implemented.
     """
     peft.require_plain(but=MERGED)
+    peft.require_finite()
     found = dict[str, Change]()
     for module in peft.modules:
-        if of_experts := targeted(peft, module, stacks):
+        if of_experts := targeted(peft, named(module), stacks):
             name, factors = stack_factors(peft, module, of_experts)
             found |= {part.stored: Change(experts=(factors, part)) for part in stacks[name].parts}
         else:
-            found[f"{module}.weight"] = Change(peft.factors_of(module))
+            target = named(f"{module.replace(INNER, '')}.weight")
+            if target in found:
+                raise ModelError(f"{peft.file}: {BEFORE}{module}{A}: {target} has other factors, too")
+            found[target] = Change(peft.factors_of(module))
     for name in peft.others():
-        module = name.removeprefix(BEFORE)
-        if _MAGNITUDE in module and f"{module.partition(_MAGNITUDE)[0]}.weight" in found:
-            target = f"{module.partition(_MAGNITUDE)[0]}.weight"
-            found[target] = replace(found[target], magnitude=name)
-        elif module.endswith((_EMBEDDING_A, _EMBEDDING_B)):
-            table = module.rpartition(".")[0]
-            if not {f"{BEFORE}{table}{end}" for end in (_EMBEDDING_A, _EMBEDDING_B)} <= peft.tensors.keys():
-                raise ModelError(f"{peft.file}: {name}: its other factor is missing")
-            found[f"{table}.weight"] = Change(embedding=table)
-        elif name.startswith(BEFORE) and module.endswith((".weight", ".bias")) and ".lora_" not in module:
-            found[module] = Change(whole=name)
-        else:
-            raise ModelError(f"{peft.file}: {name}: not implemented")
+        target, change = _other(peft, name)
+        target = named(target)
+        before = found.get(target, Change())
+        found[target] = replace(
+            before,
+            magnitude=change.magnitude or before.magnitude,
+            embedding=change.embedding or before.embedding,
+            whole=change.whole or before.whole,
+        )
+    _check_dora(peft, found)
     if not found:
         raise ModelError(f"{peft.file}: holds no tensors")
     return found
+
+
+def _other(peft: PeftFolder, name: str) -> tuple[str, Change]:
+    """Return the base's tensor that a tensor which is no factor of a linear layer belongs to, and its part of a change.
+
+    Raises ModelError if it has none.
+    """
+    module = name.removeprefix(BEFORE)
+    if _MAGNITUDE in module:
+        return f"{module.partition(_MAGNITUDE)[0]}.weight", Change(magnitude=name)
+    if module.endswith((_EMBEDDING_A, _EMBEDDING_B)):
+        table = module.rpartition(".")[0]
+        for other in (f"{BEFORE}{table}{end}" for end in (_EMBEDDING_A, _EMBEDDING_B)):
+            if other not in peft.tensors:
+                raise ModelError(f"{peft.file}: {name}: its other factor, {other}, is missing")
+        return f"{table}.weight", Change(embedding=table)
+    if name.startswith(BEFORE) and module.endswith((".weight", ".bias")) and ".lora_" not in module:
+        return module.replace(INNER, ""), Change(whole=name)
+    raise ModelError(f"{peft.file}: {name}: not implemented")
+
+
+def _check_dora(peft: PeftFolder, found: dict[str, Change]) -> None:
+    """Raise ModelError if magnitudes and factors do not belong together as `use_dora` says."""
+    dora = bool(peft.config.get("use_dora"))
+    for target, change in found.items():
+        adapted = change.factors is not None or bool(change.embedding)
+        if change.magnitude and not (adapted and dora):
+            why = "has no factors beside it" if dora else "use_dora is not set"
+            raise ModelError(f"{peft.file}: {change.magnitude}: {why}")
+        if dora and adapted and not change.magnitude:
+            raise ModelError(f"{peft.file}: use_dora is set, but {target} has factors and no {_MAGNITUDE[1:]}")
 
 
 def changed(base: Tensor, change: Change, read: Read, peft: PeftFolder, name: str) -> Tensor:
@@ -70,7 +103,9 @@ def changed(base: Tensor, change: Change, read: Read, peft: PeftFolder, name: st
     if change.whole:
         whole = read(change.whole)
         _require(whole, tuple(base.shape), peft, change.whole)
-        return whole.to(base.dtype).contiguous()
+        base = whole.to(base.dtype).contiguous()
+        if change.factors is None and not change.embedding:
+            return base
     if change.experts:
         factors, part = change.experts
         return factors.added(base, part, read)

@@ -21,7 +21,7 @@ from services.compute.model.files import StoredEntry
 from services.compute.model.registry import Description
 from services.compute.model.spec import ModelError
 
-_INNER = ".base_layer"
+INNER = ".base_layer"
 Read = Callable[[str], Tensor]
 
 
@@ -118,18 +118,18 @@ def _stored(name: str, prefix: str, stored: Mapping[str, StoredEntry]) -> str:
 
 
 def targeted(peft: PeftFolder, module: str, stacks: Stacks) -> dict[str, Stack]:
-    """Return the stacks whose factors those of a module may be, by name: none if the module is a linear layer.
+    """Return the stacks whose factors those of a module may be, by name: none if the module has one weight.
 
     Raises ModelError for other parameters.
     """
-    inner = module.replace(_INNER, "")
+    inner = module.replace(INNER, "")
     found = {}
     for target in peft.config.get("target_parameters") or ():
         container, _, leaf = str(target).rpartition(".")
         name = f"{inner}.{leaf}"
         if name in stacks and (not container or f".{inner}".endswith(f".{container}")):
             found[name] = stacks[name]
-        elif container and f".{inner}".endswith(f".{container}"):
+        elif container and leaf != "weight" and f".{inner}".endswith(f".{container}"):
             raise peft.error("target_parameters", f"{target} is not implemented for this model")
     return found
 

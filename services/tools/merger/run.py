@@ -14,6 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from services.compute.model.adapters.peft import PeftFolder
+from services.compute.model.families.fused import stacked_refs
+from services.compute.model.families.naming import TEXT_PREFIXES, renamed
 from services.compute.model.files import INDEX, read_header, read_json, weight_files
 from services.compute.model.registry import Description, describe
 from services.compute.model.spec import ModelError
@@ -21,6 +23,7 @@ from services.tools.merger.changes import Change, changed, changes
 from services.tools.merger.experts import find_stacks
 
 _EMBED, _HEAD = "embed", "head"
+_OWN_HEAD, _OUTER = "lm_head.weight", "language_model."
 Report = Callable[[int, int], None]
 
 
@@ -44,7 +47,9 @@ def merge(base: Path, adapter: Path, out: Path, report: Report) -> None:
         raise ModelError(f"{base}: quantized; merge into the checkpoint that it was made from, then quantize")
     files = weight_files(base).files
     headers = {name: entry for file in files for name, entry in read_header(file).items()}
-    plan = _plan(model, changes(peft, find_stacks(model, headers)), headers.keys(), peft)
+    names = _Names(model, headers)
+    stacks = find_stacks(model, {names.named(name): entry for name, entry in headers.items()})
+    plan = _plan(changes(peft, stacks, names.named), names, peft)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -69,26 +74,45 @@ def merge(base: Path, adapter: Path, out: Path, report: Report) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _plan(model: Description, found: Mapping[str, Change], stored: Collection[str], peft: PeftFolder) -> _Plan:
-    refs, prefix = model.family.refs(model.spec), model.family.optional_prefix
-    by_stored, missing = dict[str, Change](), dict[str, Change]()
-    for name, change in found.items():
-        place = next((one for one in (name, name.removeprefix(prefix)) if one in stored), None)
-        if place is None:
-            missing[name] = change
-        else:
-            by_stored[place] = change
-    embedding = next((one for one in _names(refs[_EMBED].name, prefix) if one in stored), "")
-    tied = refs[_HEAD] == refs[_EMBED] and "lm_head.weight" not in stored
-    head = missing.pop("lm_head.weight", None) if tied else None
+class _Names:
+    """The names of the base's tensors: those that its family has for them, and those that are stored."""
+
+    def __init__(self, model: Description, stored: Collection[str]) -> None:
+        self._refs, self._prefix = model.family.refs(model.spec), model.family.optional_prefix
+        self._prefixes = model.family.prefixes or TEXT_PREFIXES
+        as_computed = stacked_refs(model.spec, model.family.stacked)  # transformers 5 has other names for routers
+        self._aliases = {ref.name: self._refs[key].name for key, ref in as_computed.items() if ref.place is None}
+        self._stored = {self.named(name): name for name in stored}
+
+    def named(self, name: str) -> str:
+        """Return the family's name for one that a model of images and text, or transformers 5, has."""
+        name = renamed(name, self._prefixes)
+        return self._aliases.get(name, name)
+
+    def place(self, name: str) -> str:
+        """Return the stored name; "" if the base has no such tensor. Some are stored without their first part."""
+        tried = (name, name.removeprefix(self._prefix), self._prefix + name)
+        return next((self._stored[one] for one in tried if one in self._stored), "")
+
+    def head(self) -> tuple[str, str]:
+        """Return the stored names of the embedding and of the head that is tied to it; "" for one that is not."""
+        embedding = self.place(self._refs[_EMBED].name)
+        tied = self._refs[_HEAD] == self._refs[_EMBED] and not self.place(_OWN_HEAD)
+        outer = _OUTER if embedding.startswith(_OUTER) else ""
+        return embedding, f"{outer}{_OWN_HEAD}" if tied else ""
+
+
+def _plan(found: Mapping[str, Change], names: _Names, peft: PeftFolder) -> _Plan:
+    places = {name: names.place(name) for name in found}
+    embedding, head = names.head()
+    change = found.get(_OWN_HEAD) if head else None
+    missing = [name for name, place in places.items() if not place and not (head and name == _OWN_HEAD)]
     if missing:
-        raise ModelError(f"{peft.file}: the base has no tensor {next(iter(missing))} ({len(missing)} in all)")
-    own = tied and (head is not None or embedding in by_stored)
-    return _Plan(by_stored, (embedding, "lm_head.weight", head) if own else None)
-
-
-def _names(name: str, prefix: str) -> tuple[str, str]:
-    return name, name.removeprefix(prefix)
+        raise ModelError(f"{peft.file}: the base has no tensor {missing[0]} ({len(missing)} in all)")
+    by_stored = {place: found[name] for name, place in places.items() if place}
+    follows = bool(peft.config.get("ensure_weight_tying"))  # without a change of its own, the head has the embedding's
+    own = head and (change is not None or (embedding in by_stored and not follows))
+    return _Plan(by_stored, (embedding, head, change) if own else None)
 
 
 def _copy(base: Path, to: Path, but: set[str]) -> None:

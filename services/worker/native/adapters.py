@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.common.adapters import check_path
 from services.compute.model.adapters.served import read_adapter
 from services.compute.model.registry import Description
 from services.compute.model.spec import ModelError
@@ -49,11 +50,16 @@ class AdapterSources:
 
         Calls `on_read`, in another thread, with the bytes of every piece read.
         """
-        folder = self._allowed(source)
         try:
+            check_path(source)
+            folder = self._allowed(source)
             found = await asyncio.to_thread(read_adapter, folder, self.model, self.max_rank, on_read)
-        except ModelError as error:
+        except (ModelError, OSError, RuntimeError, ValueError) as error:  # the path: too long, a loop of links, ...
             raise InvalidRequestError(_FIELD, str(error)) from error
+        if found.n_left_out:
+            log.warning(
+                "%s: %d of its tensors are not used: they change %s", source, found.n_left_out, self.model.spec.left_out
+            )
         return AdapterFacts(name, found.digest, source, found.rank, found.n_bytes)
 
     def _allowed(self, source: str) -> Path:

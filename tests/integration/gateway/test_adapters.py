@@ -93,6 +93,21 @@ async def test_openai_s_way_to_delete_a_model_unloads_an_adapter(tmp_path: Path)
         assert (await stack.http.delete("/v1/models/mine")).status_code == 503
 
 
+@pytest.mark.parametrize(
+    "text", ["", "two\nlines", "right\u202eleft", "nul\0", "bell\x07", "zero\u200bwidth", "x" * 4097]
+)
+async def test_names_and_paths_that_hide_something_are_refused(text: str, tmp_path: Path) -> None:
+    async with adapted(tmp_path, Inspecting("w0")) as (stack, _):
+        for field in ("lora_name", "lora_path"):
+            status, param, said = await refused(stack, **{field: text})
+            assert (status, param) == (400, field)
+            assert "printable characters, no control or format characters" in said
+            assert said.isprintable()
+        assert (await refused(stack, lora_name=" mine"))[:2] == (400, "lora_name")
+        names = {"lora_name": "ft:smöl-modell:ns/名前 (v2)", "lora_path": "/adapters/日本 語"}
+        assert (await stack.http.post(LOAD, json=names)).status_code == 200
+
+
 async def test_without_a_model_there_is_nothing_to_adapt(tmp_path: Path) -> None:
     async with adapted(tmp_path) as (stack, _):
         assert (await refused(stack))[::2] == (503, "no model is being served yet")

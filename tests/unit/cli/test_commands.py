@@ -104,6 +104,14 @@ def test_wrong_options_name_the_option(options: dict[str, Any], said: str) -> No
         check(StackOptions(**{"port": free_port(), **options}))
 
 
+@pytest.mark.parametrize("text", ["a\nb=/a", "a\u202eb=/a", " a=/a", "a=/a\n"])
+def test_an_adapter_whose_name_or_folder_hides_something_is_refused(text: str) -> None:
+    answer = CliRunner().invoke(app, ["up", "--model", str(TINY_MODEL), "--adapter", text])
+    assert answer.exit_code == 1
+    assert "--adapter NAME=DIR: expected 1 to " in answer.stderr
+    assert answer.stderr.rstrip("\n").isprintable()
+
+
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"neither config.json nor a GGUF file"):
         check(StackOptions(model=str(tmp_path), port=free_port()))

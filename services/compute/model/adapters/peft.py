@@ -13,6 +13,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
+from services.compute.model.adapters.finite import check_finite
 from services.compute.model.files import FLOATS, StoredEntry, read_header, read_json
 from services.compute.model.spec import ModelError
 
@@ -23,11 +24,24 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 MERGED = ("use_dora", "modules_to_save", "bias", "target_parameters")
 MERGE = "`ryzanstein merge` makes a model of base and adapter, which can be served"
 
-# Ways to train that keep something else in the base's weights than the base, so that A and B alone are not the change.
-_REPLACED_BASE = ("pissa", "olora", "corda", "loftq")
+# Ways to begin the training that leave the base as it is; others keep a part of the change in its weights.
+_BEGUN = ("gaussian", "eva", "orthogonal", "mica")
+# Keys of the configuration that are read here, or by `ryzanstein merge`.
+READ = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights")
+READ_BY_MERGE = ("fan_in_fan_out", "ensure_weight_tying")
+# Keys without an effect on what a trained adapter computes: where it comes from, what was trained, which the tensors
+# show, how it was trained, and settings of keys that are refused.
+PASSED = (
+    *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout"),
+    *("megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
+    *("velora_config", "monteclora_config", "qalora_group_size", "runtime_config"),
+    *("lora_dtype", "lorap_lr_ratio", "lorap_emb_lr", "merge_weights"),  # of other programs, and of the first versions
+)
+_IN_TRAINING = (".lora_velora_", ".lora_monteclora_")  # of tensors that only the training uses
 
 # Keys of the configuration with the values, beside null, with which A and B alone are the change.
-_PLAIN: Mapping[str, tuple[object, ...]] = {
+PLAIN: Mapping[str, tuple[object, ...]] = {
     "use_dora": (False,),
     "modules_to_save": ([],),
     "bias": ("none",),
@@ -39,7 +53,9 @@ _PLAIN: Mapping[str, tuple[object, ...]] = {
     "use_qalora": (False,),
     "use_bdlora": (),
     "arrow_config": (),
+    "kasa_config": (),
 }
+_KNOWN = frozenset((*READ, *READ_BY_MERGE, *PASSED, *PLAIN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +113,15 @@ class PeftFolder:
         """Return an error about a key of the configuration."""
         return ModelError(f"{self.folder / CONFIG}: {key}: {message}")
 
-    def require_plain(self, but: Sequence[str] = ()) -> None:
-        """Raise ModelError for a key that means more than A and B, except those in `but`."""
-        for key, plain in _PLAIN.items():
+    def require_plain(self, but: Sequence[str] = (), hint: str = "") -> None:
+        """Raise ModelError for a key that means more than A and B, except those in `but`.
+
+        `hint` follows the message about a key that a merge reads.
+        """
+        for key, plain in PLAIN.items():
             value = self.config.get(key)
-            if value is None or value in plain or key in but:
-                continue
-            hint = "" if but or key not in MERGED else f"; {MERGE}"
-            raise self.error(key, f"{value!r} is not implemented{hint}")
+            if value is not None and value not in plain and key not in but:
+                raise self.error(key, f"{value!r} is not implemented{hint if key in MERGED else ''}")
 
     @cached_property
     def modules(self) -> tuple[str, ...]:
@@ -120,7 +137,11 @@ class PeftFolder:
     def others(self) -> list[str]:
         """The names of the tensors that are no factors."""
         ours = {f"{BEFORE}{module}{end}" for module in self.modules for end in (A, B)}
-        return sorted(self.tensors.keys() - ours)
+        return sorted(name for name in self.tensors.keys() - ours if not any(part in name for part in _IN_TRAINING))
+
+    def require_finite(self) -> None:
+        """Raise ModelError naming a tensor that holds what is no number in float32; reads all tensors."""
+        check_finite(self.file, self.tensors, {f"{BEFORE}{module}{B}": self._scale(module) for module in self.modules})
 
     def shapes(self, module: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of a module's A and B. Raises ModelError naming the tensor."""
@@ -146,6 +167,10 @@ class PeftFolder:
     def rank(self, module: str) -> int:
         """Return the rank that the configuration gives a module or a parameter."""
         return int(self._pattern("rank_pattern", module, self.config["r"]))
+
+    def _scale(self, module: str) -> float:
+        (rank, _), _ = self.shapes(module)
+        return self.scale(module, rank)
 
     def scale(self, module: str, rank: int) -> float:
         """Return the factor of B A."""
@@ -174,9 +199,17 @@ class PeftFolder:
                         raise ValueError(f"expected a number for {pattern!r}, found {value!r}")
             except (AttributeError, TypeError, ValueError, re.error) as error:
                 raise self.error(key, f"expected numbers by pattern: {error}") from error
-        start = str(config.get("init_lora_weights"))
-        if start.lower().startswith(_REPLACED_BASE):
+        self._check_meaning()
+
+    def _check_meaning(self) -> None:
+        """Refuse what changes the base, and keys without a known meaning."""
+        start = self.config.get("init_lora_weights")
+        if not (start is None or isinstance(start, bool) or str(start).lower() in _BEGUN):
             raise self.error(
                 "init_lora_weights",
-                f"{start!r} changes the base's weights, too; save it with path_initial_model_for_weight_conversion",
+                f"{start!r} changes the base's weights, too; save it with path_initial_model_for_weight_conversion "
+                f"(without a change of the base: true, false, {', '.join(_BEGUN)})",
             )
+        for key, value in self.config.items():
+            if key not in _KNOWN and value:
+                raise self.error(key, f"{value!r} is not known; PEFT 0.21 has no such key for LoRA")

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
 
-from services.compute.model.adapters.peft import CONFIG, MERGE, TENSORS, Factors, PeftFolder
-from services.compute.model.families.naming import TensorRef, stored_size
+from services.compute.model.adapters.peft import BEFORE, CONFIG, MERGE, TENSORS, Factors, PeftFolder
+from services.compute.model.families.naming import TEXT_PREFIXES, TensorRef, renamed, stored_size
 from services.compute.model.families.sizes import logical_shape, read_shapes
 from services.compute.model.registry import Description, find_family
 from services.compute.model.spec import ModelError
@@ -41,6 +42,7 @@ class ServedAdapter:
     digest: str
     rank: int  # the largest
     targets: tuple[Target, ...]
+    n_left_out: int = 0  # tensors that change parts of the checkpoint which are not served, such as a vision tower
 
     @property
     def n_bytes(self) -> int:
@@ -51,15 +53,19 @@ class ServedAdapter:
 def read_adapter(
     folder: Path, model: Description, max_rank: int, on_read: Callable[[int], None] = lambda n_bytes: None
 ) -> ServedAdapter:
-    """Check every tensor of an adapter against `model`. Raises ModelError naming file and key.
+    """Check every tensor of an adapter against `model`, and its numbers. Raises ModelError naming file and key.
 
-    It reads no tensor but for the digest, and calls `on_read` with the bytes of every piece.
+    Tensors that change what the model leaves out are left out, too. `on_read` is called with the bytes of every piece
+    that is read for the digest.
     """
     peft = PeftFolder.open(folder)
-    peft.require_plain()
+    served = [module for module in peft.modules if not _left_out(module, model)]
+    others = [name for name in peft.others() if not _left_out(name.removeprefix(BEFORE), model)]
+    n_left_out = len(peft.tensors) - 2 * len(served) - len(others)
+    peft.require_plain(but=("modules_to_save",) if n_left_out and not others else (), hint=f"; {MERGE}")
     by_module = _layers(model)
     targets = []
-    for factors in peft.factors:
+    for factors in map(peft.factors_of, served):
         layers = by_module.get(_renamed(factors.module, model))
         if layers is None:
             raise ModelError(f"{peft.file}: {factors.a}: {_why_not(factors.module, model)}")
@@ -76,13 +82,13 @@ def read_adapter(
                     f"this model's has {wanted[1]} and {wanted[0]}"
                 )
             targets.append(Target(key, factors, ref, n_out))
-    if others := peft.others():
+    if others:
         raise ModelError(f"{peft.file}: {others[0]}: not implemented ({len(others)} tensors in all); {MERGE}")
     if not targets:
-        raise ModelError(f"{peft.file}: holds no tensors of LoRA")
-    return ServedAdapter(
-        folder, digest_of(folder, on_read), max(target.factors.rank for target in targets), tuple(targets)
-    )
+        raise ModelError(f"{peft.file}: holds no tensors of LoRA" + (" for what is served" if n_left_out else ""))
+    peft.require_finite()
+    rank = max(target.factors.rank for target in targets)
+    return ServedAdapter(folder, digest_of(folder, on_read), rank, tuple(targets), n_left_out)
 
 
 def digest_of(folder: Path, on_read: Callable[[int], None] = lambda n_bytes: None) -> str:
@@ -110,10 +116,14 @@ def _layers(model: Description) -> Mapping[str, dict[str, TensorRef]]:
     return found
 
 
+def _left_out(name: str, model: Description) -> bool:
+    """Whether a module or a tensor belongs to a part of the checkpoint that is not served."""
+    return bool(model.spec.left_out) and any(fnmatchcase(f"{name}.", pattern) for pattern in model.family.ignored)
+
+
 def _renamed(module: str, model: Description) -> str:
-    """Return the name that the family's references have for a module."""
-    old, new = next((pair for pair in model.family.prefixes if module.startswith(pair[0])), ("", ""))
-    return new + module.removeprefix(old)
+    """Return the name that the family's references have for a module, also without a wrapper of the text's model."""
+    return renamed(module, model.family.prefixes or TEXT_PREFIXES)
 
 
 def _shape(key: str, model: Description) -> tuple[int, int]:

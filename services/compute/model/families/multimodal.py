@@ -8,7 +8,7 @@ from typing import Any
 
 from services.compute.model.families import gemma, llama4, mistral, qwen
 from services.compute.model.families.config import Config
-from services.compute.model.families.naming import UNUSED, Family, Refs
+from services.compute.model.families.naming import TEXT_PREFIXES, UNUSED, Family, Refs
 from services.compute.model.spec import ModelSpec
 
 _LEFT_OUT = "the vision tower and its projector: this model reads text alone"
@@ -34,13 +34,6 @@ _UNUSED_KEYS = (
         "vision_feature_layer",
         "image_seq_length",
     ),
-)
-# The forms in which transformers 4 and 5 store the text model.
-_PREFIXES = (
-    ("language_model.model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-    ("model.language_model.", "model."),
-    ("language_model.", "model."),
 )
 _OUTER_KEYS = ("model_type", "architectures", "tie_word_embeddings", "dtype", "torch_dtype")  # precede the text's
 # What the first configurations of Gemma 3 leave to the program's defaults.
@@ -87,7 +80,7 @@ def _family(
         refs,
         (*UNUSED, *_VISION),
         stacked=first.stacked,
-        prefixes=_PREFIXES,
+        prefixes=TEXT_PREFIXES,
         base=base,
         spelling=first.spelling,
     )

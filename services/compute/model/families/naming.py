@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from services.compute.model.families.classifying import last_state
@@ -51,6 +51,22 @@ UNUSED = (
     *("*.k_scale", "*.v_scale", "*.q_scale", "*.prob_scale", "*.k_proj.output_scale", "*.v_proj.output_scale"),
     *("mtp.*", "model.mtp.*", "mtp_layers.*", "model.mtp_layers.*"),
 )
+
+
+# The forms in which transformers 4 and 5 name a text's model inside of a model of images and text, and in which that
+# model's references have them.
+TEXT_PREFIXES = (
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+    ("language_model.", "model."),
+)
+
+
+def renamed(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
+    """Return a name with its prefix replaced by the first pair that fits, of prefixes and what stands for them."""
+    old, new = next((pair for pair in prefixes if name.startswith(pair[0])), ("", ""))
+    return new + name.removeprefix(old)
 
 
 @dataclass(frozen=True, slots=True)

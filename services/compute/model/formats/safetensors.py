@@ -10,6 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from services.compute.model.families.naming import renamed
 from services.compute.model.files import FLOATS, INDEX, WeightFiles, refuse_pointer, weight_files
 from services.compute.model.spec import ModelError
 
@@ -42,11 +43,7 @@ class TensorFiles:
             if len(found) > 1 and stored.index.get(name) not in found:
                 raise ModelError(f"{index}: weight_map: {name} is in {' and '.join(found)}; it has to say in which")
             file, handle = found.get(stored.index.get(name, "")) or next(iter(found.values()))
-            self._where[self._renamed(name)] = file, handle, name
-
-    def _renamed(self, name: str) -> str:
-        old, new = next((pair for pair in self._prefixes if name.startswith(pair[0])), ("", ""))
-        return new + name.removeprefix(old)
+            self._where[renamed(name, self._prefixes)] = file, handle, name
 
     def close(self) -> None:
         """Close the files."""

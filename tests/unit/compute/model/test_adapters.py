@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
 from services.compute.backends.base import ModelBackend
@@ -19,6 +20,7 @@ from services.compute.backends.batch import StepBatch
 from services.compute.backends.collectives import Communicator, SingleRank
 from services.compute.backends.opening import open_backend
 from services.compute.kernels.bfloat16 import Call, open_kernels, why_not
+from services.compute.model.adapters.peft import MERGED, PASSED, PLAIN, READ, READ_BY_MERGE
 from services.compute.model.adapters.served import read_adapter
 from services.compute.model.build import load_model
 from services.compute.model.layers.adapters import AdapterLayers
@@ -173,6 +175,33 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "biases": (lambda f: spoil(f, bias="all"), "bias: 'all' is not implemented; `ryzanstein merge`"),
     "another kind": (lambda f: spoil(f, peft_type="IA3"), "peft_type: expected LORA, found 'IA3'"),
     "PiSSA": (lambda f: spoil(f, init_lora_weights="pissa"), "init_lora_weights: 'pissa' changes the base's weights"),
+    "LoRA-GA": (lambda f: spoil(f, init_lora_weights="lora_ga"), "init_lora_weights: 'lora_ga' changes the base's"),
+    "an unknown beginning": (
+        lambda f: spoil(f, init_lora_weights="x"),
+        "init_lora_weights: 'x' .*true, false, gaussian",
+    ),
+    "KaSA": (lambda f: spoil(f, kasa_config={"beta": 1.0}), "kasa_config: .* is not implemented"),
+    "an unknown key": (lambda f: spoil(f, use_new=True), "use_new: True is not known; PEFT 0.21 has no such key"),
+    "no number": (
+        lambda f: spoil(f, tensors={f"{Q0}.lora_A.weight": torch.full((4, 48), torch.nan)}),
+        "layers.0.self_attn.q_proj.lora_A.weight: not all numbers are finite: it holds nan",
+    ),
+    "an infinite number in bfloat16": (
+        lambda f: spoil(f, tensors={f"{Q0}.lora_B.weight": torch.full((48, 4), -torch.inf, dtype=torch.bfloat16)}),
+        "layers.0.self_attn.q_proj.lora_B.weight: not all numbers are finite: it holds inf",
+    ),
+    "an infinite number in float16": (
+        lambda f: spoil(f, tensors={f"{Q0}.lora_A.weight": torch.full((4, 48), torch.inf, dtype=torch.float16)}),
+        "q_proj.lora_A.weight: not all numbers are finite",
+    ),
+    "a number too large for float32": (
+        lambda f: spoil(f, tensors={f"{Q0}.lora_A.weight": torch.full((4, 48), 1e200, dtype=torch.float64)}),
+        r"q_proj.lora_A.weight: .* it holds 1e\+200 beyond float32",
+    ),
+    "a number too large times the scale": (
+        lambda f: spoil(f, tensors={f"{Q0}.lora_B.weight": torch.full((48, 4), 3e38)}),
+        r"q_proj.lora_B.weight: .* it holds 3e\+38, times 2, beyond float32",
+    ),
     "a rank that is not the tensors'": (lambda f: spoil(f, r=5), "q_proj.lora_A.weight: rank 4 .* says 5"),
     "a pattern": (lambda f: spoil(f, alpha_pattern={"(": 1}), "alpha_pattern: expected numbers by pattern"),
     "an embedding": (
@@ -217,6 +246,23 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
         "cut off",
     ),
 }
+
+
+def test_every_key_of_peft_s_configuration_has_a_meaning() -> None:
+    names = {one.name for one in fields(LoraConfig)}
+    groups = (set(READ), set(READ_BY_MERGE), set(PASSED), set(PLAIN))
+    assert names <= set().union(*groups)
+    assert sum(map(len, groups)) == len(set().union(*groups))
+    assert set(MERGED) <= set(PLAIN)
+
+
+def test_numbers_that_are_large_and_finite_are_read(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    """Of each type, bfloat16 to its end."""
+    base = sample("llama").folder
+    write_adapter(base, tmp_path, {"q_proj": 4})
+    for dtype, number in ((torch.bfloat16, -3.3e38), (torch.float16, 65_504.0), (torch.float64, 3e38)):
+        spoil(tmp_path, tensors={f"{Q0}.lora_A.weight": torch.full((4, 48), number, dtype=dtype)})
+        assert read_adapter(tmp_path, describe(base), 4).rank == 4
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -268,15 +314,16 @@ def test_merging_reads_what_serving_refuses(sample: Callable[[str], Sample], tmp
     base = sample("llama_tied_biased").folder
     before = load_file(base / "model.safetensors")
     table, bias = before["model.embed_tokens.weight"], "model.layers.0.self_attn.q_proj.bias"
-    raw = write_adapter(base, tmp_path / "a", {"o_proj": 4}, size=0.3)
+    raw = write_adapter(base, tmp_path / "a", {"0.self_attn.o_proj": 4}, size=0.3)
     name, change = next(iter(raw.items()))
-    magnitude, a, b = torch.rand(48) + 1, torch.randn(4, 99), torch.randn(48, 4)
+    magnitude, of_table, a, b = torch.rand(48) + 1, torch.rand(48) + 1, torch.randn(4, 99), torch.randn(48, 4)
     prefix = "base_model.model."
     added = {
         f"{prefix}{name.removesuffix('.weight')}.lora_magnitude_vector": magnitude,
         f"{prefix}{bias}": torch.full_like(before[bias], 2.0),
         f"{prefix}model.embed_tokens.lora_embedding_A": a,
         f"{prefix}model.embed_tokens.lora_embedding_B": b,
+        f"{prefix}model.embed_tokens.lora_magnitude_vector": of_table,
     }
     spoil(tmp_path / "a", tensors=added, use_dora=True, bias="lora_only")
     with pytest.raises(ModelError, match=r"use_dora: .* `ryzanstein merge`"):
@@ -287,7 +334,8 @@ def test_merging_reads_what_serving_refuses(sample: Callable[[str], Sample], tmp
     direction = whole / whole.norm(dim=1, keepdim=True)
     assert torch.allclose(after[name], magnitude.unsqueeze(1) * direction, atol=1e-5)
     assert torch.equal(after[bias], added[f"{prefix}{bias}"])
-    assert torch.allclose(after["model.embed_tokens.weight"], table + 2 * (b @ a).t(), atol=1e-4)
+    moved = table + 2 * (b @ a).t()
+    assert torch.allclose(after["model.embed_tokens.weight"], of_table * moved / moved.norm(dim=0), atol=1e-4)
     assert torch.equal(after["lm_head.weight"], table)
     assert json.loads((tmp_path / "m" / "config.json").read_text())["tie_word_embeddings"] is False
     spoil(tmp_path / "a", tensors={f"{prefix}model.norm.lora_B.bias": torch.ones(1)})

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from peft.tuners.lora.config import VeloraConfig
+from safetensors.torch import load_file, save_file
 
 from services.compute.backends.base import ModelBackend
 from services.compute.backends.collectives import Communicator, SingleRank
@@ -25,6 +28,7 @@ from services.compute.model.registry import describe
 from services.compute.model.spec import ModelError
 from services.compute.ranks.config import Quantization
 from services.tools.merger.run import merge
+from services.worker.native.adapters import AdapterSources
 from tests.adapters import write_adapter
 from tests.unit.compute.model.harness import CPU, Engine, run_ranks
 from tests.unit.compute.model.test_adapters import LINEAR, AdaptedEngine
@@ -103,6 +107,98 @@ def test_a_merged_checkpoint_is_what_peft_merges(folder: Path, tmp_path: Path) -
     assert len(changed) == 2 * len(LINEAR)
     for name, tensor in found.items():
         assert torch.allclose(tensor, expected[name], atol=1e-6, rtol=1e-5), name
+
+
+def tune(base: transformers.PreTrainedModel, folder: Path, **config: Any) -> PeftModel:
+    """Write an adapter of random numbers as PEFT saves it."""
+    tuned = get_peft_model(base, LoraConfig(r=2, lora_alpha=6, **config)).eval()
+    random = torch.Generator().manual_seed(1)
+    for name, weight in tuned.named_parameters():
+        if weight.requires_grad or "lora_" in name:
+            noise = torch.randn(weight.shape, generator=random) * 0.2
+            weight.data = weight.data + noise if "lora_" not in name or "magnitude" in name else noise
+    tuned.save_pretrained(str(folder))
+    return tuned
+
+
+# Variants with what PEFT trains of them; expected are the logits of PEFT's own model.
+TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
+    "DoRA": ("llama", {"use_dora": True, "target_modules": ["q_proj", "o_proj", "down_proj"]}),
+    "DoRA of tables": ("llama", {"use_dora": True, "target_modules": ["q_proj", "embed_tokens"]}),
+    "DoRA transposed": ("gpt2", {"use_dora": True, "target_modules": ["c_attn"], "fan_in_fan_out": True}),
+    "biases of adapted layers": ("qwen2", {"bias": "lora_only", "target_modules": ["q_proj", "k_proj", "o_proj"]}),
+    "all biases": ("gpt2", {"bias": "all", "target_modules": ["c_attn"], "fan_in_fan_out": True}),
+    "table and head": ("llama", {"target_modules": ["q_proj", "embed_tokens", "lm_head"]}),
+    "a tied table": ("llama_tied_biased", {"target_modules": ["embed_tokens", "v_proj"]}),
+    "tied tables": (
+        "llama_tied_biased", {"target_modules": ["embed_tokens"], "ensure_weight_tying": True},
+    ),
+    "a tied module as a whole": (
+        "llama_tied_biased",
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    ),
+    "modules as a whole": ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]}),
+    "routers": ("qwen3_moe", {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"]}),
+    "routers with other names": ("mixtral", {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"]}),
+    "routers alone": ("gpt_oss", {"target_modules": [], "target_parameters": ["mlp.router.weight"]}),
+    "routers beside experts": (
+        "qwen3_moe", {"target_modules": [], "target_parameters": ["mlp.gate.weight", "mlp.experts.down_proj"]},
+    ),
+    "the text of a model of images": (
+        "gemma3_multimodal", {"target_modules": r".*language_model.*\.(q_proj|up_proj)"},
+    ),
+    "images, too": ("gemma3_multimodal", {"target_modules": ["q_proj", "v_proj"]}),
+    "orthogonal": ("llama", {"target_modules": ["q_proj"], "init_lora_weights": "orthogonal"}),
+    "MiCA": ("llama", {"target_modules": ["q_proj"], "init_lora_weights": "mica"}),
+    "VeLoRA": ("llama", {"target_modules": ["q_proj"], "velora_config": VeloraConfig(num_groups=4)}),
+    "a base without its outer name": ("llama_mha_wide", {"target_modules": ["q_proj"], "use_rslora": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_peft_trained_is_merged_into_what_it_computes(name: str, tmp_path: Path) -> None:
+    variant, config = TRAINED[name]
+    tuned = tune(write_checkpoint(VARIANTS[variant](), tmp_path / "base"), tmp_path / "adapter", **config)
+    ids = torch.tensor([prompt(20)])
+    with torch.no_grad():
+        expected = tuned(input_ids=ids).logits[0]
+        with tuned.disable_adapter():
+            plain = tuned(input_ids=ids).logits[0]
+    merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged", lambda done, of: None)
+    model = load_model(tmp_path / "merged", SingleRank(), TorchBackend(torch.float32, CPU))
+    found = model.logits(Engine(model).run(ids[0].tolist(), []))[:, : model.spec.vocab_size]
+    assert (found - expected).abs().max() <= 1e-4
+    assert (plain - expected).abs().max() > 1e-2
+
+
+# Names of a text's model in an adapter, which may have been trained without its wrapper or in another version of it.
+NAMES = ("model.language_model.", "language_model.model.", "model.")
+
+
+@pytest.mark.parametrize("prefix", NAMES)
+def test_an_adapter_of_a_model_of_images_is_served_on_its_text(
+    prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    tuned = tune(write_checkpoint(VARIANTS["gemma3_multimodal"](), base), adapter, target_modules=["q_proj", "v_proj"])
+    ids = torch.tensor([prompt(20)])
+    with torch.no_grad():
+        expected = tuned(input_ids=ids).logits[0]
+    stored = load_file(adapter / "adapter_model.safetensors")
+    save_file(
+        {name.replace("model.model.language_model.", f"model.{prefix}"): one for name, one in stored.items()},
+        adapter / "adapter_model.safetensors",
+    )
+    assert any("vision_tower" in name for name in stored)
+    served = load_model(base, SingleRank(), TorchBackend(torch.float32, CPU), adapters=AdapterLayers(1, 2))
+    found = read_adapter(adapter, describe(base), 2)
+    assert found.n_left_out == sum("vision_tower" in name for name in stored)
+    served.adapters.put(0, served.adapters.read(found))
+    logits = served.logits(AdaptedEngine(served, default=0).run(ids[0].tolist(), []))[:, : served.spec.vocab_size]
+    assert (logits - expected).abs().max() <= 1e-4
+    sources = AdapterSources(describe(base), 2, (str(adapter),), ())
+    asyncio.run(sources.inspect(str(adapter)))
+    assert f"{found.n_left_out} of its tensors are not used: they change the vision tower" in caplog.text
 
 
 # Where the base has a layer's experts: by expert, as one tensor, and as one of [in, out] under transformers' own name.

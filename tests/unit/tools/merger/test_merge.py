@@ -76,7 +76,7 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     "no tensors": ({}, "adapter_model.safetensors: holds no tensors"),
     "half of a table's factors": (
         {f"{TABLE}A": torch.ones(4, 9)},
-        f"{TABLE}A: its other factor is missing",
+        f"{TABLE}A: its other factor, {TABLE}B, is missing",
     ),
     "factors of another layer": (
         {f"{Q0}.lora_A.weight": torch.ones(4, 9), f"{Q0}.lora_B.weight": torch.ones(7, 4)},

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.cli.stack.default_model import TINY_MODEL
+from services.compute.model.registry import describe
 from services.worker.engine.base import StepObserver
 from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import AdapterFacts, EngineCounters, EngineState
 from services.worker.native.adapters import AdapterSlots, AdapterSources
 from services.worker.protocol.adapter_codec import AdapterOrder
+from services.worker.settings import WorkerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +105,20 @@ async def test_an_adapter_that_lost_its_slot_comes_from_memory() -> None:
     ranks.error = ""
     assert await use("f") >= 0
     assert [result for _, _, result in ranks.loads[-3:]] == ["refused", "refused", "ok"]
+
+
+async def test_a_path_that_cannot_be_one_is_the_caller_s_fault(tmp_path: Path) -> None:
+    """Not the worker's, whose gateway would answer 503."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    sources = AdapterSources(describe(TINY_MODEL), 8, (), (str(tmp_path),))
+    for path in ("a\0b", "two\nlines", "x" * 300, "loop", "../elsewhere", "none"):
+        with pytest.raises(InvalidRequestError):
+            await sources.inspect(f"{tmp_path}/{path}")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"adapters": {"a\nb": "/a"}}, {"adapters": {"a": "/a\0"}}, {"adapter_sources": ["/a\u202e"]}]
+)
+def test_settings_with_names_and_paths_that_hide_something_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="printable characters, no control or format characters"):
+        WorkerSettings(model="m", **settings)
