@@ -22,6 +22,9 @@ from services.worker.settings import WorkerSettings
 
 DEFAULT_KV_TOKENS = 32_768
 DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 4096}
+# Longest operation between two heartbeats of a rank that computes. On a CPU, 2,048 rows of a large model's layer that
+# attend to 100,000 keys take minutes; a GPU's host only waits.
+BUSY_TIMEOUT_S = {"cpu": 600.0, "cuda": 60.0}
 _LOWER_FOR_ADAPTERS = ", RYZANSTEIN_ADAPTER_SLOTS, RYZANSTEIN_ADAPTER_MAX_RANK, RYZANSTEIN_ADAPTER_CACHE_MB"
 _NVIDIA_CONTROL = Path("/dev/nvidiactl")
 
@@ -104,6 +107,7 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             overlap=settings.overlap,
             start_timeout_s=settings.start_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
+            busy_timeout_s=BUSY_TIMEOUT_S[device],
             log_level=settings.log_level.upper(),
         )
     except ValueError as error:

@@ -38,7 +38,7 @@ from services.worker.vllm.family import families, kill, reap
 from services.worker.vllm.kv_mirror import KvMirror
 from services.worker.vllm.nodes import Meeting
 from services.worker.vllm.progress import StartClock
-from services.worker.vllm.stall import wait_stalled
+from services.worker.vllm.stall import CPU_LIMITS, LIMITS, wait_stalled
 from services.worker.vllm.undertaker import Undertaker
 
 _LOOK_S = 0.2  # how often a start looks for new processes
@@ -156,7 +156,10 @@ class AsyncCore:
             loop.add_reader(process.sentinel, ended.set)
         ending = asyncio.create_task(ended.wait())
         pids = [process.pid for process in self._family]
-        stalling = asyncio.create_task(wait_stalled(pids, lambda: self._n_steps, lambda: self._n_open > 0, self._saw))
+        assert self._llm is not None
+        limits = CPU_LIMITS if self._llm.vllm_config.device_config.device_type == "cpu" else LIMITS
+        working = wait_stalled(pids, lambda: self._n_steps, lambda: self._n_open > 0, self._saw, limits)
+        stalling = asyncio.create_task(working)
         parting = [asyncio.create_task(self._meeting.wait_lost())] if self._meeting else []
         try:
             await asyncio.wait([ending, stalling, *parting], return_when=asyncio.FIRST_COMPLETED)

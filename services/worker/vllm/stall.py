@@ -10,6 +10,7 @@ from services.worker.engine.stall import StallDetector, StallLimits, find_stoppe
 
 # Asleep: before gateways give up requests that stand still, after 15 s. Busy: a kernel may be compiled at first use.
 LIMITS = StallLimits(asleep_s=10.0, busy_s=120.0)
+CPU_LIMITS = StallLimits(asleep_s=10.0, busy_s=600.0)  # where a step with a long chunk takes minutes
 _LOOK_S = 0.1
 _IDLE_LOOK_S = 1.0
 
