@@ -22,7 +22,7 @@ CHANGES = (
     "commonLabels.team=blue",
 )
 WORKLOADS = ("Deployment", "StatefulSet")
-CLAIMS = "redis.persistence.enabled=true"
+CLAIMS = ("workers.pools.default.model=hf://org/name", "workers.pools.default.storage.type=perPod")
 
 
 @pytest.mark.parametrize(("first", "then"), [(3, 3), (4, 4), (3, 4)])
@@ -48,9 +48,9 @@ def _generations(kube: Kube) -> dict[str, int]:
 @pytest.mark.parametrize("major", [3, 4])
 def test_claim_templates_outlive_upgrades(namespace: Kube, major: int) -> None:
     """A changed claim template or selector would be refused by the API server, and the upgrade with it."""
-    install(namespace, CLAIMS, major=major)
+    install(namespace, *CLAIMS, major=major)
     (before,) = [found for found in namespace.items("statefulsets") if found["spec"].get("volumeClaimTemplates")]
-    upgrade(namespace, CLAIMS, *CHANGES, "image.tag=9.9.9", "redis.maxMemory=300Mi", major=major)
+    upgrade(namespace, *CLAIMS, *CHANGES, "image.tag=9.9.9", "redis.maxMemory=300Mi", major=major)
     after = namespace.get("statefulset", before["metadata"]["name"])
     assert after["metadata"]["generation"] > before["metadata"]["generation"]
     assert after["spec"]["volumeClaimTemplates"] == before["spec"]["volumeClaimTemplates"]
