@@ -59,6 +59,7 @@ class OfferedTools:
     functions: Sequence[FunctionDefinition] = ()
     choice: str = "auto"  # auto, none, required, or the name of a function
     parallel: bool = True
+    custom: frozenset[str] = frozenset()  # names of functions that are custom tools of a chat
     legacy: bool = False  # answers have a `function_call`
 
 

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from services.common.fine_tuning.records import MOST_RANK
 from services.gateway.api.fields import ADVISORY, neutral
 from services.gateway.api.ignored import Unserved
-from services.gateway.api.options import MAX_TOOLS, FunctionDefinition, Session, TextOptions, TokenId
+from services.gateway.api.options import MAX_TOOLS, FunctionDefinition, FunctionName, Session, TextOptions, TokenId
 
 MAX_TEXTS = 2048  # in an embedding request; OpenAI's limit
 _WINDOW = "Like `24h`, at most as long as files are kept (RYZANSTEIN_BATCH_FILE_LIFE_S)"
@@ -104,11 +104,20 @@ class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields
 ContentPart = TextPart | RefusalPart | Unserved
 
 
+class CustomDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool whose input is text."""
+
+    name: FunctionName
+    description: str | None = None
+    format: Annotated[dict[str, Any] | None, Meta(description="Shown to the model, and not enforced")] = None
+
+
 class Tool(Struct, kw_only=True, forbid_unknown_fields=True):
     """A tool that the model may call; tools of other types are left out."""
 
     type: Annotated[str, Meta(description="Default: function")] | None = None
     function: FunctionDefinition | None = None
+    custom: CustomDefinition | None = None
     cache_control: Annotated[Any, ADVISORY] = None
 
 
@@ -121,8 +130,9 @@ class ChosenFunction(Struct, forbid_unknown_fields=True):
 class NamedTool(Struct, kw_only=True, forbid_unknown_fields=True):
     """A tool of `tools`, by name."""
 
-    type: Literal["function"] | None = None
-    function: ChosenFunction
+    type: Literal["function", "custom"] | None = None
+    function: ChosenFunction | None = None
+    custom: ChosenFunction | None = None
 
 
 class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -135,9 +145,10 @@ class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
 class ChosenTool(Struct, kw_only=True, forbid_unknown_fields=True):
     """The tool that must be called, the tools that may be called, or a word as an object."""
 
-    type: Literal["function", "allowed_tools", "auto", "none", "required", "any"] | None = None
+    type: Literal["function", "custom", "allowed_tools", "auto", "none", "required", "any"] | None = None
     name: Annotated[str, Meta(description="`function.name`, where `function` is missing")] | None = None
     function: ChosenFunction | None = None
+    custom: ChosenFunction | None = None
     allowed_tools: AllowedTools | None = None
 
 
@@ -150,12 +161,20 @@ class FunctionCall(Struct, forbid_unknown_fields=True):
     provider_specific_fields: Annotated[Any, ADVISORY] = None  # LiteLLM sends it with replayed messages
 
 
+class CustomCall(Struct, forbid_unknown_fields=True):
+    """A custom tool and its input."""
+
+    name: str
+    input: str
+
+
 class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
     """A call by the assistant."""
 
     function: FunctionCall | None = None
+    custom: CustomCall | None = None
     id: str | None = None
-    type: Annotated[str, Meta(description="Calls of other types than function are left out")] | None = None
+    type: Annotated[str, Meta(description="Calls of other types than function and custom are left out")] | None = None
     extra_content: Annotated[Any, ADVISORY] = None
     index: Annotated[Any, ADVISORY] = None
     provider_specific_fields: Annotated[Any, ADVISORY] = None

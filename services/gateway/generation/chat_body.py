@@ -26,6 +26,7 @@ from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.prepared import Prepared
 from services.gateway.generation.request import Caller
 from services.gateway.text.codec import ServedModel
+from services.gateway.tools.custom import custom_function, input_arguments
 
 _OLDER = replace(CHAT_COMPLETIONS, tools="functions", tool_choice="function_call")
 
@@ -114,8 +115,10 @@ class _Place:
 
     def call(self, call: ToolCall, number: int) -> Call | None:
         """A call by the assistant; None for one of another type. Raises :class:`ApiError` (400)."""
-        if call.function is None and call.type in (None, "function"):
-            raise _missing(f"messages[{self.index}].tool_calls[{number}].function")
+        if call.custom is not None:
+            return Call(call.custom.name, input_arguments(call.custom.input), call.id)
+        if call.function is None and call.type in (None, "function", "custom"):
+            raise _missing(f"messages[{self.index}].tool_calls[{number}].{call.type or 'function'}")
         if call.function is None:
             self.ignored.add(f"messages[].tool_calls[].type={call.type}")
             return None
@@ -167,10 +170,11 @@ def _tools(body: ChatBody, ignored: Ignored) -> OfferedTools:
     if body.functions:
         return OfferedTools(body.functions, _name(body.function_call), parallel, legacy=True)
     functions = _functions(body.tools or (), ignored)
+    custom = frozenset(tool.custom.name for tool in body.tools or () if tool.custom and not tool.function)
     choice = body.tool_choice
     if isinstance(choice, ChosenTool) and choice.type == "allowed_tools":
-        return _allowed(functions, choice, parallel)
-    return OfferedTools(functions, _name(choice), parallel)
+        return replace(_allowed(functions, choice, parallel), custom=custom)
+    return OfferedTools(functions, _name(choice), parallel, custom)
 
 
 def _functions(tools: Sequence[Tool], ignored: Ignored) -> list[FunctionDefinition]:
@@ -179,8 +183,13 @@ def _functions(tools: Sequence[Tool], ignored: Ignored) -> list[FunctionDefiniti
     for index, tool in enumerate(tools):
         if tool.function is not None:
             found.append(tool.function)
-        elif tool.type in (None, "function"):
-            raise _missing(f"tools[{index}].function")
+        elif tool.custom is not None:
+            form = tool.custom.format or {}
+            grammar = form.get("grammar") if form.get("type") == "grammar" else None
+            shown = grammar if isinstance(grammar, dict) else None
+            found.append(custom_function(tool.custom.name, tool.custom.description, shown))
+        elif tool.type in (None, "function", "custom"):
+            raise _missing(f"tools[{index}].{tool.type or 'function'}")
         else:
             ignored.add(f"tools[].type={tool.type}")
     return found
@@ -190,7 +199,11 @@ def _allowed(functions: Sequence[FunctionDefinition], choice: ChosenTool, parall
     asked = choice.allowed_tools
     if asked is None:
         raise _missing("tool_choice.allowed_tools")
-    names = {tool.function.name for tool in asked.tools}
+    named = [tool.function or tool.custom for tool in asked.tools]
+    if None in named:
+        where = f"tool_choice.allowed_tools.tools[{named.index(None)}]"
+        raise _missing(f"{where}.{asked.tools[named.index(None)].type or 'function'}")
+    names = {one.name for one in named if one}
     if unknown := names - {function.name for function in functions}:
         message = f"`tool_choice.allowed_tools.tools` names `{min(unknown)}`, which is not among `tools`."
         raise invalid(message, "tool_choice.allowed_tools.tools", "invalid_value")
@@ -206,11 +219,12 @@ def _name(choice: str | ChosenTool | ChosenFunction | None) -> str:
 
 
 def _word_or_name(choice: ChosenTool) -> str:
-    if choice.type not in (None, "function", "allowed_tools"):
+    if choice.type not in (None, "function", "custom", "allowed_tools"):
         return choice.type
-    name = choice.function.name if choice.function else choice.name
+    named = choice.function or choice.custom
+    name = named.name if named else choice.name
     if name is None:
-        raise _missing("tool_choice.function")
+        raise _missing(f"tool_choice.{choice.type or 'function'}")
     return name
 
 

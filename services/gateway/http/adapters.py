@@ -105,7 +105,7 @@ class AdapterAdmin:
 
     async def check_deletable(self, name: str, tenant: Tenant) -> None:
         """Raise :class:`ApiError` unless the model is an adapter."""
-        check_permission(name, tenant, self.catalog)
+        check_permission(name, tenant)
         await self.catalog.read_adapters()
         if name in self.catalog.adapters():
             return

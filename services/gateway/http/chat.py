@@ -20,7 +20,7 @@ from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import DONE, OPENAI_ERRORS
 from services.gateway.http.serializer import Answer
 from services.gateway.text.codec import ServedModel
-from services.gateway.tools.calls import CallDelta, call_deltas, function_json, join_calls
+from services.gateway.tools.calls import CallDelta, call_deltas, call_json, function_json, join_calls
 from services.gateway.usage import Usage, usage_json
 
 _encode = msgspec.json.encode
@@ -183,7 +183,5 @@ class ChatSerializer:
         if choice.calls and self._legacy:
             message["function_call"] = function_json(choice.calls[0])
         elif choice.calls:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": function_json(call)} for call in choice.calls
-            ]
+            message["tool_calls"] = [call_json(call) for call in choice.calls]
         return message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -20,13 +20,14 @@ class CallDelta:
     name: str | None = None
     arguments: str = ""
     id: str | None = None  # in the piece with the name
+    custom: bool = False  # of a custom tool: `arguments` is its input, and no JSON
 
 
 def join_calls(calls: list[CallDelta], deltas: Iterable[CallDelta]) -> None:
     """Append pieces to their calls."""
     for delta in deltas:
         if delta.index == len(calls):
-            calls.append(CallDelta(delta.index, delta.name, delta.arguments, delta.id))
+            calls.append(replace(delta))
         else:
             call = calls[delta.index]
             call.name, call.id = call.name or delta.name, call.id or delta.id
@@ -35,14 +36,18 @@ def join_calls(calls: list[CallDelta], deltas: Iterable[CallDelta]) -> None:
 
 def call_deltas(calls: Iterable[CallDelta]) -> list[dict[str, Any]]:
     """Pieces of calls in the form of OpenAI's streams."""
-    return [
-        {
-            "index": call.index,
-            **({} if call.id is None else {"id": call.id, "type": "function"}),
-            "function": function_json(call),
-        }
-        for call in calls
-    ]
+    return [{"index": call.index, **call_json(call)} for call in calls]
+
+
+def call_json(call: CallDelta) -> dict[str, Any]:
+    """A call, or a piece of it, in the form of OpenAI's messages."""
+    kind = "custom" if call.custom else "function"
+    head = {} if call.id is None else {"id": call.id, "type": kind}
+    return head | {kind: _custom_json(call) if call.custom else function_json(call)}
+
+
+def _custom_json(call: CallDelta) -> dict[str, str]:
+    return ({} if call.name is None else {"name": call.name}) | {"input": call.arguments}
 
 
 def function_json(call: CallDelta) -> dict[str, str]:

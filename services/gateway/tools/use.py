@@ -13,6 +13,7 @@ from services.gateway.api.options import FunctionDefinition
 from services.gateway.errors import invalid
 from services.gateway.grammar.formats import Asked, Checks
 from services.gateway.tools import grammars
+from services.gateway.tools.custom import CustomReader
 from services.gateway.tools.forced import EnforcedHermesParser, NamedParser, RequiredParser
 from services.gateway.tools.parser import CallReader, ToolParser
 
@@ -46,6 +47,10 @@ class ToolUse:
 
     def reader(self, *, constrained: bool) -> CallReader:
         """A parser of calls; `constrained`: the text follows a grammar."""
+        calls = self._function_reader(constrained=constrained)
+        return CustomReader(calls, self.offered.custom) if self.offered.custom else calls
+
+    def _function_reader(self, *, constrained: bool) -> CallReader:
         if self.offered.choice == "required":
             return RequiredParser(self.names)
         if self.offered.choice != "auto":

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ryzanstein.v1 import worker_pb2
 
 from services.gateway.api.ignored import IGNORED_HEADER
 from tests.integration.gateway import fleet
-from tests.integration.gateway.client_shapes import CODEX, SHAPES
+from tests.integration.gateway.client_shapes import CODEX, QWEN_CODE, SHAPES
 from tests.integration.gateway.fleet import CHAT_TEMPLATE
 from tests.integration.gateway.gateways import Stack, running_stack
 from tests.integration.gateway.test_chat_prompts import text_of
@@ -152,3 +153,38 @@ async def test_tokens_of_an_agents_prompt_are_counted_as_they_are_billed(stack: 
         assert counted.headers[IGNORED_HEADER].startswith("tools[].type=web_search")
         billed = await stack.http.post(shape.path, json=shape.body | {"stream": False})
         assert counted.json()["input_tokens"] == billed.json()["usage"]["input_tokens"], json.dumps(counted.json())
+
+
+async def test_calls_of_custom_tools_have_the_text_of_their_input() -> None:
+    custom = {"type": "custom", "custom": {"name": "patch", "description": "Patches", "format": {
+        "type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /.+/"}}}}  # fmt: skip
+    history = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "tool_calls": [
+            {"id": "c1", "type": "custom", "custom": {"name": "patch", "input": "- old"}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "patched"},
+    ]  # fmt: skip
+    text = (
+        '<tool_call>\n{"name": "patch", "arguments": {"input": "+ a\\n\\"b\\""}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call>'
+    )
+    body: dict[str, Any] = {"messages": history, "tools": [custom, *QWEN_CODE.body["tools"]], "max_tokens": 200}
+    path, roomy = QWEN_CODE.path, worker_pb2.ModelCard(max_model_len=4096)
+    async with running_stack([writes(text, template=TEMPLATE, abilities=roomy)]) as stack:
+        message = (await stack.http.post(path, json=body)).json()["choices"][0]["message"]
+        first, second = [{key: call[key] for key in call if key != "id"} for call in message["tool_calls"]]
+        assert first == {"type": "custom", "custom": {"name": "patch", "input": '+ a\n"b"'}}
+        assert second["function"] == {"name": "read", "arguments": '{"path": "a"}'}
+        assert all(call["id"] for call in message["tool_calls"])
+        prompt = text_of(list(stack.workers[0].submits[-1].prompt_ids))
+        assert '{"name": "patch", "arguments": {"input": "- old"}}' in prompt
+        streamed: dict[int, list[dict[str, Any]]] = {}
+        for frame in (await stack.http.post(path, json=body | {"stream": True})).text.split("\n\n")[:-2]:
+            delta = json.loads(frame.removeprefix("data: "))["choices"][0]["delta"]
+            for call in delta.get("tool_calls", ()):
+                streamed.setdefault(call["index"], []).append(call)
+        assert [call["type"] for calls in streamed.values() for call in calls if "id" in call] == ["custom", "function"]
+        assert "".join(call["custom"]["input"] for call in streamed[0]) == '+ a\n"b"'
+        assert "".join(call["function"]["arguments"] for call in streamed[1]) == '{"path": "a"}'
+        chosen = body | {"tool_choice": {"type": "custom", "custom": {"name": "patch"}}}
+        assert (await stack.http.post(path, json=chosen)).status_code == 200

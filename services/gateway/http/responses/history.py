@@ -22,7 +22,8 @@ from services.gateway.http.responses.schema import (
     MessageItem,
     ReasoningItem,
 )
-from services.gateway.http.responses.tools import flat_name, input_arguments
+from services.gateway.http.responses.tools import flat_name
+from services.gateway.tools.custom import input_arguments
 
 # Calls of hosted tools, and the field of their arguments. Their results are in the call itself, or in a later item.
 _ARGUMENTS = {

@@ -9,8 +9,9 @@ from typing import Any
 from services.gateway.generation.logprobs import LogprobWriter
 from services.gateway.generation.output import OutputChunk, ScoredToken
 from services.gateway.http.responses.schema import CustomTool
-from services.gateway.http.responses.tools import ToolOffer, input_of
+from services.gateway.http.responses.tools import ToolOffer
 from services.gateway.tools.calls import CallDelta
+from services.gateway.tools.custom import input_of
 
 Event = dict[str, Any]
 _REASONING, _TEXT = "response.reasoning_text", "response.output_text"

@@ -23,6 +23,7 @@ from services.gateway.http.responses.schema import (
     ResponsesBody,
     ToolChoice,
 )
+from services.gateway.tools.custom import custom_function
 
 _MODES = ("none", "auto", "required")
 _SERVED = ("function", "custom", "namespace")
@@ -32,12 +33,6 @@ _HOSTED = (
     "programmatic_tool_calling", "shell", "tool_search", "web_search",
 )  # fmt: skip
 _HOSTED_VERSIONS = ("computer_use", "web_search_")  # begin the names of earlier and later ones
-_INPUT: dict[str, Any] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 
 
 def flat_name(namespace: str | None, name: str) -> str:
@@ -45,21 +40,6 @@ def flat_name(namespace: str | None, name: str) -> str:
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
-
-
-def input_arguments(text: str) -> str:
-    """The arguments by which the model calls a custom tool."""
-    return msgspec.json.encode({"input": text}).decode()
-
-
-def input_of(arguments: str) -> str:
-    """The input of a custom tool; arguments of another form are the input themselves."""
-    try:
-        found = msgspec.json.decode(arguments, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return arguments
-    text = found.get("input")
-    return text if isinstance(text, str) else arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +61,8 @@ class OfferedTool:
             return FunctionDefinition(
                 name=self.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
             )
-        described = [tool.description or "", _grammar_note(tool.format)]
-        description = "\n\n".join(filter(None, described))
-        return FunctionDefinition(name=self.name, description=description, parameters=_INPUT)
-
-
-def _grammar_note(form: dict[str, Any] | None) -> str:
-    if form is None or form.get("type") != "grammar":
-        return ""
-    return f"The input must follow this {form.get('syntax')} grammar:\n{form.get('definition')}"
+        form = tool.format or {}
+        return custom_function(self.name, tool.description, form if form.get("type") == "grammar" else None)
 
 
 @dataclass(frozen=True, slots=True)
