@@ -124,7 +124,7 @@ NOT_TYPED = {
             "openssl s_client -connect HOST:PORT -CAfile CA.pem -verify_return_error",
         ),
         "vLLM takes 5 GB; tests/vllm starts an installation with it": (
-            "python -m venv vllm && vllm/bin/pip install 'ryzanstein[vllm]'",
+            "python -m venv vllm && vllm/bin/pip install -e '.[vllm]'",
         ),
         "it needs a GPU": ("nvidia-smi", "dmesg | grep -i xid"),
         "it asks the machine's kernel, which containers may not": ("dmesg | grep -i -e oom -e killed",),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from services.cli.errors import CommandError
+from services.common.extras import pip_install
 
 _MODULE = "services.tools.checker"
 _NEEDED = ("safetensors", "tokenizers", "torch")
@@ -27,7 +28,7 @@ def parse_counts(text: str) -> str:
 def run(arguments: Sequence[str]) -> int:
     """Run the checker, which prints its answer; returns its exit status. Raises CommandError."""
     if missing := [name for name in _NEEDED if not find_spec(name)]:
-        install = f"{sys.executable} -m pip install 'ryzanstein[worker]'"
+        install = pip_install("worker", f"{sys.executable} -m pip")
         message = f"{arguments[0]} needs the extra worker ({', '.join(missing)} missing): {install}"
         raise CommandError(message, status=WRONG)
     return subprocess.call([sys.executable, "-m", _MODULE, *arguments])

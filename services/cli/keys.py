@@ -7,16 +7,22 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from services.cli.errors import CommandError
+from services.cli.tables import print_whole
 
 keys = typer.Typer(no_args_is_help=True, help="API keys of an installation.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d"
+_HOURS = re.compile(rf"(?P<start>{_TIME})-(?P<end>{_TIME})")
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_UTC = "UTC"
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_month", "max_concurrent")
 
 Url = Annotated[
@@ -47,7 +53,7 @@ def create(
     max_concurrent: Concurrent = None,
     hours: Hours = "",
     days: Days = "",
-    timezone: Timezone = "UTC",
+    timezone: Timezone = _UTC,
     expires_in: Annotated[str, typer.Option(metavar="TIME", help="30d, 12h; default: never.")] = "",
     admin: Annotated[bool, typer.Option("--admin", help="May administrate keys, too.")] = False,
     url: Url = HERE,
@@ -58,7 +64,7 @@ def create(
     limits = dict(zip(_LIMITS, (requests_per_minute, tokens_per_minute, tokens_per_month, max_concurrent), strict=True))
     body = {"name": name, "admin": admin} | _changes(model, limits, hours, days, timezone)
     if expires_in:
-        body["expires_in_s"] = _seconds(expires_in)
+        body["expires_in_s"] = _seconds("--expires-in", expires_in)
     print(_call("POST", url, "", token, token_file, body)["key"])  # noqa: T201
 
 
@@ -84,7 +90,7 @@ def list_keys(
         table.add_row(
             key["id"], key["name"], models, "\n".join(limits) or "none", _date(key["created_at"]), _date(key["until"])
         )
-    Console().print(table)
+    print_whole(Console(), table)
 
 
 @keys.command()
@@ -96,7 +102,7 @@ def rotate(
     token_file: TokenFile = None,
 ) -> None:
     """Print a new key with the limits of an old one, which ends after the overlap."""
-    body = {"overlap_s": _seconds(overlap)}
+    body = {"overlap_s": _seconds("--overlap", overlap)}
     print(_call("POST", url, f"/{key_id}/rotate", token, token_file, body)["key"])  # noqa: T201
 
 
@@ -110,7 +116,7 @@ def limit(
     max_concurrent: Concurrent = None,
     hours: Hours = "",
     days: Days = "",
-    timezone: Timezone = "UTC",
+    timezone: Timezone = _UTC,
     url: Url = HERE,
     token: Token = "",
     token_file: TokenFile = None,
@@ -139,19 +145,35 @@ def _changes(
     if models:
         body["models"] = models
     if hours:
-        start, _, end = hours.partition("-")
-        body["hours"] = {"start": start, "end": end, "timezone": timezone}
-        if days:
-            body["hours"]["days"] = [day.strip() for day in days.split(",")]
-    elif days:
-        raise CommandError("--days needs --hours: the hours that begin on these days")
+        body["hours"] = _window(hours, days, timezone)
+    elif days or timezone != _UTC:
+        option = "--days" if days else "--timezone"
+        raise CommandError(f"{option} needs --hours, such as --hours 08:00-18:00")
     return body
 
 
-def _seconds(text: str) -> int:
+def _window(hours: str, days: str, timezone: str) -> dict[str, Any]:
+    """The hours of a key; raises :class:`CommandError` naming the option that is wrong."""
+    window = _HOURS.fullmatch(hours.replace(" ", ""))
+    if not window:
+        raise CommandError(f"--hours {hours}: expected two times of a day, such as 08:00-18:00 or 22:00-06:00")
+    try:
+        if timezone not in (_UTC, "Etc/UTC"):
+            ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise CommandError(f"--timezone {timezone}: no time zone; a name such as Europe/Berlin or UTC") from error
+    found: dict[str, Any] = {"start": window["start"], "end": window["end"], "timezone": timezone}
+    if days:
+        found["days"] = [day.strip().lower() for day in days.split(",")]
+        if not {*found["days"]} <= {*_DAYS}:
+            raise CommandError(f"--days {days}: expected some of {','.join(_DAYS)}, such as mon,tue,wed")
+    return found
+
+
+def _seconds(option: str, text: str) -> int:
     match = re.fullmatch(r"(\d+)([smhd])", text)
     if not match:
-        raise CommandError(f"{text}: a number and a unit is needed, such as 90s, 30m, 12h or 30d")
+        raise CommandError(f"{option} {text}: expected a number and a unit, such as 90s, 30m, 12h or 30d")
     return int(match[1]) * _UNITS[match[2]]
 
 
@@ -167,7 +189,10 @@ def _call(
 
     from services.cli.chat import error_message
 
-    token = token_file.read_text().strip() if token_file else token
+    try:
+        token = token_file.read_text().strip() if token_file else token
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"--token-file {token_file}: cannot be read: {error}") from error
     headers = {"authorization": f"Bearer {token}"} if token else {}
     address = f"{url.rstrip('/')}/admin/keys{path}"
     try:

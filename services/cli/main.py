@@ -54,6 +54,7 @@ class Commands(typer.core.TyperGroup):
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")]
+Url = Annotated[str, typer.Option(help="Base URL of a gateway elsewhere, instead of --port.")]
 
 
 def _print_version(asked: bool) -> None:
@@ -220,9 +221,15 @@ def trace(
     command.show(request, jaeger, as_json=as_json)
 
 
+def _address(port: int, url: str) -> str:
+    """The base URL of the gateway that a command talks to."""
+    return url.rstrip("/") or f"http://{HOST}:{port}"
+
+
 @app.command()
 def chat(
-    url: Annotated[str, typer.Option(help="Base URL of a gateway.")] = "http://127.0.0.1:8000",
+    port: Port = 8000,
+    url: Url = "",
     model: Annotated[str, typer.Option(help="Default: the first one served.")] = "",
     temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.7,
     max_tokens: Annotated[int, typer.Option(min=1)] = 256,
@@ -231,7 +238,7 @@ def chat(
     """Talk to a served model."""
     from services.cli import chat as command
 
-    url = url.rstrip("/")
+    url = _address(port, url)
     chosen = model or command.first_model(url, api_key)
     command.run(command.ChatSession(url, chosen, temperature, max_tokens, api_key))
 
@@ -275,7 +282,8 @@ def finetune(
         TrainedQuantization, typer.Option(help="nf4: the base in 4 bits while it trains (QLoRA).")
     ] = "none",
     watch: Annotated[bool, typer.Option("--watch", help="Show progress and losses until the model is served.")] = False,
-    url: Annotated[str, typer.Option(help="Base URL of a gateway.")] = "http://127.0.0.1:8000",
+    port: Port = 8000,
+    url: Url = "",
     api_key: Annotated[str, typer.Option(envvar="RYZANSTEIN_API_KEY")] = "",
 ) -> None:
     """Train a LoRA adapter on FILE, and serve it; prints the job's id, with --watch the name of the new model."""
@@ -289,7 +297,7 @@ def finetune(
     hyper: dict[str, float | str] = {name: value for name, value in chosen.items() if value}
     hyper |= {"lora_rank": lora_rank, "quantization": quantization}
     body = {"model": model, **({"suffix": suffix} if suffix else {})}
-    command.run(command.Gateway(url.rstrip("/"), api_key), file, validation, body, hyper, watch=watch)
+    command.run(command.Gateway(_address(port, url), api_key), file, validation, body, hyper, watch=watch)
 
 
 app.add_typer(checkpoints)

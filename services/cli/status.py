@@ -12,17 +12,16 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, routing_pb2, routing_pb2_grpc, worker_pb2
 
 from services.cli.errors import CommandError
+from services.cli.tables import print_whole, width_of
 from services.common.rpc import open_channel
 from services.common.tls.credentials import Tls
 
 _TIMEOUT_S = 10.0  # a busy node's router may take seconds
 _DAY_S = 86_400.0
-_WIDEST = 10_000  # wider than any table
 _COLUMNS = (
     "worker",
     "model",
@@ -98,7 +97,7 @@ def _as_json(workers: routing_pb2.ListWorkersResponse, index: kv_pb2.StatsRespon
 
 
 def _print_workers(console: Console, listed: routing_pb2.ListWorkersResponse) -> None:
-    """Print a table; or, if it does not fit the terminal, a paragraph per worker, so that no text is cut."""
+    """Print a table; or, if it does not fit a terminal, a paragraph per worker, so that no text is cut."""
     columns: tuple[str, ...] = _COLUMNS
     rows = [_cells(view) for view in listed.workers]
     if any(view.state.adapter_slots for view in listed.workers):
@@ -107,9 +106,8 @@ def _print_workers(console: Console, listed: routing_pb2.ListWorkersResponse) ->
     table = Table(*columns, title=f"Workers (router {listed.router_id}, policy {listed.policy})", title_justify="left")
     for row in rows:
         table.add_row(*row)
-    unbounded = console.options.update(width=_WIDEST)
-    if Measurement.get(console, unbounded, table).maximum <= console.width:
-        console.print(table)
+    if not console.is_terminal or width_of(console, table) <= console.width:
+        print_whole(console, table)
         return
     console.print(table.title, style="italic")
     for row in rows:

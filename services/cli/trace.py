@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.cli.errors import CommandError
+from services.cli.tables import print_whole
 
 _TIMEOUT_S = 10.0
 _LOOKBACK_S = 7 * 24 * 3600
@@ -126,7 +127,7 @@ def _print(console: Console, request: str, spans: Sequence[TraceSpan]) -> None:
         tags = ", ".join(f"{key.removeprefix('ryzanstein.')}={value}" for key, value in span.tags.items())
         name = f"{'  ' * span.depth}{span.name}" + (f"\n{'  ' * span.depth}[dim]{tags}[/]" if tags else "")
         table.add_row(name, span.service, f"{span.start:.1f}", f"{span.duration:.1f}", _bar(span, whole))
-    console.print(table)
+    print_whole(console, table)
     for span in sorted(spans, key=lambda span: -span.own)[:3]:
         if span.own > 0:
             share = span.own / max(whole, 1e-9)

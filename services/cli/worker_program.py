@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from services.cli.errors import CommandError
+from services.common.extras import pip_install
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class WorkerProgram:
     def run(self, arguments: Sequence[str], out: str) -> None:
         """Run to the end and print `out`; raises CommandError."""
         if missing := [name for name in self.needed if not find_spec(name)]:
-            install = f"{sys.executable} -m pip install 'ryzanstein[{self.extras}]'"
+            install = pip_install(self.extras, f"{sys.executable} -m pip")
             lack = f"({', '.join(missing)} missing)"
             raise CommandError(f"{self.command} needs the extra {self.extras} {lack}: {install}")
         command = [sys.executable, "-m", self.module, *arguments]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 SUFFIX = ".gguf"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _OTHERS = ("mmproj", "imatrix")  # beginnings of the names of files that hold no language model
 
@@ -17,6 +18,21 @@ def split_choice(model: str) -> tuple[str, str]:
     if not before or "/" in choice or Path(model).expanduser().exists():
         return model, ""
     return before, choice
+
+
+def local_path(model: str) -> Path | None:
+    """The folder or GGUF file that a model's name stands for; None for a hub id. Raises ValueError for all else."""
+    name, choice = split_choice(model)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        if path.suffix != SUFFIX or choice:
+            raise ValueError(f"{model}: a file; allowed: a folder or a file of the form {SUFFIX}")
+        return path
+    if not _HUB_ID.fullmatch(name) or name.startswith((".", "~", "/")) or path.suffix == SUFFIX:
+        raise ValueError(f"{model}: no such folder or GGUF file, and not a hub id like owner/name")
+    return None
 
 
 def model_name(model: str) -> str:

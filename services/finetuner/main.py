@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from redis.exceptions import RedisError
 
+from services.common.extras import pip_install
 from services.common.fine_tuning.records import Presence
 from services.common.fine_tuning.store import Claim, JobStore, LostClaimError
 from services.common.keys import RedisKeys
@@ -94,7 +95,7 @@ async def _open_runner(settings: FinetunerSettings) -> Runner:
     needed = _NEEDED_FOR_JOBS if settings.finetuner_job_template else _NEEDED
     if missing := [name for name in needed if not find_spec(name)]:
         extra = "kube" if settings.finetuner_job_template else "finetune"
-        raise StartupError(f"{', '.join(missing)} missing: pip install 'ryzanstein[{extra}]'")
+        raise StartupError(f"{', '.join(missing)} missing: {pip_install(extra)}")
     if not settings.finetuner_job_template:
         return ChildRunner(settings)
     # Imported here: Kubernetes' client takes a second and 60 MB.

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from services.cli.benchmarks.results import Better, Metric, Results, read_results, readable
 from services.cli.errors import CommandError
+from services.cli.tables import print_whole
 
 
 class Verdict(StrEnum):
@@ -72,7 +73,7 @@ def run(before_file: Path, after_file: Path, *, everything: bool) -> bool:
         console.print(f"not measured on the same: {what} was {old}, is {new}", style="yellow", highlight=False)
     shown = [change for change in changes if everything or change.verdict is not Verdict.SAME]
     if shown:
-        console.print(_table(shown, before, after))
+        print_whole(console, _table(shown, before, after))
     counts = {verdict: sum(change.verdict is verdict for change in changes) for verdict in Verdict}
     console.print(", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n), highlight=False)
     return counts[Verdict.WORSE] > 0

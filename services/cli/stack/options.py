@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import socket
 import ssl
 import subprocess
@@ -20,11 +19,11 @@ from services.cli.errors import CommandError
 from services.common import denied
 from services.common.adapters import check_name, check_path
 from services.common.cores import usable_cores
-from services.common.gguf_files import SUFFIX, find_model, split_choice
+from services.common.extras import pip_install
+from services.common.gguf_files import find_model, local_path, split_choice
 
 HOST = "127.0.0.1"
 _HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-_HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,21 +123,19 @@ def check(options: StackOptions) -> None:
 
 
 def _check_model(model: str) -> None:
-    name, choice = split_choice(model)
-    path = Path(name)
-    if path.is_dir():
-        if choice or not (path / "config.json").is_file():
-            _check_gguf(model, path, choice)
-    elif path.is_file() and path.suffix == SUFFIX and not choice:
-        return
-    elif path.exists() or not _HUB_ID.match(name) or name.startswith((".", "/")) or path.suffix == SUFFIX:
-        raise CommandError(f"--model {model}: no such folder or GGUF file, and not a hub id like owner/name")
+    try:
+        path = local_path(model)
+    except ValueError as error:
+        raise CommandError(f"--model {error}") from error
+    choice = split_choice(model)[1]
+    if path is not None and path.is_dir() and (choice or not (path / "config.json").is_file()):
+        _check_gguf(model, path, choice)
 
 
 def _check_fine_tuning(options: StackOptions) -> None:
     if missing := [name for name in ("peft", "transformers") if not find_spec(name)]:
         lack = f"({', '.join(missing)} missing)"
-        install = f"{sys.executable} -m pip install 'ryzanstein[finetune]'"
+        install = pip_install("finetune", f"{sys.executable} -m pip")
         raise CommandError(f"--fine-tuning needs the extra finetune {lack}: {install}")
     if not Path(split_choice(options.model)[0]).exists():
         raise CommandError(f"--fine-tuning: --model must be a folder or a GGUF file, and is {options.model}")
@@ -159,7 +156,7 @@ def _check_engine(options: StackOptions) -> None:
     if not found:
         raise CommandError(
             f"--engine vllm: {python} has no vLLM. It needs an environment of its own, because its pins exclude the "
-            "gateway's: python -m venv DIR; DIR/bin/pip install 'ryzanstein[vllm]'; then --engine-python DIR/bin/python"
+            f"gateway's: python -m venv DIR; {pip_install('vllm', 'DIR/bin/pip')}; then --engine-python DIR/bin/python"
         )
 
 

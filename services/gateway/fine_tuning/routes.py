@@ -11,6 +11,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import FastAPI, Query, Request, Response
 
+from services.common.extras import pip_install
 from services.common.fine_tuning.records import Order, Presence, Status, kept_checkpoints
 from services.common.fine_tuning.store import Job, JobStore, new_id
 from services.gateway.api.decode import BodyDecoder
@@ -27,7 +28,7 @@ from services.gateway.tenants.redis_guard import RedisAwayError
 from services.gateway.tenants.tenant import Tenant
 
 _INSTALL = (
-    "No fine-tuner runs in this installation: pip install 'ryzanstein[finetune]', then `ryzanstein up --fine-tuning "
+    f"No fine-tuner runs in this installation: {pip_install('finetune')}, then `ryzanstein up --fine-tuning "
     "DIR`, or `python -m services.finetuner` beside services that were started otherwise."
 )
 _RANK = 16

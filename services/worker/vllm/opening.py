@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from services.common.extras import pip_install
 from services.common.gguf_files import SUFFIX
 from services.common.lifecycle import StartupError
 from services.common.tls.credentials import Tls
@@ -21,7 +22,7 @@ from services.worker.vllm.model_files import read_served_files
 from services.worker.vllm.nodes import Meeting
 from services.worker.vllm.progress import StartClock
 
-INSTALL = "pip install 'ryzanstein[vllm]'"
+INSTALL = pip_install("vllm")
 
 
 async def open_vllm(

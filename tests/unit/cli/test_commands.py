@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -26,6 +27,8 @@ from services.cli.stack.options import StackOptions, check
 from services.cli.stack.state import StackState, read_state, run_dir, write_state
 from services.cli.up import StartProgress
 from services.common.ports import free_port
+from services.compute.model.loading.hub import local_model
+from services.compute.model.spec import ModelError
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +90,7 @@ def test_an_installation_that_does_not_stop_is_named(monkeypatch: pytest.MonkeyP
             {"model": str(TINY_MODEL), "engine": "vllm", "engine_python": "/no/python"},
             "--engine-python /no/python: No such",
         ),
-        ({"model": str(TINY_MODEL), "engine": "vllm"}, r"has no vLLM.* 'ryzanstein\[vllm\]'"),
+        ({"model": str(TINY_MODEL), "engine": "vllm"}, r"has no vLLM.* install -e '.*\[vllm\]'"),
         ({"model": "owner/name", "fine_tuning": "/x"}, "--fine-tuning: --model must be a folder or a GGUF file"),
         (
             {"model": str(TINY_MODEL), "fine_tuning": "/x", "engine": "vllm", "engine_python": "true"},
@@ -133,7 +136,7 @@ def test_keys_are_given_in_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_fine_tuning_names_the_packages_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(CommandError, match=r"\(peft missing\): .* pip install 'ryzanstein\[finetune\]'"):
+    with pytest.raises(CommandError, match=r"\(peft missing\): .* pip install -e '/.*\[finetune\]'"):
         check(StackOptions(model=str(TINY_MODEL), port=free_port(), fine_tuning="/x"))
 
 
@@ -141,8 +144,23 @@ def test_fine_tuning_names_the_packages_that_it_lacks(monkeypatch: pytest.Monkey
     ("command", "said"),
     [
         ("up a/b --engine-arg seed", "--engine-arg seed: expected KEY=VALUE"),
-        ("keys create t --days mon", "--days needs --hours: the hours that begin on these days"),
-        ("keys create t --expires-in 5x", "5x: a number and a unit is needed, such as 90s, 30m, 12h or 30d"),
+        ("keys create t --days mon", "--days needs --hours, such as --hours 08:00-18:00"),
+        ("keys limit i --timezone Europe/Berlin", "--timezone needs --hours, such as --hours 08:00-18:00"),
+        ("keys create t --hours 8-18", "--hours 8-18: expected two times of a day, such as 08:00-18:00 or 22:00-06:00"),
+        ("keys limit i --hours 08:00-24:00", "--hours 08:00-24:00: expected two times of a day"),
+        (
+            "keys create t --hours 08:00-18:00 --days monday",
+            "--days monday: expected some of mon,tue,wed,thu,fri,sat,sun",
+        ),
+        ("keys create t --hours 08:00-18:00 --timezone Berlin", "--timezone Berlin: no time zone; a name such as "),
+        ("keys rotate i --overlap 1", "--overlap 1: expected a number and a unit, such as 90s, 30m, 12h or 30d"),
+        ("keys list --token-file /no/file", "--token-file /no/file: cannot be read: "),
+        ("chat --port 9", "http://127.0.0.1:9 does not answer: "),
+        ("finetune pyproject.toml --model m --port 9", "http://127.0.0.1:9 does not answer: "),
+        (
+            "keys create t --expires-in 5x",
+            "--expires-in 5x: expected a number and a unit, such as 90s",
+        ),
         ("keys list --url http://127.0.0.1:9", "http://127.0.0.1:9/admin/keys: "),
         ("chat --model m --url http://127.0.0.1:9", "http://127.0.0.1:9 does not answer: "),
         ("status --router 127.0.0.1:9", "the router at 127.0.0.1:9 does not answer: "),
@@ -239,3 +257,12 @@ def test_serve_is_up_and_the_model_needs_no_option() -> None:
         )  # fmt: skip
     two = CliRunner().invoke(app, ["up", "a/b", "--model", "a/c"])
     assert two.stderr == "ryzanstein: MODEL a/b and --model a/c: give one of them\n"
+
+
+@pytest.mark.parametrize("model", ["/no/such", "./no.gguf", "no such id", "gpt2"])
+def test_a_missing_model_has_the_same_words_in_every_command(model: str) -> None:
+    said = f"{model}: no such folder or GGUF file, and not a hub id like owner/name"
+    with pytest.raises(ModelError, match=re.escape(said)):
+        local_model(model)
+    with pytest.raises(CommandError, match=re.escape(f"--model {said}")):
+        check(StackOptions(model=model, port=free_port()))

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 from ryzanstein.v1 import routing_pb2, worker_pb2
+from typer.testing import CliRunner
 
+from services.cli.keys import _LIMITS
+from services.cli.main import app
 from services.cli.stack.layout import ProcessSpec
 from services.cli.stack.process import ManagedProcess
 from services.cli.status import _COLUMNS, _print_workers
+from services.cli.tables import print_whole
 from services.cli.up import _example, _processes_table
+from tests.programs import CHART
+
+CLI = CHART.parents[1] / "services/cli"
 
 VIEW = routing_pb2.WorkerView(
     worker_id="ryzanstein-workers-default-0",
@@ -24,7 +33,7 @@ VIEW = routing_pb2.WorkerView(
 
 def console(width: int) -> tuple[Console, io.StringIO]:
     stream = io.StringIO()
-    return Console(file=stream, width=width), stream
+    return Console(file=stream, width=width, force_terminal=True, color_system=None), stream
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -77,3 +86,32 @@ def test_up_shows_every_heading_and_every_process() -> None:
 def test_up_prints_a_call_that_the_model_can_answer(card: worker_pb2.ModelCard, path: str, field: str) -> None:
     called, body = _example(card)
     assert (called, field in body) == (path, True)
+
+
+def test_a_list_of_keys_shows_whole_ids_in_a_pipe_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = {"id": "k" * 24, "name": "n" * 40, "models": ["m" * 60], "created_at": 1, "until": 0, "admin": True}
+    shown = key | {"hours": None} | dict.fromkeys(_LIMITS, 10**9)
+    monkeypatch.setattr("services.cli.keys._call", lambda *_: {"keys": [shown]})
+    monkeypatch.setenv("COLUMNS", "80")
+    text = CliRunner().invoke(app, ["keys", "list"]).stdout
+    lines = [line for line in text.splitlines() if key["id"] in line]
+    assert len(lines) == 1
+    assert all(str(key[name]) in lines[0] for name in ("id", "name")), lines
+    assert "m" * 60 in lines[0]
+    assert "…" not in text
+
+
+def test_a_table_is_whole_in_a_pipe() -> None:
+    stream = io.StringIO()
+    terminal = Console(file=stream, width=40)
+    table = Table("id", "about")
+    table.add_row("x" * 50, "y" * 50)
+    print_whole(terminal, table)
+    assert any("x" * 50 in line and "y" * 50 in line for line in stream.getvalue().splitlines())
+
+
+def test_no_command_prints_a_table_that_may_be_cut() -> None:
+    """Tables go through `print_whole`, save those of `up`, whose cells are folded."""
+    printed = re.compile(r"print\(\s*(?:table\)|_\w*table\()")
+    found = {path.name for path in CLI.rglob("*.py") if printed.search(path.read_text())}
+    assert found == {"tables.py", "up.py"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.common.checkpoint_files import UNWANTED, WANTED
-from services.common.gguf_files import SUFFIX, choose, find_model, parts_of, split_choice
+from services.common.gguf_files import choose, find_model, local_path, parts_of, split_choice
 from services.compute.model.spec import ModelError
 
 
@@ -69,17 +69,13 @@ def resolve_model(
 
 def local_model(model: str) -> Path | None:
     """The folder or GGUF file `model`; None if `model` is a hub id. Raises ModelError for a path of another kind."""
-    name, choice = split_choice(model)
-    local = Path(name).expanduser()
-    if local.is_dir():
-        return _within(local.resolve(), choice)
-    if local.is_file():
-        if local.suffix != SUFFIX or choice:
-            raise ModelError(f"{model}: a file; allowed: a folder or a file of the form {SUFFIX}")
-        return local.absolute()  # a link keeps its name, which says what it is part of
-    if local.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or local.suffix == SUFFIX:
-        raise ModelError(f"{model}: no such folder or file")
-    return None
+    try:
+        local = local_path(model)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+    if local is None or local.is_file():
+        return local and local.absolute()  # a link keeps its name, which says what it is part of
+    return _within(local.resolve(), split_choice(model)[1])
 
 
 def _within(folder: Path, choice: str) -> Path:

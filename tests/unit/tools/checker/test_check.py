@@ -76,10 +76,10 @@ def test_all_reasons_are_those_of_a_worker_that_refuses(run: Any, tmp_path: Path
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("./nowhere", "./nowhere: no such folder or file"),
+        ("./nowhere", "./nowhere: no such folder or GGUF file, and not a hub id like owner/name"),
         ("org/tiny:Q8_0", "a GGUF file of a hub has to be fetched before it is checked: ryzanstein fetch"),
         ("org/tiny", "org/tiny: not in the local cache, and the hub is not asked or not reached"),
-        ("not an id", "not an id: Repo id must"),
+        ("not an id", "not an id: no such folder or GGUF file"),
     ],
 )
 def test_a_model_that_is_not_found(

@@ -103,7 +103,7 @@ async def test_what_a_model_names(file: Path, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"RYZANSTEIN_MODEL .*: 2 GGUF models fit ''; choose .* m-Q4_0.gguf, m-Q8_0"):
         await model_folder(str(tmp_path), "")
     for wrong in (f"{file}:Q8_0", str(tmp_path / "config.json"), str(tmp_path / "none.gguf"), "none.gguf"):
-        with pytest.raises(ModelError, match=r"a file; allowed|no such folder or file"):
+        with pytest.raises(ModelError, match=r"a file; allowed|no such folder or GGUF file"):
             local_model(wrong)
 
 

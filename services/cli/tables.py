@@ -1,0 +1,23 @@
+"""Prints tables whole."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+_WIDEST = 10_000  # wider than any table
+
+
+def width_of(console: Console, table: Table) -> int:
+    """The columns that a table takes when no cell is cut or folded."""
+    return Measurement.get(console, console.options.update(width=_WIDEST), table).maximum
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Print a table without cutting a cell: lines may be wider than the terminal, or than the 80 columns of a pipe."""
+    before, console.width = console.width, max(console.width, width_of(console, table))
+    try:
+        console.print(table)
+    finally:
+        console.width = before
