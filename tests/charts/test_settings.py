@@ -190,6 +190,8 @@ def test_services_know_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = render(inline="workers: {pools: {default: {servedName: one}, second: {servedName: two}}}")
     for component in ("gateway", "router"):
         assert expected_models(rendered, component) == ["one", "two"]
+    (asks,) = rendered.pods_of("test")
+    assert environment(asks.containers[0])["MODELS"].splitlines() == ["one", "two"], "helm test asks for each"
     (worker,) = render().pods_of("worker")
     bundled = _settings(worker, monkeypatch).model.rsplit("/", 1)[-1]
     assert expected_models(render(), "gateway") == [bundled]

@@ -101,6 +101,23 @@ async def test_a_running_router_hears_which_models_are_expected(fleet: RouterRig
     assert await huge_is_known(), "the names that were read last stay"
 
 
+async def test_a_model_is_known_and_listed_from_its_first_worker_s_lease(fleet: RouterRig) -> None:
+    """Whatever its phase: gateways learn from the list that requests for the model wait."""
+    router = await fleet.stub(fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="0.2")))
+    await fleet.worker("w")
+    await until(lambda: _places(router))
+    nowhere = f"127.0.0.1:{free_port()}"
+    await LeaseTable(fleet.redis, fleet.keys).write(Lease("first", "i", nowhere, "huge", "loading"))
+
+    async def listed() -> bool:
+        return "huge" in {view.model for view in (await router.ListWorkers(pb.ListWorkersRequest())).workers}
+
+    await until(listed)
+    with pytest.raises(grpc.aio.AioRpcError) as waited:
+        await router.Route(asked("huge"))
+    assert waited.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
 async def _places(router: object) -> bool:
     try:
         await router.Route(asked())  # type: ignore[attr-defined]
