@@ -72,7 +72,7 @@ lint: $(STAMPS)/dev ## Linters, types, import rules, scripts, spelling, docstrin
 	$(BIN)/mypy
 	cd clients/python && ../../$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/shellcheck .ci/images .ci/run bench/gpu.sh deploy/images/mirror.sh tests/cluster/previous tests/cluster/run
+	$(BIN)/shellcheck .ci/as-newcomer .ci/images .ci/newcomer .ci/run bench/gpu.sh deploy/images/mirror.sh tests/cluster/previous tests/cluster/run
 	$(BIN)/clang-format --dry-run --Werror $(filter %.c %.h,$(KERNELS))
 	$(BIN)/typos
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yaml
