@@ -32,6 +32,7 @@ class Program:
 
 DEBIAN = {
     "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+    "cc": "gcc",
     "chromedriver": "chromium-driver",
     "chromium": "chromium",
     "curl": "curl",
