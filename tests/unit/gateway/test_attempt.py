@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from ryzanstein.v1 import worker_pb2
 
+from services.common.silence import TICK_S
 from services.gateway.generation import attempt as module
 from services.gateway.generation.attempt import Attempt
 from services.gateway.generation.tokens import FinishReason
@@ -73,3 +74,30 @@ async def test_a_frame_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     await attempt.take()
     attempt.deliver(output(1))
     assert (await attempt.take()).ids == [101]
+
+
+def ticks(attempt: Attempt, first: float, seconds: float, *, reported: bool = True) -> bool:
+    """Look every tick for so long; returns whether the attempt was given up."""
+    return any(attempt.give_up(first + n * TICK_S, reported=reported) for n in range(1, int(seconds / TICK_S) + 1))
+
+
+def test_an_attempt_is_given_up_when_nothing_moves_and_only_by_a_worker_that_would_say_so() -> None:
+    attempt = Attempt(1, 0, stall_s=5.0)
+    assert not ticks(attempt, 0.0, 60.0, reported=False)
+    for _ in range(20):
+        assert not ticks(attempt, 60.0, 4.0)
+        attempt.move_on(worker_pb2.Progress(request_id="r", attempt=1, computed_tokens=32))
+    attempt.move_on(worker_pb2.Progress(request_id="r", attempt=2, computed_tokens=64))  # of another attempt
+    assert not attempt.give_up(10_000.0, reported=True), "this process stood still: what came is still unread"
+    assert ticks(attempt, 10_000.0, 6.0)
+    assert attempt.end == module.Interruption(
+        module.Cause.STALL, "nothing has moved for 5 s, with 32 tokens computed", death=False
+    )
+
+
+def test_an_attempt_ends_at_its_requests_deadline_whether_it_moves_or_not() -> None:
+    attempt = Attempt(1, 0, stall_s=60.0, deadline=100.0)
+    assert not ticks(attempt, 90.0, 9.0)
+    attempt.move_on(worker_pb2.Progress(request_id="r", attempt=1))
+    assert ticks(attempt, 99.0, 2.0)
+    assert isinstance(attempt.end, module.Late)
