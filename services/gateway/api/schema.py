@@ -130,7 +130,7 @@ class ChosenFunction(Struct, forbid_unknown_fields=True):
 class NamedTool(Struct, kw_only=True, forbid_unknown_fields=True):
     """A tool of `tools`, by name."""
 
-    type: Literal["function", "custom"] | None = None
+    type: Annotated[str, Meta(description="Other types than function and custom are hosted tools")] | None = None
     function: ChosenFunction | None = None
     custom: ChosenFunction | None = None
 

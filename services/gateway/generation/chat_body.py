@@ -28,6 +28,7 @@ from services.gateway.generation.request import Caller
 from services.gateway.text.codec import ServedModel
 from services.gateway.tools.custom import custom_function, input_arguments
 
+_SERVED_TOOLS = (None, "function", "custom")
 _OLDER = replace(CHAT_COMPLETIONS, tools="functions", tool_choice="function_call")
 
 
@@ -117,7 +118,7 @@ class _Place:
         """A call by the assistant; None for one of another type. Raises :class:`ApiError` (400)."""
         if call.custom is not None:
             return Call(call.custom.name, input_arguments(call.custom.input), call.id)
-        if call.function is None and call.type in (None, "function", "custom"):
+        if call.function is None and call.type in _SERVED_TOOLS:
             raise _missing(f"messages[{self.index}].tool_calls[{number}].{call.type or 'function'}")
         if call.function is None:
             self.ignored.add(f"messages[].tool_calls[].type={call.type}")
@@ -188,7 +189,7 @@ def _functions(tools: Sequence[Tool], ignored: Ignored) -> list[FunctionDefiniti
             grammar = form.get("grammar") if form.get("type") == "grammar" else None
             shown = grammar if isinstance(grammar, dict) else None
             found.append(custom_function(tool.custom.name, tool.custom.description, shown))
-        elif tool.type in (None, "function", "custom"):
+        elif tool.type in _SERVED_TOOLS:
             raise _missing(f"tools[{index}].{tool.type or 'function'}")
         else:
             ignored.add(f"tools[].type={tool.type}")
@@ -200,9 +201,9 @@ def _allowed(functions: Sequence[FunctionDefinition], choice: ChosenTool, parall
     if asked is None:
         raise _missing("tool_choice.allowed_tools")
     named = [tool.function or tool.custom for tool in asked.tools]
-    if None in named:
-        where = f"tool_choice.allowed_tools.tools[{named.index(None)}]"
-        raise _missing(f"{where}.{asked.tools[named.index(None)].type or 'function'}")
+    for index, tool in enumerate(asked.tools):
+        if named[index] is None and tool.type in _SERVED_TOOLS:
+            raise _missing(f"tool_choice.allowed_tools.tools[{index}].{tool.type or 'function'}")
     names = {one.name for one in named if one}
     if unknown := names - {function.name for function in functions}:
         message = f"`tool_choice.allowed_tools.tools` names `{min(unknown)}`, which is not among `tools`."

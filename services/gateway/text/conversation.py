@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,13 @@ from services.gateway.errors import invalid
 from services.gateway.text.codec import ServedModel
 from services.gateway.text.guard import Marks, PromptPart
 from services.gateway.text.template import ChatTemplate, TemplateRefusedError
-from services.gateway.text.tool_turns import joined, with_text_arguments, with_tools_told, without_calls
+from services.gateway.text.tool_turns import (
+    joined,
+    with_roles_in_turn,
+    with_text_arguments,
+    with_tools_told,
+    without_calls,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +121,23 @@ def _marked(content: str | list[dict[str, str]], mark: str) -> str | list[dict[s
 
 
 def _rendered(template: ChatTemplate, turns: list[dict[str, Any]], variables: dict[str, Any]) -> str:
-    """Render the text; arguments of calls are objects, or text for the few templates that refuse objects."""
-    try:
-        return template.render(turns, **variables)
-    except TemplateRefusedError:
-        if not any(turn.get("tool_calls") for turn in turns):
-            raise
-        return template.render(with_text_arguments(turns), **variables)
+    """Render the text in the first form that the template takes; raises the refusal of the first form."""
+    refused: TemplateRefusedError | None = None
+    for form in _forms(turns):
+        try:
+            return template.render(form, **variables)
+        except TemplateRefusedError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _forms(turns: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The turns, and forms of them that some templates want: arguments of calls as text, roles in turn."""
+    forms = [turns]
+    if any(turn.get("tool_calls") for turn in turns):
+        forms.append(with_text_arguments(turns))
+    yield from forms
+    for form in forms:
+        if (ordered := with_roles_in_turn(form)) != form:
+            yield ordered

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Turn = dict[str, Any]
+SYSTEM_ROLES = ("system", "developer")
 
 _GENERIC_FORM = """\
 You can call functions. To call one, answer with nothing but
@@ -32,7 +33,7 @@ def with_tools_told(turns: Sequence[Turn], definitions: Sequence[dict[str, Any]]
     """
     instructions = _OWN_FORM if own_form else _GENERIC_FORM
     text = instructions + "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in definitions)
-    if turns and turns[0]["role"] in ("system", "developer"):
+    if turns and turns[0]["role"] in SYSTEM_ROLES:
         return [turns[0] | {"content": f"{joined(turns[0]['content'])}\n\n{text}"}, *turns[1:]]
     return [{"role": "system", "content": text}, *turns]
 
@@ -50,6 +51,19 @@ def _plain(turn: Turn) -> Turn:
         return turn
     written = [f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>" for call in calls]
     return {"role": turn["role"], "content": "\n".join(filter(None, [joined(turn["content"]), *written]))}
+
+
+def with_roles_in_turn(turns: Sequence[Turn]) -> list[Turn]:
+    """One system message at the beginning, later ones as the user's, and one message for the user's in succession."""
+    found: list[Turn] = []
+    for index, turn in enumerate(turns):
+        late = turn["role"] in SYSTEM_ROLES and any(before["role"] not in SYSTEM_ROLES for before in turns[:index])
+        role = "user" if late else turn["role"]
+        if found and role == found[-1]["role"] and role in ("user", *SYSTEM_ROLES):
+            found[-1] = found[-1] | {"content": f"{joined(found[-1]['content'])}\n\n{joined(turn['content'])}"}
+        else:
+            found.append(turn | {"role": role})
+    return found
 
 
 def with_text_arguments(turns: Sequence[Turn]) -> list[Turn]:

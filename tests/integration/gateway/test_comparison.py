@@ -65,7 +65,7 @@ async def test_ranks(stack: Stack) -> None:
         assert [item["relevance_score"] for item in ranked["results"]] == pytest.approx(sorted(expected)[::-1])
         assert [item["document"]["text"] for item in ranked["results"]] == [DOCUMENTS[index] for index in order]
     assert ranked["usage"]["total_tokens"] == ranked["meta"]["tokens"]["input_tokens"] == count(QUERY, *DOCUMENTS)
-    documents = [{"text": text} for text in DOCUMENTS]
+    documents = [{"text": text, "id": number, "metadata": {}} for number, text in enumerate(DOCUMENTS)]
     best = await post(stack, "/rerank", query=QUERY, documents=documents, top_n=2, return_documents=False)
     assert best["results"] == [{k: v for k, v in item.items() if k != "document"} for item in ranked["results"][:2]]
 

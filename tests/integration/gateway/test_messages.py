@@ -325,6 +325,27 @@ async def asks(stack: Stack, turns: list[dict[str, Any]], prompt: str, where: st
     assert answer.headers.get(IGNORED_HEADER, "") == (where + kind if left_out else "")
 
 
+# As templates of models that want a system message at the beginning, and turns in turn.
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' and loop.index0 %}{{ raise_exception('Late.') }}{% endif %}"
+    "{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}{{ raise_exception('In turn.') }}{% endif %}"
+    "{{ m.role[0] }}:{{ m.content }}|{% endfor %}"
+)
+
+
+async def test_a_history_has_its_roles_in_turn_where_the_template_wants_that() -> None:
+    turns = [HELLO, {"role": "system", "content": "s"}, {"role": "assistant", "content": "ho"}, HELLO]
+    developer = {"role": "developer", "content": "d"}
+    async with served(Worker("w0", template=STRICT)) as (stack, _client):
+        await asks(stack, turns, "u:hi\n\ns|a:ho|u:hi|", "", "")
+        await asks(
+            stack, [developer, {"role": "system", "content": "s"}, *turns], "s:d\n\ns|u:hi\n\ns|a:ho|u:hi|", "", ""
+        )
+        await asks(stack, [*turns[:2], HELLO], "u:hi\n\ns\n\nhi|", "", "")
+        answer = await stack.http.post("/v1/chat/completions", json={"messages": [HELLO, HELLO], "max_tokens": 1})
+        assert answer.status_code == 200, answer.text
+
+
 async def test_a_users_own_new_image_is_refused_and_a_document_of_text_is_read() -> None:
     text = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "page"}}
     async with served(Worker("w0", template=SHOWS)) as (stack, _client):

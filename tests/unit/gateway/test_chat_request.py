@@ -241,6 +241,12 @@ def test_hosted_tools_are_left_out() -> None:
     body = msgspec.convert({"messages": [{"role": "user", "content": "hi"}], "tools": tools}, ChatBody)
     assert [function.name for function in of_completions(body, 100, ignored).tools.functions] == ["f"]
     assert list(ignored.names) == ["tools[].type=web_search_preview"]
+    offered = [{"type": "mcp", "server_label": "a"}, {"type": "function", "function": {"name": "f"}}]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": offered}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": tools, "tool_choice": allowed}
+    asked = asyncio.run(BodyDecoder(ChatBody).decode(json.dumps(body).encode(), Ignored()))
+    found = of_completions(asked, 100, Ignored()).tools
+    assert ([function.name for function in found.functions], found.choice) == (["f"], "required")
     with pytest.raises(ApiError) as missing:
         completions(tools=[{"type": "function"}])
     assert missing.value.param == "tools[0].function"
