@@ -112,13 +112,15 @@ true
 {{- end -}}
 {{- end }}
 
-{{/* The load balancer's class. */}}
+{{/* The load balancer's class. Some clouds fill in one, so an annotation says which one the values named. */}}
 {{- define "ryzanstein.fixed.service" -}}
 {{- $name := include "ryzanstein.name" (list . "gateway") -}}
-{{- $there := lookup "v1" "Service" .Release.Namespace $name | dig "spec" dict -}}
-{{- $has := default "" $there.loadBalancerClass -}}
+{{- $there := lookup "v1" "Service" .Release.Namespace $name -}}
+{{- $named := dig "metadata" "annotations" "ryzanstein.dev/load-balancer-class" "" $there -}}
+{{- $has := dig "spec" "loadBalancerClass" "" $there -}}
 {{- with .Values.gateway.service -}}
-{{- if and (eq .type "LoadBalancer") (eq (default "" $there.type) "LoadBalancer") (ne $has .loadBalancerClass) }}
+{{- $other := ternary (ne .loadBalancerClass $has) (ne $named "") (ne .loadBalancerClass "") -}}
+{{- if and $other (eq .type "LoadBalancer") (eq (dig "spec" "type" "" $there) "LoadBalancer") }}
 gateway.service.loadBalancerClass: nothing has been changed, since a Service of type LoadBalancer keeps its class; {{ $name }} has {{ default "none" $has }}, and with these values {{ default "none" .loadBalancerClass }}.
   Keep the value. Or upgrade with --set gateway.service.type=ClusterIP, which takes its address, and upgrade again.
 {{- end -}}

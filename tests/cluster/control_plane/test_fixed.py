@@ -171,6 +171,14 @@ def test_the_class_of_a_load_balancer_is_refused(namespace: Kube) -> None:
     assert "gateway.service.loadBalancerClass: " in refusal(namespace, named)
 
 
+def test_a_load_balancer_s_class_that_the_cloud_has_filled_in_stays(namespace: Kube) -> None:
+    install(namespace)
+    filled = {"spec": {"type": "LoadBalancer", "loadBalancerClass": "cloud.example/own"}}
+    namespace.kubectl("patch", "service", "ryzanstein-gateway", "-p", json.dumps(filled))
+    upgrade(namespace, BALANCER)
+    assert namespace.get("service", "ryzanstein-gateway")["spec"]["loadBalancerClass"] == "cloud.example/own"
+
+
 def test_redis_of_an_earlier_chart_goes_on_to_make_its_claim(namespace: Kube) -> None:
     install(namespace)
     made = namespace.get("statefulset", REDIS)
