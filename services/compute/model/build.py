@@ -95,7 +95,7 @@ def _open_stored(path: Path, found: Description) -> Iterator[tuple[StoredTensors
         with closing(GgufTensors(path, found.gguf)) as blocks:
             yield blocks, (BlockReader(blocks),)
         return
-    with closing(TensorFiles(path, found.family.prefixes)) as files:
+    with closing(TensorFiles(path, found.family.prefixes, found.family.ignored)) as files:
         layouts = found.spec.quantization
         yield files, tuple(MicroscaledReader(files) if one.microscaled else GridReader(files, one) for one in layouts)
 

@@ -65,6 +65,7 @@ class Layout:
     groups: str = ""  # suffix of a vector with each input's block; "": in order
     optional: tuple[str, ...] = ()  # suffixes of the above that may be absent
     unread: tuple[str, ...] = ()  # suffixes of tensors that do not concern the weight, such as scales of activations
+    symmetric: bool = False  # all zeros are the middle of the codes, however the tensor of zeros says so
     microscaled: bool = False  # codes are floats of 4 bits and scales exponents of 2, of a stack of matrices (MXFP4)
 
     @property

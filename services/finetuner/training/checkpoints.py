@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 
 from services.common.fine_tuning.records import KEPT_CHECKPOINTS
 
@@ -66,6 +67,8 @@ def save_adapter(model: PeftModel, folder: Path) -> None:
     """Write the adapter alone, as PEFT does."""
     model.save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # a form to fill in
+    permissions = (folder / CONFIG_NAME).stat().st_mode & 0o777
+    (folder / SAFETENSORS_WEIGHTS_NAME).chmod(permissions)  # the library permits its owner alone
 
 
 def _sync(folder: Path) -> None:

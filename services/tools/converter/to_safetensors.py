@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from services.compute.model.files import INDEX
@@ -16,6 +15,7 @@ from services.compute.model.formats.gguf.hub_files import HubFiles
 from services.compute.model.spec import ModelError, ModelSpec
 from services.tools.converter.assembly import LogicalReader, StoredTensor, assemble, is_norm, plan
 from services.tools.converter.source import Source
+from services.tools.tensor_file import write_tensors
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # in config.json
@@ -37,7 +37,7 @@ def write_folder(source: Source, hub: HubFiles, out: Path, kind: str, shard_byte
             held[stored.name] = _converted(stored, _with_offset(read, spec), kind)
             done += 1
             report(done, len(tensors))
-        save_file(held, out / name, metadata={"format": "pt"})
+        write_tensors(held, out / name)
         total += sum(tensor.nbytes for tensor in held.values())
         places |= dict.fromkeys(held, name)
     if len(shards) > 1:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from services.compute.model.adapters.peft import PeftFolder
 from services.compute.model.families.fused import stacked_refs
@@ -21,6 +21,7 @@ from services.compute.model.registry import Description, describe
 from services.compute.model.spec import ModelError
 from services.tools.merger.changes import Change, changed, changes
 from services.tools.merger.experts import find_stacks
+from services.tools.tensor_file import write_tensors
 
 _EMBED, _HEAD = "embed", "head"
 _OWN_HEAD, _OUTER = "lm_head.weight", "language_model."
@@ -65,7 +66,7 @@ def merge(base: Path, adapter: Path, out: Path, report: Report) -> None:
                     stored[head] = own if change is None else changed(own, change, read, peft, head)
                 for name in sorted(plan.changes.keys() & stored.keys()):
                     stored[name] = changed(stored[name], plan.changes[name], read, peft, name)
-                save_file(stored, partial / file.name, metadata={"format": "pt"})
+                write_tensors(stored, partial / file.name)
                 report(done, len(files))
         partial.rename(out)
     except OSError as error:

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from services.common.durable import sync
 from services.compute.model.files import INDEX, read_json
 from services.compute.model.spec import ModelError
+from services.tools.tensor_file import write_tensors
 
 RECORD = "quantize.json"
 
@@ -80,8 +80,7 @@ class PartialFolder:
         """Write file `number`, then list it."""
         name = self.file(number)
         temporary = self.path / f"{name}.new"
-        save_file(tensors, temporary, metadata={"format": "pt"})
-        temporary.chmod((self.path / RECORD).stat().st_mode & 0o777)  # save_file permits its owner alone
+        write_tensors(tensors, temporary)
         sync(temporary)
         temporary.replace(self.path / name)
         index = read_json(self.path / INDEX) or {"metadata": {"total_size": 0}, "weight_map": {}}

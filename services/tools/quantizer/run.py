@@ -128,6 +128,8 @@ class _Work:
     @classmethod
     def prepare(cls, request: Request, spec: ModelSpec, source: Checkpoint, backend: ModelBackend) -> _Work:
         """Check the request and read the calibration. Raises ModelError."""
+        if spec.bidirectional:
+            raise ModelError(f"{request.model}: an encoder, the family {spec.family}, is not quantized; {_INSTEAD}")
         if spec.latent is not None or spec.sub_norm or spec.activation == "xielu":
             raise ModelError(f"{request.model}: the family {spec.family} is not quantized; {_INSTEAD}")
         config = Config.load(request.model)

@@ -54,6 +54,7 @@ class GridReader:
         codes, zero = self._codes(shard), None
         if layout.zeros is not None and self._name(layout.zeros, shard.key) in self._files.names:
             zero = self._per_group(layout.zeros, shard, groups).int() + layout.zeros.offset
+            zero = self._middle(layout.zeros, shard, zero) if layout.symmetric else zero
         scale = self._per_group(layout.scales, shard, groups)
         scale = 1 / scale.float() if layout.scales.inverse else scale
         symmetric = zero is None or not zero.any()
@@ -67,6 +68,21 @@ class GridReader:
             codes, middle = codes.view(torch.uint8) ^ 128, middle + 128
         zero = torch.full(scale.shape, middle) if zero is None else zero + middle
         return Grouped(codes, scale, zero.to(torch.uint8), of_inputs)
+
+    def _middle(self, grid: Grid, shard: Shard, zero: Tensor) -> Tensor:
+        """Return the zeros of symmetric codes, which are stored as they are or less 1. Raises ModelError for others."""
+        packing = grid.packing
+        assert packing is not None, "symmetric codes have packed zeros"
+        middle = 1 << (packing.bits - 1)
+        stored = (zero - packing.less) % (1 << packing.bits)
+        if not any((stored == said).all() for said in (middle, middle - 1)):
+            name = self._name(grid, shard.key)
+            found = ", ".join(map(str, sorted(set(stored.flatten().tolist()))))
+            raise ModelError(
+                f"{self._files.file(name)}: {name}: zeros {found}, but sym is true: expected {middle - 1} in all "
+                f"(gptq), or {middle} in all (gptq_v2)"
+            )
+        return torch.full_like(zero, middle)
 
     def _name(self, grid: Grid, module: str) -> str:
         names = [f"{module}.{suffix}" for suffix in grid.suffixes]

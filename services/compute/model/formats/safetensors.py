@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ from services.compute.model.spec import ModelError
 class TensorFiles:
     """The open safetensors files of one folder."""
 
-    def __init__(self, folder: Path, prefixes: Sequence[tuple[str, str]] = ()) -> None:
-        """`prefixes` of stored names and what replaces them; the first that fits counts. Raises ModelError."""
-        self.folder, self._prefixes = folder, prefixes
+    def __init__(self, folder: Path, prefixes: Sequence[tuple[str, str]] = (), ignored: Sequence[str] = ()) -> None:
+        """`prefixes` of stored names and what replaces them; the first that fits counts. Raises ModelError.
+
+        `ignored`: patterns of names that nothing reads; the index may list such tensors that no file holds.
+        """
+        self.folder, self._prefixes, self._ignored = folder, prefixes, ignored
+        self._unlisted: set[str] = set()
         self._files = ExitStack()
         self._where: dict[str, tuple[Path, Any, str]] = {}  # with the stored name
         try:
@@ -37,13 +42,19 @@ class TensorFiles:
             for name in handle.keys():  # noqa: SIM118 - it cannot be iterated
                 holders[name][file.name] = file, handle
         index = self.folder / INDEX
-        if absent := sorted(stored.index.keys() - holders.keys()):
+        absent = sorted(name for name in stored.index.keys() - holders.keys() if not self._is_ignored(name))
+        if absent:
             raise ModelError(f"{index}: weight_map: no file holds {absent[0]} ({len(absent)} tensors in all)")
         for name, found in holders.items():
             if len(found) > 1 and stored.index.get(name) not in found:
                 raise ModelError(f"{index}: weight_map: {name} is in {' and '.join(found)}; it has to say in which")
             file, handle = found.get(stored.index.get(name, "")) or next(iter(found.values()))
             self._where[renamed(name, self._prefixes)] = file, handle, name
+            if stored.index and name not in stored.index:
+                self._unlisted.add(renamed(name, self._prefixes))
+
+    def _is_ignored(self, name: str) -> bool:
+        return any(fnmatchcase(renamed(name, self._prefixes), pattern) for pattern in self._ignored)
 
     def close(self) -> None:
         """Close the files."""
@@ -53,6 +64,11 @@ class TensorFiles:
     def names(self) -> Collection[str]:
         """The names of all tensors."""
         return self._where.keys()
+
+    @property
+    def unlisted(self) -> Collection[str]:
+        """The names of tensors that the index of the folder does not list."""
+        return self._unlisted
 
     def file(self, name: str) -> Path:
         """Return the file that holds a tensor."""

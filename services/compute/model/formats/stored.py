@@ -24,6 +24,11 @@ class StoredTensors(Protocol):
         """The names of all tensors."""
         ...
 
+    @property
+    def unlisted(self) -> Collection[str]:
+        """The names of tensors that are stored without being part of the checkpoint, by its own list."""
+        ...
+
     def file(self, name: str) -> Path:
         """Return the file that holds a tensor."""
         ...

@@ -172,7 +172,7 @@ class Checkpoint:
             prefix = _prefix(missing[0], files.names)
             hint = f"; it is there with the prefix {prefix!r}, without which it has to be stored" if prefix else ""
             raise ModelError(f"{files.folder}: {missing[0]}: missing ({len(missing)} tensors in all){hint}")
-        left = set(files.names) - expected - optional
+        left = set(files.names) - expected - optional - set(files.unlisted)
         unused = sorted(name for name in left if not any(fnmatchcase(name, pattern) for pattern in ignored))
         if unused:
             file = files.file(unused[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     ),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=N_ROWS, n_embd=64, n_layer=2, n_head=4, n_positions=128),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SHAPE, **EXPERTS, head_dim=16),
+    "smollm3": lambda: transformers.SmolLM3Config(**{**SHAPE, "num_hidden_layers": 4}),
     "gpt_neox": lambda: transformers.GPTNeoXConfig(
         **{key: value for key, value in SHAPE.items() if key != "num_key_value_heads"}
     ),
@@ -116,6 +118,13 @@ def write_folder(folder: Path, config: transformers.PretrainedConfig) -> Path:
     return folder
 
 
+def _umask() -> int:
+    """The process's, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
 def run(source: Path, out: Path, kind: str = AUTO, *, shard_bytes: int = 10**9, force: bool = False) -> Path:
     convert(Request(source, out, kind, shard_bytes, force), lambda done, of: None)
     return out
@@ -138,6 +147,7 @@ def test_a_round_trip_changes_nothing(name: str, folder: Make, tmp_path: Path) -
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[key], wanted[key]) and found[key].dtype == wanted[key].dtype for key in wanted)
     sizes = [shard.stat().st_size for shard in back.glob("*.safetensors")]
+    assert {written.stat().st_mode & 0o777 for written in (file, *back.iterdir())} == {0o666 & ~_umask()}
     assert len(sizes) > 1
     assert max(sizes) < 83_000  # with the header
 

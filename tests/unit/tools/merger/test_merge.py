@@ -64,6 +64,7 @@ def test_the_command_merges_and_names_what_it_wrote(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["merge", str(base), str(tmp_path / "a"), str(out)])
     assert (shown.exit_code, shown.stdout.strip()) == (0, str(out)), shown.output
     merged = load_file(out / "a.safetensors")
+    assert len({file.stat().st_mode for file in out.iterdir()}) == 1  # also of the tensors
     assert torch.equal(merged["lm_head.weight"], table)
     wanted = (table.float() + 4 * (b @ a).t()).to(table.dtype)
     assert torch.allclose(merged["model.embed_tokens.weight"], wanted, rtol=1e-2)

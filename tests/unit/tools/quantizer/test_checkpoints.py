@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import CompressedTensorsConfig
 
@@ -23,6 +24,7 @@ from services.tools.quantizer.methods.rtn import RoundToNearest
 from services.tools.quantizer.run import quantize
 from services.tools.quantizer.scheme import Scheme
 from tests.unit.compute.model.harness import CPU
+from tests.unit.compute.model.test_encoders import CONFIGS
 from tests.unit.tools.quantizer.models import our_logits, request, their_logits, write_model
 
 _GPT2: dict[str, Any] = {"vocab_size": 260, "n_embd": 64, "n_layer": 1, "n_head": 4}
@@ -171,3 +173,12 @@ def test_what_cannot_be_quantized_is_refused_by_name(
     with pytest.raises(ModelError, match=message):
         quantize(request(model, tmp_path / "out", **asked), CPU, _ignore)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_encoder_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "base"
+    transformers.AutoModel.from_config(CONFIGS[name]()).save_pretrained(folder)
+    with pytest.raises(ModelError, match=r"an encoder, the family [\w-]+, is not quantized; .*--quantization int8"):
+        quantize(request(folder, tmp_path / "out"), CPU, _ignore)
+    assert not (tmp_path / "out.partial").exists()

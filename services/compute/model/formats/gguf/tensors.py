@@ -37,6 +37,11 @@ class GgufTensors:
         """The names of all tensors."""
         return self._tensors.keys()
 
+    @property
+    def unlisted(self) -> Collection[str]:
+        """A header lists all tensors."""
+        return ()
+
     def file(self, name: str) -> Path:
         """Return the file that holds a tensor."""
         return self._tensors[name].file

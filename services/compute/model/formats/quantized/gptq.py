@@ -27,6 +27,7 @@ def read(config: Config) -> Layout:
         zeros=Grid(("qzeros",), ("I32",), block, transposed=True, packing=Packing(bits, dim=0, less=less)),
         groups=_GROUPS,
         optional=() if config.flag("desc_act", False) else (_GROUPS,),
+        symmetric=config.raw("sym") is True,  # then the tensor shows the version, which some programs name wrongly
     )
 
 

@@ -72,6 +72,29 @@ def test_zeros_of_weights_that_are_all_positive(sample: Callable[[str], Sample],
     check(write(sample("llama"), tmp_path, _config(), lambda weight: store(weight.abs())), (1, 2))
 
 
+@pytest.mark.parametrize(("version", "less"), [("gptq", 0), ("gptq_v2", 1), ("gptq", 1), ("gptq_v2", 0)])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_symmetric_zeros_show_their_version(
+    version: str, less: int, bits: int, sample: Callable[[str], Sample], tmp_path: Path
+) -> None:
+    """Some programs name another one than they write."""
+    config = _config(sym=True, bits=bits, checkpoint_format=version)
+    check(write(sample("llama"), tmp_path, config, _store(bits, sym=True, less=less)), (1, 2))
+
+
+def test_symmetric_zeros_that_are_none_are_refused(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    made = write(sample("llama"), tmp_path, _config(sym=True), _store(sym=True))
+
+    def move(tensors: dict[str, Tensor]) -> None:
+        tensors[f"{_Q}.qzeros"][0, 0] += 1
+
+    change(made.folder, move)
+    with pytest.raises(
+        ModelError, match=rf"{_Q}\.qzeros: zeros 7, 8, but sym is true: expected 7 in all \(gptq\), or 8"
+    ):
+        logits(made)
+
+
 def test_a_quantized_head(sample: Callable[[str], Sample], tmp_path: Path) -> None:
     """Its 99 rows fill 13 words of zeros, the last one in part."""
     check(write(sample("llama"), tmp_path, _config(lm_head=True), _store(), dense=("embed", "norm")))

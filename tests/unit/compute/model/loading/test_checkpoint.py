@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.compute.model.families.naming import TensorRef
+from services.compute.model.families.naming import UNUSED, TensorRef
 from services.compute.model.formats.safetensors import TensorFiles
 from services.compute.model.loading.checkpoint import Checkpoint
 from services.compute.model.shard import Shard, Span
@@ -106,6 +106,20 @@ def test_the_index_decides_which_of_several_files_holds_a_tensor(tmp_path: Path)
         read(a="")
     with pytest.raises(ModelError, match=r"index\.json: weight_map: no file holds d \(1 tensors in all\)"):
         read(d="1.safetensors")
+
+
+def test_an_index_may_list_what_is_not_read_and_leave_out_what_is_not_needed(tmp_path: Path) -> None:
+    save_file({"a": A, "b": A + 1, "extra": A + 2}, tmp_path / "1.safetensors")
+    index = {"a": "1.safetensors", "mtp.0.fc.weight": "1.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    refs = {"x": TensorRef("a"), "y": TensorRef("b")}
+    with closing(TensorFiles(tmp_path, ignored=UNUSED)) as files:
+        source = Checkpoint(files, refs)
+        assert torch.equal(_matrix(source, "y"), A + 1)
+        with pytest.raises(ModelError, match="a: not used by this architecture"):
+            Checkpoint(files, {"y": TensorRef("b")})
+    with pytest.raises(ModelError, match=r"no file holds mtp\.0\.fc\.weight"):
+        TensorFiles(tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
