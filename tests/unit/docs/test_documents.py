@@ -133,3 +133,12 @@ def _is_named(name: str, reasons: str) -> bool:
     """`opentelemetry-exporter-x` may be written as `-exporter-x` after its family; type stubs are one entry."""
     family, _, rest = name.partition("-")
     return name in reasons or (f"-{rest}" in reasons and family in reasons) or name.startswith("types-")
+
+
+def test_pages_install_the_package_from_a_clone() -> None:
+    """No index has it."""
+    pages = [
+        page for page in [*PAGES, *PROJECT.glob("charts/**/*.md"), *PROJECT.glob("deploy/**/*.md")] if page.exists()
+    ]
+    named = re.compile(r"pip install (?!.*--(?:no-index|find-links))[^`\n]*(?<![\w/.-])ryzanstein\b")
+    assert [f"{page.name}: {found[0]}" for page in pages for found in named.finditer(page.read_text())] == []
