@@ -1,4 +1,4 @@
-"""The last lines of a run say what was left out and how to have it; `--passed FILE` adds up runs of several machines.
+"""The last lines of a run say what was left out and how to have it; `--passed=FILE` adds up runs of several machines.
 
 It leaves out the tests that the file names, and adds those that pass: one machine tests what it can, another the rest.
 """

@@ -19,7 +19,7 @@ def until_watching(machine: Watch) -> None:
         assert time.monotonic() < end
         time.sleep(0.01)
     if probe.poll() is not None:
-        pytest.skip("no right to real-time priority")
+        pytest.skip("real-time priority takes root")
     switches = psutil.Process(probe.pid).num_ctx_switches
     slept_before = switches().voluntary
     while switches().voluntary < slept_before + 10:

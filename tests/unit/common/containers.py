@@ -54,7 +54,7 @@ def groups_v1() -> Iterator[dict[str, Path]]:
         for group in groups.values():
             group.mkdir()
     except OSError as error:
-        pytest.skip(f"no groups of version 1 to make here: {error}")
+        pytest.skip(f"groups of version 1 take root and a kernel that has them mounted: {error.strerror}")
     yield groups
     for group in groups.values():
         group.rmdir()

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, **variables: str) -> list[str]:
     """The last lines."""
-    options = ("-c", os.devnull, "-p", "tests.left_out", "-p", "no:cacheprovider", "--passed", str(folder / "passed"))
+    options = ("-c", os.devnull, "-p", "tests.left_out", "-p", "no:cacheprovider", f"--passed={folder / 'passed'}")
     environment = {**os.environ, "RYZANSTEIN_TEST_BIN": "", "RYZANSTEIN_REQUIRE": "", "PATH": str(folder / "bin")}
     command = [sys.executable, "-m", "pytest", *options, str(folder / "test_few.py")]
     done = subprocess.run(command, cwd=ROOT, env=environment | variables, capture_output=True, text=True, check=False)
