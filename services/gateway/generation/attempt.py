@@ -28,6 +28,7 @@ class Cause(StrEnum):
     RANKS_LOST = "ranks_lost"
     OVERLOAD = "overload"
     LOADING = "loading"
+    FAILED = "failed"  # the engine lives, and failed on the request alone
 
 
 _HANDOFFS = {
@@ -35,6 +36,7 @@ _HANDOFFS = {
     worker_pb2.Handoff.REASON_RANKS_LOST: Cause.RANKS_LOST,
     worker_pb2.Handoff.REASON_OVERLOAD: Cause.OVERLOAD,
     worker_pb2.Handoff.REASON_LOADING: Cause.LOADING,
+    worker_pb2.Handoff.REASON_FAILED: Cause.FAILED,
 }
 
 
@@ -48,7 +50,7 @@ class Interruption:
 
     @property
     def handoff(self) -> bool:
-        """Whether the worker asked for it, which is no fault."""
+        """Whether the worker asked for it, which is no fault of the worker."""
         return self.cause in _HANDOFFS.values()
 
 

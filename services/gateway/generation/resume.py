@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 Result = routing_pb2.Outcome
 
+_FAULTS = (Cause.CONNECTION_LOST, Cause.STALL, Cause.PROTOCOL, Cause.FAILED)
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
@@ -294,7 +295,7 @@ class ResumableStream:
             self._poison.died(len(self._generated), alone=alone, gave=running.first_token_at > 0)
         self._handoffs += end.handoff
         # A worker that was lost before it began a suspect counts neither against it nor as a fault.
-        self._faults += running.attempt.begun and end.cause in (Cause.CONNECTION_LOST, Cause.STALL, Cause.PROTOCOL)
+        self._faults += running.attempt.begun and end.cause in _FAULTS
         self._count(end.cause, ref.worker_id, end.detail)
 
     def _unreachable(self, assignment: Assignment, error: WorkerUnreachableError) -> None:

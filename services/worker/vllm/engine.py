@@ -285,7 +285,7 @@ class VllmEngine(CommonEngine[LiveRequest]):
         if live.asked.sampling.grammar:
             self._end(live, message, "grammar")
         elif self._live.pop(live.asked, None) is not None:
-            _hand_off(live, pb.Handoff(reason=pb.Handoff.REASON_RANKS_LOST, detail=message, in_flight=True))
+            _hand_off(live, pb.Handoff(reason=pb.Handoff.REASON_FAILED, detail=message))
             self.changes.announce()
 
     def _end(self, live: LiveRequest, message: str, field: str) -> None:

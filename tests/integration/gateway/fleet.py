@@ -34,6 +34,13 @@ REFUSALS = {
     "astray": worker_pb2.RequestError.CODE_GRAMMAR,
 }
 
+HANDOFFS = {
+    "handoff": worker_pb2.Handoff.REASON_DRAIN,
+    "ranks_lost": worker_pb2.Handoff.REASON_RANKS_LOST,
+    "ranks_died": worker_pb2.Handoff.REASON_RANKS_LOST,
+    "failed": worker_pb2.Handoff.REASON_FAILED,
+}
+
 TokenFunction = Callable[[Sequence[int], int, int], int]
 Out = asyncio.Queue[worker_pb2.Output | worker_pb2.Progress | worker_pb2.StepOutputs | None]
 BEAT_S = 0.2
@@ -76,7 +83,7 @@ def model_card(
 class Fault:
     """What happens when a worker is about to send token `index`; used up by its first use."""
 
-    # break, hush, handoff, ranks_lost, ranks_died, stall, gap, repeat, wrong_attempt, foreign_finish; one of REFUSALS
+    # break, hush, stall, gap, repeat, wrong_attempt, foreign_finish; one of HANDOFFS or REFUSALS
     kind: str
     index: int
 
@@ -311,10 +318,8 @@ class Worker(worker_pb2_grpc.WorkerServicer):
 
     def _played(self, kind: str, submit: worker_pb2.Submit, position: int) -> tuple[worker_pb2.Output, bool]:
         """The output of a fault, and whether it is the worker's last for the request."""
-        if kind in ("handoff", "ranks_lost", "ranks_died"):
-            reasons = worker_pb2.Handoff
-            reason = reasons.REASON_DRAIN if kind == "handoff" else reasons.REASON_RANKS_LOST
-            handoff = worker_pb2.Handoff(reason=reason, in_flight=kind == "ranks_died")
+        if kind in HANDOFFS:
+            handoff = worker_pb2.Handoff(reason=HANDOFFS[kind], in_flight=kind == "ranks_died", detail="as planted")
             return self._output(submit, position, [], handoff=handoff), True
         if kind in REFUSALS:
             code = REFUSALS[kind]

@@ -57,13 +57,15 @@ async def test_workers_that_stand_still_pass_a_request_on_and_blame_it_for_no_de
         assert not any(submit.trial_tokens for submit in submits)
 
 
-async def test_a_request_that_stands_still_everywhere_ends_as_stalled_and_not_as_poison() -> None:
-    worker = Worker("w0", faults=[Fault("stall", 0)] * 4)
+@pytest.mark.parametrize(("kind", "why"), [("stall", "nothing has moved for 1 s"), ("failed", "as planted")])
+async def test_a_request_that_no_worker_dies_of_ends_with_its_cause_and_not_as_poison(kind: str, why: str) -> None:
+    worker = Worker("w0", faults=[Fault(kind, 0)] * 4)
     async with running_stack([worker], progress_timeout_s=STALL_S) as stack:
         status, error = await failure(stack)
         assert (status, error["code"]) == (500, "generation_failed")
-        assert error["message"] == "The request was interrupted too often, last by stall: nothing has moved for 1 s"
-        await eventually(lambda: len(worker.cancelled) == 4)
+        assert error["message"] == f"The request was interrupted too often, last by {kind}: {why}"
+        assert len(worker.submits) == 4
+        await eventually(lambda: kind == "failed" or len(worker.cancelled) == 4)
 
 
 async def test_a_request_whose_time_is_over_has_its_own_error_and_harms_no_worker() -> None:

@@ -48,7 +48,7 @@ async def results(stack: Stack, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["break", "handoff", "ranks_lost", "stall", "gap", "repeat", "wrong_attempt", "foreign_finish"]
+    "kind", ["break", "handoff", "ranks_lost", "failed", "stall", "gap", "repeat", "wrong_attempt", "foreign_finish"]
 )
 async def test_every_fault_at_every_token_leaves_the_text_as_it_was(kind: str) -> None:
     # Short where it is waited for, and long where a busy machine must not be taken for a stall.

@@ -191,6 +191,7 @@ async def test_a_fault_of_one_request_is_its_own() -> None:
         sinks = [submitted(engine, ask("bad")), submitted(engine, ask("good"))]
         await core.step()
         assert sinks[0].handoff is not None
+        assert (sinks[0].handoff.reason, sinks[0].handoff.in_flight) == (pb.Handoff.REASON_FAILED, False)
         assert sinks[1].handoff is None
         core.broken = "bad grammar"
         followed = submitted(engine, ask("bad grammar", grammar="start: /a+/"))
