@@ -1,27 +1,12 @@
-"""A model without a server: prompts in, tokens out. The first file to read of the worker.
+"""A model without a server: texts in, texts out. The first file to read of the worker.
 
-    import asyncio
+    from services.worker.native.offline import LLM
 
-    from ryzanstein.v1.worker_pb2 import Sampling
-    from tokenizers import Tokenizer
+    llm = LLM("models/ryzanstein-tiny")
+    print(llm.generate(["def fibonacci(n):", "class Stack:"], max_tokens=32))
 
-    from services.worker.native.offline import open_offline
-    from services.worker.settings import WorkerSettings
-
-    MODEL = "models/ryzanstein-tiny"
-
-
-    async def main():
-        tokenizer = Tokenizer.from_file(f"{MODEL}/tokenizer.json")
-        texts = ["def fibonacci(n):", "The capital of France is"]
-        async with open_offline(WorkerSettings(model=MODEL)) as engine:
-            sampling = Sampling(max_tokens=32, stop_token_ids=engine.config.eos_token_ids)
-            answers = await engine.generate([tokenizer.encode(text).ids for text in texts], sampling)
-        for text, answer in zip(texts, answers):
-            print(repr(text + tokenizer.decode(answer)))
-
-
-    asyncio.run(main())
+`LLM` turns texts into tokens and back; `OfflineEngine` computes tokens. `plan` schedules a step, the ranks run it,
+`apply` takes its result.
 
 Three parts do the work, here and in the server:
 
@@ -39,15 +24,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+from weakref import finalize
 
 from ryzanstein.v1.worker_pb2 import Sampling
+from tokenizers import Tokenizer
 
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.engine.kv_events import KvEventLog
-from services.worker.native.model_files import read_model_files
-from services.worker.native.startup import group_config, scheduler_config
+from services.worker.native.model_files import ModelFiles, read_model_files
+from services.worker.native.startup import group_config, model_folder, scheduler_config
 from services.worker.process.failure import RanksFailedError
 from services.worker.process.rank_group import GroupStarted, RankGroup
 from services.worker.protocol.plan import StepPlan, StepResult
@@ -56,11 +43,50 @@ from services.worker.scheduling.scheduler import Scheduler
 from services.worker.settings import WorkerSettings
 
 
+class LLM:
+    """A model that completes texts in this process, its ranks in processes of their own, which end with it.
+
+    `settings` are those of a worker (`WorkerSettings`), as in `LLM(model, tensor_parallel=2)`. Raises StartupError,
+    RanksFailedError.
+    """
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        self._runner, opened = asyncio.Runner(), AsyncExitStack()
+        self.close = finalize(self, _close, self._runner, opened)  # also at the end of the program
+        chosen = WorkerSettings(model=model, **settings)
+        self._engine: OfflineEngine = self._runner.run(opened.enter_async_context(open_offline(chosen)))
+        files = self._engine.files
+        self._tokenizer = Tokenizer.from_buffer(files.tokenizer_json)
+        bos = self._tokenizer.token_to_id(files.special_tokens.get("bos_token", ""))
+        self._begin = [bos] if files.add_bos_token and bos is not None else []
+
+    def generate(self, prompts: Sequence[str], *, max_tokens: int = 64, **sampling: Any) -> list[str]:
+        """Return the continuation of each prompt; all are computed together, greedily by default.
+
+        `sampling` are fields of the message `Sampling`: `temperature`, `top_p`, `seed` and others. Raises TooLongError,
+        RanksFailedError; ValueError for a field that does not exist.
+        """
+        ends = self._engine.files.eos_token_ids
+        chosen = Sampling(max_tokens=max_tokens, **{"stop_token_ids": ends} | sampling)
+        token_ids = self._runner.run(self._engine.generate([self._encode(text) for text in prompts], chosen))
+        return [self._tokenizer.decode(ids) for ids in token_ids]
+
+    def _encode(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer.encode(text).ids
+        return token_ids if token_ids[:1] == self._begin else [*self._begin, *token_ids]
+
+
+def _close(runner: asyncio.Runner, opened: AsyncExitStack) -> None:
+    with runner:
+        runner.run(opened.aclose())
+
+
 class OfflineEngine:
     """A scheduler and a group of ranks, with nothing around them."""
 
-    def __init__(self, group: RankGroup, started: GroupStarted) -> None:
+    def __init__(self, group: RankGroup, started: GroupStarted, files: ModelFiles) -> None:
         self.config: RankGroupConfig = group.config
+        self.files = files
         self.scheduler = Scheduler(scheduler_config(group.config, started.n_blocks), KvEventLog())
         self._group = group
 
@@ -97,12 +123,12 @@ class OfflineEngine:
 
 @asynccontextmanager
 async def open_offline(settings: WorkerSettings) -> AsyncGenerator[OfflineEngine, None]:
-    """Start ranks on a model folder as a worker with these settings does. Raises StartupError, RanksFailedError."""
-    folder = Path(settings.model)
+    """Start ranks on a model as a worker with these settings does. Raises StartupError, RanksFailedError."""
+    folder = await model_folder(settings.model, settings.revision)
     files = await asyncio.to_thread(read_model_files, folder)
     group = RankGroup(group_config(settings, folder, files))
     started = await group.start()
     try:
-        yield OfflineEngine(group, started)
+        yield OfflineEngine(group, started, files)
     finally:
         await group.stop()

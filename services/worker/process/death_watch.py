@@ -17,23 +17,24 @@ class DeathWatch:
     def __init__(self, on_death: Callable[[int], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_death = on_death
-        self._threads: list[threading.Thread] = []
+        self._ended: list[asyncio.Future[None]] = []  # one of each thread
         self._closing = False
 
     def watch(self, rank: int, lock: LifeLock) -> None:
         """Watch a rank that holds `lock`."""
-        thread = threading.Thread(target=self._wait, args=(rank, lock), name=f"death-of-rank-{rank}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        ended: asyncio.Future[None] = self._loop.create_future()
+        self._ended.append(ended)
+        work = (rank, lock, ended)
+        threading.Thread(target=self._wait, args=work, name=f"death-of-rank-{rank}", daemon=True).start()
 
     async def close(self) -> None:
         """End all threads; no lock is used after the return."""
         self._closing = True
-        for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+        await asyncio.gather(*self._ended)  # without an executor, which a program that ends no longer has
 
-    def _wait(self, rank: int, lock: LifeLock) -> None:
+    def _wait(self, rank: int, lock: LifeLock, ended: asyncio.Future[None]) -> None:
         while not self._closing:
             if lock.wait_dead(_LOOK_S):
                 self._loop.call_soon_threadsafe(self._on_death, rank)
-                return
+                break
+        self._loop.call_soon_threadsafe(ended.set_result, None)
