@@ -20,6 +20,7 @@ from services.cli.errors import CommandError
 from services.cli.stack.options import StackOptions, check
 from services.cli.stack.process import ManagedProcess
 from services.cli.stack.supervisor import Stack
+from services.cli.tables import print_whole
 from services.common.rpc import open_channel
 
 
@@ -87,7 +88,8 @@ async def _start_and_supervise(
         await stack.start(start_timeout_s)
     elapsed = time.monotonic() - began
     card = await _model_card(stack.address_of("worker-0"))
-    console.print(_processes_table(stack.processes), _startup_table(card))
+    for table in (_processes_table(stack.processes), _startup_table(card)):
+        console.print(table) if console.is_terminal else print_whole(console, table)
     console.print(f"Logs: {stack.folder / 'logs'}", highlight=False, soft_wrap=True)
     console.print(_how_to_call(card, stack.options, elapsed), highlight=False, soft_wrap=True)
     await stack.supervise(start_timeout_s)

@@ -20,6 +20,10 @@ _WORDS = (
     (r"oneOf constraints are not.*", "`oneOf` is not supported where two of its schemas may hold"),
     (r"Resource '(.*?)' is not present .*", r"`$ref` to `\1` is not supported: it is another document"),
     (r"Pointer '(.*?)' does not exist", r"`$ref` points to `\1`, which does not exist"),
+    (
+        r".*patternProperty regexes (/.*/) and (/.*/) are (?:not )?disjoint",
+        r"`patternProperties` has \1 and \2, which may match the same name: make them exclude each other",
+    ),
     (r"Parser Error: .*", "the text before does not follow it"),
     (r"^(?:at )?(\d+)\((\d+)\): lexer error", r"line \1, column \2: a character or escape that Lark does not know"),
     (r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: "),

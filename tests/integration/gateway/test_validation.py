@@ -125,7 +125,12 @@ async def test_every_bad_field_is_named(stack: Stack) -> None:
         (b'{"prompt": "\\ud800"}', "invalid_unicode", "the lone surrogate `\\ud800`"),
         (b'{"prompt": "\\\\ud83d\\ude00\\udE00"}', "invalid_unicode", "the lone surrogate `\\ude00`"),
         (b'{"prompt": "\\ud83d\\ude00 \\\\ud800", x}', "invalid_json", "malformed"),
-        (b'{"temperature": 1e999, "prompt": "a"}', "invalid_value", "out of range"),
+        (b'{"temperature": 1e999, "prompt": "a"}', "invalid_value", "`temperature`: number out of range"),
+        (
+            b'{"prompt": "a", "guided_json": {"items": [{"const": -1E400}]}}',
+            "invalid_value",
+            "`guided_json.items[0].const`",
+        ),
     ],
 )
 async def test_malformed_bodies(stack: Stack, body: bytes, code: str, message: str) -> None:

@@ -55,6 +55,10 @@ def test_gbnf_escapes_of_no_character_are_refused(gbnf: str) -> None:
         ("start: /[/", "unclosed character class"),
         (LLMatcher.grammar_from_regex("(x{3000}y){3000}"), "costs too much"),
         ('start: %json {"$ref": "http://x/y"}', "`$ref` to `http://x/y` is not supported"),
+        (
+            'start: %json {"patternProperties": {"^a": {}, "b$": {}}}',
+            "`patternProperties` has /^a/ and /b$/, which may",
+        ),
         ('start: %json {"oneOf": [{"type": "number"}, {"type": "integer"}]}', "`oneOf` is not supported where"),
     ],
 )
