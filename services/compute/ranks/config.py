@@ -38,6 +38,7 @@ class RankGroupConfig:
     adapter_cache_bytes: int = 0  # of a rank, for adapters that may lose their slots
     pooling: PoolingKind = "mean"
     normalise_embeddings: bool = True
+    embedding_size: int = 0  # the first numbers of an embedding, which are kept; 0: all
     eos_token_ids: tuple[int, ...] = ()  # tokens that end a text where its grammar allows the end
     max_in_flight: int = 2  # plans in flight
     gpu_kernels: Literal["auto", "torch"] = (

@@ -101,6 +101,7 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             adapter_cache_bytes=settings.adapter_cache_mb << 20,
             pooling=files.pooling.kind,
             normalise_embeddings=files.pooling.normalise,
+            embedding_size=files.pooling.size,
             eos_token_ids=files.eos_token_ids,
             gpu_kernels=settings.gpu_kernels,
             gpu_graphs=settings.gpu_graphs,

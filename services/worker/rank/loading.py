@@ -44,11 +44,10 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
     head = decoder.classifier
     if not head and path.is_dir():
         head = load_dense(path, read_pooling(path).dense, spec.hidden_size, backend.device)
+    size = len(head[-1].weight) if head else spec.hidden_size
     return LoadedModel(
         decoder=decoder,
-        facts=ModelFacts(
-            spec.vocab_size, len(head[-1].weight) if head else spec.hidden_size, dict(decoder.weight_formats)
-        ),
+        facts=ModelFacts(spec.vocab_size, min(size, config.embedding_size or size), dict(decoder.weight_formats)),
         kv_bytes_per_token=decoder.kv_bytes_per_token,
         make_cache=partial(decoder.make_cache, block_tokens=config.block_tokens),
         footprint=footprint(spec, config),

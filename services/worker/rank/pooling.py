@@ -57,4 +57,5 @@ class PooledSlots:
         pooled = kept / self._counts[slot] if self._pooling.kind == "mean" else kept
         for layer in self._head:
             pooled = layer(pooled)
-        return tuple((torch.nn.functional.normalize(pooled, dim=0) if self._pooling.normalise else pooled).tolist())
+        pooled = torch.nn.functional.normalize(pooled, dim=0) if self._pooling.normalise else pooled
+        return tuple(pooled[: self._pooling.size or len(pooled)].tolist())

@@ -157,7 +157,7 @@ def _make_runner(
         block_tokens=config.block_tokens,
         max_running=config.max_running,
         max_model_len=config.max_model_len,
-        pooling=Pooling(config.pooling, config.normalise_embeddings),
+        pooling=Pooling(config.pooling, config.normalise_embeddings, size=config.embedding_size),
         head=model.head,
         embeds=model.embeds,
         device=backend.device,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from services.compute.model.families.config import MAX_INTEGER
 from services.compute.model.files import read_json
 from services.compute.model.formats.gguf.metadata import Metadata
 from services.compute.model.spec import HeadActivation, ModelError
@@ -23,6 +24,7 @@ _KINDS: dict[str, PoolingKind] = {
 }
 _GGUF_KINDS: dict[int, PoolingKind] = {0: "mean", 1: "mean", 2: "cls", 3: "last"}  # 0: none, as for generation
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")  # only Dense may be there several times
+_MODULES, _NAMED = "modules.json", "config_sentence_transformers.json"
 _ACTIVATIONS: dict[str, HeadActivation] = {
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.modules.activation.Tanh": "tanh",
@@ -45,11 +47,12 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """How a prompt's hidden states become a vector: mean, first or last; then layers, and scaling to length 1."""
+    """How a prompt's hidden states become a vector: mean, first or last; then layers, scaling to length 1, a cut."""
 
     kind: PoolingKind = "mean"
     normalise: bool = True
     dense: tuple[Dense, ...] = ()
+    size: int = 0  # the first numbers, which are kept; 0: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class EmbeddingFiles:
 
 def read_pooling(folder: Path) -> Pooling:
     """Read modules.json and the modules' configs; the default is the mean, scaled to length 1. Raises ModelError."""
-    modules = _modules(folder / "modules.json")
+    modules = _modules(folder / _MODULES)
     names = [name for name, _ in modules]
     paths = {name: path for name, path in modules if name != "Dense"}
     file = folder / paths.get("Pooling", "1_Pooling") / "config.json"
@@ -72,6 +75,7 @@ def read_pooling(folder: Path) -> Pooling:
         _kind(file, settings) if settings else "mean",
         "Normalize" in names or not modules,
         tuple(_dense(folder, path) for name, path in modules if name == "Dense"),
+        _positive(folder / _NAMED, read_json(folder / _NAMED), "truncate_dim") or 0,
     )
 
 
@@ -85,12 +89,16 @@ def read_gguf_pooling(metadata: Metadata) -> Pooling:
 
 
 def read_embedding_files(folder: Path) -> EmbeddingFiles:
-    """Read sentence_bert_config.json and config_sentence_transformers.json. Raises ModelError."""
-    limits, named = folder / "sentence_bert_config.json", folder / "config_sentence_transformers.json"
+    """Read sentence_bert_config.json and config_sentence_transformers.json. Raises ModelError.
+
+    Without a limit in the former, as sentence-transformers writes it from 5.4 on, the tokenizer's is the model's.
+    """
+    limits, named = folder / "sentence_bert_config.json", folder / _NAMED
     settings, texts = read_json(limits), read_json(named)
-    longest = settings.get("max_seq_length")
-    if longest is not None and (not isinstance(longest, int) or isinstance(longest, bool) or longest < 1):
-        raise ModelError(f"{limits}: max_seq_length: expected a positive integer, found {longest!r}")
+    longest = _positive(limits, settings, "max_seq_length")
+    if longest is None and (folder / _MODULES).is_file():
+        length = read_json(folder / "tokenizer_config.json").get("model_max_length")
+        longest = int(length) if isinstance(length, int | float) and 1 <= length <= MAX_INTEGER else None
     if settings.get("do_lower_case", False) is not False:
         raise ModelError(f"{limits}: do_lower_case: {settings['do_lower_case']!r} is not implemented; allowed: false")
     prompts, default = texts.get("prompts") or {}, texts.get("default_prompt_name")
@@ -99,6 +107,14 @@ def read_embedding_files(folder: Path) -> EmbeddingFiles:
     if default is not None and default not in prompts:
         raise ModelError(f"{named}: default_prompt_name: {default!r} is none of {', '.join(prompts) or 'no prompts'}")
     return EmbeddingFiles(longest, prompts, default or "")
+
+
+def _positive(file: Path, settings: Mapping[str, Any], key: str) -> int | None:
+    """Return a positive integer, or None if the key is absent or null. Raises ModelError."""
+    value: Any = settings.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ModelError(f"{file}: {key}: expected a positive integer, found {value!r}")
+    return None if value is None else int(value)
 
 
 def _modules(file: Path) -> list[tuple[str, str]]:

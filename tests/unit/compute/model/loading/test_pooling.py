@@ -144,3 +144,33 @@ def test_prompts_and_the_longest_text_are_read(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=says):
             read_embedding_files(tmp_path)
         file.write_text(before)
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"), [(512, 512), (1e30, None), (10**30, None), (None, None), ("512", None)]
+)
+def test_without_a_limit_of_its_own_a_sentence_model_has_its_tokenizer_s(
+    stored: object, expected: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": stored}))
+    assert read_embedding_files(tmp_path).max_tokens is None  # no model of sentence-transformers
+    (tmp_path / "modules.json").write_text("[]")
+    (tmp_path / "sentence_bert_config.json").write_text('{"transformer_task": "feature-extraction"}')
+    assert read_embedding_files(tmp_path).max_tokens == expected
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 100}')
+    assert read_embedding_files(tmp_path).max_tokens == 100
+
+
+def test_embeddings_are_cut_as_the_model_says(tmp_path: Path) -> None:
+    """After they were scaled, as sentence-transformers does."""
+    file = tmp_path / "config_sentence_transformers.json"
+    file.write_text('{"truncate_dim": 2}')
+    pooling = read_pooling(tmp_path)
+    assert pooling == Pooling("mean", True, size=2)
+    pools = PooledSlots(pooling)
+    pools.admit(0)
+    pools.add(0, 0, torch.tensor([[3.0, 0.0, 4.0]]))
+    assert pools.result(0) == pytest.approx((0.6, 0.0))
+    file.write_text('{"truncate_dim": 0}')
+    with pytest.raises(ModelError, match="truncate_dim: expected a positive integer, found 0"):
+        read_pooling(tmp_path)
