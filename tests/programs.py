@@ -50,7 +50,9 @@ _HELM, _PROMETHEUS = "https://helm.sh/docs/intro/install", "https://prometheus.i
 PROGRAMS = {
     **{name: Program(f"apt install {packages}") for name, packages in DEBIAN.items()},
     **{
-        f"helm {major}": Program(_HELM, (f"helm{major}", "helm"), "version --short", rf"^v{major}\.")
+        f"helm {major}": Program(
+            f"{_HELM}, as helm{major} or helm", (f"helm{major}", "helm"), "version --short", rf"^v{major}\."
+        )
         for major in (3, 4)
     },
     "git": Program("apt install git, in a clone of the repository", (), f"-C {ROOT} rev-parse HEAD", r"^\w{40}$"),

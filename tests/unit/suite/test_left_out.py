@@ -57,6 +57,11 @@ def test_a_second_run_takes_the_tests_that_have_not_passed(folder: Path) -> None
     assert "2 deselected" in run(folder)[-1]
 
 
+def test_the_readme_names_packages_in_one_place() -> None:
+    """The gate installs these on its newcomer's machine, and no others."""
+    assert re.findall(r"apt install ([^`]*)`", (ROOT / "README.md").read_text()) == ["make python3-venv curl"]
+
+
 def test_debians_packages_stand_in_contributing() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     listed = re.findall(r"`apt install ([\w -]+)`", text)[0].split()
