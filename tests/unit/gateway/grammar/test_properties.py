@@ -20,7 +20,7 @@ RULES = SchemaRules("f")
 
 names = st.sampled_from(["a", "b", "x1"])
 patterns = st.sampled_from(
-    ["^a$", "^(a|b)$", "^[ab]$", "^x", "1$", "", "^.*$", "^[^\\s\\S]$", "^(?!a)", "^(?!a)x", r"\bx", "x^"]
+    ["^a$", "^(a|b)$", "^[ab]$", "^x", "1$", ".*", "^.*$", "^[^\\s\\S]$", "^(?!a)", "^(?!a)x", r"\bx", "x^"]
 )
 parts = st.sampled_from([True, {}, {"type": "null"}, {"enum": [1, 2]}, False])
 objects = st.fixed_dictionaries(
