@@ -9,6 +9,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from services.gateway.api.ignored import Unserved
 from services.gateway.http.documentation import HEALTH, Documentation
 
 _ERROR = {
@@ -79,6 +80,12 @@ _MESSAGES_ERROR_SCHEMA = {
         "request_id": {"type": "string"},
     },
 }
+_UNSERVED_SCHEMA = {
+    "type": "object",
+    "description": "A part of any other type: left out of a history, else refused",
+    "required": ["type"],
+    "properties": {"type": {"type": "string"}},
+}
 _CODES = ("400", "401", "403", "404", "405", "408", "413", "415", "429", "500", "503", "504")
 _UPLOAD = {
     "summary": "Store a file of requests or training examples, one JSON object per line",
@@ -114,6 +121,7 @@ def document(app: FastAPI, documented: Mapping[str, Documentation]) -> dict[str,
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     for component in components.values():
         component.pop("additionalProperties", None)  # unknown fields are left out
+    _open_unions(components)
     declared = whole.setdefault("components", {})
     declared.setdefault("schemas", {}).update(components, Error=_ERROR_SCHEMA, MessagesError=_MESSAGES_ERROR_SCHEMA)
     declared["securitySchemes"] = {
@@ -126,6 +134,21 @@ def document(app: FastAPI, documented: Mapping[str, Documentation]) -> dict[str,
     if "/v1/files" in whole["paths"]:
         whole["paths"]["/v1/files"]["post"] = _UPLOAD
     return whole
+
+
+def _open_unions(components: dict[str, Any]) -> None:
+    """Say of the unions that take objects of any type that they do."""
+    if Unserved.__name__ in components:
+        components[Unserved.__name__] = _UNSERVED_SCHEMA
+    waiting: list[Any] = list(components.values())
+    while waiting:
+        schema = waiting.pop()
+        if isinstance(schema, dict):
+            if Unserved.__struct_config__.tag in schema.get("discriminator", {}).get("mapping", ()):
+                del schema["discriminator"]
+            waiting += schema.values()
+        elif isinstance(schema, list):
+            waiting += schema
 
 
 def _document_errors(whole: dict[str, Any]) -> None:
