@@ -74,8 +74,8 @@ def chat_of(body: ChatBody, max_turns: int, ignored: Ignored) -> ChatRequest:
 
 def _goes_on(body: ChatBody) -> bool:
     """Whether the last message is the beginning of the answer."""
-    last = body.messages[-1]
-    return last.role == "assistant" and bool(last.prefix) and body.add_generation_prompt is None
+    last = body.messages[-1] if body.messages else None
+    return bool(last and last.role == "assistant" and last.prefix) and body.add_generation_prompt is None
 
 
 def _variables(body: ChatBody) -> dict[str, Any]:
