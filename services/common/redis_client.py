@@ -166,7 +166,8 @@ def open_redis(
     `connects_beside`: connecting may take longer than `timeout_s`, and continues after its caller has given up.
     """
     parts = urlsplit(access.url)
-    options: dict[str, Any] = {"ssl_ca_certs": access.ca_file} if access.ca_file else {}
+    # Without the client library's name, which is a command that the chart's users may not send.
+    options: dict[str, Any] = {"driver_info": None} | ({"ssl_ca_certs": access.ca_file} if access.ca_file else {})
     if access.user or access.password_source:
         options["credential_provider"] = _Credentials(access)
     connect_s = CONNECT_TIMEOUT_S if connects_beside else timeout_s

@@ -68,7 +68,7 @@ OF_THE_SCHEMA = [
 # Texts of a wrong form, and how the message says the right one.
 WRONG_FORMS = """
 fullnameOverride: Upper
-redis: {mode: external, maxMemory: 200mb, external: {url: 'redis://:pass-word@host'}}
+redis: {mode: external, keyPrefix: "it's*", maxMemory: 200mb, external: {url: 'redis://:pass-word@host'}}
 tracing: {mode: otlp, endpoint: 'jaeger:4317'}
 image: {digests: {gateway: latest}}
 workers: {pools: {default: {model: org/name}, other: {model: 's3://bucket/x'}}}
@@ -83,6 +83,7 @@ _MODEL = (
 )
 OF_FORMS = {
     "fullnameOverride": "a letter, then a-z, 0-9 and -, no - at the end",
+    "redis.keyPrefix": "letters, digits, ., _, : and -",
     "redis.maxMemory": "a whole number and Ki, Mi or Gi, such as 200Mi",
     "redis.external.url": "redis://host:port/number or rediss://host:port/number, without a user or password",
     "tracing.endpoint": "http://host:port or https://host:port",

@@ -75,7 +75,7 @@ def test_releases_know_nothing_of_each_other(pools: Installation, namespaces: Na
 
 
 def test_what_stays_is_taken_up_again(namespaces: Namespaces) -> None:
-    """Only the password, certificates and Redis's claim stay; a release of the same name finds in them what it had."""
+    """Only passwords, certificates and Redis's claim stay; a release of the same name finds in them what it had."""
     installation = Installation(namespaces("again"))
     installation.install(*settings(KEPT))
     assert installation.redis("set kept yes") == "OK"
@@ -84,7 +84,7 @@ def test_what_stays_is_taken_up_again(namespaces: Namespaces) -> None:
     assert installation.kube.items(KINDS, "app.kubernetes.io/instance=ryzanstein") == []
     left = installation.kube.items("secrets,persistentvolumeclaims")
     certificates = {f"ryzanstein-tls-{name}" for name in ("ca", "admin", "redis", *SERVICES)}
-    kept = {"ryzanstein-redis-auth-1", "data-ryzanstein-redis-0"} | certificates
+    kept = {"ryzanstein-redis-auth-1", "ryzanstein-redis-users-1", "data-ryzanstein-redis-0"} | certificates
     assert {item["metadata"]["name"] for item in left} == kept
     installation.install(*settings(KEPT))
     assert installation.redis("get kept") == "yes"

@@ -31,7 +31,8 @@ from tests.cluster.installation import Installation
 from tests.cluster.kube import Object, client_pod
 from tests.cluster.load import Load, Traffic
 from tests.models import BUNDLED_MODEL
-from tests.redis_users import REFUSED, nobodys, others
+from tests.redis_users import COMPONENTS as USERS
+from tests.redis_users import REFUSED, refused
 from tests.trust import Trusting, assert_callers_are_kept_to_their_methods, assert_strangers_are_refused, at
 
 pytestmark = pytest.mark.timeout(1800)
@@ -41,7 +42,6 @@ VALUES = {
     "gateway.replicas": 2,
     "router.replicas": 2,
     "networkPolicy.enabled": "false",  # what refuses a caller here is its certificate alone
-    "redis.auth.users": "components",
     "monitoring.mode": "none",
     "tracing.mode": "none",
 }
@@ -154,10 +154,8 @@ def test_pods_with_our_labels_are_known_by_their_certificates(secured: Installat
 def test_redis_refuses_each_component_the_others_work(secured: Installation) -> None:
     kube = secured.kube
     keys = RedisKeys(f"{kube.namespace}-{secured.release}")
-    for component, commands in others(keys).items():
-        if component == "finetuner":  # this release has none
-            continue
-        tried = (*commands, *nobodys())
+    for component in set(USERS) - {"finetuner"}:  # this release has none
+        tried = refused(component, keys)
         pod = secured.pod(component)["metadata"]["name"]
         said = json.loads(kube.exec(pod, "python", "-c", COMMAND, json.dumps(tried)))
         for command, refusal in zip(tried, said, strict=True):

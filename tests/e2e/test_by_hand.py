@@ -27,13 +27,15 @@ PROCESSES = {row["name"]: row for row in ROW.finditer(GUIDE)}
 
 
 class ByHand:
-    """An installation without `ryzanstein up`; nothing is set but what the guide says is needed, and ports."""
+    """An installation without `ryzanstein up`; nothing is set but what the guide says is needed, and ports.
+
+    Each service is the user of Redis that it is in the chart.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.redis = RedisServer(folder)
         self.ports = {name: free_port() for name in ("router", "KV-cache coordinator", "gateway")}
         self.variables = {
-            "RYZANSTEIN_REDIS_URL": self.redis.url,
             "RYZANSTEIN_COORDINATOR_ADDRESS": f"127.0.0.1:{self.ports['KV-cache coordinator']}",
             "RYZANSTEIN_ROUTER_ADDRESSES": f"127.0.0.1:{self.ports['router']}",
             "RYZANSTEIN_MODEL": str(TINY_MODEL),
@@ -48,7 +50,9 @@ class ByHand:
             self.redis.start()
             return
         row = PROCESSES[name]
-        needed = {variable: self.variables[variable] for variable in re.findall(r"`(RYZANSTEIN_\w+)`", row["needs"])}
+        component = name.removeprefix("KV-cache ")
+        variables = self.variables | {"RYZANSTEIN_REDIS_URL": self.redis.url_of(component)}
+        needed = {variable: variables[variable] for variable in re.findall(r"`(RYZANSTEIN_\w+)`", row["needs"])}
         ports = {"router": "ROUTER_PORT", "KV-cache coordinator": "COORDINATOR_PORT", "gateway": "GATEWAY_PORT"}
         if name in ports:
             needed[f"RYZANSTEIN_{ports[name]}"] = str(self.ports[name])

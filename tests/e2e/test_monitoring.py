@@ -138,11 +138,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         redis.start()
         stack.callback(redis.kill)
         coordinator = stack.enter_context(
-            running(coordinator_process(redis.url, METRICS_PORT=str(metrics["coordinator"])))
+            running(coordinator_process(redis.url_of("coordinator"), METRICS_PORT=str(metrics["coordinator"])))
         )
         router = stack.enter_context(
             running(
-                router_process(redis.url, COORDINATOR_ADDRESS=coordinator.address, METRICS_PORT=str(metrics["router"]))
+                router_process(
+                    redis.url_of("router"), COORDINATOR_ADDRESS=coordinator.address, METRICS_PORT=str(metrics["router"])
+                )
             )
         )
         worker = {

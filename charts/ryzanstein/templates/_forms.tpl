@@ -4,6 +4,7 @@
 {{- define "ryzanstein.forms" -}}
 {{- $forms := list
   (list "fullnameOverride" .Values.fullnameOverride "^([a-z]([-a-z0-9]*[a-z0-9])?)?$" "a letter, then a-z, 0-9 and -, no - at the end")
+  (list "redis.keyPrefix" .Values.redis.keyPrefix "^[A-Za-z0-9._:-]*$" "letters, digits, ., _, : and -")
   (list "redis.maxMemory" .Values.redis.maxMemory "^[1-9][0-9]*(Ki|Mi|Gi)$" "a whole number and Ki, Mi or Gi, such as 200Mi")
   (list "redis.external.url" .Values.redis.external.url "^((rediss?)://[^@]+)?$" "redis://host:port/number or rediss://host:port/number, without a user or password")
   (list "tracing.endpoint" .Values.tracing.endpoint "^(https?://[^/:]+:[0-9]+)?$" "http://host:port or https://host:port")

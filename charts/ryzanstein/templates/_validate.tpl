@@ -44,6 +44,7 @@ workers.pools.{{ $pool }}.settings.adapters: {{ quote $name }} has the folder {{
 {{- $places := dict
   "RYZANSTEIN_DRAIN_DELAY_S" "gateway.drain.delaySeconds" "RYZANSTEIN_DRAIN_TIMEOUT_S" "gateway.drain.streamSeconds"
   "RYZANSTEIN_DRAIN_SILENCE_S" "gateway.drain.silenceSeconds" "RYZANSTEIN_DRAIN_S" "the pool's drainSeconds" "RYZANSTEIN_HOST" "bindAddress"
+  "RYZANSTEIN_NAMESPACE" "redis.keyPrefix"
   "RYZANSTEIN_REDIS_PASSWORD_FILE" "redis.auth" "RYZANSTEIN_ADMIN_TOKEN_FILE" "gateway.tenancy.adminSecret"
   "RYZANSTEIN_TLS_FOLDER" "tls" "RYZANSTEIN_TLS_PHASE" "tls.phase"
   "RYZANSTEIN_EXPECTED_MODELS" "workers.pools" "RYZANSTEIN_EXPECTED_MODELS_FILE" "workers.pools"
@@ -138,11 +139,8 @@ workers.pools: at least one pool is needed
 
 {{- define "ryzanstein.validate.redis" -}}
 {{- with .Values.redis -}}
-{{- if and (eq .auth.users "components") (not .auth.enabled) }}
-redis.auth.users: components need redis.auth.enabled
-{{- end -}}
-{{- if and (eq .auth.users "components") .auth.username }}
-redis.auth.username: has no effect with redis.auth.users components, whose users are gateway, router, coordinator, worker and finetuner
+{{- if and (include "ryzanstein.redis.users" $) .auth.username }}
+redis.auth.username: has no effect with redis.auth.users components, whose users are gateway, router, coordinator, worker and finetuner; take shared for one user
 {{- end -}}
 {{- if eq .mode "external" -}}
 {{- if not .external.url }}
@@ -156,8 +154,11 @@ redis.auth.existingSecret.name: name the secret with the password of your Redis,
 redis.mode: redis.external is set, but the mode is bundled; take external
 {{- end -}}
 {{- if .auth.username }}
-redis.auth.username: the bundled Redis has only its default user
+redis.auth.username: the bundled Redis has no user of yours
 {{- end -}}
+{{- end -}}
+{{- with include "ryzanstein.redis.users.missing" $ }}
+{{ . }}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.cluster.control_plane.releases import NOWHERE, RELEASE, install, owned, replicas, specs, upgrade
-from tests.cluster.kube import Kube, Object, client_pod
+from tests.cluster.kube import CommandError, Kube, Object, client_pod
 from tests.programs import CHART
 
 GATEWAY, ROUTER, WORKERS = (
@@ -76,6 +76,42 @@ def test_another_generation_of_the_password_is_another_job(namespace: Kube) -> N
     upgrade(namespace, "redis.auth.generation=2")
     (second,) = namespace.items("jobs")
     assert second["metadata"]["name"] != first["metadata"]["name"]
+
+
+OWN = "redis.auth.existingSecret.name=own"
+BY_HAND = ("secrets.generate=false", "tls.mode=off")
+
+
+@pytest.mark.parametrize(
+    ("sets", "made", "said"),
+    [
+        pytest.param(
+            (OWN,), {"own": ["password", "gateway"]}, "router, coordinator, worker in the secret own", id="own"
+        ),
+        pytest.param(
+            BY_HAND, {"ryzanstein-redis-auth-1": ["password"]}, "in the secret ryzanstein-redis-users-1", id="by hand"
+        ),
+        pytest.param(
+            (),
+            {"ryzanstein-redis-auth-1": ["password"], "ryzanstein-redis-users-1": ["gateway", "router"]},
+            "redis.auth.generation: the secret ryzanstein-redis-users-1 has no password for coordinator",
+            id="of an earlier version",
+        ),
+    ],
+)
+def test_an_upgrade_without_components_passwords_is_refused_before_anything_changes(
+    namespace: Kube, sets: tuple[str, ...], made: dict[str, list[str]], said: str
+) -> None:
+    install(namespace, *sets, "redis.auth.users=shared")
+    before = specs(namespace)
+    for name, keys in made.items():
+        data = dict.fromkeys(keys, "secret")
+        namespace.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data})
+    for major in (3, 4):
+        with pytest.raises(CommandError, match=said):
+            upgrade(namespace, *sets, major=major)
+    assert specs(namespace) == before
+    upgrade(namespace, *sets, "redis.auth.users=shared")
 
 
 def test_an_upgrade_is_one_phase_of_tls_further_than_the_last_pod(namespace: Kube) -> None:

@@ -42,7 +42,7 @@ async def test_it_waits_for_the_last_request(redis_server: RedisServer, worker: 
     async def told() -> bool:
         return bool(worker.drains)
 
-    with running(router_process(redis_server.url, REDIS_TIMEOUT_MS="5000")) as router:
+    with running(router_process(redis_server.url_of("router"), REDIS_TIMEOUT_MS="5000")) as router:
         async with open_channel(router.address) as channel:
             stub = routing_pb2_grpc.RouterStub(channel)
             await until(lambda: eligible(stub, 1))

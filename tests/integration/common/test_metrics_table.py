@@ -73,9 +73,9 @@ async def test_the_table_is_what_running_services_export(tmp_path: Path) -> None
     ports = {service: free_port() for service in ("Router", "KV-cache coordinator", "Worker")}
     async with AsyncExitStack() as stack:
         stack.callback(redis.kill)
-        coordinator = coordinator_process(redis.url, METRICS_PORT=str(ports["KV-cache coordinator"]))
+        coordinator = coordinator_process(redis.url_of("coordinator"), METRICS_PORT=str(ports["KV-cache coordinator"]))
         stack.enter_context(running(coordinator))
-        stack.enter_context(running(router_process(redis.url, METRICS_PORT=str(ports["Router"]))))
+        stack.enter_context(running(router_process(redis.url_of("router"), METRICS_PORT=str(ports["Router"]))))
         gc.unfreeze()  # the worker's server runs in this process
         await stack.enter_async_context(running_worker(redis.url, metrics_port=ports["Worker"]))
         for service, port in ports.items():

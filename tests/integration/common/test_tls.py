@@ -59,10 +59,10 @@ async def it(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Installa
     redis.start()
     async with AsyncExitStack() as stack:
         stack.callback(redis.kill)
-        coordinator = coordinator_process(redis.url, TLS_FOLDER=str(folder / "coordinator"))
+        coordinator = coordinator_process(redis.url_of("coordinator"), TLS_FOLDER=str(folder / "coordinator"))
         stack.enter_context(running(coordinator))
         of_router = {"TLS_FOLDER": str(folder / "router"), "COORDINATOR_ADDRESS": coordinator.address}
-        router = stack.enter_context(running(router_process(redis.url, **of_router)))
+        router = stack.enter_context(running(router_process(redis.url_of("router"), **of_router)))
         worker = await stack.enter_async_context(running_worker(redis.url, tls_folder=str(folder / "worker")))
         of_gateway = {"TLS_FOLDER": str(folder / "gateway"), "REDIS_URL": redis.url}
         gateway = await stack.enter_async_context(gateway_process(router.address, folder / "log", **of_gateway))

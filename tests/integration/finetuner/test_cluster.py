@@ -24,6 +24,7 @@ from tests.integration.finetuner.api_server import OWNER, OWNER_UID, ApiServer
 from tests.integration.gateway.redis_server import RedisServer, running_redis
 from tests.kube_api import NAMESPACE, NO_ANSWER, running_kube_api
 from tests.kubeconfig import use_kubeconfig
+from tests.redis_users import SERVER, url_of
 
 LABELS = {f"app.kubernetes.io/{name}": name for name in ("name", "instance", "component")}
 TEMPLATE = {
@@ -52,7 +53,7 @@ class Site:
 
     def settings(self, **overrides: Any) -> FinetunerSettings:
         values = {
-            "redis_url": self.redis.url,
+            "redis_url": url_of("finetuner", self.redis.socket),
             "finetuner_models": {"tiny": "/base"},
             "finetuner_folder": str(self.folder),
             "finetuner_job_template": str(self.folder / "job.json"),
@@ -138,7 +139,10 @@ def step(number: int) -> dict[str, Any]:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     for name in ("cluster.runner._LOOK_S", "cluster.runner._AGAIN_S", "job._PAUSE_S", "job._REPORT_S"):
         monkeypatch.setattr(f"services.finetuner.{name}", 0.02)
-    with running_redis(tmp_path) as redis, running_kube_api(ApiServer(), tmp_path, monkeypatch) as api:
+    with (
+        running_redis(tmp_path, str(SERVER)) as redis,
+        running_kube_api(ApiServer(), tmp_path, monkeypatch) as api,
+    ):
         (tmp_path / "job.json").write_text(json.dumps(TEMPLATE))
         store = JobStore(open_redis(RedisAccess(redis.url), 5.0), RedisKeys("default"), patiently, 3600)
         yield Site(redis, api, tmp_path, store)

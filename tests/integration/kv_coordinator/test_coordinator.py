@@ -32,7 +32,7 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def process(redis_server: RedisServer) -> Iterator[Service]:
-    service = coordinator_process(redis_server.url, MAX_PINS="2")
+    service = coordinator_process(redis_server.url_of("coordinator"), MAX_PINS="2")
     yield service
     service.end()
 
@@ -150,7 +150,7 @@ async def test_the_lag_is_that_of_the_worker_that_is_away(redis_server: RedisSer
     async def in_step() -> bool:
         return await asyncio.to_thread(lag) == 0.0
 
-    with running(coordinator_process(redis_server.url, METRICS_PORT=str(port))) as coordinator:
+    with running(coordinator_process(redis_server.url_of("coordinator"), METRICS_PORT=str(port))) as coordinator:
         await workers.start("steady")
         worker = await workers.start("w")
         worker.store(CHAIN)
@@ -219,7 +219,9 @@ async def test_a_killed_coordinator_knows_everything_again(
         stub = kv_pb2_grpc.KvCoordinatorStub(channel)
         await until_depths(stub, CHAIN, {"w": 8})
         process.kill()
-        again = coordinator_process(redis_server.url, COORDINATOR_PORT=process.address.rpartition(":")[2])
+        again = coordinator_process(
+            redis_server.url_of("coordinator"), COORDINATOR_PORT=process.address.rpartition(":")[2]
+        )
 
         async def back() -> bool:
             try:

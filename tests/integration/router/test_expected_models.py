@@ -26,7 +26,9 @@ def asked(model: str = "tiny") -> pb.RouteRequest:
 
 @pytest.mark.parametrize("expected", ["tiny, huge", ""])
 async def test_a_request_waits_for_the_first_worker_and_is_refused_in_time(fleet: RouterRig, expected: str) -> None:
-    service = fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="4", EXPECTED_MODELS=expected))
+    service = fleet.process(
+        router_process(fleet.redis_server.url_of("router"), QUEUE_TIMEOUT_S="4", EXPECTED_MODELS=expected)
+    )
     router = await fleet.stub(service)
     began = time.monotonic()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -45,7 +47,7 @@ async def test_a_request_waits_for_the_first_worker_and_is_refused_in_time(fleet
 async def test_expected_models_are_known_and_others_are_not(fleet: RouterRig) -> None:
     port = free_port()
     environment = {"EXPECTED_MODELS": "tiny,huge", "METRICS_PORT": str(port), "QUEUE_TIMEOUT_S": "0.5"}
-    router = await fleet.stub(fleet.process(router_process(fleet.redis_server.url, **environment)))
+    router = await fleet.stub(fleet.process(router_process(fleet.redis_server.url_of("router"), **environment)))
 
     def metrics() -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
@@ -78,7 +80,7 @@ async def test_expected_models_are_known_and_others_are_not(fleet: RouterRig) ->
 async def test_a_running_router_hears_which_models_are_expected(fleet: RouterRig, tmp_path: Path) -> None:
     names = MountedFile(tmp_path, "tiny\n")
     environment = {"EXPECTED_MODELS_FILE": str(names.path), "QUEUE_TIMEOUT_S": "0.1"}
-    service = fleet.process(router_process(fleet.redis_server.url, **environment))
+    service = fleet.process(router_process(fleet.redis_server.url_of("router"), **environment))
     router = await fleet.stub(service)
 
     async def refusal(model: str) -> grpc.StatusCode:
@@ -158,7 +160,7 @@ def test_a_model_is_forgotten_ten_minutes_after_its_last_worker_unless_it_is_exp
 
 
 async def test_a_worker_that_cannot_be_reached_is_named_once_with_its_address_and_the_cause(fleet: RouterRig) -> None:
-    service = fleet.process(router_process(fleet.redis_server.url))
+    service = fleet.process(router_process(fleet.redis_server.url_of("router")))
     nowhere = f"127.0.0.1:{free_port()}"
     await LeaseTable(fleet.redis, fleet.keys).write(Lease("lost", "i", nowhere, "tiny", "serving"))
 

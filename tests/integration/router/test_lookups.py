@@ -41,7 +41,7 @@ async def test_cached_prefixes_attract_until_the_coordinator_dies(fleet: RouterR
         await fleet.worker(f"w{i}")
     holder = await fleet.worker("holder", queued_prefill_tokens=500)
     holder.store(chain[:64])
-    coordinator = coordinator_process(fleet.redis_server.url)
+    coordinator = coordinator_process(fleet.redis_server.url_of("coordinator"))
     # On a shared machine 25 ms may pass for any reason.
     router = await fleet.router(workers=4, COORDINATOR_ADDRESS=coordinator.address, LOOKUP_TIMEOUT_MS="2000")
     request = ask(prompt_tokens=1600, block_hashes=chain)
@@ -63,7 +63,7 @@ async def test_whoever_gets_a_session_away_from_its_cache_is_told_where_the_cach
     free = await fleet.worker("free", pull_bytes_per_s=1e9, **moving)
     holder = await fleet.worker("holder", queued_prefill_tokens=20_000, **moving)
     holder.store(chain)
-    coordinator = coordinator_process(fleet.redis_server.url)
+    coordinator = coordinator_process(fleet.redis_server.url_of("coordinator"))
     router = await fleet.router(workers=2, COORDINATOR_ADDRESS=coordinator.address, LOOKUP_TIMEOUT_MS="2000")
     request = ask(prompt_tokens=1700, block_hashes=chain)
 

@@ -45,7 +45,7 @@ async def test_a_router_that_starts_knows_the_workers_before_it_answers(fleet: R
     await fleet.worker("here")
     await fleet.redis.client_pause(20_000, all=False)
     starting = asyncio.create_task(
-        asyncio.to_thread(router_process, fleet.redis_server.url, NAMESPACE=fleet.keys.namespace)
+        asyncio.to_thread(router_process, fleet.redis_server.url_of("router"), NAMESPACE=fleet.keys.namespace)
     )
 
     async def read_is_held() -> bool:
@@ -64,7 +64,7 @@ async def test_a_router_that_starts_knows_the_workers_before_it_answers(fleet: R
 
 async def test_a_killed_worker_gets_nothing_more_long_before_its_lease_ends(fleet: RouterRig) -> None:
     await fleet.worker("alive", queued_prefill_tokens=9000)
-    with worker_process("victim", fleet.redis_server.url) as process:
+    with worker_process("victim", fleet.redis_server.url_of("worker")) as process:
         router = await fleet.router(workers=2)
         assert (await router.Route(ask("before"))).worker_id == "victim"
         process.send_signal(signal.SIGKILL)
@@ -77,7 +77,7 @@ async def test_a_killed_worker_gets_nothing_more_long_before_its_lease_ends(flee
 
 
 async def test_a_stopped_worker_is_found_by_its_silence_and_comes_back(fleet: RouterRig) -> None:
-    with worker_process("victim", fleet.redis_server.url) as process:
+    with worker_process("victim", fleet.redis_server.url_of("worker")) as process:
         router = await fleet.router(workers=1)
         process.send_signal(signal.SIGSTOP)
         await until(lambda: eligible(router, 0))
@@ -274,7 +274,7 @@ async def test_an_address_that_answers_for_another_worker_is_not_used(fleet: Rou
 async def test_a_router_with_many_workers_ends_when_told(fleet: RouterRig) -> None:
     for i in range(40):
         await fleet.worker(f"w{i}")
-    process = router_process(fleet.redis_server.url)
+    process = router_process(fleet.redis_server.url_of("router"))
     router = await fleet.stub(process)
     await until(lambda: eligible(router, 40))
     assert await asyncio.to_thread(process.end) == 0

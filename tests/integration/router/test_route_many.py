@@ -126,7 +126,7 @@ async def test_a_decision_that_fails_says_so_and_leaves_the_others_alone() -> No
 async def test_a_gateway_less_patient_than_the_queue_hears_that_there_is_no_place(fleet: RouterRig) -> None:
     """And does not take the router for dead, which would send its other requests away."""
     await fleet.worker("only", queued_prefill_tokens=1_000_000)
-    service = fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="60"))
+    service = fleet.process(router_process(fleet.redis_server.url_of("router"), QUEUE_TIMEOUT_S="60"))
     router = await fleet.stub(service)
     await until(lambda: lists(router, "only"))
     async with router_client([service.address], route_timeout_s=5.0, unknown_timeout_s=30.0) as client:

@@ -221,7 +221,7 @@ async def test_a_composed_policy_serves_and_explains_its_costs(fleet: RouterRig)
 async def test_metrics_and_probes_tell_the_truth(fleet: RouterRig) -> None:
     port = free_port()
     await fleet.worker("only")
-    process = fleet.process(router_process(fleet.redis_server.url, METRICS_PORT=str(port)))
+    process = fleet.process(router_process(fleet.redis_server.url_of("router"), METRICS_PORT=str(port)))
     router = await fleet.stub(process)
     await until(lambda: eligible(router, 1))
     (chosen,) = (await router.Route(ask())).decision.candidates
@@ -252,7 +252,9 @@ async def test_metrics_show_breakers_and_what_became_of_sessions(fleet: RouterRi
     port = free_port()
     worker = await fleet.worker("w0")
     await fleet.worker("w1")
-    process = fleet.process(router_process(fleet.redis_server.url, METRICS_PORT=str(port), REDIS_TIMEOUT_MS="5000"))
+    process = fleet.process(
+        router_process(fleet.redis_server.url_of("router"), METRICS_PORT=str(port), REDIS_TIMEOUT_MS="5000")
+    )
     router = await fleet.stub(process)
     await until(lambda: eligible(router, 2))
     first = await router.Route(ask(session="s"))
@@ -289,7 +291,7 @@ async def test_metrics_show_breakers_and_what_became_of_sessions(fleet: RouterRi
 
 async def test_a_router_that_has_seen_neither_redis_nor_workers_is_not_ready(fleet: RouterRig) -> None:
     fleet.redis_server.kill()
-    process = fleet.process(router_process(fleet.redis_server.url))
+    process = fleet.process(router_process(fleet.redis_server.url_of("router")))
     async with open_channel(process.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         assert (
@@ -306,9 +308,9 @@ async def test_a_router_that_has_seen_neither_redis_nor_workers_is_not_ready(fle
 
 
 async def test_a_taken_port_is_a_start_up_error(fleet: RouterRig) -> None:
-    process = fleet.process(router_process(fleet.redis_server.url))
+    process = fleet.process(router_process(fleet.redis_server.url_of("router")))
     with pytest.raises(RuntimeError, match="status 1"):
-        router_process(fleet.redis_server.url, ROUTER_PORT=process.address.rpartition(":")[2])
+        router_process(fleet.redis_server.url_of("router"), ROUTER_PORT=process.address.rpartition(":")[2])
 
 
 async def test_of_several_models_one_has_to_be_named(fleet: RouterRig) -> None:

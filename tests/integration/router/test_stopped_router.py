@@ -26,7 +26,9 @@ async def route(client: RouterClient) -> float:
 @pytest.fixture
 async def routers(fleet: RouterRig) -> list[tuple[Service, routing_pb2_grpc.RouterStub]]:
     """Two that know a worker."""
-    started = [fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="3")) for _ in range(2)]
+    started = [
+        fleet.process(router_process(fleet.redis_server.url_of("router"), QUEUE_TIMEOUT_S="3")) for _ in range(2)
+    ]
     await fleet.worker("w")
     found = [(router, await fleet.stub(router)) for router in started]
     for _, stub in found:
@@ -61,7 +63,7 @@ async def test_a_router_that_lets_a_request_wait_is_not_silent(
     fleet: RouterRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     await fleet.worker("w", queued_prefill_tokens=10_000_000)
-    router = fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="3"))
+    router = fleet.process(router_process(fleet.redis_server.url_of("router"), QUEUE_TIMEOUT_S="3"))
     async with router_client([router.address], route_timeout_s=35.0, unknown_timeout_s=1.0) as client:
         began = time.monotonic()
         with pytest.raises(NoWorkerError, match="no worker became free in time"):

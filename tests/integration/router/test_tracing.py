@@ -38,7 +38,7 @@ async def test_the_callers_trace_goes_on(fleet: RouterRig, monkeypatch: pytest.M
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     await fleet.worker("only")
-    coordinator = fleet.process(coordinator_process(fleet.redis_server.url))
+    coordinator = fleet.process(coordinator_process(fleet.redis_server.url_of("coordinator")))
     router = await fleet.router(
         workers=1, ROUTER_ID="router-a", COORDINATOR_ADDRESS=coordinator.address, LOOKUP_TIMEOUT_MS="5000"
     )

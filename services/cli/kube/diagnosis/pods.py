@@ -15,6 +15,11 @@ _PULL = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverP
 _STEADY_S = 300.0  # Kubernetes's longest delay between two restarts
 _OOM, _KILLED = "OOMKilled", 137
 _MEMORY_LIMIT = re.compile(r"set the container's memory limit to ([\d,]+) MiB")  # logged before loading
+# What the chart's Job makes, by a part of the secret's name.
+_REDIS_PASSWORDS = {
+    "redis-auth": ("password",),
+    "redis-users": ("gateway", "router", "coordinator", "worker", "finetuner"),
+}
 # The condition for each service to be ready.
 _READY_WHEN = {
     "gateway": "a router has answered, and a worker of those that serve",
@@ -156,11 +161,13 @@ def _for_missing(snapshot: ClusterSnapshot, message: str) -> tuple[str, ...]:
     secret = re.search(r'secret "([^"]+)" not found', message)
     if not secret:
         return ()
-    if "redis-auth" in secret[1]:
-        return (
-            snapshot.kubectl("get jobs,pods -l app.kubernetes.io/component=secrets"),
-            snapshot.kubectl(f'create secret generic {secret[1]} --from-literal=password="$(openssl rand -hex 32)"'),
-        )
+    for kind, keys in _REDIS_PASSWORDS.items():
+        if kind in secret[1]:
+            passwords = " ".join(f'--from-literal={key}="$(openssl rand -hex 32)"' for key in keys)
+            return (
+                snapshot.kubectl("get jobs,pods -l app.kubernetes.io/component=secrets"),
+                snapshot.kubectl(f"create secret generic {secret[1]} {passwords}"),
+            )
     return (snapshot.kubectl(f"create secret generic {secret[1]} --from-literal=KEY=VALUE"),)
 
 

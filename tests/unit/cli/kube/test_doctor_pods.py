@@ -127,7 +127,11 @@ def test_an_image_that_is_not_pulled(said: str, why: str, do: str) -> None:
     [
         (
             'MountVolume.SetUp failed for volume "redis-auth" : secret "ryzanstein-redis-auth-1" not found',
-            ["component=secrets", "create secret generic ryzanstein-redis-auth-1"],
+            ["component=secrets", 'create secret generic ryzanstein-redis-auth-1 --from-literal=password="$(openssl'],
+        ),
+        (
+            'MountVolume.SetUp failed for volume "redis-auth" : secret "ryzanstein-redis-users-1" not found',
+            ["component=secrets", 'ryzanstein-redis-users-1 --from-literal=gateway="$(openssl'],
         ),
         ('MountVolume.SetUp failed for volume "hub" : secret "hub-token" not found', ["generic hub-token"]),
         ('MountVolume.SetUp failed for volume "models" : mount failed: exit status 32', []),
