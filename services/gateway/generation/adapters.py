@@ -1,7 +1,7 @@
 """The adapters that were loaded while the installation runs: Redis has the list, which all gateways read.
 
 Workers need no list: a request carries its adapter's digest and source, and a worker that does not have the adapter
-loads it. So an adapter holds on every worker, also on those that start later.
+loads it. So every worker serves an adapter, including workers that start later.
 """
 
 from __future__ import annotations

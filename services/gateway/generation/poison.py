@@ -5,7 +5,7 @@ from __future__ import annotations
 # Tokens beyond the place of a death that clear a request: what kills does so where it is computed again. More than the
 # steps in flight and a message that was lost with its worker can account for.
 CLEARING_TOKENS = 16
-# Deaths on trial after the trial's first token: one may be a coincidence, so many at one place are none.
+# Deaths on trial after the trial's first token: one may be a coincidence, this many at one place are not.
 MOST_TRIALS = 3
 # A request with so many deaths, at whatever places, is given up.
 MOST_DEATHS = 8

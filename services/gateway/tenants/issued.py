@@ -40,7 +40,7 @@ class IssuedKey(Tenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
     until: float = 0.0  # the whole key's end; 0: no end
 
     def opens(self, secret: str, now: float) -> bool:
-        """Whether a secret opens the key now. All hashes are compared: the time tells nothing."""
+        """Whether a secret opens the key now. All hashes are compared, so the time leaks nothing."""
         found = [one.opens(secret, now) for one in self.secrets]
         return any(found) and not (self.until and now >= self.until)
 

@@ -20,13 +20,13 @@ from services.compute.ranks.config import RankGroupConfig
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
 
 _MIB = 1 << 20
-_DECODED_KEYS = 1 << 19  # of all rows of the decodes that are measured; with more keys attention takes little more
-_MOST_TOKENS = 1 << 22  # in a cache that takes what is left: the server keeps a record of every block
-# What needs most memory to draw: so hot that all tokens are nearly alike, and the whole vocabulary is sorted.
+_DECODED_KEYS = 1 << 19  # total of the measured decodes; more keys add little to attention's memory
+_MOST_TOKENS = 1 << 22  # limit of a cache that takes all free memory: the server keeps a record of every block
+# The worst case for sampling memory: a nearly uniform distribution, which makes top-p sort the whole vocabulary.
 _SAMPLING = Sampling(temperature=100.0, top_p=0.99)
-_KINDS = (_SAMPLING, Sampling(temperature=1.0))  # of draws: captured steps end before the first, and hold the second
+_KINDS = (_SAMPLING, Sampling(temperature=1.0))  # [0] is drawn outside the captured step, [1] inside it
 _FEW_KEYS, _MANY_KEYS = 16, 1024
-_Piece = tuple[Admission, Chunk]  # of one sequence
+_Piece = tuple[Admission, Chunk]  # one sequence's part of a step
 LOWER_STEP = "RYZANSTEIN_MAX_BATCHED_TOKENS, RYZANSTEIN_MAX_RUNNING or RYZANSTEIN_MAX_MODEL_LEN"
 LOWER_WEIGHTS = "RYZANSTEIN_DTYPE, or use more ranks (RYZANSTEIN_TENSOR_PARALLEL) or a smaller model"
 
@@ -39,7 +39,7 @@ class KvBudget:
     utilization: float
     others: int  # the CUDA context, libraries, other processes
     weights: int  # and other tensors that stay, such as slots of adapters
-    workspace: int  # of the worst steps
+    workspace: int  # peak memory of the worst steps
     graphs: int  # captured steps
 
     @classmethod
