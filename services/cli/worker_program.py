@@ -20,9 +20,9 @@ from services.common.extras import pip_install
 class WorkerProgram:
     """A package that runs as `python -m`; its lines are {"phase", "done", "of"}, {"note"} or {"error"}."""
 
-    command: str  # of `ryzanstein`
+    command: str  # subcommand of `ryzanstein`
     module: str
-    extras: str  # of the package ryzanstein, which bring `needed`
+    extras: str  # extras of the package ryzanstein that install `needed`
     needed: tuple[str, ...]
     phases: Mapping[str, str]  # what is shown, by the phase's name
     interrupted: str  # what Ctrl-C leaves

@@ -33,7 +33,7 @@ class RegisteredAdapter:
 
     name: str
     base: str  # name of its model
-    digest: str  # of its files: an adapter loaded again under its name is another one
+    digest: str  # digest of its files: an adapter loaded again under its name is another one
     source: str  # a folder that workers can read
     pinned: bool = False  # every worker loads it before it is asked for, and keeps it in a slot
 

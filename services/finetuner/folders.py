@@ -16,7 +16,7 @@ from services.common.fine_tuning.store import JobStore
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 600.0
-_OF_TRAINING = ("training.jsonl", "validation.jsonl", "checkpoints/*/training.pt")  # of no use once a job is over
+_OF_TRAINING = ("training.jsonl", "validation.jsonl", "checkpoints/*/training.pt")  # useless once a job is over
 
 
 async def keep_tidy(jobs: Path, store: JobStore, keep_s: float) -> None:

@@ -39,7 +39,7 @@ _AGAIN_S = 0.5  # between tries while Redis is away
 _LOOK_S = 0.5
 _APPEAR_S = 5.0
 _SWEEP_S = 30.0
-_LIFE_S = 7 * 24 * 3600  # of a job that has ended
+_LIFE_S = 7 * 24 * 3600  # life of an ended job
 _NEEDED = ("torch", "transformers", "peft")
 _NEEDED_FOR_JOBS = ("kubernetes",)
 

@@ -20,7 +20,7 @@ class Task:
     member: str  # the job, as it appears in Redis keys
     job_id: str
     folder: Path  # the job's: its files and checkpoints
-    source: str  # of the base: a folder of safetensors, or a GGUF file
+    source: str  # path of the base: a folder of safetensors, or a GGUF file
     heard: str = ""  # `Run.heard` of the previous fine-tuner
 
     def arguments(self, settings: FinetunerSettings) -> list[str]:
@@ -38,7 +38,7 @@ class Task:
 class Outcome:
     """How a training ended."""
 
-    status: int  # of its process
+    status: int  # exit status of its process
     said: str  # why, in words
     counts: bool = True  # as an attempt of the job; False if the training was ended from outside
 

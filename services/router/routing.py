@@ -66,7 +66,7 @@ class Placement:
     evaluation: Evaluation
     choice: Decision
     member: Member
-    binding: Binding  # of the chosen worker
+    binding: Binding  # the session's binding to the chosen worker
     seq: int
     queued_s: float = 0.0
     session: str | None = None  # result of binding the session; None without a session

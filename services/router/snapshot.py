@@ -125,7 +125,7 @@ class Query:
     bound: int = -1  # the worker that holds the session; -1: none or unknown
     bindings_known: bool = True  # False: Redis is away, and routers agree by hashing
     matched_tokens: Floats | None = None  # [n_workers], prefix tokens cached there; None: not known
-    adapter: AdapterLoads | None = None  # of the request's adapter; None: it has none
+    adapter: AdapterLoads | None = None  # loads of the request's adapter; None: it has none
     excluded: tuple[int, ...] = ()
     turn: int = 0  # number of the router's decisions so far
 

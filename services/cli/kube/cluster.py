@@ -27,7 +27,7 @@ from services.cli.kube.diagnosis.snapshot import (
 _TIMEOUT_S = 15
 _RAW: dict[str, Any] = {"_preload_content": False, "_request_timeout": _TIMEOUT_S}  # the answer as JSON
 _DEFAULT_RELEASE = "ryzanstein"  # the name in the documents; assumed if nothing is installed
-TLS_VOLUME = "tls"  # of every service of a release with mutual TLS
+TLS_VOLUME = "tls"  # volume of every service in a release with mutual TLS
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # in a pod
 _NOT_FOUND = 404
 _UNREADABLE = (401, 403, _NOT_FOUND, 405)  # no permission, or the cluster has no such kind

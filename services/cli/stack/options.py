@@ -35,7 +35,7 @@ class StackOptions:
     workers: int = 1
     tensor_parallel: int = 1
     engine: str = "native"
-    engine_args: Mapping[str, Any] = field(default_factory=dict)  # of vLLM
+    engine_args: Mapping[str, Any] = field(default_factory=dict)  # arguments of vLLM's engine
     engine_python: str = ""  # interpreter of the workers; empty: this one
     dtype: str = "auto"
     quantization: str = "auto"

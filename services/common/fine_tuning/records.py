@@ -93,7 +93,7 @@ class Result(Record):
     folder: str
     train_loss: float
     valid_loss: float | None
-    examples: list[Example]  # of the validation file, for its loss through the serving workers
+    examples: list[Example]  # examples of the validation file, for its loss through the serving workers
 
 
 class Presence(Record):

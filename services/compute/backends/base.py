@@ -259,7 +259,7 @@ class Step:
     rotations: tuple[Rotation, ...]  # by rope
     plans: tuple[Any, ...]  # the attention's plans, by window
     reduce: Elementwise  # sums over the ranks, in place
-    adapters: AdapterRows | None = None  # of the rows that the layers compute, padding included
+    adapters: AdapterRows | None = None  # adapters of the rows that the layers compute, padding included
 
 
 # Maps a step's rows [n, hidden_size], which it may overwrite, to rows of the same number.
@@ -304,7 +304,7 @@ class Computations:
     windows: tuple[int | None, ...]
     cache: KvCache
     hidden_size: int
-    max_blocks: int  # of a sequence
+    max_blocks: int  # largest number of blocks of a sequence
     longest: int | None = None  # most keys of a sequence before chunks hide some, besides `windows`; None: any
 
 

@@ -23,7 +23,7 @@ Candidate = Callable[[], Attention[Any]]
 _BLOCK_SIZE = 16
 _WINDOW = 21
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-_OVER_CODES = 1e-3  # of attention over codes of 8 bits, which may round queries and weights, too
+_OVER_CODES = 1e-3  # tolerance of attention over 8-bit codes, which may also round queries and weights
 # (rows, keys): decodes with one key, a full block and several kernel blocks; a whole prompt; a later chunk.
 _WORK = ((1, 1), (1, 16), (1, 700), (45, 45), (30, 93))
 

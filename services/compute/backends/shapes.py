@@ -15,7 +15,7 @@ class AttentionShape:
     head_dim: int
     scale: float
     softcap: float | None
-    slopes: tuple[float, ...] = ()  # of a head's linear bias over the distance to a key (ALiBi); (): none
+    slopes: tuple[float, ...] = ()  # slopes of the heads' linear bias over the distance to a key (ALiBi); (): none
     # [n_layers][n_heads]: the score of one more key, whose value is 0 (attention sinks); (): none
     sinks: tuple[tuple[float, ...], ...] = ()
 
@@ -44,7 +44,7 @@ class KvSize:
     """Bytes in the cache."""
 
     number: int
-    head: int = 0  # of what is stored beside the numbers of a token's head of K or V
+    head: int = 0  # bytes stored with the numbers of a token's head of K or V
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Routing:
     corrected: bool = False  # a stored number for each expert is added to its score for the choice, not for its weight
     n_groups: int = 1  # groups of experts, in order
     n_kept_groups: int = 1  # only experts of the best groups can be chosen
-    group_score: Literal["max", "top2"] = "max"  # of its experts' scores: the highest, or the sum of the two highest
+    group_score: Literal["max", "top2"] = "max"  # highest score of the group's experts, or sum of the two highest
     scale: float = 1.0  # factor of the weights
     on_inputs: bool = False  # the weights are factors of the experts' inputs, not of their results
     jitter: float = 0.0  # sparsemixer: experts whose logits are less than 2 * jitter below the best share its weight
@@ -67,7 +67,7 @@ class Routing:
 class ExpertsShape:
     """One rank's gated experts of a mixture, and how rows are sent to those of all ranks."""
 
-    numbers: range  # of this rank's experts among all
+    numbers: range  # this rank's range among all experts
     hidden_size: int
     ffn_size: int
     routing: Routing

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-Bits = Literal[2, 4, 8]  # of a code
+Bits = Literal[2, 4, 8]  # bits of a code
 InputBits = Literal[8, 16]
 
 SCALE_ROWS = 64  # rows of packed codes and scales are padded to a multiple of SCALE_ROWS
@@ -15,7 +15,7 @@ LEAST_BLOCK = 16  # inputs of a block are a multiple of LEAST_BLOCK
 # Most inputs of a block by their bits. With more, sums could leave 32 bits, or 16 for inputs of 8 bits.
 MOST_BLOCK: dict[InputBits, int] = {16: 128, 8: 64}
 _LINE = 64  # bytes
-_BLOCK_BYTES = 8  # of a block's step and sum in a row of inputs
+_BLOCK_BYTES = 8  # bytes of a block's step and sum in a row of inputs
 
 
 @dataclass(frozen=True, slots=True)

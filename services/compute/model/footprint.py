@@ -31,9 +31,9 @@ class Footprint:
     ranks: int
     process: int
     weights: int  # including tables of positions
-    workspace: int  # of the largest step
+    workspace: int  # bytes of the largest step
     adapters: int  # once all slots are in use and the cache is full
-    kv_token: int  # of a token in the KV cache, over all layers
+    kv_token: int  # bytes of a token in the KV cache, over all layers
     kv_format: str
 
     @property
@@ -122,7 +122,7 @@ def _stored_bytes(layout: Layout, dense: float) -> float:
         return dense
     bits = 8 if codes.packing is None or layout.microscaled else codes.packing.bits
     kept = next(size for size in (2, 4, 8) if size >= bits)
-    numbers = 1 if layout.zeros is None else 2  # of a group: a scale, and an offset in place of a zero
+    numbers = 1 if layout.zeros is None else 2  # numbers per group: a scale, and an offset in place of a zero
     return kept / 8 + (numbers * _FLOAT / group if group else 0)
 
 

@@ -20,7 +20,7 @@ class Span:
 class Shard:
     """The `rows` and `cols` of a stored matrix."""
 
-    key: str  # of the matrix
+    key: str  # the matrix's key
     shape: tuple[int, int]  # [out, in] of the whole matrix
     rows: Span
     cols: Span

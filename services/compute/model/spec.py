@@ -54,7 +54,7 @@ class MoeSpec:
     routing: Routing
     shared_size: int = 0  # columns of the shared expert; 0: none
     shared_gate: bool = False  # its results are multiplied by the sigmoid of a product with the row
-    bias: bool = False  # of the router and of the experts
+    bias: bool = False  # biases of the router and the experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ class Reach:
 class IntegerPart:
     """The part of some matrices that is stored as integers, which a device may keep as they are."""
 
-    share: float  # of the elements of these matrices
-    element_bytes: float  # of one of its elements in memory, with a share of the scales: the mean
+    share: float  # share of these matrices' elements
+    element_bytes: float  # mean bytes of an element in memory, its share of the scales included
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class ModelSpec:
     """Every switch of a transformer that this worker implements."""
 
     family: str
-    dtype: str  # of the checkpoint's weights: "float32", "bfloat16", "float16"
+    dtype: str  # dtype of the checkpoint's weights: "float32", "bfloat16", "float16"
     vocab_size: int
     hidden_size: int
     ffn_size: int
@@ -194,7 +194,7 @@ class ModelSpec:
     generates: bool = True  # False: the checkpoint is the body of a model, without a head
     classifier: Classifier | None = None
 
-    attention_scale: float = 0.0  # of q·k
+    attention_scale: float = 0.0  # factor of q·k
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
@@ -202,9 +202,9 @@ class ModelSpec:
     logit_scale: float = 1.0
 
     eos_token_ids: tuple[int, ...] = ()
-    quantization: tuple[Layout, ...] = ()  # of quantized linear layers, each stored in one of these; (): not quantized
-    in_layers: IntegerPart | None = None  # of a GGUF file's layers
-    in_tables: IntegerPart | None = None  # of a GGUF file's embedding and head
+    quantization: tuple[Layout, ...] = ()  # layouts of the quantized linear layers; (): not quantized
+    in_layers: IntegerPart | None = None  # integers in a GGUF file's layers
+    in_tables: IntegerPart | None = None  # integers in a GGUF file's embedding and head
 
     @property
     def n_layers(self) -> int:

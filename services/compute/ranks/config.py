@@ -20,7 +20,7 @@ class RankGroupConfig:
     model_path: str
     ranks: int = 1
     dtype: str = "bfloat16"
-    quantization: Quantization = "none"  # of weights that are stored unquantized
+    quantization: Quantization = "none"  # rounding of weights that are stored unquantized
     device: str = "cpu"  # "cpu", or "cuda": rank r uses device r
     block_tokens: int = 16
     n_blocks: int | None = None
@@ -35,7 +35,7 @@ class RankGroupConfig:
     max_model_len: int = 4096
     adapter_slots: int = 0  # adapters that can be computed at a time; 0: none
     adapter_max_rank: int = 64
-    adapter_cache_bytes: int = 0  # of a rank, for adapters that may lose their slots
+    adapter_cache_bytes: int = 0  # bytes of a rank for adapters that may lose their slots
     pooling: PoolingKind = "mean"
     normalise_embeddings: bool = True
     embedding_size: int = 0  # the first numbers of an embedding, which are kept; 0: all

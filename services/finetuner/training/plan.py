@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from services.common.fine_tuning.records import Order
 
 _LEARNING_RATE = 2e-4  # usual for LoRA with Adam
-_WARMUP = 0.05  # of all steps
+_WARMUP = 0.05  # share of all steps
 _FEW = 100  # with fewer examples, `auto` takes more epochs
 
 

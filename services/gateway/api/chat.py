@@ -71,7 +71,7 @@ class ChatRequest:
     names: FieldNames = CHAT_COMPLETIONS
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
     tools: OfferedTools = OfferedTools()
     options: TextOptions = field(default_factory=TextOptions)
     n: int = 1

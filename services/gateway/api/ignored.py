@@ -52,11 +52,11 @@ class Ignored:
 class _Shape:
     """The objects and lists that a type takes."""
 
-    fields: Mapping[str, _Shape | None] | None = None  # of an object; None: any
+    fields: Mapping[str, _Shape | None] | None = None  # fields of an object; None: any
     tagged: Mapping[object, _Shape] = field(default_factory=dict)  # objects by their tags
     tag_field: str = ""
     unserved: bool = False  # objects with other tags become an `Unserved`
-    items: _Shape | None = None  # of a list
+    items: _Shape | None = None  # shape of a list's items
 
 
 @cache

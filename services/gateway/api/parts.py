@@ -25,7 +25,7 @@ _TEXTUAL = frozenset(
 _TEXTS = (
     "title", "url", "source", "text", "content", "stdout", "stderr", "error_code", "tool_name", "tool_references",
 )  # fmt: skip
-_READABLE_SOURCES = (None, "text", "content")  # of a document; others are files
+_READABLE_SOURCES = (None, "text", "content")  # sources of a readable document; others are files
 
 
 def is_media(kind: str) -> bool:

@@ -29,7 +29,7 @@ class _Body(msgspec.Struct):
     stream: Any = None
 
 
-read_line = msgspec.json.Decoder(Line).decode  # of a valid line
+read_line = msgspec.json.Decoder(Line).decode  # decoder of a valid line
 _peek = msgspec.json.Decoder(_Body).decode
 
 

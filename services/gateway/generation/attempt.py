@@ -89,7 +89,7 @@ class Attempt:
         self.next_index = next_index
         self.end: End | None = None
         self.cached_tokens = 0
-        self.computed_tokens = 0  # of the prompt and earlier tokens, as the worker has said last
+        self.computed_tokens = 0  # tokens of prompt and earlier output that the worker last reported
         self._silence = Silence(stall_s)
         self._moved = True  # since the last look
         self._deadline = deadline

@@ -17,7 +17,7 @@ class Entrance:
     gate: Gate
     models: Models
     refuse_fields: bool = False  # that no API knows; else they are ignored
-    time_limit_s: float = 0.0  # of each request in all; 0: none
+    time_limit_s: float = 0.0  # limit of a request's total time; 0: none
 
     def admit(self, tenant: Tenant) -> AdmittedRequest:
         """Return a new request of a tenant; :class:`AdmittedRequest` enters the gate."""

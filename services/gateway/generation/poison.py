@@ -28,7 +28,7 @@ class PoisonDetector:
     def __init__(self, shared_deaths: int) -> None:
         self._shared_deaths = shared_deaths
         self._deaths = 0  # since it was last cleared
-        self._trials = 0  # of these, on trial
+        self._trials = 0  # deaths on trial among these
         self._total = 0
         self._died_at = 0  # tokens generated at the last death
         self.convicted = False

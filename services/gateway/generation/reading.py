@@ -20,10 +20,10 @@ _PROMPT_END = 16  # tokens that show whether a template has opened the reasoning
 class Reading:
     """Makes a reader for each choice."""
 
-    tags: tuple[str, str] | None  # of reasoning
+    tags: tuple[str, str] | None  # start and end tags of reasoning
     inside: bool  # the prompt has opened it
     new_calls: Callable[[], CallReader] | None
-    finish: FinishReason  # of a message with calls
+    finish: FinishReason  # finish reason of a message with calls
     special: bool  # control tokens must be seen
 
     def new(self) -> MessageReader:

@@ -14,7 +14,7 @@ from services.gateway.text.codec import ServedModel
 
 _SEED_MASK = (1 << 64) - 1
 _WORKERS = [name for name in worker_pb2.Sampling.DESCRIPTOR.fields_by_name if name != "seed"]  # named alike here
-LAST_PRIORITY = 100  # of requests that wait for all others, such as those of batches
+LAST_PRIORITY = 100  # priority of requests that wait for all others, such as those of batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Caller:
     traceparent: str = ""
     ignored: Ignored = field(default_factory=Ignored)  # collects what translations of its body leave out
     admitted_at: float = 0.0  # event-loop time
-    time_limit_s: float = 0.0  # of the whole request from then on; 0: none
+    time_limit_s: float = 0.0  # limit of the whole request from then on; 0: none
 
     @property
     def deadline(self) -> float | None:
@@ -84,7 +84,7 @@ class GenerationRequest:
     block_hashes: list[int]
     embed: bool = False
     second_from: int = 0  # position of the second of two texts; 0: one text
-    group: SequenceGroup | None = None  # of a request that has several
+    group: SequenceGroup | None = None  # group of a request with several sequences
 
     def choice(self, index: int) -> GenerationRequest:
         """The request of choice `index`: same prompt, a seed of its own that follows from the request's seed."""

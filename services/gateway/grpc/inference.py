@@ -64,7 +64,7 @@ class _Call:
 
     context: Context
     traceparent: str
-    ignored: Ignored  # of an admitted request: its own
+    ignored: Ignored  # an admitted request has its own
     model: str = ""
     answering: bool = False  # true from the first response on
 

@@ -29,7 +29,7 @@ audit = logging.getLogger("services.gateway.audit")
 
 _MAX_BODY_BYTES = 64 * 1024
 _LONGEST_OVERLAP_S = 30 * 24 * 3600
-_NEVER = "secrets", "id", "created_at", "until"  # of a record: not a field of its limits
+_NEVER = "secrets", "id", "created_at", "until"  # fields of a record that are no limits
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 

@@ -52,7 +52,7 @@ class HeadProtocol(UpgradeProtocol):
     refusal: ApiError | None = None  # why the head is refused
     _within_head = False
     _head_timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0  # of an incomplete head, less what came with its first byte
+    _head_bytes = 0  # bytes of an incomplete head, without the chunk of its first byte
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""

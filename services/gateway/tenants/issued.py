@@ -23,7 +23,7 @@ class SecretHash(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A secret that opens a key."""
 
     salt: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-    sha256: Annotated[str, msgspec.Meta(pattern=_HEX_SHA256)]  # of the salt's text and the secret
+    sha256: Annotated[str, msgspec.Meta(pattern=_HEX_SHA256)]  # digest of the salt's text and the secret
     until: float = 0.0  # seconds since the epoch; 0: no end
 
     def opens(self, secret: str, now: float) -> bool:

@@ -44,7 +44,7 @@ class JwtIssuer:
     audience: str
     jwks_url: str  # empty: the issuer's discovery document names it
     tenant_claim: str
-    limits: Tenant  # of every tenant that the issuer names
+    limits: Tenant  # limits of every tenant that the issuer names
 
 
 class JwtVerifier:

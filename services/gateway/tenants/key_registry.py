@@ -14,7 +14,7 @@ from services.gateway.tenants.issued import IssuedKey, PresentedKey, new_id, new
 from services.gateway.tenants.redis_guard import RedisGuard
 from services.gateway.tenants.tenant import Tenant
 
-_TRIES = 5  # of a change that others change meanwhile
+_TRIES = 5  # tries of an update that conflicts with concurrent updates
 
 
 class KeyRegistry:

@@ -37,7 +37,7 @@ class ModelCardError(Exception):
 class ServedModel:
     """A served model: its card, tokenizer and template."""
 
-    card: worker_pb2.ModelCard  # of an adapter: the base's, with the adapter's name and hash root
+    card: worker_pb2.ModelCard  # an adapter has the base's card with its own name and hash root
     tokenizer: Tokenizer
     vocabulary: Vocabulary
     template: ChatTemplate | None

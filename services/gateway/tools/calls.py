@@ -20,7 +20,7 @@ class CallDelta:
     name: str | None = None
     arguments: str = ""
     id: str | None = None  # in the piece with the name
-    custom: bool = False  # of a custom tool: `arguments` is its input, and no JSON
+    custom: bool = False  # custom tool: `arguments` is its input, and no JSON
 
 
 def join_calls(calls: list[CallDelta], deltas: Iterable[CallDelta]) -> None:

@@ -97,7 +97,7 @@ class _Connection:
         self, socket: StreamSocket, send: Send, authorization: str, session: str, traceparent: str, request_id: str
     ) -> None:
         self._traceparent = traceparent
-        self._request_id = request_id  # of the connection; its generations share it
+        self._request_id = request_id  # the connection's id, which its generations share
         self._socket = socket
         self._send = send
         self._authorization = authorization

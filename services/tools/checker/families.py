@@ -33,7 +33,7 @@ class ListedFamily:
     about: str
     features: tuple[str, ...]  # what some of its models ask of a worker
     divided: tuple[str, ...]  # what ranks divide among them: the number of each is a multiple of that of ranks
-    formats: tuple[str, ...]  # of its files
+    formats: tuple[str, ...]  # formats of its files
     random: tuple[str, ...]  # checkpoints of the tests with random numbers and the published names
     published: tuple[str, ...]  # models whose config.json the tests read
     served: tuple[str, ...]  # models that tests serve with their weights
@@ -44,7 +44,7 @@ class Models:
     """Everything that can be served."""
 
     families: tuple[ListedFamily, ...]
-    quantizations: tuple[str, ...]  # of weights in safetensors
+    quantizations: tuple[str, ...]  # quantizations of weights in safetensors
     gguf_architectures: tuple[str, ...]
     kv_formats: tuple[str, ...]
     needs: str

@@ -32,7 +32,7 @@ class RankReport:
     ranks: int
     weights_bytes: int = 0
     kv_bytes_per_1000_tokens: int = 0  # 0: there is no KV cache
-    total_bytes: int = 0  # of all ranks and the server, with the KV cache that a worker makes by default
+    total_bytes: int = 0  # all ranks and the server, with a worker's default KV cache
     problem: str = ""  # why it cannot be served so; empty: it can
 
 
@@ -43,7 +43,7 @@ class Report:
     model: str
     architecture: str = ""
     does: str = ""  # generates, embeds, classifies
-    dtype: str = ""  # of the computation
+    dtype: str = ""  # dtype of the computation
     max_model_len: int = 0
     problems: tuple[str, ...] = ()  # why it cannot be served at all, in a worker's words
     ranks: tuple[RankReport, ...] = ()

@@ -21,7 +21,7 @@ Scalar = bool | int | float | str
 _BY_HUB = {architecture.hub: name for name, architecture in ARCHITECTURES.items()}
 # Of a spec, which a file says in another way or not, or which say how a file stores its weights.
 _EXACT = ("quantization", "dtype", "eos_token_ids", "layers", "in_layers", "in_tables")
-_TOLERANCE = 1e-6  # of 32-bit numbers
+_TOLERANCE = 1e-6  # tolerance for the rounding of 32-bit numbers
 
 
 def find_target(source: Source) -> tuple[str, Architecture]:

@@ -32,7 +32,7 @@ class Request:
 
     source: Path  # a folder or a GGUF file
     out: Path  # a name that ends with .gguf, or a folder
-    kind: str  # of matrices; AUTO: the source's dtype
+    kind: str  # type of matrices; AUTO: the source's dtype
     shard_bytes: int
     force: bool
 

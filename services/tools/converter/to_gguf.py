@@ -26,7 +26,7 @@ from services.tools.converter.assembly import LogicalReader, StoredTensor, assem
 from services.tools.converter.source import Source
 from services.tools.converter.to_safetensors import Report
 
-FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}  # of general.file_type
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}  # values of general.file_type
 _FOUR_BITS = ("Q4_0", "Q4_1")
 _SAMPLING = {
     "temperature": "temp",

@@ -41,7 +41,7 @@ class FolderTokenizer:
     special_tokens: Mapping[str, str]
     template: str
     eos_token_ids: tuple[int, ...]
-    n_rows: int  # of the embedding
+    n_rows: int  # rows of the embedding
 
 
 def vocabulary_keys(folder: FolderTokenizer) -> dict[str, Value]:

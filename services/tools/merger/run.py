@@ -56,7 +56,7 @@ def merge(base: Path, adapter: Path, out: Path, report: Report) -> None:
     try:
         _copy(base, partial, {file.name for file in files})
         with safe_open(peft.file, framework="pt") as tensors:
-            read = lru_cache(maxsize=4)(tensors.get_tensor)  # of a layer's experts, which share factors
+            read = lru_cache(maxsize=4)(tensors.get_tensor)  # tensors of a layer's experts, which share factors
             for done, file in enumerate(files, 1):
                 stored = load_file(file)
                 if plan.head is not None and plan.head[0] in stored:

@@ -21,7 +21,7 @@ class Recorder:
     """Sums over the inputs of linear layers, by the keys of the layers that share them."""
 
     def __init__(self) -> None:
-        self.n_rows = 0  # of the step that is computed
+        self.n_rows = 0  # rows of the current step
         self._products: dict[tuple[str, ...], Tensor] = {}
         self._magnitudes: dict[tuple[str, ...], Tensor] = {}
         self._seen: dict[tuple[str, ...], int] = {}

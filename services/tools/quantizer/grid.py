@@ -9,7 +9,7 @@ from torch import Tensor
 
 from services.tools.quantizer.scheme import Scheme
 
-_SHRINKS = tuple(1 - 0.05 * step for step in range(10))  # of a group's range, tried by :func:`search_grid`
+_SHRINKS = tuple(1 - 0.05 * step for step in range(10))  # shares of a group's range, tried by :func:`search_grid`
 
 
 @dataclass(frozen=True, slots=True)

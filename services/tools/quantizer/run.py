@@ -61,8 +61,8 @@ from services.tools.quantizer.stream import Stream
 from services.tools.quantizer.target import Target
 from services.tools.quantizer.units import Unit, units
 
-_BYTES = Scheme(8, 0, symmetric=True)  # of the head, and of layers that get more bits
-_UNROUNDED = ("router", "shared_gate")  # of a mixture; their products choose and weigh experts
+_BYTES = Scheme(8, 0, symmetric=True)  # scheme of the head and of layers with more bits
+_UNROUNDED = ("router", "shared_gate")  # units of a mixture whose products choose and weigh experts
 _INSTEAD = "`ryzanstein up MODEL --quantization int8` (or int4) rounds its weights while they load"
 _RTN = "rtn"
 _CONFIG = "config.json"
@@ -123,7 +123,7 @@ class _Work:
     ids: Tensor  # [n_sequences, length]
     text: str  # hash of the calibration's texts
     usual: Scheme
-    dtype: torch.dtype  # of stored scales
+    dtype: torch.dtype  # dtype of stored scales
 
     @classmethod
     def prepare(cls, request: Request, spec: ModelSpec, source: Checkpoint, backend: ModelBackend) -> _Work:

@@ -19,7 +19,7 @@ from services.compute.model.spec import ModelError, ModelSpec
 class StoredRows:
     """The rows of a stored tensor that hold a logical matrix or vector."""
 
-    name: str  # of the tensor
+    name: str  # the tensor's name
     n_stored: int  # its rows
     rows: Tensor  # [size] int64
 

@@ -12,13 +12,13 @@ from services.compute.model.spec import ModelSpec
 class Unit:
     """Layers that share inputs; they get one scheme, because programs that serve them compute them together."""
 
-    name: str  # of the unit in its layer
+    name: str  # the unit's name within its layer
     keys: tuple[str, ...]
     norm: str = ""  # key of the norm that makes the inputs
     maker: str = ""  # key of the linear layer whose outputs are, up to products with others, the inputs
     times: int = 1  # how often the maker's outputs repeat among the inputs, in blocks of `block`
     block: int = 1
-    mixed: bool = False  # of a mixture, whose experts all have one scheme in the programs that compute them together
+    mixed: bool = False  # part of a mixture; programs that compute all experts together need one scheme for them
 
 
 def units(spec: ModelSpec, index: int, stored: Container[str]) -> tuple[Unit, ...]:

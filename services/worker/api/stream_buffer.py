@@ -42,7 +42,7 @@ class StreamBuffer:
         self._open: dict[EngineRequest, pb.Output] = {}
         self._moved: dict[EngineRequest, pb.Progress] = {}  # in the next message
         self._answered: set[EngineRequest] = set()  # with outputs in messages since the last heartbeat was due
-        self._seen: dict[EngineRequest, Progress] = {}  # of the others, when the last heartbeat was due
+        self._seen: dict[EngineRequest, Progress] = {}  # progress of the other requests at the last heartbeat
         self._ready = asyncio.Event()
 
     def add(self, request: EngineRequest, output: Output) -> None:

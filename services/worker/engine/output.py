@@ -25,7 +25,7 @@ class Prefill:
     queued_at: float
     admitted_at: float
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of positions 1 .. n_prompt - 1, if requested
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # positions 1 .. n_prompt - 1, if requested
 
 
 class Progress(NamedTuple):

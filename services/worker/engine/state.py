@@ -24,7 +24,7 @@ class EngineState:
     max_request_tokens: int = 0  # largest sum of prompt and output tokens that fits an empty pool
     prefill_tokens_per_s: float = 0.0  # measured; 0 before the first step with prompts
     decode_step_ms: float = 0.0
-    computed_tokens: int = 0  # of prompts and of answers
+    computed_tokens: int = 0  # prompt and answer tokens
     kv_bytes_per_token: int = 0  # on all ranks; 0: blocks cannot be transferred
     pull_bytes_per_s: float = 0.0  # bandwidth of pulls from other workers
     adapters: tuple[pb.ResidentAdapter, ...] = ()  # by digest
@@ -90,10 +90,10 @@ class EngineModel:
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float]  # the publisher's recommendations
     generates: bool = True  # False: it only embeds
-    classes: pb.Classes | None = None  # of a classifier, which answers `embed` with their numbers
+    classes: pb.Classes | None = None  # labels of a classifier, which answers `embed` with their numbers
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts before what is embedded, by name
     default_prompt: str = ""  # the name of one of them; empty: none
-    kv_dtype: str = ""  # of the KV cache; empty: dtype
+    kv_dtype: str = ""  # dtype of the KV cache; empty: that of `dtype`
     engine: str = "native"
     resume: str = "exact"  # or approximate: a resumed text may differ from the uninterrupted one
     pulls: bool = True  # KV blocks can be copied to and from other workers
@@ -109,6 +109,6 @@ class EngineFacts:
     hidden_size: int
     max_request_tokens: int
     startup_s: Mapping[str, float]  # by phase, in order
-    memory_bytes: Mapping[str, int]  # of the rank that uses most, by purpose; "computed": the predicted sum
+    memory_bytes: Mapping[str, int]  # bytes by purpose on the rank that uses most; "computed": the predicted sum
     memory_free: int  # free memory for the same rank
     weight_formats: Mapping[str, str] = field(default_factory=dict)  # in memory, by the weights' name in every layer

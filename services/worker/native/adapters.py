@@ -40,7 +40,7 @@ class AdapterSources:
     max_rank: int
     named: tuple[str, ...]  # folders of the settings' adapters
     within: tuple[str, ...]  # folders that hold others
-    cache_bytes: int = 0  # of each rank's memory, for adapters that may lose their slots
+    cache_bytes: int = 0  # bytes of each rank for adapters that may lose their slots
     n_slots: int = 0
 
     async def inspect(

@@ -53,7 +53,7 @@ class EngineConfig:
     pull_timeout_s: float = 10.0
     pull_bytes_per_s: float = 0.0  # assumed before the first measurement; 0: never pull
     recovery_limit_s: float = 0.0  # longest time of repeated attempts to restart lost ranks; 0: no limit
-    tls: Tls | None = None  # of pulls from other workers
+    tls: Tls | None = None  # TLS of pulls from other workers
     adapters: AdapterSources | None = None  # None: no room for adapters
     pinned: tuple[AdapterRef, ...] = ()  # adapters of the settings that keep their slots
 

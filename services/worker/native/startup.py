@@ -42,7 +42,7 @@ async def model_folder(model: str, revision: str, begins: Callable[[Download], N
             raise StartupError(f"RYZANSTEIN_MODEL {model}: neither config.json nor a GGUF file in {folder}")
     except ModelError as error:
         raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
-    except PermissionError as error:  # of a folder; opening a file reports the file's permissions
+    except PermissionError as error:  # a folder's permissions; opening a file reports the file's
         raise StartupError(f"RYZANSTEIN_MODEL {model}: {denied.reason(Path(error.filename))}") from error
     return folder
 

@@ -44,7 +44,7 @@ class StepTimer:
         """`least_prompt_s`: by how much prompts may lengthen every step, however short."""
         self._least_prompt_s = least_prompt_s
         self.decode_step_ms = 0.0
-        self.computed_tokens = 0  # of prompts and of answers
+        self.computed_tokens = 0  # prompt and answer tokens
         self._prefill_rows = 0.0  # average number of prefill rows of steps with prompts
         self._prefill_s = 0.0  # average seconds of these steps
         self._decode_s: dict[int, float] = {}  # usual seconds of a decode step, by the bit length of its decodes

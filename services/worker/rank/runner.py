@@ -48,12 +48,12 @@ _SCORED_ROWS = 64  # most prompt rows whose logits are in memory at one time
 class Computing:
     """The computations of a step."""
 
-    hidden: Tensor | None  # of the rows that draw, or with `every_row` of all; None: the tokens are drawn
+    hidden: Tensor | None  # states of the rows that draw, or with `every_row` of all; None: the tokens are drawn
     layout: BatchLayout
     drawing: DrawingRows
     every_row: bool
     drawn: Pending | None  # tokens; None: `finish` draws
-    times: StepTimes  # of the first half
+    times: StepTimes  # times of the first half
 
 
 @dataclass(frozen=True, slots=True)

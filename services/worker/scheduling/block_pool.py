@@ -38,7 +38,7 @@ class BlockPool:
         self._blank = list(range(n_blocks, 0, -1))
         self._lru: dict[int, None] = {}  # insertion order: the next to evict comes first
         self._canonical: dict[bytes, int] = {}  # digest -> block; parents were inserted before their children
-        self._digests: list[bytes | None] = [None] * (n_blocks + 1)  # of canonical blocks
+        self._digests: list[bytes | None] = [None] * (n_blocks + 1)  # digests of canonical blocks
         self._hashes: list[tuple[int, ...]] = [()] * (n_blocks + 1)  # wire hashes of canonical blocks
         # Blocks wider than a hash block can share their first hashes; each hash is still announced once.
         self._copies: Counter[int] = Counter()

@@ -87,7 +87,7 @@ class AsyncCore:
         self._processes: list[BaseProcess] = []  # our children: the process that schedules
         self._family: list[psutil.Process] = []  # they and theirs: its ranks
         self._n_steps = self._n_open = 0  # steps done, requests that vLLM has
-        self._n_signs = 0  # of life, seen from outside while requests run
+        self._n_signs = 0  # signs of life, seen from outside while requests run
         self._undertaker: Undertaker | None = None
 
     @property

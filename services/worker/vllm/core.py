@@ -54,7 +54,7 @@ class CoreRequest:
 
     request_id: str
     token_ids: Sequence[int]
-    arguments: Mapping[str, Any]  # of SamplingParams; empty for an embedding
+    arguments: Mapping[str, Any]  # arguments of SamplingParams; empty for an embedding
     priority: int
     cache_salt: str
     embed: bool

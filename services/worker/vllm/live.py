@@ -33,11 +33,11 @@ class LiveRequest:
     sink: OutputSink
     stream: AsyncGenerator[Any, None]  # vLLM's outputs
     queued_at: float = field(default_factory=time.monotonic)
-    next_index: int = 0  # of the next token among all generated ones
+    next_index: int = 0  # index of the next token among all generated ones
     replay: tuple[int, ...] = ()  # tokens that vLLM has to generate again before the answer continues
     first: Prefill | None = None  # not delivered yet
     begun: bool = False  # vLLM has sent its first output
-    cached_tokens: int = 0  # of all known tokens
+    cached_tokens: int = 0  # cached tokens among all known ones
     task: asyncio.Task[None] | None = None  # reads `stream`; None: a suspect that waits
 
     def __post_init__(self) -> None:

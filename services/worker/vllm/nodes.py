@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from services.common.lifecycle import StartupError
 from services.worker.settings import WorkerSettings
 
-MEETING_PORT = 29_500  # of the leader, for followers' connections
-MASTER_PORT = 29_501  # of the leader, where vLLM's ranks meet
+MEETING_PORT = 29_500  # the leader's port for followers' connections
+MASTER_PORT = 29_501  # the leader's port for the rendezvous of vLLM's ranks
 _BEGIN = b"begin\n"
 _HELLO_S = 10.0
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}  # a lost machine: 11 s

@@ -30,7 +30,7 @@ class Blocks:
     k: int  # inputs with padding
     size: int  # inputs of a block; the last one may have fewer
     common: int  # blocks that have a scale in common
-    groups: tuple[int, ...]  # of each `common` blocks
+    groups: tuple[int, ...]  # group of each run of `common` blocks
     order: Tensor | None  # [k] int32, the place of each input, -1 for padding; None: in order
 
     def same_as(self, other: Blocks) -> bool:

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 ROWS = (16, 32, 64, *range(128, 1024, 128), *range(1024, 2049, 256))
 _SEQUENCES = 256  # most of a step
 _DECODES = (16, 64, _SEQUENCES)
-_KEYS = (1 << 12, 1 << 14, 1 << 16)  # of the longest sequence
-_MAX_KEYS = 1 << 20  # of all decodes that a graph has room for
+_KEYS = (1 << 12, 1 << 14, 1 << 16)  # key count of the longest sequence
+_MAX_KEYS = 1 << 20  # limit of the keys of all decodes in a graph
 
 
 @runtime_checkable
@@ -53,7 +53,7 @@ class MixedSizes:
 
     n_rows: int
     n_decodes: int
-    n_keys: int  # of the longest sequence
+    n_keys: int  # key count of the longest sequence
 
     @classmethod
     def of(cls, batch: StepBatch) -> MixedSizes | None:

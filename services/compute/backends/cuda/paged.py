@@ -17,7 +17,7 @@ from services.compute.backends.kv_cache import KvCache
 from services.compute.backends.scaled_codes import ScaledCodes, rotated
 from services.compute.backends.shapes import AttentionShape
 
-SPLIT_KEYS = 256  # of a decode's program: enough programs for a lone row, few parts to merge for many
+SPLIT_KEYS = 256  # keys of a decode's program: enough programs for one row, few parts to merge for many rows
 _MERGED = 16  # splits that are added up at a time
 _MIN_LANES = 16  # rows of the smallest product on tensor cores
 _EVERYTHING = 1 << 30  # a window that no sequence fills
@@ -28,13 +28,13 @@ _LARGEST_HEAD = 256
 class Blocking:
     """What one program computes; the kernels are compiled for it."""
 
-    n_dims: int  # of a head, padded to a power of two
+    n_dims: int  # head size, padded to a power of two
     n_members: int  # heads of a group, padded to a power of two
     decode_members: int  # the same for `decode`, which has no other rows to fill a product with
-    tile_rows: int  # of a prefill's tile
+    tile_rows: int  # rows of a prefill's tile
     n_keys: int  # that a prefill reads at a time
     decode_keys: int
-    warps: int  # of a prefill's program
+    warps: int  # warps of a prefill's program
 
     @classmethod
     def of(cls, shape: AttentionShape, dtype: torch.dtype, *, coded: bool) -> Blocking:
@@ -58,7 +58,7 @@ class PagedLayout:
     n_rows: int  # rows with results: all others are set to zero first
     lengths: Tensor  # [n_decode] int64; 0: there is no such sequence
     tables: Tensor  # [n_sequences, max_blocks] int64
-    n_splits: int  # of the longest decode
+    n_splits: int  # splits of the longest decode
     window: int
     tiles: Tensor  # [n_tiles, 4] int32: sequence, first row, number of rows (0: no tile), position
 

@@ -17,7 +17,7 @@ class Recording:
     """A computation that is launched as a whole, with the tensors it was recorded with."""
 
     replay: Callable[[], None]
-    output: Tensor  # of every replay
+    output: Tensor  # output of every replay
 
 
 class Recorder(Protocol):

@@ -46,7 +46,7 @@ class PinnedNumbers:
 class Packing:
     """Where arrays lie in one buffer of bytes."""
 
-    places: tuple[tuple[int, int, tuple[int, ...], torch.dtype], ...]  # of each: first byte, end, shape, dtype
+    places: tuple[tuple[int, int, tuple[int, ...], torch.dtype], ...]  # for each tensor: first byte, end, shape, dtype
     size: int  # bytes
 
     @classmethod

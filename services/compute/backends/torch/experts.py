@@ -98,7 +98,7 @@ class ExpertLoop:
         """Return this rank's summand of [n, hidden_size]."""
         weights, chosen = self._route(logits)
         n, n_active = chosen.shape
-        by_expert = torch.argsort(chosen.view(-1), stable=True)  # of n * n_active places
+        by_expert = torch.argsort(chosen.view(-1), stable=True)  # permutation of n * n_active places
         counts = torch.bincount(chosen.view(-1), minlength=logits.shape[1]).tolist()
         out = x.new_zeros(n * n_active, x.shape[1])
         first = self._shape.numbers.start

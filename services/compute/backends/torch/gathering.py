@@ -34,7 +34,7 @@ _MERGE_BYTES = 128 << 10  # padding keys up to this size cost less than one more
 class DecodeGroup:
     """Sequences with one row each, attended in one call."""
 
-    rows: slice | torch.Tensor  # of the step
+    rows: slice | torch.Tensor  # rows within the step
     slots: torch.Tensor  # [n_sequences * n_keys]
     mask: torch.Tensor  # [n_sequences, 1, 1, n_keys], additive; with ALiBi [n_sequences, n_kv, n_padded, n_keys]
 
@@ -210,7 +210,7 @@ class PagedSdpa:
         table = batch.block_tables[index : index + 1]
         for first in range(row, end, _TILE_ROWS):
             n_rows = min(_TILE_ROWS, end - first)
-            position = length - (end - first)  # of the tile's first row
+            position = length - (end - first)  # position of the tile's first row
             n_padded = _round_up(n_rows, self._row_multiple)
             start = _first_key(position, window, block_tokens)
             n_keys = self._n_keys(position + n_rows - start)

@@ -41,7 +41,7 @@ _ACTIVATIONS: dict[Activation, Elementwise] = {
 }
 
 
-_ALPHA, _LIMIT = 1.702, 7.0  # of gpt-oss
+_ALPHA, _LIMIT = 1.702, 7.0  # constants of gpt-oss
 
 
 def clamped_silu(gate_up: Tensor) -> Tensor:

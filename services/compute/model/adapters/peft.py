@@ -36,9 +36,9 @@ PASSED = (
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout"),
     *("megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
     *("velora_config", "monteclora_config", "qalora_group_size", "runtime_config"),
-    *("lora_dtype", "lorap_lr_ratio", "lorap_emb_lr", "merge_weights"),  # of other programs, and of the first versions
+    *("lora_dtype", "lorap_lr_ratio", "lorap_emb_lr", "merge_weights"),  # other programs' and PEFT's first keys
 )
-_IN_TRAINING = (".lora_velora_", ".lora_monteclora_")  # of tensors that only the training uses
+_IN_TRAINING = (".lora_velora_", ".lora_monteclora_")  # name parts of tensors that only the training uses
 
 # Keys of the configuration with the values, beside null, with which A and B alone are the change.
 PLAIN: Mapping[str, tuple[object, ...]] = {

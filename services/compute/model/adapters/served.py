@@ -31,7 +31,7 @@ class Target:
     key: str  # logical
     factors: Factors
     ref: TensorRef  # where the layer's rows lie among the module's outputs
-    n_out: int  # of the layer
+    n_out: int  # the layer's outputs
 
 
 @dataclass(frozen=True, slots=True)

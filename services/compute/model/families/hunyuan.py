@@ -11,7 +11,7 @@ from services.compute.model.families.naming import Family, LayerNames, standard_
 from services.compute.model.families.rope import read_ropes
 from services.compute.model.spec import ModelSpec, RopeSpec
 
-_LARGEST = 1e12  # of theta and of its factor: their powers stay finite
+_LARGEST = 1e12  # limit of theta and its factor, which keeps their powers finite
 _NAMES = LayerNames(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
 
 

@@ -13,7 +13,7 @@ from services.compute.model.spec import ModelSpec
 def read_spec(config: Config) -> ModelSpec:
     """Read a MiniCPM config.json. Raises ModelError."""
     config.require("sparse_config")
-    config.pass_over("pretraining_tp", "mup_denominator")  # of another program's products, and of the training
+    config.pass_over("pretraining_tp", "mup_denominator")  # used by another program's products, and in training only
     spec = base_spec(config, "minicpm", tied=True)
     bias = config.flag("attention_bias", False)
     return replace(

@@ -31,7 +31,7 @@ def read_spec(config: Config) -> ModelSpec:
     config.pass_over("classifier_pooling", "classifier_bias", "classifier_activation")
     every = config.integer("global_attn_every_n_layers", 3)
     kinds = read_layer_types(config, n_layers, [SLIDING if index % every else FULL for index in range(n_layers)])
-    window = config.integer("local_attention", 128) // 2 + 1  # of a side, the row itself included
+    window = config.integer("local_attention", 128) // 2 + 1  # width of one side, the row itself included
     config.pass_over("sliding_window")  # the same number, in some files
     ropes = _ropes(config, head_dim)
     bias, heads = config.flag("attention_bias", False), config.integer("num_attention_heads")

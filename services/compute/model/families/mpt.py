@@ -26,7 +26,7 @@ def read_spec(config: Config) -> ModelSpec:
     config.require("expansion_ratio", 4)
     config.require("logit_scale", 1)
     config.require("norm_type", "low_precision_layernorm", "layernorm")
-    config.pass_over("learned_pos_emb")  # of no effect with ALiBi
+    config.pass_over("learned_pos_emb")  # no effect with ALiBi
     config.pass_over("emb_pdrop", "embedding_fraction", "init_device", "init_config", "verbose", "tokenizer_name")
     scale = _read_attention_scale(config)
     spec = plain_spec(config, "mpt", _SPELLING, activation="gelu", bias=False)

@@ -86,9 +86,9 @@ class Family:
     read_spec: Callable[[Config], ModelSpec]
     refs: Callable[[ModelSpec], Refs]
     ignored: tuple[str, ...] = UNUSED  # patterns of stored tensors that are not read
-    optional_prefix: str = "model."  # of names; absent if only the body of a model was stored
+    optional_prefix: str = "model."  # prefix of names; absent if only the body of a model was stored
     stacked: StackedNames | None = StackedNames()  # None: `refs` names them
-    prefixes: tuple[tuple[str, str], ...] = ()  # of stored names, and what stands for them in `refs`
+    prefixes: tuple[tuple[str, str], ...] = ()  # prefixes of stored names, with their replacements in `refs`
     aliases: tuple[str, ...] = ()  # other names of the architecture
     base: str = ""  # exceptional name of the architecture without its head
     spelling: Mapping[str, str] = field(default_factory=dict)  # keys of config.json, by Llama's name for them

@@ -14,12 +14,12 @@ from services.compute.model.families.rope import read_ropes
 from services.compute.model.families.windows import same_window
 from services.compute.model.spec import ModelSpec, RopeSpec
 
-_FACTORS = ("short_mscale", "long_mscale")  # of cos and sin
+_FACTORS = ("short_mscale", "long_mscale")  # factors of cos and sin
 
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a Phi 3.5 MoE config.json. Raises ModelError."""
-    config.pass_over("input_jitter_noise")  # of the training
+    config.pass_over("input_jitter_noise")  # used in training only
     bias, head_bias = config.flag("attention_bias", False), config.flag("lm_head_bias", False)
     spec = base_spec(config, "phimoe", norm_eps=1e-5, ropes={"": _read_rope(config)})
     moe = read_moe(config, "num_local_experts", ffn_size=spec.ffn_size, normalise=False)

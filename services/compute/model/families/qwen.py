@@ -17,7 +17,7 @@ _ONE_SHARED = LayerNames(shared="mlp.shared_expert")
 def read_qwen2(config: Config) -> ModelSpec:
     """Read a Qwen 2 config.json. Raises ModelError."""
     config.require("qkv_bias", True)
-    config.require("attention_bias", True)  # of q, k and v
+    config.require("attention_bias", True)  # biases of q, k and v
     return _with_windows(config, replace(base_spec(config, "qwen2"), qkv_bias=True))
 
 

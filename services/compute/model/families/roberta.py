@@ -10,7 +10,7 @@ from services.compute.model.families.config import Config
 from services.compute.model.families.naming import Family, Refs
 from services.compute.model.spec import Classifier, HeadLayer, ModelSpec
 
-_UNUSED_ROWS = 2  # of the table of positions: the rows up to that of padding, which is token 1
+_UNUSED_ROWS = 2  # rows of the position table up to the row of padding, which is token 1
 
 
 def read_spec(config: Config) -> ModelSpec:

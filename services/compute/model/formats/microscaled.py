@@ -17,7 +17,7 @@ from services.compute.model.shard import Shard, Span
 _BLOCK, _BYTES = 32, 16
 _POSITIVE = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the numbers of the codes 0 to 7 (e2m1)
 _NUMBERS = torch.tensor([*_POSITIVE, *(-number for number in _POSITIVE)], dtype=torch.int8)
-_BIAS = 127 + 1  # of the exponents of twice the numbers
+_BIAS = 127 + 1  # exponent bias, plus one because the numbers are doubled
 
 
 class MicroscaledReader:

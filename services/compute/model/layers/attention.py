@@ -34,9 +34,9 @@ class LastRows:
 class StepPlaces:
     """Indices of a layer's part of what all layers share in a step."""
 
-    plan: int  # of the step's plans
-    rotation: int | None  # of the step's rotations: the layer's rope
-    scaling: int | None  # of the step's rotations: the scale of its queries
+    plan: int  # index into the step's plans
+    rotation: int | None  # the layer's rope, an index into the step's rotations
+    scaling: int | None  # the scale of its queries, an index into the step's rotations
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.shard import Shard, Span
 from services.compute.model.spec import LatentSpec, ModelSpec
 
-_EPS = 1e-6  # of the latents' norms, whatever the config's is
+_EPS = 1e-6  # epsilon of the latents' norms, independent of the config's
 
 
 class LatentAttention:

@@ -32,8 +32,8 @@ class LinearLoader:
     source: Checkpoint
     comm: Communicator
     backend: ModelBackend
-    quantization: Quantization = field(default="none", kw_only=True)  # of weights that are stored unquantized
-    adapters: AdapterLayers = field(default_factory=AdapterLayers, kw_only=True)  # of the layers built so far
+    quantization: Quantization = field(default="none", kw_only=True)  # rounding of weights that are stored unquantized
+    adapters: AdapterLayers = field(default_factory=AdapterLayers, kw_only=True)  # those of the layers built so far
     kept: Mapping[str, Counter[str]] = field(  # the forms in which the device keeps weights, by `kind_of`
         default_factory=lambda: defaultdict(Counter), kw_only=True
     )

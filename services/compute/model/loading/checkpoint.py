@@ -213,7 +213,7 @@ def stored_rows(ref: TensorRef, rows: Span) -> tuple[Span, torch.Tensor | None]:
         turned = within - ref.first_paired
         paired = (turned >= 0) & (turned < ref.n_paired)
         within = torch.where(paired, ref.first_paired + turned % half * 2 + turned // half, within)
-    place = unit // ref.n_units * ref.n_parts + ref.part + unit % ref.n_units  # of the unit among the stored ones
+    place = unit // ref.n_units * ref.n_parts + ref.part + unit % ref.n_units  # index among the stored units
     stored = ref.start + place * ref.unit + within
     first, last = int(stored.min()), int(stored.max())
     return Span(first, last + 1), stored - first

@@ -154,7 +154,7 @@ def _listing(model: str, settings: HubSettings) -> dict[str, HubFile] | None:
     """The files of a repository; None if the hub does not answer, in which case the cache may suffice."""
     from huggingface_hub import HfApi, constants, errors
 
-    http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]  # of the installed HTTP library
+    http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]  # the installed HTTP library's
     try:
         revision = settings.revision or constants.DEFAULT_REVISION
         info = HfApi(token=settings.token).model_info(model, revision=revision, files_metadata=True)

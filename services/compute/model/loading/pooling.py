@@ -38,7 +38,7 @@ _ACTIVATIONS: dict[str, HeadActivation] = {
 class Dense:
     """A product with a pooled state, and an activation."""
 
-    folder: str  # of its weights, in the checkpoint's
+    folder: str  # folder of its weights within the checkpoint
     n_in: int
     n_out: int
     bias: bool

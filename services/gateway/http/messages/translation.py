@@ -97,7 +97,7 @@ def _choice(choice: schema.Choice | None) -> str:
 def _turns(body: schema.CountBody, ignored: Ignored) -> list[Turn]:
     """A chat's turns. Those of the same role that follow each other are one: many templates want them in turn."""
     found = [Turn("system", _texts(body.system, _Reader("system", ignored, new=True)))] if body.system else []
-    names: dict[str, str] = {}  # of called tools, by the calls' ids
+    names: dict[str, str] = {}  # names of called tools, by the calls' ids
     last = len(body.messages) - 1
     for index, turn in enumerate(body.messages):
         reader = _Reader(f"messages[{index}].content", ignored, new=index == last)

@@ -59,7 +59,7 @@ class _History:
         self.turns: list[Turn] = []
         self._ignored = ignored
         self._reasoning: list[str] = []  # before the next turn
-        self._names: dict[str, str] = {}  # of called tools, by the calls' ids
+        self._names: dict[str, str] = {}  # names of called tools, by the calls' ids
         self._hosted: dict[str, tuple[Unserved, Call]] = {}  # calls without results yet, by id
 
     def add(self, item: Item) -> None:

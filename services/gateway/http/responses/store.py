@@ -27,7 +27,7 @@ class StoredResponse(msgspec.Struct, kw_only=True):
     """A response, with what its next turn needs."""
 
     response: msgspec.Raw
-    items: list[dict[str, Any]]  # of this turn's input
+    items: list[dict[str, Any]]  # items of this turn's input
     chain: list[str]  # ids of the responses before it, the first one first
     size: int  # bytes of the whole conversation
     session: str
@@ -131,7 +131,7 @@ class ResponseStore:
         assert isinstance(data, bytes)  # the client does not decode
         try:
             return await _decoded(data)
-        except msgspec.DecodeError as error:  # of another version of the gateway
+        except msgspec.DecodeError as error:  # written by another version of the gateway
             raise _missing(response_id) from error
 
     async def forget(self, tenant: str, response_id: str) -> None:

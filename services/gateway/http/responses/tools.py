@@ -70,7 +70,7 @@ class ToolOffer:
     """The tools of a body."""
 
     ignored: Ignored  # collects what is left out
-    history: bool = False  # of items: tools of unknown types are left out, too
+    history: bool = False  # true for tools in items: unknown types are left out as well
     tools: list[OfferedTool] = field(default_factory=list)
     listed: list[dict[str, Any]] = field(default_factory=list)  # as a response lists them
 

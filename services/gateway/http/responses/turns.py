@@ -46,7 +46,7 @@ class ResponseTurn:
     tenant: str
     past: Past
     given: list[Item]  # by this body
-    items: list[Item]  # of the whole conversation
+    items: list[Item]  # items of the whole conversation
 
     @property
     def session(self) -> str:

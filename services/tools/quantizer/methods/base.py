@@ -53,7 +53,7 @@ class Repeats:
     """Inputs that have to have one factor, because one output makes them: query heads share a KV head's values."""
 
     times: int = 1  # consecutive blocks of inputs made by one block of outputs
-    size: int = 1  # of a block
+    size: int = 1  # inputs of a block
 
     def mean(self, values: Tensor) -> Tensor:
         """Return `values` [n_in] averaged over the repeats: [n_in / times]."""

@@ -13,7 +13,7 @@ from services.tools.quantizer.grid import Quantized, search_grid
 from services.tools.quantizer.methods.base import Inputs, Repeats
 from services.tools.quantizer.scheme import Scheme
 
-_DAMPING = 0.01  # of the mean of the products' diagonal, added to it
+_DAMPING = 0.01  # share of the mean diagonal of the products, added to the diagonal
 _BLOCK = 32  # inputs whose errors are moved to the later ones in one product
 
 

@@ -26,7 +26,7 @@ def _attend_keys(
     positions,  # [m] of the rows
     slopes,  # [m]
     cache,
-    scales,  # of codes: the same memory as bfloat16
+    scales,  # scales of codes: the cache's memory, read as bfloat16
     kv_head,
     table,  # the sequence's blocks
     first,  # a multiple of `n_keys`

@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 from triton.errors import TritonError as TritonError
 
-_EXPONENT, _MAGNITUDE = tl.constexpr(0x7F800000), tl.constexpr(0x7FFFFFFF)  # of the bits of a float32
+_EXPONENT, _MAGNITUDE = tl.constexpr(0x7F800000), tl.constexpr(0x7FFFFFFF)  # bit masks of a float32
 _LEAST_NORMAL = tl.constexpr(0x00800000)
 _NAN_SCALE = tl.constexpr(0x7FC00000)
 _TO_INTEGER = tl.constexpr(1.5 * 2.0**23)  # added and taken away again, it leaves no digits behind the point
 _LEAST_EXPONENT = tl.constexpr(121 << 23)  # the bits of the next
-_LEAST_NORMAL_CODE = tl.constexpr(2.0**-6)  # of 8-bit floats; smaller ones are multiples of 2^-9
+_LEAST_NORMAL_CODE = tl.constexpr(2.0**-6)  # smallest normal 8-bit float; smaller ones are multiples of 2^-9
 _UNIT = tl.constexpr(2.0**9)
 _REBIASED = tl.constexpr(120 << 3)  # exponents of float32 are larger by 127 - 7, behind 3 bits of a code
 
@@ -66,7 +66,7 @@ def write(
     slots,  # [n_written] int64
     row_stride,
     n_written,
-    factor,  # of a key before it is spread
+    factor,  # factor of a key before it is spread
     per_code,  # 1 / largest
     largest: tl.constexpr,
     float8: tl.constexpr,

@@ -34,7 +34,7 @@ class Architecture:
 
     hub: str  # its architecture in config.json
     keys: Mapping[str, str] = field(default_factory=lambda: _LLAMA)
-    constants: Mapping[str, Any] = field(default_factory=dict)  # of config.json, which GGUF does not store
+    constants: Mapping[str, Any] = field(default_factory=dict)  # values of config.json that GGUF does not store
     needed: tuple[str, ...] = (_RMS_NORM,)  # keys that llama.cpp requires, and for which a family has a default
     absent: Mapping[str, Any] = field(default_factory=dict)  # llama.cpp's values of absent keys, beside those of all
     passed: tuple[str, ...] = ()  # keys without an effect, neither in llama.cpp nor in transformers

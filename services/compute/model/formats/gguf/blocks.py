@@ -22,7 +22,7 @@ class Parts:
     codes: Callable[[], Tensor]  # unpacks them: [n, block] uint8, or int8 if the type has no `n_codes`
     scale: Tensor  # [n, groups] float16 or float32
     offset: Tensor | None = None  # [n, groups] float16 or float32
-    zero: int = 0  # of all codes
+    zero: int = 0  # zero point of all codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Quantized:
 
     group: int
     n_codes: int  # codes are uint8 below it; 0: int8
-    split: Callable[[Tensor], Parts]  # of [n, n_bytes] uint8
+    split: Callable[[Tensor], Parts]  # splits [n, n_bytes] uint8
 
 
 _NIBBLES, _PAIRS, _BITS = (0, 4), (0, 2, 4, 6), tuple(range(8))
@@ -137,7 +137,7 @@ def _iq4_nl(blocks: Tensor) -> Parts:
 
 
 def _mxfp4(blocks: Tensor) -> Parts:
-    exponent = blocks[:, :1].int()  # of E8M0; half of its power of two, because the codes are doubled
+    exponent = blocks[:, :1].int()  # E8M0 exponent; half of its power of two, because the codes are doubled
     bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1) << 23)
     return Parts(lambda: _of_book(_E2M1, _unpacked(blocks[:, 1:], 16, _NIBBLES)), bits.view(torch.float32))
 

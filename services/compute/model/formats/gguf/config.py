@@ -23,7 +23,7 @@ FACTORS = {"": "rope_freqs.weight", "short": "rope_factors_short.weight", "long"
 _TOKENS = "tokenizer.ggml.tokens"
 _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 _ABSENT: Mapping[str, Any] = {"rope.freq_base": 10_000.0}  # llama.cpp's values of absent keys
-_DTYPES = {"F32": "float32", "F16": "float16"}  # of checkpoints whose matrices all have this type
+_DTYPES = {"F32": "float32", "F16": "float16"}  # dtype of a checkpoint whose matrices all have this type
 
 
 def find_architecture(metadata: Metadata) -> Architecture:
@@ -44,7 +44,7 @@ def read_config(file: GgufFile, family: Family, architecture: Architecture) -> C
     """
     keys = Keys(file.metadata, architecture.passed)
     keys.require(*architecture.needed)
-    values: dict[str, Any] = {}  # of config.json, by Llama's names
+    values: dict[str, Any] = {}  # values of config.json, by Llama's names
     for key, name in architecture.keys.items():
         if (value := keys.value(key)) is None:
             value = architecture.absent.get(key, _ABSENT.get(key))

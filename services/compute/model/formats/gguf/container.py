@@ -22,7 +22,7 @@ from services.compute.model.spec import ModelError
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_ALIGNMENT = 32  # of tensors, unless general.alignment says another
+_ALIGNMENT = 32  # tensors' alignment in bytes, unless general.alignment sets another
 _ALIGNMENTS = range(8, (1 << 20) + 1)
 _MAX_KEYS, _MAX_TENSORS, _MAX_ITEMS = 1 << 16, 1 << 18, 1 << 24  # many times those of the largest models
 _MAX_TEXT = 1 << 24  # bytes

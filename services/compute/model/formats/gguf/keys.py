@@ -29,7 +29,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "rope.scaling.yarn_attn_factor": (1.0,),
 }
 _SWITCHES = ("attention.causal", "expert_weights_norm")  # on where they are absent
-_TOLERANCE = 1e-6  # of 32-bit numbers
+_TOLERANCE = 1e-6  # tolerance for the rounding of 32-bit numbers
 
 
 class Keys:

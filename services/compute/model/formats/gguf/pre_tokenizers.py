@@ -21,7 +21,7 @@ class PreTokenizer:
     add_bos: bool = False  # texts begin with the BOS token, unless the file says otherwise
 
 
-_SUFFIX = r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])"  # of English contractions
+_SUFFIX = r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])"  # suffixes of English contractions
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+"
 _SPACES = r"\s+(?!\S)|\s+"

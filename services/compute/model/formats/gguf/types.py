@@ -18,7 +18,7 @@ class TensorType:
     name: str
     block: int
     n_bytes: int
-    kept_bits: float = 0  # of an element that stays an integer in memory, with its share of scales; 0: it does not
+    kept_bits: float = 0  # bits of an element kept as an integer, with its share of scales; 0: not kept as one
 
 
 # Kept are codes of 2, 4 or 8 bits; a scale, and an offset if there is one, for each group: in 16 bits if that is always

@@ -62,7 +62,7 @@ class Vocabulary:
     """The tokens of a file; lists are by token id."""
 
     metadata: Metadata
-    model: str  # of the tokenizer: "gpt2", "llama", ...
+    model: str  # the tokenizer's model: "gpt2", "llama", ...
     tokens: tuple[str, ...]
     types: tuple[int, ...]
     scores: tuple[float, ...]  # empty if the file has none
