@@ -108,7 +108,7 @@ async def test_names_and_paths_that_hide_something_are_refused(text: str, tmp_pa
         assert (await stack.http.post(LOAD, json=names)).status_code == 200
 
 
-async def test_without_a_model_there_is_nothing_to_adapt(tmp_path: Path) -> None:
+async def test_adapter_load_is_rejected_when_no_model_is_served(tmp_path: Path) -> None:
     async with adapted(tmp_path) as (stack, _):
         assert (await refused(stack))[::2] == (503, "no model is being served yet")
 

@@ -104,7 +104,7 @@ async def test_a_client_that_reads_late_gets_all(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_closes_its_side_gets_its_answer_while_it_listens(stack: Stack, stream: bool) -> None:
+async def test_half_closed_client_still_gets_the_answer(stack: Stack, stream: bool) -> None:
     worker = stack.workers[0]
     async with neighbour(stack):
         client = await raw(stack, post({"prompt": "a", "max_tokens": 20, "stream": stream}))
@@ -211,7 +211,7 @@ async def test_an_answer_that_is_under_way_gets_no_error_into_its_middle(stack: 
     await eventually(lambda: stack.workers[0].cancelled)
 
 
-async def test_a_grammar_without_end_stops_nobody_else() -> None:
+async def test_endless_grammar_does_not_delay_other_requests() -> None:
     # Its conversion looks for the beginning of a line in each of these, and looks at all lines that follow.
     hostile = {**SMALL, "guided_grammar": 'root ::= "a"' + "\n" * 60_000}
     async with running_stack([Worker("w0", step_s=0.005)], grammar_timeout_s=3.0) as stack, neighbour(stack):

@@ -54,7 +54,7 @@ async def test_a_file_whose_content_is_gone_fails_its_batch(server: RedisServer)
             await stack.client.files.content(file)
 
 
-async def test_a_file_of_many_pieces_comes_back_as_it_was(server: RedisServer) -> None:
+async def test_large_file_round_trips_byte_for_byte(server: RedisServer) -> None:
     async with gateway(server) as stack:
         content = bytes(range(256)) * 8192  # two reads
         file = await upload(stack.client, content)
@@ -106,7 +106,7 @@ async def test_files_end_and_make_room(server: RedisServer, monkeypatch: pytest.
             await upload(client, b"x")
 
 
-async def test_a_tenant_has_so_many_open_batches_and_expired_ones_are_not_listed(
+async def test_open_batches_of_a_tenant_are_limited_and_expired_batches_are_not_listed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.gateway.batches.jobs._MOST_OPEN", 2)
@@ -122,7 +122,7 @@ async def test_a_tenant_has_so_many_open_batches_and_expired_ones_are_not_listed
         assert server.client.zcard(KEYS.batches(NOBODY)) == 1
 
 
-async def test_a_form_names_what_is_wrong(server: RedisServer) -> None:
+async def test_rejected_form_names_the_wrong_field(server: RedisServer) -> None:
     file = {"file": ("a.jsonl", b"x")}
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"purpose": (None, "batch")}, "file"),

@@ -229,7 +229,7 @@ async def test_lists_have_pages(server: RedisServer) -> None:
         assert len(files) == 5
 
 
-async def test_a_batch_is_cancelled_and_keeps_what_it_has(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_batch_keeps_its_finished_results(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.gateway.batches.run._AT_ONCE", 7)
     async with gateway(server, Worker("w0", step_s=0.2), batch_concurrency=2) as stack:
         batch = await begin(stack.client, requests(30))
@@ -261,7 +261,7 @@ async def test_a_window_that_is_over_ends_a_batch(server: RedisServer) -> None:
         assert {line["error"]["code"] for line in errors} == {"batch_expired"}
 
 
-async def test_a_key_sees_its_own_and_acts_as_long_as_it_lives(server: RedisServer) -> None:
+async def test_key_sees_only_its_own_batches_and_acts_until_removed(server: RedisServer) -> None:
     keys = [{"key_sha256": digest_of(key), "name": key, "requests_per_minute": 100} for key in ("ann", "bob")]
     server.client.set(f"rz:default:key:{digest_of('cid')}", json.dumps({"name": "cid", "max_concurrent": 2}))
     async with gateway(server, tenancy=True, api_keys=json.dumps(keys)) as stack:
@@ -339,7 +339,9 @@ async def serves(stack: Stack) -> bool:
     return (await stack.http.get("/v1/batches")).status_code == 200
 
 
-async def test_another_gateway_goes_on_when_one_is_killed_or_drained(server: RedisServer, tmp_path: Path) -> None:
+async def test_batch_continues_on_another_gateway_when_its_gateway_is_killed_or_drained(
+    server: RedisServer, tmp_path: Path
+) -> None:
     environment = {"REDIS_URL": server.url, "BATCH_LEASE_S": "1", "BATCH_CONCURRENCY": "4", "REDIS_TIMEOUT_S": "5"}
     worker = Worker("w0", step_s=0.2)
     async with gateway(server, worker, batch_concurrency=4, batch_lease_s=1) as stack:

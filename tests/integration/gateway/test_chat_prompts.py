@@ -35,7 +35,7 @@ async def tokens(stack, *messages: tuple[str, str], **fields) -> list[int]:
 OPEN = {"add_generation_prompt": False, "continue_final_message": True}
 
 
-async def test_the_final_message_is_continued_as_it_is():
+async def test_final_message_is_continued_verbatim():
     async with running_stack([Worker("w0")]) as stack:
         for final in ("im_end", "", "So far  \n\n", "<|im_end|>", "user"):
             ids = await tokens(stack, ("user", "im_end user"), ("assistant", final), **OPEN)

@@ -66,7 +66,7 @@ async def test_labels_and_scores_of_pairs() -> None:
         await refuses(stack, "/v1/score", {"text_1": query, "text_2": ["b", ""]}, "at least one token", "text_2[1]")
 
 
-async def test_an_encoder_embeds_with_its_prompts_and_does_nothing_else() -> None:
+async def test_encoder_embeds_with_its_prompts_and_rejects_other_tasks() -> None:
     abilities = worker_pb2.ModelCard(only_embeds=True, prompts={"query": "Q: ", "plain": ""}, default_prompt="query")
     async with running_stack([Worker("w0", abilities=abilities)]) as stack:
         worker = stack.workers[0]

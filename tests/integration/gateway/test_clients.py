@@ -143,7 +143,7 @@ async def test_a_choice_names_tools_of_any_kind(stack: Stack) -> None:
     assert (item["type"], item["name"]) == ("custom_tool_call", "patch")
 
 
-async def test_tokens_of_an_agents_prompt_are_counted_as_they_are_billed(stack: Stack) -> None:
+async def test_token_count_of_an_agent_prompt_equals_billed_tokens(stack: Stack) -> None:
     for name, path in (("codex", "/v1/responses/input_tokens"), ("claude-code", "/v1/messages/count_tokens")):
         shape, needed = (
             SHAPES[name],

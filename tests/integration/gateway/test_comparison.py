@@ -42,7 +42,7 @@ async def post(stack: Stack, path: str, **body: Any) -> Any:
     return answer.json()
 
 
-async def test_scores_of_one_with_many_and_of_pairs(stack: Stack) -> None:
+async def test_score_compares_one_text_with_many_and_pairs(stack: Stack) -> None:
     expected = await cosines(stack, [QUERY] * 4, DOCUMENTS)
     assert len(set(expected)) == 4
     one = await post(stack, "/v1/score", model=MODEL, text_1=QUERY, text_2=DOCUMENTS)

@@ -96,7 +96,7 @@ async def refuses_connections(port: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_gateway_that_ends_finishes_what_is_open_and_answers_what_still_comes(tmp_path: Path) -> None:
+async def test_draining_gateway_finishes_open_requests_and_answers_late_requests(tmp_path: Path) -> None:
     worker = Worker("w0", step_s=0.3)  # so slow that all four are open until the test has looked at everything
     environment = {"DRAIN_DELAY_S": "3", "DRAIN_TIMEOUT_S": "60"}
     async with draining(tmp_path, worker, **environment) as (gateway, opened):
@@ -180,7 +180,7 @@ async def _probe(port: int) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_requests_without_end_keep_it_listening_for_no_longer_than_allowed() -> None:
+async def test_endless_requests_do_not_extend_draining_past_its_limit() -> None:
     drain, loop = Drain(), asyncio.get_running_loop()
     drain.arrive()
     drain.enter(Phase.DRAINING)
@@ -193,7 +193,7 @@ async def test_requests_without_end_keep_it_listening_for_no_longer_than_allowed
     assert 0.5 <= loop.time() - began < 60
 
 
-async def test_at_the_deadline_everybody_hears_an_honest_end(tmp_path: Path) -> None:
+async def test_drain_deadline_sends_an_error_to_every_open_stream(tmp_path: Path) -> None:
     worker = Worker("w0", step_s=0.5)
     async with draining(tmp_path, worker, DRAIN_TIMEOUT_S="3") as (gateway, opened):
         signalled = monotonic()
@@ -216,7 +216,7 @@ async def test_at_the_deadline_everybody_hears_an_honest_end(tmp_path: Path) -> 
     assert [line for line in gateway.log() if line["level"] == "error"] == []
 
 
-async def test_a_connection_that_says_nothing_yet_is_kept_for_its_first_request() -> None:
+async def test_silent_connection_stays_open_until_its_first_request() -> None:
     """Proxies open connections for later: closing one after the time for a head loses the request sent just then."""
     async with running_stack([Worker("w0")], header_timeout_s=0.2, keep_alive_s=4.0) as stack:
         waiting, silent, dribbling = await raw(stack, b""), await raw(stack, b""), await raw(stack, b"\r\n")

@@ -81,7 +81,7 @@ async def test_what_the_publisher_recommends_is_the_default() -> None:
 
 
 @pytest.mark.parametrize("top_p", [0, 1e-46, 1e-30])
-async def test_a_top_p_of_nothing_keeps_the_likeliest_token(stack: Stack, top_p: float) -> None:
+async def test_tiny_top_p_keeps_the_likeliest_token(stack: Stack, top_p: float) -> None:
     """float32 makes 0 of the smallest numbers, and workers read 0 as off."""
     assert (await stack.complete(prompt=PROMPT, top_p=top_p, top_k=5)).status_code == 200
     assert (last_submit(stack).sampling.top_p, last_submit(stack).sampling.top_k) == (1, 1)
@@ -130,7 +130,7 @@ async def test_completion_logprobs(stack: Stack) -> None:
     assert logprobs.text_offset == sorted(logprobs.text_offset)
 
 
-async def test_streamed_logprobs_are_the_whole_ones(stack: Stack) -> None:
+async def test_streamed_logprobs_equal_unstreamed_logprobs(stack: Stack) -> None:
     ask = {"model": MODEL, "prompt": PROMPT, "seed": 4, "max_tokens": 12, "logprobs": 2, "stop": ["zzz", "e"]}
     whole = (await stack.client.completions.create(**ask)).choices[0]
     tokens, offsets, text = [], [], ""
@@ -221,7 +221,7 @@ async def test_prompt_logprobs_in_vllms_shape(stack: Stack) -> None:
     assert [next(iter(entry)) for entry in scored[1:]] == [str(token_id) for token_id in ids[1:]]
 
 
-async def test_multi_part_content_is_one_text(stack: Stack) -> None:
+async def test_multi_part_content_is_joined_into_a_single_text(stack: Stack) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     await stack.client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": parts}], max_tokens=1)
     prompt = byte_level().decode(list(last_submit(stack).prompt_ids), skip_special_tokens=False)

@@ -66,7 +66,7 @@ async def test_null_is_the_default_of_every_field(stack: Stack) -> None:
     assert b'"usage"' not in answer.content
 
 
-async def test_what_is_not_supported_is_accepted_when_it_changes_nothing_and_else_refused_by_name(stack: Stack) -> None:
+async def test_unsupported_field_is_accepted_when_neutral_and_else_rejected_by_name(stack: Stack) -> None:
     for path, (kind, needed) in BODIES.items():
         for field, values in neutral_values(kind).items():
             answers = await asyncio.gather(*(stack.http.post(path, json=needed | {field: value}) for value in values))
@@ -105,7 +105,7 @@ def _takes_null(described: inspect.Type) -> bool:
     )
 
 
-def test_null_is_the_default_of_what_may_be_left_out_inside_of_them() -> None:
+def test_null_means_the_default_of_optional_nested_fields() -> None:
     found: dict[type[msgspec.Struct], inspect.StructType] = {}
     for kind in (*(kind for kind, _ in BODIES.values()), BatchBody, FineTuningBody):
         _structs(inspect.type_info(kind), found)
@@ -165,7 +165,7 @@ async def test_unknown_fields_are_left_out_and_named_in_every_body(stack: Stack)
         assert IGNORED_HEADER not in (await stack.http.post(path, json=needed)).headers
 
 
-async def test_unknown_fields_of_what_a_body_holds_are_named_without_their_index(stack: Stack) -> None:
+async def test_unknown_nested_fields_are_named_without_their_index(stack: Stack) -> None:
     call = {"id": "c", "index": 0, "function": {"name": "f", "arguments": "{}", "thought": 1}}
     messages = [HELLO | {"a": 1}, {"role": "assistant", "tool_calls": [call], "a": 2}, HELLO | {"b": 3}]
     body = {"messages": messages, "stream": True, "stream_options": {"include_usage": True, "c": 4}, "max_tokens": 1}

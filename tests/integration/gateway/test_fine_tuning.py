@@ -104,7 +104,7 @@ async def test_what_is_wrong_with_a_job_is_named(server: RedisServer) -> None:
             await jobs.cancel(job.id)
 
 
-async def test_all_gateways_see_a_job_and_its_owner_hears_what_users_ask_for(server: RedisServer) -> None:
+async def test_fine_tuning_job_is_seen_by_all_gateways_and_its_owner_gets_user_commands(server: RedisServer) -> None:
     async with gateway(server) as stack, gateway(server) as beside:
         store = finetuner(server)
         await store.appear("tuner", Presence(models=[MODEL], quantizations=["none"]))
@@ -137,7 +137,7 @@ async def test_all_gateways_see_a_job_and_its_owner_hears_what_users_ask_for(ser
         assert (await jobs.retrieve(first)).status == "cancelled"
 
 
-async def test_a_tenant_has_so_many_open_jobs_and_expired_ones_are_not_listed(server: RedisServer) -> None:
+async def test_open_jobs_of_a_tenant_are_limited_and_expired_jobs_are_not_listed(server: RedisServer) -> None:
     keys = RedisKeys("default")
     async with gateway(server) as stack:
         store, training = finetuner(server), await file(stack, *[LINE] * 10)
@@ -197,7 +197,7 @@ async def test_only_administrators_train(server: RedisServer) -> None:
             await stack.client.with_options(api_key="k").fine_tuning.jobs.create(model=MODEL, training_file="file-a")
 
 
-async def test_a_bug_with_a_job_ends_it_after_three_times(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_job_fails_after_three_unexpected_errors(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a gateway that serves the result; the fine-tuner counts its own in the same way."""
     served = []
 

@@ -50,7 +50,7 @@ REFUSED: list[tuple[bytes, dict[str, str], int, str | None, str]] = [
 ]  # fmt: skip
 
 
-async def test_a_wrong_form_is_refused_and_leaves_nothing(server: RedisServer) -> None:
+async def test_wrong_form_is_rejected_and_leaves_no_data(server: RedisServer) -> None:
     limits = {"redis_url": server.url, "batch_file_bytes": LIMIT, "body_timeout_s": 1.0}
     async with running_stack([Worker("w0")], **limits) as stack:
 

@@ -40,7 +40,7 @@ async def test_tokens_that_come_in_time_need_no_comment() -> None:
         assert not [line async for line in response.aiter_lines() if line.startswith(":")]
 
 
-async def test_a_failure_has_its_status_until_the_first_comment_and_is_an_event_after_it() -> None:
+async def test_failure_is_a_status_before_the_first_heartbeat_and_an_event_afterwards() -> None:
     async with running_stack([Worker("w0")], sse_heartbeat_s=60) as stack:
         stack.router.empty = True
         assert (await stack.http.post("/v1/completions", json=STREAM)).status_code == 503

@@ -24,7 +24,7 @@ async def helm_test(url: str, *models: str) -> tuple[int, str]:
     return process.returncode or 0, output.decode()
 
 
-async def test_helm_test_asks_each_model_for_what_it_does() -> None:
+async def test_helm_test_calls_the_task_of_each_model() -> None:
     classes = worker_pb2.Classes(labels=["a", "b", "c", "d"])
     workers = [
         Worker("w0", model="chats", cached_tokens=16),

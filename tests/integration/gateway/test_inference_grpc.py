@@ -127,7 +127,7 @@ def scored(logprobs: dict[str, Any] | None) -> list[float]:
     return [logprob for logprob in found if logprob is not None]
 
 
-async def test_every_field_does_what_it_does_over_rest() -> None:
+async def test_grpc_fields_equal_rest_fields() -> None:
     async with inference([Worker("w0", template=TEMPLATE)]) as (stack, stub):
         worker = stack.workers[0]
         for fields, request in SAME:
@@ -323,7 +323,7 @@ async def test_a_text_that_is_not_utf8_is_an_invalid_argument(method: str) -> No
             assert "UTF-8" in error.value.details()
 
 
-async def test_a_routers_mistake_over_a_request_costs_neither_it_nor_the_next_one() -> None:
+async def test_router_mistake_fails_neither_its_request_nor_the_following_request() -> None:
     async with inference() as (stack, stub):
         stack.router.mistaken = True
         for asked in (1, 2):

@@ -30,7 +30,7 @@ def submitted(stack: Stack) -> int:
     return len(stack.workers[0].submits)
 
 
-async def test_what_is_counted_is_what_the_response_has(stack: Stack) -> None:
+async def test_counted_input_tokens_equal_usage_of_the_response(stack: Stack) -> None:
     first = await stack.client.responses.create(model=MODEL, input="one", max_output_tokens=2)
     turns: list[dict[str, Any]] = [
         {"input": "a text", "instructions": "Be brief."},

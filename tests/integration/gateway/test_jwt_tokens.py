@@ -95,7 +95,7 @@ async def test_a_batch_is_of_the_token_s_tenant(issuer: Issuer, tmp_path: Path) 
                 assert (batch.status, stack.workers[0].submits[-1].tenant) == ("completed", "carol")
 
 
-async def test_a_claim_that_names_nobody_is_refused(issuer: Issuer, tmp_path: Path) -> None:
+async def test_claim_without_a_tenant_name_is_rejected(issuer: Issuer, tmp_path: Path) -> None:
     with running_redis(tmp_path) as redis:
         settings: dict[str, Any] = {"tenancy": True, "redis_url": redis.url, "jwt_tenant_claim": "iat"}
         settings |= {"jwt_issuer": issuer.url, "jwt_audience": AUDIENCE, "jwt_jwks_url": f"{issuer.url}/jwks"}

@@ -150,7 +150,7 @@ async def refusal(stack: Stack, path: str, body: bytes, key: str = "") -> tuple[
     return status, answer["error"] | answer["error"].get("details", {})
 
 
-async def test_the_largest_bodies_are_refused_by_name_and_stop_nobody():
+async def test_largest_bodies_are_rejected_by_field_name_without_delaying_other_requests():
     async with running_stack([Worker("w0")]) as stack:
         for name, (path, body, param) in bodies().items():
             async with no_gap():

@@ -44,7 +44,7 @@ async def served(*workers: Worker, **settings: Any) -> AsyncIterator[tuple[Stack
         yield stack, client
 
 
-async def test_the_template_hears_what_a_chat_would_tell_it() -> None:
+async def test_template_gets_the_same_values_from_messages_as_from_a_chat() -> None:
     call = {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}
     asked: Any = {
         **ASK,

@@ -38,7 +38,7 @@ async def test_a_whole_completion() -> None:
         assert answer.usage.prompt_tokens == len(byte_level().encode(PROMPT).ids)
 
 
-async def test_a_streamed_completion_is_the_whole_one_in_pieces() -> None:
+async def test_streamed_completion_equals_the_unstreamed_completion() -> None:
     async with running_stack([Worker("w0", step_s=0.02)]) as stack:
         stream = await stack.client.completions.create(
             model=MODEL, prompt=PROMPT, seed=5, max_tokens=40, stream=True, stream_options={"include_usage": True}
@@ -124,7 +124,7 @@ async def test_a_stop_string_ends_the_text(include: bool) -> None:
         await eventually(lambda: [o.result for o in stack.router.outcomes] == [routing_pb2.Outcome.RESULT_OK])
 
 
-async def test_the_client_retries_what_is_worth_retrying() -> None:
+async def test_client_retries_only_retryable_errors() -> None:
     async with running_stack([Worker("w0")]) as stack:
         client = stack.client.with_options(max_retries=3)
         stack.router.busy, stack.router.retry_after_s = True, 1

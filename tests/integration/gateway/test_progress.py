@@ -42,7 +42,7 @@ async def test_a_prompt_outlasts_the_stall_limit(reports: bool) -> None:
 
 @pytest.mark.parametrize("index", [0, 2])
 @pytest.mark.parametrize("kind", ["stall", "hush"])
-async def test_workers_that_stand_still_pass_a_request_on_and_blame_it_for_no_death(kind: str, index: int) -> None:
+async def test_stalled_workers_hand_off_the_request_without_counting_deaths(kind: str, index: int) -> None:
     """`hush`: the whole process is stopped. Three of either kind would make a suspect, if they counted as deaths."""
     workers = [Worker(f"w{n}", faults=[Fault(kind, index)]) for n in range(3)]
     async with running_stack([*workers, Worker("w3")], progress_timeout_s=STALL_S, silence_timeout_s=STALL_S) as stack:

@@ -55,7 +55,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
     return events
 
 
-async def test_a_turn_goes_on_from_kept_ones_as_if_its_items_had_been_sent(stack: Stack) -> None:
+async def test_turn_continues_stored_turns_as_if_their_items_were_sent(stack: Stack) -> None:
     first = await create(stack, instructions="Be brief.", input="one")
     second = await create(stack, input=[{"role": "user", "content": "two"}], previous_response_id=first["id"])
     remembered = prompts(stack)
@@ -222,7 +222,9 @@ async def test_what_is_kept_has_bounds(server: RedisServer) -> None:
         assert server.client.zcard("rz:default:kept-index:-") == 0
 
 
-async def test_without_redis_what_needs_none_is_answered_and_nothing_is_lost_in_silence(server: RedisServer) -> None:
+async def test_explicit_store_fails_and_other_responses_stay_unstored_when_redis_is_down(
+    server: RedisServer,
+) -> None:
     async with running_stack([Worker("w0", step_s=0.03)], redis_url=server.url) as stack:
         made = await create(stack)
         stream = {"max_output_tokens": 20, "stream": True}
@@ -246,7 +248,7 @@ async def test_without_redis_what_needs_none_is_answered_and_nothing_is_lost_in_
         await eventually(lambda: not stack.gateway.metrics.registry.get_sample_value("ryzanstein_gateway_redis_up"))
 
 
-async def test_a_kept_turn_has_its_items_as_they_were_given(
+async def test_stored_turn_returns_its_input_items_unchanged(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet, "MAX_LEN", 2048)
@@ -289,7 +291,7 @@ async def test_a_response_has_the_fields_that_its_standard_requires(stack: Stack
         assert (response["presence_penalty"], response["frequency_penalty"]) == (0.5, 0.0)
 
 
-async def test_a_gateway_may_keep_nothing(server: RedisServer) -> None:
+async def test_responses_are_not_stored_when_their_ttl_is_zero(server: RedisServer) -> None:
     async with running_stack([Worker("w0")], redis_url=server.url, responses_ttl_s=0) as stack:
         assert (await create(stack))["store"] is False
         for field, value in (("store", True), ("previous_response_id", UNKNOWN)):

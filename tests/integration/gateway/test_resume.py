@@ -50,7 +50,7 @@ async def results(stack: Stack, count: int) -> list[int]:
 @pytest.mark.parametrize(
     "kind", ["break", "handoff", "ranks_lost", "failed", "stall", "gap", "repeat", "wrong_attempt", "foreign_finish"]
 )
-async def test_every_fault_at_every_token_leaves_the_text_as_it_was(kind: str) -> None:
+async def test_text_is_unchanged_by_every_fault_at_every_token(kind: str) -> None:
     # Short where it is waited for, and long where a busy machine must not be taken for a stall.
     timeout_s, indices = (1.0, (0, 1, COUNT - 1)) if kind == "stall" else (10.0, range(COUNT))
     async with running_stack(progress_timeout_s=timeout_s) as stack:
@@ -69,7 +69,7 @@ async def test_every_fault_at_every_token_leaves_the_text_as_it_was(kind: str) -
 
 
 @pytest.mark.parametrize(("path", "resume"), [("completions", "exact"), ("chat/completions", "approximate")])
-async def test_who_answers_and_how_it_resumes_is_told_where_it_is_asked_for(path: str, resume: str) -> None:
+async def test_worker_and_resume_kind_are_reported_on_request(path: str, resume: str) -> None:
     card = worker_pb2.ModelCard(resume=resume if resume == "approximate" else "")
     workers = [Worker("w0", faults=[Fault("break", 4)], abilities=card), Worker("w1", abilities=card)]
     ask = {"max_tokens": COUNT, "stream": True, "temperature": 0}
@@ -92,7 +92,7 @@ async def test_who_answers_and_how_it_resumes_is_told_where_it_is_asked_for(path
         assert '"worker"' not in (await stack.http.post(f"/v1/{path}", json=ask)).text
 
 
-async def test_a_resume_carries_what_was_generated_and_excludes_the_worker() -> None:
+async def test_resume_carries_the_generated_tokens_and_excludes_the_failed_worker() -> None:
     workers = [Worker("w0", faults=[Fault("break", 4)]), Worker("w1", faults=[Fault("break", 4)])]
     async with running_stack(workers, poison_deaths=3) as stack:
         workers[1].faults.clear()
@@ -230,7 +230,7 @@ async def test_what_a_worker_can_not_go_on_with_is_told(kind: str, status: int, 
         assert "does not fit" in error["message"]
 
 
-async def test_a_worker_that_cannot_be_reached_costs_nothing_but_time() -> None:
+async def test_unreachable_worker_only_delays_requests() -> None:
     async with running_stack() as stack:
         await stack.workers[1].stop()
         for seed in range(6):
@@ -246,7 +246,7 @@ async def test_busy_workers_are_429_with_retry_after() -> None:
         assert answer.headers["retry-after"] == "7"
 
 
-async def test_the_parts_of_a_request_wait_for_each_other_and_for_nobody_else() -> None:
+async def test_parts_of_a_request_queue_only_behind_parts_of_the_same_request() -> None:
     """A batch that is too large to run at once is no reason to refuse it."""
     async with running_stack([Worker("w0", step_s=0.01)]) as stack:
         stack.router.places = 2
@@ -314,7 +314,7 @@ async def test_without_any_router_requests_and_running_streams_go_on() -> None:
         assert (await stack.complete(prompt=PROMPT, session_id="s", seed=1)).status_code == 200
 
 
-async def test_another_router_is_asked_when_one_is_down() -> None:
+async def test_next_router_is_called_when_a_router_is_down() -> None:
     async with running_stack() as stack:
         spare = Router(stack.workers)
         await spare.start()

@@ -65,7 +65,7 @@ async def routed(client: RouterClient, *to: Router) -> list[int]:
     return [len(router.routes) - count for router, count in zip(to, before, strict=True)]
 
 
-async def test_new_routers_are_used_and_gone_ones_are_dropped() -> None:
+async def test_new_routers_are_used_and_removed_routers_are_dropped() -> None:
     async with routers() as (one, two):
         name = Name(one.address)
         async with following(name) as client:

@@ -103,7 +103,7 @@ async def answers(stack: Stack, data: bytes) -> bytes:
     return received
 
 
-async def test_an_ambiguous_request_gets_one_answer_a_refusal(stack: Stack) -> None:
+async def test_ambiguous_request_gets_a_single_answer_a_rejection(stack: Stack) -> None:
     plain = await answers(stack, HEAD + CL + b"\r\n" + BODY + LAST)
     assert STATUS.findall(plain) == [b"200", b"200"]
     assert LIST in plain, "two plain requests on a connection are two"

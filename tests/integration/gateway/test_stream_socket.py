@@ -187,7 +187,7 @@ async def test_a_generation_may_be_taken_over_while_its_first_connection_lives()
             assert last.ids["c"] == expected_ids(3, 100)
 
 
-async def test_a_generation_that_nobody_resumes_is_given_up() -> None:
+async def test_disconnected_generation_is_cancelled_after_the_resume_window() -> None:
     worker = Worker("w0", step_s=0.02)
     async with running_stack([worker], stream_resume_window_s=0.1) as stack:
         async with connect(stack) as socket:
@@ -257,7 +257,7 @@ async def test_a_key_may_come_with_a_message_as_browsers_send_no_header() -> Non
         assert len(client.ids["a"]) == 3
 
 
-async def test_a_generation_cancelled_at_once_gives_back_what_it_reserved() -> None:
+async def test_generation_cancelled_at_once_releases_its_reservation() -> None:
     """Both messages arrive together, before the generation has taken its first step."""
     keys = [{"key_sha256": digest_of("k"), "name": "t", "max_concurrent": 1}]
     async with (
@@ -274,7 +274,7 @@ async def test_a_generation_cancelled_at_once_gives_back_what_it_reserved() -> N
             assert (await client.until("done", name))["finish_reason"] == "cancelled"
 
 
-async def test_a_token_message_names_the_worker_where_it_is_asked_for() -> None:
+async def test_token_message_names_the_worker_on_request() -> None:
     workers = [Worker("w0"), Worker("w1")]
     async with running_stack(workers) as stack, connect(stack) as socket:
         for worker in workers:

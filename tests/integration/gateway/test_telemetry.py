@@ -114,7 +114,7 @@ async def test_broken_streams_and_closed_sockets_are_counted_by_reason() -> None
         assert [seen["websocket_closes_total", code] for code in ("other", "1001", "1005")] == [1, 1, 1]
 
 
-async def test_routes_beside_the_hot_ones_are_counted_too() -> None:
+async def test_routes_outside_the_hot_path_are_counted() -> None:
     async with running_stack([Worker("w0")]) as stack:
         for path in ("/v1/models", f"/v1/models/{MODEL}", "/v1/models/nope", "/nothing", "/nothing/else"):
             await stack.http.get(path)
@@ -268,7 +268,7 @@ async def test_probes_and_scrapes_make_no_spans(exporter: InMemorySpanExporter) 
         assert len(exporter.get_finished_spans()) == 1
 
 
-async def test_a_connections_end_is_not_told_under_the_request_that_opened_it(tmp_path: Path) -> None:
+async def test_connection_close_is_not_logged_under_the_request_that_opened_the_connection(tmp_path: Path) -> None:
     worker, other = Worker("w0"), Worker("w1")
     async with (
         running_fleet([worker, other]) as router,

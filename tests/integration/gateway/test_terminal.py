@@ -45,7 +45,7 @@ async def test_a_conversation_in_a_terminal_goes_on_until_its_end_is_typed() -> 
         assert len({route.session for route in stack.router.routes}) == 1
 
 
-async def test_what_the_gateway_refuses_is_one_line() -> None:
+async def test_gateway_rejection_is_printed_on_a_single_line() -> None:
     keys = json.dumps([{"key_sha256": digest_of("k"), "name": "k"}])
     async with running_stack([Worker("w0")], tenancy=True, api_keys=keys) as stack:
         for model in ((), ("--model", MODEL)):

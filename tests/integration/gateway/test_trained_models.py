@@ -166,7 +166,7 @@ async def test_a_result_waits_for_workers_until_its_job_is_cancelled(
         assert (await until(stack, job.id, "cancelled")).fine_tuned_model is None
 
 
-async def test_what_is_wrong_is_said_in_one_line(server: RedisServer, lines: Path, tmp_path: Path) -> None:
+async def test_error_is_printed_on_a_single_line(server: RedisServer, lines: Path, tmp_path: Path) -> None:
     async with gateway(server) as stack:
         said = (await command(stack, str(lines))).stderr
         assert said.startswith("ryzanstein: No fine-tuner runs in this installation")
