@@ -121,7 +121,7 @@ def test_two_at_once_download_once(hub: Hub, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
 )
-def test_a_signal_ends_it_at_once_and_the_next_one_goes_on(
+def test_signal_stops_the_fetch_at_once_and_the_next_fetch_continues(
     hub: Hub, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
     hub.behind_gate = "model.safetensors"
@@ -143,7 +143,7 @@ def test_a_signal_ends_it_at_once_and_the_next_one_goes_on(
     assert hub.sent["config.json"] == 1, "what had come was fetched again"
 
 
-def test_errors_say_what_to_do(hub: Hub, tmp_path: Path) -> None:
+def test_fetch_errors_suggest_a_remedy(hub: Hub, tmp_path: Path) -> None:
     hub.token = "secret"
     code, _, err = fetch(hub, tmp_path, HF_TOKEN="wrong")
     assert (code, err) == (
@@ -180,7 +180,7 @@ def test_what_is_no_model_of_the_hub_is_refused(text: str) -> None:
         ModelReference.parse(text, "v1")
 
 
-def test_of_several_gguf_models_one_is_fetched_whole_and_served(hub: Hub, tmp_path: Path) -> None:
+def test_chosen_gguf_model_is_fetched_with_all_parts_and_served(hub: Hub, tmp_path: Path) -> None:
     parts = [f"Q8_0/tiny-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
     hub.files = {"tiny-Q4_K_M.gguf": WEIGHTS, "tiny-Q4_0.gguf": b"more", "README.md": b"words"}
     hub.files |= {"config.json": b"{}", "mmproj-tiny.gguf": b"eyes"} | dict.fromkeys(parts, WEIGHTS[:99])

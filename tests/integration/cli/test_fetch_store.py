@@ -70,7 +70,9 @@ def test_what_a_killed_process_left_of_another_commit_goes(fetching: Fetching) -
     assert fetching.there == {"org--tiny", FOLDER}
 
 
-def test_without_locks_nothing_of_others_is_touched(fetching: Fetching, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_files_stay_untouched_when_locks_are_unsupported(
+    fetching: Fetching, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_handle: int, _operation: int) -> None:
         raise OSError(code, "no locks")
 
@@ -88,7 +90,7 @@ def test_without_locks_nothing_of_others_is_touched(fetching: Fetching, monkeypa
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_another_process_that_was_faster_is_believed_if_it_has_ended(fetching: Fetching, complete: bool) -> None:
+def test_finished_download_of_a_faster_process_is_used(fetching: Fetching, complete: bool) -> None:
     store = ModelStore(fetching.to, fetching.said.append)
     first, second = (store.staging(MODEL, COMMIT, adopt=False) for _ in range(2))
     final = store.publish(first, MODEL, COMMIT, 7)
@@ -122,7 +124,7 @@ def test_a_gated_model_says_where_to_ask(fetching: Fetching) -> None:
         fetching()
 
 
-def test_what_does_not_come_as_it_was_listed_is_removed(hub: Hub, tmp_path: Path) -> None:
+def test_file_that_differs_from_its_listing_is_removed(hub: Hub, tmp_path: Path) -> None:
     api, name = HfApi(endpoint=hub.url), "model.safetensors"
     for file, said in (
         (RemoteFile(name, 8, "", ""), f"{name} has 7 bytes, the hub says 8"),

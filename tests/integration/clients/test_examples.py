@@ -93,7 +93,9 @@ def installed(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs / "python"
 
 
-def test_the_readme_installs_it_from_a_clone_and_runs(installation: Installation, installed: Path, clone: Path) -> None:
+def test_readme_installs_the_client_from_a_clone_and_runs(
+    installation: Installation, installed: Path, clone: Path
+) -> None:
     ports = [address.rpartition(":")[2] for address in (installation.http, installation.grpc)]
     done = subprocess.run(
         [installed, "-I", Path(__file__).with_name("run_page.py"), clone / "clients/python/README.md", *ports],

@@ -218,7 +218,7 @@ async def test_a_chats_tokens_are_those_of_its_prompt(kind: str) -> None:
 
 
 @both_clients
-async def test_a_streamed_response_is_the_whole_one(gateway: Served, kind: str) -> None:
+async def test_streamed_response_equals_the_unstreamed_response(gateway: Served, kind: str) -> None:
     options = {"instructions": "Be brief.", "max_tokens": 8, "seed": 3, "logprobs": 2, "metadata": {"a": "b"}}
     async with gateway.client(kind) as client:
         whole = await call(client, "respond", "hi", **options)
@@ -244,7 +244,7 @@ async def test_a_streamed_response_is_the_whole_one(gateway: Served, kind: str) 
 
 
 @both_clients
-async def test_a_prompts_tokens_are_counted_before_it_is_answered(gateway: Served, kind: str) -> None:
+async def test_prompt_tokens_are_counted_without_generating(gateway: Served, kind: str) -> None:
     async with gateway.client(kind) as client:
         ask = {"instructions": "Be brief.", "max_tokens": 2, "seed": 1, "store": True}
         first = await call(client, "respond", "hi", **ask)

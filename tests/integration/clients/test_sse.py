@@ -28,7 +28,7 @@ def parsed(parts: list[bytes]) -> list[str]:
 
 
 @given(events=st.lists(st.lists(LINES, min_size=1, max_size=3), max_size=5), end=ENDS, cuts=CUTS, mark=st.booleans())
-def test_events_come_out_as_they_went_in(events: list[list[str]], end: str, cuts: list[int], mark: bool) -> None:
+def test_events_are_parsed_unchanged(events: list[list[str]], end: str, cuts: list[int], mark: bool) -> None:
     text = "".join("".join(f"data: {line}{end}" for line in event) + end for event in events)
     data = (b"\xef\xbb\xbf" if mark else b"") + text.encode()
     assert parsed(pieces(data, cuts)) == ["\n".join(event) for event in events]
@@ -88,7 +88,7 @@ def test_a_stream_without_its_end_is_no_stream(cut: int) -> None:
         reader.last()
 
 
-def test_an_error_comes_behind_the_chunks_before_it() -> None:
+def test_error_is_raised_after_the_chunks_received_earlier() -> None:
     failure = {"error": {"message": "broken", "type": "server_error", "param": None, "code": "poison"}, "usage": {}}
     chunks = FrameReader(text_frame).feed(stream(frame("a"), frame("b"), failure))
     assert [next(chunks).text, next(chunks).text] == ["a", "b"]

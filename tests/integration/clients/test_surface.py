@@ -295,7 +295,7 @@ async def test_a_server_that_stays_away_is_unavailable(gateway: Served, kind: st
 
 
 @every_client
-async def test_a_stream_that_breaks_later_says_how_far_it_came(kind: str) -> None:
+async def test_broken_stream_error_holds_the_received_text(kind: str) -> None:
     async with served([Worker("w0", step_s=0.005)]) as gateway:
         network = gateway.network(kind)
         network.cuts = [3000]

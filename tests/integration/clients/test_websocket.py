@@ -114,7 +114,7 @@ async def test_many_streams_lose_all_their_connections_at_once(gateway: Served) 
         assert len(gateway.stack.workers[0].submits) == 20
 
 
-async def test_a_slow_reader_gets_everything(gateway: Served) -> None:
+async def test_slow_reader_gets_every_chunk(gateway: Served) -> None:
     async with WebSocketClient(gateway.http.ws, SOON) as client:
         chunks = []
         async for chunk in client.stream_completion(PROMPT, seed=4, max_tokens=COUNT):
@@ -215,7 +215,7 @@ TOOLS: list[Tool] = [{"name": "get_weather", "parameters": {"type": "object"}}, 
 
 
 @pytest.mark.parametrize("cuts", [[], [900, 700, 700, 700, 700], [1500, 0, 400, 600]])
-async def test_a_chat_is_the_one_of_rest_with_its_reasoning_calls_and_logprobs(cuts: list[int]) -> None:
+async def test_chat_equals_the_rest_chat_with_reasoning_calls_and_logprobs(cuts: list[int]) -> None:
     count = len(byte_level().encode(THINKS_AND_CALLS).ids)
     ask = {"max_tokens": count, "tools": TOOLS, "logprobs": 1}
     async with (

@@ -59,7 +59,7 @@ def test_a_lease_survives_its_way_through_redis() -> None:
             Lease.from_json(text)
 
 
-async def test_a_kept_lease_is_read_until_it_is_given_up(client: redis.Redis) -> None:
+async def test_renewed_lease_is_read_until_released(client: redis.Redis) -> None:
     watcher, current = LeaseWatcher(client, KEYS, ACCESS), [lease("a")]
     async with running(LeaseKeeper(client, KEYS, ACCESS, lambda: current[0]).run()):
 
@@ -91,7 +91,7 @@ async def test_leases_end_and_come_back_by_the_clock_of_redis(client: redis.Redi
     assert set(await watcher.read()) == {"b"}, "as many as before, but others"
 
 
-async def test_leases_are_sent_only_when_one_has_come_changed_or_gone(client: redis.Redis) -> None:
+async def test_leases_are_sent_only_when_a_lease_appears_changes_or_ends(client: redis.Redis) -> None:
     table = LeaseTable(client, KEYS)
     seen, leases = await table.read(b"")
     assert leases == []
@@ -122,7 +122,7 @@ async def test_a_thousand_leases_and_more_are_read(client: redis.Redis) -> None:
     assert set(await LeaseWatcher(client, KEYS, ACCESS).read()) == {f"w{i}" for i in range(2001)}
 
 
-async def test_long_dead_workers_are_swept_when_one_comes(client: redis.Redis) -> None:
+async def test_long_dead_workers_are_removed_when_a_worker_registers(client: redis.Redis) -> None:
     table = LeaseTable(client, KEYS)
     await table.write(lease("long dead"))
     await client.zadd(KEYS.workers, {"long dead": await redis_time(client) - 601})
@@ -269,7 +269,7 @@ async def test_one_bad_command_of_a_batch_fails_alone(client: redis.Redis) -> No
         await bad
 
 
-async def test_a_stopped_redis_costs_one_time_out_however_many_wait(server: RedisServer) -> None:
+async def test_stopped_redis_costs_a_single_time_out_for_any_number_of_callers(server: RedisServer) -> None:
     async with open_redis(RedisAccess(server.url), 5, timed_by_caller=True) as client:
         batcher = Batcher(client, 3.0)
         await batcher.run("SET", "key", "value")
@@ -313,7 +313,7 @@ async def test_connecting_may_take_longer_than_a_command(server: RedisServer) ->
             await client.connection_pool.disconnect()
 
 
-async def test_a_connection_that_nobody_waits_for_any_more_is_there_for_the_next_one(server: RedisServer) -> None:
+async def test_connection_of_an_abandoned_caller_serves_the_next_caller(server: RedisServer) -> None:
     async with far_away(server) as access, open_redis(access, 5, connects_beside=True) as client:
 
         async def impatient() -> bool:

@@ -67,7 +67,7 @@ def require_frozen(text: str) -> None:
     assert frozen > 10_000
 
 
-async def test_the_table_is_what_running_services_export(tmp_path: Path) -> None:
+async def test_metrics_table_equals_the_metrics_of_running_services(tmp_path: Path) -> None:
     redis = RedisServer(tmp_path)
     redis.start()
     ports = {service: free_port() for service in ("Router", "KV-cache coordinator", "Worker")}

@@ -235,7 +235,7 @@ async def test_without_redis_every_service_runs_on_and_says_why(
         service.wait()
 
 
-async def test_with_a_wrong_password_nobody_is_ready_until_it_is_right(server: SecuredRedis, tmp_path: Path) -> None:
+async def test_services_are_unready_until_the_redis_password_is_right(server: SecuredRedis, tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("wrong")
     environment = {"REDIS_USERNAME": "services", "REDIS_PASSWORD_FILE": str(file)}

@@ -190,7 +190,7 @@ async def test_a_job_is_trained_although_the_api_server_is_away_for_a_while(site
     assert (site.folder / "jobs" / ORDER.id / "training.jsonl").read_text() == "{}\n"
 
 
-async def test_it_ends_while_it_waits_for_the_api_server(site: Site) -> None:
+async def test_fine_tuner_ends_while_waiting_for_the_api_server(site: Site) -> None:
     site.api.refuse = [(f"GET deployments/{OWNER}", 503, "{}")] * 10_000
     async with site.fine_tuner():
         await site.until(lambda: len(site.api.refuse) < 9_998)
@@ -219,9 +219,7 @@ KILLED = {"exitCode": 137, "reason": "OOMKilled", "message": "Loading\nKilled\n\
     ],
     ids=["out of memory", "the last pod that ended counts", "evicted before it began", "no pod is left"],
 )
-async def test_a_job_whose_pods_fail_says_how_the_last_one_ended(
-    site: Site, pods: list[dict[str, Any]], said: str
-) -> None:
+async def test_failed_job_reports_how_its_last_pod_ended(site: Site, pods: list[dict[str, Any]], said: str) -> None:
     await site.queue()
     async with site.fine_tuner(finetuner_attempts=2):
         for attempt in (1, 2):

@@ -87,7 +87,7 @@ async def stats(coordinator: kv_pb2_grpc.KvCoordinatorStub, hot: int = 0) -> pb.
 CHAIN = [2**64 - n for n in range(1, 9)]
 
 
-async def test_depths_follow_what_workers_store_evict_and_clear(
+async def test_depths_follow_stored_evicted_and_cleared_blocks(
     coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers
 ) -> None:
     before, after = await workers.start("before"), await workers.start("after")
@@ -210,7 +210,7 @@ async def test_a_large_dump_is_taken_in(coordinator: kv_pb2_grpc.KvCoordinatorSt
     assert (await stats(coordinator)).workers[0].synced
 
 
-async def test_a_killed_coordinator_knows_everything_again(
+async def test_restarted_coordinator_relearns_all_blocks(
     redis_server: RedisServer, process: Service, workers: Workers
 ) -> None:
     worker = await workers.start("w")
@@ -268,7 +268,7 @@ async def test_hot_and_pinned_prefixes_are_told(coordinator: kv_pb2_grpc.KvCoord
     assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_it_serves_as_soon_as_it_has_read_leases(process: Service) -> None:
+async def test_coordinator_serves_after_reading_leases(process: Service) -> None:
     async with open_channel(process.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", "ryzanstein.v1.KvCoordinator"):

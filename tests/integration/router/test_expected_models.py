@@ -44,7 +44,7 @@ async def test_a_request_waits_for_the_first_worker_and_is_refused_in_time(fleet
     assert placed.worker_id == "first"
 
 
-async def test_expected_models_are_known_and_others_are_not(fleet: RouterRig) -> None:
+async def test_expected_models_are_known_and_unexpected_models_are_not(fleet: RouterRig) -> None:
     port = free_port()
     environment = {"EXPECTED_MODELS": "tiny,huge", "METRICS_PORT": str(port), "QUEUE_TIMEOUT_S": "0.5"}
     router = await fleet.stub(fleet.process(router_process(fleet.redis_server.url_of("router"), **environment)))
@@ -128,7 +128,7 @@ async def _places(router: object) -> bool:
     return True
 
 
-def test_a_model_is_forgotten_ten_minutes_after_its_last_worker_unless_it_is_expected(
+def test_unexpected_model_is_forgotten_ten_minutes_after_its_last_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [1000.0]

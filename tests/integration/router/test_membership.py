@@ -40,7 +40,7 @@ async def test_a_joining_worker_is_announced_and_gets_work(fleet: RouterRig) -> 
     assert (await router.Route(ask("r"))).worker_id == "new"
 
 
-async def test_a_router_that_starts_knows_the_workers_before_it_answers(fleet: RouterRig) -> None:
+async def test_starting_router_knows_the_workers_before_serving(fleet: RouterRig) -> None:
     """Killed routers start again under load: a request that comes at once must not hear that there are no workers."""
     await fleet.worker("here")
     await fleet.redis.client_pause(20_000, all=False)
@@ -62,7 +62,7 @@ async def test_a_router_that_starts_knows_the_workers_before_it_answers(fleet: R
     assert answer.worker_id == "here"
 
 
-async def test_a_killed_worker_gets_nothing_more_long_before_its_lease_ends(fleet: RouterRig) -> None:
+async def test_killed_worker_gets_no_requests_long_before_its_lease_ends(fleet: RouterRig) -> None:
     await fleet.worker("alive", queued_prefill_tokens=9000)
     with worker_process("victim", fleet.redis_server.url_of("worker")) as process:
         router = await fleet.router(workers=2)
@@ -85,7 +85,7 @@ async def test_a_stopped_worker_is_found_by_its_silence_and_comes_back(fleet: Ro
         await until(lambda: eligible(router, 1))
 
 
-async def test_an_idle_worker_stays_eligible_with_what_it_last_told(fleet: RouterRig) -> None:
+async def test_idle_worker_stays_eligible_with_its_last_reported_load(fleet: RouterRig) -> None:
     await fleet.worker("idle", queued_prefill_tokens=7)
     router = await fleet.router(workers=1)
     await asyncio.sleep(SILENT_S + 0.5)
@@ -95,7 +95,7 @@ async def test_an_idle_worker_stays_eligible_with_what_it_last_told(fleet: Route
     assert not view.state.unchanged
 
 
-async def test_a_broken_stream_makes_ineligible_until_it_is_back(fleet: RouterRig) -> None:
+async def test_worker_is_ineligible_while_its_stream_is_broken(fleet: RouterRig) -> None:
     worker = await fleet.worker("flaky")
     router = await fleet.router(workers=1)
     port = int(worker.address.rpartition(":")[2])
@@ -184,7 +184,7 @@ async def test_sessions_stay_and_move_with_a_restart(fleet: RouterRig) -> None:
     await until(moved)
 
 
-async def test_an_overloaded_sessions_worker_loses_it(fleet: RouterRig) -> None:
+async def test_session_leaves_its_worker_when_overloaded(fleet: RouterRig) -> None:
     workers = {f"w{i}": await fleet.worker(f"w{i}") for i in range(2)}
     router = await fleet.router(workers=2)
     bound = (await router.Route(ask("r0", session="s"))).worker_id

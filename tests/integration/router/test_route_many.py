@@ -60,7 +60,7 @@ async def test_a_call_ends_when_all_its_requests_are_answered(fleet: RouterRig) 
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-async def test_a_refusal_does_not_wait_for_those_before_it_and_who_gives_up_takes_nothing(
+async def test_rejection_overtakes_queued_requests_and_cancelled_request_takes_no_place(
     fleet: RouterRig, in_time: bool
 ) -> None:
     worker = await fleet.worker("only", phase=worker_pb2.PHASE_LOADING)
@@ -94,7 +94,7 @@ async def _once_there_is_room(routes: Routes) -> asyncio.Future[pb.RouteAnswer]:
                 return waiting
 
 
-async def test_a_decision_that_fails_says_so_and_leaves_the_others_alone() -> None:
+async def test_failed_decision_returns_an_error_without_hurting_its_neighbours() -> None:
     class Failing:
         async def route(self, request: pb.RouteRequest) -> Placement:
             if request.request_id == "bad":

@@ -60,7 +60,7 @@ async def test_own_dispatches_count_until_the_worker_acknowledges_them(fleet: Ro
     await until(acknowledged)
 
 
-async def test_explain_changes_nothing_and_shows_every_worker(fleet: RouterRig) -> None:
+async def test_explain_shows_every_worker_without_side_effects(fleet: RouterRig) -> None:
     for i in range(6):
         await fleet.worker(f"w{i}", queued_prefill_tokens=1000 * i)
     router = await fleet.router(workers=6)
@@ -72,7 +72,7 @@ async def test_explain_changes_nothing_and_shows_every_worker(fleet: RouterRig) 
     assert not [key async for key in fleet.redis.scan_iter("rz:default:sess:*")]
 
 
-async def test_only_serving_workers_get_work_and_exclusions_hold_while_others_are_left(fleet: RouterRig) -> None:
+async def test_only_serving_workers_get_work_and_exclusions_hold_while_alternatives_exist(fleet: RouterRig) -> None:
     worker = await fleet.worker("a")
     await fleet.worker("b")
     router = await fleet.router(workers=2)
@@ -93,7 +93,7 @@ async def refusals(router: routing_pb2_grpc.RouterStub) -> list[grpc.aio.AioRpcE
     return results  # type: ignore[return-value]
 
 
-async def test_status_codes_say_what_is_wrong(fleet: RouterRig) -> None:
+async def test_status_codes_name_the_kind_of_error(fleet: RouterRig) -> None:
     worker = await fleet.worker("only")
     router = await fleet.router(workers=1, QUEUE_SIZE="1", QUEUE_TIMEOUT_S="0.2")
     with pytest.raises(grpc.aio.AioRpcError) as unknown:
@@ -248,7 +248,7 @@ async def test_metrics_and_probes_tell_the_truth(fleet: RouterRig) -> None:
             assert response.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_metrics_show_breakers_and_what_became_of_sessions(fleet: RouterRig) -> None:
+async def test_metrics_show_breakers_and_session_outcomes(fleet: RouterRig) -> None:
     port = free_port()
     worker = await fleet.worker("w0")
     await fleet.worker("w1")
@@ -313,7 +313,7 @@ async def test_a_taken_port_is_a_start_up_error(fleet: RouterRig) -> None:
         router_process(fleet.redis_server.url_of("router"), ROUTER_PORT=process.address.rpartition(":")[2])
 
 
-async def test_of_several_models_one_has_to_be_named(fleet: RouterRig) -> None:
+async def test_request_must_name_its_model_when_several_are_served(fleet: RouterRig) -> None:
     other = FakeWorker("other", "other")
     await other.start(fleet.redis, fleet.keys)
     await fleet.worker("w")

@@ -36,7 +36,7 @@ async def routers(fleet: RouterRig) -> list[tuple[Service, routing_pb2_grpc.Rout
     return found
 
 
-async def test_the_next_router_is_asked_while_one_stands_still(
+async def test_next_router_is_called_while_a_router_is_stalled(
     routers: list[tuple[Service, routing_pb2_grpc.RouterStub]], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "services.gateway.upstream.router")

@@ -112,7 +112,7 @@ async def idle(engine: Engine) -> None:
                 changed.clear()
 
 
-async def test_it_says_what_it_serves(engine: Engine) -> None:
+async def test_engine_reports_the_facts_of_its_model(engine: Engine) -> None:
     assert engine.facts is not None
     assert engine.facts.vocab_size > max(PROMPT)
     assert engine.model.hash_root
@@ -142,7 +142,7 @@ async def test_neighbours_change_no_token(engine: Engine) -> None:
         check_same(engine, one, answer.ids)
 
 
-async def test_a_stop_token_ends_it_and_is_its_last(engine: Engine) -> None:
+async def test_stop_token_ends_the_answer_as_its_last_token(engine: Engine) -> None:
     ids = (await complete(engine, ask())).ids
     stop = ids[LENGTH // 2]
     answer = await complete(engine, ask(stop_token_ids=[stop]))
@@ -150,7 +150,7 @@ async def test_a_stop_token_ends_it_and_is_its_last(engine: Engine) -> None:
     assert answer.ids == ids[: ids.index(stop) + 1]
 
 
-async def test_a_seed_decides_what_is_drawn(engine: Engine) -> None:
+async def test_seed_determines_the_sampled_tokens(engine: Engine) -> None:
     one, again, other = [(await complete(engine, ask(temperature=1.0, seed=seed))).ids for seed in (7, 7, 8)]
     assert one == again != other
 
@@ -167,7 +167,7 @@ async def test_log_probabilities_come_for_every_token_that_asks_for_them(engine:
     [{}, {"presence_penalty": 1.5}, {"temperature": 1.0, "seed": 11}],
     ids=["greedy", "penalised", "sampled"],
 )
-async def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(engine: Engine, sampling: dict[str, float]) -> None:
+async def test_resumed_request_equals_an_uninterrupted_request(engine: Engine, sampling: dict[str, float]) -> None:
     whole = await complete(engine, ask(logprobs=2, **sampling))
     resumed = [submitted(engine, ask(generated=tuple(whole.ids[:at]), **sampling)) for at in range(1, LENGTH)]
     for at, answer in enumerate(resumed, start=1):
@@ -195,7 +195,7 @@ async def test_progress_moves_while_a_request_waits_is_prefilled_and_generates(e
         await one.until(10**9)
 
 
-async def test_a_cancelled_request_says_nothing_more(engine: Engine) -> None:
+async def test_cancelled_request_emits_no_more_tokens(engine: Engine) -> None:
     request = ask(n=200)
     answer = submitted(engine, request)
     await answer.until(3)
@@ -215,7 +215,7 @@ async def test_what_can_never_fit_is_refused_by_its_field(engine: Engine) -> Non
     assert (engine.state().running, engine.state().waiting) == (0, 0)
 
 
-async def test_an_embedding_is_one_output(engine: Engine) -> None:
+async def test_embedding_is_a_single_output(engine: Engine) -> None:
     request = EngineRequest("e", PROMPT, pb.Sampling(), embed=True)
     if engine.model.engine == "vllm":  # a generating model does not embed there
         with pytest.raises(InvalidRequestError) as refused:
@@ -257,7 +257,7 @@ async def test_the_events_replayed_are_the_cache(engine: Engine) -> None:
     assert held == set(engine.cached_hashes())
 
 
-async def test_it_serves_after_a_sleep_or_says_that_it_has_none(engine: Engine) -> None:
+async def test_engine_serves_after_sleep_or_reports_sleep_as_unsupported(engine: Engine) -> None:
     before = (await complete(engine, ask())).ids
     try:
         await engine.sleep()
@@ -269,7 +269,7 @@ async def test_it_serves_after_a_sleep_or_says_that_it_has_none(engine: Engine) 
     assert (await complete(engine, ask())).ids == before
 
 
-async def test_a_drain_lets_short_requests_end_hands_long_ones_off_and_is_for_good(engine: Engine) -> None:
+async def test_drain_finishes_short_requests_hands_off_long_requests_and_is_final(engine: Engine) -> None:
     """The last test: nothing is taken on afterwards."""
     assert engine.facts is not None
     short, long = submitted(engine, ask(n=7)), submitted(engine, ask(n=0))

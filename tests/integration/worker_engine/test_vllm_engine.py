@@ -144,7 +144,7 @@ async def test_what_vllm_cannot_compute_is_refused_by_its_field() -> None:
 
 
 @pytest.mark.parametrize("loss", [KILLED, CoreLoss("stalled", "process 7 is stopped by a signal after step 1")])
-async def test_a_loss_hands_everything_off_and_serves_again(loss: CoreLoss) -> None:
+async def test_lost_core_hands_off_all_requests_and_the_engine_serves_again(loss: CoreLoss) -> None:
     core, losses = FakeCore(), Losses()
     async with serving(core, losses) as engine:
         running, suspect, behind = (
@@ -170,7 +170,7 @@ async def test_a_loss_hands_everything_off_and_serves_again(loss: CoreLoss) -> N
         assert again.finish is Finish.LENGTH
 
 
-async def test_suspects_run_one_after_another_beside_others() -> None:
+async def test_suspects_run_sequentially_alongside_other_requests() -> None:
     core = FakeCore()
     async with serving(core) as engine:
         first, second, third = (ask(name, trial_tokens=2) for name in "abc")
@@ -184,7 +184,7 @@ async def test_suspects_run_one_after_another_beside_others() -> None:
         assert sinks[1].outputs == []
 
 
-async def test_a_fault_of_one_request_is_its_own() -> None:
+async def test_fault_of_a_request_fails_only_that_request() -> None:
     core = FakeCore()
     async with serving(core) as engine:
         core.broken = "bad"
@@ -199,7 +199,7 @@ async def test_a_fault_of_one_request_is_its_own() -> None:
         assert (followed.finish, followed.outputs[-1].failure) == (Finish.FAILED, "the request alone")
 
 
-async def test_the_first_start_fails_for_good_and_a_later_one_gives_up() -> None:
+async def test_first_start_failure_is_final_and_restart_gives_up_after_its_attempts() -> None:
     core = FakeCore()
     core.failures = ["out of memory"]
     with pytest.raises(StartupError, match="out of memory"):

@@ -130,7 +130,7 @@ def test_a_rank_that_meets_the_memory_limit_says_so() -> None:
     assert "was killed by SIGKILL: the container's memory limit of 900 MiB was reached; lower RYZANSTEIN_KV" in told
 
 
-async def test_an_error_is_told_in_its_words_and_a_rank_has_frozen_what_it_started_with(make_group: MakeGroup) -> None:
+async def test_rank_reports_the_original_error_message_and_freezes_its_startup_objects(make_group: MakeGroup) -> None:
     """Without it, a full collection is a pause of 0.1 s in the middle of every stream. None walked what it imports."""
     group = make_group(1, model="misbehave")
     await group.start()
@@ -153,7 +153,7 @@ async def test_ranks_that_disagree_about_a_collective_are_stopped(make_group: Ma
     await wait_gone(pids)
 
 
-async def test_a_collective_that_is_never_joined_blames_who_is_missing(make_group: MakeGroup) -> None:
+async def test_unjoined_collective_blames_the_missing_rank(make_group: MakeGroup) -> None:
     group = make_group(model="misbehave", collective_timeout_s=3.0, stall_timeout_s=30.0)
     await group.start()
     Conversation(group, [[1, standin.HANG]]).submit()

@@ -55,7 +55,7 @@ def test_a_message_of_another_kind_is_no_plan(ends: tuple[GroupLink, ServerLink]
         rank.receive()
 
 
-def test_a_server_that_reads_nothing_or_is_gone_ends_its_rank(
+def test_rank_ends_when_its_server_stops_reading_or_is_gone(
     ends: tuple[GroupLink, ServerLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, rank = ends

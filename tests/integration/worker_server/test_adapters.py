@@ -58,7 +58,7 @@ async def test_ranks_that_are_lost_during_a_load_hand_its_requests_off(
         assert [Path(order.folder) for order in worker.group.orders] == [Path(adapters["a"].source)] * 2
 
 
-async def test_a_request_that_is_cancelled_during_its_load_leaves_the_slot_to_others(
+async def test_request_cancelled_during_its_adapter_load_frees_the_slot(
     redis_url: str, adapters: dict[str, pb.Adapter]
 ) -> None:
     async with a_worker(redis_url, adapters) as (worker, gateway):

@@ -54,7 +54,7 @@ async def test_while_loading_submits_are_handed_off_and_only_liveness_serves(red
         assert (await gateway.complete([1, 2])).ids == generate([1, 2], 5, pb.Sampling())
 
 
-async def test_drain_lets_short_requests_end_and_hands_long_ones_off(worker: RunningWorker) -> None:
+async def test_drain_finishes_short_requests_and_hands_off_long_requests(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
         worker.group.step_s = 0.05  # the drain begins before the short one's end, and ends long before the long one's
@@ -73,7 +73,7 @@ async def test_drain_lets_short_requests_end_and_hands_long_ones_off(worker: Run
         assert await health(worker.address) == NOT_SERVING
 
 
-async def test_drain_without_grace_hands_everything_off_at_once(worker: RunningWorker) -> None:
+async def test_drain_without_grace_hands_off_all_requests_at_once(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
         worker.group.step_s = 0.05  # none ends before the last has come
@@ -174,7 +174,7 @@ async def test_without_redis_the_worker_serves(tmp_path: object) -> None:
         assert len((await gateway.complete([1])).ids) == 5
 
 
-async def test_the_card_says_what_a_gateway_needs(worker: RunningWorker) -> None:
+async def test_model_card_holds_the_fields_used_by_gateways(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
         card = await gateway.stub.GetModelCard(pb.GetModelCardRequest())
@@ -205,7 +205,7 @@ async def test_the_state_counts_and_acknowledges(worker: RunningWorker) -> None:
         assert state.kv_blocks_cached > 0
 
 
-async def test_an_idle_worker_says_every_other_second_that_nothing_has_changed(worker: RunningWorker) -> None:
+async def test_idle_worker_reports_an_unchanged_state_every_two_seconds(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
         await gateway.complete([1])
@@ -223,7 +223,7 @@ async def test_an_idle_worker_says_every_other_second_that_nothing_has_changed(w
         assert not (await stream.read()).unchanged
 
 
-async def test_a_worker_that_only_generates_tells_little_and_at_once_when_it_ends(worker: RunningWorker) -> None:
+async def test_decoding_worker_reports_rarely_and_at_once_when_a_request_ends(worker: RunningWorker) -> None:
     loop = asyncio.get_running_loop()
     worker.group.step_s = 0.01
 

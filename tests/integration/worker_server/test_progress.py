@@ -48,7 +48,7 @@ async def stands_still(gateway: Gateway, answer: Answer) -> None:
     assert len(told(gateway, answer)) == before
 
 
-async def test_chunks_of_a_prompt_and_of_those_before_it_are_progress(redis_url: str) -> None:
+async def test_prefill_chunks_of_a_prompt_and_of_earlier_prompts_count_as_progress(redis_url: str) -> None:
     async with a_worker(redis_url, max_running=1) as (worker, gateway):
         worker.group.step_s = 2 * BEAT_MS / 1e3
         first, second = [await gateway.submit(list(range(start, start + 80)), 1) for start in (1, 2)]
@@ -159,7 +159,7 @@ class Placed:
         """Its block ends it."""
 
 
-async def test_a_gateway_waits_for_a_prompt_that_moves_and_passes_on_one_that_stands_still(redis_url: str) -> None:
+async def test_gateway_waits_for_a_progressing_prompt_and_hands_off_a_stalled_prompt(redis_url: str) -> None:
     async with a_worker(redis_url) as (one, first), a_worker(redis_url) as (two, second):
         workers: list[Any] = [
             Placed(one, (await first.state()).incarnation),

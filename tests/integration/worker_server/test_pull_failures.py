@@ -66,7 +66,7 @@ def cached(answer: Answer) -> int:
     return answer.outputs[0].cached_tokens
 
 
-async def test_pulled_blocks_are_counted_told_and_used_by_others(redis_url: str) -> None:
+async def test_pulled_blocks_are_counted_announced_and_reused_by_other_requests(redis_url: str) -> None:
     async with a_worker(redis_url) as (one, source), a_worker(redis_url) as (two, target):
         assert is_right(await source.complete(PROMPT))
         pulled = await target.complete(PROMPT, pull=await hint_of(source, one.address))
@@ -83,7 +83,7 @@ async def test_pulled_blocks_are_counted_told_and_used_by_others(redis_url: str)
         assert await metric(two, "pulled_blocks") == CACHED // BLOCK, "what is there is not fetched again"
 
 
-async def test_only_what_is_missing_is_fetched(redis_url: str) -> None:
+async def test_only_missing_blocks_are_pulled(redis_url: str) -> None:
     async with a_worker(redis_url) as (one, source), a_worker(redis_url) as (two, target):
         await source.complete(PROMPT)
         await target.complete(PROMPT[:50])
@@ -93,7 +93,7 @@ async def test_only_what_is_missing_is_fetched(redis_url: str) -> None:
         assert await metric(two, "pulled_blocks") == (CACHED - 48) // BLOCK
 
 
-async def test_requests_with_the_same_prefix_wait_for_one_pull(redis_url: str) -> None:
+async def test_requests_with_the_same_prefix_share_a_single_pull(redis_url: str) -> None:
     async with a_worker(redis_url) as (one, source), a_worker(redis_url) as (two, target):
         await source.complete(PROMPT)
         one.group.step_s = 0.2
@@ -133,7 +133,7 @@ async def test_kv_of_another_kind_is_refused_by_name(redis_url: str, settings: d
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_a_worker_that_was_restarted_or_is_gone_holds_nothing(redis_url: str) -> None:
+async def test_restarted_or_gone_worker_holds_no_blocks(redis_url: str) -> None:
     async with a_worker(redis_url) as (one, source), a_worker(redis_url) as (two, target):
         await source.complete(PROMPT)
         hint = await hint_of(source, one.address)
@@ -249,7 +249,7 @@ async def test_neighbours_go_on_while_a_request_waits_for_its_blocks(redis_url: 
         assert is_right(waiting)
 
 
-async def test_a_cancelled_request_leaves_nothing_behind(redis_url: str) -> None:
+async def test_request_cancelled_during_its_pull_leaves_no_blocks_behind(redis_url: str) -> None:
     """Its blocks come later, and are not written."""
     goes_on = asyncio.Event()
 

@@ -188,7 +188,9 @@ async def test_a_killed_rank_hands_off_and_the_ranks_come_back(
         assert server.process.poll() is None
 
 
-async def test_sigterm_hands_off_and_leaves_nothing_behind(tmp_path: Path, redis_url: str) -> None:
+async def test_sigterm_hands_off_requests_and_leaves_no_processes_or_segments_behind(
+    tmp_path: Path, redis_url: str
+) -> None:
     with server_process(tmp_path, redis_url, DRAIN_S="0.3") as server:
         async with Gateway(server.address) as gateway:
             await gateway.wait_serving()
@@ -234,7 +236,7 @@ async def test_a_worker_whose_ranks_do_not_come_back_in_time_gives_up_and_says_w
         ("KV_BLOCK_TOKENS", "24", "RYZANSTEIN_KV_BLOCK_TOKENS"),
     ],
 )
-def test_a_wrong_setting_is_one_line_that_names_it(
+def test_wrong_setting_is_named_on_a_single_line(
     tmp_path: Path, redis_url: str, variable: str, value: str, words: str
 ) -> None:
     with server_process(tmp_path, redis_url, **{variable: value}) as server:

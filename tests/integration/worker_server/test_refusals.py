@@ -18,7 +18,7 @@ from tests.models import BUNDLED_MODEL
 
 
 @pytest.mark.parametrize("ranks", [1, 7])
-def test_a_worker_says_what_the_check_says(tmp_path: Path, redis_url: str, ranks: int) -> None:
+def test_worker_start_reports_the_reasons_of_the_check(tmp_path: Path, redis_url: str, ranks: int) -> None:
     """All reasons of a model with a recurrent state and a broken tokenizer; the one of a number of ranks."""
     model = tmp_path / "model"
     shutil.copytree(BUNDLED_MODEL, model)

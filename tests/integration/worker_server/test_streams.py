@@ -34,7 +34,7 @@ async def test_one_message_carries_the_tokens_of_a_whole_step(worker: RunningWor
         assert gateway.messages <= worker.group.n_steps - before
 
 
-async def test_a_resumed_request_goes_on_where_it_was(worker: RunningWorker) -> None:
+async def test_resumed_request_continues_at_its_last_token(worker: RunningWorker) -> None:
     whole = generate([1, 2, 3], 30, GREEDY)
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
@@ -77,7 +77,7 @@ async def test_a_stop_token_is_the_last_id(worker: RunningWorker) -> None:
         assert answer.last.finish == pb.FINISH_REASON_STOP
 
 
-async def test_a_cancelled_request_says_nothing_more_and_frees_its_blocks(worker: RunningWorker) -> None:
+async def test_cancelled_request_emits_no_more_tokens_and_frees_its_blocks(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
         worker.group.step_s = 0.02
@@ -90,7 +90,7 @@ async def test_a_cancelled_request_says_nothing_more_and_frees_its_blocks(worker
         assert len(answer.ids) == told < 200
 
 
-async def test_a_broken_stream_cancels_its_requests_and_no_others(worker: RunningWorker) -> None:
+async def test_broken_stream_cancels_only_its_own_requests(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as staying:
         await staying.wait_serving()
         mine = await staying.submit([3] * 20, max_tokens=200)
@@ -164,7 +164,7 @@ async def test_a_repeated_prompt_is_found_in_the_cache(worker: RunningWorker) ->
         assert first.ids == second.ids == salted.ids
 
 
-async def test_a_slow_reader_gets_merged_messages_and_loses_nothing(worker: RunningWorker) -> None:
+async def test_slow_reader_gets_merged_messages_with_every_token(worker: RunningWorker) -> None:
     worker.group.step_s = 0
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
@@ -186,9 +186,7 @@ async def test_a_slow_reader_gets_merged_messages_and_loses_nothing(worker: Runn
 
 
 @pytest.mark.parametrize("wanted_ms", [0, 100])
-async def test_heartbeats_come_while_nothing_else_does_and_only_when_they_are_wanted(
-    worker: RunningWorker, wanted_ms: int
-) -> None:
+async def test_heartbeats_are_sent_on_an_idle_stream_only_on_request(worker: RunningWorker, wanted_ms: int) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
         stream = gateway.stub.Connect()

@@ -48,7 +48,7 @@ async def served(redis_url: str, name: str, step_s: float = 0.002) -> AsyncGener
     await asyncio.wait_for(task, 60)
 
 
-async def test_two_engines_of_one_process_are_two_workers(redis_url: str) -> None:
+async def test_two_engines_in_a_process_are_two_workers(redis_url: str) -> None:
     async with AsyncExitStack() as stack:
         pair = [await stack.enter_async_context(served(redis_url, name)) for name in ("one", "two")]
         gateways = [await stack.enter_async_context(Gateway(each.address)) for each in pair]
