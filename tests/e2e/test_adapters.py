@@ -94,7 +94,7 @@ def test_an_adapter_is_a_model_with_answers_of_its_own(served: Installation) -> 
     assert served.load(BASE, "two", load_inplace=True).status_code == httpx.codes.BAD_REQUEST
 
 
-def test_routers_know_where_an_adapter_is_and_what_loading_it_elsewhere_costs(served: Installation) -> None:
+def test_routers_know_the_workers_of_an_adapter_and_its_load_cost_elsewhere(served: Installation) -> None:
     write_adapter(TINY_MODEL, served.folder / "near", MODULES, seed=30)
     assert served.load("near", "near").status_code == OK
     served.text("near", n=1)
@@ -108,7 +108,7 @@ def test_routers_know_where_an_adapter_is_and_what_loading_it_elsewhere_costs(se
     assert min(loads.values()) > 0
 
 
-def test_a_pinned_adapter_is_on_every_worker_before_it_is_asked_for_and_stays(served: Installation) -> None:
+def test_pinned_adapter_is_loaded_on_every_worker_in_advance_and_never_evicted(served: Installation) -> None:
     assert served.load("pinned", "two", pinned=True).status_code == OK
     assert len(served.resident("pinned", 2)) == 2
     assert served.load("second", "one", pinned=True).status_code == OK
@@ -153,7 +153,7 @@ def test_loads_and_unloads_break_no_stream_and_change_no_byte(served: Installati
     assert [text for model, text in texts if text != whole[model]] == []
 
 
-def test_an_adapter_loaded_again_under_its_name_shares_no_kv_with_the_one_before(served: Installation) -> None:
+def test_reloaded_adapter_shares_no_kv_with_its_previous_version(served: Installation) -> None:
     assert served.load("again", "one").status_code == OK
     before, _ = served.text("again"), served.text("again")  # the prompt is cached
     expected = served.text("two") if served.load("two", "two").status_code == OK else ""
@@ -161,7 +161,7 @@ def test_an_adapter_loaded_again_under_its_name_shares_no_kv_with_the_one_before
     assert served.text("again") == expected != before
 
 
-def test_what_cannot_be_applied_as_a_whole_is_refused_and_no_base_answers_for_it(served: Installation) -> None:
+def test_inapplicable_adapter_is_rejected_without_falling_back_to_the_base_model(served: Installation) -> None:
     assert served.ask("nobody").status_code == httpx.codes.NOT_FOUND
     write_adapter(TINY_MODEL, served.folder / "other", {"embed_tokens": 4})
     refused = served.load("other", "other")

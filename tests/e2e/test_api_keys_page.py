@@ -30,7 +30,7 @@ def typed(text: str, folder: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_a_key_is_made_and_used_on_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_made_and_used_on_a_single_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program("openssl"), program("curl")
     settings, _, up = FIRST.strip().rpartition("\n")
     assert up == "ryzanstein up"

@@ -109,7 +109,7 @@ def test_the_guides_retrieval_finds_the_fact_and_a_model_answers(embedder: str) 
     assert len(ran.stdout.splitlines()) > 1
 
 
-def test_what_it_cannot_do_is_refused(embedder: str) -> None:
+def test_embedding_model_rejects_long_texts_and_chats(embedder: str) -> None:
     """A text beyond `max_seq_length` of its files, and a chat."""
     long = httpx.post(f"{embedder}/v1/embeddings", json={"model": NAME, "input": "word " * 300}, timeout=60)
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")

@@ -40,7 +40,7 @@ def test_completion_continues_python(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == 16
 
 
-def test_streamed_completion_equals_the_whole_one(client: openai.OpenAI) -> None:
+def test_streamed_completion_equals_the_unstreamed_completion(client: openai.OpenAI) -> None:
     """Tokens that wait together for a busy gateway go out together: there are fewer pieces than tokens, never one."""
     ask = {"model": "ryzanstein-tiny", "prompt": "class Stack:\n    def push(", "max_tokens": 400, "temperature": 0}
     whole = client.completions.create(**ask).choices[0].text
@@ -69,7 +69,7 @@ def test_an_unknown_model_is_refused_by_name(client: openai.OpenAI) -> None:
         client.completions.create(model="no-such-model", prompt="x")
 
 
-def test_the_gateway_has_frozen_what_it_started_with(stack: RunningStack) -> None:
+def test_gateway_freezes_its_startup_objects(stack: RunningStack) -> None:
     """Without it, a full collection is a pause in the middle of every stream."""
     text = httpx.get(f"{stack.url}/metrics", trust_env=False).text
     assert float(re.findall(r"^ryzanstein_process_frozen_objects (.+)$", text, re.MULTILINE)[0]) > 10_000
@@ -107,7 +107,7 @@ def test_chat_in_a_pipe_prints_the_answer_alone(stack: RunningStack) -> None:
 
 
 @pytest.mark.needs("curl")
-def test_the_printed_curl_line_answers_what_is_dead_is_replaced_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+def test_printed_curl_line_works_dead_processes_are_restarted_and_ctrl_c_cleans_up(tmp_path: Path) -> None:
     """In one installation, whose start takes longer than all of them. A stopped worker is in the chaos tests."""
     options = ("--api-key", "a-key", "--served-model-name", "mine", "--max-model-len", "512", "--host", "0.0.0.0")
     with running_stack(tmp_path, *options) as stack:
@@ -167,7 +167,7 @@ def typed(command: str) -> str:
     return done.stdout
 
 
-def test_a_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
+def test_killed_supervisor_leaves_no_processes(tmp_path: Path) -> None:
     with running_stack(tmp_path) as stack:
         children = psutil.Process(stack.process.pid).children(recursive=True)
         stack.process.kill()
@@ -182,7 +182,7 @@ def test_what_is_not_ready_in_time_says_why(tmp_path: Path) -> None:
     assert re.search(r"not ready after 1 s: .*worker-0 \(.+\).*gateway \(.+\) \(logs: ", line), line
 
 
-def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
+def test_port_in_use_is_reported_on_a_single_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -193,14 +193,14 @@ def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "nothing-here"])
-def test_a_missing_model_is_said_in_one_line(tmp_path: Path, model: str) -> None:
+def test_missing_model_is_reported_on_a_single_line(tmp_path: Path, model: str) -> None:
     refused = ryzanstein("up", "--port", str(free_port()), "--model", model, runtime_dir=tmp_path)
     assert refused.returncode != 0
     assert len(refused.stderr.strip().splitlines()) == 1
     assert model in refused.stderr
 
 
-def test_a_broken_checkpoint_is_said_in_one_line(tmp_path: Path) -> None:
+def test_broken_checkpoint_is_reported_on_a_single_line(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     for file in TINY_MODEL.glob("*.json"):
@@ -211,7 +211,7 @@ def test_a_broken_checkpoint_is_said_in_one_line(tmp_path: Path) -> None:
     assert "safetensors" in refused.stderr
 
 
-def test_too_little_memory_is_said_in_one_line(tmp_path: Path) -> None:
+def test_too_little_memory_is_reported_on_a_single_line(tmp_path: Path) -> None:
     refused = ryzanstein("up", *TINY, "--port", str(free_port()), "--kv-tokens", str(10**11), runtime_dir=tmp_path)
     assert refused.returncode != 0
     assert len(refused.stderr.strip().splitlines()) == 1

@@ -152,7 +152,7 @@ def test_every_page_is_whole_without_internet(
     assert not missing, "nothing was refused by the page's policy or not found; models need a key"
 
 
-def test_a_wrong_key_shows_what_the_api_says(browser: webdriver.Chrome, stack: RunningStack) -> None:
+def test_wrong_key_shows_the_error_of_the_api(browser: webdriver.Chrome, stack: RunningStack) -> None:
     page = Page(browser, stack.url)
     assert "An API key is needed" in page.find("#model-error").text
     page.use_key("wrong")
@@ -187,7 +187,7 @@ def test_an_adapter_is_a_model_to_choose_after_all_bases(page: Page) -> None:
     assert page.ask("Where is it?") != of_base
 
 
-def test_a_schema_gives_json_that_follows_it(page: Page) -> None:
+def test_json_schema_gives_conforming_json(page: Page) -> None:
     page.find("#schema-example").click()
     value = json.loads(page.ask("A thing"))
     schema = json.loads(page.find("#schema").get_property("value"))
@@ -308,7 +308,7 @@ def test_code_is_copied_and_a_seam_stands_where_the_other_worker_went_on(page: P
     assert page.browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])") == "ls -l\ncat <file>"
 
 
-def test_the_libraries_are_what_their_list_says() -> None:
+def test_vendored_libraries_match_their_listed_hashes() -> None:
     rows = re.findall(
         r"^\| `([^`]+)` .* `([0-9a-f]{64})` \|$", (PLAYGROUND / "vendor/README.md").read_text(), re.MULTILINE
     )

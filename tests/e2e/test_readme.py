@@ -116,7 +116,7 @@ def test_no_other_block_is_left_unrun() -> None:
         ("test", f"PYTHONDONTWRITEBYTECODE= {Path('.venv/bin/pytest')} -n 4"),
     ],
 )
-def test_make_starts_what_is_tested_here(target: str, starts: str) -> None:
+def test_make_target_runs_the_tested_command(target: str, starts: str) -> None:
     """What is not run is the setting-up; `ryzanstein up` is what the other tests here started."""
     assert f"make {target} " in BLOCKS[0].text
     plan = subprocess.run(

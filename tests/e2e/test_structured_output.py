@@ -93,7 +93,7 @@ schemas = st.recursive(
 
 @settings(max_examples=30, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schema=schemas, seed=st.integers(0, 99))
-def test_any_schema_gives_json_that_is_valid_by_it(client: httpx.Client, schema: dict[str, Any], seed: int) -> None:
+def test_any_schema_gives_valid_json(client: httpx.Client, schema: dict[str, Any], seed: int) -> None:
     for choice in choices(client, guided_json=schema, seed=seed, n=2, max_tokens=1500):
         assert choice["finish_reason"] == "stop"
         jsonschema.validate(json.loads(choice["text"]), schema, jsonschema.Draft202012Validator)
@@ -272,7 +272,9 @@ junk = st.recursive(
     texts.map(lambda text: {"guided_grammar": f"root ::= {text}"}),
     st.lists(texts, max_size=3).map(lambda choice: {"guided_choice": choice}),
 ))  # fmt: skip
-def test_junk_is_followed_or_refused_and_harms_nobody(client: httpx.Client, ask: dict[str, Any]) -> None:
+def test_junk_constraint_is_followed_or_rejected_without_hurting_other_requests(
+    client: httpx.Client, ask: dict[str, Any]
+) -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 12, "temperature": 1.5, "seed": 1, **ask}, allow_nan=True)
     answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code in (200, 400), (ask, answer.text)

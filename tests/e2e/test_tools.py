@@ -99,7 +99,7 @@ def test_arguments_have_no_other_properties_than_those_that_are_named(client: op
                 assert json.loads(call.function.arguments) in found
 
 
-def test_calls_that_do_not_follow_what_no_grammar_enforces_are_an_error(client: openai.OpenAI) -> None:
+def test_calls_that_violate_an_unenforced_schema_are_an_error(client: openai.OpenAI) -> None:
     checked = [{"type": "function", "function": {**UNSUPPORTED[0]["function"], "strict": False}}]
     ask = {**COMMON, "tools": checked, "tool_choice": "required", "parallel_tool_calls": False}
     with pytest.raises(openai.BadRequestError, match="`parameters` of `f`") as refused:
