@@ -94,7 +94,7 @@ def test_a_stopped_worker_server(stack: RunningStack, reference: list[Stream]) -
     stack.wait_serving(3)
 
 
-def test_a_rollout_of_all_workers_under_load_loses_nothing(stack: RunningStack, reference: list[Stream]) -> None:
+def test_rollout_of_all_workers_under_load_loses_no_tokens(stack: RunningStack, reference: list[Stream]) -> None:
     """One worker after the other is told to end, as a rollout does; the next one when all serve again."""
     load = SteadyLoad(STREAMS // 2, TOKENS)  # workers start beside it
 
