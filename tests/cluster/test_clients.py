@@ -47,7 +47,7 @@ def test_chat_through_the_ingress(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.smoke
-def test_a_stream_arrives_as_it_is_generated(client: openai.OpenAI) -> None:
+def test_stream_arrives_while_being_generated(client: openai.OpenAI) -> None:
     """A proxy that buffers would hand over everything at the end."""
     began, extra = time.monotonic(), {"ignore_eos": True}
     stream = client.completions.create(model=MODEL, prompt="def ", max_tokens=400, stream=True, extra_body=extra)

@@ -37,7 +37,7 @@ def ask(installation: Installation, *, sampled: bool) -> str:
     return trace
 
 
-def test_a_trace_that_a_client_asked_for_arrives_whole_and_others_do_not(collecting: Installation) -> None:
+def test_only_client_sampled_traces_arrive_complete(collecting: Installation) -> None:
     """Those that nobody asked for were sent first: they have been judged by then."""
     unwanted, wanted = [ask(collecting, sampled=False) for _ in range(3)], ask(collecting, sampled=True)
     with collecting.kube.forward(f"{collecting.release}-jaeger", 16686) as url:

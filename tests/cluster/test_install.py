@@ -74,7 +74,7 @@ def test_nothing_was_restarted(defaults: Installation) -> None:
     assert not any(restarts.values()), restarts
 
 
-def test_another_helm_upgrade_changes_nothing(defaults: Installation) -> None:
+def test_repeated_helm_upgrade_restarts_no_pods(defaults: Installation) -> None:
     before = serving(defaults)
     defaults.install()
     assert serving(defaults) == before

@@ -60,7 +60,7 @@ def test_one_of_two_ranks_killed(pools: Installation, rig: Rig, figures: dict[st
     assert pools.kube.restarts() == before
 
 
-def test_releases_know_nothing_of_each_other(pools: Installation, namespaces: Namespaces) -> None:
+def test_releases_are_isolated_from_each_other(pools: Installation, namespaces: Namespaces) -> None:
     """One more in the same namespace and one in another; each has its own workers, and lists its own models."""
     neighbour = Installation(pools.kube, "neighbour")
     abroad = Installation(namespaces("abroad"))

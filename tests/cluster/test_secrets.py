@@ -36,7 +36,7 @@ def password(installation: Installation, generation: int) -> bytes:
     return base64.b64decode(secret["data"]["password"])
 
 
-def test_any_user_may_run_it(anyones: Installation) -> None:
+def test_release_runs_under_any_user_id(anyones: Installation) -> None:
     traffic = Traffic.undisturbed(anyones.url, streams=4, tokens=20)
     assert all(answer.ids for answer in traffic.expected)
     for component in ("gateway", "router", "coordinator", "worker"):

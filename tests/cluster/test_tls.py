@@ -100,7 +100,7 @@ def servers(installation: Installation, folder: Path) -> Trusting:
     return Trusting(folder, Authority(Issued(made[CERTIFICATE], made[KEY])), domain, addresses)
 
 
-def test_every_port_refuses_whoever_is_not_its_caller(secured: Installation, tmp_path: Path) -> None:
+def test_every_port_rejects_unauthorized_callers(secured: Installation, tmp_path: Path) -> None:
     it = servers(secured, tmp_path)
     asyncio.run(assert_callers_are_kept_to_their_methods(it, HARMFUL))
     asyncio.run(assert_strangers_are_refused(it, tmp_path / "strangers"))
@@ -151,7 +151,7 @@ def test_pods_with_our_labels_are_known_by_their_certificates(secured: Installat
         kube.kubectl("delete", "pod", *names, "--force", "--grace-period=0")
 
 
-def test_redis_refuses_each_component_the_others_work(secured: Installation) -> None:
+def test_redis_denies_each_component_the_commands_of_other_components(secured: Installation) -> None:
     kube = secured.kube
     keys = RedisKeys(f"{kube.namespace}-{secured.release}")
     for component in set(USERS) - {"finetuner"}:  # this release has none

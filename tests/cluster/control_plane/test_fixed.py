@@ -149,7 +149,7 @@ def test_claims_of_a_pool_are_refused_and_the_commands_lead_on(namespace: Kube, 
         ((), ("storage.accessModes={ReadWriteOnce}",), "workers.pools.default.storage"),
     ],
 )
-def test_a_claim_that_would_have_to_be_another_one_is_refused(
+def test_change_of_an_immutable_claim_is_rejected(
     namespace: Kube, first: tuple[str, ...], then: tuple[str, ...], value: str
 ) -> None:
     was, wanted = ([*SHARED, *(f"workers.pools.default.{each}" for each in sets)] for sets in (first, then))
@@ -203,7 +203,7 @@ def test_redis_of_an_earlier_chart_goes_on_to_make_its_claim(namespace: Kube) ->
     assert namespace.get("persistentvolumeclaim", DATA)["metadata"]["uid"] == claim["metadata"]["uid"]
 
 
-def test_a_claim_grows_once_it_is_bound_if_its_class_allows(namespace: Kube, classes: dict[bool, str]) -> None:
+def test_bound_claim_grows_when_its_storage_class_allows(namespace: Kube, classes: dict[bool, str]) -> None:
     for grows, name in classes.items():
         sets = (PERSISTENT, f"redis.persistence.storageClass={name}")
         if grows:

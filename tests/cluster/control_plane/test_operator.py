@@ -115,7 +115,7 @@ def names_of_ports(pod: Object) -> set[str]:
 
 
 @pytest.mark.parametrize("major", [3, 4])
-def test_without_an_operator_it_is_refused(namespace: Kube, major: int) -> None:
+def test_pod_monitor_is_rejected_without_an_operator(namespace: Kube, major: int) -> None:
     """By the kind's name, before anything is made."""
     with without_operator(namespace):
         with pytest.raises(CommandError, match="PodMonitor") as refusal:

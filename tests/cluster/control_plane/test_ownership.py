@@ -45,7 +45,7 @@ def test_an_edited_field_is_a_conflict_too(namespace: Kube) -> None:
 
 
 @pytest.mark.parametrize("major", [3, 4])
-def test_replicas_left_to_others_stay(namespace: Kube, major: int) -> None:
+def test_upgrade_keeps_externally_managed_replicas(namespace: Kube, major: int) -> None:
     install(namespace, BY_HAND, major=major)
     _scale(namespace, 3)
     upgrade(namespace, BY_HAND, "logLevel=debug", major=major)

@@ -37,7 +37,7 @@ def _may(kube: Kube, account: str, verb: str, what: str) -> bool:
         raise
 
 
-def test_the_serving_pods_may_nothing(installed: Kube) -> None:
+def test_serving_pods_have_no_permissions(installed: Kube) -> None:
     """Nothing but what every account may: ask who it is, and read the API's own description."""
     for verb, what in [("get", "pods"), ("list", "secrets"), ("create", "configmaps"), ("patch", "deployments")]:
         assert not _may(installed, SERVING, verb, what), f"{verb} {what}"
@@ -67,7 +67,7 @@ def test_the_job_makes_the_password_once(installed: Kube, tmp_path: Path) -> Non
     assert len(base64.b64decode(passwords[0])) >= 32
 
 
-def test_the_job_is_refused_what_it_may_not(installed: Kube, tmp_path: Path) -> None:
+def test_certificate_job_is_denied_foreign_secrets(installed: Kube, tmp_path: Path) -> None:
     config = kubeconfig_of(installed, MAKER, tmp_path)
     command = [part.replace(SECRET, "somebody-elses") for part in _command(installed)]
     done = _ryzanstein(command, config)
@@ -76,7 +76,7 @@ def test_the_job_is_refused_what_it_may_not(installed: Kube, tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_the_api_was_asked_for_nothing_else(installed: Kube, tmp_path: Path) -> None:
+def test_audit_log_holds_only_permitted_requests(installed: Kube, tmp_path: Path) -> None:
     """By the audit log, where the cluster keeps one beside its kubeconfig."""
     log = installed.kubeconfig.parent / "audit.log"
     if not log.exists():
@@ -93,7 +93,7 @@ def test_the_api_was_asked_for_nothing_else(installed: Kube, tmp_path: Path) -> 
     assert seen <= {("get", "secrets", maker), ("create", "secrets", maker)}
 
 
-def test_the_job_makes_certificates_and_changes_nothing_else(namespaces: Namespaces, tmp_path: Path) -> None:
+def test_certificate_job_changes_only_its_own_secret(namespaces: Namespaces, tmp_path: Path) -> None:
     """The command of the rendered CronJob, as its service account: made, kept, and the CA's replacement begun."""
     kube = namespaces("certificates")
     kube.kubectl("create", "secret", "generic", "somebody-elses", "--from-literal=password=x")

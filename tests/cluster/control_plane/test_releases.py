@@ -56,7 +56,7 @@ def test_claim_templates_outlive_upgrades(namespace: Kube, major: int) -> None:
     assert after["spec"]["volumeClaimTemplates"] == before["spec"]["volumeClaimTemplates"]
 
 
-def test_two_releases_live_in_one_namespace(namespace: Kube) -> None:
+def test_two_releases_share_a_namespace(namespace: Kube) -> None:
     install(namespace)
     install(namespace, release="second")
     first, second = owned(namespace), owned(namespace, "second")
@@ -114,7 +114,7 @@ def test_an_upgrade_without_components_passwords_is_refused_before_anything_chan
     upgrade(namespace, *sets, "redis.auth.users=shared")
 
 
-def test_an_upgrade_is_one_phase_of_tls_further_than_the_last_pod(namespace: Kube) -> None:
+def test_upgrade_advances_tls_a_single_phase_beyond_the_last_pod(namespace: Kube) -> None:
     """And has all of mutual TLS where nothing of the release runs, or nothing is seen."""
     namespace.apply(pod("other", "gateway", "", release="other"))
     assert next_phase(namespace) == "require"
