@@ -131,13 +131,13 @@ SUNK = replace(PLAIN, n_heads=4, sinks=((0.5, 1.5) * 2,))
 @example(step=Step(((1, 40), (150, 190)), window=70), shape=AttentionShape(1, 1, 256, 0.1, 5.0))
 @example(step=Step((*LONG, (20, 90)), dtype=torch.bfloat16, kv_format="int8"), shape=PLAIN)
 @example(step=Step((*LONG, (20, 90)), kv_format="fp8", window=300), shape=replace(PLAIN, head_dim=80))
-def test_every_step_is_what_the_definition_says(step: Step, shape: AttentionShape) -> None:
+def test_every_step_matches_the_definition_of_attention(step: Step, shape: AttentionShape) -> None:
     assert step.error(shape) <= LIMITS[step.dtype] * (
         2 if step.kv_format else 1
     )  # scales are factors of rounded weights
 
 
-def test_a_row_is_the_same_alone_and_beside_longer_ones_also_as_a_graph_lays_it_out() -> None:
+def test_row_is_the_same_alone_beside_longer_rows_and_in_a_graph() -> None:
     shape, step = replace(PLAIN, n_heads=2, n_kv_heads=1), Step(((1, SPLIT_KEYS + 9), (1, 3 * SPLIT_KEYS)))
     cache, batch, q = step.cache(shape), step.batch(), step.queries(shape)
     attention = PagedTriton(shape, step.dtype, DEVICE)

@@ -62,7 +62,7 @@ def test_a_product_is_that_of_the_dense_weight(
         assert not n or (found.float() - exact).abs().max() <= LIMITS[dtype] * (1 + exact.abs().max())
 
 
-def test_four_bits_take_half_a_byte_and_what_the_kernel_cannot_read_is_dense() -> None:
+def test_four_bit_weights_take_half_a_byte_and_unsupported_layouts_are_dense() -> None:
     ops, rounded = TritonOps(torch.bfloat16, DEVICE), weight_of("rounded", 40, 128, 32)
     packed = PackedCodes.of(Stacked((rounded,)), DEVICE)
     assert packed is not None

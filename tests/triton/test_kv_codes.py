@@ -81,9 +81,7 @@ def test_heads_are_rotated_coded_and_cached(
 
 @settings(max_examples=10)
 @given(name=FORMATS, n=st.integers(0, 4), head_dim=st.sampled_from([16, 80]), dtype=DTYPES)
-def test_heads_without_a_rotation_are_coded_where_they_lie(
-    name: str, n: int, head_dim: int, dtype: torch.dtype
-) -> None:
+def test_unrotated_heads_are_coded_in_place(name: str, n: int, head_dim: int, dtype: torch.dtype) -> None:
     shape = KvShape(16, 2, head_dim)
     ours, reference = caches(find_kv_format(name), shape, dtype)
     rows, slots = numbers(4, 8 + shape.width).to(dtype)[:n, 8:], torch.tensor(SLOTS, device=DEVICE)[:n]
