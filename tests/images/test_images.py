@@ -49,7 +49,7 @@ for folder in (pathlib.Path.home(), pathlib.Path(tempfile.gettempdir())):
 
 
 @pytest.mark.parametrize("target", CEILINGS)
-def test_an_image_says_what_it_is_and_is_small(image: Images, target: str) -> None:
+def test_image_is_labelled_and_small(image: Images, target: str) -> None:
     config = image(target).config()
     assert config["User"] == "10001:0"
     labels = {key.rpartition(".")[2]: value for key, value in config["Labels"].items()}
