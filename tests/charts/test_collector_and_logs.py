@@ -103,7 +103,7 @@ def _config(rendered: Rendered) -> Object:
     return config
 
 
-def test_a_collector_keeps_what_failed_was_late_or_was_asked_for(running: Running) -> None:
+def test_a_collector_keeps_failed_late_and_requested_traces(running: Running) -> None:
     dropped = {running.trace("quick"), running.trace("in time", first_token_ms=2500)}
     kept = {
         running.trace("failed", fails=True),
@@ -117,7 +117,7 @@ def test_a_collector_keeps_what_failed_was_late_or_was_asked_for(running: Runnin
     assert not any(running.kept.trace(trace) for trace in dropped)
 
 
-def test_with_a_collector_services_record_all_and_send_it_there() -> None:
+def test_with_a_collector_services_record_and_send_all_traces() -> None:
     for pod in render(inline=COLLECTOR).pods_of(*SERVICES):
         env = environment(pod.containers[0])
         assert env["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://ryzanstein-collector.serving.svc.cluster.local:4317"
@@ -166,7 +166,7 @@ def test_logs_are_off_by_default_and_can_come_from_elsewhere() -> None:
     assert not [found for found in alone.of("Role") if found["metadata"]["name"].endswith("-alloy")]
 
 
-def test_who_reads_logs_may_read_logs_and_write_to_loki() -> None:
+def test_a_log_reader_may_read_logs_and_write_to_loki() -> None:
     rendered = render(inline=LOGS)
     role = rendered.named("Role", "ryzanstein-alloy")
     assert {(tuple(rule["resources"]), tuple(rule["verbs"])) for rule in role["rules"]} == {
@@ -207,7 +207,7 @@ def test_a_line_leads_to_its_trace_and_a_span_to_its_lines() -> None:
     assert to_logs["query"].startswith('{namespace="serving", release="ryzanstein"}')
 
 
-def test_only_what_is_there_is_linked() -> None:
+def test_only_installed_sources_are_linked() -> None:
     assert "jsonData" not in _sources(render())["Jaeger"]
     alone = _sources(render(inline=f"{LOGS}\ntracing: {{mode: none}}"))
     assert "jsonData" not in alone["Loki"]

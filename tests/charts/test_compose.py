@@ -40,7 +40,7 @@ def _default(value: str) -> str:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_compose_tells_a_service_what_the_chart_tells_it(service: str) -> None:
+def test_compose_sets_the_same_variables_as_the_chart(service: str) -> None:
     (pod, *_) = render().pods_of(SERVICES[service])
     of_chart = {entry["name"]: entry.get("value") for entry in pod.containers[0]["env"]}
     if of_chart.pop("RYZANSTEIN_EXPECTED_MODELS_FILE", None):  # one model, which does not change, needs no file
@@ -79,7 +79,7 @@ def test_compose_watches_with_the_rules_and_dashboards_of_the_chart() -> None:
     assert [path for path in mounted if not path.exists()] == []
 
 
-def test_skaffold_builds_every_image_and_gives_it_to_the_chart() -> None:
+def test_skaffold_builds_every_image_and_passes_its_tag_to_the_chart() -> None:
     config = yaml.safe_load((ROOT / "skaffold.yaml").read_text())
     targets = [artifact["custom"]["buildCommand"].split()[-1] for artifact in config["build"]["artifacts"]]
     assert sorted(targets) == sorted(IMAGES)

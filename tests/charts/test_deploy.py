@@ -47,7 +47,7 @@ def _expect_rendered(profiles: list[str], values: Any) -> None:
         assert render(CHART / profile, yaml.safe_dump(values)).pods_of("gateway")
 
 
-def test_the_module_uses_what_it_declares() -> None:
+def test_the_module_uses_every_declared_variable() -> None:
     module = TERRAFORM / "module"
     text = "".join(file.read_text() for file in module.glob("*.tf"))
     declared = _names(_read(module)["variable"])
@@ -55,7 +55,7 @@ def test_the_module_uses_what_it_declares() -> None:
     assert all(block[name]["description"] for block in _read(module)["variable"] for name in block)
 
 
-def test_the_examples_give_the_module_and_the_chart_what_they_take() -> None:
+def test_the_examples_set_only_known_variables_and_values() -> None:
     declared = _names(_read(TERRAFORM / "module")["variable"])
     assert len(EXAMPLES) == 2
     for example in EXAMPLES:
@@ -70,13 +70,13 @@ def test_the_examples_give_the_module_and_the_chart_what_they_take() -> None:
         _expect_rendered([str(path.relative_to(CHART)) for path in files[1:]], values)
 
 
-def test_argo_cd_gives_the_chart_what_it_takes() -> None:
+def test_argo_cd_sets_only_known_values() -> None:
     source = yaml.safe_load((DEPLOY / "argocd" / "application.yaml").read_text())["spec"]["source"]
     assert CHART.parents[1] / source["path"] == CHART
     _expect_rendered(source["helm"]["valueFiles"], source["helm"]["valuesObject"])
 
 
-def test_flux_gives_the_chart_what_it_takes() -> None:
+def test_flux_sets_only_known_values() -> None:
     *_, release = yaml.safe_load_all((DEPLOY / "flux" / "release.yaml").read_text())
     spec = release["spec"]["chart"]["spec"]
     files = [CHART.parents[1] / path for path in spec["valuesFiles"]]

@@ -98,7 +98,7 @@ def test_values_that_are_shown_render(values: dict[str, Any], tmp_path: Path) ->
         ("gateway: {tls: {secretName: public}, service: {port: 443}, tenancy: {enabled: true}}", "", "", "https"),
     ],
 )
-def test_notes_name_all_models_and_print_a_curl_line_for_one_that_chats(
+def test_notes_name_all_models_and_print_a_curl_line_for_a_chat_model(
     values: str, models: str, chats: str, scheme: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "values.yaml"
@@ -127,7 +127,7 @@ def test_pods_that_documents_wait_for_have_images_of_ours(rendered: Rendered) ->
             assert "ryzanstein" in container["image"], f"{pod}: {container['image']}"
 
 
-def test_the_notes_say_what_a_memory_limit_leaves_for_a_model() -> None:
+def test_the_notes_show_the_memory_left_for_a_model() -> None:
     """As the worker computes it; of the bundled model it is known to fit."""
     install = ("install", "notes", str(CHART), "--dry-run=client")  # without a cluster only Helm 4 writes notes
     set_ = ("--set", "workers.pools.default.model=hf://org/name", "--set", "workers.pools.default.tensorParallel=2")
@@ -138,7 +138,7 @@ def test_the_notes_say_what_a_memory_limit_leaves_for_a_model() -> None:
     assert "for weights and KV cache" not in run_helm(*install, major=4)
 
 
-def test_the_pool_that_values_yaml_shows_stands_beside_the_default_one() -> None:
+def test_the_pool_shown_in_values_yaml_stands_beside_the_default_pool() -> None:
     """Its lines without their comment signs are the profile for retrieval."""
     text = (CHART / "values.yaml").read_text()
     lines = text[text.index("    # embedder:") :].partition("\n\n")[0].splitlines()

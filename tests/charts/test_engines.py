@@ -132,7 +132,7 @@ def test_two_nodes_of_eight_gpus_are_a_worker() -> None:
         ("{engine: sglang}", "engine"),
     ],
 )
-def test_what_cannot_work_is_refused_by_its_value(pool: str, named: str) -> None:
+def test_an_impossible_pool_is_rejected_by_its_value(pool: str, named: str) -> None:
     with pytest.raises(RenderError, match=named):
         render(inline=f"workers: {{pools: {{default: {pool}}}}}")
 

@@ -35,7 +35,7 @@ def mounts(pod: Pod) -> dict[str, Object]:
     return {mount["mountPath"]: volumes[mount["name"]] | mount for mount in pod.containers[0]["volumeMounts"]}
 
 
-def test_it_is_off() -> None:
+def test_the_fine_tuner_is_off_by_default() -> None:
     rendered = render()
     assert rendered.pods_of("finetuner", "training") == []
     assert not [found for found in rendered.objects if "finetun" in found["metadata"]["name"]]
@@ -44,7 +44,7 @@ def test_it_is_off() -> None:
     ]
 
 
-def test_all_who_need_the_claim_see_it_under_one_path_and_workers_load_from_there() -> None:
+def test_all_users_of_the_claim_mount_the_same_path_and_workers_load_adapters_from_there() -> None:
     env = environment(tuned().pods_of("finetuner")[0].containers[0])
     folder = env["RYZANSTEIN_FINETUNER_FOLDER"]
     for pod in tuned().pods_of(*COMPONENTS):
@@ -77,7 +77,7 @@ def test_a_training_finds_the_models_of_its_pools() -> None:
 
 
 @pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
-def test_the_job_of_a_training_is_one_that_kubernetes_knows(version: str, tmp_path: Any) -> None:
+def test_the_job_of_a_training_is_valid_in_kubernetes(version: str, tmp_path: Any) -> None:
     task = Task("tenant:ftjob-00061f0000000aabbccddeeff", "ftjob-00061f0000000aabbccddeeff", tmp_path, "/base")
     for rendered in (tuned(), render(inline=f"{{fullnameOverride: {'f' * 27}, finetuner: {{enabled: true}}}}")):
         (found,) = [each["data"]["job.json"] for each in rendered.of("ConfigMap") if "job.json" in each["data"]]
@@ -88,7 +88,7 @@ def test_the_job_of_a_training_is_one_that_kubernetes_knows(version: str, tmp_pa
         assert job["metadata"]["ownerReferences"][0]["uid"] == "uid"
 
 
-def test_how_a_pod_ended_decides_whether_there_is_another_one() -> None:
+def test_the_exit_of_a_pod_decides_about_a_retry() -> None:
     spec = template(tuned())["spec"]
     assert spec["backoffLimit"] == 3
     actions = {
@@ -120,7 +120,7 @@ def test_values_reach_a_training() -> None:
     assert on_cpu.pods_of("training")[0].containers[0]["image"].endswith(":finetuner-cpu-0.1.0")
 
 
-def test_the_fine_tuner_may_do_no_more_than_it_does() -> None:
+def test_the_fine_tuner_has_only_needed_permissions() -> None:
     role = tuned().named("Role", "ryzanstein-finetuner")
     allowed = {
         (rule["resources"][0], verb): rule.get("resourceNames") for rule in role["rules"] for verb in rule["verbs"]
@@ -153,7 +153,7 @@ SAID = (
 )
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_senseless_values_are_rejected() -> None:
     with pytest.raises(RenderError) as refused:
         render(inline=WRONG)
     lines = [line.strip() for line in str(refused.value).splitlines()]

@@ -113,7 +113,7 @@ def test_every_kind_with_fixed_fields_is_looked_at(rendered: Rendered) -> None:
     assert {found["kind"] for found in rendered.objects} <= changeable | FIXED.keys()
 
 
-def test_redis_may_be_given_a_claim_and_lose_it() -> None:
+def test_redis_may_gain_and_lose_a_claim() -> None:
     """The claim is beside the StatefulSet, and stays when the release does without it."""
     off, on = render(), render(inline="redis: {persistence: {enabled: true, size: 3Gi}}")
     volumes = [volume for pod in on.pods_of("redis") for volume in pod.spec["volumes"] if volume["name"] == "data"]

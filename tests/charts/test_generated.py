@@ -53,7 +53,7 @@ def test_every_setting_of_a_service_is_a_value_of_its_own_or_among_its_settings(
         assert names
 
 
-def test_every_value_says_what_it_means_or_is_plain() -> None:
+def test_every_value_has_a_comment_or_a_plain_name() -> None:
     """A key whose name doesn't say it all has a comment."""
     plain = {"registry", "repository", "port", "annotations", "name", "key", "tag", "digest", "hostnames", "enabled"}
     root = values.read(build.CHART / "values.yaml")

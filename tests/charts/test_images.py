@@ -39,7 +39,7 @@ def test_gpus_take_the_image_with_cuda() -> None:
         assert pod.containers[0]["image"] == _our_tag("worker-cuda")
 
 
-def test_what_gpus_compile_is_kept_in_a_volume_since_the_root_is_read_only() -> None:
+def test_compiled_gpu_kernels_are_kept_in_a_volume_since_the_root_is_read_only() -> None:
     pools = "{default: null, gpu: {device: cuda, compiledKernels: {sizeLimit: 3Gi}}, cpu: {}}"
     pods = render(inline=f"workers: {{pools: {pools}}}").pods_of("worker")
     of_gpu, of_cpu = sorted(pods, key=lambda pod: str(pod).endswith("cpu"))
@@ -59,7 +59,7 @@ def test_the_list_of_images_is_complete() -> None:
     assert set(listed) == used - of_users
 
 
-def test_values_of_parent_charts_mirror_every_image_and_give_every_pod_the_secret_for_it(values: Path) -> None:
+def test_values_of_parent_charts_mirror_every_image_and_add_the_pull_secret_to_every_pod(values: Path) -> None:
     rendered = render(
         values, major=4, inline=f"global: {{imageRegistry: '{MIRROR}', imagePullSecrets: [{{name: pull}}]}}"
     )

@@ -41,7 +41,7 @@ def test_a_wrong_field_is_found() -> None:
         kubernetes_validate.validate(wrong, OLDEST, strict=True)
 
 
-def test_the_chart_says_what_is_tested() -> None:
+def test_the_chart_declares_the_tested_versions() -> None:
     wanted = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"]
     assert wanted == f">={OLDEST}-0"
     assert Version(VERSIONS[1]) >= Version("1.36")

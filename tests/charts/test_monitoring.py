@@ -23,7 +23,7 @@ def _components(rendered: Rendered) -> set[str]:
     return {pod.component for pod in rendered.pods} & WATCHERS
 
 
-def test_modes_render_what_they_say() -> None:
+def test_monitoring_modes_render_their_components() -> None:
     assert _components(render()) == WATCHERS
     assert _components(render(inline="monitoring: {mode: none}")) == {"jaeger"}
     assert _components(render(inline="monitoring: {grafana: {enabled: false}}\ntracing: {mode: none}")) == {
@@ -94,7 +94,7 @@ def test_objectives_overrides_and_labels_reach_the_rules() -> None:
     assert "/ 0.005" in dashboards["rz-overview.json"]
 
 
-def test_alerts_on_what_is_not_there_are_off() -> None:
+def test_alerts_on_absent_components_are_off() -> None:
     names = {rule.get("alert") for rule in _bundled_rules()}
     assert not names & {"RyzansteinPodPending", "RyzansteinGpuXid", "RyzansteinAutoscalerBlind"}
     on = _bundled_rules("monitoring: {rules: {kubernetes: true, gpu: true}}")

@@ -48,7 +48,7 @@ def _frozen(rendered: Rendered) -> dict[str, Object]:
     return frozen
 
 
-def test_no_value_changes_what_is_frozen() -> None:
+def test_values_never_change_frozen_fields() -> None:
     values = """
     commonLabels: {team: blue}
     image: {tag: '9.9.9'}
@@ -97,7 +97,7 @@ def test_common_labels_reach_objects_and_pods() -> None:
     assert {pod.labels.get("team") for pod in rendered.pods} == {"blue"}
 
 
-def test_a_release_called_like_the_chart_says_it_once() -> None:
+def test_a_release_named_like_the_chart_has_the_name_once() -> None:
     names = {found["metadata"]["name"] for found in render().objects}
     assert "ryzanstein-gateway" in names
     assert not [name for name in names if name.count("ryzanstein") > 1]
@@ -152,7 +152,7 @@ def test_a_pool_name_that_does_not_fit_is_refused() -> None:
     assert [pool for pool in wrong if f"workers.pools.{pool}: a pool's name has" not in str(refused.value)] == []
 
 
-def test_adapters_with_names_that_hide_something_are_refused() -> None:
+def test_adapter_names_with_hidden_characters_are_rejected() -> None:
     def values(adapters: dict[str, str]) -> str:
         return yaml.safe_dump({"workers": {"pools": {"default": {"settings": {"adapters": adapters}}}}})
 

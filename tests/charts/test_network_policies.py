@@ -12,7 +12,7 @@ SERVICES = {"gateway", "router", "coordinator", "worker", "finetuner", "redis", 
 FETCHED = "workers: {pools: {default: {model: 'hf://org/name'}}}"
 
 
-def test_services_reach_each_other_and_nobody_else(rendered: Rendered) -> None:
+def test_only_services_reach_services(rendered: Rendered) -> None:
     found = {edge for edge in edges(rendered) if {edge.source, edge.target} <= SERVICES}
     if not rendered.of("NetworkPolicy"):
         return
@@ -90,7 +90,7 @@ def test_every_pod_may_ask_for_names(rendered: Rendered) -> None:
             assert asked == {"TCP", "UDP"}, pod
 
 
-def test_only_the_gateway_is_open_to_others() -> None:
+def test_only_the_gateway_is_open_to_clients() -> None:
     rendered = render()
     policies = rendered.of("NetworkPolicy")
     for pod in rendered.pods:
@@ -108,7 +108,7 @@ def test_clients_can_be_chosen() -> None:
     assert all(rule.get("from") for rule in rules(rendered.of("NetworkPolicy"), gateway, "ingress"))
 
 
-def test_metrics_are_read_by_whom_one_says() -> None:
+def test_metrics_are_readable_from_configured_namespaces() -> None:
     rendered = render(inline="networkPolicy: {metricsFrom: [{namespaceSelector: {matchLabels: {team: red}}}]}")
     for pod in rendered.pods_of("gateway", "router", "coordinator", "worker"):
         found = [
@@ -140,7 +140,7 @@ def test_only_the_secrets_job_and_prometheus_reach_the_api_server() -> None:
     assert reach == {"secrets", "prometheus"}
 
 
-def test_a_training_reaches_nobody() -> None:
+def test_a_training_has_no_network() -> None:
     """It reads users' files with others' code, and needs no more than its volumes."""
     rendered = render(inline="finetuner: {enabled: true}")
     policies = rendered.of("NetworkPolicy")
@@ -150,7 +150,7 @@ def test_a_training_reaches_nobody() -> None:
         assert rules(policies, training, direction) == []
 
 
-def test_who_watches_is_let_through() -> None:
+def test_monitoring_is_let_through() -> None:
     rendered = render()
     found = {edge for edge in edges(rendered) if {edge.source, edge.target} & {"prometheus", "grafana", "jaeger"}}
     services = ("gateway", "router", "coordinator", "worker")
@@ -163,7 +163,7 @@ def test_who_watches_is_let_through() -> None:
     }
 
 
-def test_people_who_may_watch_can_be_chosen() -> None:
+def test_clients_of_monitoring_are_configurable() -> None:
     rendered = render(inline="monitoring: {clientsFrom: [{namespaceSelector: {matchLabels: {team: sre}}}]}")
     for component, port in (("prometheus", 9090), ("grafana", 3000), ("jaeger", 16686)):
         (pod,) = rendered.pods_of(component)

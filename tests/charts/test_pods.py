@@ -110,7 +110,7 @@ def test_variables_have_one_value(rendered: Rendered) -> None:
             assert [name for name, times in names.items() if times > 1] == [], f"{pod} {container['name']}"
 
 
-def test_variables_are_defined_before_they_are_used(rendered: Rendered) -> None:
+def test_variables_are_defined_before_use(rendered: Rendered) -> None:
     """Kubernetes leaves $(NAME) as it is when NAME comes later."""
     for pod in rendered.pods:
         for container in pod.all_containers:

@@ -30,7 +30,7 @@ PLAIN, TLS = 6379, 6380
         ("{}", f"rediss://{HOST}:{TLS}/0", {TLS}),
     ],
 )
-def test_neighbouring_phases_reach_it(tls: str, url: str, ports: set[int]) -> None:
+def test_neighbouring_phases_reach_redis(tls: str, url: str, ports: set[int]) -> None:
     rendered = render(inline=f"tls: {tls}")
     for pod in rendered.pods_of("gateway", "router", "coordinator", "worker"):
         variables = environment(pod.containers[0])

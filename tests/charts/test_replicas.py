@@ -30,7 +30,7 @@ def _budgets(rendered: Rendered, component: str) -> list[Object]:
     return [each for each in budgets if each["metadata"]["labels"]["app.kubernetes.io/component"] == component]
 
 
-def test_a_budget_only_where_one_can_be_spared() -> None:
+def test_a_disruption_budget_needs_a_second_replica() -> None:
     """With one replica it would only block `kubectl drain`."""
     one, two = (render(inline=_every(f"replicas: {count}")) for count in (1, 2))
     for component in COMPONENTS:
@@ -48,7 +48,7 @@ def test_no_budget_blocks_a_drain(rendered: Rendered) -> None:
         assert "minAvailable" not in budget["spec"], budget["metadata"]["name"]
 
 
-def test_replicas_can_be_left_to_others() -> None:
+def test_replicas_can_be_left_to_an_autoscaler() -> None:
     rendered = render(inline="\n".join(COMPONENTS[each] % "replicas: 2, replicasManaged: false" for each in AUTOSCALED))
     for component in AUTOSCALED:
         assert "replicas" not in _workload(rendered, component)["spec"]
@@ -80,7 +80,7 @@ def test_an_autoscaler_decides_alone(components: list[str], mode: str, kind: str
         ("keda: {prometheusUrl: 'http://theirs:9090'}", "http://theirs:9090"),
     ],
 )
-def test_keda_asks_a_prometheus_that_it_reaches(inline: str, address: str) -> None:
+def test_keda_queries_a_reachable_prometheus(inline: str, address: str) -> None:
     """The bundled one unless another is named; only then do the policies let its operator in."""
     values = "{gateway: {autoscaling: {mode: keda}}, workers: {defaults: {autoscaling: {mode: keda}}}}"
     rendered = render(inline=values if not inline else f"{values[:-1]}, {inline}}}")
@@ -92,7 +92,7 @@ def test_keda_asks_a_prometheus_that_it_reaches(inline: str, address: str) -> No
     assert let_in == ([] if inline else [keda])
 
 
-def test_workers_with_pods_of_two_revisions_are_replaced_one_by_one(rendered: Rendered) -> None:
+def test_workers_with_pods_of_two_revisions_are_replaced_in_turn(rendered: Rendered) -> None:
     for pod in rendered.pods_of("worker", "router"):
         assert pod.owner["spec"].get("updateStrategy", {"type": "RollingUpdate"})["type"] == "RollingUpdate", pod
 
@@ -105,7 +105,7 @@ def test_pods_spread_over_nodes() -> None:
         assert constraint["labelSelector"]["matchLabels"].items() <= pod.labels.items(), pod
 
 
-def test_pods_that_a_rollout_replaces_do_not_count_for_the_spread_of_the_new_ones(rendered: Rendered) -> None:
+def test_pods_of_an_old_revision_do_not_count_for_the_spread_of_new_pods(rendered: Rendered) -> None:
     """A Deployment's old pods go last, and after them the new ones would be where the old were not: on one node."""
     for pod in rendered.pods:
         constraints = pod.spec.get("topologySpreadConstraints", ())

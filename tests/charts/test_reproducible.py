@@ -54,14 +54,14 @@ def test_another_rendering_for_another_kubernetes_is_equal() -> None:
 
 
 @pytest.mark.parametrize("major", HELMS)
-def test_lint_has_nothing_to_say(major: int) -> None:
+def test_lint_is_silent(major: int) -> None:
     """Of the least and of the most that the chart renders; that it renders the other values, the other tests show."""
     for name in ("default", "everything"):
         values = CHART / "ci" / f"{name}-values.yaml"
         run_helm("lint", "--strict", str(CHART), "--values", str(values), major=major)
 
 
-def test_templates_call_nothing_unrepeatable() -> None:
+def test_templates_call_only_repeatable_functions() -> None:
     for template in TEMPLATES:
         for expression in EXPRESSION.findall(FIXED.sub("", UPGRADE.sub("", template.read_text()))):
             assert not UNREPEATABLE.search(QUOTED.sub('""', expression)), (template.name, expression)
@@ -73,7 +73,7 @@ def test_hooks_are_tests_only(rendered: Rendered) -> None:
         assert (found["metadata"].get("annotations") or {}).get("helm.sh/hook", "test") == "test", _key(found)
 
 
-def test_nothing_is_cluster_scoped(rendered: Rendered) -> None:
+def test_every_object_is_namespaced(rendered: Rendered) -> None:
     assert [_key(found) for found in rendered.of(*CLUSTER_SCOPED)] == []
 
 

@@ -84,7 +84,7 @@ def test_services_accept_every_value(rendered: Rendered, monkeypatch: pytest.Mon
         assert settings.advertise_host == FIELDS["status.podIP"], pod
 
 
-def test_ports_are_what_the_container_says(rendered: Rendered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_equal_those_of_the_container(rendered: Rendered, monkeypatch: pytest.MonkeyPatch) -> None:
     for pod in rendered.pods_of(*SETTINGS):
         settings = _settings(pod, monkeypatch).model_dump()
         loopback = {"admin_port"} if settings.get("admin_host") == "127.0.0.1" else set()  # by port-forward only

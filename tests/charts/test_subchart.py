@@ -29,7 +29,7 @@ def _rendered(parent: Path, values: str, major: int) -> Rendered:
 
 
 @pytest.mark.parametrize("major", HELMS)
-def test_it_renders_inside_another(parent: Path, major: int) -> None:
+def test_the_chart_renders_inside_a_parent_chart(parent: Path, major: int) -> None:
     values = "{global: {imageRegistry: mirror.example}, ryzanstein: {gateway: {replicas: 2}}}"
     rendered = _rendered(parent, values, major)
     (gateway,) = rendered.pods_of("gateway")
@@ -40,5 +40,5 @@ def test_it_renders_inside_another(parent: Path, major: int) -> None:
 
 
 @pytest.mark.parametrize("major", HELMS)
-def test_its_condition_leaves_it_out(parent: Path, major: int) -> None:
+def test_a_false_condition_leaves_the_subchart_out(parent: Path, major: int) -> None:
     assert _rendered(parent, "ryzanstein: {enabled: false}", major).objects == []

@@ -46,7 +46,7 @@ def test_a_job_makes_certificates_and_may_change_no_other_secret() -> None:
 
 
 @pytest.mark.parametrize("issuer", ["", "corporate"])
-def test_cert_manager_makes_them(issuer: str) -> None:
+def test_cert_manager_issues_certificates(issuer: str) -> None:
     rendered = render(inline=f"tls: {{mode: certManager, certManager: {{issuerRef: {{name: '{issuer}'}}}}}}")
     secrets = mounted(rendered)
     certificates = {each["spec"]["secretName"]: each["spec"] for each in rendered.of("Certificate")}
@@ -83,12 +83,12 @@ def test_off_is_plain() -> None:
         ("tls: {mode: 'off', phase: offer}", "tls.phase: has no effect with tls.mode off"),
     ],
 )
-def test_what_makes_no_sense_is_refused(values: str, said: str) -> None:
+def test_senseless_values_are_rejected(values: str, said: str) -> None:
     with pytest.raises(RenderError, match=said):
         render(inline=values)
 
 
-def test_the_gateway_itself_speaks_tls_to_clients() -> None:
+def test_the_gateway_serves_tls_to_clients_without_a_proxy() -> None:
     rendered = render(inline="gateway: {tls: {secretName: of-clients}, service: {port: 443}}")
     (pod,) = rendered.pods_of("gateway")
     (container,) = pod.containers

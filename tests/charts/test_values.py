@@ -152,7 +152,7 @@ def _complaints(values: str, major: int = 3) -> list[str]:
 
 
 @pytest.mark.parametrize("major", HELMS)
-def test_the_schema_names_what_is_wrong(major: int) -> None:
+def test_the_schema_names_the_wrong_values(major: int) -> None:
     lines = [line for line in _complaints(AGAINST_THE_SCHEMA, major) if line.startswith("- at ")]
     for path in OF_THE_SCHEMA:
         *parents, last = path.split(".")
@@ -175,7 +175,7 @@ def test_values_that_contradict_each_other_are_refused(values: str, paths: list[
     assert [path for path in paths if not any(line.startswith(f"{path}: ") for line in lines)] == []
 
 
-def test_what_is_allowed_renders() -> None:
+def test_allowed_values_render() -> None:
     pods = {pod.labels.get("ryzanstein.dev/pool"): pod for pod in render(inline=ACCEPTED).pods_of("worker")}
     assert pods.keys() >= {"fetched", "chosen", "claim", "image", "file", "gpus"}
     chosen = environment(pods["chosen"].containers[0])
