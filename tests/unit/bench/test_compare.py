@@ -40,7 +40,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answers).serve_
 EMPTY = SERVER.replace('[{"id": "m"}]', "[]")
 
 
-async def test_a_server_that_does_not_start_costs_nobody_elses_results(tmp_path: Path) -> None:
+async def test_a_failed_server_start_keeps_the_results_of_other_servers(tmp_path: Path) -> None:
     for name, source in (
         ("ryzanstein", SERVER),
         ("other", SERVER),

@@ -27,7 +27,7 @@ def results() -> dict:
     return {"shape": "15m", "start_s": servers, "memory_mib": servers, "scenarios": {"one request": load}}
 
 
-def test_the_ratio_is_to_the_best_of_the_others() -> None:
+def test_the_ratio_compares_with_the_best_other_server() -> None:
     assert rates(results(), "one request") == {"ryzanstein": 20, "slow": 5, "fast": 50}
     assert ratio(rates(results(), "one request")) == pytest.approx(0.4)
     assert "| one request | 20 (2.0 ms; 3.0x) | 5 (2.0 ms; 3.0x) | 50 (2.0 ms; 3.0x) | 0.40 |" in markdown(results())

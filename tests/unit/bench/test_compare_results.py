@@ -45,7 +45,7 @@ def results(rounds: int = 2, machine: str = "here", **named: Metric) -> Results:
 
 
 @given(st.dictionaries(st.text(min_size=1), metrics(), min_size=1))
-def test_a_file_is_never_worse_than_itself(named: dict[str, Metric]) -> None:
+def test_a_file_is_never_worse_than_its_own_copy(named: dict[str, Metric]) -> None:
     file = results().model_copy(update={"metrics": named})  # as keywords some names would be taken for others
     assert {change.verdict for change in compare(file, file)} == {Verdict.SAME}
 
@@ -82,7 +82,7 @@ def test_worse_one_way_is_better_the_other_way(a: Metric, b: Metric) -> None:
 MS = Metric(unit="ms", better=Better.LOWER, samples=(10, 11, 12))
 
 
-def test_what_is_in_one_file_only_is_said_and_fails_nothing(tmp_path: Path) -> None:
+def test_a_metric_in_one_file_only_is_listed_without_failing(tmp_path: Path) -> None:
     shown = run(tmp_path, results(old=MS, both=MS), results(new=MS, both=MS))
     assert shown.exit_code == 0
     assert "1 same, 1 gone, 1 new" in shown.stdout

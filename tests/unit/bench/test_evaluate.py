@@ -42,7 +42,7 @@ def test_divergence_is_zero_only_between_equals() -> None:
     assert divergence(position(0.5, 0.3), position(0.4, 0.4)) > 0.01
 
 
-def test_divergence_merges_what_only_one_side_reports() -> None:
+def test_divergence_merges_tokens_reported_by_one_side_only() -> None:
     one_sided = Position(math.log(0.5), 0, {0: math.log(0.5), 7: math.log(0.2)})
     expected = 0.5 * math.log(0.5 / 0.4) + 0.5 * math.log(0.5 / 0.6)
     assert divergence(one_sided, position(0.4, 0.4)) == pytest.approx(expected)

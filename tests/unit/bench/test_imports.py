@@ -29,7 +29,7 @@ def defined_in(module: str) -> set[str]:
     return named | {target.id for node in assigned for target in node.targets if isinstance(target, ast.Name)}
 
 
-def test_what_a_load_test_imports_of_ours_is_there() -> None:
+def test_our_modules_imported_by_load_tests_exist() -> None:
     for name in modules("loadtest"):
         assert_imports_are_there(name)
 

@@ -35,7 +35,7 @@ def test_both_servers_get_the_same_arguments() -> None:
     ]
 
 
-def test_the_table_has_ratio_and_difference_and_what_failed() -> None:
+def test_the_table_has_ratio_difference_and_failed_runs() -> None:
     def run(rate: float, ttft: float) -> dict[str, float]:
         return {"output_tokens_per_s": rate, "ttft_ms_p50": ttft}
 

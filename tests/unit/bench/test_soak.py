@@ -87,12 +87,12 @@ def test_an_error_a_wrong_answer_an_unrecovered_fault_or_no_request_fails(
     assert not judge(60, answers, [EXPECTED], faults, []).passed
 
 
-def test_cases_are_fixed_by_the_seed_and_differ_from_each_other() -> None:
+def test_cases_are_fixed_by_the_seed_and_distinct() -> None:
     assert make_cases(16, 8, seed=1) == make_cases(16, 8, seed=1)
     assert len({case.prompt for case in make_cases(16, 8, seed=1)}) == 16
 
 
-def test_a_restart_is_no_growth_and_hides_none() -> None:
+def test_a_restart_is_no_growth_and_hides_no_growth() -> None:
     flat = [[(t, 100.0) for t in range(60)], [(t, 40.0) for t in range(100, 160)]]
     growing = [[(t, 100 + t / 3_600) for t in range(60)], [(t, 40 + t / 3_600) for t in range(100, 160)]]
     assert slope(flat) == pytest.approx(0)
@@ -124,6 +124,6 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "0s", "-3"])
-def test_durations_that_are_none(text: str) -> None:
+def test_malformed_durations_are_rejected(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         seconds_of(text)

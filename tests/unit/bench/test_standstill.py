@@ -27,7 +27,7 @@ def until_watching(machine: Watch) -> None:
         time.sleep(0.01)
 
 
-def test_what_holds_a_probe_up_is_told_of_its_time_only() -> None:
+def test_a_delayed_probe_counts_only_its_own_time() -> None:
     with watch([min(os.sched_getaffinity(0))]) as machine:
         until_watching(machine)
         began = time.perf_counter()
@@ -48,7 +48,7 @@ def test_what_holds_a_probe_up_is_told_of_its_time_only() -> None:
     assert nothing < seen
 
 
-def test_without_a_probe_nothing_is_known(capfd: pytest.CaptureFixture[str]) -> None:
+def test_held_up_time_is_unknown_without_a_probe(capfd: pytest.CaptureFixture[str]) -> None:
     with watch([100_000]) as machine:
         machine.probes[0].wait(30)
         assert machine.held_up_ms(0.0, time.perf_counter()) is None

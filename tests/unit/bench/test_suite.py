@@ -47,7 +47,7 @@ def test_each_round_gave_a_sample(results: Results) -> None:
 
 
 @pytest.mark.needs("git")
-def test_a_run_says_on_what_it_was_taken(results: Results) -> None:
+def test_a_run_records_its_commit_and_machine(results: Results) -> None:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
     assert head.startswith(results.commit.removesuffix("+changes"))
     assert int(results.machine["cores"]) >= 1
@@ -65,7 +65,7 @@ def test_the_page_shows_every_metric(written: Path, results: Results) -> None:
         assert f"| {name.partition('/')[2]} | {readable(metric.median)} |" in page
 
 
-def test_a_run_compares_with_itself(written: Path, tmp_path: Path) -> None:
+def test_a_run_compares_equal_with_its_own_file(written: Path, tmp_path: Path) -> None:
     compared = ryzanstein("bench", "compare", str(written), str(written), runtime_dir=tmp_path)
     assert compared.returncode == 0, compared.stderr
     assert compared.stdout.strip().endswith("same")
@@ -111,7 +111,7 @@ def test_every_step_is_first_once() -> None:
     assert all(set(turned(STEPS, number)) == set(STEPS) for number in range(7))
 
 
-def test_an_unknown_bench_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_bench_is_rejected_with_the_known_names() -> None:
     with pytest.raises(ValueError, match="no bench called quick; there are scheduler, coordinator"):
         chosen(["quick"])
 

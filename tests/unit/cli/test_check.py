@@ -32,7 +32,7 @@ def test_a_wrong_option_is_no_answer_about_the_model(options: list[str], said: s
     assert said in " ".join(answered.output.split())
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "find_spec", lambda name: None if name == "torch" else object())
     with pytest.raises(CommandError, match=r"models needs the extra worker \(torch missing\): .* install") as raised:
         check.run(["models"])

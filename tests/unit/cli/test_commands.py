@@ -108,7 +108,7 @@ def test_wrong_options_name_the_option(options: dict[str, Any], said: str) -> No
 
 
 @pytest.mark.parametrize("text", ["a\nb=/a", "a\u202eb=/a", " a=/a", "a=/a\n"])
-def test_an_adapter_whose_name_or_folder_hides_something_is_refused(text: str) -> None:
+def test_an_adapter_with_hidden_characters_in_name_or_folder_is_rejected(text: str) -> None:
     answer = CliRunner().invoke(app, ["up", "--model", str(TINY_MODEL), "--adapter", text])
     assert answer.exit_code == 1
     assert "--adapter NAME=DIR: expected 1 to " in answer.stderr
@@ -134,7 +134,7 @@ def test_keys_are_given_in_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
         check(StackOptions(model="owner/name", port=free_port(), api_key="k"))
 
 
-def test_fine_tuning_names_the_packages_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fine_tuning_names_its_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(CommandError, match=r"\(peft missing\): .* pip install -e '/.*\[finetune\]'"):
         check(StackOptions(model=str(TINY_MODEL), port=free_port(), fine_tuning="/x"))
@@ -168,7 +168,7 @@ def test_fine_tuning_names_the_packages_that_it_lacks(monkeypatch: pytest.Monkey
         ("fetch a/b --to /dev/null/x", "--to /dev/null/x: Not a directory"),
     ],
 )
-def test_what_is_wrong_is_one_line(command: str, said: str) -> None:
+def test_an_error_is_printed_in_one_line(command: str, said: str) -> None:
     answer = CliRunner().invoke(app, command.split(), input="a question")
     assert (answer.exit_code, answer.stdout) == (1, "")
     assert answer.stderr.startswith(f"ryzanstein: {said}")
@@ -199,7 +199,7 @@ def test_a_curve_has_the_highest_loss_above_and_the_lowest_below() -> None:
     assert "".join(lines).count("•") == 3
 
 
-def test_chat_reads_deltas_and_ignores_what_is_not_data() -> None:
+def test_chat_reads_deltas_and_ignores_lines_without_data() -> None:
     def event(content: str | None) -> str:
         return "data: " + json.dumps({"choices": [{"delta": {"content": content}}]})
 
@@ -222,7 +222,7 @@ def test_chat_reports_an_error_in_the_stream() -> None:
         (b"", "http://x/y answered 502"),
     ],
 )
-def test_error_bodies_are_read_whatever_they_are(body: bytes, said: str) -> None:
+def test_error_bodies_of_any_form_are_read(body: bytes, said: str) -> None:
     answer = httpx.Response(502, content=body, request=httpx.Request("GET", "http://x/y"))
     assert error_message(answer) == said
 

@@ -36,7 +36,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package / "some.gguf"
 
 
-def test_the_installed_one_is_served_under_its_name(installed: Path, started: list[StackOptions]) -> None:
+def test_the_installed_model_is_served_under_its_name(installed: Path, started: list[StackOptions]) -> None:
     assert CliRunner().invoke(app, ["up"]).output == ""
     assert CliRunner().invoke(app, ["up", "--served-model-name", "mine"]).exit_code == 0
     assert [(options.model, options.served_model_name, options.generation_config) for options in started] == [
@@ -45,7 +45,7 @@ def test_the_installed_one_is_served_under_its_name(installed: Path, started: li
     ]
 
 
-def test_without_it_the_tiny_one_is_served_and_one_line_says_so(
+def test_the_tiny_model_is_served_with_a_notice_when_no_model_is_installed(
     monkeypatch: pytest.MonkeyPatch, started: list[StackOptions]
 ) -> None:
     monkeypatch.setattr(module, "find_spec", lambda _: None)

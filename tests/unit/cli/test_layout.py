@@ -30,13 +30,13 @@ def test_every_service_of_the_architecture_runs() -> None:
     assert set(laid_out()) == {"redis", "worker-0", "kv-coordinator", "router", "gateway"}
 
 
-def test_your_own_redis_replaces_the_embedded_one() -> None:
+def test_an_external_redis_replaces_the_embedded_redis() -> None:
     specs = laid_out(redis_url="redis://elsewhere:6379/3")
     assert "redis" not in specs
     assert {spec.env["RYZANSTEIN_REDIS_URL"] for spec in specs.values()} == {"redis://elsewhere:6379/3"}
 
 
-def test_services_are_told_where_the_others_are() -> None:
+def test_services_get_the_addresses_of_their_peers() -> None:
     specs = laid_out()
     assert specs["gateway"].env["RYZANSTEIN_ROUTER_ADDRESSES"] == specs["router"].address
     assert specs["router"].env["RYZANSTEIN_COORDINATOR_ADDRESS"] == specs["kv-coordinator"].address

@@ -7,7 +7,7 @@ import asyncio
 from services.cli.stack import liveness
 
 
-async def test_what_has_stopped_answering_is_given_up_after_a_few_failures() -> None:
+async def test_a_process_that_stopped_answering_is_given_up_after_a_few_failures() -> None:
     answers = iter([False, True, False, False, True])
     asked: list[bool] = []
 
@@ -20,7 +20,7 @@ async def test_what_has_stopped_answering_is_given_up_after_a_few_failures() -> 
     assert asked == [False, True, False, False, True, *[False] * liveness.FAILURES]
 
 
-async def test_what_has_never_answered_is_given_up_when_its_start_took_too_long() -> None:
+async def test_a_process_that_never_answered_is_given_up_after_the_start_timeout() -> None:
     """As one that was stopped before it was asked for the first time."""
 
     async def alive() -> bool:

@@ -48,7 +48,7 @@ def test_status_shows_every_heading_and_every_number(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 240])
-def test_status_shows_adapters_where_workers_have_slots_for_them(width: int) -> None:
+def test_status_shows_adapters_of_workers_with_slots(width: int) -> None:
     adapters = [worker_pb2.ResidentAdapter(name=name, in_slot=name != "kept") for name in ("one", "two", "kept")]
     state = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SERVING, adapters=adapters, adapter_slots=8)
     adapted = routing_pb2.WorkerView(worker_id="adapted", model="m", eligible=True, state=state)

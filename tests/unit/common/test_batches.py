@@ -15,7 +15,7 @@ sizes = st.lists(st.sampled_from([1, 1_000, 400_000, MAX_BATCH_BYTES]), max_size
 
 
 @given(sizes)
-def test_batches_hold_everything_in_order_and_are_bounded(lengths: list[int]) -> None:
+def test_batches_keep_all_messages_in_order_and_are_bounded(lengths: list[int]) -> None:
     async def read() -> list[list[pb.Cancel]]:
         queue: asyncio.Queue[pb.Cancel | None] = asyncio.Queue()
         for length in lengths:

@@ -28,7 +28,7 @@ def test_a_chain_can_be_continued(ids: list[int], blocks: int) -> None:
     assert extend_chain(parent, ids[cut * HASH_BLOCK_TOKENS :]) == whole[cut:]
 
 
-def test_models_and_tenants_share_nothing() -> None:
+def test_models_and_tenants_have_disjoint_hashes() -> None:
     ids = list(range(HASH_BLOCK_TOKENS))
     chains = {tuple(wire_chain(*key, ids)) for key in (("a", ""), ("b", ""), ("a", "x"), ("a\0x", ""))}
     assert len(chains) == 4

@@ -61,7 +61,7 @@ def test_a_container_finds_its_group_wherever_its_mount_begins(tmp_path: Path, g
     assert (cpu_quotas(tmp_path), oom_kills(tmp_path)) == ([0.5], 3)
 
 
-def test_without_control_groups_nothing_is_limited(tmp_path: Path) -> None:
+def test_limits_are_empty_without_control_groups(tmp_path: Path) -> None:
     assert (memory_limits(tmp_path), cpu_quotas(tmp_path), oom_kills(tmp_path)) == ([], [], 0)
 
 

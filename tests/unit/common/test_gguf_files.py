@@ -14,7 +14,7 @@ NAMES = [
 ]
 
 
-def test_a_choice_is_what_follows_the_last_colon(tmp_path: Path) -> None:
+def test_a_choice_follows_the_last_colon(tmp_path: Path) -> None:
     assert split_choice("owner/name:Q4_K_M") == ("owner/name", "Q4_K_M")
     assert split_choice("owner/name") == ("owner/name", "")
     (tmp_path / "a:b").mkdir()
@@ -34,7 +34,7 @@ def test_parts_of_a_model() -> None:
         parts_of("m-00003-of-00002.gguf")
 
 
-def test_one_of_several_models_is_chosen(tmp_path: Path) -> None:
+def test_a_file_is_chosen_among_several_models(tmp_path: Path) -> None:
     assert choose(NAMES, "q4_k_m") == "m-Q4_K_M.gguf"
     assert choose(NAMES, "Q8_0") == "big/m.Q8_0-00001-of-00002.gguf"
     assert choose(["README.md"], "") is None

@@ -27,7 +27,7 @@ class Node:
         self.me = self
 
 
-def test_nothing_is_collected_while_modules_are_imported() -> None:
+def test_garbage_collection_is_off_during_imports() -> None:
     with contextlib.suppress(ImportError), uncollected():
         assert not gc.isenabled()
         raise ImportError
@@ -41,7 +41,7 @@ def test_a_started_process_is_out_of_sight() -> None:
     assert len(gc.get_objects()) < gc.get_freeze_count()
 
 
-def test_a_fleet_is_frozen_once_it_stands_still() -> None:
+def test_a_fleet_is_frozen_once_membership_is_stable() -> None:
     heap = FleetHeap()
     assert not heap.freeze_if_still(10, 0)  # they are still coming
     assert not heap.freeze_if_still(20, 0)
@@ -51,7 +51,7 @@ def test_a_fleet_is_frozen_once_it_stands_still() -> None:
     assert heap.freeze_if_still(21, 0)
 
 
-def test_garbage_of_members_that_left_is_found_when_it_adds_up() -> None:
+def test_garbage_of_departed_members_is_collected_above_a_threshold() -> None:
     heap, node = FleetHeap(), Node()
     heap.freeze_if_still(100, 0)
     assert heap.freeze_if_still(100, 0)

@@ -35,7 +35,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize(("given", "own_lines"), [({}, False), ({"GRPC_VERBOSITY": "INFO"}, True)])
-def test_grpc_writes_no_lines_of_its_own_unless_it_is_asked_to(given: dict[str, str], own_lines: bool) -> None:
+def test_grpc_logs_only_when_configured(given: dict[str, str], own_lines: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"} | given
     done = subprocess.run(
         [sys.executable, "-c", LOSES_A_CONNECTION], env=environment, capture_output=True, text=True, check=True

@@ -21,7 +21,7 @@ def test_no_port_is_given_twice_or_taken() -> None:
             server.bind(("127.0.0.1", port))
 
 
-def test_a_port_that_somebody_took_meanwhile_is_left_out() -> None:
+def test_a_port_taken_meanwhile_is_skipped() -> None:
     following = range(free_port() + 1, free_port() + 40)
     with contextlib.ExitStack() as stack:
         for port in following:
@@ -30,12 +30,12 @@ def test_a_port_that_somebody_took_meanwhile_is_left_out() -> None:
         assert free_port() not in following
 
 
-def test_the_kernel_gives_none_of_them_away() -> None:
+def test_service_ports_are_outside_the_ephemeral_range() -> None:
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(port < first for port in (free_port() for _ in range(1000)))
 
 
-def test_processes_at_the_same_time_get_different_ones() -> None:
+def test_concurrent_processes_get_different_ports() -> None:
     script = "from services.common.ports import free_port; print(*(free_port() for _ in range(300)))"
     started = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(4)]
     ports = [port for process in started for port in process.communicate()[0].split()]

@@ -49,7 +49,7 @@ def test_installations_and_tenants_share_no_keys_and_sessions_are_not_stored_in_
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_link_is_one_line_that_says_what_it_is(service: str) -> None:
+def test_a_service_link_is_reported_in_one_line(service: str) -> None:
     variable = {"kv_coordinator": "COORDINATOR_PORT", "worker.api": "WORKER_PORT"}.get(service)
     variable = f"RYZANSTEIN_{variable or f'{service.upper()}_PORT'}"
     environment = {
@@ -92,7 +92,7 @@ def test_a_service_link_is_one_line_that_says_what_it_is(service: str) -> None:
         ("EXPECTED_MODELS_FILE", "/nowhere/names", "cannot be read: [Errno 2] No such file"),
     ],
 )
-def test_what_is_wrong_is_named_and_what_is_allowed_but_no_secret(
+def test_a_settings_error_names_the_value_and_the_allowed_range_without_secrets(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
 ) -> None:
     monkeypatch.setenv(f"RYZANSTEIN_{variable}", value)

@@ -62,7 +62,7 @@ async def peer() -> AsyncIterator[tuple[Peer, Lookups]]:
     await server.stop(None)
 
 
-async def test_everybody_gets_the_own_answer_in_whatever_order_they_come(peer: tuple[Peer, Lookups]) -> None:
+async def test_every_caller_gets_its_own_answer_in_any_order(peer: tuple[Peer, Lookups]) -> None:
     there, call = peer
     asking = [call.ask(pb.LookupRequest(hashes=[i]), PATIENCE_S) for i in range(100)]
     await there.until_asked(100)
@@ -73,7 +73,7 @@ async def test_everybody_gets_the_own_answer_in_whatever_order_they_come(peer: t
     assert 100 / MAX_BATCH <= there.n_messages < 10, "those that wait at the same time travel together"
 
 
-async def test_an_answer_that_nobody_waits_for_any_more_disturbs_nobody(peer: tuple[Peer, Lookups]) -> None:
+async def test_a_late_answer_disturbs_no_caller(peer: tuple[Peer, Lookups]) -> None:
     there, call = peer
     with pytest.raises(TimeoutError):
         await call.ask(pb.LookupRequest(hashes=[1]), 0.2)

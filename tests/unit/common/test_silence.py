@@ -3,7 +3,7 @@ from __future__ import annotations
 from services.common.silence import TICK_S, Silence
 
 
-def test_silence_is_counted_only_while_it_could_have_been_broken() -> None:
+def test_silence_is_counted_only_while_a_message_was_possible() -> None:
     silence = Silence(1.0)
     assert not silence.too_long(100.0, heard=False)
     assert not silence.too_long(200.0, heard=False), "our own event loop stood still: the messages are still unread"

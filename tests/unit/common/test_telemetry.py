@@ -55,7 +55,7 @@ async def test_metrics_and_probes(port: int) -> None:
         await get(port, "/livez")
 
 
-def test_totals_are_read_when_they_are_scraped() -> None:
+def test_totals_are_read_at_scrape_time() -> None:
     registry, totals = new_registry("test"), {"good": 1, "bad": 0}
     Totals("ryzanstein_test_things", "Things", "result", lambda: totals, registry)
     totals["bad"] = 7
@@ -92,7 +92,7 @@ async def test_the_loops_longest_delay_is_told_once(port: int, monkeypatch: pyte
     assert re.search(r'ryzanstein_build_info{commit="abc123",python="3[^"]*",service="test",version="[^"]*"} 1.0', text)
 
 
-async def test_port_zero_serves_nothing() -> None:
+async def test_port_zero_serves_no_metrics() -> None:
     with serve_metrics("256.256.256.256", 0, CollectorRegistry(), str):
         pass
 

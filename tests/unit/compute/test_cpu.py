@@ -52,7 +52,7 @@ def test_a_cpu_that_is_slow_in_bfloat16_serves_float32_unless_told_otherwise(mac
 @pytest.mark.parametrize(
     "machine", [ZEN_3, SKYLAKE, COOPER_LAKE, SAPPHIRE_RAPIDS, SIERRA_FOREST, GRAVITON_3], indirect=True
 )
-def test_a_cpu_that_is_not_serves_it_unless_told_otherwise(machine: None) -> None:
+def test_a_cpu_without_bfloat16_units_serves_bfloat16_by_default(machine: None) -> None:
     assert dtype(device="cpu") == "bfloat16"
     assert dtype(device="cpu", dtype="float32") == "float32"
 
@@ -65,7 +65,7 @@ def test_each_kind_of_kernels_needs_all_of_its_flags(machine: None, request: pyt
     assert cpu.has_avx2() == ("avx2" in flags)
 
 
-def test_what_this_cpu_is_said_to_do_is_what_onednn_says() -> None:
+def test_reported_cpu_features_equal_those_of_onednn() -> None:
     assert cpu.has_bfloat16() == torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 

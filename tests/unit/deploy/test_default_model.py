@@ -32,7 +32,7 @@ def write_wheel(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("made", "reason"), [(False, "No matching distribution"), (True, "DO NOT MATCH THE HASHES")])
-def test_what_is_not_there_or_not_the_pinned_file_is_one_line(
+def test_a_missing_or_unpinned_file_is_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool, reason: str
 ) -> None:
     (tmp_path / "wheels").mkdir() if not made else write_wheel(tmp_path / "wheels")

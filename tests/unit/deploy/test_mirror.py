@@ -33,10 +33,10 @@ def test_every_image_is_copied(tmp_path: Path, program: str) -> None:
     ]
 
 
-def test_a_failed_copy_ends_it(tmp_path: Path) -> None:
+def test_a_failed_copy_ends_the_mirror_script(tmp_path: Path) -> None:
     assert mirror(tmp_path, "crane", status=1).returncode != 0
     assert len((tmp_path / "asked").read_text().splitlines()) == 1
 
 
-def test_without_a_program_it_says_so(tmp_path: Path) -> None:
+def test_a_missing_program_is_named(tmp_path: Path) -> None:
     assert "needs skopeo or crane" in mirror(tmp_path, "other").stderr

@@ -40,7 +40,7 @@ def test_a_release_sets_every_version_that_stands_in_the_tree(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("version", ["1.2", "v1.2.3", "1.2.3+build", "1.2.3-", "1.2.3 "])
-def test_what_is_no_semantic_version_is_refused(version: str, tmp_path: Path) -> None:
+def test_an_invalid_semantic_version_is_rejected(version: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no semantic version"):
         versions.set_version(tmp_path, version)
 
@@ -50,7 +50,7 @@ def test_python_has_its_own_way_to_write_versions() -> None:
     assert {version: versions.python_version(version) for version in pairs} == pairs
 
 
-def test_the_changelog_gets_a_section_once_and_never_an_empty_one() -> None:
+def test_the_changelog_gets_a_section_once_and_never_an_empty_section() -> None:
     text = "# Changelog\n\n## Unreleased\n\n### Added\n\n- a thing\n\n## 0.9.0 - 2026-01-01\n\n- old\n"
     once = changelog.released(text, "1.0.0", "2026-02-03")
     assert changelog.section(once, "1.0.0") == "### Added\n\n- a thing"
@@ -71,7 +71,7 @@ def _tar(files: dict[str, str]) -> bytes:
     return buffer.getvalue()
 
 
-def test_an_image_is_listed_as_its_layers_leave_it(tmp_path: Path) -> None:
+def test_an_image_is_listed_after_all_layers(tmp_path: Path) -> None:
     site = "opt/venv/lib/python3.11/site-packages"
     bottom = {
         "var/lib/dpkg/status": "Package: libc6\nStatus: install ok installed\nVersion: 2.41-1\n\n"

@@ -116,7 +116,7 @@ def test_a_gpu_or_the_variable_takes_cuda(index: str) -> None:
         assert "2,700 MB" in wheel.about
 
 
-def test_what_is_installed_stays_unless_the_variable_says_otherwise(
+def test_an_installed_torch_stays_unless_the_variable_overrides(
     index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_wheel(tmp_path / "wheels", "9.9.0+cpu")

@@ -20,12 +20,12 @@ def left(command: Command) -> set[str]:
     return set(re.findall(r"(?<![A-Za-z])[A-Z_]{2,}(?![a-z])", text)) - WORDS
 
 
-def test_tests_put_in_what_a_command_leaves_to_the_reader() -> None:
+def test_tests_fill_in_every_placeholder_of_a_command() -> None:
     """Else it is to be listed in NOT_TYPED."""
     assert {str(command): left(command) for command in EVERY if left(command)} == {}
 
 
-def test_what_is_not_typed_stands_in_a_document() -> None:
+def test_every_untyped_command_stands_in_a_document() -> None:
     assert set(NOT_TYPED) <= {command.name for command in EVERY}
 
 

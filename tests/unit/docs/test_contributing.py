@@ -21,7 +21,7 @@ COUNTS = {
 }
 
 
-def test_a_recipe_has_as_many_steps_before_its_test_as_it_counts_files() -> None:
+def test_a_recipe_has_as_many_steps_before_its_test_as_its_count_of_files() -> None:
     for what, count in COUNTS.items():
         section = (PROJECT / "CONTRIBUTING.md").read_text().split(f"\n### {what}\n")[1].split("\n#")[0]
         assert re.search(("one file" if count == 1 else "two files") + " and a test", section, re.IGNORECASE), section
@@ -44,7 +44,7 @@ def test_a_family_is_named_by_families_alone() -> None:
         assert not {name for name in named_by(module) if "compute/model/families/" not in name}, module
 
 
-def test_a_part_of_a_policy_is_named_by_nobody_but_policies_with_names() -> None:
+def test_a_policy_part_is_named_only_by_named_policies() -> None:
     """Being in its folder makes it known, or it would be more than one file."""
     for part in PARTS.values():
         assert named_by(part.__module__) <= {"router/policies/registry.py", "router/policies/policy.py"}, part

@@ -41,7 +41,7 @@ def quoted() -> list[str]:
     return heads + [text for text in texts if not text.startswith("curl")]
 
 
-def test_a_quoted_message_is_what_the_code_says() -> None:
+def test_a_quoted_message_equals_the_message_in_the_code() -> None:
     said = messages()
     for message in quoted():
         assert [part for part in message.split("…") if part.strip(" :.,")], "an ellipsis alone says nothing"

@@ -78,7 +78,7 @@ def test_parts_are_joined_and_arguments_of_calls_are_objects() -> None:
     ],
     ids=["none", "nothing to train", "no prompt", "an error"],
 )
-def test_what_a_template_cannot_do_is_said(
+def test_unsupported_templates_are_reported(
     template: str | None, message: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "lines.jsonl", {"messages": [ASKS, message]})

@@ -65,7 +65,7 @@ def _train(folder: Path, tokenizer: Tokenizer, *, after: int = 0) -> Heard:
     return heard
 
 
-def test_a_resumed_job_has_the_losses_of_one_that_was_not_interrupted(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_resumed_job_has_the_losses_of_an_uninterrupted_job(tmp_path: Path, tokenizer: Tokenizer) -> None:
     whole = _train(tmp_path / "a" / "jobs" / "1", tokenizer)
     begun = _train(tmp_path / "b" / "jobs" / "1", tokenizer, after=2)
     assert [kind for kind, _ in begun.words][-2:] == ["step", "saved"]
@@ -77,7 +77,7 @@ def test_a_resumed_job_has_the_losses_of_one_that_was_not_interrupted(tmp_path: 
     assert written[0] == written[1]
 
 
-def test_the_assistants_turns_are_trained_and_nothing_else(tokenizer: Tokenizer) -> None:
+def test_only_the_assistants_turns_are_trained(tokenizer: Tokenizer) -> None:
     turns = [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "two"},

@@ -67,7 +67,7 @@ async def test_a_lost_connection_ends_the_frame(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(attempt.end, module.Interruption)
 
 
-async def test_a_frame_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frame_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FRAME_S", 0.01)
     attempt = new_attempt()
     attempt.deliver(output(0))
@@ -81,7 +81,7 @@ def ticks(attempt: Attempt, first: float, seconds: float, *, reported: bool = Tr
     return any(attempt.give_up(first + n * TICK_S, reported=reported) for n in range(1, int(seconds / TICK_S) + 1))
 
 
-def test_an_attempt_is_given_up_when_nothing_moves_and_only_by_a_worker_that_would_say_so() -> None:
+def test_an_attempt_is_given_up_without_progress_only_if_its_worker_reports_progress() -> None:
     attempt = Attempt(1, 0, stall_s=5.0)
     assert not ticks(attempt, 0.0, 60.0, reported=False)
     for _ in range(20):
@@ -95,7 +95,7 @@ def test_an_attempt_is_given_up_when_nothing_moves_and_only_by_a_worker_that_wou
     )
 
 
-def test_an_attempt_ends_at_its_requests_deadline_whether_it_moves_or_not() -> None:
+def test_an_attempt_ends_at_its_requests_deadline_with_or_without_progress() -> None:
     attempt = Attempt(1, 0, stall_s=60.0, deadline=100.0)
     assert not ticks(attempt, 90.0, 9.0)
     attempt.move_on(worker_pb2.Progress(request_id="r", attempt=1))

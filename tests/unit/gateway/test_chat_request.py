@@ -261,7 +261,7 @@ def test_a_schema_may_stand_beside_the_formats_type(kind: str) -> None:
     assert '"items"' in asked.grammar
 
 
-def test_a_schema_in_the_place_of_a_named_one_is_refused() -> None:
+def test_a_schema_in_the_place_of_a_named_schema_is_rejected() -> None:
     given = {"messages": [{"role": "user", "content": "a"}]}
     given |= {"response_format": {"type": "json_schema", "json_schema": PARAMETERS}}
     with pytest.raises(ApiError, match=r"Unknown field `response_format\.json_schema\.type`"):

@@ -72,7 +72,7 @@ def test_a_continuation_keeps_its_leading_space() -> None:
 
 @pytest.mark.parametrize("family", ["sentencepiece", "metaspace", *WINDOWED])
 @given(data=st.data())
-def test_a_continuation_is_what_the_whole_adds_to_the_prompt(family: str, data: st.DataObject) -> None:
+def test_a_continuation_equals_the_text_added_to_the_prompt(family: str, data: st.DataObject) -> None:
     tokenizer = (EXACT | WINDOWED)[family]()
     text_ids = st.sampled_from(sorted(number for token, number in tokenizer.get_vocab().items() if token[0] != "<"))
     prompt = data.draw(st.lists(text_ids, min_size=1, max_size=10))
@@ -111,7 +111,7 @@ def test_a_decoder_that_no_scheme_describes_is_followed_as_well(decoder: decoder
     assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
 
 
-def test_the_bytes_of_a_token_are_what_it_adds() -> None:
+def test_the_bytes_of_a_token_equal_its_added_text() -> None:
     words, bytes_ = undecorated(), sentencepiece()
     assert Vocabulary(words).token_bytes(words.token_to_id("quick")) == b" quick"
     assert Vocabulary(bytes_).token_bytes(bytes_.token_to_id("<0xC3>")) == b"\xc3"

@@ -32,7 +32,7 @@ def test_a_window_has_days_and_may_cross_midnight(hours: Hours, inside: list[str
     assert not any(hours.contain(at(text)) for text in outside)
 
 
-def test_a_time_zone_counts_and_an_unknown_one_is_named() -> None:
+def test_a_time_zone_applies_and_an_unknown_time_zone_is_named() -> None:
     berlin = Hours(start="08:00", end="18:00", timezone="Europe/Berlin")
     assert berlin.contain(at("2026-07-01T06:30"))
     assert not berlin.contain(at("2026-12-01T06:30"))

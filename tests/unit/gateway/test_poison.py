@@ -22,7 +22,7 @@ def test_two_shared_deaths_make_a_suspect_and_one_alone_before_a_token_convicts(
     assert detector.convicted
 
 
-def test_an_innocent_on_trial_whose_worker_dies_by_coincidence_is_tried_again_and_cleared() -> None:
+def test_an_innocent_request_on_trial_is_retried_and_cleared_after_an_unrelated_death() -> None:
     detector = suspect()
     for place in (7, 9):
         detector.progressed(place)
@@ -47,7 +47,7 @@ def test_a_killer_that_gives_a_token_before_each_death_is_convicted_all_the_same
     assert detector.convicted
 
 
-def test_whoever_gets_past_the_place_of_a_death_is_cleared() -> None:
+def test_a_request_beyond_the_place_of_a_death_is_cleared() -> None:
     detector = suspect(7)
     detector.progressed(7 + CLEARING_TOKENS - 1)
     assert detector.trial_tokens

@@ -33,7 +33,9 @@ def read(pieces: list[str], *, inside: bool) -> tuple[str, str]:
         ("", False, "", ""),
     ],
 )
-def test_it_is_the_same_however_the_text_is_cut(text: str, inside: bool, reasoning: str, answer: str) -> None:
+def test_reasoning_is_independent_of_the_chunks_of_the_text(
+    text: str, inside: bool, reasoning: str, answer: str
+) -> None:
     assert read([text], inside=inside) == (reasoning, answer)
     for at in range(len(text) + 1):
         assert read([text[:at], text[at:]], inside=inside) == (reasoning, answer), text[:at]

@@ -38,7 +38,7 @@ def _words(hint: Any) -> list[str]:
     return [hint] if isinstance(hint, str) else [word for inner in get_args(hint) for word in _words(inner)]
 
 
-def test_every_item_of_the_official_client_is_read_unless_it_is_a_command() -> None:
+def test_every_item_of_the_official_client_is_read_except_commands() -> None:
     kinds = types_of(ResponseInputItemParam)
     assert {"web_search_call", "additional_tools", "compaction", *COMMANDS} < kinds
     for kind in kinds - set(ITEMS):
@@ -139,7 +139,7 @@ def test_an_image_in_an_output_or_a_history_has_a_note_in_its_place() -> None:
     assert ignored.split(", ") == [f"input[].{name}" for name in (*lists, "outputs[].type=image")]
 
 
-def test_what_is_nested_too_deeply_is_refused() -> None:
+def test_too_deep_nesting_is_rejected() -> None:
     deep: Any = {}
     for _ in range(20_000):
         deep = {"a": deep}

@@ -31,7 +31,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_a_burst_is_free_and_what_exceeds_it_flows_at_the_rate() -> None:
+def test_a_burst_is_free_and_its_excess_flows_at_the_rate() -> None:
     async def work() -> None:
         budget = ResumeBudget(tokens_per_s=1000)
         for _ in range(10):
@@ -63,7 +63,7 @@ def test_a_request_larger_than_the_bucket_is_delayed_and_not_starved() -> None:
     run(work)
 
 
-async def test_who_would_wait_too_long_is_refused_at_once_and_takes_nothing() -> None:
+async def test_an_over_budget_resume_is_rejected_at_once_and_takes_no_tokens() -> None:
     budget = ResumeBudget(tokens_per_s=1000)
     first = asyncio.create_task(budget.admit("w0", 61_000, patience_s=30))
     await asyncio.sleep(0)

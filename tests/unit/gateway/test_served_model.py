@@ -32,7 +32,7 @@ def test_a_card_that_can_not_be_read_names_its_model(field: str, value: object) 
         ServedModel.from_card(broken)
 
 
-async def test_a_long_text_is_refused_by_its_beginning_and_encoded_if_it_fits() -> None:
+async def test_a_long_text_is_rejected_by_its_beginning_and_a_fitting_text_is_encoded() -> None:
     model = served(byte_level(), 4000)
     with pytest.raises(ApiError, match="at least") as refused:
         await model.encode("∂" * 40_000, "prompt", add_special_tokens=False)
@@ -40,7 +40,7 @@ async def test_a_long_text_is_refused_by_its_beginning_and_encoded_if_it_fits() 
     assert len(await model.encode(ADDED * 3000, "prompt", add_special_tokens=False)) == 3000
 
 
-async def test_the_first_tokens_of_a_text_whatever_their_length() -> None:
+async def test_the_first_tokens_are_encoded_for_texts_of_any_length() -> None:
     first = byte_level().token_to_id(ADDED)
     assert await served(byte_level()).encode_start(ADDED * 2000, 1000) == [first] * 1000
     words = wordpiece().encode("The quick").ids

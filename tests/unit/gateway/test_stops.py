@@ -60,7 +60,7 @@ def test_text_that_cannot_become_a_stop_string_is_not_delayed() -> None:
     assert buffer.push("o").text == "So"
 
 
-def test_without_stop_strings_nothing_is_held_back() -> None:
+def test_text_is_never_held_back_without_stop_strings() -> None:
     buffer = StopBuffer([], include=False)
     assert buffer.push("S").text == "S"
     assert buffer.flush() == ""

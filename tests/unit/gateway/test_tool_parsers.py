@@ -91,7 +91,7 @@ def test_calls_are_the_same_however_the_text_is_cut(kind: str, text: str, conten
 
 
 @pytest.mark.parametrize("kind", ["hermes", "llama3_json", "mistral", "granite", "deepseek", "generic"])
-def test_arguments_are_passed_on_as_they_come(kind: str) -> None:
+def test_arguments_are_streamed(kind: str) -> None:
     text = next(text for each, text, _, calls in CASES if each == kind and calls)
     assert read(kind, text)[2] > 20
 
@@ -107,7 +107,7 @@ def test_a_text_that_is_cut_off_has_no_call_that_was_not_written(
             json.loads(arguments)
 
 
-def test_a_call_that_a_grammar_enforces_is_no_content_when_it_is_cut_off_before_its_name() -> None:
+def test_an_enforced_call_cut_off_before_its_name_is_no_content() -> None:
     call = written(NOW)
     for parser, text in ((RequiredParser, f"[{call}"), (EnforcedHermesParser, f"<tool_call>\n{call}")):
         begun = text.index('"now"') + len('"now"')

@@ -22,7 +22,7 @@ def test_counts_are_never_too_high_and_too_low_by_a_bounded_amount(blocks: list[
             assert counted[block] >= count - len(blocks) / capacity
 
 
-def test_what_is_hot_survives_any_number_of_others_in_bounded_memory() -> None:
+def test_a_hot_prefix_survives_many_cold_prefixes_in_bounded_memory() -> None:
     hot, capacity = HotPrefixes(4), 4
     for block in range(1, 1001):
         for each in (block, block, 0, 0):
@@ -32,7 +32,7 @@ def test_what_is_hot_survives_any_number_of_others_in_bounded_memory() -> None:
     assert 2000 - 4000 / capacity <= first.lookups <= 2000
 
 
-def test_a_shared_beginning_is_hotter_than_what_follows_it() -> None:
+def test_a_shared_prefix_is_hotter_than_its_continuations() -> None:
     hot = HotPrefixes(100)
     for i in range(50):
         hot.count([1, 2, 3, 4, 1000 + i, 2000 + i])

@@ -101,7 +101,7 @@ class IndexMachine(RuleBasedStateMachine):
 TestIndex = IndexMachine.TestCase
 
 
-def test_nothing_is_known_of_an_empty_chain() -> None:
+def test_an_empty_chain_has_no_depths() -> None:
     assert BlockIndex().depths([]) == []
 
 

@@ -25,7 +25,7 @@ def test_every_alert_has_its_cases() -> None:
         assert case["silent"], name
 
 
-def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+def test_alerts_fire_exactly_when_expected(tmp_path: Path) -> None:
     done = _promtool(CASES, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -109,7 +109,7 @@ def test_every_alert_has_a_runbook(name: str) -> None:
     assert "kubectl" in text, "and what to type"
 
 
-def test_every_link_to_a_runbook_leads_to_one() -> None:
+def test_every_runbook_link_leads_to_a_runbook() -> None:
     files = [*(CHART / "files").rglob("*.json"), *(CHART / "files").rglob("*.yaml")]
     named = {name for file in files for name in re.findall(r"docs/runbooks/([\w-]+)\.md", file.read_text())}
     assert len(named) > 10

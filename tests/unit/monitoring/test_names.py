@@ -40,7 +40,7 @@ def _complaints(there: Exported) -> list[str]:
     return [complaint for query in QUERIES for complaint in complaints(query, there, RECORDED)]
 
 
-def test_nothing_is_asked_that_nobody_exports() -> None:
+def test_every_queried_metric_is_exported() -> None:
     assert len(QUERIES) > 150
     assert _complaints(THERE) == []
 
@@ -70,7 +70,7 @@ def _part_of(name: str, family: str) -> bool:
         ("sum by (model) (ryzanstein_worker_running)", "can't be summed by model"),
     ],
 )
-def test_what_is_wrong_is_found(expr: str, complaint: str) -> None:
+def test_faulty_queries_are_detected(expr: str, complaint: str) -> None:
     found = list(complaints(Query("here", expr), THERE, RECORDED))
     assert len(found) == 1
     assert complaint in found[0]
@@ -104,7 +104,7 @@ def test_dashboards_are_orderly(dashboard: dict) -> None:  # type: ignore[type-a
 
 
 @pytest.mark.parametrize("dashboard", dashboards(), ids=lambda dashboard: dashboard["uid"])
-def test_dashboards_are_what_grafana_reads_from_a_file(dashboard: dict) -> None:  # type: ignore[type-arg]
+def test_dashboards_are_importable_from_a_file(dashboard: dict) -> None:  # type: ignore[type-arg]
     """Nothing is asked for at an import, every variable is defined, every source is one that Grafana has."""
     assert dashboard["schemaVersion"] >= OF_GRAFANA_11
     assert not {"id", "__inputs", "__requires"} & dashboard.keys()
@@ -133,14 +133,14 @@ def _sources(node: Any) -> Iterator[Any]:
             yield from _sources(value)
 
 
-def test_rates_have_as_many_samples_as_they_need() -> None:
+def test_rates_have_enough_samples() -> None:
     """At 15 s between scrapes."""
     for query in QUERIES:
         for window in re.findall(r"rate\([^\[]*\[(\w+)\]", query.expr):
             assert window[-1] in "hd" or (window[-1] == "m" and int(window[:-1]) >= 1), query.place
 
 
-def test_alerts_say_what_is_wrong_and_where_to_read_on() -> None:
+def test_alerts_have_a_summary_and_a_runbook() -> None:
     for name, alert in alerts().items():
         assert re.fullmatch(r"Ryzanstein[A-Za-z]+", name)
         assert alert["labels"]["severity"] in ("page", "ticket", "info")

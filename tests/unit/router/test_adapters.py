@@ -61,14 +61,14 @@ def test_loading_is_a_cost_of_the_workers_that_must_load(lab: Lab) -> None:
         ({"phase": pb.PHASE_DRAINING}, {"a", "c", "d"}),
     ],
 )
-def test_the_worker_that_has_it_is_chosen_while_loading_elsewhere_takes_longer(
+def test_a_worker_that_holds_the_adapter_is_chosen_while_loading_elsewhere_takes_longer(
     lab: Lab, state: dict[str, object], chosen: set[str]
 ) -> None:
     lab.tell("b", adapters=holds("x"), **state)
     assert choose(lab, "x") in chosen
 
 
-def test_a_worker_whose_slots_are_all_in_use_is_avoided(lab: Lab) -> None:
+def test_a_worker_with_all_adapter_slots_in_use_is_avoided(lab: Lab) -> None:
     for worker in ("a", "b", "c"):
         lab.tell(worker, adapters=holds("y"), adapter_slots_in_use=True)
     assert {choose(lab, "x", str(i)) for i in range(5)} == {"d"}
@@ -76,7 +76,7 @@ def test_a_worker_whose_slots_are_all_in_use_is_avoided(lab: Lab) -> None:
     assert choose(lab, "y") in {"a", "b", "c"}
 
 
-def test_cold_adapters_stay_hot_ones_spread_and_work_stays_even() -> None:
+def test_cold_adapters_stay_hot_adapters_spread_and_load_stays_even() -> None:
     """Eight adapters on four workers. One of them has most of the requests, more than a worker can take."""
     lab, seen = Lab(), dict[str, set[str]]()
     waiting, held = Counter[str](), {worker: set[str]() for worker in "abcd"}

@@ -128,7 +128,7 @@ def test_policies_without_affinity_are_balanced(policy: str) -> None:
     assert simulation.imbalance() < 0.05
 
 
-def test_noisy_speeds_of_equal_workers_do_not_starve_one() -> None:
+def test_noisy_speeds_of_equal_workers_starve_no_worker() -> None:
     simulation = Simulation("cost", seed=4)
     noise = random.Random(5)
     tell = simulation.lab.tell

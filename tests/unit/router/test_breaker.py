@@ -122,7 +122,7 @@ def test_at_most_half_of_the_fleet_is_ejected(n_workers: int, data: st.DataObjec
     assert set(out) <= broken
 
 
-def test_those_that_failed_last_stay_out() -> None:
+def test_the_latest_failed_workers_stay_ejected() -> None:
     tripped = [(i, opened(float(i))) for i in range(4)]
     assert sorted(ejected(tripped, 4, now=4.0)) == [2, 3]
 

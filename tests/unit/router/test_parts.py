@@ -39,7 +39,7 @@ def left_by(snapshot: Snapshot, query: Query, *filters: dict[str, Any], **parts:
     return {choice.index for choice in found}
 
 
-def test_affordable_leaves_who_costs_little_more_than_the_cheapest() -> None:
+def test_affordable_keeps_workers_that_cost_little_more_than_the_cheapest() -> None:
     snapshot = snapshot_of([Worker(queued=queued) for queued in (1000, 1300, 4000, 0)])
     snapshot = replace(snapshot, why_not=np.array([0, 0, 0, 1], dtype=np.uint8))
     parts = {"scorers": [{"type": "queue"}]}  # 100, 130 and 400 ms
@@ -48,7 +48,7 @@ def test_affordable_leaves_who_costs_little_more_than_the_cheapest() -> None:
     assert left_by(snapshot, Query(1), {"type": "affordable", "factor": 4, "ms": 0}, **parts) == {0, 1, 2}
 
 
-def test_spare_and_least_leave_who_has_less_and_a_filter_that_would_leave_nobody_is_passed_over() -> None:
+def test_spare_and_least_keep_less_loaded_workers_and_a_filter_that_leaves_no_worker_is_skipped() -> None:
     snapshot = snapshot_of(
         [
             Worker(load=3, queued=9, share=0.5, load_share=0.9),
@@ -136,7 +136,7 @@ def test_a_composition_keeps_sessions_and_says_so() -> None:
         ({"type": "work"}, 3),
     ],
 )
-def test_scorers_are_of_what_they_are_named_after(scorer: dict[str, Any], dearest: int | None) -> None:
+def test_scorers_score_the_quantity_of_their_name(scorer: dict[str, Any], dearest: int | None) -> None:
     """Every worker is the worst at one thing; the session's is the only one that is good for it."""
     matched = np.array([500.0, 500.0, 0.0, 500.0])
     snapshot = snapshot_of([Worker(queued=9000), Worker(load=60), Worker(), Worker(share=1.5)])
@@ -181,7 +181,7 @@ parts_of = {
 
 
 @given(st.fixed_dictionaries(parts_of), situations())
-def test_no_composition_chooses_who_is_ineligible_or_nobody_while_somebody_is_eligible(
+def test_every_composition_chooses_an_eligible_worker_if_any_is_eligible(
     parts: dict[str, Any], situation: tuple[Snapshot, Query]
 ) -> None:
     snapshot, query = situation
@@ -191,7 +191,7 @@ def test_no_composition_chooses_who_is_ineligible_or_nobody_while_somebody_is_el
     assert choice is None or not why_not[choice.index]
 
 
-def test_what_a_policy_does_not_ask_for_is_not_looked_up() -> None:
+def test_quantities_outside_a_policy_are_not_looked_up() -> None:
     wanted = {name: make_policy(name, 0.5) for name in get_args(PolicyName)}
     assert {name for name, policy in wanted.items() if policy.uses_prefixes} == {"cost"}
     assert {name for name, policy in wanted.items() if policy.uses_sessions} == {"cost"}
@@ -232,7 +232,7 @@ def test_a_composition_is_read_from_the_environment(monkeypatch: pytest.MonkeyPa
         ('{"filters": [{"type": "affordable", "factor": 0.5}]}', "filters.0.factor: it should be greater than or"),
     ],
 )
-def test_a_wrong_policy_is_refused_with_its_field_and_what_is_allowed(
+def test_a_wrong_policy_is_rejected_with_its_field_and_the_allowed_values(
     policy: str, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(StartupError, match=f"RYZANSTEIN_POLICY is .*{complaint}"):

@@ -32,7 +32,7 @@ def test_an_ineligible_worker_is_never_chosen(name: str, situation: tuple[Snapsh
 
 
 @given(policy_names, situations())
-def test_an_excluded_worker_is_chosen_only_when_nobody_else_is_left(
+def test_an_excluded_worker_is_chosen_only_when_no_other_worker_is_left(
     name: str, situation: tuple[Snapshot, Query]
 ) -> None:
     snapshot, query = situation
@@ -54,7 +54,7 @@ def test_a_worker_that_is_too_small_is_chosen_only_when_all_are(name: str, situa
 
 
 @given(policy_names, situations())
-def test_decisions_are_functions_of_what_is_known(name: str, situation: tuple[Snapshot, Query]) -> None:
+def test_decisions_are_functions_of_the_snapshot(name: str, situation: tuple[Snapshot, Query]) -> None:
     assert choose(name, *situation) == choose(name, *situation)
 
 
@@ -108,7 +108,7 @@ def test_a_session_that_starts_or_moves_goes_to_the_worker_with_the_least_work_o
 
 
 @given(situations())
-def test_shares_that_are_all_fair_decide_as_if_nobody_had_looked_at_them(situation: tuple[Snapshot, Query]) -> None:
+def test_fair_shares_decide_like_no_shares(situation: tuple[Snapshot, Query]) -> None:
     snapshot, query = situation
     n = len(snapshot.worker_ids)
     fair = replace(snapshot, share=np.ones(n), excess=np.zeros(n), load_share=np.ones(n))
@@ -154,7 +154,7 @@ def test_cached_prefixes_are_worth_their_prefill_time() -> None:
     assert choose("cost", busier, Query(2000, 16, matched_tokens=cached)) == 1
 
 
-def test_a_session_stays_with_a_slower_worker_when_nobody_can_say_what_is_cached() -> None:
+def test_a_session_stays_with_a_slower_worker_when_cache_contents_are_unknown() -> None:
     snapshot = snapshot_of([Worker(rate=1000), Worker()])
     query = Query(700, 2, session_key=1, bound=0)
     assert choose("cost", snapshot, query) == 0
@@ -163,13 +163,13 @@ def test_a_session_stays_with_a_slower_worker_when_nobody_can_say_what_is_cached
     assert choose("cost", queue, query) == 1
 
 
-def test_a_slower_worker_gets_what_it_can_finish_as_soon() -> None:
+def test_a_slower_worker_gets_requests_with_an_equal_finish_time() -> None:
     snapshot = snapshot_of([Worker(rate=1000), Worker(rate=10_000, queued=5000)])
     assert choose("cost", snapshot, Query(100, 16)) == 0
     assert choose("cost", snapshot, Query(5000, 16)) == 1
 
 
-def test_equal_workers_share_what_arrives_between_two_states() -> None:
+def test_equal_workers_share_arrivals_between_two_states() -> None:
     snapshot = snapshot_of([Worker()] * 4)
     shares = Counter(choose("cost", snapshot, Query(100, 64, request_key=hash64(f"r{i}"))) for i in range(4000))
     assert max(shares.values()) < 1100

@@ -39,7 +39,7 @@ def test_a_broken_stream_takes_effect_at_once_and_so_does_its_return(lab: Lab) -
     assert lab.why_not("a") is IneligibleReason.ELIGIBLE
 
 
-def test_a_silent_worker_is_left_out_until_it_speaks(lab: Lab) -> None:
+def test_a_silent_worker_is_ineligible_until_its_next_heartbeat(lab: Lab) -> None:
     lab.clock.now += SILENT_S + 0.1
     assert lab.why_not("a") is IneligibleReason.SILENT
     lab.tell("a")
@@ -57,7 +57,7 @@ def test_a_worker_that_speaks_more_often_is_missed_sooner(lab: Lab) -> None:
     assert lab.why_not("b") is IneligibleReason.ELIGIBLE
 
 
-def test_a_worker_that_has_nothing_new_to_say_is_heard_and_what_it_said_stands(lab: Lab) -> None:
+def test_a_heartbeat_without_news_keeps_the_last_state(lab: Lab) -> None:
     lab.tell("a", queued_prefill_tokens=100)
     lab.clock.now += SILENT_S - 0.1
     lab.pool.on_heartbeat("a")
@@ -67,7 +67,7 @@ def test_a_worker_that_has_nothing_new_to_say_is_heard_and_what_it_said_stands(l
     assert lab.pool.snapshot().queued_tokens[0] == 100
 
 
-def test_own_dispatches_count_until_they_are_acknowledged(lab: Lab) -> None:
+def test_own_dispatches_count_until_acknowledged(lab: Lab) -> None:
     lab.tell("a", queued_prefill_tokens=100)
     lab.pool.book("a", seq=7, tokens=50)
     lab.pool.book("a", seq=9, tokens=30)
@@ -79,7 +79,7 @@ def test_own_dispatches_count_until_they_are_acknowledged(lab: Lab) -> None:
     assert lab.pool.load.unacknowledged(lab.pool.members["a"]) == 0
 
 
-def test_a_dispatch_nobody_acknowledges_is_forgotten(lab: Lab) -> None:
+def test_an_unacknowledged_dispatch_expires(lab: Lab) -> None:
     lab.pool.book("a", seq=1, tokens=50)
     lab.clock.now += 1
     lab.pool.book("a", seq=2, tokens=30)
@@ -100,7 +100,7 @@ def test_a_dispatch_can_be_taken_back(lab: Lab) -> None:
     assert lab.queued("a") == 30
 
 
-def test_work_counts_from_its_booking_on_and_is_in_the_end_what_the_worker_has_computed() -> None:
+def test_work_counts_from_its_booking_and_converges_to_the_computed_tokens() -> None:
     lab = Lab()
     lab.join("a", waiting=8)
     lab.join("b", waiting=8)
@@ -122,7 +122,7 @@ def test_a_dispatch_that_is_taken_back_is_no_work() -> None:
     assert lab.pool.snapshot().share == pytest.approx([1.0, 1.0])
 
 
-def test_what_a_worker_did_before_it_was_known_gives_nobody_a_claim() -> None:
+def test_work_done_before_joining_gives_no_tenant_a_claim() -> None:
     lab = Lab()
     lab.join("a", waiting=8, computed_tokens=1_000_000)
     lab.join("b", waiting=8)
@@ -133,7 +133,7 @@ def test_what_a_worker_did_before_it_was_known_gives_nobody_a_claim() -> None:
     assert lab.pool.snapshot().share == pytest.approx([1.0, 1.0])
 
 
-def test_workers_keep_their_numbers_when_others_leave(lab: Lab) -> None:
+def test_workers_keep_their_indices_when_other_workers_leave(lab: Lab) -> None:
     for i, worker_id in enumerate("abcd"):
         lab.pool.book(worker_id, seq=i, tokens=i + 1)
     lab.pool.remove("b")
@@ -143,7 +143,7 @@ def test_workers_keep_their_numbers_when_others_leave(lab: Lab) -> None:
     assert lab.queued("d") == 14
 
 
-def test_three_faults_eject_a_worker_and_a_restart_forgives_it(lab: Lab) -> None:
+def test_three_faults_eject_a_worker_until_its_restart(lab: Lab) -> None:
     for _ in range(3):
         lab.pool.fault("a", "another incarnation")
     assert lab.why_not("a") is IneligibleReason.ELIGIBLE
@@ -154,7 +154,7 @@ def test_three_faults_eject_a_worker_and_a_restart_forgives_it(lab: Lab) -> None
     assert lab.why_not("a") is IneligibleReason.ELIGIBLE
 
 
-def test_what_is_told_of_an_earlier_incarnation_is_ignored(lab: Lab) -> None:
+def test_reports_about_an_earlier_incarnation_are_ignored(lab: Lab) -> None:
     for _ in range(3):
         lab.pool.fault("a", "first")
     assert lab.why_not("a") is IneligibleReason.BREAKER
@@ -245,7 +245,7 @@ def test_shares_are_of_recent_work_and_only_while_the_fleet_is_busy(lab: Lab) ->
     assert lab.pool.snapshot().share.round(6).tolist() == [0, 0, 4, 0]
 
 
-def test_a_worker_that_comes_has_no_claim_to_what_was_done_without_it(lab: Lab) -> None:
+def test_a_new_worker_has_no_claim_to_earlier_work(lab: Lab) -> None:
     for worker_id in ("a", "b", "c"):
         lab.tell(worker_id, waiting=20, computed_tokens=100)
     lab.join("new", waiting=20)

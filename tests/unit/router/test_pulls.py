@@ -23,7 +23,7 @@ def query_of(*matched: int, prompt: int = 4000) -> Query:
     return Query(prompt, 16, matched_tokens=np.array(matched, dtype=float))
 
 
-def test_what_is_saved_is_computing_less_the_transfer() -> None:
+def test_the_saving_equals_compute_time_minus_transfer_time() -> None:
     snapshot = snapshot_of([worker(), worker()])
     query = query_of(1000, 3000)
     pulls = worthwhile_pulls(snapshot, query)
@@ -56,11 +56,11 @@ def test_a_small_gain_is_not_taken() -> None:
         (worker(), (0, 32)),  # less than the latency is worth
     ],
 )
-def test_computing_is_chosen_where_it_is_not_clearly_slower(target: Worker, matched: tuple[int, int]) -> None:
+def test_computing_is_chosen_unless_clearly_slower(target: Worker, matched: tuple[int, int]) -> None:
     assert worthwhile_pulls(snapshot_of([target, worker()]), query_of(*matched)) is None
 
 
-def test_nobody_knows_or_nobody_has_more() -> None:
+def test_no_pull_is_made_without_a_known_longer_prefix() -> None:
     snapshot = snapshot_of([worker(), worker()])
     assert worthwhile_pulls(snapshot, Query(4000, 16)) is None
     assert worthwhile_pulls(snapshot, query_of(0, 0)) is None
@@ -78,7 +78,7 @@ def test_nobody_knows_or_nobody_has_more() -> None:
         (IneligibleReason.RECOVERING, False),
     ],
 )
-def test_whoever_answers_can_be_read(why_not: IneligibleReason, readable: bool) -> None:
+def test_every_responsive_worker_can_be_read(why_not: IneligibleReason, readable: bool) -> None:
     pulls = worthwhile_pulls(snapshot_of([worker(), worker(why_not=why_not)]), query_of(0, 3000))
     assert (pulls is not None and pulls.tokens[0] == 3000) == readable
 
@@ -91,7 +91,9 @@ def test_of_equal_holders_the_least_busy_is_read() -> None:
 
 
 @given(situations())
-def test_a_pull_never_makes_a_worker_dearer_nor_faster_than_having_it(situation: tuple[Snapshot, Query]) -> None:
+def test_a_pull_never_costs_more_than_computing_nor_less_than_a_cached_prefix(
+    situation: tuple[Snapshot, Query],
+) -> None:
     snapshot, query = situation
     pulls = worthwhile_pulls(snapshot, query)
     assert (estimate(snapshot, query).ttft_ms >= 0).all()

@@ -36,7 +36,7 @@ async def enqueue(
     return tasks
 
 
-async def test_tenants_take_turns_whatever_the_length_of_their_lines() -> None:
+async def test_tenants_take_turns_at_any_queue_length() -> None:
     queue, gate = RouteQueue[int](100), Gate()
     tasks = await enqueue(queue, gate, [("greedy", 0)] * 10 + [("modest", 0)] * 2)
     gate.places = 4
@@ -66,7 +66,7 @@ async def test_a_full_queue_refuses() -> None:
         await RouteQueue[int](0).wait("a", 0, lambda: None, 1)
 
 
-async def test_a_greedy_tenant_makes_room_for_another() -> None:
+async def test_a_greedy_tenant_makes_room_for_another_tenant() -> None:
     queue, gate = RouteQueue[int](3), Gate()
     tasks = await enqueue(queue, gate, [("greedy", 0)] * 3 + [("modest", 0)])
     with pytest.raises(QueueFullError):
@@ -76,7 +76,7 @@ async def test_a_greedy_tenant_makes_room_for_another() -> None:
     assert await asyncio.gather(tasks[0], tasks[1], tasks[3]) == [0, 1, 3]
 
 
-async def test_a_more_urgent_request_takes_the_place_of_a_less_urgent_one() -> None:
+async def test_a_more_urgent_request_displaces_a_less_urgent_request() -> None:
     queue, gate = RouteQueue[int](1), Gate()
     tasks = await enqueue(queue, gate, [("a", 5), ("a", 0)])
     with pytest.raises(QueueFullError):
@@ -86,7 +86,7 @@ async def test_a_more_urgent_request_takes_the_place_of_a_less_urgent_one() -> N
     assert await tasks[1] == 1
 
 
-async def test_waiting_ends_and_leaves_nothing_behind() -> None:
+async def test_a_timeout_leaves_the_queue_empty() -> None:
     queue, gate = RouteQueue[int](10), Gate()
     tasks = await enqueue(queue, gate, [("a", 0)], timeout_s=0.01)
     with pytest.raises(TimeoutError):
@@ -107,7 +107,7 @@ async def test_a_caller_that_goes_away_leaves_the_queue() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 2)), max_size=30), st.integers(0, 30))
-def test_within_a_priority_nobody_is_served_twice_before_another_once(
+def test_a_tenant_is_served_twice_only_after_all_tenants_of_its_priority(
     waiters: list[tuple[str, int]], places: int
 ) -> None:
     async def run() -> list[tuple[str, int]]:
@@ -132,7 +132,7 @@ def test_within_a_priority_nobody_is_served_twice_before_another_once(
             assert all(got[other] >= min(count - 1, asked[other]) for other in asked), (tenant, got)
 
 
-async def test_a_waiter_whose_caller_is_gone_is_passed_over() -> None:
+async def test_a_waiter_with_a_gone_caller_is_skipped() -> None:
     queue, gate = RouteQueue[int](100), Gate()
     tasks = await enqueue(queue, gate, [("a", 0), ("b", 0)])
     tasks[0].cancel()

@@ -23,7 +23,7 @@ def growing() -> Lab:
     return lab
 
 
-def test_unmeasured_speeds_are_taken_to_be_like_the_others(lab: Lab) -> None:
+def test_unmeasured_speeds_equal_the_mean_of_measured_speeds(lab: Lab) -> None:
     lab.join("new", prefill_tokens_per_s=0, decode_step_ms=0)
     snapshot = lab.pool.snapshot()
     new = snapshot.worker_ids.index("new")
@@ -92,7 +92,7 @@ def test_a_worker_that_restarts_is_measured_anew() -> None:
     assert lab.pool.snapshot().share[0] == pytest.approx(4 / 3)
 
 
-def test_what_was_measured_long_ago_gives_way_to_what_others_measure() -> None:
+def test_an_old_measurement_yields_to_recent_measurements_of_other_workers() -> None:
     lab = Lab()
     for worker_id, step_ms in (("idle", 40), ("busy", 10)):
         lab.join(worker_id, decode_step_ms=step_ms, running=4)
@@ -191,7 +191,7 @@ def test_speeds_serve_the_decisions_of_a_moment_but_a_worker_that_joins_counts_a
     assert lab.pool.snapshot().speeds.prefill_rate.tolist() == [2000, 3000, 4000]
 
 
-def test_when_nobody_has_worked_for_long_the_old_measurements_count() -> None:
+def test_old_measurements_count_when_no_worker_has_run_for_long() -> None:
     lab = Lab()
     for worker_id, step_ms in (("slow", 40), ("fast", 10)):
         lab.join(worker_id, decode_step_ms=step_ms, running=4)

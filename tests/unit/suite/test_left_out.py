@@ -46,7 +46,7 @@ def test_a_missing_program_is_said_last_with_its_package(folder: Path) -> None:
     assert "1 passed, 1 skipped" in result
 
 
-def test_a_missing_program_is_an_error_where_it_is_required(folder: Path) -> None:
+def test_a_missing_program_is_an_error_when_required(folder: Path) -> None:
     assert "1 passed, 1 error" in run(folder, RYZANSTEIN_REQUIRE="1")[-1]
 
 

@@ -77,7 +77,7 @@ def test_certificates_are_made_kept_and_renewed(api: KubeApi, tmp_path: Path, cl
 
 
 @pytest.mark.parametrize(("asked", "days"), [(True, 0), (False, 1300)])
-def test_a_new_ca_is_trusted_before_it_issues(
+def test_a_new_ca_is_trusted_before_issuing(
     api: KubeApi, tmp_path: Path, clock: list[float], asked: bool, days: int
 ) -> None:
     ensure()
@@ -98,7 +98,7 @@ def test_a_new_ca_is_trusted_before_it_issues(
     assert (issuer(alone), authorities(alone), alone.chain) == (new, {new}, issuing.chain)
 
 
-def test_what_it_can_not_do_is_named(api: KubeApi) -> None:
+def test_impossible_requests_are_named(api: KubeApi) -> None:
     def refused() -> str:
         done = CliRunner().invoke(app, COMMAND)
         assert done.exit_code == 1

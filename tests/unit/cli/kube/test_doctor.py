@@ -20,7 +20,7 @@ from tests.kube_api import KubeApi
 from tests.unit.cli.kube.objects import Broken, healthy, labels, one, pod, snapshot
 
 
-def test_nothing_is_wrong_with_what_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_healthy_release_has_no_findings(capsys: pytest.CaptureFixture[str]) -> None:
     assert diagnose(snapshot(healthy())) == []
     assert not report(snapshot(healthy()), as_json=False)
     assert "is well: 6 pods" in capsys.readouterr().out
@@ -170,7 +170,7 @@ def test_ways_in_that_lead_nowhere(objects: dict[str, list[Object]], where: str,
 
 
 @pytest.mark.parametrize("others", [[], [reached("other")], [ingress("nginx")]])
-def test_ingress_without_an_address_is_no_failure_when_its_controller_gives_none(
+def test_ingress_without_an_address_is_no_failure_when_its_controller_gives_no_address(
     others: list[Object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As behind a NodePort or hostPort, where it may well answer."""
@@ -220,7 +220,7 @@ def test_an_autoscaler_that_sees_no_metric(reason: str, said: str, do: str) -> N
     )
 
 
-def test_what_ends_or_is_done_is_not_ill() -> None:
+def test_terminating_and_completed_pods_are_healthy() -> None:
     broken = Broken()
     broken.not_ready("gateway")["metadata"]["deletionTimestamp"] = "2026-11-25T10:00:00Z"
     broken.objects["pods"].append(pod("ryzanstein-gateway-6d5f-new", "gateway"))
@@ -251,7 +251,7 @@ def test_certificates_are_renewed_in_time(days: float, what: str) -> None:
         assert do in found.do[-1]
 
 
-def test_what_may_not_be_read_is_told_and_not_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_forbidden_resources_are_reported_as_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     objects = healthy()
     objects["ingresses"] = [
         {
@@ -269,7 +269,7 @@ def doctor(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["kube", "doctor", *arguments])
 
 
-def test_it_looks_at_what_the_api_server_has(api: KubeApi) -> None:
+def test_absent_resource_kinds_are_skipped(api: KubeApi) -> None:
     broken = Broken()
     for kind in ("podmonitors", "prometheuses", "httproutes"):
         api.refused[kind] = 404  # a cluster without these kinds
@@ -297,7 +297,7 @@ def test_it_looks_at_what_the_api_server_has(api: KubeApi) -> None:
         ("secrets", 500, "secret llm/rz-tls-worker: InternalError (500)"),
     ],
 )
-def test_what_it_can_not_do_without_is_named(api: KubeApi, refused: str, status: int, said: str) -> None:
+def test_missing_required_resources_are_named(api: KubeApi, refused: str, status: int, said: str) -> None:
     worker = pod("w", "worker")
     worker["spec"]["volumes"] = [{"name": "tls", "secret": {"secretName": "rz-tls-worker"}}]
     api.put("pods", worker)

@@ -153,7 +153,7 @@ def test_a_volume_that_is_not_mounted(message: str, do: list[str]) -> None:
     assert all(words in step for words, step in zip(do, found.do, strict=True))
 
 
-def test_a_container_whose_secret_has_no_such_key() -> None:
+def test_a_container_without_its_secret_key_is_diagnosed() -> None:
     broken = Broken()
     broken.waiting("router", "CreateContainerConfigError", "couldn't find key password in Secret llm/own")
     found = one(broken)
@@ -211,7 +211,7 @@ def test_a_container_that_runs_well_since_its_restarts(capsys: pytest.CaptureFix
     assert report(replace(broken.snapshot, now=started + 360), as_json=False)
 
 
-def test_a_worker_that_computed_what_it_needs() -> None:
+def test_an_out_of_memory_worker_is_diagnosed_with_its_own_numbers() -> None:
     """The number is what the worker itself says, in its own words."""
     files, settings = read_model_files(BUNDLED_MODEL), WorkerSettings(model="/models/m")
     config = replace(group_config(settings, BUNDLED_MODEL, files), device="cpu")
@@ -260,7 +260,7 @@ def test_a_container_killed_by_a_probe(probe: str, why: str, do: str) -> None:
         ("", ""),
     ],
 )
-def test_a_process_that_ends_by_itself(log: str, said: str) -> None:
+def test_a_process_that_exits_is_diagnosed(log: str, said: str) -> None:
     broken = Broken()
     waits = broken.waiting("router", "CrashLoopBackOff", "back-off 5m0s restarting failed container")
     waits["status"]["containerStatuses"][0] |= {
@@ -272,7 +272,7 @@ def test_a_process_that_ends_by_itself(log: str, said: str) -> None:
     assert "logs ryzanstein-router-0 -c router --previous" in found.do[0]
 
 
-def test_a_pod_that_runs_and_is_not_ready_waits_for_others() -> None:
+def test_a_running_pod_that_is_not_ready_waits_for_its_dependencies() -> None:
     broken = Broken()
     broken.not_ready("gateway")
     broken.not_ready("router")
@@ -294,7 +294,7 @@ def test_a_model_that_is_being_fetched_is_said_to_be() -> None:
     assert "being fetched" in one(broken).why
 
 
-def test_pods_that_are_refused_before_they_exist() -> None:
+def test_pods_rejected_at_creation_are_diagnosed() -> None:
     for said, why in (
         ('pods "x" is forbidden: exceeded quota: team, requested: cpu=1', "quota is used up"),
         ('pods "x" is forbidden: violates PodSecurity "restricted:latest"', "Pod Security refuses"),

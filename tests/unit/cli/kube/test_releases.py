@@ -48,7 +48,7 @@ def test_the_only_release_needs_no_name(api: KubeApi, command: tuple[str, ...], 
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_one_of_several_has_to_be_named(api: KubeApi, command: tuple[str, ...]) -> None:
+def test_a_release_has_to_be_named_when_several_exist(api: KubeApi, command: tuple[str, ...]) -> None:
     api.put("pods", *pods("r", "q"))
     answer = kube(*command)
     assert answer.exit_code == 1

@@ -43,7 +43,7 @@ def test_each_secret_is_made_once_with_a_password_of_its_own(api: KubeApi) -> No
     assert not any(secret in result.output for secret in (first, second))
 
 
-def test_a_password_that_is_there_is_kept_also_when_another_run_made_it_just_now(api: KubeApi) -> None:
+def test_an_existing_password_is_kept_also_after_a_concurrent_run(api: KubeApi) -> None:
     api.put("secrets", own(token=base64.b64encode(b"mine").decode()))
     assert ensure("--name", "own", "--key", "token").exit_code == 0
     assert password(api, "own", "token") == "mine"
@@ -70,7 +70,7 @@ def test_a_refusal_of_the_api_server_fails_and_says_which_secret(api: KubeApi, v
     assert not api.objects
 
 
-def test_a_label_without_a_value_is_refused_before_anything_is_asked(api: KubeApi) -> None:
+def test_a_label_without_a_value_is_rejected_before_any_request(api: KubeApi) -> None:
     result = ensure("--name", "mine", "--label", "broken")
     assert result.exit_code == 1
     assert "--label broken: expected NAME=VALUE" in result.output

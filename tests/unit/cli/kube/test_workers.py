@@ -104,7 +104,7 @@ def kube(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["kube", *arguments])
 
 
-def test_status_is_what_the_router_and_the_coordinator_say(api: KubeApi) -> None:
+def test_status_shows_router_and_coordinator_reports(api: KubeApi) -> None:
     with installed(api):
         told = kube("status")
         assert told.exit_code == 0, told.output
@@ -117,7 +117,7 @@ def test_status_is_what_the_router_and_the_coordinator_say(api: KubeApi) -> None
         assert (answer["router"]["workers"][0]["worker_id"], answer["kv_coordinator"]) == (WORKER, None)
 
 
-def test_with_mutual_tls_they_are_called_with_the_administrators_certificate(api: KubeApi, tmp_path: Path) -> None:
+def test_status_uses_the_administrators_certificate_under_mutual_tls(api: KubeApi, tmp_path: Path) -> None:
     authority, folder = Authority.new(DAY), tmp_path / "certificates"
     for component in ("router", "coordinator", "worker", "admin"):
         write(folder / component, component, authority, life=DAY / 2)

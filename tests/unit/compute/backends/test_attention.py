@@ -109,7 +109,7 @@ def test_a_wrong_backend_is_passed_over_with_a_warning(wrong: type, caplog: pyte
     assert f"{wrong.__name__} is not used" in caplog.text
 
 
-def test_an_attention_whose_library_is_missing_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_attention_with_a_missing_library_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     def missing() -> PagedSdpa:
         raise ImportError("No module named 'triton'")
 

@@ -23,7 +23,7 @@ pytestmark = on_gpu
 CUDA = torch.device("cuda")
 
 
-def test_memory_is_what_torch_holds_and_the_device_has_free() -> None:
+def test_memory_equals_torch_allocations_and_free_device_memory() -> None:
     memory, size = CudaMemory(CUDA), 256 << 20
     torch.cuda.empty_cache()
     held, available = memory.held(), memory.available(1)

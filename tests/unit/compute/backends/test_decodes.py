@@ -117,7 +117,7 @@ def captured(engine: Engine) -> set[Sizes]:
     ],
 )
 @pytest.mark.parametrize("name", _CONFIGS)
-def test_replayed_decodes_are_what_eager_ones_are(
+def test_replayed_decodes_equal_eager_decodes(
     name: str, device: torch.device, dtype: torch.dtype, folder: Callable[[str], Path]
 ) -> None:
     model = load_model(folder(name), SingleRank(), backend_on(device, dtype))
@@ -136,7 +136,7 @@ def test_replayed_decodes_are_what_eager_ones_are(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["int8", "fp8"])
-def test_replayed_decodes_over_codes_are_what_eager_ones_are(
+def test_replayed_decodes_over_codes_equal_eager_decodes(
     name: str, device: torch.device, folder: Callable[[str], Path]
 ) -> None:
     dtype = torch.float32 if device is CPU else torch.bfloat16
@@ -149,7 +149,7 @@ def test_replayed_decodes_over_codes_are_what_eager_ones_are(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_replayed_decodes_with_adapters_are_what_eager_ones_are(
+def test_replayed_decodes_with_adapters_equal_eager_decodes(
     device: torch.device, folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     base, dtype = folder("llama"), torch.float32 if device is CPU else torch.float16

@@ -73,7 +73,7 @@ def inputs(n: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("numbers", [range(N_EXPERTS), range(16, N_EXPERTS)], ids=str)
 @pytest.mark.parametrize("ops", OPS)
-def test_experts_are_what_their_definition_says(ops: str, numbers: range, normalise: bool) -> None:
+def test_experts_equal_their_definition(ops: str, numbers: range, normalise: bool) -> None:
     experts = make(OPS[ops](), numbers, normalise=normalise)
     for n in ROWS:
         exact = defined(n, numbers, normalise=normalise)

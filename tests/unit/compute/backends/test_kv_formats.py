@@ -35,7 +35,7 @@ def rows_of(n: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 @computed_in
-def test_what_is_written_is_read_and_nothing_else_changes(name: str, dtype: torch.dtype) -> None:
+def test_written_rows_are_read_back_and_other_rows_are_unchanged(name: str, dtype: torch.dtype) -> None:
     cache, everything = cache_of(name, dtype), torch.arange((N_BLOCKS + 1) * SHAPE.block_tokens)
     assert not cache.gather(1, everything).any()
     slots, rows = torch.tensor([70, 16, 33]), rows_of(3, dtype)
@@ -76,7 +76,7 @@ def test_blocks_that_another_worker_gets_read_the_same(name: str) -> None:
 
 @computed_in
 @pytest.mark.parametrize("softcap", [None, 5.0])
-def test_a_backend_attends_over_it(name: str, dtype: torch.dtype, softcap: float | None) -> None:
+def test_a_backend_attends_over_every_kv_format(name: str, dtype: torch.dtype, softcap: float | None) -> None:
     kv_format, shape = find_kv_format(name), AttentionShape(6, 2, 32, 0.2, softcap)
     attention = open_backend(dtype, CPU, kv_format).attention(shape)
     assert check_attention(attention, shape, dtype, CPU, kv_format) is None

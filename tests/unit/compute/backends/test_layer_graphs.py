@@ -110,7 +110,7 @@ def captured(model: Decoder) -> set[MixedSizes]:
 @pytest.mark.parametrize(
     ("name", "kv_format"), [("llama", ""), ("gemma2", ""), ("gpt2", ""), ("mixtral", ""), ("llama", "int8")]
 )
-def test_replayed_steps_are_what_eager_ones_are(
+def test_replayed_steps_equal_eager_steps(
     name: str, kv_format: str, device: torch.device, folder: Callable[[str], Path]
 ) -> None:
     form = find_kv_format(kv_format) if kv_format else None
@@ -132,7 +132,7 @@ def test_replayed_steps_are_what_eager_ones_are(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_replayed_steps_with_adapters_are_what_eager_ones_are(
+def test_replayed_steps_with_adapters_equal_eager_steps(
     device: torch.device, folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     base = folder("llama")
@@ -148,7 +148,7 @@ def test_replayed_steps_with_adapters_are_what_eager_ones_are(
     assert len(layer_graphs_of(model)) == 2, "with adapters and without"
 
 
-def test_a_step_that_needs_the_host_ends_graphs_of_its_size_and_larger_ones(
+def test_a_step_that_needs_the_host_ends_graphs_of_its_size_and_above(
     folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its results are right, and smaller steps go on being replayed."""

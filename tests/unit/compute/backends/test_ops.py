@@ -111,7 +111,7 @@ def rows(device: torch.device) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_a_backend_computes_is_what_the_reference_does(backend: str, name: str) -> None:
+def test_backend_results_equal_the_reference(backend: str, name: str) -> None:
     of = BACKENDS[backend]()
     x, positions = rows(of.device)
     found = functions(of.ops, of.dtype, of.device)[name](x.to(of.dtype), positions)

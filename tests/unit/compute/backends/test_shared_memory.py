@@ -98,7 +98,7 @@ def test_many_small_collectives_never_mix() -> None:
     assert run_group(2, body) == [True, True]
 
 
-def test_timeout_names_the_rank_that_did_not_arrive_and_where_it_is() -> None:
+def test_timeout_names_the_missing_rank_and_its_position() -> None:
     def body(comm: SharedMemoryCommunicator) -> None:
         comm.begin_step(7)
         comm.all_reduce(torch.ones(3))

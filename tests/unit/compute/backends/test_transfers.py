@@ -9,7 +9,7 @@ from services.compute.backends.cuda.transfers import Packing
 from services.compute.backends.transfers import DirectTransfers
 
 
-def test_arrays_are_found_where_they_were_packed() -> None:
+def test_arrays_are_unpacked_from_their_packed_offsets() -> None:
     arrays = [
         np.arange(3),
         np.linspace(0, 1, 5, dtype=np.float32),

@@ -44,7 +44,7 @@ WEIGHTS: dict[str, tuple[Weight, torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("form", WEIGHTS)
-def test_numbers_and_parts_of_them(form: str) -> None:
+def test_weights_and_their_slices_equal_their_numbers(form: str) -> None:
     weight, numbers = WEIGHTS[form]
     assert weight.shape == (N_OUT, N_IN)
     assert torch.equal(weight.rows(3, 30), numbers[3:30])
@@ -55,7 +55,7 @@ def test_numbers_and_parts_of_them(form: str) -> None:
     assert max(-low, high) <= 300 * numbers.abs().max()
 
 
-def test_weights_of_several_forms_below_each_other() -> None:
+def test_stacked_weights_of_several_forms_equal_their_numbers() -> None:
     stacked = Stacked(tuple(weight for weight, _ in WEIGHTS.values()))
     numbers = torch.cat([numbers for _, numbers in WEIGHTS.values()])
     assert stacked.shape == numbers.shape
@@ -66,7 +66,7 @@ def test_weights_of_several_forms_below_each_other() -> None:
         assert torch.equal(torch.cat(blocks), numbers.to(dtype))
 
 
-def test_what_is_no_number_has_no_ends() -> None:
+def test_nan_has_no_range() -> None:
     spoiled = E4M3.clone().view(torch.uint8)
     spoiled[2, 2] = 0xFF
     nan, inf = torch.full_like(SCALE, math.nan), torch.full_like(PER_OUTPUT, math.inf)

@@ -77,7 +77,7 @@ def test_linear(arm: Arm, n: int, n_out: int, steps: int) -> None:
     promise(linear.test_a_row_is_the_same_alone_and_at_any_place)(arm.kernels(), **shape, place=n // 2, seed=n)
     promise(linear.test_neighbours_that_are_not_finite_stay_with_themselves)(arm.kernels(), **shape)
     promise(linear.test_the_number_of_threads_changes_no_bit)(arm.kernels, **shape)
-    promise(linear.test_rows_come_out_of_a_packed_weight_as_they_went_in)(arm.kernels(), **shape, seed=n)
+    promise(linear.test_rows_survive_packing_unchanged)(arm.kernels(), **shape, seed=n)
 
 
 @pytest.mark.parametrize("form", quantized.FORMS)
@@ -96,7 +96,7 @@ def test_linear_of_subnormal_numbers_and_padded(arm: Arm) -> None:
     for small in ("inputs", "weights"):
         linear.test_subnormal_numbers_count_as_zero_where_pairs_are_multiplied(arm.kernels(), small)
     for n_in in (1, 48):
-        linear.test_a_layer_pads_what_the_kernel_cannot_divide(arm.kernels(), n_in, bias=True)
+        linear.test_a_layer_pads_sizes_that_the_kernel_cannot_divide(arm.kernels(), n_in, bias=True)
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def test_linear_of_subnormal_numbers_and_padded(arm: Arm) -> None:
 )
 def test_attention_of(arm: Arm, case: Case) -> None:
     for kind in arm.kinds():
-        promise(attention.test_attention_is_what_its_definition_says)(kind, case)
+        promise(attention.test_attention_equals_its_definition)(kind, case)
         promise(attention.test_the_number_of_threads_changes_no_bit)(kind, case)
         for chosen in (0, 3):
-            promise(attention.test_a_row_is_the_same_alone_and_among_others)(kind, case, chosen)
+            promise(attention.test_a_row_is_the_same_alone_and_in_a_batch)(kind, case, chosen)
 
 
 def test_attention_with_scores_far_apart_and_equal(arm: Arm) -> None:
@@ -126,10 +126,10 @@ def test_attention_over_int8(arm: Arm) -> None:
     decodes = Case(((1, 70), (1, 33), (1, 32), (1, 1)), n_kv=2, group=3, head_dim=64)
     mixed = Case(((31, 31), (2, 65), (1, 64)), group=7, head_dim=24, window=20, softcap=1.5)
     for kind, case in ((kind, case) for kind in arm.kinds() for case in (decodes, mixed)):
-        promise(attention_int8.test_attention_is_what_its_definition_says)(kind, case)
-        promise(attention_int8.test_a_row_is_the_same_alone_and_among_others)(kind, case, 2)
+        promise(attention_int8.test_attention_equals_its_definition)(kind, case)
+        promise(attention_int8.test_a_row_is_the_same_alone_and_in_a_batch)(kind, case, 2)
     for n, head_dim in ((40, 24), (5, 64)):
-        attention_int8.test_rows_are_written_as_torch_writes_them(arm.kernels(), n, head_dim)
+        attention_int8.test_rows_are_written_like_torch(arm.kernels(), n, head_dim)
 
 
 @FEW
@@ -154,7 +154,7 @@ def test_tokens(arm: Arm, n: int, sixteens: int, first_id: int, seed: int) -> No
     kernels = arm.kernels()
     promise(draw.test_the_winner_is_the_one_torch_finds)(kernels, n, sixteens, first_id, 1.0, seed)
     promise(pick.test_the_best_are_those_of_the_highest_keys)(kernels, n, sixteens, 0.3, 0.25, seed)
-    promise(pick.test_the_mass_is_the_exact_one)(kernels, n, sixteens, 3.0, seed)
+    promise(pick.test_the_mass_is_exact)(kernels, n, sixteens, 3.0, seed)
 
 
 def test_ties_resolve_to_the_lowest_id(arm: Arm) -> None:

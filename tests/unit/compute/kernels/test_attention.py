@@ -166,7 +166,7 @@ def exactly(case: Case, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
 @example(MANY)
 @example(SOME)
 @example(WIDE)
-def test_attention_is_what_its_definition_says(kind: Kind, case: Case) -> None:
+def test_attention_equals_its_definition(kind: Kind, case: Case) -> None:
     data = lay_out(case, kind.dtype)
     exact, sizes = exactly(case, data)
     # Scores and sums are rounded to float32.
@@ -185,7 +185,7 @@ def test_vectors_take_more_shapes(kind: Kind, case: Case) -> None:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(case=CASES, chosen=st.integers(0, 10_000))
-def test_a_row_is_the_same_alone_and_among_others(kind: Kind, case: Case, chosen: int) -> None:
+def test_a_row_is_the_same_alone_and_in_a_batch(kind: Kind, case: Case, chosen: int) -> None:
     """As a decode by itself, although it stood in the middle of a prompt among other sequences."""
     data = lay_out(case, kind.dtype)
     together = attend(kind.kernels, case, data)

@@ -80,7 +80,7 @@ def as_numbers(case: Case, data: Data) -> Data:
 @example(MANY)
 @example(SOME)
 @example(WIDE)
-def test_attention_is_what_its_definition_says(kind: Kind, case: Case) -> None:
+def test_attention_equals_its_definition(kind: Kind, case: Case) -> None:
     data = lay_out(case, kind.dtype)
     exact, sizes = exactly(case, as_numbers(case, data))
     slack = ROUNDED * (1 + max(1.0, case.sharpness) * sizes)
@@ -89,7 +89,7 @@ def test_attention_is_what_its_definition_says(kind: Kind, case: Case) -> None:
 
 @_slow
 @given(case=CASES, chosen=st.integers(0, 10_000))
-def test_a_row_is_the_same_alone_and_among_others(kind: Kind, case: Case, chosen: int) -> None:
+def test_a_row_is_the_same_alone_and_in_a_batch(kind: Kind, case: Case, chosen: int) -> None:
     data = lay_out(case, kind.dtype)
     together = attend(kind.kernels, case, data)
     row = chosen % together.shape[0]
@@ -101,7 +101,7 @@ def test_a_row_is_the_same_alone_and_among_others(kind: Kind, case: Case, chosen
     assert torch.equal(attend(kind.on_threads(1), case, data), together)
 
 
-def test_what_is_not_finite_is_seen_where_it_is_read(kind: Kind) -> None:
+def test_non_finite_values_reach_only_rows_that_read_their_block(kind: Kind) -> None:
     """By a row that reads such a value or query; by no other."""
     case = Case(((1, 40), (1, 40), (1, 40)), n_kv=2, group=2, head_dim=64)
     data, shape = lay_out(case, kind.dtype), shape_of(case)
@@ -117,7 +117,7 @@ def test_what_is_not_finite_is_seen_where_it_is_read(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize(("n", "head_dim"), [(1, 64), (40, 24), (70, 128), (5, 8)])
-def test_rows_are_written_as_torch_writes_them(kernels: Bfloat16Kernels, n: int, head_dim: int) -> None:
+def test_rows_are_written_like_torch(kernels: Bfloat16Kernels, n: int, head_dim: int) -> None:
     shape, block = KvShape(16, 3, head_dim), torch.device("cpu")
     rows = normal(n, n, shape.width + 32)[:, 8 : 8 + shape.width]
     sizes = torch.tensor([1.0, 1e-37, 1e-39, 1e37, 0.0])

@@ -57,7 +57,7 @@ OLD = "#!/bin/sh\necho \"error: bad value 'sapphirerapids' for '-march=' switch\
 
 
 @pytest.mark.parametrize("compiler", [None, OLD], ids=["none", "too old"])
-def test_without_a_compiler_one_is_asked_of_the_package_registry(
+def test_a_compiler_is_taken_from_the_package_registry_when_the_machine_has_no_compiler(
     folder: Path, monkeypatch: pytest.MonkeyPatch, compiler: str | None
 ) -> None:
     _only(folder, monkeypatch, compiler)
@@ -94,7 +94,7 @@ def test_a_broken_source_is_an_error_in_the_compilers_words(smallest: Path, line
 
 
 @has_kernels
-def test_what_is_in_the_cache_is_compiled_again_only_after_a_change(
+def test_a_cached_library_is_recompiled_only_after_a_change(
     smallest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RYZANSTEIN_KERNEL_CACHE", str(tmp_path / "cache"))
@@ -114,7 +114,7 @@ def test_what_is_in_the_cache_is_compiled_again_only_after_a_change(
 
 
 @pytest.mark.parametrize(("system", "machine"), [("Linux", "riscv64"), ("Darwin", "x86_64")])
-def test_other_machines_need_nothing_and_get_nothing(
+def test_unsupported_machines_build_no_kernels(
     folder: Path, monkeypatch: pytest.MonkeyPatch, system: str, machine: str
 ) -> None:
     monkeypatch.setattr(platform, "system", lambda: system)
@@ -125,7 +125,7 @@ def test_other_machines_need_nothing_and_get_nothing(
     assert not list(folder.glob("*.so*"))
 
 
-def test_for_another_machine_this_one_has_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cross_compilation_finds_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images are built on other machines than they run on."""
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setenv("RYZANSTEIN_TARGET", "linux-x86_64")
@@ -141,7 +141,7 @@ def test_for_another_machine_this_one_has_no_compiler(folder: Path, monkeypatch:
 
 @pytest.mark.skipif((platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="no kernels here")
 @pytest.mark.parametrize("path", [AMX, AVX512_BF16, AVX512, AVX2], ids=lambda path: path.stem)
-def test_the_installation_has_them(path: Path) -> None:
+def test_the_installation_has_the_libraries(path: Path) -> None:
     """Also where the CPU could not run them: the libraries are made for where they will run."""
     assert path.exists(), "run `make kernels`"
     names = {function.name for function in FUNCTIONS}
@@ -160,7 +160,7 @@ def test_the_compiler_keeps_the_fetching_of_keys_ahead(path: Path) -> None:
     assert "prefetcht1" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_a_library_of_others_is_refused() -> None:
+def test_a_library_of_other_sources_is_rejected() -> None:
     with pytest.raises(RuntimeError, match=r"libc10.so was compiled from other sources"):
         library.open_library(Path(torch.__file__).parent / "lib" / "libc10.so", 1)
 

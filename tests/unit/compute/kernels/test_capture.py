@@ -149,7 +149,7 @@ def make_pair(kernels: Bfloat16Kernels, checkpoint: Callable[[str], Path]) -> Ma
     ("name", "quantization"),
     [*((name, "none") for name in REPLAYED), ("biased", "int8"), ("two_ropes", "int4")],
 )
-def test_replayed_steps_are_the_computed_ones_in_any_order(
+def test_replayed_steps_equal_computed_steps_in_any_order(
     make_pair: MakePair, name: str, quantization: Quantization
 ) -> None:
     pair = make_pair(name, quantization)
@@ -173,7 +173,7 @@ def test_replayed_steps_are_the_computed_ones_in_any_order(
     assert pair.replays
 
 
-def test_every_number_of_sequences_and_longer_and_longer_ones(make_pair: MakePair) -> None:
+def test_every_batch_size_and_growing_contexts_are_replayed(make_pair: MakePair) -> None:
     pair = make_pair("biased")
     requests = [pair.admit(prompt(MAX_DECODES + 3, _VOCABULARY, seed)) for seed in range(MAX_DECODES + 1)]
     for n in (3, MAX_DECODES, MAX_DECODES + 1, 1, MAX_DECODES, 3):
@@ -271,7 +271,7 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("step", "words"), UNFIT, ids=lambda value: getattr(value, "__name__", ""))
-def test_what_is_not_of_the_steps_counts_is_not_replayed(
+def test_steps_with_unexpected_counts_are_not_replayed(
     kernels: Bfloat16Kernels, step: Callable[[Unfit], None], words: str
 ) -> None:
     unfit = Unfit(kernels)
@@ -284,9 +284,7 @@ def test_what_is_not_of_the_steps_counts_is_not_replayed(
 @pytest.mark.parametrize(
     ("max_running", "n_blocks", "max_model_len"), [(8, 100, 512), (1, 100, 512), (8, 5, 512), (8, 100, 66)]
 )
-def test_a_rank_that_is_warm_records_nothing(
-    make_pair: MakePair, max_running: int, n_blocks: int, max_model_len: int
-) -> None:
+def test_a_warm_rank_records_no_graph(make_pair: MakePair, max_running: int, n_blocks: int, max_model_len: int) -> None:
     pair = make_pair("biased")
     cache = pair.model.make_cache(n_blocks, 16)
     sizes = {"n_blocks": n_blocks, "block_tokens": 16, "max_running": max_running, "max_model_len": max_model_len}
@@ -305,7 +303,7 @@ def test_a_rank_that_is_warm_records_nothing(
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_what_needs_more_than_our_kernels_is_computed(make_pair: MakePair, name: str) -> None:
+def test_a_model_beyond_our_kernels_is_computed(make_pair: MakePair, name: str) -> None:
     pair = make_pair(name)
     request = pair.admit(prompt(12, _VOCABULARY))
     for n in (1, 2, 1, 1, 3, 1):
@@ -355,7 +353,7 @@ def test_ranks_in_shared_memory_replay_their_collectives(
     assert first[0]
 
 
-def test_what_is_replayed_shows_that_the_rank_lives(on_threads: OnThreads) -> None:
+def test_a_replayed_step_counts_as_a_sign_of_life(on_threads: OnThreads) -> None:
     comm = lone_rank()
     x = torch.ones(8, dtype=torch.bfloat16)
     calls, sizes = torch.zeros(3, 18, dtype=torch.int64), Sizes(2, 1)

@@ -56,9 +56,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_kernels
-def test_where_there_are_kernels_they_serve_and_the_log_says_so(
-    checkpoint: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_available_kernels_are_used_and_logged(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         backend = open_backend(torch.bfloat16, CPU)
         load_model(checkpoint, SingleRank(), backend)
@@ -96,7 +94,7 @@ def test_elsewhere_torch_serves(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     [(HASWELL, "AVX2", "AVX2"), (SKYLAKE, "AVX512", "AVX512"), (COOPER_LAKE, "AVX512_BF16", "AVX512")],
     ids=["AVX2", "AVX-512", "AVX-512 bfloat16"],
 )
-def test_a_cpu_without_amx_is_served_by_the_best_that_it_can_run(
+def test_a_cpu_without_amx_uses_its_best_supported_kernels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: str, name: str, whole: str
 ) -> None:
     """Loaded, not run: this CPU may be another. Attention alone in float32 takes the widest registers."""
@@ -139,7 +137,7 @@ def test_on_another_device_torch_serves(caplog: pytest.LogCaptureFixture) -> Non
 
 
 @needs_kernels
-def test_a_missing_library_is_an_error_where_it_should_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_library_is_an_error_on_a_supported_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in MADE_FOR:
         monkeypatch.setattr(bfloat16, name, tmp_path / getattr(bfloat16, name).name)
     with pytest.raises(RuntimeError, match=r"librz_\w+\.so is missing: run `make kernels`"):
@@ -147,7 +145,7 @@ def test_a_missing_library_is_an_error_where_it_should_serve(monkeypatch: pytest
 
 
 @needs_kernels
-def test_attention_alone_serves_where_it_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_attention_is_used_alone_where_supported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         assert attention.serves(dtype, 80)
         attention.open_attention(dtype)

@@ -91,7 +91,7 @@ def test_samples_follow_the_softmax(kernels: Bfloat16Kernels) -> None:
     assert abs(statistic - 63) < 4.5 * (2 * 63) ** 0.5
 
 
-def test_a_row_does_not_depend_on_others_or_on_threads(on_threads: OnThreads) -> None:
+def test_a_row_is_independent_of_the_batch_and_of_threads(on_threads: OnThreads) -> None:
     logits = _logits(4, 33, 512)
     together = _run(KernelLogitShard(64, on_threads(3)), logits, 0.8, 9)
     assert torch.equal(_run(KernelLogitShard(64, on_threads(1)), logits, 0.8, 9), together)
@@ -109,7 +109,7 @@ def test_ties_resolve_to_the_lowest_id(kernels: Bfloat16Kernels) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_draw_what_one_draws(kernels: Bfloat16Kernels, ranks: int) -> None:
+def test_several_ranks_draw_like_a_single_rank(kernels: Bfloat16Kernels, ranks: int) -> None:
     """All kinds of requests in one step: those whose tokens race, and those that are filtered, biased or scored."""
     kinds = [
         Sampling(),

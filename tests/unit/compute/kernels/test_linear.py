@@ -104,7 +104,7 @@ def test_subnormal_numbers_count_as_zero_where_pairs_are_multiplied(kernels: Bfl
 
 @pytest.mark.parametrize("n_in", [1, 31, 48, 80, 96])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_layer_pads_what_the_kernel_cannot_divide(kernels: Bfloat16Kernels, n_in: int, bias: bool) -> None:
+def test_a_layer_pads_sizes_that_the_kernel_cannot_divide(kernels: Bfloat16Kernels, n_in: int, bias: bool) -> None:
     weight, x, added = normal(1, 50, n_in), normal(2, 19, n_in), normal(3, 50)
     layer = KernelLinear(kernels, Stacked((Dense(weight[:20]), Dense(weight[20:]))), added if bias else None)
     exact = x.double() @ weight.double().T + (added.double() if bias else 0)
@@ -118,9 +118,7 @@ def test_a_layer_pads_what_the_kernel_cannot_divide(kernels: Bfloat16Kernels, n_
 
 @settings(max_examples=60)
 @given(n=ROWS, n_out=st.integers(1, 330), steps=STEPS, seed=st.integers(0, 99))
-def test_rows_come_out_of_a_packed_weight_as_they_went_in(
-    kernels: Bfloat16Kernels, n: int, n_out: int, steps: int, seed: int
-) -> None:
+def test_rows_survive_packing_unchanged(kernels: Bfloat16Kernels, n: int, n_out: int, steps: int, seed: int) -> None:
     weight = normal(seed, n_out, 32 * steps)
     ids = torch.randint(n_out, (n,), generator=torch.Generator().manual_seed(seed))
     assert torch.equal(kernels.unpack(kernels.pack(weight), ids), weight[ids])

@@ -48,14 +48,14 @@ def _logits(seed: int, n: int, columns: int, quantum: float) -> torch.Tensor:
 @given(
     n=st.integers(1, 9), sixteens=st.integers(1, 300), spread=st.sampled_from([0.1, 3.0, 40.0]), seed=st.integers(0, 99)
 )
-def test_the_mass_is_the_exact_one(kernels: Bfloat16Kernels, n: int, sixteens: int, spread: float, seed: int) -> None:
+def test_the_mass_is_exact(kernels: Bfloat16Kernels, n: int, sixteens: int, spread: float, seed: int) -> None:
     logits = _logits(seed, n, 16 * sixteens, 0.0) * spread - 100
     exact = torch.logsumexp(logits.double(), dim=-1, keepdim=True)
     found = KernelLogitShard(0, kernels).mass(logits).double()
     assert torch.allclose(found, exact, rtol=3e-7, atol=2e-6)
 
 
-def test_a_row_does_not_depend_on_others_or_on_threads(on_threads: OnThreads) -> None:
+def test_a_row_is_independent_of_the_batch_and_of_threads(on_threads: OnThreads) -> None:
     logits = _logits(4, 33, 512, 0.0)
     one, three = KernelLogitShard(64, on_threads(1)), KernelLogitShard(64, on_threads(3))
     for row, mass in zip(logits, three.mass(logits), strict=True):

@@ -74,7 +74,7 @@ for library in map(Path, sys.argv[1:]):
 """
 
 
-def test_helpers_sleep_while_there_is_nothing_to_do() -> None:
+def test_idle_helpers_sleep() -> None:
     """Whoever only looks out takes the core from the neighbours. Of all libraries in one process, with no others'."""
     libraries = [library for library in LIBRARIES.values() if runs(library)]
     program = [sys.executable, "-c", _IDLE, *map(str, libraries)]

@@ -136,7 +136,7 @@ def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
     assert not torch.equal(first, plain)
 
 
-def test_steps_without_adapters_call_what_a_model_without_slots_calls(
+def test_steps_without_adapters_call_the_same_kernels_as_a_model_without_slots(
     sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
     """No kernel more, whatever the slots hold."""
@@ -266,9 +266,7 @@ def test_numbers_that_are_large_and_finite_are_read(sample: Callable[[str], Samp
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_not_implemented_is_refused_by_its_key(
-    what: str, sample: Callable[[str], Sample], tmp_path: Path
-) -> None:
+def test_unimplemented_features_are_rejected_by_key(what: str, sample: Callable[[str], Sample], tmp_path: Path) -> None:
     base = sample("llama").folder
     write_adapter(base, tmp_path, {"q_proj": 4})
     model = describe(base)
@@ -281,9 +279,7 @@ def test_what_is_not_implemented_is_refused_by_its_key(
         read_adapter(tmp_path, model, 4)
 
 
-def test_what_is_no_number_or_gone_is_refused_when_it_is_loaded(
-    sample: Callable[[str], Sample], tmp_path: Path
-) -> None:
+def test_missing_or_malformed_values_are_rejected_at_loading(sample: Callable[[str], Sample], tmp_path: Path) -> None:
     base = sample("llama").folder
     write_adapter(base, tmp_path, {"q_proj": 4})
     adapter = read_adapter(tmp_path, describe(base), 4)
@@ -296,7 +292,7 @@ def test_what_is_no_number_or_gone_is_refused_when_it_is_loaded(
         model.adapters.read(adapter)
 
 
-def test_a_merged_checkpoint_computes_what_base_and_adapter_do(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+def test_a_merged_checkpoint_equals_base_plus_adapter(sample: Callable[[str], Sample], tmp_path: Path) -> None:
     base, ids = sample("llama_tied_biased").folder, sample("llama_tied_biased").ids
     write_adapter(base, tmp_path / "a", dict.fromkeys(LINEAR, 4), size=0.3)
     backend = open_backend(torch.float32, CPU)
@@ -309,7 +305,7 @@ def test_a_merged_checkpoint_computes_what_base_and_adapter_do(sample: Callable[
     assert (found - expected).abs().max() <= 1e-4
 
 
-def test_merging_reads_what_serving_refuses(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+def test_merging_reads_adapters_that_serving_rejects(sample: Callable[[str], Sample], tmp_path: Path) -> None:
     """DoRA, a bias, a table with factors, and a head of its own where the base ties it to the table."""
     base = sample("llama_tied_biased").folder
     before = load_file(base / "model.safetensors")

@@ -76,7 +76,7 @@ def logits(folder: Path, comm: Communicator, backend: ModelBackend, quantization
 
 
 @pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("int4", 4)])
-def test_on_rounded_weights_an_adapter_computes_what_peft_does_on_their_numbers(
+def test_an_adapter_on_rounded_weights_equals_peft_on_the_same_numbers(
     folder: Path, quantization: Quantization, bits: int
 ) -> None:
     base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
@@ -97,7 +97,7 @@ def test_on_rounded_weights_an_adapter_computes_what_peft_does_on_their_numbers(
         assert (found[:, :VOCABULARY] - expected).abs().mean() < 0.1 * change
 
 
-def test_a_merged_checkpoint_is_what_peft_merges(folder: Path, tmp_path: Path) -> None:
+def test_a_merged_checkpoint_equals_the_merge_of_peft(folder: Path, tmp_path: Path) -> None:
     load: Callable[[Path], transformers.PreTrainedModel] = transformers.AutoModelForCausalLM.from_pretrained
     expected = with_peft(load(folder / "base"), folder).merge_and_unload().state_dict()  # type: ignore[operator]
     merge(folder / "base", folder / "adapter", tmp_path / "merged", lambda done, of: None)
@@ -156,7 +156,7 @@ TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_what_peft_trained_is_merged_into_what_it_computes(name: str, tmp_path: Path) -> None:
+def test_an_adapter_trained_by_peft_is_merged_without_a_change_of_outputs(name: str, tmp_path: Path) -> None:
     variant, config = TRAINED[name]
     tuned = tune(write_checkpoint(VARIANTS[variant](), tmp_path / "base"), tmp_path / "adapter", **config)
     ids = torch.tensor([prompt(20)])

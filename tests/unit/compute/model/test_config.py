@@ -87,7 +87,7 @@ def test_both_spellings_that_agree_are_accepted(variant: str, sample: Callable[[
     assert read_spec(_write(tmp_path, both)) == read_spec(sample(variant).folder)
 
 
-def test_ids_of_other_tokens_and_a_repeated_size_change_nothing(
+def test_ids_of_other_tokens_and_a_repeated_size_change_no_result(
     sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
     """As published configurations of Hunyuan have them."""
@@ -99,7 +99,7 @@ def test_ids_of_other_tokens_and_a_repeated_size_change_nothing(
         read_spec(_write(tmp_path, config | {"attention_head_dim": config["head_dim"] + 2}))
 
 
-def test_dtypes_as_torch_spells_them(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+def test_dtypes_are_read_in_the_spelling_of_torch(sample: Callable[[str], Sample], tmp_path: Path) -> None:
     config = _as_version_4(_read(sample("llama")))
     assert read_spec(_write(tmp_path, config | {"torch_dtype": "torch.bfloat16"})).dtype == "bfloat16"
 
@@ -162,7 +162,7 @@ def test_windows_alternate_by_default(sample: Callable[[str], Sample], tmp_path:
         ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window: True is not implemented"),
     ],
 )
-def test_what_is_not_implemented_is_refused_by_name(
+def test_unimplemented_features_are_rejected_by_name(
     variant: str, change: Json, message: str, sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
     folder = _write(tmp_path, _read(sample(variant)) | change)
@@ -215,7 +215,7 @@ GROUPED = {"n_group": 4, "topk_group": 2, "n_routed_experts": 4, "num_experts_pe
         ),
     ],
 )
-def test_what_a_family_cannot_be_is_refused_by_name(name: str, change: Json, said: str) -> None:
+def test_values_outside_a_family_are_rejected_by_name(name: str, change: Json, said: str) -> None:
     with pytest.raises(ModelError) as refused:
         _interpret(name, change)
     assert said in str(refused.value)

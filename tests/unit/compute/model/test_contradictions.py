@@ -115,7 +115,7 @@ def test_any_value_of_a_quantization_is_read_or_refused_by_name() -> None:
     assert refused > 500
 
 
-def test_tables_that_do_not_fit_are_refused_before_they_are_made() -> None:
+def test_tables_that_do_not_fit_are_rejected_before_allocation() -> None:
     rope = RopeSpec(theta=1e4, rotary_dim=128)
     check_tables([rope], 131_072, 1 << 30)
     with pytest.raises(ModelError, match=r"max_position_embeddings: tables of 2147483647 positions take .* 1,024 MiB"):

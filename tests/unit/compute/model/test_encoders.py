@@ -117,7 +117,7 @@ def pooled(model: Decoder, hidden: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_states_equal_transformers_alone_and_among_others(name: str, backend: ModelBackend, tmp_path: Path) -> None:
+def test_states_equal_transformers_alone_and_in_a_batch(name: str, backend: ModelBackend, tmp_path: Path) -> None:
     reference = write(name, "Model", tmp_path)
     model = load_model(tmp_path, SingleRank(), backend)
     assert model.spec == read_spec(tmp_path)
@@ -208,7 +208,7 @@ def test_every_switch_of_a_head_for_labels_matters(
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("Bert", "mean"), ("ModernBert", "cls"), ("Qwen3", "mean")])
-def test_what_a_head_for_labels_pools_matters(name: str, wrong: PoolingKind, tmp_path: Path) -> None:
+def test_the_pooling_of_a_label_head_changes_the_result(name: str, wrong: PoolingKind, tmp_path: Path) -> None:
     kind = "ForSequenceClassification"
     reference = write(name, kind, tmp_path)
 

@@ -66,7 +66,7 @@ def test_in_half_precision_logits_are_near_transformers(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_last_rows_alone_are_what_they_are_among_all(
+def test_last_rows_alone_equal_last_rows_of_all(
     variant: str, backend: ModelBackend, sample: Callable[[str], Sample]
 ) -> None:
     ids = sample(variant).ids

@@ -111,7 +111,9 @@ def test_a_request_is_the_same_in_any_company_and_chunking(
 @pytest.mark.parametrize("name", _CONFIGS)
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
-def test_a_last_row_is_the_same_whatever_else_is_wanted(name: str, dtype: str, load: Load, data: st.DataObject) -> None:
+def test_a_last_row_is_independent_of_other_requested_rows(
+    name: str, dtype: str, load: Load, data: st.DataObject
+) -> None:
     model, kind = load(name, _DTYPES[dtype]), _DTYPES[dtype]
     lengths = sorted(data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=5)))
     engine = Engine(model, block_tokens=16)
@@ -141,7 +143,7 @@ def _serve(engine: Engine, requests: list[Request], chunks: list[list[int]], dat
 
 @pytest.mark.parametrize("dtype", _DTYPES)
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma2", "olmo2"])
-def test_long_contexts_decode_as_they_prefill(name: str, dtype: str, load: Load) -> None:
+def test_long_contexts_decode_like_prefill(name: str, dtype: str, load: Load) -> None:
     """Beyond the kernel's key block, and beyond one tile of prefill rows."""
     model, ids = load(name, _DTYPES[dtype]), _ids(7, 1100)
     expected = _alone(model, _DTYPES[dtype], ids)
@@ -189,9 +191,7 @@ def test_leftovers_in_free_blocks_cannot_leak(dtype: str, load: Load) -> None:
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", _DTYPES)
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
-def test_activations_do_not_depend_on_layout_or_on_how_threads_divide_them(
-    name: Activation, dtype: str, n_threads: int
-) -> None:
+def test_activations_are_independent_of_layout_and_threads(name: Activation, dtype: str, n_threads: int) -> None:
     gate = torch.randn(61, 2 * 1056, generator=torch.Generator().manual_seed(0)).to(_DTYPES[dtype]).chunk(2, -1)[0]
     act = OneDnnOps(_DTYPES[dtype]).activation(name)
     expected = torch.cat([act(row) for row in gate.split(1)])

@@ -99,7 +99,7 @@ def in_int8() -> ModelBackend:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranks_together_equal_one(folder: Path, size: int) -> None:
+def test_several_ranks_equal_a_single_rank(folder: Path, size: int) -> None:
     """A scale belongs to a head, so ranks store what one stores, up to the order of the sums before it."""
 
     def on_rank(rank: ThreadRank) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,7 +114,7 @@ def test_ranks_together_equal_one(folder: Path, size: int) -> None:
     assert torch.equal(together.argmax(-1), one.argmax(-1))
 
 
-def test_the_kernels_compute_what_torch_does_and_nearly_what_float32_does(folder: Path) -> None:
+def test_kernels_equal_torch_and_approximate_float32(folder: Path) -> None:
     """torch gathers and dequantizes: what GPUs do, too."""
     backends = (in_int8(), TorchBackend(torch.float32, CPU, INT8), TorchBackend(torch.float32, CPU))
     ours, reference, exact = (logits(folder, SingleRank(), backend)[1][:, :300] for backend in backends)

@@ -74,7 +74,7 @@ def test_a_body_without_a_head_embeds_and_does_not_generate(sample: Callable[[st
 
 
 @pytest.mark.parametrize("variant", ["qwen2", "gpt2", "gpt_neox_serial"])
-def test_a_stored_head_is_meant_even_where_the_config_ties_it(
+def test_a_stored_head_is_used_even_if_the_config_ties_the_head(
     variant: str, sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
     tied = sample(variant)
@@ -90,7 +90,7 @@ def test_a_stored_head_is_meant_even_where_the_config_ties_it(
     assert (_logits(folder, tied.ids) - reference).abs().max() <= 1e-4
 
 
-def test_tensors_that_nobody_needs_are_passed_over(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+def test_unneeded_tensors_are_skipped(sample: Callable[[str], Sample], tmp_path: Path) -> None:
     expected, extra = sample("llama"), torch.ones(2)
     names = [
         *("v_head.summary.weight", "model.layers.0.self_attn.k_scale", "model.layers.1.self_attn.attn.v_scale"),
@@ -103,7 +103,7 @@ def test_tensors_that_nobody_needs_are_passed_over(sample: Callable[[str], Sampl
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.weight_scale", "model.layers.2.self_attn.x"])
-def test_tensors_that_mean_something_are_not(name: str, sample: Callable[[str], Sample], tmp_path: Path) -> None:
+def test_unknown_meaningful_tensors_are_rejected(name: str, sample: Callable[[str], Sample], tmp_path: Path) -> None:
     folder = _changed(sample("llama").folder, tmp_path, lambda tensors: tensors | {name: torch.ones(2)})
     with pytest.raises(ModelError, match=f"{name}: not used by this architecture"):
         load_model(folder, SingleRank(), open_backend(torch.float32, CPU))
@@ -118,7 +118,7 @@ def test_gemma_1_with_gelu_is_computed_with_tanh(sample: Callable[[str], Sample]
     assert read_spec(folder).activation == "gelu_tanh"
 
 
-def test_learned_positions_shrink_to_what_is_served(sample: Callable[[str], Sample]) -> None:
+def test_learned_positions_shrink_to_the_served_length(sample: Callable[[str], Sample]) -> None:
     made, ids = sample("gpt2"), prompt(30)
     model = load_model(made.folder, SingleRank(), open_backend(torch.float32, CPU), max_positions=32)
     assert (model.logits(Engine(model).run(ids, []))[:, :99] - made.logits[:30]).abs().max() <= 1e-4
@@ -144,7 +144,7 @@ def test_heads_are_rotated_in_part_only_where_transformers_does(
 
 
 @pytest.mark.parametrize("variant", ["mixtral", "qwen3_moe"])
-def test_experts_in_one_tensor_as_transformers_5_computes_them(
+def test_experts_in_a_single_tensor_equal_transformers_5(
     variant: str, sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
     made, folder = sample(variant), tmp_path / "stacked"
@@ -169,7 +169,7 @@ def test_experts_in_one_tensor_as_transformers_5_computes_them(
 @pytest.mark.parametrize(
     "variant", ["gemma3_multimodal", "mistral3_multimodal", "qwen2_5_vl_multimodal", "qwen3_vl_multimodal"]
 )
-def test_the_text_model_of_a_multimodal_one_is_found_where_transformers_4_and_5_store_it(
+def test_the_text_model_of_a_multimodal_model_is_found_in_the_layouts_of_transformers_4_and_5(
     variant: str, sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
     made = sample(variant)

@@ -25,7 +25,7 @@ _TINY = {
 }
 
 
-def test_dynamic_scaling_generates_what_transformers_generates(tmp_path: Path) -> None:
+def test_dynamic_scaling_generates_like_transformers(tmp_path: Path) -> None:
     """The base grows with every token; keys keep the rotation they were cached with."""
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     config = transformers.LlamaConfig(**_TINY, max_position_embeddings=24, rope_parameters=rope)

@@ -72,7 +72,7 @@ def test_a_model_is_loaded_without_a_second_copy(
 
 
 @pytest.mark.parametrize("variant", zoo.VARIANTS)
-def test_what_weights_take_is_known_before_they_are_read(sample: Callable[[str], Sample], variant: str) -> None:
+def test_weight_memory_is_predicted_before_loading(sample: Callable[[str], Sample], variant: str) -> None:
     """Of each matrix that transformers stores; the vocabulary is padded to whole registers."""
     folder = sample(variant).folder
     spec = read_spec(folder)
@@ -92,7 +92,7 @@ def test_what_weights_take_is_known_before_they_are_read(sample: Callable[[str],
 
 
 @needs_kernels
-def test_adapters_take_what_was_predicted(tmp_path: Path) -> None:
+def test_adapters_take_the_predicted_memory(tmp_path: Path) -> None:
     """Four slots, and a cache that holds three."""
     write_adapter(BUNDLED_MODEL, tmp_path / "a", dict.fromkeys(LINEAR, 64))
     adapter, spec = read_adapter(tmp_path / "a", describe(BUNDLED_MODEL), 64), read_spec(BUNDLED_MODEL)
@@ -113,9 +113,7 @@ def test_adapters_take_what_was_predicted(tmp_path: Path) -> None:
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 2),  # kept as floats
     ],
 )
-def test_stored_codes_take_what_their_bits_take(
-    quantization: dict[str, Any], element_bytes: float, tmp_path: Path
-) -> None:
+def test_stored_codes_take_their_bits(quantization: dict[str, Any], element_bytes: float, tmp_path: Path) -> None:
     config = json.loads((BUNDLED_MODEL / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
     plain, stored = (
@@ -126,7 +124,7 @@ def test_stored_codes_take_what_their_bits_take(
     assert plain - stored == pytest.approx(in_layers * (2 - element_bytes), abs=1)
 
 
-def test_several_ranks_take_a_share_each_and_kv_heads_that_they_share_whole() -> None:
+def test_several_ranks_split_memory_except_shared_kv_heads() -> None:
     spec = read_spec(BUNDLED_MODEL)
     whole, half = (footprint(spec, RankGroupConfig("", ranks=n, kv_tokens=1, device="cuda")) for n in (1, 2))
     assert half.kv_token * 2 == whole.kv_token == 2048

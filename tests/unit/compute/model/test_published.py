@@ -40,7 +40,7 @@ def _reference(spec: ModelSpec, values: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=NAMES)
-def test_it_is_read_as_transformers_reads_it(row: dict[str, Any]) -> None:
+def test_a_published_config_is_read_like_transformers(row: dict[str, Any]) -> None:
     spec = _read(row["config"])
     expected = _reference(spec, row["config"])
     n_heads = expected.num_attention_heads
@@ -83,7 +83,7 @@ def test_it_is_read_as_transformers_reads_it(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=NAMES)
-def test_it_rotates_as_transformers_does(row: dict[str, Any]) -> None:
+def test_a_published_rope_rotates_like_transformers(row: dict[str, Any]) -> None:
     """The angles of a few positions, of every kind of layer."""
     spec = _read(row["config"])
     expected = _reference(spec, row["config"])
@@ -114,7 +114,7 @@ def _transformers_rope(expected: Any, kind: str | None) -> tuple[torch.Tensor, f
     return frequencies, float(scale)
 
 
-def test_every_family_has_published_ones() -> None:
+def test_every_family_has_published_configs() -> None:
     published = {interpret(Config(row["config"], Path("config.json")))[0].model_type for row in PUBLISHED}
     assert published | UNPUBLISHED == {family.model_type for family in FAMILIES.values()}
     assert not published & UNPUBLISHED
@@ -159,13 +159,13 @@ def test_a_known_key_at_another_value_is_refused_by_name(name: str, change: dict
     assert f"{key}: {value!r} is not implemented" in str(refused.value)
 
 
-def test_what_other_families_call_their_settings_is_accepted_where_it_is_off() -> None:
+def test_foreign_settings_are_accepted_when_off() -> None:
     values = next(row["config"] for row in PUBLISHED if row["name"] == "meta-llama/Llama-2-7b-hf")
     off = dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"), 1.0)
     assert _read(values | off | {"layer_types": ["full_attention"] * 32}) == _read(values)
 
 
-def test_all_that_is_refused_is_named_at_once() -> None:
+def test_all_rejected_values_are_named_at_once() -> None:
     values = next(row["config"] for row in PUBLISHED if row["name"] == "microsoft/Phi-4-mini-instruct")
     with pytest.raises(ModelError) as refused:
         _read(values | {"hidden_act": "quick_gelu", "mlp_bias": True, "twist": 3, "lean": 0.5})

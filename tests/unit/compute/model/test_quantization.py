@@ -104,7 +104,9 @@ def packed(layer: object) -> Iterator[PackedCodes]:
 
 @needs_kernels
 @pytest.mark.parametrize("quantization", KINDS)
-def test_weights_take_what_was_predicted_and_the_table_stands_once(folder: Path, quantization: Quantization) -> None:
+def test_weights_take_the_predicted_memory_and_the_table_is_stored_once(
+    folder: Path, quantization: Quantization
+) -> None:
     model = load_model(folder, SingleRank(), open_backend(torch.bfloat16, CPU), 16, quantization)
     codes = list(packed(model))
     assert len(codes) == 2 * 4 + 1
@@ -116,7 +118,7 @@ def test_weights_take_what_was_predicted_and_the_table_stands_once(folder: Path,
     assert held - rows == pytest.approx(predicted, rel=0.05)
 
 
-def test_what_a_device_computes_dense_is_said(folder: Path) -> None:
+def test_weights_computed_dense_on_a_device_are_reported(folder: Path) -> None:
     model = load_model(folder, SingleRank(), TorchBackend(torch.float32, CPU), 16, "int4")
     assert model.weight_formats["q"] == "int4 in groups of 32 as float32"
     ops, weight = CudaOps(torch.bfloat16, CPU), Rounded(torch.randn(8, 64).bfloat16(), 0, 64, 8, 32)
@@ -153,7 +155,7 @@ def test_loading_never_holds_the_weights_dense_nor_the_whole_file(tmp_path: Path
 
 @needs_kernels
 @pytest.mark.parametrize("quantization", ["none", "int8"])  # of what the file stores dense
-def test_a_gguf_file_takes_what_was_predicted_and_its_formats_are_named(
+def test_a_gguf_file_takes_the_predicted_memory_and_its_formats_are_named(
     folder: Path, tmp_path: Path, quantization: Quantization
 ) -> None:
     kinds = {"token_embd.weight": T.Q8_0, "blk.0.attn_q.weight": T.F16, "blk.0.ffn_down.weight": T.Q5_0}

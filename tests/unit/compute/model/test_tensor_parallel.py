@@ -33,7 +33,7 @@ def _load(folder: object, rank: ThreadRank) -> Decoder:
 
 
 @pytest.mark.parametrize(("variant", "size"), _CASES)
-def test_ranks_together_equal_one(variant: str, size: int, sample: Callable[[str], Sample]) -> None:
+def test_several_ranks_equal_a_single_rank(variant: str, size: int, sample: Callable[[str], Sample]) -> None:
     expected = sample(variant)
 
     def work(rank: ThreadRank) -> tuple[torch.Tensor, torch.Tensor, Decoder]:
@@ -66,7 +66,7 @@ def test_one_all_reduce_after_attention_and_one_after_the_mlp(sample: Callable[[
         assert calls == 1 + 2 * n_layers  # one more for the embedding
 
 
-def test_what_cannot_be_divided_is_refused(sample: Callable[[str], Sample]) -> None:
+def test_an_indivisible_model_is_rejected(sample: Callable[[str], Sample]) -> None:
     class Third(ThreadRank):
         """A rank that never gets as far as a collective."""
 

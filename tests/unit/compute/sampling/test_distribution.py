@@ -77,7 +77,7 @@ def test_noise_is_gumbel_and_uncorrelated() -> None:
         assert abs((flat * shifted).mean().item()) < 0.012  # 5 standard errors of 400,000 products
 
 
-def test_noise_depends_on_all_three_of_its_arguments_and_nothing_else() -> None:
+def test_noise_depends_on_exactly_its_three_arguments() -> None:
     ids = torch.arange(50)
     reference = noise_of([3], [9], ids)
     assert torch.equal(noise_of([8, 3, 1], [9, 9, 4], ids)[1], reference[0])
@@ -86,7 +86,7 @@ def test_noise_depends_on_all_three_of_its_arguments_and_nothing_else() -> None:
         assert not torch.equal(noise_of([seed], [position], ids), reference)
 
 
-def test_a_row_alone_draws_what_it_draws_among_others() -> None:
+def test_a_row_draws_the_same_alone_and_in_a_batch() -> None:
     generator = torch.Generator().manual_seed(3)
     kinds = [
         Sampling(),

@@ -119,7 +119,7 @@ def test_the_end_comes_only_where_the_grammar_ends() -> None:
     assert len(text(at_once)) < len("abbbbbbbbb")  # what the others had to be kept from
 
 
-def test_who_cannot_be_followed_fails_alone() -> None:
+def test_a_request_that_leaves_its_grammar_fails_alone() -> None:
     fine = [params(WORDS, seed=7), Sampling(temperature=1.0, seed=8)]
     alone, _ = generate(fine, 20)
     strayed = vocabulary().tokenize_str("123")

@@ -90,7 +90,7 @@ def test_tokens_are_those_of_draws_that_wait(ranks: int, rows: list[Row], positi
         Sampling(temperature=1.0, top_p=0.9, frequency_penalty=0.3),
     ],
 )
-def test_what_needs_the_host_waits(params: Sampling) -> None:
+def test_rows_that_need_the_host_wait(params: Sampling) -> None:
     for slots in ([0], [1, 0]):
 
         def body(comm: Communicator, slots: list[int] = slots) -> bool:

@@ -31,7 +31,7 @@ from tests.unit.gateway.made_tokenizers import byte_level
         (r'"\x42\xe9" [\x41-\x43]', "BéA", "BéD"),
     ],
 )
-def test_gbnf_escapes_are_the_characters_that_they_name(gbnf: str, allowed: str, refused: str) -> None:
+def test_gbnf_escapes_match_their_characters(gbnf: str, allowed: str, refused: str) -> None:
     grammar = as_lark(f"root ::= {gbnf}")
     assert accepts(grammar, allowed)
     assert not accepts(grammar, refused)
@@ -85,7 +85,7 @@ def answers(*requests: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def test_grammars_are_answered_one_by_one() -> None:
+def test_grammars_are_compiled_in_order() -> None:
     tokenizer = byte_level()
     introduced = {"tokenizer": tokenizer.to_str(), "vocab_size": tokenizer.get_vocab_size(), "eos": [1]}
     lark, deep = 'start: "a"', "root ::= " + "(" * 4_000

@@ -54,7 +54,7 @@ def _ecma(schema: Any) -> bool:
 
 
 @pytest.mark.parametrize("schema", [*PYDANTIC, *ZOD], ids=lambda schema: json.dumps(schema)[:60])
-def test_what_pydantic_and_zod_write_is_accepted_and_answers_are_valid(schema: Any) -> None:
+def test_schemas_of_pydantic_and_zod_are_accepted_and_answers_are_valid(schema: Any) -> None:
     assert_answers_are_valid(schema, range(6), known=_ecma(schema))
 
 
@@ -100,7 +100,7 @@ schemas = st.recursive(st.fixed_dictionaries({}, optional=keywords), _with_parts
 
 @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schema=schemas)
-def test_an_answer_that_passes_is_valid_whatever_keywords_meet(schema: dict[str, Any]) -> None:
+def test_a_passing_answer_is_valid_under_any_mix_of_keywords(schema: dict[str, Any]) -> None:
     """Also that none is stopped by a check which it would have passed: the check is the schema itself."""
     try:
         grammar = of_schema(ready(schema, RULES).schema)
@@ -192,7 +192,7 @@ def test_a_function_without_parameters_has_no_arguments(parameters: Any) -> None
           "additionalProperties": True}, {"a": 1}, {"b": 1}),
     ],
 )  # fmt: skip
-def test_what_no_grammar_enforces_is_checked_or_refused_where_strict(schema: Any, valid: Any, invalid: Any) -> None:
+def test_keywords_beyond_grammars_are_checked_or_rejected_in_strict_mode(schema: Any, valid: Any, invalid: Any) -> None:
     texts = [value if isinstance(value, str) and value[0] == "{" else json.dumps(value) for value in (valid, invalid)]
     assert accepts(of_schema(ready(schema, RULES).schema), texts[0])
     passes = [accepts(of_schema(ready(schema, RULES).schema), text) and is_held(schema, text) for text in texts]
@@ -216,7 +216,7 @@ def test_what_no_grammar_enforces_is_checked_or_refused_where_strict(schema: Any
         ({"oneOf": [{"$ref": "#/$defs/A"}, {"type": "null"}], "$defs": {"A": {"$ref": "#/$defs/A"}}}, True),
     ],
 )
-def test_alternatives_are_checked_unless_they_exclude_each_other(schema: Any, checked: bool) -> None:
+def test_alternatives_are_checked_unless_mutually_exclusive(schema: Any, checked: bool) -> None:
     assert (ready(schema, RULES).check is not None) is checked
 
 
@@ -273,7 +273,7 @@ def test_patterns_without_look_ahead_mean_the_same(pattern: str, texts: list[str
 
 
 @pytest.mark.parametrize("dialect", ["https://example.com/mine.json", "http://json-schema.org/schema#", "x y", 1])
-def test_a_dialect_that_is_not_known_changes_nothing(dialect: Any) -> None:
+def test_an_unknown_dialect_changes_no_rule(dialect: Any) -> None:
     assert allows({"$schema": dialect, "$id": "my schema", "type": "boolean"}, "true")
     assert ready({"$schema": dialect, "not": {"$schema": dialect}}, RULES).check is not None
 

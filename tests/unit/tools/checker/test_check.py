@@ -44,7 +44,7 @@ def changed(folder: Path, **values: Any) -> Path:
     return folder
 
 
-def test_what_can_be_served_with_its_memory(run: Any) -> None:
+def test_check_reports_the_servable_context_of_the_memory(run: Any) -> None:
     status, text = run("check", str(TINY_MODEL), "--ranks", "1,2,7", "--device", "cpu", "--json")
     report = json.loads(text)
     one, two, seven = report["ranks"]
@@ -100,7 +100,7 @@ def test_a_broken_file_is_like_no_architecture(broken: str, run: Any, tmp_path: 
     assert str(tmp_path / broken) in report["problems"][0]
 
 
-def test_a_classifier_says_how_many_labels_it_has(run: Any, tmp_path: Path) -> None:
+def test_a_classifier_reports_its_number_of_labels(run: Any, tmp_path: Path) -> None:
     folder = changed(tmp_path / "model", architectures=["LlamaForSequenceClassification"], num_labels=3)
     tensors = load_file(folder / "model.safetensors")
     width = tensors["model.norm.weight"].numel()
@@ -109,9 +109,7 @@ def test_a_classifier_says_how_many_labels_it_has(run: Any, tmp_path: Path) -> N
     assert (status, "classifies with 3 labels" in text) == (SERVED, True), text
 
 
-def test_what_does_not_fit_the_memory_fits_with_smaller_weights_or_more_memory(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_too_large_model_fits_with_smaller_weights_or_more_memory(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(available: int) -> str:
         monkeypatch.setattr(reports, "host_room", lambda: HostRoom(available, None))
         status, text = run("check", str(TINY_MODEL), "--device", "cpu")
@@ -140,7 +138,7 @@ def test_missing_tensors_are_found_without_the_memory_of_the_weights(run: Any, t
     assert psutil.Process().memory_info().rss - before < 1 << 30
 
 
-def test_everything_that_can_be_served_is_listed(run: Any) -> None:
+def test_every_servable_architecture_is_listed(run: Any) -> None:
     status, text = run("models", "--json")
     listed = json.loads(text)
     assert [family["architecture"] for family in listed["families"]] == list(FAMILIES)
@@ -154,7 +152,7 @@ def test_everything_that_can_be_served_is_listed(run: Any) -> None:
     assert "attention sinks" in described
 
 
-def test_the_list_says_what_is_tested(run: Any) -> None:
+def test_the_list_equals_the_tested_models(run: Any) -> None:
     """`make reference` writes it."""
     assert TESTED.read_text() == as_text()
     _, text = run("models", "--json")

@@ -139,7 +139,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_round_trip_changes_nothing(name: str, folder: Make, tmp_path: Path) -> None:
+def test_a_round_trip_keeps_every_tensor(name: str, folder: Make, tmp_path: Path) -> None:
     source = folder(name)
     file = run(source, tmp_path / "m.gguf")
     back = run(file, tmp_path / "back", shard_bytes=80_000)
@@ -170,7 +170,7 @@ def test_tokenizer_template_and_generation_settings_survive(folder: Make, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "phi3"])
-def test_llama_cpp_answers_what_transformers_does(name: str, folder: Make, tmp_path: Path) -> None:
+def test_llama_cpp_answers_like_transformers(name: str, folder: Make, tmp_path: Path) -> None:
     source = folder(name)
     file = run(source, tmp_path / "m.gguf", "F32")
     prompt = Tokenizer.from_file(str(source / "tokenizer.json")).encode("Hello, world! 123").ids
@@ -206,7 +206,7 @@ def test_matrices_have_the_asked_type(kind: str, folder: Make, tmp_path: Path) -
     assert read_container(file).metadata.integer("general.file_type") == gguf.LlamaFileType[f"MOSTLY_{kind}"]
 
 
-def test_refusals_leave_what_was_there(folder: Make, tmp_path: Path) -> None:
+def test_rejections_keep_existing_files(folder: Make, tmp_path: Path) -> None:
     source, out = folder("qwen2"), tmp_path / "m.gguf"
     out.write_text("mine")
     body = tmp_path / "body"
@@ -252,7 +252,7 @@ def test_models_that_gguf_cannot_hold_are_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "m.gguf").exists()
 
 
-def test_the_command_converts_and_names_what_it_wrote(folder: Make, tmp_path: Path) -> None:
+def test_the_command_converts_and_names_its_output(folder: Make, tmp_path: Path) -> None:
     out = tmp_path / "m.gguf"
     shown = CliRunner().invoke(app, ["convert", str(folder("qwen2")), str(out), "--type", "q8_0"])
     assert shown.exit_code == 0, shown.output

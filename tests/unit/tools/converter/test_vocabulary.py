@@ -48,7 +48,7 @@ def test_sentencepieces_merges_and_bytes_survive(tmp_path: Path) -> None:
         assert after.encode(text).ids == before.encode(text).ids, text
 
 
-def test_the_pre_tokenizer_is_the_one_that_gives_the_same_ids() -> None:
+def test_the_pre_tokenizer_gives_the_same_ids() -> None:
     keys = vocabulary_keys(folder(byte_level("llama-bpe")))
     assert (keys["tokenizer.ggml.model"], keys["tokenizer.ggml.pre"]) == ("gpt2", "llama-bpe")
     assert "tokenizer.chat_template" not in keys
@@ -67,6 +67,6 @@ def lowered() -> Tokenizer:
         (lowered, "no pre-tokenizer that GGUF names gives this tokenizer's ids"),
     ],
 )
-def test_what_gguf_cannot_hold_is_refused(make: Callable[[], Tokenizer], said: str) -> None:
+def test_a_vocabulary_beyond_gguf_is_rejected(make: Callable[[], Tokenizer], said: str) -> None:
     with pytest.raises(ModelError, match=said):
         vocabulary_keys(folder(make()))

@@ -47,7 +47,7 @@ def adapter(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **conf
     return folder
 
 
-def test_the_command_merges_and_names_what_it_wrote(tmp_path: Path) -> None:
+def test_the_command_merges_and_names_its_output(tmp_path: Path) -> None:
     """Of a base in several files, whose table of tokens becomes another one than its head."""
     base, out = tmp_path / "base", tmp_path / "merged"
     base.mkdir()
@@ -107,7 +107,7 @@ def test_an_adapter_that_does_not_fit_is_refused_by_its_tensor(
     assert said in refused(TINY_MODEL, adapter(tmp_path, tensors))
 
 
-def test_what_cannot_be_merged_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_an_unmergeable_adapter_is_rejected(refused: Callable[..., str], tmp_path: Path) -> None:
     file, folder = tmp_path / "m.gguf", adapter(tmp_path / "a")
     file.touch()
     assert refused(TINY_MODEL, folder, file) == f"{file}: exists already"

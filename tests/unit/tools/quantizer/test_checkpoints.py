@@ -74,7 +74,7 @@ def _ignore(_phase: str, _done: int, _of: int) -> None:
         ("Glm4MoeConfig", _GLM4_MOE, {"method": "gptq", "bits": 4, "extra": 0.2}, "mixed-precision", 0.5),
     ],
 )
-def test_transformers_and_our_worker_read_it(
+def test_transformers_and_our_worker_read_the_checkpoint(
     config: str,
     settings: dict[str, Any],
     asked: dict[str, Any],
@@ -108,7 +108,7 @@ def test_transformers_and_our_worker_read_it(
         ("cuda", "--device cuda: this machine has no usable CUDA device; allowed: auto, cpu"),
     ],
 )
-def test_the_command_says_what_it_refuses(
+def test_the_command_reports_its_rejections(
     device: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "model.gguf").touch()
@@ -160,7 +160,7 @@ def test_without_a_text_of_its_own_a_python_needs_the_users(monkeypatch: pytest.
         ),
     ],
 )
-def test_what_cannot_be_quantized_is_refused_by_name(
+def test_an_unquantizable_model_is_rejected_by_name(
     config: str, settings: dict[str, Any], asked: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "short.txt").write_text("short")

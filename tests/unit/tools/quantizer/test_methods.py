@@ -49,7 +49,7 @@ def test_query_heads_that_share_values_get_one_factor() -> None:
     assert not torch.allclose(factors, torch.ones_like(factors))
 
 
-def test_an_input_that_is_always_0_breaks_nothing() -> None:
+def test_a_constant_zero_input_breaks_no_method() -> None:
     inputs = _inputs(64, 5)
     inputs.products[7] = inputs.products[:, 7] = inputs.magnitudes[7] = 0
     weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(6))

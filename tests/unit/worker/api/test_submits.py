@@ -59,9 +59,7 @@ def test_a_sampling_parameter_beyond_its_bounds_is_named(sampling: dict[str, Any
         ),
     ],
 )
-def test_a_request_that_contradicts_its_model_or_itself_is_refused_by_its_field(
-    model: Any, submit: dict[str, Any], said: str
-) -> None:
+def test_a_contradictory_request_is_rejected_by_its_field(model: Any, submit: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         to_request(pb.Submit(request_id="a", prompt_ids=[5], **submit), model, FACTS)
     assert f"{refused.value.field}: {refused.value}" == said

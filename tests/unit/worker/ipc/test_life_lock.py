@@ -52,7 +52,7 @@ def test_a_killed_holder_gives_the_lock_up(segment: Segment, holder: subprocess.
     assert lock.wait_dead(PATIENCE_S)
 
 
-def test_a_stopped_holder_keeps_it(segment: Segment, holder: subprocess.Popen[str]) -> None:
+def test_a_stopped_holder_keeps_the_lock(segment: Segment, holder: subprocess.Popen[str]) -> None:
     os.kill(holder.pid, signal.SIGSTOP)
     assert not LifeLock(segment, LOCK_BYTES).wait_dead(0.05)
 
@@ -65,7 +65,7 @@ def test_death_is_known_while_the_process_is_still_there(segment: Segment, holde
     os.close(pidfd)
 
 
-def test_a_lock_that_nobody_holds_is_an_error(segment: Segment) -> None:
+def test_a_lock_without_a_holder_is_an_error(segment: Segment) -> None:
     lock = LifeLock(segment, LOCK_BYTES)
     for _ in range(2):
         with pytest.raises(OSError, match="the lock was free"):

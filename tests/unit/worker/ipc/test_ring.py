@@ -92,7 +92,7 @@ def test_corruption_is_noticed() -> None:
         reader.try_read()
 
 
-def test_two_processes_wake_each_other() -> None:
+def test_two_processes_wake_one_after_the_other() -> None:
     """Ping-pong between processes that find the segment through /proc, sleeping in the kernel in between."""
     rounds = 300
     segment = Segment.create("test", 128)
@@ -133,7 +133,7 @@ def test_a_sleeping_reader_is_woken() -> None:
     timer.join()
 
 
-def test_nothing_is_left_in_the_file_system() -> None:
+def test_the_file_system_stays_empty() -> None:
     segment, _, _ = make_ring(2)
     name = str(Path(f"/proc/self/fd/{segment.fd}").readlink())
     assert name.startswith("/memfd:")

@@ -107,7 +107,7 @@ async def test_an_adapter_that_lost_its_slot_comes_from_memory() -> None:
     assert [result for _, _, result in ranks.loads[-3:]] == ["refused", "refused", "ok"]
 
 
-async def test_a_path_that_cannot_be_one_is_the_caller_s_fault(tmp_path: Path) -> None:
+async def test_an_impossible_path_is_the_caller_s_fault(tmp_path: Path) -> None:
     """Not the worker's, whose gateway would answer 503."""
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     sources = AdapterSources(describe(TINY_MODEL), 8, (), (str(tmp_path),))
@@ -119,6 +119,6 @@ async def test_a_path_that_cannot_be_one_is_the_caller_s_fault(tmp_path: Path) -
 @pytest.mark.parametrize(
     "settings", [{"adapters": {"a\nb": "/a"}}, {"adapters": {"a": "/a\0"}}, {"adapter_sources": ["/a\u202e"]}]
 )
-def test_settings_with_names_and_paths_that_hide_something_are_refused(settings: dict[str, Any]) -> None:
+def test_settings_with_hidden_characters_in_names_or_paths_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="printable characters, no control or format characters"):
         WorkerSettings(model="m", **settings)

@@ -33,6 +33,6 @@ async def test_settings_outweigh_the_model(monkeypatch: pytest.MonkeyPatch) -> N
         ('{"heat": 1}', "`heat` is none of temperature, top_p, top_k, min_p, repetition_penalty"),
     ],
 )
-async def test_a_wrong_one_is_named(monkeypatch: pytest.MonkeyPatch, override: str, said: str) -> None:
+async def test_a_wrong_default_is_named(monkeypatch: pytest.MonkeyPatch, override: str, said: str) -> None:
     with pytest.raises(StartupError, match=f"RYZANSTEIN_OVERRIDE_GENERATION_CONFIG: {said}"):
         await defaults(monkeypatch, override)

@@ -63,7 +63,7 @@ def test_prompts_never_starve() -> None:
     assert budget(measured(1_000, 0.1), 0.2, 1) == 16
 
 
-def test_nothing_is_limited_before_anything_is_measured() -> None:
+def test_prefill_is_unlimited_before_any_measurement() -> None:
     assert StepTimer().prefill_budget(0.2, n_decodes=1) is None
 
 
@@ -75,7 +75,7 @@ def test_a_few_streams_are_not_paced_by_the_crowd_that_was_there_before() -> Non
     assert budget(timer, 1.0, 60) == pytest.approx(rows_beside(100.0), abs=1)
 
 
-def test_streams_are_paced_by_the_usual_step_and_not_by_what_held_some_up() -> None:
+def test_streams_are_paced_by_the_usual_step_and_not_by_delays() -> None:
     timer = measured(10_000, 10.0)
     for _ in range(20):
         decoded(timer, 1, 10.0, steps=9)
@@ -106,14 +106,14 @@ def test_a_step_of_as_many_decodes_as_were_not_seen_is_guessed(n_decodes: int, s
     assert budget(timer, 1.0, n_decodes) == pytest.approx(rows_beside(step_ms), rel=0.01)
 
 
-def test_a_step_takes_no_longer_than_one_of_more_decodes() -> None:
+def test_a_step_takes_no_longer_than_a_step_of_more_decodes() -> None:
     timer = measured(10_000, None)
     decoded(timer, 16, 20.0, steps=50)
     decoded(timer, 15, 40.0)  # alone only once: just when the sixteenth stream ended
     assert budget(timer, 1.0, 15) == pytest.approx(rows_beside(20.0), rel=0.01)
 
 
-def test_prefill_speed_is_that_of_all_rows_however_they_came_in_steps() -> None:
+def test_prefill_speed_is_independent_of_the_split_into_steps() -> None:
     few_and_many = StepTimer()
     for _ in range(100):
         prefilled(few_and_many, 20, 0.020)
@@ -122,7 +122,7 @@ def test_prefill_speed_is_that_of_all_rows_however_they_came_in_steps() -> None:
     assert StepTimer().prefill_tokens_per_s == 0
 
 
-def test_every_row_counts_once_it_is_computed() -> None:
+def test_every_row_counts_once_computed() -> None:
     timer = StepTimer()
     prefilled(timer, 200, 0.05)
     decoded(timer, 3, 10.0, steps=2)
@@ -132,7 +132,7 @@ def test_every_row_counts_once_it_is_computed() -> None:
 ROW_S, KEY_S = 100e-6, 0.1e-6  # 1,000 keys cost as much as a row
 
 
-def test_what_a_key_costs_is_learnt_from_long_prompts_and_what_a_row_costs_from_short_ones() -> None:
+def test_key_cost_is_learnt_from_long_prompts_and_row_cost_from_short_prompts() -> None:
     timer = StepTimer()
     for _ in range(60):
         prefilled(timer, 100, 100 * (ROW_S + 50 * KEY_S))
@@ -164,7 +164,7 @@ def test_prompts_are_not_cut_into_pieces_that_cost_as_much_as_the_whole(fixed_s:
     assert added_s == pytest.approx(max(2 * 0.0024, 2 * fixed_s), rel=0.1)
 
 
-def test_what_held_one_step_up_says_little_about_the_next_ones() -> None:
+def test_a_single_delay_hardly_changes_the_estimate() -> None:
     timer = measured(10_000, 2.0)
     decoded(timer, 1, 5_000.0)
     assert timer.decode_step_ms < 4.0

@@ -87,7 +87,7 @@ def test_a_line_for_terminals_is_not_logged() -> None:
     assert "color_message" not in json.loads(stream.getvalue())
 
 
-async def test_a_line_without_end_is_cut_and_the_next_ones_are_read() -> None:
+async def test_a_line_without_end_is_cut_and_the_next_lines_are_read() -> None:
     code = "print('x' * 3_000_000, flush=True); print('the end')"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, limit=1 << 20

@@ -56,7 +56,7 @@ def served(
 
 
 @pytest.mark.parametrize(("seed", "host_share"), [(0, 0.0), (1, 0.0), (2, 0.1), (3, 0.25)])
-def test_tokens_are_those_of_steps_computed_one_by_one(seed: int, host_share: float, folder: Path) -> None:
+def test_tokens_of_pipelined_steps_equal_tokens_of_single_steps(seed: int, host_share: float, folder: Path) -> None:
     """Slots change hands, rows come and go, and steps of prompts, and of rows that need the host, lie between."""
     expected, cut, _, _ = served(folder, make_requests(seed, host_share), seed, graphs=False, overlaps=False)
     for overlaps in (False, True):
@@ -180,7 +180,7 @@ def test_graphs_are_for_sizes_and_padding_writes_to_no_slot(folder: Path, monkey
     )
 
 
-def test_steps_that_need_the_host_are_computed_one_by_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_need_the_host_are_computed_singly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     admission = Admission(0, DRAWN, tuple(prompt(5, VOCAB)), 5)
     plans = [StepPlan(0, (), (admission,), (Chunk(0, 0, 5, 1, (1,)),))]
     plans += [StepPlan(n, chunks=decodes((0, 4 + n))) for n in range(1, 5)]

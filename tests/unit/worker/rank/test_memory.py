@@ -65,7 +65,7 @@ def n_blocks(left: int, **sizes: int | bool) -> int:
     return MemoryMeter(Left(left)).size_kv_cache(config, 10, 1000, SingleRank(), torch.device("cpu"))
 
 
-def test_the_default_cache_takes_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_default_cache_takes_the_remaining_memory(caplog: pytest.LogCaptureFixture) -> None:
     whole, least = (1000 + 160 * (tokens // 16 + 1) for tokens in (32_768, 2048))
     assert n_blocks(whole, kv_fits=True) == n_blocks(whole) == 2048
     assert not caplog.records

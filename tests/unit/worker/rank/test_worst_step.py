@@ -68,7 +68,7 @@ def budget(utilization: float = 0.9, weights: int = 16 * GIB) -> KvBudget:
     return KvBudget.measured(gpu, rehearse, 2 * BLOCK, utilization)
 
 
-def test_the_cache_takes_what_weights_and_steps_leave_of_the_share() -> None:
+def test_the_cache_takes_the_share_left_by_weights_and_steps() -> None:
     found = budget()
     parts = found.others, found.weights, found.workspace, found.graphs
     assert parts == (1 * GIB, 16 * GIB, 2 * GIB, 1 * GIB)
@@ -88,7 +88,7 @@ def test_a_configured_size_is_kept_or_refused() -> None:
         budget().n_blocks(asked, BLOCK, 256 * BLOCK)
 
 
-def test_what_leaves_no_room_names_the_parts_and_what_to_lower() -> None:
+def test_a_budget_without_room_names_the_parts_and_the_settings_to_lower() -> None:
     tight = budget(0.25)
     assert tight.left == 0
     message = (
@@ -100,7 +100,7 @@ def test_what_leaves_no_room_names_the_parts_and_what_to_lower() -> None:
         tight.n_blocks(CONFIG, BLOCK, tight.left)
 
 
-def test_memory_that_runs_out_names_what_to_lower() -> None:
+def test_out_of_memory_names_the_settings_to_lower() -> None:
     def run_out() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has ...")
 

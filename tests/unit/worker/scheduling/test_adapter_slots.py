@@ -50,7 +50,7 @@ class Bench:
         return {digest for digest, user in self.users.items() if user.slot >= 0}
 
 
-def test_an_adapter_that_is_dropped_while_it_waits_gets_no_slot() -> None:
+def test_an_adapter_dropped_while_waiting_gets_no_slot() -> None:
     bench = Bench(n_slots=1)
     assert bench.want("a")
     assert not bench.want("b")
@@ -80,7 +80,7 @@ def test_the_adapter_used_longest_ago_gives_way_but_none_in_use_and_none_pinned(
     assert bench.table.in_use
 
 
-def test_a_tenant_replaces_no_more_than_its_share_of_others_adapters() -> None:
+def test_a_tenant_evicts_at_most_its_share_of_other_tenants_adapters() -> None:
     bench = Bench()
     for digest in ("ours 1", "ours 2"):
         bench.want(digest, "we")
@@ -109,7 +109,7 @@ def test_a_tenant_with_few_slots_is_first_when_one_becomes_free() -> None:
     assert "e" in bench.placed()
 
 
-def test_an_adapter_whose_requests_overlap_for_ever_yields_after_a_while() -> None:
+def test_an_adapter_with_endlessly_overlapping_requests_yields_after_a_while() -> None:
     bench = Bench(n_slots=2)
     bench.want("a")
     bench.want("b")
@@ -130,7 +130,7 @@ def test_an_adapter_whose_requests_overlap_for_ever_yields_after_a_while() -> No
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("xyz"), st.booleans()), max_size=60), st.data())
-def test_whatever_happens_slots_are_held_once_and_everybody_gets_one(
+def test_slots_are_held_once_and_every_request_gets_a_slot(
     events: list[tuple[str, str, bool]], data: st.DataObject
 ) -> None:
     bench = Bench(n_slots=3)

@@ -61,7 +61,7 @@ def test_more_tenants_of_one_size_each_get_their_share() -> None:
     assert max(shares) <= 1.05 * min(shares)
 
 
-def test_who_comes_back_gets_no_credit_for_the_pause() -> None:
+def test_a_returning_tenant_gets_no_credit_for_the_pause() -> None:
     ledger = TenantLedger()
     ledger.enter("early", 1)
     ledger.leave("early")
@@ -71,7 +71,7 @@ def test_who_comes_back_gets_no_credit_for_the_pause() -> None:
     assert ledger.served("early") == ledger.served("busy")
 
 
-def test_who_took_much_before_a_pause_still_owes_it() -> None:
+def test_a_tenant_keeps_its_debt_across_a_pause() -> None:
     ledger = TenantLedger()
     ledger.enter("a", 1)
     ledger.enter("b", 1)
@@ -88,7 +88,7 @@ def test_inside_a_tenant_first_come_is_first_served() -> None:
     assert list(harness.ended) == requests
 
 
-def test_priority_goes_first_and_waiting_long_enough_makes_up_for_it() -> None:
+def test_priority_goes_first_until_a_long_wait_outweighs_priority() -> None:
     harness = Harness(max_running=1, max_batched_tokens=50)
     low = harness.submit([1] * 20, 3, priority=1)
     high = harness.submit([2] * 20, 3, priority=0)
@@ -102,7 +102,7 @@ def test_priority_goes_first_and_waiting_long_enough_makes_up_for_it() -> None:
     assert list(harness.ended)[2:] == [old, new]
 
 
-def test_an_important_request_takes_the_place_of_a_lesser_one() -> None:
+def test_an_important_request_preempts_a_lesser_request() -> None:
     harness = Harness(max_running=1)
     lesser = harness.submit([1] * 20, 60, priority=5)
     for _ in range(4):
@@ -129,7 +129,7 @@ def test_a_long_prompt_does_not_hold_up_a_short_one_and_wastes_no_budget() -> No
     assert long in harness.ended
 
 
-def test_a_prompt_beside_decodes_is_cut_to_what_they_can_bear() -> None:
+def test_a_prompt_is_cut_to_the_prefill_budget_of_running_decodes() -> None:
     harness = Harness(n_blocks=100, max_model_len=1600, max_batched_tokens=512)
     harness.scheduler.prefill_budget = PrefillBudget(32)
     decoding = harness.submit([9], 100)
@@ -164,7 +164,7 @@ def test_the_further_on_in_a_prompt_the_fewer_of_its_rows_come_beside_decodes() 
     harness.drain()
 
 
-def test_a_load_is_paid_for_by_its_tenant_if_it_is_still_there() -> None:
+def test_a_load_is_charged_to_its_tenant_while_present() -> None:
     ledger = TenantLedger()
     ledger.enter("paid", 2)
     ledger.charge_load("paid", 10)

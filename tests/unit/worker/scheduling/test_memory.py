@@ -57,7 +57,7 @@ def test_a_block_on_a_private_parent_stays_private() -> None:
     pool.check([[twin, child]])
 
 
-def test_the_log_replays_what_it_holds_and_knows_what_it_does_not() -> None:
+def test_the_log_replays_its_events_and_reports_its_gaps() -> None:
     log = KvEventLog(capacity=2)
     for value in range(4):
         log.stored([value])
@@ -73,7 +73,7 @@ def test_the_log_replays_what_it_holds_and_knows_what_it_does_not() -> None:
     assert log.since(4) == [KvEvent(stored=(8, 9)), KvEvent(removed=(9, 8))]
 
 
-def test_preempted_requests_answer_as_if_nothing_had_happened() -> None:
+def test_preempted_requests_answer_like_undisturbed_requests() -> None:
     harness = Harness(n_blocks=12, max_running=8)
     sampling = Sampling(seed=5)
     requests = [harness.submit([i] * 20, 60, sampling=sampling, tenant=str(i % 2)) for i in range(8)]
@@ -98,7 +98,7 @@ def test_the_youngest_request_of_the_most_served_tenant_gives_way() -> None:
     ("prompt", "max_tokens", "field", "most"),
     [(64, 0, None, None), (65, 0, "prompt_ids", 64), (30, 36, "sampling.max_tokens", 35), (30, 35, None, None)],
 )
-def test_what_cannot_fit_an_empty_pool_is_refused_with_the_largest_size(
+def test_a_request_larger_than_an_empty_pool_is_rejected_with_the_largest_size(
     prompt: int, max_tokens: int, field: str | None, most: int | None
 ) -> None:
     harness = Harness(n_blocks=4)
@@ -121,7 +121,7 @@ def test_output_ends_at_the_context_of_the_model() -> None:
     assert len(harness.answers[request]) == 10
 
 
-def test_lost_ranks_leave_nothing_behind() -> None:
+def test_lost_ranks_leave_the_scheduler_empty() -> None:
     harness = Harness(n_blocks=30, max_running=4)
     requests = [harness.submit([i] * 50, 20) for i in range(9)]
     for _ in range(5):

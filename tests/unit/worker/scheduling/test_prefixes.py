@@ -103,7 +103,7 @@ def test_requests_that_must_see_every_position_take_no_hits_but_leave_blocks(fie
     assert last.cached_tokens == 80
 
 
-def test_tenants_with_another_salt_share_nothing() -> None:
+def test_tenants_with_different_salts_share_no_blocks() -> None:
     harness = Harness()
     harness.submit(PREFIX[:64], 2)
     harness.drain()

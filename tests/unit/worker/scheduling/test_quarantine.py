@@ -34,7 +34,7 @@ def test_the_next_suspect_begins_when_the_one_before_is_cleared() -> None:
     assert all(len(harness.answers[request]) == 8 for request in (*suspects, innocent))
 
 
-def test_a_cancelled_suspect_holds_up_nobody() -> None:
+def test_a_cancelled_suspect_holds_up_no_request() -> None:
     harness = Harness()
     first, second, third = (harness.submit([n + 1] * 20, 8, trial_tokens=TRIAL) for n in range(3))
     harness.plan()
@@ -50,7 +50,9 @@ def test_a_cancelled_suspect_holds_up_nobody() -> None:
     lengths=st.lists(st.integers(1, 6), min_size=8, max_size=8),
     n_blocks=st.integers(6, 24),
 )
-def test_never_two_on_trial_and_everybody_ends(trials: list[int], lengths: list[int], n_blocks: int) -> None:
+def test_at_most_one_request_is_on_trial_and_every_request_ends(
+    trials: list[int], lengths: list[int], n_blocks: int
+) -> None:
     harness = Harness(n_blocks=n_blocks, max_running=4)
     requests = [
         harness.submit([n + 1] * 20, length, trial_tokens=trial)

@@ -40,7 +40,7 @@ def test_blocks_of_any_size_have_the_hashes_of_their_prefix(salt: str) -> None:
     assert (replayed(log), cache.n_blocks) == (set(cache.hashes()), 3)
 
 
-def test_without_a_block_those_after_it_are_no_prefix() -> None:
+def test_blocks_after_a_missing_block_are_no_prefix() -> None:
     cache, log = mirror()
     cache.apply([stored([1, 2, 3], None, TOKENS), stored([9], 1, TOKENS[:32])])
     cache.apply([{"type": "BlockRemoved", "block_hashes": [2]}])
@@ -50,7 +50,7 @@ def test_without_a_block_those_after_it_are_no_prefix() -> None:
     assert (cache.hashes(), replayed(log)) == ([], set())
 
 
-def test_what_is_no_prefix_of_this_model_is_left_out() -> None:
+def test_blocks_that_are_no_prefix_of_this_model_are_skipped() -> None:
     cache, _ = mirror()
     cache.apply(
         [

@@ -56,7 +56,7 @@ def test_every_parameter_is_translated() -> None:
     }
 
 
-def test_what_is_not_said_has_our_defaults_and_ends_with_the_context() -> None:
+def test_unset_parameters_have_our_defaults_and_end_with_the_context() -> None:
     found = arguments()
     assert (found["temperature"], found["seed"], found["top_p"], found["repetition_penalty"]) == (0.0, None, 1.0, 1.0)
     assert (found["max_tokens"], found["logprobs"], found["logit_bias"]) == (97, None, None)

@@ -56,7 +56,7 @@ def test_groups(variant: str, group: int, sample: Callable[[str], Sample], tmp_p
         (_config(group_size=32), r"q_proj\.qzeros: expected shape \[2, 6\], found \[3, 6\]"),
     ],
 )
-def test_what_is_not_implemented_or_stored_is_refused_by_name(
+def test_unimplemented_or_malformed_weights_are_rejected_by_name(
     config: dict[str, Any], message: str, sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError, match=message):

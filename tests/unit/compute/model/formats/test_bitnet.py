@@ -28,7 +28,7 @@ def _store(weight: Tensor, divides: bool) -> tuple[Stored, Tensor]:
 
 @pytest.mark.parametrize(("config", "divides"), [(MULTIPLIES, False), (DIVIDES, True)])
 @pytest.mark.parametrize("variant", ["llama", "phi3"])
-def test_planes_are_unpacked_before_ranks_divide_them(
+def test_planes_are_unpacked_before_the_split_into_ranks(
     variant: str, config: dict[str, Any], divides: bool, sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
     check(write(sample(variant), tmp_path, config, lambda weight: _store(weight, divides)))
@@ -37,7 +37,7 @@ def test_planes_are_unpacked_before_ranks_divide_them(
 @pytest.mark.parametrize(
     ("key", "value"), [("quantization_mode", "online"), ("use_rms_norm", True), ("linear_class", "other")]
 )
-def test_what_is_not_implemented_is_refused_by_name(
+def test_unimplemented_features_are_rejected_by_name(
     key: str, value: object, sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
     made = write(sample("llama"), tmp_path, MULTIPLIES | {key: value}, lambda weight: _store(weight, False))

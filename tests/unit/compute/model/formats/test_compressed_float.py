@@ -65,7 +65,7 @@ def test_strategies(strategy: str, variant: str, sample: Callable[[str], Sample]
         (_config("tensor"), r"q_proj\.weight_scale: expected shape \[1, 1\], found \[48, 1\]"),
     ],
 )
-def test_what_is_not_implemented_or_stored_is_refused_by_name(
+def test_unimplemented_or_malformed_weights_are_rejected_by_name(
     config: dict[str, Any], message: str, sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
     made = sample("llama")

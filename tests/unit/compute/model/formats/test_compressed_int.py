@@ -82,7 +82,7 @@ def test_zeros_that_are_stored_though_symmetric(sample: Callable[[str], Sample],
         (_config("channel", num_bits=4), dict, r"config_groups: num_bits: 4 of int-quantized is not implemented"),
     ],
 )
-def test_what_is_not_implemented_or_stored_is_refused_by_name(
+def test_unimplemented_or_malformed_weights_are_rejected_by_name(
     config: dict[str, Any],
     edit: Callable[[dict[str, Tensor]], object],
     message: str,

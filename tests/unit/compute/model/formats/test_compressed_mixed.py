@@ -58,7 +58,7 @@ def test_each_module_is_read_in_the_format_of_its_codes(
         (_config(_PACKED, {**_BYTES, "twist": 1}), "config_groups.group_1.twist: 1 is not implemented"),
     ],
 )
-def test_what_is_not_implemented_is_refused_by_name(
+def test_unimplemented_features_are_rejected_by_name(
     config: dict[str, Any], message: str, sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError) as refused:

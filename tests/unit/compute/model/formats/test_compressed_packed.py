@@ -97,7 +97,7 @@ def test_groups_in_an_order_of_their_own(sample: Callable[[str], Sample], tmp_pa
         (_config(group_size=None), r"weights\.group_size: expected a positive integer, found None"),
     ],
 )
-def test_what_is_not_implemented_or_stored_is_refused_by_name(
+def test_unimplemented_or_malformed_weights_are_rejected_by_name(
     config: dict[str, Any], message: str, sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError, match=message):

@@ -91,7 +91,7 @@ def test_transformers_computes_the_same_weights(made: Sample) -> None:
     assert torch.equal(weight.rows(0, 48), theirs)
 
 
-def test_a_module_that_is_stored_as_it_is(made: Sample) -> None:
+def test_a_module_without_scales_is_read_as_dense(made: Sample) -> None:
     """What is quantized is seen by the tensors, so a mixture needs no list."""
     name, before = "model.layers.0.mlp.down_proj.weight", logits(made)
 
@@ -123,7 +123,7 @@ def test_a_module_that_is_stored_as_it_is(made: Sample) -> None:
         (lambda t: t.update({f"{_Q}.bias": torch.ones(48)}), rf"{_Q}\.bias: not used"),
     ],
 )
-def test_what_is_stored_otherwise_is_refused_by_name(
+def test_unexpected_storage_is_rejected_by_name(
     edit: Callable[[dict[str, Tensor]], object], message: str, made: Sample
 ) -> None:
     change(made.folder, edit)
@@ -131,7 +131,7 @@ def test_what_is_stored_otherwise_is_refused_by_name(
         logits(made)
 
 
-def test_a_bias_of_zeros_is_none(made: Sample) -> None:
+def test_a_bias_of_zeros_is_dropped(made: Sample) -> None:
     """Some programs store one for every module that they quantize."""
     change(made.folder, lambda tensors: tensors.update({f"{_Q}.bias": torch.zeros(48)}))
     check(made)

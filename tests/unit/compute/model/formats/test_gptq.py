@@ -121,7 +121,7 @@ def test_groups_that_are_not_stored_are_in_order(sample: Callable[[str], Sample]
         (_config(bits=8), r"q_proj\.qweight: expected shape \[12, 48\], found \[6, 48\]"),
     ],
 )
-def test_what_is_not_implemented_or_stored_is_refused_by_name(
+def test_unimplemented_or_malformed_weights_are_rejected_by_name(
     config: dict[str, Any], message: str, sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
     made = write(sample("llama"), tmp_path, config, _store())
@@ -131,7 +131,7 @@ def test_what_is_not_implemented_or_stored_is_refused_by_name(
 
 
 @pytest.mark.parametrize("suffix", ["qweight", "qzeros", "scales"])
-def test_what_is_missing_is_named(suffix: str, sample: Callable[[str], Sample], tmp_path: Path) -> None:
+def test_missing_tensors_are_named(suffix: str, sample: Callable[[str], Sample], tmp_path: Path) -> None:
     made = write(sample("llama"), tmp_path, _config(), _store())
     change(made.folder, lambda tensors: tensors.pop(f"{_Q}.{suffix}"))
     with pytest.raises(ModelError, match=rf"{_Q}\.{suffix}: missing"):

@@ -62,7 +62,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     return Sample(folder, prompt(), reference_logits(model, prompt()))
 
 
-def test_experts_are_what_transformers_computes_of_the_same_numbers(published: Sample) -> None:
+def test_experts_equal_transformers_on_the_same_numbers(published: Sample) -> None:
     check(published, (1, 4))  # on 4 ranks each has one expert
 
 

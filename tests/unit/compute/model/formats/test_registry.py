@@ -36,7 +36,7 @@ def test_published_configurations_are_read(row: dict[str, Any]) -> None:
     assert found == (row["means"] if isinstance(row["means"], list) else [row["means"]])
 
 
-def test_every_method_has_published_ones() -> None:
+def test_every_method_has_published_configs() -> None:
     configs = [row["quantization_config"] for row in PUBLISHED]
     for method in FORMATS:
         mine = [config for config in configs if config["quant_method"] == method.quant_method]
@@ -53,7 +53,7 @@ def test_no_configuration(nothing: object) -> None:
     assert _read({"quantization_config": nothing}) == ()
 
 
-def test_what_is_not_implemented_is_refused_by_name() -> None:
+def test_unimplemented_methods_are_rejected_by_name() -> None:
     known = ", ".join(sorted({method.quant_method for method in FORMATS}))
     fp8 = {"quant_method": "fp8"}
     for values, message in (

@@ -58,7 +58,7 @@ def test_a_transposed_weight(tmp_path: Path) -> None:
     assert torch.equal(_read(folder, TensorRef("a", transposed=True), Span(2, 7), Span(1, 3)), A[2:7, 1:3])
 
 
-def test_a_projection_fused_below_another(tmp_path: Path) -> None:
+def test_a_projection_is_read_below_another_in_a_fused_tensor(tmp_path: Path) -> None:
     ref = TensorRef("a", start=4, n_stored=12)
     assert torch.equal(_read(_one_file(tmp_path, a=A), ref, Span(1, 3)), A[5:7])
 
@@ -108,7 +108,7 @@ def test_the_index_decides_which_of_several_files_holds_a_tensor(tmp_path: Path)
         read(d="1.safetensors")
 
 
-def test_an_index_may_list_what_is_not_read_and_leave_out_what_is_not_needed(tmp_path: Path) -> None:
+def test_an_index_may_list_unread_tensors_and_omit_unneeded_tensors(tmp_path: Path) -> None:
     save_file({"a": A, "b": A + 1, "extra": A + 2}, tmp_path / "1.safetensors")
     index = {"a": "1.safetensors", "mtp.0.fc.weight": "1.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))

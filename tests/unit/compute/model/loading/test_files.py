@@ -151,7 +151,7 @@ def test_broken_json(name: str, folder: Path) -> None:
         ({"default": "x"}, "must be a text or a list"),
     ],
 )
-def test_a_chat_template_that_is_none(template: object, reason: str, folder: Path) -> None:
+def test_an_empty_chat_template_is_absent(template: object, reason: str, folder: Path) -> None:
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text())
@@ -198,7 +198,7 @@ def test_a_value_of_another_kind_is_refused_by_file_and_key(
     assert name in str(failure.value) or f"{folder}: its tokenizer's" in str(failure.value)
 
 
-def test_what_the_publisher_recommends(folder: Path) -> None:
+def test_recommended_sampling_is_read_from_the_generation_config(folder: Path) -> None:
     file = folder / "generation_config.json"
     file.write_text('{"temperature": 0.6, "top_p": null, "top_k": -1, "do_sample": true, "max_new_tokens": 5}')
     assert read_model_files(folder).sampling == SamplingDefaults(temperature=0.6, top_k=0)
@@ -211,7 +211,7 @@ def test_what_the_publisher_recommends(folder: Path) -> None:
             read_model_files(folder)
 
 
-def test_a_sequence_ends_with_what_any_of_the_files_calls_its_end(folder: Path) -> None:
+def test_a_sequence_ends_with_the_end_tokens_of_all_files(folder: Path) -> None:
     """Of config, generation config and tokenizer; what the model has no token for is left out."""
     changes = {
         "config.json": {"eos_token_id": 5},

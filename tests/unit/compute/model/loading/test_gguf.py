@@ -42,7 +42,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(random_model(zoo.VARIANTS["llama"]()), "llama", file, describe=add_tokenizer)
 
 
-def test_gateways_get_what_the_file_holds(file: Path) -> None:
+def test_gateways_get_the_tokenizer_and_templates_of_the_file(file: Path) -> None:
     found = read_model_files(file)
     eos, bos, eot = (TOKENS.index(f"<|{name}|>") for name in ("eos", "bos", "eot"))
     assert Tokenizer.from_buffer(found.tokenizer_json).encode("abc").ids == [bos, TOKENS.index("ab"), TOKENS.index("c")]
@@ -53,7 +53,7 @@ def test_gateways_get_what_the_file_holds(file: Path) -> None:
     assert read_vocabulary(file, 99, [eos]).vocab_size == 99
 
 
-def test_a_generation_config_beside_the_file_outweighs_it(file: Path, tmp_path: Path) -> None:
+def test_a_generation_config_in_the_folder_overrides_the_file(file: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(file.read_bytes())
     (tmp_path / "generation_config.json").write_text('{"temperature": 0, "top_k": 7}')
@@ -84,7 +84,7 @@ def test_a_file_without_a_tokenizer_or_cut_off_is_refused_before_the_ranks_start
         read_model_files(tmp_path / "cut.gguf")
 
 
-async def test_what_a_model_names(file: Path, tmp_path: Path) -> None:
+async def test_a_model_name_resolves_to_its_file_or_folder(file: Path, tmp_path: Path) -> None:
     assert await model_folder(str(file), "") == file
     assert await model_folder(str(file.parent), "") == file
     with pytest.raises(StartupError, match=r"RYZANSTEIN_MODEL .*: neither config.json nor a GGUF file in "):

@@ -24,7 +24,7 @@ def _cached_repository(cache: Path) -> Path:
     return snapshot
 
 
-def test_a_folder_is_itself(tmp_path: Path) -> None:
+def test_a_local_folder_resolves_to_its_own_path(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == tmp_path.resolve()
 
 
@@ -52,13 +52,13 @@ def test_offline_and_not_cached_is_refused(tmp_path: Path) -> None:
         resolve_model("org/other", HubSettings(cache_dir=tmp_path, offline=True))
 
 
-def test_another_revision_is_not_silently_the_cached_one(tmp_path: Path) -> None:
+def test_another_revision_never_resolves_to_the_cached_revision(tmp_path: Path) -> None:
     _cached_repository(tmp_path)
     with pytest.raises(ModelError, match="org/tiny"):
         resolve_model("org/tiny", HubSettings(revision="v2", cache_dir=tmp_path, offline=True))
 
 
 @pytest.mark.parametrize("model", ["/nowhere/model", "./model", "~/no-such-model", "a/b/c", "not a valid id"])
-def test_what_is_neither_folder_nor_id_is_refused(model: str, tmp_path: Path) -> None:
+def test_an_invalid_model_name_is_rejected(model: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model|a/b/c|valid"):
         resolve_model(model, HubSettings(cache_dir=tmp_path, offline=True))

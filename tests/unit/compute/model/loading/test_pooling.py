@@ -53,7 +53,7 @@ def _write(folder: Path, modules: list[str] | None, pooling: dict[str, Any] | No
         (None, {"pooling_mode": "lasttoken"}, Pooling("last", True)),
     ],
 )
-def test_what_is_stored_is_obeyed(
+def test_stored_pooling_is_used(
     modules: list[str] | None, pooling: dict[str, Any] | None, expected: Pooling, tmp_path: Path
 ) -> None:
     assert read_pooling(_write(tmp_path, modules, pooling)) == expected
@@ -71,7 +71,7 @@ def test_what_is_stored_is_obeyed(
         (["Transformer", "Pooling", "Dense"], None, "in_features: expected a positive integer, found None"),
     ],
 )
-def test_anything_else_is_refused(
+def test_unsupported_pooling_is_rejected(
     modules: list[str] | None, pooling: dict[str, Any] | None, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError, match=message):

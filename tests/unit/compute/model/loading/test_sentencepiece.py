@@ -55,7 +55,7 @@ def test_the_tokens_are_those_of_sentencepiece(options: dict[str, Any], tmp_path
     assert tokenizer.decode([turn]) == ""
 
 
-def test_what_the_configuration_says_about_ends_and_spaces(tmp_path: Path) -> None:
+def test_configured_ends_and_spaces_are_used(tmp_path: Path) -> None:
     oracle = trained(tmp_path, **LIKE_LLAMA)
     ends = read_tokenizer(tmp_path, {"add_bos_token": False, "add_eos_token": True}, oracle.vocab_size())
     assert Tokenizer.from_buffer(ends.json).encode("a list").ids == [*oracle.encode("a list"), oracle.eos_id()]

@@ -64,7 +64,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", BESIDE)
-def test_it_is_what_transformers_makes_of_the_folder(case: str, tmp_path: Path) -> None:
+def test_a_tokenizer_equals_that_of_transformers(case: str, tmp_path: Path) -> None:
     _write(tmp_path, **BESIDE[case])
     expected = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     ours = _read(tmp_path)
@@ -75,7 +75,7 @@ def test_it_is_what_transformers_makes_of_the_folder(case: str, tmp_path: Path) 
     assert plain == expected.decode(expected(TEXT)["input_ids"], skip_special_tokens=True)
 
 
-def test_a_map_fills_what_a_newer_config_leaves_out(tmp_path: Path) -> None:
+def test_a_map_supplies_tokens_missing_in_a_newer_config(tmp_path: Path) -> None:
     config = {"added_tokens_decoder": {"0": _token("<|bos|>")}, "eos_token": "<|eos|>"}
     _write(tmp_path, tokenizer_config=config, special_tokens_map={"bos_token": "<|bos|>", "eos_token": "<|im_end|>"})
     assert _read(tmp_path).special_tokens == {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
@@ -102,7 +102,7 @@ def test_ids_that_cannot_be_kept_are_refused(files: dict[str, Any], message: str
         _read(tmp_path)
 
 
-def test_what_is_no_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_invalid_tokenizer_is_rejected_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json: missing"):
         _read(tmp_path)
     (tmp_path / "vocab.json").write_text("{}")

@@ -162,7 +162,7 @@ def test_every_architecture_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", CASES | FACTORED)
-def test_an_adapter_changes_what_it_changes_in_transformers(name: str, tmp_path: Path) -> None:
+def test_an_adapter_changes_the_same_outputs_as_in_transformers(name: str, tmp_path: Path) -> None:
     """Also where a file stores rows in another order than transformers, in layers without a rope, too."""
     case, base = (CASES | FACTORED)[name], tmp_path / "base"
     model = _model(case)
@@ -278,7 +278,9 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", _REFUSED)
-def test_what_is_not_implemented_is_refused_by_name(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unimplemented_features_are_rejected_by_name(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changed, problem = _REFUSED[what]
     made = _make("llama", CASES["llama"], tmp_path)
     read = container.read_container

@@ -25,7 +25,7 @@ def test_types_are_those_of_ggml() -> None:
     assert known <= TYPES.keys() | UNREAD.keys()
 
 
-def test_header_is_read_as_the_package_reads_it(tmp_path: Path) -> None:
+def test_header_equals_the_reading_of_the_gguf_package(tmp_path: Path) -> None:
     file = sample_file(tmp_path / "sample.gguf")
     found, reference = read_container(file), gguf.GGUFReader(file)
     for key, field in reference.fields.items():

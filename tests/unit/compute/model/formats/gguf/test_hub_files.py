@@ -85,7 +85,7 @@ def test_bos_and_eos_are_added_as_the_file_says() -> None:
     }
 
 
-def test_markup_is_no_end_token_unless_it_is_a_control_token() -> None:
+def test_markup_is_no_end_token_except_a_control_token() -> None:
     tokens = ("<unk>", "<s>", "</s>", "a", "<eos>")
     for kind, ends in ((4, [4]), (3, [4, 2])):
         changed = metadata(

@@ -86,7 +86,7 @@ def _read(file: GgufFile, changed: dict[str, Any]) -> dict[str, Any] | str:
         return str(error).removeprefix(f"{file.metadata.file}: ")
 
 
-def test_switches_that_are_on_where_they_are_absent_are_not_turned_off_in_silence(files: dict[str, GgufFile]) -> None:
+def test_switches_with_default_on_are_never_turned_off_in_silence(files: dict[str, GgufFile]) -> None:
     for name, key in (("llama", "attention.causal"), ("qwen3moe", "expert_weights_norm")):
         with pytest.raises(ModelError, match=rf"{key}: false is not implemented .*; allowed: true"):
             _config(files[name], {f"{name}.{key}": False})
@@ -152,7 +152,7 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
-def test_files_are_read_as_llama_cpp_reads_them(name: str, tmp_path: Path) -> None:
+def test_files_are_read_like_llama_cpp(name: str, tmp_path: Path) -> None:
     said = SPELLINGS[name]
     case: Case = CASES[said.case]
     model = _model(case)
