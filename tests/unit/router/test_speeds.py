@@ -23,7 +23,7 @@ def growing() -> Lab:
     return lab
 
 
-def test_unmeasured_speeds_equal_the_mean_of_measured_speeds(lab: Lab) -> None:
+def test_unmeasured_speeds_are_taken_from_other_workers(lab: Lab) -> None:
     lab.join("new", prefill_tokens_per_s=0, decode_step_ms=0)
     snapshot = lab.pool.snapshot()
     new = snapshot.worker_ids.index("new")

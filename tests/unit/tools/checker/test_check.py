@@ -44,7 +44,7 @@ def changed(folder: Path, **values: Any) -> Path:
     return folder
 
 
-def test_check_reports_the_servable_context_of_the_memory(run: Any) -> None:
+def test_check_reports_memory_and_servable_ranks(run: Any) -> None:
     status, text = run("check", str(TINY_MODEL), "--ranks", "1,2,7", "--device", "cpu", "--json")
     report = json.loads(text)
     one, two, seven = report["ranks"]

@@ -38,6 +38,6 @@ def test_settings_and_arguments_reach_vllm() -> None:
         ({"quantization": "int8"}, "RYZANSTEIN_QUANTIZATION int8"),
     ],
 )
-def test_arguments_set_by_us_are_rejected_by_name(given: dict[str, object], named: str) -> None:
+def test_our_arguments_are_rejected_by_name(given: dict[str, object], named: str) -> None:
     with pytest.raises(StartupError, match=named):
         engine_arguments(settings(**given), "/m")
