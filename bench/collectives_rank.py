@@ -53,7 +53,7 @@ class Report:
     ranks: int
     timings: list[CollectiveTiming]
     step: DecodeStep | None
-    share: float | None  # of communication in a decode step
+    share: float | None  # communication's share of a decode step
     speedup: dict[int, float]  # by ranks, over one rank
 
 

@@ -41,7 +41,7 @@ from services.worker.settings import WorkerSettings
 from tests.stack import running_stack
 
 BUNDLED = Path("models/ryzanstein-tiny")
-_KV_TOKENS = 8_192  # of an engine that scores formats
+_KV_TOKENS = 8_192  # KV cache of an engine that scores formats
 
 
 class Dtype(StrEnum):

@@ -90,7 +90,7 @@ class Launch:
 class Usage:
     """What a kernel takes of a GPU."""
 
-    registers: int  # of a thread
+    registers: int  # registers per thread
     spilled: int  # bytes of a thread: its stack, since the kernels keep nothing else there
     shared: int  # bytes of a block
 

@@ -26,7 +26,7 @@ from bench.stats import median
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.process.rank_group import RankGroup
 
-_FORMATS = {"bf16": "", "int8": "int8", "fp8": "fp8"}  # of --kv-dtype; the engines compute in bfloat16
+_FORMATS = {"bf16": "", "int8": "int8", "fp8": "fp8"}  # values of --kv-dtype; the engines compute in bfloat16
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ async def measure(configs: dict[str, RankGroupConfig], cases: list[Case], output
             group = RankGroup(config)
             engines[name] = MeasuredEngine(group, await group.start())
             stack.push_async_callback(group.stop)
-        vocab = 1_000  # of the prompts' tokens
+        vocab = 1_000  # vocabulary of the prompts
         for case in cases:
             workload = Workload(case.context, output_tokens, Sampling())
             for turn in range(rounds + 1):

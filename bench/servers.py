@@ -29,7 +29,7 @@ class Peer:
     name: str
     command: str
     ready: str
-    form: str = "safetensors"  # of the checkpoint
+    form: str = "safetensors"  # checkpoint format
     weights: tuple[str, ...] = ("bf16",)  # number formats that it computes
     env: dict[str, str] = field(default_factory=dict)
     start_timeout_s: float = 300.0

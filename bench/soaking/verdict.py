@@ -36,7 +36,7 @@ class FaultSummary:
     unrecovered: int
     recover_s_median: float
     recover_s_max: float
-    longest_pause_s: float  # of any client whose answer was in progress at the fault
+    longest_pause_s: float  # longest pause of a client whose answer was in progress at the fault
 
 
 @dataclass(frozen=True)

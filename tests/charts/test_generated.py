@@ -27,7 +27,7 @@ def test_made_files_are_current() -> None:
     assert [path.name for path, text in build.made().items() if path.read_text() != text] == []
 
 
-def test_maps_of_ours_are_strict_and_those_of_kubernetes_open(tmp_path: Path) -> None:
+def test_our_maps_are_strict_and_kubernetes_maps_are_open(tmp_path: Path) -> None:
     path = tmp_path / "values.yaml"
     path.write_text(VALUES)
     made = schema.build(values.read(path))

@@ -16,7 +16,7 @@ from tests.programs import program
 
 OPERATOR = "monitoring: {mode: operator, operator: {labels: {release: prometheus}}}"
 WATCHERS = {"prometheus", "grafana", "jaeger"}
-MOST_COMPRESSED = 1 << 20  # of a release's Secret, which holds the chart with all its files
+MOST_COMPRESSED = 1 << 20  # limit of a release's Secret, which holds the chart with all its files
 
 
 def _components(rendered: Rendered) -> set[str]:
@@ -65,7 +65,7 @@ def test_both_modes_label_series_alike() -> None:
     assert {"instance", "component", "release", "ryzanstein_pool", "node"} <= operator
 
 
-def test_rules_are_this_releases() -> None:
+def test_rules_select_their_release() -> None:
     rules = _bundled_rules()
     assert len(rules) > 40
     for rule in rules:

@@ -104,7 +104,7 @@ def test_a_drain_beyond_the_grace_is_refused() -> None:
         assert f"{where} sets RYZANSTEIN_DRAIN_{name}: " in str(refused.value)
 
 
-def test_a_gateway_rollout_takes_none_away_first() -> None:
+def test_a_gateway_rollout_starts_new_pods_before_removing_pods() -> None:
     for deployment in render().of("Deployment"):
         if deployment["metadata"]["labels"]["app.kubernetes.io/component"] == "gateway":
             assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}

@@ -148,6 +148,6 @@ def test_passwords_of_a_secret_of_yours_have_the_names_of_users() -> None:
     assert [password_of(rendered, component) for component in COMPONENTS] == [("own", name) for name in COMPONENTS]
 
 
-def test_one_users_name_beside_those_of_components_is_refused() -> None:
+def test_a_user_name_beside_those_of_components_is_rejected() -> None:
     with pytest.raises(RenderError, match="has no effect with"):
         render(inline="redis: {auth: {username: me}}")

@@ -170,7 +170,7 @@ def test_a_text_of_a_wrong_form_is_answered_with_the_form_and_not_with_the_value
 
 
 @pytest.mark.parametrize(("values", "paths"), CONTRADICTIONS.items())
-def test_values_that_contradict_each_other_are_refused(values: str, paths: list[str]) -> None:
+def test_contradictory_values_are_rejected(values: str, paths: list[str]) -> None:
     lines = _complaints(values)
     assert [path for path in paths if not any(line.startswith(f"{path}: ") for line in lines)] == []
 

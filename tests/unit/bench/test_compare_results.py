@@ -111,7 +111,7 @@ def test_better_is_exit_status_0(tmp_path: Path) -> None:
     assert "1 better, 1 same" in shown.stdout
 
 
-def test_another_machine_is_said(tmp_path: Path) -> None:
+def test_a_result_of_another_machine_is_reported(tmp_path: Path) -> None:
     shown = run(tmp_path, results(wait=MS), results(machine="there", wait=MS))
     assert "not measured on the same: processor was here, is there" in shown.stdout
 

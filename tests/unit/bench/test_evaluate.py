@@ -48,7 +48,7 @@ def test_divergence_merges_tokens_reported_by_one_side_only() -> None:
     assert divergence(one_sided, position(0.4, 0.4)) == pytest.approx(expected)
 
 
-def test_of_two_equally_likely_tokens_the_one_listed_as_first_alternative_is_the_best() -> None:
+def test_of_equally_likely_tokens_the_first_listed_token_is_the_best() -> None:
     entries = {"5": {"logprob": -0.7, "rank": 1}, "3": {"logprob": -0.7, "rank": 1}, "9": {"logprob": -2.0, "rank": 3}}
     assert read_position(5, entries).best == 3
 
@@ -84,7 +84,7 @@ def reference_nats(context: int) -> float:
         return float(model(ids, labels=ids).loss)
 
 
-async def test_scores_of_formats_are_those_of_transformers() -> None:
+async def test_scores_of_formats_equal_transformers() -> None:
     expected = math.exp(reference_nats(context=1_024))
     settings = WorkerSettings(model=str(BUNDLED_MODEL), dtype="float32", max_model_len=1_024, kv_tokens=2_048)
     prompts = [cut_prompts(BUNDLED_MODEL, [SHORT], start_token(BUNDLED_MODEL), window)[0] for window in (1_024, 10)]

@@ -6,7 +6,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from bench.failover import divide, parts
 from bench.serve import Answer
 
-EPOCH_NS = 1_700_000_000_000_000_000  # of the answers' clock, which began then
+EPOCH_NS = 1_700_000_000_000_000_000  # start of the answers' clock
 KILLED_NS = EPOCH_NS + 10_100_000_000
 ANSWER = Answer(began=10.0, token_times=[0.08, 0.09, 0.1, 0.17, 0.18])  # a pause of 70 ms, in which the kill lies
 

@@ -120,7 +120,7 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
         check(StackOptions(model=str(tmp_path), port=free_port()))
 
 
-def test_of_several_gguf_files_one_must_be_named(tmp_path: Path) -> None:
+def test_a_gguf_file_must_be_named_when_there_are_several(tmp_path: Path) -> None:
     for name in ("a-Q4_0.gguf", "a-Q8_0.gguf"):
         (tmp_path / name).touch()
     with pytest.raises(CommandError, match=f"--model {tmp_path}: 2 GGUF models fit"):
@@ -235,7 +235,7 @@ def test_no_gateway_is_said_clearly() -> None:
 @pytest.mark.parametrize(
     "command", [["doctor"], ["status"], ["drain-worker", "POD"], ["ensure-secrets", "--name", "s"]]
 )
-def test_a_package_that_is_not_there_is_said_in_one_line(command: list[str]) -> None:
+def test_a_missing_package_is_named_in_one_line(command: list[str]) -> None:
     without = "import sys; sys.modules['kubernetes'] = None; from services.cli.main import app; app()"
     run = [sys.executable, "-c", without, "kube", *command]
     said = subprocess.run(run, capture_output=True, text=True, timeout=300, check=False)

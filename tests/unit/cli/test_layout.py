@@ -113,7 +113,7 @@ def test_the_gateway_speaks_tls_with_files_that_are_tried_first(tmp_path: Path) 
 
 
 @given(workers=st.integers(1, 8), ranks=st.integers(1, 8))
-def test_threads_never_exceed_the_cores_unless_one_each(workers: int, ranks: int) -> None:
+def test_threads_exceed_the_cores_only_at_one_thread_a_process(workers: int, ranks: int) -> None:
     import os
 
     options = StackOptions(model="m", workers=workers, tensor_parallel=ranks)

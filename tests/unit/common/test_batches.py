@@ -33,6 +33,6 @@ def test_batches_keep_all_messages_in_order_and_are_bounded(lengths: list[int]) 
         assert full or i == len(found) - 1, "nobody was left behind"
 
 
-def test_a_batch_and_one_long_prompt_more_are_a_message_that_grpc_lets_through() -> None:
+def test_a_batch_plus_a_long_prompt_fits_a_grpc_message() -> None:
     prompt = pb.Submit(prompt_ids=[200_000] * 2_000_000)
     assert MAX_BATCH_BYTES + prompt.ByteSize() < MAX_MESSAGE_BYTES

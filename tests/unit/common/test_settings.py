@@ -111,7 +111,7 @@ def test_a_setting_without_a_default_is_named(monkeypatch: pytest.MonkeyPatch) -
         read_settings(WorkerSettings)
 
 
-def test_settings_that_contradict_each_other_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_contradictory_settings_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("b")
     for variable, value in (("PASSWORD", "a"), ("PASSWORD_FILE", str(tmp_path / "password"))):
         monkeypatch.setenv(f"RYZANSTEIN_REDIS_{variable}", value)

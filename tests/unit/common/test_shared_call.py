@@ -85,7 +85,7 @@ async def test_a_late_answer_disturbs_no_caller(peer: tuple[Peer, Lookups]) -> N
 
 
 @pytest.mark.parametrize("politely", [True, False])
-async def test_the_end_of_the_call_is_heard_by_all_that_wait(peer: tuple[Peer, Lookups], politely: bool) -> None:
+async def test_the_end_of_the_call_ends_every_waiting_request(peer: tuple[Peer, Lookups], politely: bool) -> None:
     there, call = peer
     asking = [call.ask(pb.LookupRequest(hashes=[i]), PATIENCE_S) for i in range(3)]
     await there.until_asked(3)

@@ -49,7 +49,7 @@ def trained(*messages: dict[str, Any], **line: Any) -> list[str]:
     return [plain.decode([example.tokens[at] for at in example.targets]) for example in examples]
 
 
-def test_a_turn_that_is_rendered_in_another_way_later_is_an_example_of_its_own() -> None:
+def test_a_turn_with_a_changed_later_rendering_is_a_separate_example() -> None:
     thought = {**SAYS, "thought": "hm"}
     assert trained(ASKS, thought, ASKS, thought) == ["(hm)say", "(hm)say"]
     assert trained(ASKS, SAYS, ASKS, SAYS) == ["saysay"]

@@ -87,7 +87,7 @@ def test_an_attempt_is_given_up_without_progress_only_if_its_worker_reports_prog
     for _ in range(20):
         assert not ticks(attempt, 60.0, 4.0)
         attempt.move_on(worker_pb2.Progress(request_id="r", attempt=1, computed_tokens=32))
-    attempt.move_on(worker_pb2.Progress(request_id="r", attempt=2, computed_tokens=64))  # of another attempt
+    attempt.move_on(worker_pb2.Progress(request_id="r", attempt=2, computed_tokens=64))  # another attempt
     assert not attempt.give_up(10_000.0, reported=True), "this process stood still: what came is still unread"
     assert ticks(attempt, 10_000.0, 6.0)
     assert attempt.end == module.Interruption(

@@ -8,7 +8,7 @@ from services.gateway.api.ignored import Ignored
 from services.gateway.grpc.bodies import completion_body
 
 
-def test_numbers_are_those_that_clients_wrote() -> None:
+def test_numbers_keep_the_spelling_of_clients() -> None:
     options = inference_pb2.GenerationOptions(temperature=0.7, min_p=0.05, repetition_penalty=0.01)
     body = completion_body(inference_pb2.GenerateRequest(model="m", options=options), "x", Ignored())
     assert (body.temperature, body.min_p) == (0.7, 0.05)

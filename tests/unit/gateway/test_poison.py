@@ -16,7 +16,7 @@ def suspect(place: int = 5) -> PoisonDetector:
     return detector
 
 
-def test_two_shared_deaths_make_a_suspect_and_one_alone_before_a_token_convicts() -> None:
+def test_two_shared_deaths_make_a_suspect_and_a_death_alone_before_a_token_convicts() -> None:
     detector = suspect()
     detector.died(5, alone=True, gave=False)
     assert detector.convicted

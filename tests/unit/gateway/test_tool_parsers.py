@@ -120,7 +120,7 @@ def test_an_enforced_call_cut_off_before_its_name_is_no_content() -> None:
             assert any(one.calls for one in found) == (at > begun)
 
 
-def test_the_chat_template_says_which_format() -> None:
+def test_the_chat_template_selects_the_tool_format() -> None:
     signs = {"... [TOOL_CALLS] ...": "mistral", "<|tool_call|>": "granite", "<tool_call>": "hermes", "": "generic"}
     for template, name in signs.items():
         assert parser_for(template, "auto") is PARSERS[name]

@@ -96,5 +96,5 @@ def test_cold_adapters_stay_hot_adapters_spread_and_load_stays_even() -> None:
         state = {"queued_prefill_tokens": queued, "acked": acked, "adapter_read_ms": 500}
         lab.tell(worker, adapters=holds(*sorted(held[worker])), **state)
     assert seen.pop("hot") == set("abcd")
-    assert sum(len(workers) for workers in seen.values()) <= 2.5 * len(seen), seen  # of 4
+    assert sum(len(workers) for workers in seen.values()) <= 2.5 * len(seen), seen  # 4 workers in all
     assert max(placed.values()) <= 1.5 * min(placed.values()), placed

@@ -13,7 +13,7 @@ from services.router.policies import make_policy
 from services.router.snapshot import Query, hash64, why_not_for
 from tests.unit.router.fleets import Lab
 
-TICK_S = 0.02  # of the simulation, a decode step, and the pace of states
+TICK_S = 0.02  # simulation's tick, a decode step, and the pace of states
 PREFILL_PER_TICK = 200
 HOT_PREFIX = 1024
 

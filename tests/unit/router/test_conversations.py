@@ -13,7 +13,7 @@ from services.router.policies import make_policy
 from services.router.snapshot import Query, hash64, matched_at, why_not_for
 from tests.unit.router.fleets import Lab
 
-TICK_S = 0.01  # of the simulation, a decode step, and the pace of states
+TICK_S = 0.01  # simulation's tick, a decode step, and the pace of states
 PREFILL_PER_TICK = 50
 SYSTEM, QUESTION, ANSWER, LONG_ANSWER, QUESTIONS = 250, 40, 32, 120, 6  # tokens; questions of a conversation
 
@@ -160,7 +160,7 @@ def test_the_fleet_is_even_when_lookups_fail_now_and_then() -> None:
 
 
 @pytest.mark.parametrize(("n_workers", "seed"), [(2, 1), (8, 3)])
-def test_sessions_of_one_worker_spread_over_all_without_going_back_and_forth(n_workers: int, seed: int) -> None:
+def test_sessions_of_one_worker_spread_over_all_workers_without_oscillation(n_workers: int, seed: int) -> None:
     simulation = OneWorkerWasLeft(seed, n_workers, n_clients=64)
     simulation.run(5)
     kept, _ = simulation.measure(20)

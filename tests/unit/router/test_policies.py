@@ -44,7 +44,9 @@ def test_an_excluded_worker_is_chosen_only_when_no_other_worker_is_left(
 
 
 @given(policy_names, situations())
-def test_a_worker_that_is_too_small_is_chosen_only_when_all_are(name: str, situation: tuple[Snapshot, Query]) -> None:
+def test_a_too_small_worker_is_chosen_only_when_every_worker_is_too_small(
+    name: str, situation: tuple[Snapshot, Query]
+) -> None:
     snapshot, query = situation
     index = choose(name, snapshot, query)
     needed = query.prompt_tokens + max(query.max_tokens, 1)
@@ -89,7 +91,7 @@ def test_a_session_stays_while_its_worker_is_bearable_and_has_no_more_than_its_s
 
 
 @given(situations())
-def test_a_session_that_starts_or_moves_goes_to_the_worker_with_the_least_work_of_those_near_the_cheapest(
+def test_a_new_or_moved_session_goes_to_the_least_loaded_worker_near_the_cheapest(
     situation: tuple[Snapshot, Query],
 ) -> None:
     snapshot, query = situation

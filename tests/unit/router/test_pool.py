@@ -49,7 +49,7 @@ def test_a_silent_worker_is_ineligible_until_its_next_heartbeat(lab: Lab) -> Non
 
 def test_a_worker_that_speaks_more_often_is_missed_sooner(lab: Lab) -> None:
     lab.tell("a", heartbeat_ms=1000)
-    lab.tell("b")  # of a version that does not say how often
+    lab.tell("b")  # version without a heartbeat interval
     lab.clock.now += 2.4
     assert lab.why_not("a") is IneligibleReason.ELIGIBLE
     lab.clock.now += 0.2

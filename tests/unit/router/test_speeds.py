@@ -42,7 +42,7 @@ def test_an_idle_worker_is_judged_by_its_last_busy_step(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(("rate", "share"), [(10_000, 1.0), (6_000, 1.0), (17_000, 1.0), (5_000, 1.5)])
-def test_shares_tell_slow_workers_from_those_that_were_measured_so(rate: float, share: float) -> None:
+def test_shares_separate_slow_workers_from_slow_measurements(rate: float, share: float) -> None:
     """A share is of time; but equal workers measure speeds that differ by some."""
     lab = Lab()
     for worker_id in ("a", "b", "odd"):
@@ -146,7 +146,7 @@ def test_probes_make_no_worker_slow() -> None:
     assert speeds.batch_ms == pytest.approx([3.0 / (BATCH_DOUBLES_STEP + 4)] * 3)
 
 
-def test_one_worker_that_was_held_up_does_not_make_those_slow_that_are_idle() -> None:
+def test_a_delayed_worker_does_not_slow_the_estimates_of_idle_workers() -> None:
     """Ranks were stopped for seconds: the worker reports a slow step, and then gets no requests."""
     lab = Lab()
     for worker_id, step_ms in (("held up", 500), ("idle", 10), ("busy", 10)):

@@ -3,7 +3,7 @@ from __future__ import annotations
 from tests.unit.router.trace import NAMES, PER_DIGEST, QUERIES, SNAPSHOTS, digests, recorded
 
 
-def test_decisions_are_those_that_were_recorded() -> None:
+def test_decisions_equal_the_recorded_decisions() -> None:
     """Every policy over idle, busy and mixed fleets, with every reason it can give: a change of speed changes none."""
     now, then = digests(), recorded()
     assert len(now) == len(then) == SNAPSHOTS * QUERIES // PER_DIGEST

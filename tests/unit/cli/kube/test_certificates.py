@@ -70,7 +70,7 @@ def test_certificates_are_made_kept_and_renewed(api: KubeApi, tmp_path: Path, cl
     assert (first.identity.uri, first.identity.host) == ("spiffe://rz.llm/gateway", "gateway.rz.llm")
     assert hosts(first) == ["gateway.rz.llm"]
     assert ensure() == set()
-    clock[0] = 61 * DAY  # of 90
+    clock[0] = 61 * DAY  # validity: 90 days
     assert ensure() == {"gateway", "worker"}
     assert hosts(mounted(api, "worker", tmp_path / "worker")) == ["worker.rz.llm", "worker.example"]
     assert mounted(api, "gateway", tmp_path / "gateway").ends > first.ends + 60 * DAY

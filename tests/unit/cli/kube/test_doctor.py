@@ -34,7 +34,7 @@ def test_findings_are_for_programs_too(capsys: pytest.CaptureFixture[str]) -> No
     assert found["where"] == "pod/ryzanstein-workers-default-0"
 
 
-def test_a_release_that_is_not_there_names_those_that_are() -> None:
+def test_a_missing_release_names_the_installed_releases() -> None:
     objects = healthy()
     for each in objects["pods"]:
         each["metadata"]["labels"]["app.kubernetes.io/instance"] = "other"

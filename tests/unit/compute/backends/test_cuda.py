@@ -39,7 +39,7 @@ def test_memory_equals_torch_allocations_and_free_device_memory() -> None:
     assert after.reserved <= after.total - after.free
 
 
-def test_tokens_are_those_that_a_cpu_draws() -> None:
+def test_tokens_equal_those_drawn_on_a_cpu() -> None:
     logits = torch.randn(10, 512, generator=torch.Generator().manual_seed(4)) * 3
     params = [
         Sampling(),

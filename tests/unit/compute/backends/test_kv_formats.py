@@ -20,7 +20,7 @@ from services.worker.rank.block_copy import BlockCopier
 CPU = torch.device("cpu")
 SHAPE = KvShape(block_tokens=16, n_kv_heads=2, head_dim=32)
 N_LAYERS, N_BLOCKS = 3, 4
-PRECISION = {"fp8": 2**-4}  # of a number, beside the largest of its row; 2e-2 of the others
+PRECISION = {"fp8": 2**-4}  # error relative to the largest number of the row; other formats: 2e-2
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
 computed_in = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

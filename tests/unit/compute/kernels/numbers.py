@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-HALF_ULP = 2.0**-8  # of bfloat16, relative
+HALF_ULP = 2.0**-8  # bfloat16, relative
 FLOAT32 = 2.0**-23
 
 

@@ -152,8 +152,8 @@ def test_gates_of_extreme_values(arm: Arm) -> None:
 @given(n=st.integers(1, 8), sixteens=st.integers(1, 20), first_id=st.integers(0, 200_000), seed=SEED)
 def test_tokens(arm: Arm, n: int, sixteens: int, first_id: int, seed: int) -> None:
     kernels = arm.kernels()
-    promise(draw.test_the_winner_is_the_one_torch_finds)(kernels, n, sixteens, first_id, 1.0, seed)
-    promise(pick.test_the_best_are_those_of_the_highest_keys)(kernels, n, sixteens, 0.3, 0.25, seed)
+    promise(draw.test_the_winner_equals_the_winner_in_torch)(kernels, n, sixteens, first_id, 1.0, seed)
+    promise(pick.test_the_best_tokens_have_the_highest_keys)(kernels, n, sixteens, 0.3, 0.25, seed)
     promise(pick.test_the_mass_is_exact)(kernels, n, sixteens, 3.0, seed)
 
 

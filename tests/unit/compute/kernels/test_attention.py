@@ -26,7 +26,7 @@ class Case:
     block_size: int = 16
     window: int = 0
     softcap: float = 0.0
-    sharpness: float = 1.0  # of the softmax
+    sharpness: float = 1.0  # scale of the softmax's scores
     seed: int = 0
 
     @property

@@ -19,7 +19,7 @@ from tests.unit.compute.kernels.test_attention import MANY, SOME, WIDE, Case, Da
 INT8 = int8.FORMAT.open()
 
 CASES = cases([8, 24, 64, 80, 128, 248, 256], [16, 32, 48])
-ROUNDED = 2e-4  # of a score, and of a value of size 1: queries and weights are rounded to 16 bits
+ROUNDED = 2e-4  # error of a score, and of a value of size 1: queries and weights are rounded to 16 bit
 _slow = settings(
     max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
 )
@@ -107,7 +107,7 @@ def test_non_finite_values_reach_only_rows_that_read_their_block(kind: Kind) -> 
     data, shape = lay_out(case, kind.dtype), shape_of(case)
     expected = attend(kind.kernels, case, data).view(3, 4, 64)
     row = normal(case.seed, 40, shape.width, dtype=kind.dtype)[20:21]
-    row[0, shape.width // 2 + 64 + 7] = torch.nan  # of the second head's value
+    row[0, shape.width // 2 + 64 + 7] = torch.nan  # second head's value
     INT8.put(data.cache, shape, slots_of(data.tables[0], 40, case)[20:21], row)
     data.q[1, 70] = torch.nan
     found = attend(kind.kernels, case, data).view(3, 4, 64)

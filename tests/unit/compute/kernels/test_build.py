@@ -151,7 +151,7 @@ def test_the_installation_has_the_libraries(path: Path) -> None:
     assert signatures.fingerprint(FUNCTIONS).encode() in path.read_bytes()
 
 
-@pytest.mark.needs("objdump")  # of the assembler that comes with every compiler but the packaged one
+@pytest.mark.needs("objdump")  # part of every compiler but the packaged one
 @pytest.mark.skipif(build.target() != "linux-x86_64", reason="another compiler")
 @pytest.mark.parametrize("path", [AVX512_BF16, AVX2], ids=lambda path: path.stem)  # one for each source
 def test_the_compiler_keeps_the_fetching_of_keys_ahead(path: Path) -> None:

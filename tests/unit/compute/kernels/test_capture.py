@@ -192,7 +192,7 @@ def test_every_batch_size_and_growing_contexts_are_replayed(make_pair: MakePair)
     assert pair.replays
 
 
-def test_steps_of_as_many_rows_as_there_is_room_for_and_of_one_more(make_pair: MakePair) -> None:
+def test_steps_up_to_the_row_limit_and_one_row_above_are_computed(make_pair: MakePair) -> None:
     """What is larger than a step that is captured may be is computed until a smaller one was."""
     pair = make_pair("window")
     large = pair.admit(prompt(300, _VOCABULARY))
@@ -370,7 +370,7 @@ def test_a_replayed_step_counts_as_a_sign_of_life(on_threads: OnThreads) -> None
     rows=st.integers(1, 3),
     most=st.integers(3, 5),
 )
-def test_tensors_share_room_only_with_those_that_live_at_other_times(
+def test_tensors_share_memory_only_with_tensors_of_disjoint_lifetimes(
     made: list[tuple[int, set[int]]], rows: int, most: int
 ) -> None:
     """Each is named by some of ten calls: from the first to the last of them it is there."""

@@ -20,7 +20,7 @@ from tests.unit.compute.kernels.conftest import OnThreads
 from tests.unit.compute.sampling.drawing import chances, draw
 
 CPU = torch.device("cpu")
-ROUNDING = 4e-6  # of a score of up to about 25
+ROUNDING = 4e-6  # error of a score of up to about 25
 
 
 def _logits(seed: int, n: int, columns: int) -> torch.Tensor:
@@ -43,7 +43,7 @@ def _run(shard: LogitShard, logits: torch.Tensor, temperature: float, seed: int)
     temperature=st.sampled_from([0.3, 1.0, 1.7]),
     seed=st.integers(0, 2**64 - 100),
 )
-def test_the_winner_is_the_one_torch_finds(
+def test_the_winner_equals_the_winner_in_torch(
     kernels: Bfloat16Kernels, n: int, sixteens: int, first_id: int, temperature: float, seed: int
 ) -> None:
     logits = _logits(seed % 97, n, 16 * sixteens)

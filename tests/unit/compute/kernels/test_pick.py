@@ -24,7 +24,7 @@ from tests.unit.compute.sampling.drawing import draw
     quantum=st.sampled_from([0.0, 0.25, 3.0]),  # coarse logits tie often
     seed=st.integers(0, 999),
 )
-def test_the_best_are_those_of_the_highest_keys(
+def test_the_best_tokens_have_the_highest_keys(
     kernels: Bfloat16Kernels, n: int, sixteens: int, share: float, quantum: float, seed: int
 ) -> None:
     logits = _logits(seed, n, 16 * sixteens, quantum)
@@ -65,7 +65,7 @@ def test_a_row_is_independent_of_the_batch_and_of_threads(on_threads: OnThreads)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_filters_and_logprobs_are_those_of_torch(kernels: Bfloat16Kernels, ranks: int) -> None:
+def test_filters_and_logprobs_equal_torch(kernels: Bfloat16Kernels, ranks: int) -> None:
     kinds = [
         Sampling(temperature=0.8, top_p=0.9, seed=12, logprobs=3),
         Sampling(temperature=1.5, top_k=20, seed=3, logprobs=0),

@@ -103,7 +103,7 @@ def numbers(weight: Weight) -> torch.Tensor:
 
 def allowed(x: torch.Tensor, off: float, weight: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
     """How far sums may be: the steps of the inputs, and the roundings of sums of `terms`, sizes like `weight`."""
-    largest = x.double().abs().amax(1, keepdim=True)  # of the row, which is at least that of a block
+    largest = x.double().abs().amax(1, keepdim=True)  # row maximum, at least that of each block
     return largest * off * weight.abs().sum(1) + x.double().abs() @ terms.T * FLOAT32 * 8
 
 

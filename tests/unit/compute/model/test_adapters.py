@@ -75,7 +75,7 @@ def merged_logits(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_merged_weights(
+def test_logits_equal_those_of_merged_weights(
     case: str, sample: Callable[[str], Sample], backend: ModelBackend, tmp_path: Path
 ) -> None:
     variant, modules, config, scale = CASES[case]

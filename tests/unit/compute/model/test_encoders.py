@@ -48,7 +48,7 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **_SHAPE | _DECODER, head_dim=12, sliding_window=16, use_bidirectional_attention=True
     ),
 }
-LENGTHS = (40, 1, 17, 33)  # of sequences; windows are shorter than two of them
+LENGTHS = (40, 1, 17, 33)  # sequence lengths; windows are shorter than two of them
 ENCODERS = ("Bert", "Roberta", "XLMRoberta", "ModernBert")
 DECODERS = ("Llama", "Mistral", "Qwen3")
 # (model, switch, wrong value); other switches are those of decoders, too: test_switches.py

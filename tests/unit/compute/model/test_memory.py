@@ -128,7 +128,7 @@ def test_several_ranks_split_memory_except_shared_kv_heads() -> None:
     spec = read_spec(BUNDLED_MODEL)
     whole, half = (footprint(spec, RankGroupConfig("", ranks=n, kv_tokens=1, device="cuda")) for n in (1, 2))
     assert half.kv_token * 2 == whole.kv_token == 2048
-    tables = 4096 * spec.head_dim * 4  # of the positions that are served by default
+    tables = 4096 * spec.head_dim * 4  # tables for the positions that are served by default
     assert half.weights - tables == (whole.weights - tables) / 2
     adapted = footprint(spec, RankGroupConfig("", kv_tokens=1, device="cuda", adapter_slots=4, adapter_max_rank=8))
     assert adapted.adapters == 4 * 8 * factor_elements(spec, 1) * 2

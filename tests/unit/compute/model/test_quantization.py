@@ -154,7 +154,7 @@ def test_loading_never_holds_the_weights_dense_nor_the_whole_file(tmp_path: Path
 
 
 @needs_kernels
-@pytest.mark.parametrize("quantization", ["none", "int8"])  # of what the file stores dense
+@pytest.mark.parametrize("quantization", ["none", "int8"])  # quantization of tensors that the file stores dense
 def test_a_gguf_file_takes_the_predicted_memory_and_its_formats_are_named(
     folder: Path, tmp_path: Path, quantization: Quantization
 ) -> None:

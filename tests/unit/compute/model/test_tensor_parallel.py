@@ -53,7 +53,7 @@ def test_several_ranks_equal_a_single_rank(variant: str, size: int, sample: Call
     assert starts == [rank * results[0][2].vocab_local for rank in range(size)]
 
 
-def test_one_all_reduce_after_attention_and_one_after_the_mlp(sample: Callable[[str], Sample]) -> None:
+def test_a_layer_has_one_all_reduce_after_attention_and_one_after_the_mlp(sample: Callable[[str], Sample]) -> None:
     expected = sample("llama")
 
     def work(rank: ThreadRank) -> tuple[int, int]:

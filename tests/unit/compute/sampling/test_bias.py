@@ -20,7 +20,7 @@ PARAMS = st.builds(
 
 
 @given(st.lists(st.tuples(PARAMS, st.booleans()), min_size=1, max_size=6))
-def test_all_rows_at_once_are_as_row_by_row(requests: list[tuple[Sampling, bool]]) -> None:
+def test_all_rows_at_once_equal_row_by_row(requests: list[tuple[Sampling, bool]]) -> None:
     biases = Biases(START, WIDTH)
     n = len(requests)
     logits = torch.arange(2 * n * WIDTH, dtype=torch.float32).reshape(2 * n, WIDTH)

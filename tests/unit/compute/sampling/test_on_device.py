@@ -60,7 +60,7 @@ FLAT = [Row(1.0, 3, 1.0, 0.0, seed, 1000.0) for seed in range(30)]  # the last o
 @settings(max_examples=60)
 @given(rows=st.lists(ROWS, min_size=1, max_size=5), position=st.integers(1, 1 << 20))
 @example(rows=FLAT, position=9)
-def test_tokens_are_those_of_draws_that_wait(ranks: int, rows: list[Row], position: int) -> None:
+def test_tokens_equal_those_of_synchronous_draws(ranks: int, rows: list[Row], position: int) -> None:
     n, logits = len(rows), torch.stack([row.logits() for row in rows])
     slots, positions = np.arange(n)[::-1].copy(), np.arange(n) + position
 

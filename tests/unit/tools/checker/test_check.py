@@ -60,7 +60,7 @@ def test_check_reports_memory_and_servable_ranks(run: Any) -> None:
     assert (status, "1 rank: can be served" in text, "generates and embeds" in text) == (SERVED, True, True)
 
 
-def test_all_reasons_are_those_of_a_worker_that_refuses(run: Any, tmp_path: Path) -> None:
+def test_all_reasons_equal_those_of_a_worker(run: Any, tmp_path: Path) -> None:
     folder = changed(tmp_path / "model", architectures=["LlamaForCausalML"])
     (folder / "tokenizer.json").write_text("{")
     (folder / "model.safetensors").write_bytes(b"\0" * 4)

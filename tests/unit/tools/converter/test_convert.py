@@ -29,7 +29,7 @@ from tests.unit.compute.model.formats.gguf.llama_cpp import LlamaCpp
 
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-N_ROWS = 600  # of the embedding, which is larger than the vocabulary
+N_ROWS = 600  # rows of the embedding, which is larger than the vocabulary
 SHAPE: dict[str, Any] = {
     "vocab_size": N_ROWS,
     "hidden_size": 64,

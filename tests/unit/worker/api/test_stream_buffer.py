@@ -15,7 +15,7 @@ def request(name: str) -> EngineRequest:
     return EngineRequest(name, [1], pb.Sampling(), attempt=3)
 
 
-async def test_progress_since_the_last_message_is_one_entry_of_each_request_and_none_of_those_with_outputs() -> None:
+async def test_progress_is_one_entry_for_each_request_without_outputs() -> None:
     moving, still, answered = (request(name) for name in ("moving", "still", "answered"))
     computed = {moving: 0, still: 7, answered: 0}
     buffer = StreamBuffer(Mock(), lambda _: None, lambda one: Progress(computed[one], computed[one]))

@@ -7,7 +7,7 @@ import platform
 import threading
 import time
 
-_SYS_EXIT = {"x86_64": 60, "aarch64": 93, "riscv64": 93}  # of one thread
+_SYS_EXIT = {"x86_64": 60, "aarch64": 93, "riscv64": 93}  # exit of one thread
 
 
 def end_main_thread() -> None:

@@ -37,7 +37,7 @@ class Gpu:
     now: float = 0.0
     sent: dict[Request, float] = field(default_factory=dict)
     waited: dict[Request, float] = field(default_factory=dict)  # for the first token
-    prompt_rows: list[int] = field(default_factory=list)  # of the steps with prompts
+    prompt_rows: list[int] = field(default_factory=list)  # rows in each step with prompts
 
     def run(self) -> None:
         sizes = SchedulerConfig(
@@ -84,7 +84,7 @@ class Gpu:
         scheduler.submit(request)
 
 
-def test_many_long_prompts_do_not_wait_for_each_other_in_small_pieces() -> None:
+def test_many_long_prompts_are_not_interleaved_in_small_chunks() -> None:
     gpu = Gpu(StepTimer(LEAST_PROMPT_S["cuda"]))
     gpu.run()
     assert len(gpu.waited) == 2 * CLIENTS

@@ -83,7 +83,7 @@ def test_streams_are_paced_by_the_usual_step_and_not_by_delays() -> None:
     assert budget(timer, 1.0, 1) == pytest.approx(rows_beside(10.0), rel=0.06)
 
 
-def test_streams_are_paced_by_slower_steps_once_these_are_usual() -> None:
+def test_streams_are_paced_by_slower_steps_once_usual() -> None:
     timer = measured(10_000, 10.0)
     decoded(timer, 1, 30.0, steps=100)
     assert budget(timer, 1.0, 1) == pytest.approx(rows_beside(30.0), rel=0.02)
@@ -145,7 +145,7 @@ def test_key_cost_is_learnt_from_long_prompts_and_row_cost_from_short_prompts() 
     assert n_rows * (ROW_S + (2_000 + n_rows / 2) * KEY_S) == pytest.approx(0.1, rel=0.05)
 
 
-def test_prompts_that_all_are_long_do_not_leave_a_first_slow_step_standing() -> None:
+def test_long_prompts_replace_the_estimate_of_a_slow_first_step() -> None:
     timer = StepTimer()
     prefilled(timer, 1_000, 1.0)
     prefilled(timer, 1_000, 0.1, steps=100)

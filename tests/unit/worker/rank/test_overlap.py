@@ -48,7 +48,7 @@ def make_requests(seed: int, host_share: float = 0.25) -> list[Request]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_tokens_are_those_of_steps_that_do_not_overlap(seed: int) -> None:
+def test_tokens_equal_those_of_steps_without_overlap(seed: int) -> None:
     """Requests end, are cancelled and preempted, and slots get others, while a later step is launched already."""
     served, cut = [], set[int]()
     for overlaps in (False, True):

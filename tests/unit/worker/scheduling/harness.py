@@ -25,7 +25,7 @@ class Harness:
         self.scheduler = Scheduler(self.config, self.events, clock=lambda: self.now)
         self.scheduler.share_min_tokens = share_min_tokens
         self.ranks = FakeRanks(self.config.n_blocks, self.config.block_tokens, self.config.max_running)
-        self.in_flight: deque[StepResult] = deque()  # of plans that the ranks have executed, in their order
+        self.in_flight: deque[StepResult] = deque()  # results of executed plans, in their order
         self.answers: dict[Request, list[int]] = {}
         self.ended: dict[Request, Finish] = {}
 

@@ -59,7 +59,7 @@ def test_an_adapter_dropped_while_waiting_gets_no_slot() -> None:
     assert bench.placed() == {"a"}
 
 
-def test_the_adapter_used_longest_ago_gives_way_but_none_in_use_and_none_pinned() -> None:
+def test_the_lru_adapter_is_evicted_unless_in_use_or_pinned() -> None:
     bench = Bench()
     bench.table.pinned = {"a"}
     for digest in "abcd":
@@ -97,7 +97,7 @@ def test_a_tenant_evicts_at_most_its_share_of_other_tenants_adapters() -> None:
     assert bench.placed() == {"ours 1", "ours 2", "theirs 19", "theirs 20"}, "and taken back"
 
 
-def test_a_tenant_with_few_slots_is_first_when_one_becomes_free() -> None:
+def test_a_tenant_with_few_slots_is_first_for_a_free_slot() -> None:
     bench = Bench()
     for digest in "abcd":
         bench.want(digest, "they")

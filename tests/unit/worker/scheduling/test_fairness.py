@@ -114,7 +114,7 @@ def test_an_important_request_preempts_a_lesser_request() -> None:
     assert len(harness.answers[lesser]) == 60
 
 
-def test_a_long_prompt_does_not_hold_up_a_short_one_and_wastes_no_budget() -> None:
+def test_a_long_prompt_delays_no_short_prompt_and_wastes_no_budget() -> None:
     harness = Harness(n_blocks=100, max_model_len=1600, max_batched_tokens=64)
     long = harness.submit([i % 97 for i in range(1500)], 2)
     harness.plan()

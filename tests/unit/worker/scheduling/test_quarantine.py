@@ -16,7 +16,7 @@ def on_trial(requests: list[Request]) -> list[Request]:
     return [r for r in requests if r.status is Status.RUNNING and r.n_generated < r.cleared_at]
 
 
-def test_the_next_suspect_begins_when_the_one_before_is_cleared() -> None:
+def test_the_next_suspect_begins_when_the_previous_suspect_is_cleared() -> None:
     harness = Harness()
     suspects = [harness.submit([n + 1] * 20, 8, trial_tokens=TRIAL) for n in range(3)]
     innocent = harness.submit([9] * 20, 8)

@@ -63,13 +63,13 @@ def test_unset_parameters_have_our_defaults_and_end_with_the_context() -> None:
     assert arguments(max_tokens=1000, min_tokens=999)["min_tokens"] == 97
 
 
-def test_draws_of_a_resumed_request_are_other_draws() -> None:
+def test_a_resumed_request_draws_with_a_new_seed() -> None:
     seeds = {arguments(tuple(range(at)), temperature=1.0, seed=3)["seed"] for at in range(50)}
     assert len(seeds) == 50
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_grammars_of_one_part_are_vllms_too() -> None:
+def test_grammars_of_one_part_are_accepted_by_vllm() -> None:
     schema = structured_outputs(LLMatcher.grammar_from_json_schema(json.dumps(SCHEMA)))
     assert schema["json"].items() >= SCHEMA.items()
     for text in ("start: /a+/", LLMatcher.grammar_from_regex("a+"), LLMatcher.grammar_from_lark("start: /a+/")):

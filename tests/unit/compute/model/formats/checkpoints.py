@@ -27,7 +27,7 @@ from tests.unit.compute.model.harness import CPU, Engine, ThreadRank, run_ranks
 from tests.unit.compute.model.zoo import reference_logits
 
 # Fused projections, several experts, shared and unshared KV heads, biases.
-TYPICAL_ERROR = 0.04  # of a row in bfloat16
+TYPICAL_ERROR = 0.04  # error of a row in bfloat16
 VARIANTS = ("llama", "phi3", "gpt_neox", "qwen3_moe", "mixtral", "qwen2")
 DENSE = ("embed", "lm_head", "norm", "mlp.gate.", "block_sparse_moe.gate.")  # never quantized
 

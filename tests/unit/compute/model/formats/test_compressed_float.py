@@ -14,7 +14,7 @@ from services.compute.model.spec import ModelError
 from tests.unit.compute.model.conftest import Sample
 from tests.unit.compute.model.formats.checkpoints import Store, Stored, blocks, check, logits, write
 
-_LARGEST = 448.0  # of e4m3
+_LARGEST = 448.0  # maximum of e4m3
 _BLOCKS = {"tensor": (0, 0), "channel": (1, 0), "group": (1, 16), "block": (20, 32)}
 
 

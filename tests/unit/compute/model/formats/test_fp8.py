@@ -33,7 +33,7 @@ from tests.unit.compute.model.formats.checkpoints import (
 )
 
 _Q = "model.layers.1.self_attn.q_proj"
-_LARGEST = 448.0  # of e4m3
+_LARGEST = 448.0  # maximum of e4m3
 
 
 def _store(block: tuple[int, int], suffix: str = "weight_scale_inv", dtype: torch.dtype = torch.float32) -> Store:

@@ -82,7 +82,7 @@ def test_symmetric_zeros_show_their_version(
     check(write(sample("llama"), tmp_path, config, _store(bits, sym=True, less=less)), (1, 2))
 
 
-def test_symmetric_zeros_that_are_none_are_refused(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+def test_asymmetric_zeros_are_rejected_in_a_symmetric_format(sample: Callable[[str], Sample], tmp_path: Path) -> None:
     made = write(sample("llama"), tmp_path, _config(sym=True), _store(sym=True))
 
     def move(tensors: dict[str, Tensor]) -> None:

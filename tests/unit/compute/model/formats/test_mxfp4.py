@@ -23,7 +23,7 @@ from tests.unit.compute.model.harness import CPU
 from tests.unit.compute.model.zoo import VARIANTS, prompt, reference_logits, write_checkpoint
 
 _PUBLISHED = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of the three lower bits; the fourth is the sign
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # values of the three lower bits; the fourth is the sign
 
 
 def _number(code: int) -> float:

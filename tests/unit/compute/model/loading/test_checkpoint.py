@@ -132,7 +132,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(wrong: float, tmp_path:
         for read in (lambda: _matrix(source, "x"), lambda: source.vector("y", 12)):
             with pytest.raises(ModelError, match=rf"model\.safetensors: [ab]: holds {wrong}, which is not finite"):
                 read()
-        assert torch.equal(_matrix(source, "x", rows=Span(0, 5)), A[:5])  # of another rank
+        assert torch.equal(_matrix(source, "x", rows=Span(0, 5)), A[:5])  # rows for another rank
 
 
 def test_weights_that_the_served_dtype_cannot_hold_are_refused_by_name(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def trained(folder: Path, **options: Any) -> sentencepiece.SentencePieceProcesso
 
 
 @pytest.mark.parametrize("options", [LIKE_LLAMA, LIKE_T5], ids=["bpe", "unigram"])
-def test_the_tokens_are_those_of_sentencepiece(options: dict[str, Any], tmp_path: Path) -> None:
+def test_tokens_equal_sentencepiece(options: dict[str, Any], tmp_path: Path) -> None:
     oracle = trained(tmp_path, **options)
     files = read_tokenizer(tmp_path, {}, oracle.vocab_size())
     assert files.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

@@ -39,7 +39,7 @@ class Case:
 
     arch: str
     variant: str
-    changed: dict[str, Any] = field(default_factory=dict)  # of the variant's config
+    changed: dict[str, Any] = field(default_factory=dict)  # changes to the variant's config
     keys: dict[str, Any] = field(default_factory=dict)
 
 

@@ -34,7 +34,7 @@ def random_blocks(name: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarra
         scale = chance.normal(scale=0.05, size=blocks.shape[:-1]).astype(np.float16)
         blocks[..., at : at + 2] = scale[..., None].view(np.uint8)
     if name == "MXFP4":
-        blocks[..., 0] = chance.integers(0, 140, blocks.shape[:-1])  # of E8M0; 0 and 1 are subnormal
+        blocks[..., 0] = chance.integers(0, 140, blocks.shape[:-1])  # E8M0 exponents; 0 and 1 are subnormal
     return blocks.reshape(*shape[:-1], -1)
 
 

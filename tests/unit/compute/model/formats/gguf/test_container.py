@@ -17,7 +17,7 @@ from services.compute.model.formats.gguf.types import TYPES, UNREAD
 from services.compute.model.spec import ModelError
 
 
-def test_types_are_those_of_ggml() -> None:
+def test_types_equal_ggml() -> None:
     for number, kind in TYPES.items():
         known = gguf.GGMLQuantizationType(number)
         assert (kind.name, kind.block, kind.n_bytes) == (known.name, *gguf.GGML_QUANT_SIZES[known])

@@ -104,7 +104,7 @@ def test_the_end_of_a_message_is_no_end_of_a_turn_where_calls_end_turns() -> Non
         assert read_vocabulary(changed).ends == tuple(ends)
 
 
-def test_a_special_token_that_is_none_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_special_token_outside_the_vocabulary_is_omitted(caplog: pytest.LogCaptureFixture) -> None:
     assert "pad_token" not in hub_files(metadata(SPM, padding_token_id=99)).tokenizer_config
     assert "padding_token_id: 99 is no token; the vocabulary has 10; the file has no pad_token then" in caplog.text
 

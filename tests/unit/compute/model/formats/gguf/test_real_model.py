@@ -17,7 +17,7 @@ from tests.unit.compute.model.harness import CPU, Engine
 
 N_TOKENS = 12
 # A longer text and another model: `python -m bench.gguf_parity`. llama.cpp rounds activations to 8 bits.
-NEARLY_EQUAL = 0.3  # of log probabilities
+NEARLY_EQUAL = 0.3  # difference of log probabilities
 
 
 def test_greedy_text_is_llama_cpps_or_parts_at_a_near_tie() -> None:

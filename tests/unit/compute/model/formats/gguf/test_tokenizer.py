@@ -75,7 +75,7 @@ def parts(ids: list[int], tokenizer: Tokenizer) -> list[list[str | None]]:
 
 
 @pytest.mark.parametrize("name", sorted(SPLITS.values()))
-def test_byte_level_ids_are_those_of_llama_cpp(name: str, bpe: tuple[list[str], list[str]], tmp_path: Path) -> None:
+def test_byte_level_ids_equal_llama_cpp(name: str, bpe: tuple[list[str], list[str]], tmp_path: Path) -> None:
     tokens = [*SPECIAL, *bpe[0]]
 
     def describe(writer: GGUFWriter) -> None:
@@ -92,7 +92,7 @@ def test_byte_level_ids_are_those_of_llama_cpp(name: str, bpe: tuple[list[str], 
 
 
 @pytest.mark.parametrize("prefixed", [True, False])
-def test_sentence_piece_ids_are_those_of_llama_cpp(prefixed: bool, tmp_path: Path) -> None:
+def test_sentence_piece_ids_equal_llama_cpp(prefixed: bool, tmp_path: Path) -> None:
     pieces = sorted(train(spaces=True)["vocab"].items(), key=lambda one: one[1])
     own = {"<unk>": UNKNOWN, **SPECIAL, **{f"<0x{byte:02X}>": BYTE for byte in range(256)}}
     kept = [piece for piece, _ in pieces if not set(piece) & set("日本é")]  # characters that become bytes
@@ -113,7 +113,7 @@ def test_sentence_piece_ids_are_those_of_llama_cpp(prefixed: bool, tmp_path: Pat
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-def test_word_piece_ids_are_those_of_llama_cpp(tmp_path: Path) -> None:
+def test_word_piece_ids_equal_llama_cpp(tmp_path: Path) -> None:
     special = {"[PAD]": CONTROL, "[UNK]": CONTROL, "[CLS]": CONTROL, "[SEP]": CONTROL, "[MASK]": CONTROL, NEXT: OWN}
     words = sorted({word.lower() for text in TEXTS for word in text.split() if word.isascii() and word.isalpha()})
     signs = sorted({sign for text in TEXTS for sign in text if not sign.isspace() and not sign.isalpha()})

@@ -1,0 +1,43 @@
+"""Names of tests and trailing comments keep the rules of CONTRIBUTING's part about prose."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[3]
+
+NAME = re.compile(r"^ *(?:async )?def (test_\w+)\(", re.MULTILINE)
+PRONOUN = re.compile(
+    r"_(?:who|whom|whose|whoever|what|whatever|it|itself|they|them|he|she|we|us|you|"
+    r"no_one|(?:no|any|every|some)(?:thing|body)|(?:any|every|some)one|ones|others|those_(?:that|who))(?=_|$)"
+)
+FRAGMENT = re.compile(r"\S {2}# of ")
+
+
+def sources(*folders: str) -> list[Path]:
+    return [file for folder in folders for file in sorted((PROJECT / folder).rglob("*.py"))]
+
+
+def test_test_names_have_no_pronouns() -> None:
+    names = ((file, name) for file in sources("tests/unit", "tests/charts") for name in NAME.findall(file.read_text()))
+    assert [f"{file.relative_to(PROJECT)}: {name}" for file, name in names if PRONOUN.search(name)] == []
+
+
+def test_trailing_comments_stand_alone() -> None:
+    lines = (
+        f"{file.relative_to(PROJECT)}:{number}: {line.strip()}"
+        for file in sources("services", "tests", "bench")
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if FRAGMENT.search(line)
+    )
+    assert list(lines) == []
+
+
+def test_pronouns_and_fragments_are_detected() -> None:
+    for name in ("test_what_is_wrong_is_named", "test_a_file_is_itself", "test_nobody_waits", "test_ranks_equal_ones"):
+        assert PRONOUN.search(name), name
+    for name in ("test_a_limit_is_named", "test_every_item_is_read", "test_one_worker_is_chosen"):
+        assert not PRONOUN.search(name), name
+    assert FRAGMENT.search(f"size = 1  {'#'} of a block")
+    assert not FRAGMENT.search("size = 1  # block size")
