@@ -23,7 +23,7 @@ PROMPTS = [
     "if __name__ == ",
 ]
 CONSTRAINED = r"([a-z_]{2,9}( = [0-9]{1,4})?\n)*"  # what every other pair of cases must follow; it never has to end
-TIMEOUT_S = 300  # of a stream, also where the machine has more to do
+TIMEOUT_S = 300  # time limit per stream on a busy machine
 CLEARING_TOKENS = 16  # so many after a death the gateway holds nothing against a stream
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
 

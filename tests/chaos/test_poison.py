@@ -17,7 +17,7 @@ from tests.stack import RunningStack
 
 NEIGHBOURS, INNOCENTS = 40, 64
 MANY = 16  # so many of them a worker computes when it is struck: one of three has more
-LEFT = 4  # of those, whom the two others share, so many are still under way on one of them
+LEFT = 4  # streams still open on one of the two workers that took over
 pytestmark = pytest.mark.timeout(900)
 
 

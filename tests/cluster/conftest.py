@@ -79,7 +79,7 @@ def namespaces(kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[Nam
         kube = Kube(kubeconfig, name)
         wanted = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}}
         kube.apply(wanted)
-        if kube.get("namespace", name)["status"]["phase"] == "Terminating":  # of an earlier session
+        if kube.get("namespace", name)["status"]["phase"] == "Terminating":  # a namespace of an earlier session
             kube.wait(f"namespace/{name}", condition="delete", timeout_s=240)
             kube.apply(wanted)
         in_use.append(kube)

@@ -27,7 +27,7 @@ class Traffic:
     url: str
     streams: list[Case]
     shorts: list[Case]
-    expected: list[Answer]  # of `streams`, then of `shorts`
+    expected: list[Answer]  # answers of `streams`, then of `shorts`
 
     @classmethod
     def undisturbed(

@@ -19,7 +19,7 @@ from tests.cluster.kube import Kube
 MODEL = "ryzanstein-tiny"
 IDLE_S = 90
 SESSIONS, TURNS, BLOCK = 40, 5, 16
-MOST_MOVED = 0.1  # of all turns: what evening out may cost
+MOST_MOVED = 0.1  # share of all turns that load balancing may move
 
 GRPC_CLIENT = """
 import json, sys, grpc

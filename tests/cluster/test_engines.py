@@ -21,7 +21,7 @@ from tests.cluster.load import Load, Traffic
 from tests.cluster.terminal import Terminal
 from tests.programs import CHART
 
-START_S = 900  # of two pods of vLLM at once, on a busy machine
+START_S = 900  # start of two vLLM pods at once on a busy machine
 OURS, VLLMS = "ryzanstein-tiny", "tiny-vllm"
 MODELS = {OURS: "exact", VLLMS: "approximate"}  # and how they resume a text
 TOKENS = 150

@@ -41,7 +41,7 @@ def stack(
 ) -> Iterator[RunningStack]:
     """A whole installation of the tiny model, shared by all tests that do not break it."""
     with ExitStack() as running:
-        with pytest.MonkeyPatch.context() as environment:  # of this installation alone
+        with pytest.MonkeyPatch.context() as environment:  # environment of this installation alone
             for name, value in traces[1].items():
                 environment.setenv(name, value)
             options = ("--grpc-port", str(grpc_port))

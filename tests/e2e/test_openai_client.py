@@ -63,7 +63,7 @@ async def test_embeddings(client: openai.AsyncOpenAI) -> None:
     )
     assert [item["index"] for item in ranked["results"]] == [0, 1]
     for item in ranked["results"]:
-        cosine = sum(map(mul, vectors[0], vectors[item["index"] + 1]))  # of vectors of length 1
+        cosine = sum(map(mul, vectors[0], vectors[item["index"] + 1]))  # unit vectors: the dot product is the cosine
         assert item["relevance_score"] == pytest.approx(cosine, abs=2e-3)
 
 

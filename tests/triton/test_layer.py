@@ -111,7 +111,7 @@ def test_gates(n: int, size: int, name: str, dtype: torch.dtype) -> None:
 def test_draws_are_those_of_torch(n_columns: int) -> None:
     """Greedy rows and drawn ones together; noise differs in the last bits, so tokens are equal but for near ties."""
     logits, first_id = numbers(6, n_columns), 1000
-    logits[0, 7] = logits[0, 9] = 50.0  # of equals the lowest id wins
+    logits[0, 7] = logits[0, 9] = 50.0  # a tie: the lowest id wins
     temperature = np.array([0, 0, 0.7, 1, 1, 2], np.float32)
     seeds = (np.arange(6, dtype=np.uint64) << np.uint64(40)) - np.uint64(3)
     drawn_by = chances(temperature, seeds, np.arange(6) * 7, DEVICE)

@@ -14,7 +14,7 @@ from services.common.ports import free_port
 from tests.stack import RunningStack, running_stack
 
 PYTHON = os.environ.get("RYZANSTEIN_TEST_VLLM", "")
-START_S = 900  # of vLLM on a busy machine
+START_S = 900  # start of vLLM on a busy machine
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from tests.vllm.installation import START_S, engine_pid, start_worker
 
 pytestmark = pytest.mark.timeout(2 * START_S)
 MODELS = {"tiny": "approximate", "ours": "exact"}  # and how they resume a text
-STREAMS = 4  # of each model
-TOKENS = {"tiny": 320, "ours": 160}  # of an answer: many more than come before a fault can strike
+STREAMS = 4  # streams per model
+TOKENS = {"tiny": 320, "ours": 160}  # tokens per answer: many more than before a fault
 UNDER_WAY = 8  # tokens of each stream before a fault
 
 

@@ -34,7 +34,7 @@ class Router(routing_pb2_grpc.RouterServicer):
 
     def __post_init__(self) -> None:
         self.routes: list[routing_pb2.RouteRequest] = []
-        self.traceparents: list[str] = []  # of the routes
+        self.traceparents: list[str] = []  # trace contexts of the Route calls
         self.outcomes: list[routing_pb2.Outcome] = []
         self.hidden: set[str] = set()  # not listed, not chosen
         self.away: set[str] = set()  # listed still, not chosen any more

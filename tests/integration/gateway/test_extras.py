@@ -94,7 +94,7 @@ async def test_logprobs_are_those_of_the_text_a_stop_string_leaves(stack: Stack,
     offsets = [*whole["logprobs"]["text_offset"], len(whole["text"])]
     for first in range(4, 20):
         start, end = offsets[first], offsets[first + 2]
-        stop = whole["text"][start:end]  # of two tokens
+        stop = whole["text"][start:end]  # a stop text that spans two tokens
         if end - start < 3 or "\ufffd" in stop or whole["text"].find(stop) != start:
             continue
         cut = (await stack.complete(**ask, stop=stop)).json()["choices"][0]

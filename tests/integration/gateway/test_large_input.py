@@ -21,7 +21,7 @@ from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import MAX_LEN, Worker
 from tests.integration.gateway.gateways import Stack, running_stack
 
-LONGEST_S = 1.5  # of this process's CPU, which other processes do not take; before, most of these took seconds
+LONGEST_S = 1.5  # CPU time of this process, independent of the machine's load
 
 
 @functools.cache

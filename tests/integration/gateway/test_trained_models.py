@@ -91,7 +91,7 @@ async def test_the_command_shows_losses_and_prints_the_name_of_the_model(server:
         job = await newest(stack)
         name = f"ft:{MODEL}:pirate:{job.id.removeprefix('ftjob-')}"
         assert (ended.exit_code, ended.stdout) == (0, f"{name}\n"), ended.output
-        shown = ended.stderr.splitlines()  # of a terminal with 80 columns
+        shown = ended.stderr.splitlines()  # output for a terminal with 80 columns
         assert shown[0] == f"{job.id} succeeded"
         assert shown[1].split(" ", 1)[1] == f"{STEPS}/{STEPS} steps 8 trained tokens/s 1 s left"
         assert shown[2].startswith("   4.000 ┤•")

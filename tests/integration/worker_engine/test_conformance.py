@@ -276,7 +276,7 @@ async def test_drain_finishes_short_requests_hands_off_long_requests_and_is_fina
     await long.until(1)
     began = time.monotonic()
     await long.until(5)
-    pace_s = (time.monotonic() - began) / 4  # of a token, as busy as the machine is
+    pace_s = (time.monotonic() - began) / 4  # time per token under the present load
     ended = await engine.drain(max(0.05, 30 * pace_s))
     assert ended in {(1, 1), (1, 0)}  # the short one may have ended before
     assert short.finish is Finish.LENGTH

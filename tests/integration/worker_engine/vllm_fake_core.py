@@ -24,7 +24,7 @@ class FakeCore:
         self.added: list[CoreRequest] = []
         self.begun: list[str] = []
         self.starts = 0
-        self.failures: list[str] = []  # of the next starts
+        self.failures: list[str] = []  # error messages of the next starts
         self.broken = ""  # a request that ends by a fault
         self.signs = 0
         self._lost = asyncio.Event()

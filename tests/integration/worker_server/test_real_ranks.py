@@ -149,7 +149,7 @@ async def test_routers_hear_how_many_tokens_were_computed(server: ServerProcess)
     async with Gateway(server.address) as gateway:
         await gateway.wait_serving()
         counts = []
-        for prompt in ([5], [6] * 40, [6] * 40):  # of the last one, 32 tokens are cached
+        for prompt in ([5], [6] * 40, [6] * 40):  # third prompt: 32 cached tokens
             await gateway.complete(prompt, max_tokens=6)
             counts.append((await gateway.wait_state(lambda state: state.running == 0)).computed_tokens)
         assert counts[1] - counts[0] == 40 + 5  # nobody computes the token that is drawn last

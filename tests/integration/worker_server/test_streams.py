@@ -17,7 +17,7 @@ GREEDY = pb.Sampling()
 async def test_tokens_are_those_of_the_model_and_end_with_a_reason(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
-        await gateway.send(pb.ConnectFrame())  # of a newer protocol version
+        await gateway.send(pb.ConnectFrame())  # a frame of a newer protocol version
         answers = [await gateway.submit([i, 5, 9], max_tokens=20) for i in range(20)]
         for i, answer in enumerate(answers):
             await asyncio.wait_for(answer.end.wait(), 60)
