@@ -38,7 +38,7 @@ async def worker(redis_server: RedisServer) -> AsyncIterator[FakeWorker]:
     await client.aclose()
 
 
-async def test_it_waits_for_the_last_request(redis_server: RedisServer, worker: FakeWorker) -> None:
+async def test_drain_command_waits_for_the_last_request(redis_server: RedisServer, worker: FakeWorker) -> None:
     async def told() -> bool:
         return bool(worker.drains)
 

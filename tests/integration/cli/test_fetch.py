@@ -82,7 +82,7 @@ def test_a_model_is_fetched_once_and_then_needs_no_network(hub: Hub, tmp_path: P
     assert str(folder.readlink()) == f"org--tiny@{COMMIT[:12]}"
 
 
-def test_what_is_cut_off_damaged_or_refused_at_first_comes_whole(hub: Hub, tmp_path: Path) -> None:
+def test_truncated_damaged_or_failed_download_is_retried_until_complete(hub: Hub, tmp_path: Path) -> None:
     hub.truncate["model.safetensors"] = 1
     hub.damage["tokenizer.json"] = 1
     hub.fail["/api/models/org/tiny/revision/main"] = 1
@@ -175,7 +175,7 @@ def test_the_name_is_known_without_asking(text: str, revision: str, name: str) -
 @pytest.mark.parametrize(
     "text", ["tiny", "/models/tiny", "a/b/c", "../b", "hf://org/tiny@v1@v2", "org/tiny@v2", "org/tiny:"]
 )
-def test_what_is_no_model_of_the_hub_is_refused(text: str) -> None:
+def test_invalid_hub_reference_is_rejected(text: str) -> None:
     with pytest.raises(CommandError, match="not a model of the hub like owner/name"):
         ModelReference.parse(text, "v1")
 

@@ -63,7 +63,7 @@ def test_two_names_of_a_commit_share_its_folder(fetching: Fetching) -> None:
     assert fetching.hub.sent["model.safetensors"] == 1
 
 
-def test_what_a_killed_process_left_of_another_commit_goes(fetching: Fetching) -> None:
+def test_leftovers_of_another_commit_are_removed(fetching: Fetching) -> None:
     left = fetching.to / f".tmp-org--tiny@{'b' * 12}-1"
     left.mkdir(parents=True)
     fetching()

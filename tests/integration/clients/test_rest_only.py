@@ -108,7 +108,7 @@ async def test_a_batch_from_its_file_to_its_answers(gateway: Served, kind: str) 
 
 
 @both_clients
-async def test_what_makes_something_is_not_repeated_by_itself(gateway: Served, kind: str) -> None:
+async def test_creating_calls_are_not_retried_automatically(gateway: Served, kind: str) -> None:
     patience = replace(DIRECT, retries=RetryPolicy(max_retries=3, first_pause_s=0.01))
     async with gateway.client(kind, patience) as client:
         for method, asked in (("upload_file", (b"{}",)), ("create_batch", ("file-x", "/v1/completions"))):
@@ -177,7 +177,7 @@ async def test_responses_have_tools_reasoning_and_schemas(kind: str) -> None:
 
 
 @both_clients
-async def test_what_a_response_was_given(gateway: Served, kind: str) -> None:
+async def test_input_items_of_a_response_are_returned(gateway: Served, kind: str) -> None:
     made = ToolCall("call_1", "get_weather", '{"city": "Rome"}')
     given = [
         Message("user", "hi"),

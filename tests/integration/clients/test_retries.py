@@ -60,7 +60,7 @@ def test_the_server_says_how_long_and_is_never_asked_earlier() -> None:
 @pytest.mark.parametrize(
     "error", [BadRequest(ErrorFields("no")), TimedOut("late"), limited(1, "insufficient_quota"), RyzansteinError("?")]
 )
-def test_what_cannot_get_better_is_not_tried_again(error: RyzansteinError) -> None:
+def test_permanent_error_is_not_retried(error: RyzansteinError) -> None:
     with pytest.raises(type(error)):
         new_call().pause_after(error)
 

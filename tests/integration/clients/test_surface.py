@@ -121,7 +121,7 @@ async def test_tools_calls_and_their_results(kind: str) -> None:
 
 
 @every_client
-async def test_what_a_template_reads_and_a_prompt_that_is_given_back(kind: str) -> None:
+async def test_template_fields_reach_the_template_and_echo_returns_the_prompt(kind: str) -> None:
     template = (
         "{{ reasoning_effort }}{{ tone }}{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}{{ m.content }}"
         "{% endfor %}{% if add_generation_prompt %}A:{% endif %}"

@@ -279,7 +279,7 @@ def test_thoughts_and_calls_are_not_repeated_either() -> None:
     assert rest == Chunk(token_ids=(3,), reasoning=".", tool_calls=(expected,), model="m")
 
 
-def test_what_a_resumed_stream_repeats_is_known_by_its_index() -> None:
+def test_repeated_tokens_of_a_resumed_stream_are_dropped_by_index() -> None:
     generation = Generation("completion", {})
     assert json.loads(generation.opening())["type"] == "start"
     generation.read('{"type": "started", "id": "g", "token": "t", "model": "m", "prompt_tokens": 1}')

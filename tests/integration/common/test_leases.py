@@ -257,7 +257,7 @@ async def test_commands_of_a_burst_share_a_connection(client: redis.Redis) -> No
     assert (await client.info("stats"))["total_connections_received"] <= 3
 
 
-async def test_one_bad_command_of_a_batch_fails_alone(client: redis.Redis) -> None:
+async def test_bad_command_of_a_batch_fails_alone(client: redis.Redis) -> None:
     batcher = Batcher(client, 5)
     bad, good, abandoned = (
         asyncio.ensure_future(batcher.run(*command)) for command in (("NONSENSE",), ("PING",), ("PING",))

@@ -138,7 +138,7 @@ async def test_a_password_that_changes_in_its_file_works_without_a_restart(
         ({"url": "redis://127.0.0.1:1"}, "ConnectionError", "127.0.0.1:1"),
     ],
 )
-async def test_what_fails_is_said_in_words_that_name_the_variable(
+async def test_connection_error_names_the_variable(
     server: SecuredRedis, caplog: pytest.LogCaptureFixture, fields: dict[str, str], kind: str, words: str
 ) -> None:
     places = {"port": server.port, "tls_port": server.tls_port, "ca": server.ca}

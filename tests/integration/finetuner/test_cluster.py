@@ -236,7 +236,7 @@ async def test_failed_job_reports_how_its_last_pod_ended(site: Site, pods: list[
     assert not site.api.jobs
 
 
-async def test_what_the_api_server_forbids_is_in_the_jobs_error(site: Site) -> None:
+async def test_job_error_holds_the_refusal_of_the_api_server(site: Site) -> None:
     site.api.refuse = [("POST jobs", 403, '{"message": "jobs.batch is forbidden"}')]
     await site.queue()
     async with site.fine_tuner():
@@ -330,7 +330,7 @@ async def test_a_fine_tuner_waits_while_redis_is_away(site: Site, caplog: pytest
     ],
     ids=["the base", "the file"],
 )
-async def test_what_a_training_lacks_is_named(
+async def test_failed_training_names_its_missing_input(
     site: Site, content: bytes, models: dict[str, str], error: tuple[str, str, str]
 ) -> None:
     await site.queue(content)
@@ -342,7 +342,7 @@ async def test_what_a_training_lacks_is_named(
     assert site.api.made == 0
 
 
-async def test_a_job_whose_folder_cannot_be_made_fails_with_the_third_try(site: Site) -> None:
+async def test_job_fails_after_three_attempts_when_its_folder_cannot_be_made(site: Site) -> None:
     (site.folder / "jobs").write_text("a file")
     await site.queue()
     async with site.fine_tuner():

@@ -96,7 +96,7 @@ async def test_openai_s_way_to_delete_a_model_unloads_an_adapter(tmp_path: Path)
 @pytest.mark.parametrize(
     "text", ["", "two\nlines", "right\u202eleft", "nul\0", "bell\x07", "zero\u200bwidth", "x" * 4097]
 )
-async def test_names_and_paths_that_hide_something_are_refused(text: str, tmp_path: Path) -> None:
+async def test_names_and_paths_with_hidden_characters_are_rejected(text: str, tmp_path: Path) -> None:
     async with adapted(tmp_path, Inspecting("w0")) as (stack, _):
         for field in ("lora_name", "lora_path"):
             status, param, said = await refused(stack, **{field: text})
@@ -114,7 +114,7 @@ async def test_adapter_load_is_rejected_when_no_model_is_served(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("path", "body"), [(LOAD, {}), (UNLOAD, {"lora_name": "mine"})])
-async def test_it_takes_an_administrator_s_key(tmp_path: Path, path: str, body: dict[str, str]) -> None:
+async def test_adapter_calls_require_an_administrator_key(tmp_path: Path, path: str, body: dict[str, str]) -> None:
     keys = json.dumps([{"key_sha256": digest_of("plain"), "name": "acme"}])
     async with adapted(tmp_path, Inspecting("w0"), tenancy=True, api_keys=keys) as (stack, _):
         status, _, said = await refused(stack, path, "plain", **body)

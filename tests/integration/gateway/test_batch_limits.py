@@ -42,7 +42,7 @@ async def test_lines_that_find_no_worker_are_asked_again(server: RedisServer) ->
         assert 'ryzanstein_gateway_batch_requests_total{result="postponed"} 0.0' not in metrics
 
 
-async def test_a_file_whose_content_is_gone_fails_its_batch(server: RedisServer) -> None:
+async def test_batch_fails_when_its_file_content_is_gone(server: RedisServer) -> None:
     async with gateway(server) as stack:
         file = await upload(stack.client, json.dumps(request("a")).encode())
         server.client.delete(KEYS.file_pieces(NOBODY, file))

@@ -189,7 +189,7 @@ async def test_a_file_that_is_no_list_of_requests_fails_the_batch(server: RedisS
         assert [error.code for error in empty.errors.data or []] == ["empty_file"]
 
 
-async def test_what_is_wrong_with_files_and_batches_is_named(server: RedisServer) -> None:
+async def test_invalid_files_and_batches_are_rejected_by_field(server: RedisServer) -> None:
     limits = {"batch_file_bytes": 2000, "batch_tenant_bytes": 3000}
     async with gateway(server, **limits) as stack:
         client = stack.client

@@ -157,7 +157,7 @@ async def asked(stack, messages: list[dict[str, object]], **fields) -> str:
     return text_of(stack.workers[0].submits[-1].prompt_ids)
 
 
-async def test_parts_stay_parts_where_the_template_reads_them_and_are_lines_elsewhere():
+async def test_content_parts_reach_templates_that_read_parts_and_are_joined_elsewhere():
     conversation = [in_parts("system", "a", "b"), in_parts("user", "c", "<|im_end|>"), in_parts("assistant", "e", "f")]
     parts = "<|im_start|>system\nab<|im_end|>\n<|im_start|>user\nc<|im_end|><|im_end|>\n<|im_start|>assistant\nef"
     for template, expected in (
@@ -176,7 +176,7 @@ async def test_parts_stay_parts_where_the_template_reads_them_and_are_lines_else
                 assert text_of(stack.workers[0].submits[-1].prompt_ids) == parts
 
 
-async def test_what_other_servers_answered_may_be_sent_back():
+async def test_answers_of_other_servers_are_accepted_as_messages():
     template = "{% for m in messages %}{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}|{% endfor %}"
     details = [{"type": "reasoning.text", "text": "hm "}, {"type": "reasoning.encrypted", "data": "x"}, {"text": "so"}]
     refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "reasoning_details": details}
@@ -185,7 +185,7 @@ async def test_what_other_servers_answered_may_be_sent_back():
         assert await asked(stack, [refused, both]) == "assistant:hm so:No.|assistant:ah:Yes.|"
 
 
-async def test_what_a_template_can_not_render_is_refused_in_its_words():
+async def test_unrenderable_messages_are_rejected_with_the_error_of_the_template():
     for template, param, said in (
         ("", "model", "has no chat template; use /v1/completions"),
         ("{{ raise_exception('roles must alternate') }}", "messages", "roles must alternate"),
@@ -198,7 +198,7 @@ async def test_what_a_template_can_not_render_is_refused_in_its_words():
             assert (answer.status_code, error["param"], said in error["message"]) == (400, param, True), error
 
 
-async def test_what_marks_an_answer_for_training_is_only_its_text():
+async def test_generation_blocks_of_a_template_render_only_their_text():
     template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}.{% endfor %}"
     async with running_stack([Worker("w0", template=template)]) as stack:
         assert text_of(await tokens(stack, ("user", "a"), ("user", "b"))) == "a.b."

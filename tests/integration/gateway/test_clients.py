@@ -77,7 +77,7 @@ async def test_calls_have_the_names_of_the_tools_that_were_offered(stack: Stack)
     assert [tool["type"] for tool in whole["tools"]] == ["function", "namespace", "custom"]
 
 
-async def test_what_the_agent_sends_back_stands_in_the_prompt_under_the_same_names(stack: Stack) -> None:
+async def test_tool_results_of_an_agent_are_in_the_prompt_under_the_same_names(stack: Stack) -> None:
     body = CODEX.body | {"input": [*CODEX.body["input"], *CODEX.result], "stream": False}
     assert (await stack.http.post(CODEX.path, json=body)).status_code == 200
     prompt = text_of(list(stack.workers[0].submits[-1].prompt_ids))

@@ -99,7 +99,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-async def test_what_cannot_be_compared_is_named(stack: Stack) -> None:
+async def test_invalid_comparison_is_rejected_by_field(stack: Stack) -> None:
     for path, body, param, says in WRONG:
         answer = await stack.http.post(path, json=body)
         error = answer.json()["error"]

@@ -65,7 +65,7 @@ async def test_every_api_waits_for_the_first_worker(waiting: tuple[Stack, Stub])
         assert (await client.until("done", "a"))["finish_reason"] == "length"
 
 
-async def test_who_has_waited_in_vain_hears_503_and_when_to_come_again(waiting: tuple[Stack, Stub]) -> None:
+async def test_expired_wait_returns_503_with_retry_after(waiting: tuple[Stack, Stub]) -> None:
     stack, stub = waiting
     stack.router.queue_s = 0.2
     for path, body in (("/v1/completions", BODY), ("/v1/embeddings", {"model": MODEL, "input": "a"})):

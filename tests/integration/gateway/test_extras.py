@@ -65,7 +65,7 @@ async def test_temperature_zero_and_defaults(stack: Stack) -> None:
     assert not sampling.HasField("logprobs")
 
 
-async def test_what_the_publisher_recommends_is_the_default() -> None:
+async def test_recommended_sampling_of_the_model_is_the_default() -> None:
     recommended = worker_pb2.SamplingDefaults(temperature=0.7, top_p=0.25, top_k=7, repetition_penalty=1.5)
     async with running_stack([Worker("w0", sampling=recommended)]) as stack:
         messages = [{"role": "user", "content": "hi"}]
@@ -208,7 +208,7 @@ async def test_streamed_token_ids_begin_with_the_prompts(stack: Stack) -> None:
     assert [token_id for choice in choices for token_id in choice["token_ids"]] == whole["token_ids"]
 
 
-async def test_prompt_logprobs_are_refused_where_a_stream_has_no_place_for_them(stack: Stack) -> None:
+async def test_prompt_logprobs_are_rejected_in_streams(stack: Stack) -> None:
     answer = await stack.complete(prompt=PROMPT, prompt_logprobs=1, stream=True)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
 

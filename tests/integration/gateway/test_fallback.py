@@ -105,7 +105,7 @@ async def test_the_fallback_answers_for_a_model_without_workers(ask: Ask) -> Non
 
 
 @APIS
-async def test_the_fallback_takes_over_a_request_whose_workers_went_before_its_first_token(ask: Ask) -> None:
+async def test_fallback_answers_when_all_workers_leave_before_the_first_token(ask: Ask) -> None:
     async with two_models() as (stack, stub):
         stack.router.away = {"w0"}
         assert await ask(stack, stub) == Answer(OTHER, expected_text())

@@ -67,7 +67,7 @@ async def claimed(store: JobStore) -> Claim:
     return claim
 
 
-async def test_what_is_wrong_with_a_job_is_named(server: RedisServer) -> None:
+async def test_invalid_job_is_rejected_by_field(server: RedisServer) -> None:
     async with gateway(server) as stack:
         good, store = await file(stack, *[LINE] * 10), finetuner(server)
         jobs = stack.client.fine_tuning.jobs
@@ -222,7 +222,7 @@ async def test_job_fails_after_three_unexpected_errors(server: RedisServer, monk
         assert served == [job.id] * 3
 
 
-async def test_what_jobs_leave_is_removed_but_no_adapter_that_is_served(server: RedisServer, tmp_path: Path) -> None:
+async def test_job_leftovers_are_removed_except_served_adapters(server: RedisServer, tmp_path: Path) -> None:
     jobs = tmp_path / "jobs"
     store, client = finetuner(server), open_redis(RedisAccess(server.url), 5.0)
     for name in ("running", "failed", "forgotten", "served", "recent"):
@@ -259,7 +259,7 @@ def _below(folder: Path) -> dict[str, set[str]]:
     return {path.name: {below.name for below in path.iterdir()} for path in folder.iterdir()}
 
 
-def test_training_whose_fine_tuner_has_died_does_not_begin(tmp_path: Path) -> None:
+def test_training_does_not_begin_when_its_fine_tuner_has_died(tmp_path: Path) -> None:
     """The kernel ends it later on; what it can't see is a death before training has asked for that."""
     command = [sys.executable, "-m", "services.finetuner.training", str(tmp_path), "base", "1", "16", "1", "0"]
     environment = {**os.environ, PARENT_VARIABLE: "1"}

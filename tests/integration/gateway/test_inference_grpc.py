@@ -189,7 +189,7 @@ def test_the_contract_has_every_field_that_rest_honours(kind: type[msgspec.Struc
     assert missing == ({"function_call", "prefix"} if kind is Message else set())  # other forms of fields there
 
 
-async def test_what_cannot_be_honoured_is_refused_by_name() -> None:
+async def test_unsupported_field_is_rejected_by_name() -> None:
     newer = pb.GenerateRequest(prompt="a", options=options())
     newer.options.MergeFromString(b"\xf8\x3e\x01")  # field 1007
     async with inference(unknown_fields="refuse") as (_, stub):

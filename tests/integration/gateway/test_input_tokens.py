@@ -70,7 +70,7 @@ async def test_wrong_bodies_are_refused_by_field(stack: Stack) -> None:
         await stack.client.responses.input_tokens.count(model="unknown", input="a")
 
 
-async def test_it_needs_a_key_and_counts_as_a_request(server: RedisServer) -> None:
+async def test_input_token_count_needs_a_key_and_counts_as_a_request(server: RedisServer) -> None:
     async with tenancy(server, entry("secret", requests_per_minute=1)) as stack:
         assert (await stack.http.post(PATH, json={"input": "a"})).status_code == 401
         headers = {"authorization": "Bearer secret"}

@@ -161,7 +161,7 @@ async def test_largest_bodies_are_rejected_by_field_name_without_delaying_other_
         assert not stack.workers[0].submits
 
 
-async def test_what_fits_is_still_served_beside_a_long_text():
+async def test_requests_that_fit_are_served_with_large_fields():
     async with running_stack([Worker("w0")]) as stack:
         text = "x" * (MAX_LEN - 20)
         ran = await stack.complete(prompt=text, max_tokens=1, metadata={"a": "b" * 100_000})
@@ -218,7 +218,7 @@ async def test_the_same_over_a_websocket():
             assert answer["error"]["param"] == param, name
 
 
-async def test_who_is_over_his_limit_hears_429_before_his_prompt_is_read(tmp_path):
+async def test_rate_limited_request_gets_429_before_its_prompt_is_read(tmp_path):
     keys = [{"key_sha256": digest_of("k"), "name": "acme", "requests_per_minute": 1}]
     url = f"unix://{tmp_path}/none.sock"
     async with running_stack([Worker("w0")], tenancy=True, api_keys=json.dumps(keys), redis_url=url) as stack:

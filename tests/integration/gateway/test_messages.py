@@ -219,7 +219,7 @@ async def test_failures_are_the_clients_own_before_and_within_a_stream() -> None
 NEVER = {"type": "json_schema", "schema": {"const": 2**53 + 1}}
 
 
-async def test_what_is_nested_too_deeply_is_refused() -> None:
+async def test_deeply_nested_value_is_rejected() -> None:
     used = [{"type": "tool_use", "id": "c", "name": "f", "input": "DEEP"}]
     given = [{"type": "tool_result", "tool_use_id": "c"}]
     called = [{"id": "c", "function": {"name": "f", "arguments": "DEEP"}}]
@@ -396,7 +396,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_what_cannot_be_asked_is_named() -> None:
+async def test_unsupported_request_is_rejected_by_field() -> None:
     async with served() as (stack, _client):
         for fields, param, says in WRONG:
             answer = await stack.http.post(MESSAGES, json=ASK | fields)

@@ -138,7 +138,7 @@ async def test_client_retries_only_retryable_errors() -> None:
         assert len(stack.router.routes) == routes, "a bad request stays bad"
 
 
-async def test_a_token_whose_text_is_not_certain_yet_is_seen_as_an_empty_piece() -> None:
+async def test_incomplete_character_is_streamed_as_an_empty_chunk() -> None:
     """Half of a character is nothing to show, but the stream goes on: clients that watch its pace see every token."""
     halves = [byte_level().token_to_id(half) for half in "Ã©"]  # the two bytes of an e with an acute accent
     accents = Worker("w0", token=lambda _prompt, _seed, position: halves[position % 2], step_s=0.2)

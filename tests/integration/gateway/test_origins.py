@@ -93,7 +93,7 @@ async def test_any_page_may_where_the_list_says_so():
 
 
 @pytest.mark.parametrize("media", ["text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded"])
-async def test_a_body_that_is_declared_as_something_else_is_415(media: str):
+async def test_body_of_another_media_type_gets_415(media: str):
     async with running_stack([Worker("w0")]) as stack:
         for path in ("/v1/completions", "/v1/embeddings", "/tokenize"):
             answer = await stack.http.post(path, content=json.dumps(BODY), headers={"content-type": media})

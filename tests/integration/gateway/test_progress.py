@@ -68,7 +68,7 @@ async def test_a_request_that_no_worker_dies_of_ends_with_its_cause_and_not_as_p
         await eventually(lambda: kind == "failed" or len(worker.cancelled) == 4)
 
 
-async def test_a_request_whose_time_is_over_has_its_own_error_and_harms_no_worker() -> None:
+async def test_request_past_its_deadline_gets_its_own_error_and_blames_no_worker() -> None:
     worker, port = Worker("w0", prefill_s=60.0), free_port()
     async with running_stack([worker], request_timeout_s=2.0, grpc_port=port) as stack:
         status, error = await failure(stack)

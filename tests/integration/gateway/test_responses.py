@@ -194,7 +194,7 @@ async def test_a_conversation_lives_on_by_use_and_ends_with_its_lifetime(server:
         assert (await post(stack, previous_response_id=second["id"])).status_code == 400
 
 
-async def test_what_is_kept_has_bounds(server: RedisServer) -> None:
+async def test_stored_responses_are_bounded_in_size(server: RedisServer) -> None:
     bounds = {"responses_max_bytes": 4000, "responses_tenant_bytes": 7000}
     async with running_stack([Worker("w0")], redis_url=server.url, **bounds) as stack:
         made = [await create(stack) for _ in range(6)]

@@ -134,7 +134,7 @@ async def test_the_only_worker_may_come_back_under_its_name() -> None:
 
 
 @pytest.mark.parametrize("kind", ["break", "ranks_died"])
-async def test_whoever_dies_alone_after_two_deaths_at_the_same_place_is_poison(kind: str) -> None:
+async def test_request_is_poison_when_its_solo_trial_dies_at_the_place_of_two_deaths(kind: str) -> None:
     def poisoned() -> list[Fault]:
         return [Fault(kind, 3) for _ in range(5)]
 
@@ -160,7 +160,7 @@ async def test_whoever_dies_alone_after_two_deaths_at_the_same_place_is_poison(k
         )
 
 
-async def test_a_suspect_whose_worker_dies_after_some_tokens_is_tried_again() -> None:
+async def test_suspect_is_retried_when_its_worker_dies_further_on() -> None:
     """Two deaths at one place, then one in the trial, further on: that may be anybody's."""
     worker = Worker("w0", faults=[Fault("break", 3), Fault("break", 3), Fault("break", 5)])
     async with running_stack([worker]) as stack:
@@ -222,7 +222,7 @@ async def test_a_refusal_is_final() -> None:
 @pytest.mark.parametrize(
     ("kind", "status", "code"), [("mistake", 500, "generation_failed"), ("astray", 400, "grammar_failed")]
 )
-async def test_what_a_worker_can_not_go_on_with_is_told(kind: str, status: int, code: str) -> None:
+async def test_unresumable_worker_error_is_returned(kind: str, status: int, code: str) -> None:
     async with running_stack([Worker("w0", faults=[Fault(kind, 2)])]) as stack:
         answer = await stack.complete(prompt=PROMPT, max_tokens=5)
         error = answer.json()["error"]
@@ -339,7 +339,7 @@ async def test_a_gone_client_cancels_its_worker_streaming_or_not() -> None:
             assert worker.cancelled == [worker.submits[-1].request_id]
 
 
-async def test_one_connection_serves_many_requests() -> None:
+async def test_shared_connection_serves_many_requests() -> None:
     worker = Worker("w0", step_s=0.01)
     async with running_stack([worker]) as stack:
         answers = await asyncio.gather(*(stream_once(stack, seed) for seed in range(20)))

@@ -112,7 +112,7 @@ async def test_logprobs_come_with_their_tokens() -> None:
                     assert [value for part in got for value in part[field]] == whole[field]
 
 
-async def test_what_a_socket_cannot_carry_is_refused_by_name() -> None:
+async def test_field_unsupported_over_websocket_is_rejected_by_name() -> None:
     async with running_stack([Worker("w0")]) as stack, connect(stack) as socket:
         client = Client(socket)
         for field, fields in (

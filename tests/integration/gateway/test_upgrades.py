@@ -60,7 +60,7 @@ async def test_an_upgrade_that_is_not_offered_is_ignored(
     assert len(stack.workers[0].submits) == 5
 
 
-async def test_what_is_no_handshake_is_refused_at_once(stack: Stack) -> None:
+async def test_invalid_handshake_is_rejected_at_once(stack: Stack) -> None:
     opening = b"GET /v1/stream HTTP/1.1\r\nhost: x\r\n" + WEBSOCKET + KEY
     for data in (
         sized(WEBSOCKET),

@@ -57,7 +57,7 @@ async def test_cached_prefixes_attract_until_the_coordinator_dies(fleet: RouterR
     assert not any(c.matched_tokens for c in placed.decision.candidates)
 
 
-async def test_whoever_gets_a_session_away_from_its_cache_is_told_where_the_cache_is(fleet: RouterRig) -> None:
+async def test_worker_of_a_moved_session_gets_a_pull_hint_to_the_cache(fleet: RouterRig) -> None:
     chain = list(range(1, 101))
     moving = {"prefill_tokens_per_s": 1000, "kv_bytes_per_token": 50_000}
     free = await fleet.worker("free", pull_bytes_per_s=1e9, **moving)

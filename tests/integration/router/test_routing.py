@@ -46,7 +46,7 @@ async def test_explain_names_every_workers_terms_the_cheapest_first(fleet: Route
     assert terms["idle"].cost_ms < terms["busy"].cost_ms
 
 
-async def test_own_dispatches_count_until_the_worker_acknowledges_them(fleet: RouterRig) -> None:
+async def test_own_dispatches_count_until_acknowledged_by_the_worker(fleet: RouterRig) -> None:
     worker = await fleet.worker("only")
     router = await fleet.router(workers=1, ROUTER_ID="router-a")
     ticket = (await router.Route(ask(prompt_tokens=5000))).ticket
@@ -125,7 +125,7 @@ async def test_status_codes_name_the_kind_of_error(fleet: RouterRig) -> None:
     assert empty.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_who_waits_is_refused_before_its_caller_gives_up(fleet: RouterRig) -> None:
+async def test_queued_request_is_rejected_before_the_deadline_of_its_caller(fleet: RouterRig) -> None:
     await fleet.worker("only", queued_prefill_tokens=1_000_000)
     router = await fleet.router(workers=0, QUEUE_TIMEOUT_S="60")
     await until(lambda: lists(router, "only"))

@@ -155,7 +155,7 @@ async def test_seed_determines_the_sampled_tokens(engine: Engine) -> None:
     assert one == again != other
 
 
-async def test_log_probabilities_come_for_every_token_that_asks_for_them(engine: Engine) -> None:
+async def test_log_probabilities_are_returned_for_every_token_on_request(engine: Engine) -> None:
     answer = await complete(engine, ask(logprobs=3))
     assert [row.token_id for row in answer.logprobs] == answer.ids
     assert all(row.logprob <= 0 and row.rank >= 1 and len(row.top_ids) == 3 for row in answer.logprobs)
@@ -207,7 +207,7 @@ async def test_cancelled_request_emits_no_more_tokens(engine: Engine) -> None:
     engine.cancel(request)  # again, and nothing happens
 
 
-async def test_what_can_never_fit_is_refused_by_its_field(engine: Engine) -> None:
+async def test_oversized_request_is_rejected_by_field(engine: Engine) -> None:
     assert engine.facts is not None
     with pytest.raises(TooLongError) as refused:
         submitted(engine, ask([5] * engine.facts.max_request_tokens))

@@ -109,7 +109,7 @@ async def test_every_step_moves_every_request_that_has_not_ended() -> None:
         assert all(one.signs > other.signs for one, other in zip(after, before, strict=True))
 
 
-async def test_what_depends_on_generated_tokens_is_generated_again() -> None:
+async def test_resume_with_penalties_or_grammar_regenerates_the_tokens() -> None:
     core = FakeCore()
     async with serving(core) as engine:
         sink = submitted(engine, ask(generated=(7, 7), presence_penalty=0.5))
@@ -127,7 +127,7 @@ async def test_what_depends_on_generated_tokens_is_generated_again() -> None:
         assert output.prefill is not None
 
 
-async def test_what_vllm_cannot_compute_is_refused_by_its_field() -> None:
+async def test_request_unsupported_by_vllm_is_rejected_by_field() -> None:
     async with serving(FakeCore()) as engine:
         for request, field in (
             (ask(temperature=3.0), "sampling.temperature"),

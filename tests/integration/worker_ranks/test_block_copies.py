@@ -43,7 +43,7 @@ async def test_copies_keep_their_place_between_steps_and_count_like_computed_blo
     assert (await conversation.result()).token_ids == (expected,)
 
 
-async def test_what_cannot_be_copied_is_refused_and_the_next_order_is_carried_out(make_group: MakeGroup) -> None:
+async def test_invalid_copy_is_rejected_and_the_next_order_succeeds(make_group: MakeGroup) -> None:
     group = make_group(1)
     await group.start()
     with pytest.raises(ValueError, match="do not fit a staging area"):

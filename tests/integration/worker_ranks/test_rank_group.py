@@ -51,7 +51,7 @@ async def assert_idle(of_ranks: list[int]) -> None:
     assert cpu_s() - before < 4.0 * share + 0.015, "counted in ticks of 0.01 s"
 
 
-async def test_one_and_two_ranks_are_launched_draw_the_same_tokens_and_rest(make_group: MakeGroup) -> None:
+async def test_single_rank_and_two_ranks_sample_the_same_tokens_and_idle(make_group: MakeGroup) -> None:
     tokens = []
     for ranks in (1, 2):
         group = make_group(ranks)

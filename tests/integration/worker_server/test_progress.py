@@ -124,7 +124,7 @@ async def test_a_load_of_an_adapter_is_progress_while_the_ranks_read(
         assert len(answer.ids) == 5
 
 
-async def test_what_was_computed_of_a_prompt_that_was_given_up_is_found_by_the_next_try(redis_url: str) -> None:
+async def test_retry_reuses_the_prefilled_blocks_of_a_cancelled_prompt(redis_url: str) -> None:
     async with a_worker(redis_url) as (worker, gateway):
         worker.group.step_s = 2 * BEAT_MS / 1e3
         given_up = await gateway.submit(PROMPT)

@@ -77,7 +77,7 @@ async def test_company_chunks_hits_and_resumes_change_no_token(
         assert [answer.ids for answer in resumed] == [tokens[17:] for _, tokens in expected]
 
 
-async def test_who_leaves_the_grammar_fails_alone(
+async def test_grammar_violation_fails_only_its_own_request(
     server: ServerProcess, greedy: dict[str, tuple[list[int], list[int]]]
 ) -> None:
     """Generated tokens that its grammar does not allow: a matcher that cannot go on, whatever the reason."""
@@ -209,7 +209,7 @@ async def test_sigterm_hands_off_requests_and_leaves_no_processes_or_segments_be
         assert not [line for line in lines if line["level"] == "error"]
 
 
-async def test_a_worker_whose_ranks_do_not_come_back_in_time_gives_up_and_says_why(
+async def test_worker_exits_with_a_reason_when_its_ranks_miss_the_recovery_limit(
     tmp_path: Path, redis_url: str
 ) -> None:
     """Sooner than they can start; what a failed start is named by is in test_lifecycle.py."""

@@ -25,7 +25,7 @@ async def test_tokens_are_those_of_the_model_and_end_with_a_reason(worker: Runni
             assert answer.last.finish == pb.FINISH_REASON_LENGTH
 
 
-async def test_one_message_carries_the_tokens_of_a_whole_step(worker: RunningWorker) -> None:
+async def test_message_carries_the_tokens_of_a_whole_step(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
         before = worker.group.n_steps
@@ -132,7 +132,7 @@ async def test_a_malformed_submit_names_its_field(worker: RunningWorker, field: 
         assert neighbour.ids == generate([8, 8], 30, GREEDY)
 
 
-async def test_what_can_never_fit_is_refused_with_the_largest_size(worker: RunningWorker) -> None:
+async def test_oversized_request_is_rejected_with_the_largest_size(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
         most = (await gateway.state()).max_request_tokens
