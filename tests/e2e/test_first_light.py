@@ -175,7 +175,7 @@ def test_killed_supervisor_leaves_no_processes(tmp_path: Path) -> None:
         assert not alive, f"left behind: {[p.cmdline() for p in alive]}"
 
 
-def test_what_is_not_ready_in_time_says_why(tmp_path: Path) -> None:
+def test_start_time_out_names_the_reason(tmp_path: Path) -> None:
     refused = ryzanstein("up", *TINY, "--port", str(free_port()), "--start-timeout", "1", runtime_dir=tmp_path)
     assert refused.returncode != 0
     (line,) = refused.stderr.strip().splitlines()

@@ -139,7 +139,7 @@ def results(float32_stack: RunningStack, tmp_path_factory: pytest.TempPathFactor
     return found
 
 
-def test_endings_have_the_likelihoods_that_transformers_gives_them(
+def test_likelihoods_of_endings_equal_those_of_transformers(
     results: dict[str, list[dict[str, Any]]], reference: Reference
 ) -> None:
     for document, sample in zip(documents(), results["endings"], strict=True):
@@ -151,7 +151,7 @@ def test_endings_have_the_likelihoods_that_transformers_gives_them(
         assert sample["acc"] == float(best == document["right"])
 
 
-def test_whole_texts_have_the_bits_per_byte_that_transformers_gives_them(
+def test_bits_per_byte_of_texts_equal_those_of_transformers(
     results: dict[str, list[dict[str, Any]]], reference: Reference
 ) -> None:
     for document, sample in zip(documents(), results["texts"], strict=True):

@@ -190,7 +190,7 @@ def ask(watched: Watched, session: str = "", **headers: str) -> httpx.Response:
     return answer
 
 
-def test_every_panel_shows_something_and_every_rule_is_evaluated(watched: Watched) -> None:
+def test_every_panel_shows_data_and_every_rule_is_evaluated(watched: Watched) -> None:
     def unevaluated() -> list[str]:
         groups = httpx.get(f"{watched.prometheus}/api/v1/rules", timeout=60).json()["data"]["groups"]
         evaluated = [rule for group in groups for rule in group["rules"]]

@@ -239,7 +239,7 @@ def test_a_killed_worker_is_noted_and_the_text_goes_on(page: Page, stack: Runnin
     assert page.find(".seam")
 
 
-def test_nothing_in_an_answer_acts(page: Page, stack: RunningStack) -> None:
+def test_harmful_answer_is_shown_inert(page: Page, stack: RunningStack) -> None:
     page.say(HARMFUL)
     told = page.end_saying()
     assert page.browser.execute_script("return window.harmed") is None
@@ -318,7 +318,7 @@ def test_vendored_libraries_match_their_listed_hashes() -> None:
         assert sha256((PLAYGROUND / "vendor" / name).read_bytes()).hexdigest() == digest, name
 
 
-def test_it_works_below_a_path_and_only_its_own_files_are_served(stack: RunningStack) -> None:
+def test_playground_works_below_a_path_and_serves_only_its_own_files(stack: RunningStack) -> None:
     with httpx.Client(base_url=stack.url) as client:
         page = client.get("/")
         assert "script-src 'self'" in page.headers["content-security-policy"]

@@ -57,7 +57,7 @@ def test_a_stream_is_the_whole_response(client: openai.OpenAI) -> None:
     assert (whole.incomplete_details is not None) == (whole.status == "incomplete")
 
 
-def test_it_parses_into_a_model_streamed_or_not(client: openai.OpenAI) -> None:
+def test_response_parses_into_a_pydantic_model_streamed_or_not(client: openai.OpenAI) -> None:
     ask = {**COMMON, "input": "Who?", "text_format": Person}
     parsed = client.responses.parse(**ask)
     assert parsed.status == "completed"
@@ -148,7 +148,7 @@ def test_a_conversation_is_kept_listed_and_deleted(client: openai.OpenAI, stack:
         ({"max_output_tokens": 100_000}, "input"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_asked_is_named(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+def test_unsupported_request_is_rejected_by_field(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(**{"input": "hi", **COMMON, **fields})
     assert refused.value.param == param, refused.value

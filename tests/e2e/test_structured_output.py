@@ -137,7 +137,7 @@ def test_tagged_structures_follow_their_schemas_in_free_text(client: httpx.Clien
         assert " <f>7</f>".startswith(found := re.findall(r" [^ ]*", choice["text"])[0][:9]), found
 
 
-def test_what_no_grammar_enforces_is_checked_when_the_text_has_ended(client: httpx.Client) -> None:
+def test_unenforced_schema_keywords_are_checked_at_the_end_of_the_text(client: httpx.Client) -> None:
     digits = {"type": "array", "items": {"type": "integer", "minimum": 10, "maximum": 99}, "uniqueItems": True}
     ask = {"prompt": "x = ", "max_tokens": 100, "temperature": 1.5, "seed": 1}
     pairs = {**ask, "guided_json": {**digits, "maxItems": 2, "minItems": 2}}
@@ -159,7 +159,7 @@ def test_what_no_grammar_enforces_is_checked_when_the_text_has_ended(client: htt
         assert client.post("/v1/completions", json={**impossible, **cut}).status_code == 200
 
 
-def test_it_goes_together_with_n_seeds_stops_logprobs_and_limits(client: httpx.Client) -> None:
+def test_constraint_combines_with_n_seeds_stops_logprobs_and_limits(client: httpx.Client) -> None:
     one, two = choices(client, guided_regex=CODE, n=2, logprobs=3)
     assert one["text"] != two["text"]
     assert all(re.fullmatch(CODE, choice["text"]) for choice in (one, two))
@@ -237,7 +237,7 @@ def test_the_official_client_parses(stack: RunningStack) -> None:
         ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_followed_is_refused_by_field(
+def test_invalid_constraint_is_rejected_by_field(
     client: httpx.Client, ask: dict[str, Any], param: str, words: str
 ) -> None:
     answer = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 5, **ask})
@@ -280,6 +280,6 @@ def test_junk_constraint_is_followed_or_rejected_without_hurting_other_requests(
     assert answer.status_code in (200, 400), (ask, answer.text)
 
 
-def test_nobody_was_harmed(stack: RunningStack, client: httpx.Client) -> None:
+def test_no_ranks_were_lost_and_requests_still_complete(stack: RunningStack, client: httpx.Client) -> None:
     assert not stack.resumes()["ranks_lost"]
     assert complete(client, guided_choice=["fine"]) == "fine"

@@ -151,7 +151,7 @@ def test_no_choice_no_call_and_strict_tools_beside_text(client: openai.OpenAI) -
         ({"tools": UNSUPPORTED, "tool_choice": "required"}, "tools"),
     ],
 )
-def test_what_cannot_be_asked_is_named(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+def test_unsupported_request_is_rejected_by_field(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**COMMON, **fields)
     assert refused.value.param == param, refused.value

@@ -51,7 +51,7 @@ def public_grpc(stack: RunningStack, grpc_port: int, traceparent: str) -> None:
     ("call", "arrival"),
     [(rest, "POST /v1/completions"), (websocket, "stream completion"), (public_grpc, "Generate")],
 )
-def test_one_trace_from_the_request_to_prefill_and_decode(
+def test_trace_spans_the_request_to_prefill_and_decode(
     traces: tuple[Collector, dict[str, str]],
     stack: RunningStack,
     grpc_port: int,
