@@ -64,7 +64,7 @@ def findings(installation: Installation, kubeconfig: Path) -> list[dict[str, Any
     return found
 
 
-def test_nothing_is_wrong(well: Installation, kubeconfig: Path) -> None:
+def test_doctor_reports_no_findings_on_a_healthy_cluster(well: Installation, kubeconfig: Path) -> None:
     assert findings(well, kubeconfig) == []
 
 

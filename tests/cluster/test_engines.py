@@ -169,7 +169,7 @@ def assert_whole(load: Load) -> None:
     assert load.served
 
 
-def test_nothing_is_ready_before_vllm_serves(ours_alone: Installation, terminal: Terminal, values: Path) -> None:
+def test_vllm_pods_are_unready_until_vllm_serves(ours_alone: Installation, terminal: Terminal, values: Path) -> None:
     """Pods, the model's route and the status say that vLLM is starting; our own engine's pool serves meanwhile."""
     kube = ours_alone.kube
     refused = ask(ours_alone, VLLMS)

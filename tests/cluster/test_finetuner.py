@@ -43,7 +43,7 @@ def tuning(namespaces: Namespaces) -> Installation:
     return installation
 
 
-def test_a_job_whose_pod_is_killed_finishes_and_is_served(
+def test_job_finishes_and_is_served_when_its_pod_is_killed(
     tuning: Installation, rig: Rig, figures: dict[str, object]
 ) -> None:
     client = openai.OpenAI(base_url=f"{tuning.url}/v1", api_key="unused")

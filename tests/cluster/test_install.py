@@ -69,7 +69,7 @@ def test_no_service_leaves_a_file_in_its_home(defaults: Installation) -> None:
         assert (home, left) == ("/tmp", []), component
 
 
-def test_nothing_was_restarted(defaults: Installation) -> None:
+def test_no_container_restarted(defaults: Installation) -> None:
     restarts = {name: count for name, count in defaults.kube.restarts().items() if "-secrets-" not in name}
     assert not any(restarts.values()), restarts
 

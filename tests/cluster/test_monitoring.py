@@ -47,7 +47,7 @@ def test_every_pod_is_scraped(installed: Installation, prometheus: Prometheus) -
 
 
 @pytest.mark.smoke
-def test_every_panel_shows_something_and_every_rule_is_evaluated(
+def test_every_panel_shows_data_and_every_rule_is_evaluated(
     installed: Installation, traffic: Traffic, prometheus: Prometheus
 ) -> None:
     with Load(traffic):

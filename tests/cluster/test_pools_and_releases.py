@@ -46,7 +46,9 @@ def test_a_pool_for_each_model(pools: Installation) -> None:
         assert httpx.post(f"{pools.url}/v1/completions", json=body).raise_for_status().json()["model"] == model
 
 
-def test_one_of_two_ranks_killed(pools: Installation, rig: Rig, figures: dict[str, object]) -> None:
+def test_worker_restarts_both_ranks_when_a_rank_is_killed(
+    pools: Installation, rig: Rig, figures: dict[str, object]
+) -> None:
     """Its worker starts both anew by itself; the streams go on elsewhere."""
     before = pools.kube.restarts()
     pair = [pod for pod in pools.pods("worker") if "-pair-" in pod["metadata"]["name"]]
@@ -74,7 +76,7 @@ def test_releases_are_isolated_from_each_other(pools: Installation, namespaces: 
     pools.kube.until("nothing is left", lambda: not pools.kube.items(KINDS, left))  # pods may still be ending
 
 
-def test_what_stays_is_taken_up_again(namespaces: Namespaces) -> None:
+def test_reinstalled_release_reuses_passwords_certificates_and_claim(namespaces: Namespaces) -> None:
     """Only passwords, certificates and Redis's claim stay; a release of the same name finds in them what it had."""
     installation = Installation(namespaces("again"))
     installation.install(*settings(KEPT))

@@ -170,7 +170,7 @@ def typed(command: Command, terminal: Terminal, values: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("page", FOLLOWED, ids=lambda page: page.stem)
-def test_what_a_page_tells_to_type_works(page: Path, planted: Installation, terminal: Terminal) -> None:
+def test_commands_of_a_runbook_work(page: Path, planted: Installation, terminal: Terminal) -> None:
     (node, *_) = planted.kube.items("nodes")
     values = {
         "NAMESPACE": planted.kube.namespace,

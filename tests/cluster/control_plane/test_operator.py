@@ -85,7 +85,7 @@ def objects(kube: Kube) -> list[Object]:
     return kube.items("podmonitors,prometheusrules", "app.kubernetes.io/instance=ryzanstein")
 
 
-def test_what_the_monitor_selects_is_there(kube: Kube) -> None:
+def test_monitor_selects_exactly_the_pods_with_metrics(kube: Kube) -> None:
     """Both kinds come with the mode and go with it; the monitor selects every pod that has metrics, and no other."""
     with with_operator(kube):
         install(kube)

@@ -99,7 +99,7 @@ BY_HAND = ("secrets.generate=false", "tls.mode=off")
         ),
     ],
 )
-def test_an_upgrade_without_components_passwords_is_refused_before_anything_changes(
+def test_upgrade_without_component_passwords_is_rejected_before_any_change(
     namespace: Kube, sets: tuple[str, ...], made: dict[str, list[str]], said: str
 ) -> None:
     install(namespace, *sets, "redis.auth.users=shared")

@@ -142,7 +142,7 @@ async def test_a_training_goes_on_with_the_next_fine_tuner_and_in_the_next_pod(
         assert not kube.items("jobs", TRAININGS), "it made room for the next one"
 
 
-async def test_what_is_not_wanted_any_more_goes(kube: Kube, tuner: FinetunerSettings) -> None:
+async def test_unwanted_training_is_removed(kube: Kube, tuner: FinetunerSettings) -> None:
     async def wanted(member: str) -> bool:
         asked.append(member)
         return False
