@@ -138,7 +138,7 @@ def test_heads_of_extreme_numbers(name: str, number: float) -> None:
     assert torch.equal(ours.layers[0][1, :, : 16 * 16], reference.layers[0][1, :, : 16 * 16]), "codes"
 
 
-def test_a_writer_whose_codes_differ_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_with_different_codes_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     ops, launched = TritonOps(torch.bfloat16, DEVICE), []
 
     def spoil(self: CodeWriter, form: ScaledCodes, layer: torch.Tensor, *_: object) -> None:
