@@ -68,7 +68,7 @@ def test_any_user_has_a_home_that_can_be_written_to(image: Images, target: str) 
 
 
 @pytest.mark.parametrize("target", SERVICES)
-def test_nothing_is_compiled_at_start(image: Images, target: str) -> None:
+def test_modules_are_precompiled_in_the_image(image: Images, target: str) -> None:
     modules = SERVICES[target]
     assert image(target).output("python", "-c", UNCOMPILED.format(modules=modules)).splitlines()[-1] == "[]"
 
