@@ -25,7 +25,7 @@ VALUES = {
 
 
 @pytest.fixture(scope="module")
-def anyones(namespaces: Namespaces) -> Installation:
+def arbitrary_uid(namespaces: Namespaces) -> Installation:
     installation = Installation(namespaces("arbitrary-uid", labels=RESTRICTED))
     installation.install(*settings(VALUES))
     return installation
@@ -36,28 +36,28 @@ def password(installation: Installation, generation: int) -> bytes:
     return base64.b64decode(secret["data"]["password"])
 
 
-def test_release_runs_under_any_user_id(anyones: Installation) -> None:
-    traffic = Traffic.undisturbed(anyones.url, streams=4, tokens=20)
+def test_release_runs_under_any_user_id(arbitrary_uid: Installation) -> None:
+    traffic = Traffic.undisturbed(arbitrary_uid.url, streams=4, tokens=20)
     assert all(answer.ids for answer in traffic.expected)
     for component in ("gateway", "router", "coordinator", "worker"):
-        name = anyones.pod(component)["metadata"]["name"]
-        assert anyones.kube.exec(name, "id", "-u").strip() == str(UID)
-    assert not any(count for name, count in anyones.kube.restarts().items() if "-secrets-" not in name)
+        name = arbitrary_uid.pod(component)["metadata"]["name"]
+        assert arbitrary_uid.kube.exec(name, "id", "-u").strip() == str(UID)
+    assert not any(count for name, count in arbitrary_uid.kube.restarts().items() if "-secrets-" not in name)
 
 
-def test_the_password_is_made_once(anyones: Installation) -> None:
-    before = password(anyones, 1)
+def test_the_password_is_made_once(arbitrary_uid: Installation) -> None:
+    before = password(arbitrary_uid, 1)
     assert len(before) >= 32
-    anyones.kube.kubectl("delete", "job", "-l", "app.kubernetes.io/component=secrets")
-    anyones.install(*settings(VALUES))
-    anyones.kube.wait("job", "-l", "app.kubernetes.io/component=secrets", condition="condition=Complete")
-    assert password(anyones, 1) == before
+    arbitrary_uid.kube.kubectl("delete", "job", "-l", "app.kubernetes.io/component=secrets")
+    arbitrary_uid.install(*settings(VALUES))
+    arbitrary_uid.kube.wait("job", "-l", "app.kubernetes.io/component=secrets", condition="condition=Complete")
+    assert password(arbitrary_uid, 1) == before
 
 
-def test_another_password_without_downtime(anyones: Installation) -> None:
-    traffic = Traffic.undisturbed(anyones.url, streams=6, tokens=100, shorts=2)
+def test_another_password_without_downtime(arbitrary_uid: Installation) -> None:
+    traffic = Traffic.undisturbed(arbitrary_uid.url, streams=6, tokens=100, shorts=2)
     with Load(traffic) as load:
-        anyones.install(*settings({**VALUES, "redis.auth.generation": 2}))
+        arbitrary_uid.install(*settings({**VALUES, "redis.auth.generation": 2}))
         time.sleep(2)
     load.assert_unharmed()
-    assert password(anyones, 2) != password(anyones, 1)
+    assert password(arbitrary_uid, 2) != password(arbitrary_uid, 1)

@@ -101,9 +101,9 @@ def servers(installation: Installation, folder: Path) -> Trusting:
 
 
 def test_every_port_rejects_unauthorized_callers(secured: Installation, tmp_path: Path) -> None:
-    it = servers(secured, tmp_path)
-    asyncio.run(assert_callers_are_kept_to_their_methods(it, HARMFUL))
-    asyncio.run(assert_strangers_are_refused(it, tmp_path / "strangers"))
+    trusting = servers(secured, tmp_path)
+    asyncio.run(assert_callers_are_kept_to_their_methods(trusting, HARMFUL))
+    asyncio.run(assert_strangers_are_refused(trusting, tmp_path / "strangers"))
 
 
 def caller(installation: Installation, name: str, mounted: str, argument: object) -> Object:
@@ -121,11 +121,11 @@ def caller(installation: Installation, name: str, mounted: str, argument: object
 
 def test_pods_with_our_labels_are_known_by_their_certificates(secured: Installation, tmp_path: Path) -> None:
     """Callers by methods: with each component's certificate whatever their label says, with none, with an ended one."""
-    it, kube, prefix = servers(secured, tmp_path), secured.kube, f"{secured.release}-tls"
-    ended = write(tmp_path / "ended", "gateway", it.authority, life=timedelta(seconds=-1), domain=it.domain)
+    trusting, kube, prefix = servers(secured, tmp_path), secured.kube, f"{secured.release}-tls"
+    ended = write(tmp_path / "ended", "gateway", trusting.authority, life=timedelta(seconds=-1), domain=trusting.domain)
     data = {file.name: base64.b64encode(file.read_bytes()).decode() for file in ended.iterdir()}
     kube.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "ended"}, "data": data})
-    said = {"domain": it.domain, "folder": FOLDER, "servers": it.addresses}
+    said = {"domain": trusting.domain, "folder": FOLDER, "servers": trusting.addresses}
     methods = {who: [each for each in CALLERS if (who, each) not in HARMFUL] for who in ("none", "ended", *COMPONENTS)}
     pods = {
         who: caller(

@@ -50,7 +50,7 @@ class Installation:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def it(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Installation]:
+async def installation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Installation]:
     folder = tmp_path_factory.mktemp("tls")
     authority = Authority.new(10 * DAY)
     for component in COMPONENTS:
@@ -70,8 +70,8 @@ async def it(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Installa
         yield Installation(folder, authority, gateway, addresses)
 
 
-async def test_certificates_change_under_load(it: Installation) -> None:
-    async with httpx.AsyncClient(base_url=it.gateway.url, timeout=60) as http:
+async def test_certificates_change_under_load(installation: Installation) -> None:
+    async with httpx.AsyncClient(base_url=installation.gateway.url, timeout=60) as http:
         statuses: list[int] = []
 
         async def load() -> None:
@@ -86,21 +86,21 @@ async def test_certificates_change_under_load(it: Installation) -> None:
 
         async def accepted(by: Authority, trusted: Authority) -> bool:
             """Whether all servers accept a certificate of `by`, and show one of a CA that is trusted."""
-            tls = Tls(write(it.folder / "probe", "admin", by, [trusted]))
+            tls = Tls(write(installation.folder / "probe", "admin", by, [trusted]))
             errors = []
-            for to, address in it.addresses.items():
+            for to, address in installation.addresses.items():
                 async with open_channel(address, to=to, tls=tls) as channel:
                     errors.append(await outcome(channel, HEALTH))
             return not any(errors)
 
         loading = asyncio.create_task(load())
         await served()
-        old, new = it.authority, Authority.new(DAY)
-        it.write(old, old, new)
+        old, new = installation.authority, Authority.new(DAY)
+        installation.write(old, old, new)
         await until(lambda: accepted(new, old), every_s=0.2)
-        it.write(new, old, new)
+        installation.write(new, old, new)
         await until(lambda: accepted(old, new), every_s=0.2)
-        it.write(new, new)
+        installation.write(new, new)
         await until(lambda: refused(accepted(old, new)), every_s=0.2)
         assert await accepted(new, new)
         await served()
@@ -108,20 +108,22 @@ async def test_certificates_change_under_load(it: Installation) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await loading
         assert set(statuses) == {200}, statuses
-        it.authority = new
+        installation.authority = new
 
 
 async def refused(accepted: object) -> bool:
     return not await accepted  # type: ignore[misc]
 
 
-async def test_every_caller_and_method(it: Installation) -> None:
+async def test_every_caller_and_method(installation: Installation) -> None:
     assert {method.rpartition("/")[0] for method in CALLERS} >= {
         f"ryzanstein.v1.{name}" for name in ("Router", "KvCoordinator", "Worker")
     }
-    servers = Trusting(it.folder, it.authority, DOMAIN, it.addresses, apart=("router", "coordinator"))
+    servers = Trusting(
+        installation.folder, installation.authority, DOMAIN, installation.addresses, apart=("router", "coordinator")
+    )
     await assert_callers_are_kept_to_their_methods(servers)
-    await assert_strangers_are_refused(servers, it.folder / "strangers")
+    await assert_strangers_are_refused(servers, installation.folder / "strangers")
 
 
 async def test_a_folder_that_is_no_certificate_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
