@@ -44,7 +44,7 @@ def has_neon() -> bool:
 
 
 def has_neon_bf16() -> bool:
-    """Whether the ARM CPU multiplies pairs of bfloat16, too."""
+    """Whether the ARM CPU also multiplies pairs of bfloat16."""
     return _flags() >= {"asimd", "bf16"}
 
 

@@ -35,7 +35,7 @@ async def sweep(jobs: Path, store: JobStore, keep_s: float) -> None:
             if job is None or job.status in OVER:
                 served = await store.served_folders()
                 await asyncio.to_thread(_remove, file.parent, served, time.time() - keep_s)
-        except (OSError, ValidationError) as error:  # another fine-tuner sweeps, too; or the file is not a job's
+        except (OSError, ValidationError) as error:  # another fine-tuner also sweeps; or the file is not a job's
             log.warning("%s is not swept: %s", file.parent, error)
 
 

@@ -56,7 +56,7 @@ async def patiently(operation: Callable[[], Awaitable[T]]) -> T:
 
 async def serve(settings: FinetunerSettings, stop: asyncio.Event) -> None:
     """Train until `stop`; raises :class:`StartupError`."""
-    # Opening waits for an API server that is away, and `stop` ends that, too.
+    # Opening waits for an API server that is away, and `stop` also ends that wait.
     opening, stopping = asyncio.create_task(_open_runner(settings)), asyncio.create_task(stop.wait())
     await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
     try:

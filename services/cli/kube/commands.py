@@ -74,7 +74,7 @@ def ensure_certificates(
 def doctor(namespace: Namespace = "", release: Release = "", context: Context = "", as_json: AsJson = False) -> None:
     """Say why an installation is Pending, not ready, restarting, unscraped or unreachable, and what to type.
 
-    Reads only. Exit status 1 when something is wrong now; restarts that are over are listed, too.
+    Reads only. Exit status 1 when something is wrong now; past restarts are also listed.
     """
     from services.cli.kube import cluster
     from services.cli.kube import doctor as command

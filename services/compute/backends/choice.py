@@ -76,7 +76,7 @@ def check_attention(
         found = attention.attend(q, cache, 0, plan)[: len(batch.token_ids)].float()
         exact = reference.attend(q[: len(found)].float(), cache, 0, reference.plan(batch, _BLOCK_SIZE, window))
         error = (found - exact).abs().max().item()
-        if not error <= tolerance:  # NaN is wrong, too
+        if not error <= tolerance:  # NaN also fails
             return f"window {window}: differs from the reference by {error:.2g}"
     return None
 

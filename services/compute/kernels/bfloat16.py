@@ -32,7 +32,7 @@ _MADE_FOR = {  # a name stands before its prefixes
     NEON_BF16.stem: "NEON bfloat16",
     NEON.stem: "NEON",
 }
-TILE_K = 32  # n_in of linear layers is a multiple of TILE_K; with AMX head_dim is, too
+TILE_K = 32  # n_in of linear layers is a multiple of TILE_K; so is head_dim with AMX
 PACKED_ROWS = 64  # rows of a packed weight are padded to a multiple of PACKED_ROWS
 HEAD_MULTIPLE, MAX_HEAD_DIM = 8, 256  # limits of head_dim
 _TILE_ROWS = 16

@@ -1,4 +1,4 @@
-"""Describes the storage of a quantized linear layer. Free of torch, because the server process uses it, too."""
+"""Describes the storage of a quantized linear layer. Free of torch, because the server process also uses it."""
 
 from __future__ import annotations
 

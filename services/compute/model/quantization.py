@@ -1,4 +1,4 @@
-"""Which weights are rounded to integers while a checkpoint loads. Free of torch, because the server uses it, too."""
+"""Which weights are rounded to integers while a checkpoint loads. Free of torch, because the server also uses it."""
 
 from __future__ import annotations
 

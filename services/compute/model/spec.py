@@ -1,4 +1,4 @@
-"""Describes a decoder-only model by orthogonal switches. Free of torch, because the server process uses it, too."""
+"""Describes a decoder-only model by orthogonal switches. Free of torch, because the server process also uses it."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class ModelSpec:
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-5
     norm_offset: float = 0.0  # added to a norm's weight (gemma: 1)
-    bidirectional: bool = False  # a row sees keys after it, too; nothing is cached
+    bidirectional: bool = False  # a row also sees later keys; nothing is cached
     pre_norm: bool = True  # normalise the inputs of attention and MLP
     post_norm: bool = False  # normalise their outputs
     sum_norm: bool = False  # the post norms normalise the residual after the addition (the first transformers)

@@ -19,7 +19,7 @@ from services.finetuner.training.examples import TokenizedExample
 from services.finetuner.training.plan import Plan, groups
 from services.finetuner.training.words import Voice
 
-_MOST_SERVED = 8192  # tokens of validation examples whose loss is computed by the serving workers, too
+_MOST_SERVED = 8192  # validation tokens whose loss the serving workers also compute
 _CLIP = 1.0
 
 

@@ -118,7 +118,7 @@ def _left_tagged(value: dict[str, Any], shape: _Shape, ignored: Ignored, where: 
         return _left(value, shape.tagged[tag], ignored, where)  # type: ignore[no-any-return]
     if isinstance(tag, str) and shape.unserved:
         return {shape.tag_field: "unserved", "kind": tag, "value": value}
-    return value  # whoever decodes it says what is allowed
+    return value  # the decoder of the field refuses it
 
 
 def _leave_out_fields(

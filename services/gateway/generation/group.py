@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
-_LOOKING = 8  # more would only fill the routers' queue, where others wait, too
+_LOOKING = 8  # more would only fill the routers' queue, which all requests share
 
 
 class SequenceGroup:

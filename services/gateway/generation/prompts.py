@@ -13,7 +13,7 @@ from services.gateway.text.codec import ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt; a prompt of text is kept as text, too."""
+    """One prompt; a prompt of text also keeps its text."""
 
     ids: list[int]
     text: str | None

@@ -31,7 +31,7 @@ class Catalog:
     """Served models by name, refreshed in the background.
 
     `ready` becomes true, for good, once a router has listed the workers and, if a worker serves, one of the cards is
-    loaded. A gateway without workers is ready, too: a 503 with Retry-After is more useful than a refused connection.
+    loaded. A gateway without workers is also ready: a 503 with Retry-After is more useful than a refused connection.
     """
 
     def __init__(

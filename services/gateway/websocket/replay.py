@@ -63,7 +63,7 @@ class ReplayBuffer:
         return self.finish is not None or self.error is not None
 
     def position_of(self, token_index: int) -> int:
-        """The index of the chunk with a token, or of the next chunk; text after the last token is a chunk, too."""
+        """The index of the chunk with a token, or of the next chunk; text after the last token is also a chunk."""
         if token_index >= self._tokens:
             return bisect_left(self._starts, self._tokens)
         return bisect_right(self._starts, token_index) - 1

@@ -42,7 +42,7 @@ class Stack:
 
     n_experts: int
     shape: tuple[int, int]
-    turned: bool  # [in, out]; `shape` says it, too, unless it is a square
+    turned: bool  # [in, out]; `shape` also shows it, unless it is a square
     parts: tuple[StackPart, ...]
 
 

@@ -43,6 +43,6 @@ def units(spec: ModelSpec, index: int, stored: Container[str]) -> tuple[Unit, ..
 
 
 def _expert(name: str, key: str) -> tuple[Unit, Unit]:
-    # The norm makes the router's inputs, too, and the router stays as it is: factors cannot go through the norm.
+    # The norm also makes the router's inputs, and the router stays as it is: factors cannot go through the norm.
     up = Unit(f"{name}up", (f"{key}gate", f"{key}up"), mixed=True)
     return up, Unit(f"{name}down", (f"{key}down",), maker=f"{key}up", mixed=True)

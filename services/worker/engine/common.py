@@ -56,7 +56,7 @@ class CommonEngine(ABC, Generic[LiveT]):
         self._enter(pb.PHASE_RECOVERING, str(error))
 
     async def drain(self, grace_s: float) -> tuple[int, int]:
-        """Refuse new requests, hand waiting ones off, run the others for `grace_s`, then hand them off, too.
+        """Refuse new requests, hand waiting ones off, run the others for `grace_s`, then hand these off.
 
         Returns the numbers handed off and completed.
         """

@@ -45,7 +45,7 @@ class ServerLink:
         self.segment = Segment.attach(endpoint.server_pid, endpoint.segment_fd)
         self.layout = layout
         self.line = RankLine(self.segment, layout.control, rank)
-        # The server needs a core, too: with as many ranks as cores, a rank yields its core while spinning.
+        # The server also needs a core: with as many ranks as cores, a rank yields its core while spinning.
         self.patience = Patience.choose(config.ranks + 1, usable_cores(), _SPIN_S)
         self._plans = RingReader(self.segment, layout.plans, layout.plan_capacity, config.ranks, rank)
         self._results = RingWriter(self.segment, layout.results[rank], layout.result_capacity, 1)

@@ -21,7 +21,7 @@ class ReplayError(Exception):
 
 
 def prompt_of(request: EngineRequest) -> list[int]:
-    """Return vLLM's prompt; it has the tokens of earlier attempts, too, unless vLLM generates them again."""
+    """Return vLLM's prompt; it includes the tokens of earlier attempts, unless vLLM generates them again."""
     return [*request.prompt_ids, *(() if replays(request) else request.generated_ids)]
 
 

@@ -131,7 +131,7 @@ class KernelBackend(OneDnnBackend):
         return [lambda: paged(shape, self.kernels), lambda: PagedSdpa(shape, self.dtype, CPU)]
 
     def capture(self, computations: Computations) -> StepGraphs:
-        """Return graphs that replay steps, if these kernels compute the attention, too."""
+        """Return graphs that replay steps, if these kernels also compute the attention."""
         attention = computations.attention
         if not isinstance(attention, PagedKernels) or attention.kernels is not self.kernels:
             return super().capture(computations)

@@ -16,7 +16,7 @@ class ReplayedCollectives:
 
 
 class ReplayedLoneRank(LoneRank, ReplayedCollectives):
-    """The group of one; replayed steps raise its heartbeat, too."""
+    """The group of one; replayed steps also raise its heartbeat."""
 
     def __init__(self, line: RankLine) -> None:
         super().__init__(line)

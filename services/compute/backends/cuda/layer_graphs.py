@@ -70,7 +70,7 @@ class MixedSizes:
 class _Inputs:
     """What all graphs read, always at the same addresses; each graph reads the beginning."""
 
-    x: Tensor  # [ROWS[-1], hidden_size]; holds the result, too
+    x: Tensor  # [ROWS[-1], hidden_size]; also holds the result
     positions: Tensor  # [ROWS[-1]] int64
     kv_slots: Tensor
     adapters: Tensor  # slots

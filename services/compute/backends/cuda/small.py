@@ -14,7 +14,7 @@ _DRAWN = 4096  # columns of a draw's program
 
 
 class TritonRmsNorm:
-    """RMS norm in one launch, whatever the weight, in place, too."""
+    """RMS norm in one launch, for any weight, also in place."""
 
     def __init__(self, kernels: Any, weight: Tensor, eps: float) -> None:
         """`weight`: [size], or [groups, size] for x [n, groups, size]."""

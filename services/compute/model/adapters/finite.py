@@ -1,4 +1,4 @@
-"""Checks that the numbers of an adapter are numbers. Free of torch, because the server process uses it, too."""
+"""Checks that the numbers of an adapter are numbers. Free of torch, because the server process also uses it."""
 
 from __future__ import annotations
 

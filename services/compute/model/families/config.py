@@ -194,7 +194,7 @@ class Config:
         return choices[value]
 
     def section(self, key: str) -> Config:
-        """Return the object at `key`; `finish` refuses its unknown keys, too. Raises ModelError."""
+        """Return the object at `key`; `finish` also refuses its unknown keys. Raises ModelError."""
         value = self.raw(key)
         if not isinstance(value, dict):
             raise self.error(key, f"expected an object, found {value!r}")
@@ -202,7 +202,7 @@ class Config:
         return self._sections[-1]
 
     def but(self, **changed: Any) -> Config:
-        """Return this object with other values; `finish` refuses its unknown keys, too."""
+        """Return this object with other values; `finish` also refuses its unknown keys."""
         made = Config(self._values | changed, self.file)
         made._problems, made._path = self._problems, self._path
         self._sections.append(made)

@@ -19,7 +19,7 @@ def read_glm(config: Config) -> ModelSpec:
 
 
 def read_glm4(config: Config) -> ModelSpec:
-    """Read a GLM 4 0414 config.json, whose layers have norms after attention and MLP, too. Raises ModelError."""
+    """Read a GLM 4 0414 config.json, whose layers also have norms after attention and MLP. Raises ModelError."""
     return replace(_common(config, "glm4"), post_norm=True)
 
 

@@ -62,7 +62,7 @@ class GridReader:
             return PerChannel(codes, scale)
         if codes.is_floating_point():
             return Grouped(codes, scale, None, of_inputs)
-        # Codes moved to start at 0 mean the same if the zeros are moved, too.
+        # Codes moved to start at 0 mean the same if the zeros move with them.
         middle = -layout.codes.offset
         if codes.dtype is torch.int8:
             codes, middle = codes.view(torch.uint8) ^ 128, middle + 128

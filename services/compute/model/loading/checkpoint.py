@@ -133,7 +133,7 @@ class Checkpoint:
         """Return `found`. Raises ModelError if an element is not finite in the served dtype."""
         low, high = found.ends()
         largest = torch.finfo(self._dtype).max
-        if not -largest <= low <= high <= largest:  # False for NaN, too
+        if not -largest <= low <= high <= largest:  # also False for NaN
             name, end = _module(ref), high if abs(low) <= largest else low
             raise ModelError(f"{self._file(ref)}: {name}: holds {end}, which is not finite in {self._dtype}")
         return found

@@ -158,7 +158,7 @@ def _listing(model: str, settings: HubSettings) -> dict[str, HubFile] | None:
     try:
         revision = settings.revision or constants.DEFAULT_REVISION
         info = HfApi(token=settings.token).model_info(model, revision=revision, files_metadata=True)
-    except (http_error, errors.HfHubHTTPError, errors.HFValidationError, OSError):  # the download says so, too
+    except (http_error, errors.HfHubHTTPError, errors.HFValidationError, OSError):  # the download reports it as well
         return None
     return {
         file.rfilename: HubFile((file.lfs.sha256 if file.lfs else file.blob_id) or "", file.size or 0)

@@ -22,7 +22,7 @@ local function forget(id)
 end
 """
 
-# ARGV: 3 id, 4 the response, 5 the most bytes of all. Negative when Redis itself is too full: leases need room, too.
+# ARGV: 3 id, 4 the response, 5 the most bytes of all. Negative when Redis itself is too full: leases also need room.
 KEEP = (
     _COMMON
     + """

@@ -17,7 +17,7 @@ class Least(Filter):
     of: Literal["requests", "queued_tokens", "work"]
     """What is compared. Work is a share, 1 is fair; it is compared only while the fleet is busy."""
     within: Amount = 0.0
-    """Workers with at most this much more than the least are kept, too."""
+    """Also keeps workers with at most this much more than the least."""
 
     def narrow(self, candidates: Candidates) -> Mask | None:
         """The workers with the least."""

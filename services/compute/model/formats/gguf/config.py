@@ -210,7 +210,7 @@ def _rope_scaling(keys: Keys, file: GgufFile, architecture: Architecture) -> dic
         )
     if kind in ("none", "linear") and attention == 1.0:
         return {"rope_type": "linear", "factor": factor} if factor != 1.0 else {}
-    if kind == "yarn" and architecture.hub != "Gemma3ForCausalLM":  # llama.cpp scales its local layers' rope, too
+    if kind == "yarn" and architecture.hub != "Gemma3ForCausalLM":  # llama.cpp also scales its local layers' rope
         return _yarn(keys, factor, original, attention)
     raise keys.error("rope.scaling.type", f"{kind!r} with attn_factor {attention:g} is not implemented")
 

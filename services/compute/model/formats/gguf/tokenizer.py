@@ -104,7 +104,7 @@ def _sentence_piece(vocabulary: Vocabulary) -> Tokenizer:
     unk = None if unknown is None else vocabulary.tokens[unknown]
     tokenizer = Tokenizer(BPE(dict(ids), piece_merges(scores), unk_token=unk, fuse_unk=True, byte_fallback=has_bytes))
     prefixed = metadata.flag(f"{PREFIX}add_space_prefix", True)
-    # A space is added after every special token, too, not only at the start of a text.
+    # A space is added at the start of a text and after every special token.
     before = [normalizers.Prepend(_SPACE)] if prefixed else []
     tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", _SPACE)])
     back = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
