@@ -27,7 +27,7 @@ def test_test_names_have_no_pronouns() -> None:
 def test_trailing_comments_stand_alone() -> None:
     lines = (
         f"{file.relative_to(PROJECT)}:{number}: {line.strip()}"
-        for file in sources("services", "tests", "bench")
+        for file in sources("services", "bench", "tests/unit", "tests/charts")
         for number, line in enumerate(file.read_text().splitlines(), 1)
         if FRAGMENT.search(line)
     )
