@@ -73,7 +73,7 @@ def test_modules_are_precompiled_in_the_image(image: Images, target: str) -> Non
     assert image(target).output("python", "-c", UNCOMPILED.format(modules=modules)).splitlines()[-1] == "[]"
 
 
-def test_only_the_worker_has_torch_and_none_has_cuda(image: Images) -> None:
+def test_only_the_worker_image_has_torch_and_no_image_has_cuda(image: Images) -> None:
     lists = "import importlib.metadata as m; print(*sorted(d.name.lower() for d in m.distributions()))"
     for target in CEILINGS:
         packages = image(target).output("python", "-c", lists).split()

@@ -108,7 +108,7 @@ def test_gates(n: int, size: int, name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("n_columns", [48, 9008])
-def test_draws_are_those_of_torch(n_columns: int) -> None:
+def test_sampled_tokens_equal_torch(n_columns: int) -> None:
     """Greedy rows and drawn ones together; noise differs in the last bits, so tokens are equal but for near ties."""
     logits, first_id = numbers(6, n_columns), 1000
     logits[0, 7] = logits[0, 9] = 50.0  # a tie: the lowest id wins

@@ -197,7 +197,7 @@ async def test_input_items_of_a_response_are_returned(gateway: Served, kind: str
 
 
 @both_clients
-async def test_a_chats_tokens_are_those_of_its_prompt(kind: str) -> None:
+async def test_tokenized_chat_equals_its_prompt(kind: str) -> None:
     tools: list[Tool] = [{"name": "get_weather"}, {"name": "now"}]
     async with served([spelled("Hello.")]) as gateway, gateway.client(kind) as client:
         submits = gateway.stack.workers[0].submits

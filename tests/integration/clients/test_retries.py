@@ -114,7 +114,7 @@ def test_retry_after_as_seconds_or_date(value: str, low: float, high: float) -> 
 
 
 @pytest.mark.parametrize("value", ["", "soon", "-1", "²"])
-def test_an_unreadable_retry_after_is_none(value: str) -> None:
+def test_unreadable_retry_after_is_ignored(value: str) -> None:
     assert error_of_answer(429, {"retry-after": value}, b"{}").retry_after is None
 
 

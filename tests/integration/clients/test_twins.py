@@ -32,7 +32,7 @@ def test_a_transports_two_clients_have_the_same_calls(blocking: type[Any], other
 
 
 @pytest.mark.parametrize("other", [GrpcClient, WebSocketClient])
-def test_the_other_transports_calls_are_those_of_rest(other: type[Any]) -> None:
+def test_other_transports_have_the_same_calls_as_rest(other: type[Any]) -> None:
     calls, rest = surface(other), surface(Client)
     assert calls == {name: rest[name] for name in calls}
     assert {"stream_completion", "stream_chat"} <= calls.keys()

@@ -86,7 +86,7 @@ async def test_tool_results_of_an_agent_are_in_the_prompt_under_the_same_names(s
     assert prompt.startswith("read\nagents_v1__close\npatch\n")
 
 
-async def test_tools_in_the_conversation_are_offered_as_those_of_the_body(stack: Stack) -> None:
+async def test_tools_in_the_conversation_are_offered_like_tools_of_the_body(stack: Stack) -> None:
     """Codex has all its tools there when it knows the model, and those that it has searched for."""
     read, group, patch, hosted = CODEX.body["tools"]
     added = {"type": "additional_tools", "role": "developer", "tools": [patch, hosted, {"type": "teleport"}]}

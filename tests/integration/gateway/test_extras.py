@@ -88,7 +88,7 @@ async def test_tiny_top_p_keeps_the_likeliest_token(stack: Stack, top_p: float) 
 
 
 @pytest.mark.parametrize("include", [False, True])
-async def test_logprobs_are_those_of_the_text_a_stop_string_leaves(stack: Stack, include: bool) -> None:
+async def test_logprobs_cover_only_the_text_before_a_stop_string(stack: Stack, include: bool) -> None:
     ask = {"prompt": PROMPT, "seed": 3, "max_tokens": 30, "logprobs": 0, "include_stop_str_in_output": include}
     whole = (await stack.complete(**ask)).json()["choices"][0]
     offsets = [*whole["logprobs"]["text_offset"], len(whole["text"])]

@@ -333,7 +333,7 @@ STRICT = (
 )
 
 
-async def test_a_history_has_its_roles_in_turn_where_the_template_wants_that() -> None:
+async def test_history_is_merged_into_alternating_roles_when_the_template_requires_alternation() -> None:
     turns = [HELLO, {"role": "system", "content": "s"}, {"role": "assistant", "content": "ho"}, HELLO]
     developer = {"role": "developer", "content": "d"}
     async with served(Worker("w0", template=STRICT)) as (stack, _client):

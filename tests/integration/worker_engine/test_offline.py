@@ -53,7 +53,7 @@ def test_llm_samples_by_keyword_and_ends_its_ranks_when_closed() -> None:
     assert not any(process.is_running() for process in ranks)
 
 
-async def test_answers_equal_those_of_the_servers_engine() -> None:
+async def test_offline_answers_equal_server_answers() -> None:
     async with open_offline(SETTINGS) as engine:
         one, other = await engine.generate([PROMPT, [7, *PROMPT]], Sampling(max_tokens=LENGTH))
         with pytest.raises(TooLongError):

@@ -73,7 +73,7 @@ async def check_pull(source: Gateway, target: Gateway, address: str, prompt: lis
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-async def test_tokens_after_a_pull_are_those_of_a_local_computation(pair: Pair, sampling: pb.Sampling) -> None:
+async def test_tokens_after_a_pull_equal_a_local_computation(pair: Pair, sampling: pb.Sampling) -> None:
     async with gateways(pair) as (source, target):
         await check_pull(source, target, pair.source.address, prompt_of(1 + (sampling is SEEDED)), sampling)
         assert (await target.state()).pull_bytes_per_s != ASSUMED_BYTES_PER_S

@@ -47,7 +47,7 @@ def greedy() -> dict[str, tuple[list[int], list[int]]]:
     return answers
 
 
-async def test_greedy_tokens_are_those_of_transformers(
+async def test_greedy_tokens_equal_transformers(
     server: ServerProcess, greedy: dict[str, tuple[list[int], list[int]]]
 ) -> None:
     async with Gateway(server.address) as gateway:

@@ -14,7 +14,7 @@ from tests.unit.worker.scheduling.fake_ranks import generate
 GREEDY = pb.Sampling()
 
 
-async def test_tokens_are_those_of_the_model_and_end_with_a_reason(worker: RunningWorker) -> None:
+async def test_tokens_match_the_model_and_end_with_a_finish_reason(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
         await gateway.send(pb.ConnectFrame())  # a frame of a newer protocol version
