@@ -58,7 +58,7 @@ def reached_from(kube: Kube, installed: Installation) -> set[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_services_reach_only_the_services_they_call(installed: Installation, source: str) -> None:
+def test_services_reach_only_their_callees(installed: Installation, source: str) -> None:
     pod = installed.pod(source)["metadata"]["name"]
     reached = opened(installed.kube.exec(pod, "python", "-c", KNOCK, doors(installed, without=pod)))
     # Enforcers that keep both directions of a policy in one chain let gateways through to what is public of each other.

@@ -87,7 +87,7 @@ def test_a_named_function_is_called_and_its_result_goes_on(client: openai.OpenAI
     assert answer.usage.prompt_tokens > bare.usage.prompt_tokens + 60  # tools, call and result are in the prompt
 
 
-def test_arguments_have_no_other_properties_than_those_that_are_named(client: openai.OpenAI) -> None:
+def test_arguments_have_only_the_named_properties(client: openai.OpenAI) -> None:
     lax = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
     for parameters, found in ((None, [{}]), ({}, [{}]), (lax, [{"on": False}, {"on": True}])):
         function = {"name": "f"} if parameters is None else {"name": "f", "parameters": parameters}

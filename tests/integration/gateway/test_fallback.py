@@ -89,7 +89,7 @@ async def two_models(**settings: object) -> AsyncIterator[tuple[Stack, Stub]]:
 
 
 @APIS
-async def test_a_model_with_a_worker_answers_itself(ask: Ask) -> None:
+async def test_model_with_a_worker_answers_without_the_fallback(ask: Ask) -> None:
     async with two_models() as (stack, stub):
         assert await ask(stack, stub) == Answer(MODEL, expected_text())
         assert ("fallbacks_total", MODEL) not in await scrape(stack)

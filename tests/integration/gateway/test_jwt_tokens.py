@@ -116,7 +116,7 @@ async def test_an_issuer_that_is_away_is_503(tmp_path: Path) -> None:
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "keys_unavailable")
 
 
-def test_settings_that_would_let_anybody_in_are_refused() -> None:
+def test_settings_without_effective_authentication_are_rejected() -> None:
     for fields, words in (
         ({"jwt_issuer": "https://a"}, "RYZANSTEIN_JWT_AUDIENCE"),
         ({"jwt_issuer": "https://a", "jwt_audience": "b"}, "RYZANSTEIN_TENANCY"),

@@ -33,7 +33,7 @@ async def status(stack: Stack, path: str) -> int:
     return (await stack.http.get(path)).status_code
 
 
-async def test_a_gateway_without_workers_is_ready_and_says_503_itself() -> None:
+async def test_gateway_without_workers_is_ready_and_answers_503() -> None:
     """A kubelet that took all gateways out would leave clients with refused connections."""
     worker = Worker("w0")
     async with running_stack([]) as stack:

@@ -79,7 +79,7 @@ async def test_tokens_after_a_pull_equal_a_local_computation(pair: Pair, samplin
         assert (await target.state()).pull_bytes_per_s != ASSUMED_BYTES_PER_S
 
 
-async def test_a_worker_of_another_dtype_computes_for_itself_and_a_source_that_is_killed_costs_no_token(
+async def test_pull_from_another_dtype_or_a_killed_source_is_replaced_by_prefill(
     tmp_path: Path, redis_url: str
 ) -> None:
     """A stopped rank never answers the order to copy: the pull is under way when its source dies."""

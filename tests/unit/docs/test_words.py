@@ -20,14 +20,14 @@ def sources(*folders: str) -> list[Path]:
 
 
 def test_test_names_have_no_pronouns() -> None:
-    names = ((file, name) for file in sources("tests/unit", "tests/charts") for name in NAME.findall(file.read_text()))
+    names = ((file, name) for file in sources("tests") for name in NAME.findall(file.read_text()))
     assert [f"{file.relative_to(PROJECT)}: {name}" for file, name in names if PRONOUN.search(name)] == []
 
 
 def test_trailing_comments_stand_alone() -> None:
     lines = (
         f"{file.relative_to(PROJECT)}:{number}: {line.strip()}"
-        for file in sources("services", "bench", "tests/unit", "tests/charts")
+        for file in sources("services", "bench", "tests")
         for number, line in enumerate(file.read_text().splitlines(), 1)
         if FRAGMENT.search(line)
     )
