@@ -192,7 +192,7 @@ class GatewaySettings(AccessSettings):
     max_faults: int = Field(default=3, ge=0, description="Faults a request survives before it is given up")
     max_handoffs: int = Field(default=32, ge=0, description="Handoffs a request follows before it is given up")
     poison_deaths: int = Field(
-        default=2, ge=1, description="Workers that die under a request before it is tried beside no other suspect"
+        default=2, ge=1, description="Workers that die under a request before it is tried without another suspect"
     )
     resume_tokens_per_s: float = Field(default=200_000.0, gt=0, description="Re-prefill admitted per surviving worker")
     stream_resume_window_s: float = Field(

@@ -22,7 +22,7 @@ _OF_ROUTER = "-router"
 
 @contextmanager
 def admin_tls(namespace: str, router: Object) -> Iterator[Tls | None]:
-    """Yield TLS with the certificate in the secret beside the router's; None if the pod `router` speaks plain text.
+    """Yield TLS with the certificate in the secret next to the router's; None if the pod `router` speaks plain text.
 
     Raises CommandError if the secret can't be read.
     """

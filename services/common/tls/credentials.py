@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class Phase(StrEnum):
     """Steps from plain text to TLS. Processes of neighbouring steps can call each other."""
 
-    OFFER = "offer"  # servers accept TLS beside plain text; clients speak plain text
+    OFFER = "offer"  # servers accept TLS and plain text; clients speak plain text
     USE = "use"  # clients speak TLS; servers still accept both
     REQUIRE = "require"  # plain text is refused
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from services.compute.backends.mapped import MappedFile
 
-_BAND = 1024  # rows copied at a time, to bound the memory beside the result
+_BAND = 1024  # rows copied at a time, to bound the memory besides the result
 _FP8 = torch.float8_e4m3fn
 
 

@@ -1,4 +1,4 @@
-"""Compiles our kernels into libraries beside this file, one for each kind of CPU.
+"""Compiles our kernels into libraries next to this file, one for each kind of CPU.
 
 The build hook of every installation runs it; after a change of ``source/`` run ``python
 services/compute/kernels/build.py``. There are kernels for x86-64 and 64-bit ARM; other machines use torch's kernels.

@@ -38,7 +38,7 @@ class Footprint:
 
     @property
     def later(self) -> int:
-        """Bytes that a rank takes beside its KV cache once it serves."""
+        """Bytes of a serving rank besides its KV cache."""
         return self.workspace + self.adapters
 
     def rank_total(self, kv_tokens: int) -> int:

@@ -156,7 +156,7 @@ class Training:
         return {"train_loss": self._loss, **valid}
 
     def _finish(self) -> None:
-        """Put the adapter beside those of other jobs, whole or not at all."""
+        """Put the adapter next to those of other jobs, whole or not at all."""
         adapter = self._folder.parent.parent / "adapters" / self._order.id
         beside = adapter.with_name(f".{adapter.name}")
         shutil.rmtree(beside, ignore_errors=True)

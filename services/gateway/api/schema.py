@@ -16,7 +16,7 @@ _WINDOW = "Like `24h`, at most as long as files are kept (RYZANSTEIN_BATCH_FILE_
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """What a stream includes beside its tokens."""
+    """Parts of a stream besides its tokens."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

@@ -1,4 +1,4 @@
-"""A sequence as text: detokenized, cut at stop strings, with logprobs that stay beside their text."""
+"""A sequence as text: detokenized, cut at stop strings, with logprobs that stay with their text."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class PoisonDetector:
                                   on trial -- death before a token, or the third one after some --> convicted
 
     Many requests are computed together, so a death says little about one of them. After `shared_deaths` at one place a
-    request is a suspect: workers compute it beside no other suspect (their quarantine). Poison kills at the place where
+    request is a suspect: workers compute it without another suspect (their quarantine). Poison kills at the place where
     it has killed before, so a death on trial before the first token convicts. After some tokens a death may be a
     coincidence: the request is tried again.
     """
@@ -39,7 +39,7 @@ class PoisonDetector:
         return CLEARING_TOKENS if self._deaths >= self._shared_deaths else 0
 
     def died(self, generated: int, *, alone: bool, gave: bool) -> None:
-        """A worker died while it computed the request; `alone`: beside no other suspect; `gave`: some tokens."""
+        """A worker died while it computed the request; `alone`: without another suspect; `gave`: some tokens."""
         self._deaths += 1
         self._total += 1
         self._trials += alone

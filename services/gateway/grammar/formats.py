@@ -30,7 +30,7 @@ _JSON_TYPES = ("json_object", "json_schema", "json")
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """Checks of a finished answer beside its grammar: of its text, and of each function's arguments."""
+    """Checks of a finished answer in addition to its grammar: of its text, and of each function's arguments."""
 
     text: Check | None = None
     arguments: Mapping[str, Check] = field(default_factory=dict)

@@ -103,7 +103,7 @@ class _Count:
 
     @property
     def missing(self) -> int:
-        """Properties needed beside the required ones."""
+        """Properties needed in addition to the required ones."""
         return max(self.least - len(self.required), 0)
 
     def branches(self) -> list[Node] | None:
@@ -122,7 +122,7 @@ class _Count:
         return self._with_others() if spare is None else self._exactly(spare)
 
     def _with_others(self) -> list[Node]:
-        """A branch for each choice of needed properties, beside which there may be others."""
+        """A branch for each choice of needed properties, which allows further ones."""
         found = [{"required": [*self.required, *names]} for names in combinations(self.optional, self.missing)]
         return found if self.closed else [*found, self._only((), minProperties=self.least)]
 

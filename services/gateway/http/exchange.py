@@ -47,7 +47,7 @@ class ApiDialect:
     errors: ErrorShape = OPENAI_ERRORS
     # An SSE comment, which clients ignore. A blank line behind it would be an empty event to some of them.
     heartbeat: bytes = b": waiting\n"
-    id_header: bytes = b""  # a second header with the request's id, beside x-request-id
+    id_header: bytes = b""  # a second header with the request's id, besides x-request-id
 
 
 OPENAI_DIALECT = ApiDialect()

@@ -15,7 +15,7 @@ class RequiredParser(ToolParser):
 
 
 class EnforcedHermesParser(HermesParser):
-    """For calls that a grammar enforces beside text: they have Hermes' form."""
+    """For calls that a grammar enforces within free text: they have Hermes' form."""
 
     enforced = True
 

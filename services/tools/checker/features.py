@@ -1,4 +1,4 @@
-"""Describes the features of a model beside a plain stack of layers."""
+"""Describes the features of a model besides a plain stack of layers."""
 
 from __future__ import annotations
 

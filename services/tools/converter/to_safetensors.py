@@ -1,4 +1,4 @@
-"""Writes a checkpoint as a folder of safetensors with all that transformers and gateways read beside them."""
+"""Writes a checkpoint as a folder of safetensors with the other files that transformers and gateways read."""
 
 from __future__ import annotations
 

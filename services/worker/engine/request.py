@@ -32,6 +32,6 @@ class EngineRequest:
     cache_salt: str = ""  # isolates the prefix cache
     second_from: int = 0  # position of the second of two texts; 0: one text
     embed: bool = False  # return the pooled hidden state instead of tokens
-    trial_tokens: int = 0  # > 0: a suspect; it runs beside no other suspect until it generated this many tokens here
+    trial_tokens: int = 0  # > 0: a suspect; it runs without another suspect until it generated this many tokens here
     adapter: AdapterRef | None = None
     pull: pb.PullHint | None = None  # another worker holds more of the prompt's KV

@@ -25,7 +25,7 @@ from services.worker.process.failure import RanksFailedError
 from services.worker.scheduling.request import Request, Status
 from services.worker.scheduling.transfers import Arrival
 
-MAX_PULLS = 4  # at one time; each holds at most the bytes of one staging area, beside gRPC's window
+MAX_PULLS = 4  # at one time; each holds at most the bytes of one staging area, besides gRPC's window
 # A pull may take PATIENCE times as long as computing the blocks, and at least LEAST_S: the source may be in a step.
 PATIENCE, LEAST_S = 2.0, 1.0
 REMEMBER_S = 60.0  # an older measurement of the bandwidth does not count

@@ -14,7 +14,7 @@ from services.worker.kv_transfer.store import KvStore, mismatch
 from services.worker.process.failure import RanksFailedError
 from services.worker.scheduling.transfers import Pin
 
-MAX_READERS = 4  # each keeps at most the bytes of one staging area in flight, beside gRPC's window
+MAX_READERS = 4  # each keeps at most the bytes of one staging area in flight, besides gRPC's window
 
 
 class BlockSource:

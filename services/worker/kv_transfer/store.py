@@ -16,7 +16,7 @@ from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
 from services.worker.scheduling.transfers import Arrival, Pin
 
-_MESSAGE_OVERHEAD = 1024  # bytes of a KvBlock beside its data
+_MESSAGE_OVERHEAD = 1024  # bytes of a KvBlock besides its data
 
 
 class BlockOwner(Protocol):

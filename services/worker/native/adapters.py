@@ -72,7 +72,7 @@ class AdapterSources:
 
 
 class _Memory:
-    """The adapters that ranks keep beside their slots, up to a number of bytes; the ranks follow the orders."""
+    """The adapters that ranks keep besides those in slots, up to a number of bytes; the ranks follow the orders."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -119,7 +119,7 @@ class _Reading:
 
 
 class AdapterSlots:
-    """The slots of the serving ranks, and the adapters in memory beside them."""
+    """The slots of the serving ranks, and the other adapters in memory."""
 
     def __init__(
         self,

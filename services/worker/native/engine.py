@@ -94,7 +94,7 @@ class NativeEngine(CommonEngine[LiveRequest]):
         self._pump: StepPump | None = None  # pump of the serving ranks
         self._store: KvStore | None = None  # KV cache of the serving ranks
         self._adapters: AdapterSlots | None = None  # adapters of the serving ranks
-        self._pinned: Sequence[AdapterRef] = ()  # beside those of the settings
+        self._pinned: Sequence[AdapterRef] = ()  # in addition to those of the settings
         self._equipping: set[asyncio.Task[None]] = set()
         self._n_steps = 0
 
@@ -281,7 +281,7 @@ class NativeEngine(CommonEngine[LiveRequest]):
             pump.requeue([live])
 
     def pin_adapters(self, refs: Sequence[AdapterRef]) -> None:
-        """Load these adapters, and keep them in their slots, beside those of the settings."""
+        """Load these adapters, and keep them in their slots, in addition to those of the settings."""
         if refs != self._pinned:
             self._pinned = refs
             if self._adapters is not None:

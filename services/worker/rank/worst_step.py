@@ -1,4 +1,4 @@
-"""Sizes a GPU's KV cache: what is left beside weights and the worst step, which is computed once to measure it.
+"""Sizes a GPU's KV cache: the memory left by the weights and the worst step, which is computed once to measure it.
 
 A step's worst case is known from the limits of the settings; what it takes in memory is not: it depends on kernels,
 on torch's allocator, and on captured steps.
@@ -114,7 +114,7 @@ def first_steps(config: RankGroupConfig, replayed_rows: Sequence[int]) -> tuple[
     """Return steps of every size that a captured step has, all in block 1, so that no request waits for a capture.
 
     Decodes of every number, at last with more keys than one program of the attention reads, if sequences may be as
-    long; then prompts of `replayed_rows`, alone and beside as many decodes as there may be.
+    long; then prompts of `replayed_rows`, alone and with the largest number of decodes.
     """
     keys, longest = min(_FEW_KEYS, config.max_model_len - 1), min(_MANY_KEYS, config.max_model_len - 1)
     rows = [1 << power for power in range((config.max_running - 1).bit_length() + 1)]

@@ -45,7 +45,7 @@ class Request:
     second_from: int = 0  # position of the second of two texts; 0: one text
     cacheable: bool = True  # False: neither reads nor feeds the prefix cache (start-up probe)
     adapter: int = -1  # slot of its adapter on the ranks; -1: none. Set before the request is queued
-    trial_tokens: int = 0  # > 0: a suspect; it runs beside no other suspect until it generated this many tokens here
+    trial_tokens: int = 0  # > 0: a suspect; it runs without another suspect until it generated this many tokens here
 
     # Kept by the scheduler.
     status: Status = Status.WAITING

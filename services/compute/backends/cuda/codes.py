@@ -13,7 +13,7 @@ from services.compute.backends.weights import Dense, Grouped, PerChannel, Stacke
 
 _UNIT = 64  # inputs that the kernel reads at a time
 _LEAST_GROUP = 32
-_BAND = 1024  # rows packed at a time, to bound the memory beside the packed weight
+_BAND = 1024  # rows packed at a time, to bound the memory besides the packed weight
 _FEW_ROWS = 16  # rows of the smallest product on tensor cores
 _NO_FLOAT8 = (8, 9)  # GPUs below this capability cannot convert 8-bit floats
 

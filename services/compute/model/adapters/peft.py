@@ -40,7 +40,7 @@ PASSED = (
 )
 _IN_TRAINING = (".lora_velora_", ".lora_monteclora_")  # name parts of tensors that only the training uses
 
-# Keys of the configuration with the values, beside null, with which A and B alone are the change.
+# Keys of the configuration with the values, besides null, with which A and B alone are the change.
 PLAIN: Mapping[str, tuple[object, ...]] = {
     "use_dora": (False,),
     "modules_to_save": ([],),

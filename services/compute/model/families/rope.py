@@ -170,7 +170,7 @@ def _rotary_dim(numbers: _Numbers, kind: str, head_dim: int) -> int:
 
 
 def _original_positions(config: Config, numbers: _Numbers) -> int:
-    """The original context length: beside the factors, or at the top level (phi3)."""
+    """The original context length: next to the factors, or at the top level (phi3)."""
     key = "original_max_position_embeddings"
     top = config.integer(key if config.raw(key) else "max_position_embeddings")
     original = numbers.one(key, top)

@@ -14,7 +14,7 @@ from services.compute.model.layout import Grid, Layout, Packing
 from services.compute.model.shard import Shard, Span
 from services.compute.model.spec import ModelError
 
-_BAND = 1024  # rows unpacked at a time, to bound the memory beside the weight
+_BAND = 1024  # rows unpacked at a time, to bound the memory besides the weight
 
 
 class GridReader:

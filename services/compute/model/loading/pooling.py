@@ -57,7 +57,7 @@ class Pooling:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingFiles:
-    """The files of sentence-transformers beside the pooling."""
+    """The files of sentence-transformers besides the pooling."""
 
     max_tokens: int | None = None  # longest text, in tokens; None: what the model was made for
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts before what is embedded, by name

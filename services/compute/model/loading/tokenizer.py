@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tokenizer and completes it from the files beside tokenizer.json, as `transformers` does."""
+"""Reads a checkpoint's tokenizer and completes it from the files next to tokenizer.json, as `transformers` does."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def _json(value: Any, field: str) -> str:
 
 
 def _user(blocks: Sequence[schema.Block], reader: _Reader, names: Mapping[str, str]) -> list[Turn]:
-    """A turn, and one before it for each result of a tool, whose images clients may put beside it."""
+    """A turn, and one before it for each result of a tool, whose images clients may put next to it."""
     found: list[Turn] = []
     texts: list[str] = []
     if any(isinstance(block, schema.ToolResultBlock) for block in blocks):

@@ -15,7 +15,7 @@ PASSED = (
     *("vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type"),
     *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.original_context_length"),
 )
-# Values, beside 0, false and "", that leave the computation as it is where a key is not read.
+# Values besides 0, false and "" that leave the computation as it is where a key is not read.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attention.output_scale": (1.0,),
     "embedding_scale": (1.0,),
@@ -36,7 +36,7 @@ class Keys:
     """The keys of the file's architecture; it records which were read."""
 
     def __init__(self, metadata: Metadata, passed: tuple[str, ...]) -> None:
-        """`passed`: keys of this architecture that have no effect, beside those of all."""
+        """`passed`: keys of this architecture that have no effect, in addition to those of all."""
         self.metadata = metadata
         self.prefix = f"{metadata.text('general.architecture')}."
         self._read = {f"{self.prefix}{key}" for key in (*PASSED, *passed)}

@@ -42,7 +42,7 @@ _DEFAULTS = {  # ids that files of these tokenizers leave out
     "bert": {"bos_token": 101, "unk_token": 100, "sep_token": 102, "pad_token": 0, "mask_token": 103},
 }
 _NEEDED = ("bos_token", "eos_token")
-_ENDS = ("eot_token_id", "eom_token_id")  # beside EOS
+_ENDS = ("eot_token_id", "eom_token_id")  # further ends besides EOS
 
 # Files often name one end token and mean several: a turn ends with another token than a text. These spellings are end
 # tokens in llama.cpp, too. Tokens of fill-in-the-middle prompts are, because what follows them is another file.
