@@ -1,4 +1,4 @@
-"""Grammars of calls: of required calls, and of strict tools in free text or as an alternative to an answer by a schema."""
+"""Grammars of calls: of required calls, and of strict tools in free text or instead of an answer by a schema."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _LEAST_IMPORTANT = 2**31 - 1  # every other request goes first
 
 
 def probe_request(scheduler: Scheduler, vocab_size: int, *, embeds: bool = False) -> Request | None:
-    """A request that times a prefill and some decodes, concurrently with other requests; None if the context is too short.
+    """A request that times a prefill and some decodes, among other requests; None if the context is too short.
 
     `embeds`: the model generates nothing, and only the prefill is timed.
     """

@@ -69,7 +69,7 @@ class _Queue:
 
 
 def fresh_blocks(pool: BlockPool, request: Request, hits: list[int], n_running: int) -> int | None:
-    """Number of blocks to allocate, in addition to the cached `hits`, to admit the request now; None when too few are free.
+    """Number of blocks to allocate, besides the cached `hits`, to admit the request now; None when too few are free.
 
     An admission allocates the blocks of all known tokens; a protected request gets the blocks of its whole limit.
     One block per running request stays in reserve, so that an admission causes no preemption in the next steps.

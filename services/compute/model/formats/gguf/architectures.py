@@ -36,9 +36,7 @@ class Architecture:
     keys: Mapping[str, str] = field(default_factory=lambda: _LLAMA)
     constants: Mapping[str, Any] = field(default_factory=dict)  # values of config.json that GGUF does not store
     needed: tuple[str, ...] = (_RMS_NORM,)  # keys that llama.cpp requires, and for which a family has a default
-    absent: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # llama.cpp's values of absent keys, in addition to those of all
+    absent: Mapping[str, Any] = field(default_factory=dict)  # llama.cpp's values of absent keys, besides those of all
     passed: tuple[str, ...] = ()  # keys without an effect, neither in llama.cpp nor in transformers
     period: int = 0  # every how many layers one has no window; 0: layers do not alternate
     biases: Mapping[str, str] = field(default_factory=dict)  # flags of config.json, by a tensor that shows them
