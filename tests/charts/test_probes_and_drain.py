@@ -48,7 +48,7 @@ def test_liveness_asks_the_metrics_port(rendered: Rendered) -> None:
         assert probe["failureThreshold"] >= 3, pod
 
 
-def test_readiness_probes_the_port_of_clients(rendered: Rendered) -> None:
+def test_readiness_probes_ask_readyz(rendered: Rendered) -> None:
     for pod, container in _services(rendered):
         probe = container["readinessProbe"]
         expected = 8000 if pod.component == "gateway" else METRICS

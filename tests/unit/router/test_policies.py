@@ -110,7 +110,7 @@ def test_a_new_or_moved_session_goes_to_the_least_loaded_worker_near_the_cheapes
 
 
 @given(situations())
-def test_fair_shares_decide_like_no_shares(situation: tuple[Snapshot, Query]) -> None:
+def test_fair_shares_decide_like_ignored_shares(situation: tuple[Snapshot, Query]) -> None:
     snapshot, query = situation
     n = len(snapshot.worker_ids)
     fair = replace(snapshot, share=np.ones(n), excess=np.zeros(n), load_share=np.ones(n))

@@ -85,7 +85,7 @@ def answers(*requests: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def test_grammars_are_compiled_in_order() -> None:
+def test_grammars_are_answered_in_order() -> None:
     tokenizer = byte_level()
     introduced = {"tokenizer": tokenizer.to_str(), "vocab_size": tokenizer.get_vocab_size(), "eos": [1]}
     lark, deep = 'start: "a"', "root ::= " + "(" * 4_000
