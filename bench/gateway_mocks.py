@@ -70,6 +70,8 @@ class _Running:
 class MockWorker(worker_pb2_grpc.WorkerServicer):
     """Steps like an engine: one message has the next token of every running request."""
 
+    loading = False
+
     def __init__(self, worker_id: str) -> None:
         self.worker_id, self.model, self.incarnation = worker_id, MODEL, uuid.uuid4().hex
         self.address = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -70,7 +71,8 @@ async def test_ranks_do_not_outlive_their_launcher(make_group: MakeGroup) -> Non
     pids = pids_of(await group.start())
     os.kill(pids[-1], signal.SIGKILL)
     failure = await failure_of(group)
-    assert "SIGKILL" in failure.detail or f"status {-signal.SIGKILL}" in failure.detail
+    # The launcher's parent, or the first process of a container, may reap a rank before its status is read.
+    assert re.search(f"SIGKILL|status {-signal.SIGKILL}|exit status unknown", failure.detail), failure.detail
     await wait_gone(pids)
 
 
