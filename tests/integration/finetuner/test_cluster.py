@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from services.common.extras import pip_install
 from services.common.fine_tuning.records import Order
 from services.common.fine_tuning.store import Job, JobStore
 from services.common.keys import RedisKeys
@@ -380,4 +382,4 @@ async def test_a_fine_tuner_that_cannot_train_does_not_start(site: Site, monkeyp
     use_kubeconfig(monkeypatch, site.folder / "none")
     await fails("no Kubernetes cluster")
     monkeypatch.setitem(sys.modules, "peft", None)
-    await fails(r"peft missing: pip install 'ryzanstein\[finetune\]'", finetuner_job_template="")
+    await fails(re.escape(f"peft missing: {pip_install('finetune')}"), finetuner_job_template="")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from openai.types.fine_tuning import FineTuningJob
 
 from services.common.adapters import RegisteredAdapter
+from services.common.extras import pip_install
 from services.common.fine_tuning.records import Order, Presence, Result
 from services.common.fine_tuning.store import Claim, Job, JobStore, LostClaimError, new_event
 from services.common.keys import RedisKeys
@@ -71,7 +73,7 @@ async def test_invalid_job_is_rejected_by_field(server: RedisServer) -> None:
     async with gateway(server) as stack:
         good, store = await file(stack, *[LINE] * 10), finetuner(server)
         jobs = stack.client.fine_tuning.jobs
-        with pytest.raises(openai.InternalServerError, match=r"pip install 'ryzanstein\[finetune\]'"):
+        with pytest.raises(openai.InternalServerError, match=re.escape(pip_install("finetune"))):
             await jobs.create(model=MODEL, training_file=good)
         await store.appear("tuner", Presence(models=[MODEL], quantizations=["none"]))
         other = await file(stack, LINE, purpose="batch")

@@ -143,6 +143,7 @@ class Placed:
     worker: RunningWorker
     incarnation: str
     model: str = BUNDLED_MODEL.name
+    loading: bool = False
 
     @property
     def worker_id(self) -> str:
