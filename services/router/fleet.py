@@ -49,7 +49,7 @@ class Fleet:
         self._tls = tls
         self.pools: dict[str, Pool] = {}
         self._homes: dict[str, Pool] = {}  # by worker id
-        self._expected: frozenset[str] = frozenset()
+        self.expected: frozenset[str] = frozenset()
         self._empty_since: dict[str, float] = {}  # by model
         self._somebody = asyncio.Event()  # a worker has joined; cleared with the last pool
         self._router_id = router_id
@@ -61,10 +61,10 @@ class Fleet:
         """Replace the set of expected models."""
         for model in models - self.pools.keys():
             self._new_pool(model)
-        for model in self._expected - models:
+        for model in self.expected - models:
             if not self.pools[model].members:
                 self._empty_since.setdefault(model, time.monotonic())
-        self._expected = models
+        self.expected = models
 
     async def follow(self, lease: Lease) -> None:
         """Keep a worker in its pool, and keep its state stream open, until cancelled."""
@@ -124,7 +124,7 @@ class Fleet:
     def forget(self) -> list[str]:
         """Drop pools of unexpected models that have been empty for `FORGET_S`; return their models."""
         long_ago = time.monotonic() - FORGET_S
-        gone = [model for model, since in self._empty_since.items() if since < long_ago and model not in self._expected]
+        gone = [model for model, since in self._empty_since.items() if since < long_ago and model not in self.expected]
         for model in gone:
             del self.pools[model], self._empty_since[model]
         if not self.pools:

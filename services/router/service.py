@@ -154,7 +154,11 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         self, request: routing_pb2.ListWorkersRequest, context: Context
     ) -> routing_pb2.ListWorkersResponse:
         """List all workers of a model, or of every model."""
-        response = routing_pb2.ListWorkersResponse(router_id=self._settings.router_id, policy=self._routing.policy.name)
+        response = routing_pb2.ListWorkersResponse(
+            router_id=self._settings.router_id,
+            policy=self._routing.policy.name,
+            expected_models=sorted(self._fleet.expected),
+        )
         sessions, now = Tally(self._sessions.values()), time.monotonic()
         for pool in [pool for model, pool in self._fleet.pools.items() if request.model in ("", model)]:
             verdicts = pool.snapshot().why_not.tolist()

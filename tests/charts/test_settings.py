@@ -197,10 +197,12 @@ def test_services_know_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expected_models(render(), "gateway") == [bundled]
 
 
-def test_a_model_that_comes_or_goes_restarts_only_its_own_workers() -> None:
+def test_a_model_that_comes_or_goes_replaces_its_own_workers_and_routers() -> None:
     before, after = render(), render(inline="workers: {pools: {second: {servedName: two}}}")
-    for component in ("gateway", "router", "coordinator", "redis"):
+    for component in ("gateway", "coordinator", "redis"):
         (old,), (new,) = before.pods_of(component), after.pods_of(component)
         assert (old.metadata, old.spec) == (new.metadata, new.spec), component
+    (old,), (new,) = before.pods_of("router"), after.pods_of("router")
+    assert (old.metadata != new.metadata, old.spec) == (True, new.spec), "new routers know the model at once"
     old_pool, *_ = before.pods_of("worker")
     assert old_pool.spec in [pod.spec for pod in after.pods_of("worker")]

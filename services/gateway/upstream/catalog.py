@@ -87,8 +87,8 @@ class Catalog:
         return name in self._awaited()
 
     def _awaited(self) -> frozenset[str]:
-        """The expected models, and those of listed workers, which may still be loading."""
-        return self._expected | self._router.listed.models()
+        """The models that this gateway or a router expects, and those of listed workers, which may still be loading."""
+        return self._expected | self._router.listed.expected | self._router.listed.models()
 
     def knows(self, name: str) -> bool:
         """Whether a worker has ever served the model."""

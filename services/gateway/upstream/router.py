@@ -168,7 +168,7 @@ class RouterClient:
             except grpc.aio.AioRpcError as error:
                 self._mark_down(endpoint, error)
                 continue
-            self.listed, self.answered = WorkerList(tuple(answer.workers)), True
+            self.listed, self.answered = WorkerList(tuple(answer.workers), frozenset(answer.expected_models)), True
             return self.listed
         self.answered = False
         return None

@@ -13,9 +13,10 @@ from services.gateway.upstream.connection import WorkerRef
 
 @dataclass(frozen=True, slots=True)
 class WorkerList:
-    """The workers that a router listed."""
+    """The workers that a router listed, and the models that it expects."""
 
     views: tuple[routing_pb2.WorkerView, ...] = ()
+    expected: frozenset[str] = frozenset()  # models that are known without a worker
 
     def refs(self) -> frozenset[WorkerRef]:
         """The refs of all worker processes."""

@@ -38,6 +38,7 @@ class Router(routing_pb2_grpc.RouterServicer):
         self.outcomes: list[routing_pb2.Outcome] = []
         self.hidden: set[str] = set()  # not listed, not chosen
         self.away: set[str] = set()  # listed still, not chosen any more
+        self.expected: list[str] = []  # models that are known without a worker
         self.pull: worker_pb2.PullHint | None = None
         self.port = free_port()
         self._turn = 0
@@ -141,7 +142,8 @@ class Router(routing_pb2_grpc.RouterServicer):
             for w in self.workers
             if w.worker_id not in self.hidden
         ]
-        return routing_pb2.ListWorkersResponse(workers=views, router_id="r", policy="round_robin")
+        names = {"router_id": "r", "policy": "round_robin", "expected_models": self.expected}
+        return routing_pb2.ListWorkersResponse(workers=views, **names)
 
 
 def _refusal(code: grpc.StatusCode, message: str, retry_after_s: int = 0) -> routing_pb2.RouteRefusal:

@@ -103,6 +103,21 @@ async def test_a_model_at_zero_is_waited_for_and_listed(waiting: tuple[Stack, St
     assert "`other`" in unknown.json()["error"]["message"]
 
 
+async def test_model_that_a_router_expects_is_known_to_gateways() -> None:
+    async with inference([]) as (stack, _):
+        stack.router.queue_s, stack.router.expected = 0.1, [MODEL, "other"]
+
+        async def status() -> int:
+            return (await stack.http.post("/v1/completions", json=BODY)).status_code
+
+        await join(stack, Worker("w0", model="other"))
+        await eventually(lambda: stack.gateway.catalog.available())
+        assert await status() == 503
+        stack.router.expected = []
+        await eventually(lambda: not stack.gateway.catalog.expects(MODEL))
+        assert await status() == 404
+
+
 async def test_a_running_gateway_hears_which_models_are_expected(tmp_path: Path) -> None:
     names = MountedFile(tmp_path, "other\n")
 

@@ -56,6 +56,7 @@ async def test_expected_models_are_known_and_unexpected_models_are_not(fleet: Ro
     shown = await asyncio.to_thread(metrics)
     for model in ("tiny", "huge"):
         assert f'ryzanstein_router_queue_length{{model="{model}"}} 0.0' in shown
+    assert list((await router.ListWorkers(pb.ListWorkersRequest())).expected_models) == ["huge", "tiny"]
     worker = await fleet.worker("w")
     for _ in range(2):  # before it was there, or with another model's worker: unknown
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
