@@ -107,7 +107,9 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 def error_of_status(status: int, fields: ErrorFields, retry_after: float | None = None) -> ApiError:
     """The error of an HTTP status."""
     default = BadRequest if status < 500 else ServerError
-    return _BY_STATUS.get(status, default)(fields, retry_after)
+    # The server's own limit for a request would be over again; a proxy's 504 is a connection that was lost.
+    kind = ServerError if fields.code == "deadline_exceeded" else _BY_STATUS.get(status, default)
+    return kind(fields, retry_after)
 
 
 _BY_TYPE: dict[str, type[ApiError]] = {

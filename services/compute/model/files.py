@@ -108,7 +108,9 @@ def weight_files(folder: Path) -> WeightFiles:
         places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
             raise ModelError(f"{index}: weight_map: expected a file's name for each tensor")
-        names = sorted(set(places.values()))
+        read = {name for tensor, name in places.items() if "mtp" not in tensor.split(".")}
+        # Layers of multi-token prediction are not read; quantized checkpoints list them in a file that they lack.
+        names = sorted(name for name in set(places.values()) if name in read or (folder / name).is_file())
         outside = [name for name in names if Path(name).name != name]
         if outside:
             raise ModelError(f"{index}: weight_map: {outside[0]!r} is not a file of this folder")

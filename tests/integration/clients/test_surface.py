@@ -14,6 +14,7 @@ from ryzanstein_client import (
     NotFound,
     RateLimited,
     RetryPolicy,
+    ServerError,
     StreamInterrupted,
     TimedOut,
     Tool,
@@ -292,6 +293,17 @@ async def test_a_server_that_stays_away_is_unavailable(gateway: Served, kind: st
             await call(client, "complete", PROMPT)
         with pytest.raises(Unavailable):
             await read(client, "stream_completion", PROMPT)
+
+
+@every_client
+async def test_request_past_the_servers_limit_is_not_tried_again(kind: str) -> None:
+    async with (
+        served([Worker("w0", prefill_s=2.0)], request_timeout_s=0.5) as gateway,
+        gateway.client(kind, SOON) as client,
+    ):
+        with pytest.raises(ServerError if kind.startswith("rest") else TimedOut):
+            await call(client, "complete", PROMPT)
+        assert len(gateway.stack.workers[0].submits) == 1
 
 
 @every_client

@@ -120,6 +120,13 @@ def test_an_index_may_list_unread_tensors_and_omit_unneeded_tensors(tmp_path: Pa
             Checkpoint(files, {"y": TensorRef("b")})
     with pytest.raises(ModelError, match=r"no file holds mtp\.0\.fc\.weight"):
         TensorFiles(tmp_path)
+    index |= {"mtp.0.fc.weight": "2.safetensors"}  # a file that is not there, because nothing reads it
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    with closing(TensorFiles(tmp_path, ignored=UNUSED)) as files:
+        assert "a" in files.names
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index | {"b": "2.safetensors"}}))
+    with pytest.raises(ModelError, match=r"2\.safetensors"):
+        TensorFiles(tmp_path, ignored=UNUSED)
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
