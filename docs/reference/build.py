@@ -1,9 +1,9 @@
 """Write the reference pages that are made from the code: `python -m docs.reference.build` (or `make reference`).
 
 configuration.md from the settings classes, families.md from the list of `ryzanstein models`, policies.md from the
-parts of the router's policies, quantization.md from the worker's methods, metrics.md from what the services register,
-grpc.md from the contracts in proto/, openapi.json from the gateway, fields.md from its schema, clients.md from a
-table and the pins of the tests with clients.
+parts of the router's policies, quantization.md from the worker's methods, metrics.md from the services' registries,
+openapi.json from the gateway, fields.md from its schema, clients.md from a table and the pins of the tests with
+clients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from docs.reference.grpc_page import grpc_reference
 from docs.reference.metrics_page import metrics
 from services.common.settings import ServiceSettings
 from services.compute.model.families.recurrent import RECURRENT
@@ -310,7 +309,6 @@ PAGES = {
     "quantization.md": quantization,
     "families.md": families,
     "metrics.md": metrics,
-    "grpc.md": grpc_reference,
     "fields.md": fields,
     "clients.md": clients,
     "openapi.json": openapi,
