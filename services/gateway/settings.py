@@ -65,10 +65,6 @@ class GatewaySettings(AccessSettings):
     )
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, description="Largest request body")
     header_timeout_s: float = Field(default=10.0, gt=0, description="A request's head must arrive within this time")
-    max_header_fields: int = Field(default=128, ge=16, description="Most fields that a request's head may have")
-    max_header_bytes: int = Field(
-        default=64 * 1024, ge=4096, description="Largest head of a request: its path and its fields"
-    )
     body_timeout_s: float = Field(default=30.0, gt=0, description="A request's body must arrive within this time")
     send_timeout_s: float = Field(
         default=60.0, gt=0, description="A client that lets an answer wait this long without reading is dropped"
@@ -85,7 +81,6 @@ class GatewaySettings(AccessSettings):
         description="A stream of events that is silent for so long sends a comment, so that no proxy takes it for "
         "dead: in Messages a ping, in Responses an event after eight in a row or 120 s",
     )
-    max_stop_strings: int = Field(default=16, ge=4, description="Stop strings a request may name")
     max_choices: int = Field(default=128, ge=1, description="Most sequences a request may ask for (prompts times n)")
 
     tool_parser: str = Field(
@@ -190,7 +185,6 @@ class GatewaySettings(AccessSettings):
         default=30.0, gt=0, description="Longest search for a worker that continues a stream"
     )
     max_faults: int = Field(default=3, ge=0, description="Faults a request survives before it is given up")
-    max_handoffs: int = Field(default=32, ge=0, description="Handoffs a request follows before it is given up")
     poison_deaths: int = Field(
         default=2, ge=1, description="Workers that die under a request before it is tried without another suspect"
     )

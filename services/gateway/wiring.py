@@ -65,7 +65,6 @@ def resume_policy(settings: GatewaySettings) -> ResumePolicy:
     """Return the limits within which an interrupted generation continues on another worker."""
     return ResumePolicy(
         max_faults=settings.max_faults,
-        max_handoffs=settings.max_handoffs,
         poison_deaths=settings.poison_deaths,
         deadline_s=settings.resume_deadline_s,
         stall_s=settings.progress_timeout_s,

@@ -146,7 +146,6 @@ class ChatPreparer:
             request.options,
             model.sampling_defaults,
             max_tokens=fit_max_tokens(model, len(prompt.ids), request.max_tokens, request.names.messages, None),
-            max_stops=self._settings.max_stop_strings,
             logprobs=request.logprobs,
             grammar=grammar,
             stop_field=request.names.stop,

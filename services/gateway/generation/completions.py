@@ -76,7 +76,6 @@ class CompletionPreparer:
             model.sampling_defaults,
             # A worker generates at least one token: with max_tokens=0 it is thrown away.
             max_tokens=fit_max_tokens(model, len(prompt.ids), asked, "prompt", None),
-            max_stops=self._settings.max_stop_strings,
             logprobs=body.logprobs,
             prompt_logprobs=prompt_logprobs,
             grammar=grammar,

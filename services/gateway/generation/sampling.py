@@ -10,18 +10,19 @@ from services.gateway.generation.request import SamplingOptions
 
 _ONE_TOKEN_P = 1e-9  # the likeliest token of any vocabulary has more
 _MAX_IDS = 1024  # what a worker takes
+_MAX_STOPS = 16
 _MAX_STOP_CHARS = 1024  # all of a stop string is compared with the text at every token
 
 
-def stop_strings(body: TextOptions, limit: int, field: str) -> tuple[str, ...]:
+def stop_strings(body: TextOptions, field: str) -> tuple[str, ...]:
     """The stop strings; raises :class:`ApiError` (400) when `field` has too many."""
     stops: Sequence[str] = () if body.stop is None else [body.stop] if isinstance(body.stop, str) else body.stop
     for stop in stops:
         if len(stop) > _MAX_STOP_CHARS:
             message = f"A stop string may have at most {_MAX_STOP_CHARS} characters, got {len(stop)}."
             raise invalid(message, field, "invalid_value")
-    if len(stops) > limit:
-        raise invalid(f"`{field}` may hold at most {limit} strings, got {len(stops)}.", field, "invalid_value")
+    if len(stops) > _MAX_STOPS:
+        raise invalid(f"`{field}` may hold at most {_MAX_STOPS} strings, got {len(stops)}.", field, "invalid_value")
     return tuple(stops)
 
 
@@ -41,7 +42,6 @@ def sampling_options(
     defaults: Mapping[str, float],
     *,
     max_tokens: int,
-    max_stops: int,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
     grammar: str = "",
@@ -66,7 +66,7 @@ def sampling_options(
         logit_bias=body.logit_bias or {},
         seed=body.seed,
         min_tokens=min_tokens,
-        stop=stop_strings(body, max_stops, stop_field),
+        stop=stop_strings(body, stop_field),
         include_stop=bool(body.include_stop_str_in_output),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),

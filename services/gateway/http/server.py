@@ -236,13 +236,8 @@ def listen(host: str, port: int) -> socket.socket:
 def new_http_server(app: ASGIApp, settings: GatewaySettings, drain: Drain, tls: PublicTls | None) -> HttpServer:
     """A server for the app; serve it with ``await server.serve([listen(host, port)])``."""
     reading = {"send_timeout_s": settings.send_timeout_s}
-    heads = {
-        "head_timeout_s": settings.header_timeout_s,
-        "max_head_fields": settings.max_header_fields,
-        "max_head_bytes": settings.max_header_bytes,
-    }
     options: dict[str, Any] = {
-        "http": type("Http", (HttpProtocol,), {"drain": drain, **heads, **reading}),
+        "http": type("Http", (HttpProtocol,), {"drain": drain, "head_timeout_s": settings.header_timeout_s, **reading}),
         "ws": type("WebSocket", (WebSocketProtocol,), reading),
         "ws_max_size": settings.max_body_bytes,
         "lifespan": "off",

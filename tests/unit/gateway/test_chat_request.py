@@ -116,9 +116,9 @@ def test_errors_name_the_fields_of_the_api(chat: ChatRequest, conversation: str,
     with pytest.raises(ApiError) as broken:  # while the text is written, when no endpoint is left to rename anything
         asked.checks.text.hold('["a", "a"]')
     assert (broken.value.param, f"`{schema}`" in broken.value.message) == (schema, True)
-    chat.options.stop = ["x"] * 9
+    chat.options.stop = ["x"] * 17
     with pytest.raises(ApiError) as many:
-        stop_strings(chat.options, 4, chat.names.stop)
+        stop_strings(chat.options, chat.names.stop)
     assert (many.value.param, f"`{stop}`" in many.value.message) == (stop, True)
 
 
