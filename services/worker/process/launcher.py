@@ -50,8 +50,10 @@ def launch_command(ranks: int, module: str) -> list[str]:
     """
     if ranks == 1:
         return [sys.executable, "-m", module]
+    # --standalone would resolve `localhost` and the machine's name, which a container without /etc/hosts waits for.
+    here = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     # With an interval of 1 s the server reads a dead rank's exit status before torchrun reaps the rank.
-    options = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=1"]
+    options = [*here, f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=1"]
     return [sys.executable, "-m", "services.worker.process.launch", *options, "-m", module]
 
 
