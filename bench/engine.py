@@ -37,7 +37,7 @@ from services.common.heap import freeze_started
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.native.offline import OfflineEngine
 from services.worker.process.rank_group import GroupStarted, RankGroup
-from services.worker.protocol.adapter_codec import AdapterOrder
+from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.request import Request
 

@@ -20,7 +20,7 @@ from services.worker.engine.base import StepObserver
 from services.worker.engine.errors import InvalidRequestError, UnsupportedError
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import AdapterFacts, EngineCounters, EngineState
-from services.worker.protocol.adapter_codec import AdapterOrder
+from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.scheduling.adapter_slots import SlotTable, SlotUser
 
 _FIELD = "adapter"

@@ -8,7 +8,7 @@ from typing import Protocol
 from services.worker.kv_transfer.store import BlockRanks
 from services.worker.process.failure import RankFailure
 from services.worker.process.rank_group import GroupStarted
-from services.worker.protocol.adapter_codec import AdapterOrder
+from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan, StepResult
 
 

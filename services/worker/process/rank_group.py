@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
 from services.worker.process.rank_group_run import RankGroupRun
-from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.event_codec import ModelFacts, RankStarted
 from services.worker.protocol.ledger import MemoryLedger
+from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan, StepResult
 
 __all__ = ["GroupStarted", "RankFailure", "RankGroup", "RankGroupConfig", "RanksFailedError"]
@@ -102,7 +102,7 @@ class RankGroup:
 
         Plans submitted later find it there. Raises RanksFailedError when the ranks are gone.
         """
-        return await self._living().load_adapter(order)
+        return await asyncio.shield(self._living().order(order))
 
     async def results(self) -> AsyncGenerator[StepResult, None]:
         """Yield results in step order until the group fails or is stopped. Yields none when `on_result` is set."""

@@ -14,15 +14,15 @@ from services.compute.ranks.config import RankGroupConfig
 from services.compute.ranks.line import RankLine, RankState
 from services.worker.engine.process_info import describe_exit, describe_status, reap_adopted
 from services.worker.engine.stall import StallDetector, StallLimits, find_stopped
-from services.worker.process.adapter_loads import AdapterLoads
 from services.worker.process.block_copies import BlockCopies
 from services.worker.process.death_watch import DeathWatch
 from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
 from services.worker.process.launcher import Launcher
 from services.worker.process.link import GroupLink
 from services.worker.process.memory_kills import MemoryKills
-from services.worker.protocol.adapter_codec import AdapterOrder, decode_adapted
+from services.worker.process.orders import Orders
 from services.worker.protocol.event_codec import RankError, RankStarted, decode_event, encode_stop
+from services.worker.protocol.order_codec import Order, decode_answer
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.protocol.plan_codec import encode_plan
 from services.worker.protocol.result_codec import decode_result
@@ -47,8 +47,8 @@ class RankGroupRun:
         self._config, self._deliver, self._on_end = config, deliver, on_end
         self._loop = asyncio.get_running_loop()
         self._link = GroupLink(config)
-        self.copies = BlockCopies(self._link.staging, self._link.send)
-        self.adapters = AdapterLoads(config.ranks, self._link.send)
+        self._orders = Orders(config.ranks, self._link.send)
+        self.copies = BlockCopies(self._link.staging, self.order)
         self._launcher: Launcher | None = None
         self._started: dict[int, RankStarted] = {}
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -59,7 +59,7 @@ class RankGroupRun:
         self._pidfds: dict[int, int] = {}  # rank -> pidfd, while the process lives
         self._all_gone = asyncio.Event()
         self._ending = False
-        self._busy = asyncio.Event()  # plans are in flight, or adapters are loaded
+        self._busy = asyncio.Event()  # plans or orders are in flight
         self._exit_watch: asyncio.Task[None] | None = None
         self._progress_watch: asyncio.Task[None] | None = None
         self._detectors: list[StallDetector] = []
@@ -72,7 +72,7 @@ class RankGroupRun:
 
     @property
     def _working(self) -> bool:
-        return self.in_flight > 0 or len(self.adapters) > 0
+        return self.in_flight > 0 or len(self._orders) > 0
 
     async def start(self) -> tuple[RankStarted, ...]:
         """Launch and wait until every rank is warm. Raises RanksFailedError after ending all processes."""
@@ -109,17 +109,17 @@ class RankGroupRun:
         self.in_flight += 1
         self._busy.set()
 
-    async def load_adapter(self, order: AdapterOrder) -> str:
-        """Load an adapter; returns a rank's error, or an empty text. Raises RanksFailedError."""
+    def order(self, order: Order) -> asyncio.Future[str]:
+        """Send an order; see `Orders.send`."""
         self._busy.set()
-        return await self.adapters.load(order)
+        return self._orders.send(order)
 
     async def stop(self) -> None:
         """End every process and release the shared memory. Called once."""
         grace = self._config.stop_grace_s
         if not self._ending:
             self._ending = True
-            self._fail_orders(RanksFailedError(RankFailure(None, FailureKind.EXITED, "the ranks are being stopped")))
+            self._orders.fail(RanksFailedError(RankFailure(None, FailureKind.EXITED, "the ranks are being stopped")))
             self._link.send(encode_stop())
             if self._pidfds and not await self._gone_within(grace) and self._launcher:
                 self._launcher.terminate()
@@ -163,10 +163,8 @@ class RankGroupRun:
             if words[0] == Kind.RESULT:
                 self.in_flight -= 1
                 self._deliver(decode_result(words))
-            elif words[0] == Kind.COPIED:
-                self.copies.answered(rank, int(words[1]))
-            elif words[0] == Kind.ADAPTED:
-                self.adapters.answered(rank, *decode_adapted(words))
+            elif words[0] == Kind.ANSWER:
+                self._orders.answered(rank, *decode_answer(words))
             else:
                 self._on_event(rank, decode_event(words))
 
@@ -228,15 +226,11 @@ class RankGroupRun:
         self._ending = True
         logger.error("%s", failure, extra={"traceback": failure.traceback} if failure.traceback else None)
         self._kill()
-        self._fail_orders(RanksFailedError(failure))
+        self._orders.fail(RanksFailedError(failure))
         if not self.lost.done():
             self.lost.set_result(str(failure))
         self.failed.set_result(failure)
         self._on_end()
-
-    def _fail_orders(self, error: RanksFailedError) -> None:
-        self.copies.fail(error)
-        self.adapters.fail(error)
 
     def _kill(self) -> None:
         """Send SIGKILL, which also ends stopped processes. The launcher gets _REAPING_S to reap its children and exit,

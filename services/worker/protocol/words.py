@@ -24,9 +24,8 @@ class Kind(IntEnum):
     ERROR = 5
     COPY_OUT = 6
     COPY_IN = 7
-    COPIED = 8
-    ADAPTER = 9
-    ADAPTED = 10
+    ADAPTER = 8
+    ANSWER = 9
 
 
 class MalformedMessageError(ValueError):

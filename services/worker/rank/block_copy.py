@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from services.worker.protocol.copy_codec import CopyOrder
+from services.worker.protocol.order_codec import CopyOrder
 
 
 class BlockCopier:

@@ -13,8 +13,7 @@ from services.compute.ranks.segment import Segment
 from services.worker.ipc.doorbell import DoorbellButton
 from services.worker.ipc.life_lock import LifeLock
 from services.worker.ipc.ring import RingReader, RingWriter
-from services.worker.protocol.adapter_codec import AdapterOrder, decode_adapter
-from services.worker.protocol.copy_codec import CopyOrder, decode_order
+from services.worker.protocol.order_codec import ORDER_KINDS, AdapterOrder, Order, decode_order
 from services.worker.protocol.plan_codec import PlanView, decode_plan
 from services.worker.protocol.rank_config import GroupLayout, RankSettings
 from services.worker.protocol.words import Kind, MalformedMessageError, read_words
@@ -32,8 +31,9 @@ class ServerGoneError(RuntimeError):
 class Received:
     """A message (a plan, an order, or None to stop) and how long the rank waited for it."""
 
-    plan: PlanView | CopyOrder | AdapterOrder | None
+    plan: PlanView | Order | None
     wait_us: int
+    number: int = 0  # of an order, for the answer
 
 
 class ServerLink:
@@ -75,11 +75,11 @@ class ServerLink:
         wait_us = (time.perf_counter_ns() - began) // 1000
         if words[0] == Kind.STOP:
             return Received(None, wait_us)
-        if words[0] in (Kind.COPY_OUT, Kind.COPY_IN):
-            return Received(decode_order(words), wait_us)
-        if words[0] == Kind.ADAPTER:
-            self.line.enter(RankState.LOADING)
-            return Received(decode_adapter(words), wait_us)
+        if words[0] in ORDER_KINDS:
+            number, order = decode_order(words)
+            if isinstance(order, AdapterOrder):
+                self.line.enter(RankState.LOADING)
+            return Received(order, wait_us, number)
         if words[0] != Kind.PLAN:
             raise MalformedMessageError(f"a message of kind {words[0]} where a plan must be")
         plan = decode_plan(words)

@@ -16,8 +16,8 @@ from services.compute.model.loading.pooling import read_pooling
 from services.compute.model.loading.vocabulary import read_vocabulary
 from services.compute.model.registry import describe
 from services.compute.ranks.config import RankGroupConfig
-from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.event_codec import ModelFacts
+from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.rank.process import LoadedModel, refuse_adapter
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from services.compute.model.spec import ModelError
-from services.worker.protocol.adapter_codec import AdapterOrder, encode_adapted
-from services.worker.protocol.copy_codec import CopyOrder, encode_copied
+from services.worker.protocol.order_codec import AdapterOrder, CopyOrder, Order, encode_answer
 from services.worker.protocol.plan import StepResult
 from services.worker.protocol.plan_codec import PlanView
 from services.worker.protocol.result_codec import encode_result
@@ -59,12 +58,7 @@ class StepLoop:
             self._finish_awaited()
             if received.plan is None:
                 return
-            if isinstance(received.plan, CopyOrder):
-                self._copier.copy(received.plan)
-                self._link.send(encode_copied(received.plan.number))
-            else:
-                failure = _try_adapter(received.plan, self._load_adapter)
-                self._link.send(encode_adapted(received.plan.number, failure))
+            self._link.send(encode_answer(received.number, self._execute(received.plan)))
 
     def _await_message(self) -> None:
         """Return once there is a message, or once no step is awaited: its tokens may come before the next plan."""
@@ -90,11 +84,13 @@ class StepLoop:
         if result is not None:
             self._link.send(encode_result(result))
 
-
-def _try_adapter(order: AdapterOrder, load: Callable[[AdapterOrder], None]) -> str:
-    """Load an adapter between two steps; returns why that failed, or an empty text."""
-    try:
-        load(order)
-    except ModelError as error:
-        return str(error)
-    return ""
+    def _execute(self, order: Order) -> str:
+        """Execute an order between two steps; returns why that failed, or an empty text."""
+        try:
+            if isinstance(order, CopyOrder):
+                self._copier.copy(order)
+            else:
+                self._load_adapter(order)
+        except ModelError as error:
+            return str(error)
+        return ""

@@ -23,8 +23,8 @@ from services.compute.model.loading.pooling import Pooling
 from services.compute.model.spec import ModelError
 from services.compute.ranks.config import RankGroupConfig
 from services.compute.sampling.grammar import Vocabulary, no_vocabulary
-from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.event_codec import ModelFacts, RankStarted, encode_event
+from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.rank.block_copy import BlockCopier
 from services.worker.rank.forward import Model
 from services.worker.rank.link import ServerLink

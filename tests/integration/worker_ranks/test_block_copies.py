@@ -67,5 +67,8 @@ async def test_ranks_that_die_end_the_copies(make_group: MakeGroup) -> None:
             await read
     with pytest.raises(RanksFailedError):
         await group.write_blocks([1], [bytes(BLOCK_BYTES)])
-    await group.start()
+    started = await group.start()
     assert len(await group.read_blocks([1], BLOCK_BYTES)) == 1
+    psutil.Process(started.ranks[0].pid).suspend()
+    with pytest.raises(RanksFailedError, match="is stopped by a signal at step"):  # not found by the look at idle ranks
+        await group.read_blocks([1], BLOCK_BYTES)

@@ -14,7 +14,7 @@ import pytest
 
 from services.worker.process.failure import FailureKind
 from services.worker.process.rank_group import RankFailure, RankGroup, RanksFailedError
-from services.worker.protocol.adapter_codec import AdapterOrder
+from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.protocol.plan import Chunk, StepPlan
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, alive, pids_of, wait_gone
 from tests.unit.common.containers import groups_v1

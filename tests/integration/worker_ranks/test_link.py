@@ -13,8 +13,8 @@ from services.compute.ranks.config import RankGroupConfig
 from services.worker.ipc.doorbell import Doorbell, DoorbellButton
 from services.worker.process.launcher import rank_environment
 from services.worker.process.link import GroupLink
-from services.worker.protocol.adapter_codec import AdapterOrder, encode_adapter
 from services.worker.protocol.event_codec import RankError, decode_event, encode_event, encode_stop
+from services.worker.protocol.order_codec import AdapterOrder, encode_order
 from services.worker.protocol.plan import StepPlan
 from services.worker.protocol.plan_codec import encode_plan
 from services.worker.protocol.words import MalformedMessageError
@@ -35,16 +35,16 @@ def test_messages_beyond_the_rings_room_wait_and_keep_their_order(ends: tuple[Gr
     server, rank = ends
     assert not rank.waits(0)
     for number in range(3000):
-        server.send(encode_adapter(AdapterOrder(0, "/adapter" * 500, forget=("b",), number=number)))
+        server.send(encode_order(number, AdapterOrder(0, "/adapter" * 500, forget=("b",))))
     server.send(encode_plan(StepPlan(7)))
     server.send(encode_stop())
     assert rank.waits(0)
     numbers = []
-    while isinstance(order := rank.receive().plan, AdapterOrder):
-        numbers.append(order.number)
+    while isinstance((received := rank.receive()).plan, AdapterOrder):
+        numbers.append(received.number)
         list(server.messages())  # gives what waits the room that is there now
     assert numbers == list(range(3000))
-    assert order is not None
+    assert received.plan is not None
     assert rank.receive().plan is None
 
 

@@ -12,7 +12,7 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.engine.process_info import ProcessInfo
 from services.worker.process.rank_group import RanksFailedError
-from services.worker.protocol.adapter_codec import AdapterOrder
+from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan
 from services.worker.protocol.rank_config import SETTINGS_VARIABLE
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, pids_of

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
 from services.worker.process.rank_group import GroupStarted
-from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.event_codec import ModelFacts, RankStarted
 from services.worker.protocol.ledger import MemoryLedger
+from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan, StepResult
 from tests.unit.worker.scheduling.fake_ranks import VOCAB, FakeRanks
 

@@ -14,7 +14,7 @@ from services.compute.backends.kv_formats import NAMES
 from services.compute.backends.opening import open_backend
 from services.compute.backends.shapes import AttentionShape, KvShape
 from services.compute.backends.torch.gathering import PagedSdpa
-from services.worker.protocol.copy_codec import CopyOrder
+from services.worker.protocol.order_codec import CopyOrder
 from services.worker.rank.block_copy import BlockCopier
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def test_blocks_that_another_worker_gets_read_the_same(name: str) -> None:
         here.write(layer, slots, rows_of(len(slots), torch.bfloat16))
     staging = memoryview(bytearray(here.layers[0][0].nbytes * N_LAYERS * 2))
     for cache, blocks, out in ((here, [2, 4], True), (there, [3, 1], False)):
-        BlockCopier(cache.layers, staging).copy(CopyOrder(1, out, np.array(blocks)))
+        BlockCopier(cache.layers, staging).copy(CopyOrder(out, np.array(blocks)))
     for layer in range(N_LAYERS):
         for copied, made in ((2, 3), (4, 1)):
             positions = torch.arange(SHAPE.block_tokens)

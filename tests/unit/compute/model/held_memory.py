@@ -21,7 +21,7 @@ from services.compute.backends.cpu.backend import HostMemory, KernelBackend, One
 from services.compute.kernels.bfloat16 import open_kernels
 from services.compute.model.build import load_model
 from services.compute.ranks.config import RankGroupConfig
-from services.worker.protocol.adapter_codec import AdapterOrder
+from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.rank.loading import load
 
 

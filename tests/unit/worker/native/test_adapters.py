@@ -18,7 +18,7 @@ from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import AdapterFacts, EngineCounters, EngineState
 from services.worker.native.adapters import AdapterSlots, AdapterSources
-from services.worker.protocol.adapter_codec import AdapterOrder
+from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.settings import WorkerSettings
 
 

@@ -12,8 +12,6 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.compute.ranks.config import RankGroupConfig
 from services.compute.token_logprobs import TokenLogprobs
-from services.worker.protocol.adapter_codec import decode_adapter
-from services.worker.protocol.copy_codec import decode_order
 from services.worker.protocol.event_codec import (
     ModelFacts,
     RankError,
@@ -22,6 +20,14 @@ from services.worker.protocol.event_codec import (
     encode_event,
 )
 from services.worker.protocol.ledger import MemoryLedger
+from services.worker.protocol.order_codec import (
+    AdapterOrder,
+    CopyOrder,
+    decode_answer,
+    decode_order,
+    encode_answer,
+    encode_order,
+)
 from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult, StepTimes
 from services.worker.protocol.plan_codec import PlanView, decode_plan, encode_plan
 from services.worker.protocol.rank_config import RankSettings, ServerEndpoint
@@ -70,6 +76,14 @@ plans = st.builds(
     released=tuples(ids),
     admissions=tuples(admissions, 3),
     chunks=tuples(chunks, 8),
+)
+adapter_orders = st.builds(
+    AdapterOrder,
+    slot=ids,
+    folder=st.text(max_size=9),
+    digest=st.text(max_size=9),
+    keep=st.booleans(),
+    forget=tuples(st.text(max_size=9), 3),
 )
 logprobs = st.integers(0, 4).flatmap(
     lambda n: st.builds(
@@ -121,25 +135,58 @@ def test_result_round_trip(result: StepResult) -> None:
     assert decode_result(read_words(bytes(encode_result(result)))) == result
 
 
-@given(plans, st.data())
-def test_truncated_plan_is_refused(plan: StepPlan, data: st.DataObject) -> None:
-    words = read_words(bytes(encode_plan(plan)))
-    kept = data.draw(st.integers(1, len(words) - 1))
+@given(ids, adapter_orders)
+def test_adapter_order_round_trip(number: int, order: AdapterOrder) -> None:
+    assert decode_order(read_words(bytes(encode_order(number, order)))) == (number, order)
+
+
+@given(ids, st.booleans(), st.lists(ids, max_size=9))
+def test_copy_order_round_trip(number: int, out: bool, blocks: list[int]) -> None:
+    message = bytes(encode_order(number, CopyOrder(out, np.array(blocks, np.int32))))
+    decoded, order = decode_order(read_words(message))
+    assert isinstance(order, CopyOrder)
+    assert (decoded, order.out, order.blocks.tolist()) == (number, out, blocks)
+
+
+@given(ids, st.text(max_size=9))
+def test_answer_round_trip(number: int, error: str) -> None:
+    assert decode_answer(read_words(bytes(encode_answer(number, error)))) == (number, error)
+
+
+@given(
+    st.one_of(
+        plans.map(lambda plan: (encode_plan(plan), decode_plan)),
+        adapter_orders.map(lambda order: (encode_order(1, order), decode_order)),
+        st.text(max_size=9).map(lambda error: (encode_answer(1, error), decode_answer)),
+    ),
+    st.data(),
+)
+def test_truncated_message_is_refused(sent: tuple[memoryview, Callable[[Words], object]], data: st.DataObject) -> None:
+    message, decode = sent
+    words = read_words(bytes(message))
+    n_left = data.draw(st.integers(1, len(words) - 1))
     with pytest.raises(MalformedMessageError):
-        decode_plan(words[:kept])
+        decode(words[:n_left])
 
 
-def test_trailing_words_are_refused() -> None:
-    words = np.append(read_words(encode_plan(StepPlan(1))), np.int32(0))
+@pytest.mark.parametrize(
+    ("message", "decode"),
+    [
+        (encode_plan(StepPlan(1)), decode_plan),
+        (encode_order(1, AdapterOrder(0, "/adapter")), decode_order),
+        (encode_answer(1, "an error"), decode_answer),
+    ],
+)
+def test_trailing_words_are_refused(message: memoryview, decode: Callable[[Words], object]) -> None:
     with pytest.raises(MalformedMessageError, match="1 words too many"):
-        decode_plan(words)
+        decode(np.append(read_words(message), np.int32(0)))
 
 
 @pytest.mark.parametrize(
     ("decode", "said"),
     [
-        (decode_adapter, "not an order to load an adapter"),
-        (decode_order, "not an order to copy blocks"),
+        (decode_order, "not an order"),
+        (decode_answer, "not an answer to an order"),
         (decode_event, "not an event"),
         (decode_result, "not a result"),
     ],

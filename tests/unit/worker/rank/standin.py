@@ -21,8 +21,8 @@ from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
 from services.compute.backends.torch.logit_shard import TorchLogitShard
 from services.compute.model.footprint import Footprint
 from services.compute.ranks.config import RankGroupConfig
-from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.event_codec import ModelFacts
+from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.rank.process import LoadedModel, refuse_adapter
 from tests.unit.worker.ipc.dying import end_main_thread
 

@@ -1,0 +1,82 @@
+"""Orders to all ranks, which execute them between two steps, and the ranks' answers, as flat int32.
+
+order     kind, number, then for a copy: blocks; for an adapter: slot, keep, folder (text), digest (text), n_forget,
+          their digests (texts)
+answer    kind, number, error (text; empty: executed)
+
+In a rank's staging area block i of a copy starts at `i * block_bytes`; it holds the rank's part of all layers, in
+order.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from services.worker.protocol.words import Kind, MalformedMessageError, WordCursor, Words, text_words
+
+ORDER_KINDS = (Kind.COPY_OUT, Kind.COPY_IN, Kind.ADAPTER)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """Copy `blocks` from the cache to the staging area if `out`, otherwise from the staging area to the cache."""
+
+    out: bool
+    blocks: Words  # [n]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterOrder:
+    """Load an adapter into `slot`, in place of another one."""
+
+    slot: int
+    folder: str  # empty: the ranks have the adapter in memory
+    digest: str = ""
+    keep: bool = False  # keep it in memory, whatever happens to the slot
+    forget: tuple[str, ...] = ()  # digests of adapters that need not stay in memory, before the load
+
+
+Order = CopyOrder | AdapterOrder
+
+
+def encode_order(number: int, order: Order) -> memoryview:
+    """Return the order as bytes; the answers repeat its `number`, of 31 bits."""
+    if isinstance(order, CopyOrder):
+        words = [Kind.COPY_OUT if order.out else Kind.COPY_IN, number, *order.blocks.tolist()]
+    else:
+        words = [Kind.ADAPTER, number, order.slot, order.keep, *text_words(order.folder), *text_words(order.digest)]
+        words.append(len(order.forget))
+        for digest in order.forget:
+            words += text_words(digest)
+    return memoryview(array("i", words)).cast("B")
+
+
+def decode_order(words: Words) -> tuple[int, Order]:
+    """Inverse of `encode_order`. Raises MalformedMessageError."""
+    cursor = WordCursor(words)
+    kind, number = cursor.take(2).tolist()
+    if kind not in ORDER_KINDS:
+        raise MalformedMessageError("not an order")
+    if kind != Kind.ADAPTER:
+        return number, CopyOrder(kind == Kind.COPY_OUT, words[2:])
+    slot, keep = cursor.take(2).tolist()
+    folder, digest = cursor.take_text(), cursor.take_text()
+    forget = tuple(cursor.take_text() for _ in range(int(cursor.take(1)[0])))
+    cursor.finish()
+    return number, AdapterOrder(slot, folder, digest, bool(keep), forget)
+
+
+def encode_answer(number: int, error: str) -> memoryview:
+    """Return a rank's answer to the order `number` as bytes."""
+    return memoryview(array("i", (Kind.ANSWER, number, *text_words(error)))).cast("B")
+
+
+def decode_answer(words: Words) -> tuple[int, str]:
+    """Return the number of the order and the error. Raises MalformedMessageError."""
+    if words[0] != Kind.ANSWER:
+        raise MalformedMessageError("not an answer to an order")
+    cursor = WordCursor(words, 1)
+    number, error = int(cursor.take(1)[0]), cursor.take_text()
+    cursor.finish()
+    return number, error
