@@ -17,7 +17,7 @@ _NUMBERS = 1 << 31
 @dataclass(slots=True)
 class _Pending:
     waiting: set[int]  # ranks
-    error: str = ""  # of the first rank with one
+    error: str = ""  # the first one
     done: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 

@@ -33,7 +33,7 @@ class Received:
 
     plan: PlanView | Order | None
     wait_us: int
-    number: int = 0  # of an order, for the answer
+    number: int = 0  # an order's, which the answer repeats
 
 
 class ServerLink:

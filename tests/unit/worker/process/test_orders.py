@@ -45,7 +45,7 @@ async def test_order_ends_with_the_last_answer_and_the_first_error(group: Group)
     assert (await first, len(group.orders)) == ("no slot", 0)
 
 
-async def test_lost_ranks_fail_the_orders_in_progress_and_all_later_ones(group: Group) -> None:
+async def test_lost_ranks_fail_orders_in_progress_and_later_orders(group: Group) -> None:
     pending = group.orders.send(LOAD)
     group.orders.fail(ConnectionError("the ranks are lost"))
     for answer in (pending, group.orders.send(COPY)):
