@@ -25,8 +25,8 @@ import xllamacpp
 from ryzanstein.v1.worker_pb2 import Sampling
 from tokenizers import Tokenizer
 
-from services.worker.native.model_files import read_model_files
 from services.worker.native.offline import open_offline
+from services.worker.native.startup import read_model
 from services.worker.settings import WorkerSettings
 
 PROMPTS = (
@@ -120,7 +120,7 @@ def partings(
     file: Path, prompts: Sequence[str], n_tokens: int, *, exact: bool = False, n_threads: int = 1
 ) -> Iterator[Parting]:
     """Compare the texts of each prompt."""
-    tokenizer = Tokenizer.from_buffer(read_model_files(file).tokenizer_json)
+    tokenizer = Tokenizer.from_buffer(read_model(file).tokenizer.json)
     ids = [tokenizer.encode(prompt).ids for prompt in prompts]
     answers = asyncio.run(ours(file, ids, n_tokens, "float32" if exact else "auto"))
     with tempfile.TemporaryDirectory() as folder:
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--exact", action="store_true", help="compare numbers in float32")
     parser.add_argument("--threads", type=int, default=1, help="llama.cpp's; several wait for each other on busy cores")
     asked = parser.parse_args()
-    tokenizer = Tokenizer.from_buffer(read_model_files(asked.file).tokenizer_json)
+    tokenizer = Tokenizer.from_buffer(read_model(asked.file).tokenizer.json)
     found = []
     for one in partings(asked.file, PROMPTS[: asked.prompts], asked.tokens, exact=asked.exact, n_threads=asked.threads):
         found.append(one)

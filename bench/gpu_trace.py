@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from services.compute.backends.collectives import LoneRank, SingleRank
 from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
+from services.compute.model.registry import describe
 from services.compute.ranks.line import RankLine
 from services.compute.ranks.segment import Segment
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
@@ -37,7 +38,7 @@ def main(
     """Trace STEPS decodes of BATCH sequences."""
     where, block = torch.device(device), 16
     backend = open_backend(getattr(torch, dtype), where)
-    decoder = load_model(model, SingleRank(), backend)
+    decoder = load_model(describe(model), SingleRank(), backend)
     longest, warm_up = keys + 2 * steps, 5
     each = -(-longest // block)
     cache = decoder.make_cache(batch * each, block)

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from bench.evaluation.served import TOP, Position, ScoredDocument
 from bench.evaluation.text import Document
 from services.compute.token_logprobs import TokenLogprobs
-from services.worker.native.model_files import read_model_files
 from services.worker.native.offline import open_offline
+from services.worker.native.startup import read_model
 from services.worker.scheduling.request import Request
 from services.worker.settings import WorkerSettings
 
@@ -30,7 +30,7 @@ class Prompt:
 
 def cut_prompts(model: Path, documents: Sequence[Document], start: int, window: int) -> list[Prompt]:
     """Return the first `window` tokens of each document, by the tokenizer of `model`, the token `start` included."""
-    tokenizer = Tokenizer.from_buffer(read_model_files(model).tokenizer_json)
+    tokenizer = Tokenizer.from_buffer(read_model(model).tokenizer.json)
     prompts = []
     for document in documents:
         ids = tokenizer.encode(document.text, add_special_tokens=False).ids[: window - 1]

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ from services.compute.model.layers.moe import load_moe
 from services.compute.model.layers.norm import load_norm
 from services.compute.model.layers.rope import check_tables, explain_rope, query_scale_tables, rope_tables
 from services.compute.model.loading.checkpoint import Checkpoint
-from services.compute.model.registry import Description, describe
+from services.compute.model.registry import Description
 from services.compute.model.shard import Shard, Span
 from services.compute.model.spec import LayerSpec, ModelError, ModelSpec
 from services.compute.ranks.config import Quantization
@@ -45,38 +44,37 @@ logger = logging.getLogger(__name__)
 
 
 def load_model(
-    path: Path,
+    model: Description,
     comm: Communicator,
     backend: ModelBackend,
     max_positions: int | None = None,
     quantization: Quantization = "none",
     adapters: AdapterLayers | None = None,
 ) -> Decoder:
-    """Load this rank's share of the checkpoint folder or GGUF file `path`.
+    """Load this rank's share of a checkpoint.
 
     `max_positions` is the length of the longest sequence; None: the model's largest. It sizes position tables and
     decides between LongRoPE's short and long factors. `quantization` rounds weights that are stored unquantized;
     `adapters` is the room for adapters, None for none. Raises ModelError naming the file and the key.
     """
-    with torch.inference_mode(), open_checkpoint(path, backend.dtype) as (spec, source):
+    with torch.inference_mode(), open_checkpoint(model, backend.dtype) as (spec, source):
         max_positions = max_positions or spec.max_positions
         if max_positions > spec.max_positions:
-            raise ModelError(f"{path}: {max_positions} positions: the model was made for {spec.max_positions}")
+            raise ModelError(f"{model.path}: {max_positions} positions: the model was made for {spec.max_positions}")
         adapters = adapters or AdapterLayers()
         load = LinearLoader(source, comm, backend, quantization=quantization, adapters=adapters)
         return build_decoder(spec, load, max_positions)
 
 
 @contextmanager
-def open_checkpoint(path: Path, dtype: torch.dtype) -> Iterator[tuple[ModelSpec, Checkpoint]]:
-    """Open a checkpoint folder or a GGUF file; its weights have to be finite in `dtype`. Raises ModelError."""
-    found = describe(path)
-    config, family, spec = found.config, found.family, found.spec
+def open_checkpoint(model: Description, dtype: torch.dtype) -> Iterator[tuple[ModelSpec, Checkpoint]]:
+    """Open a checkpoint; its weights have to be finite in `dtype`. Raises ModelError."""
+    config, family, spec = model.config, model.family, model.spec
     # Additional layers after the last one only draft tokens (multi-token prediction).
     drafts = "num_nextn_predict_layers"
     n_drafts = config.integer(drafts, at_most=MAX_LAYERS) if config.raw(drafts) else 0
     ignored = (*family.ignored, *(f"*layers.{spec.n_layers + index}.*" for index in range(n_drafts)))
-    with _open_stored(path, found) as (files, quantized):
+    with _open_stored(model) as (files, quantized):
         check_counts(config, family, spec, n_drafts, files)  # before references are made for all layers
         # A stored head is used even if the config ties the head to the embedding.
         stored = {"head": family.refs(replace(spec, tied=False))["head"]} | stacked_refs(spec, family.stacked)
@@ -89,14 +87,14 @@ def open_checkpoint(path: Path, dtype: torch.dtype) -> Iterator[tuple[ModelSpec,
 
 
 @contextmanager
-def _open_stored(path: Path, found: Description) -> Iterator[tuple[StoredTensors, tuple[StoredModules, ...]]]:
+def _open_stored(model: Description) -> Iterator[tuple[StoredTensors, tuple[StoredModules, ...]]]:
     """Open the tensors, and the readers of quantized modules. Raises ModelError."""
-    if found.gguf is not None:
-        with closing(GgufTensors(path, found.gguf)) as blocks:
+    if model.gguf is not None:
+        with closing(GgufTensors(model.path, model.gguf)) as blocks:
             yield blocks, (BlockReader(blocks),)
         return
-    with closing(TensorFiles(path, found.family.prefixes, found.family.ignored)) as files:
-        layouts = found.spec.quantization
+    with closing(TensorFiles(model.path, model.family.prefixes, model.family.ignored)) as files:
+        layouts = model.spec.quantization
         yield files, tuple(MicroscaledReader(files) if one.microscaled else GridReader(files, one) for one in layouts)
 
 

@@ -126,7 +126,7 @@ def weight_files(folder: Path) -> WeightFiles:
     raise ModelError(f"{folder}: neither {_SINGLE} nor {INDEX} is there")
 
 
-def end_tokens(file: Path, generation: dict[str, Any]) -> tuple[int, ...]:
+def end_tokens(file: Path, generation: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the ids that end a text by `generation`, the contents of `file`. Raises ModelError."""
     try:
         return token_ids(generation.get("eos_token_id"))

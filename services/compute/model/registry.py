@@ -59,6 +59,7 @@ def find_family(config: Config) -> Family:
 class Description:
     """A checkpoint's description of its model."""
 
+    path: Path
     config: Config
     family: Family
     spec: ModelSpec
@@ -69,13 +70,13 @@ def describe(path: Path) -> Description:
     """Describe the checkpoint folder or the GGUF file `path`. Raises ModelError naming the file and the keys."""
     if not path.is_file():
         config = Config.load(path)
-        return Description(config, *interpret(config), None)
+        return Description(path, config, *interpret(config), None)
     file = read_gguf(path)
     architecture = find_architecture(file.metadata)
     config = read_config(file, FAMILIES[architecture.hub], architecture)
     family, spec = interpret(config)
     spec = with_sizes(as_stored(spec), file.tensors.values())
-    return Description(config, stored_in_gguf(family, architecture), spec, file)
+    return Description(path, config, stored_in_gguf(family, architecture), spec, file)
 
 
 def interpret(config: Config) -> tuple[Family, ModelSpec]:

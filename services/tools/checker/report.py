@@ -15,10 +15,10 @@ from services.compute.backends.sizing import host_room
 from services.compute.model.build import open_checkpoint
 from services.compute.model.families.config import Config
 from services.compute.model.footprint import footprint, in_mib
+from services.compute.model.loading.folder import ModelFolder, open_folder
 from services.compute.model.registry import FAMILIES
 from services.compute.model.spec import ModelError, ModelSpec
 from services.tools.checker.small_files import find_files
-from services.worker.native.model_files import ModelFiles, find_problems, read_model_files
 from services.worker.native.startup import group_config, require_room
 from services.worker.settings import WorkerSettings
 
@@ -61,19 +61,18 @@ def check(model: str, ranks: Sequence[int], device: str) -> Report:
         path, whole = find_files(model)
     except ModelError as error:
         return Report(model, problems=(str(error),))
-    problems = find_problems(path, weights=whole)
-    if problems:
-        return Report(model, problems=tuple(problems), nearest=_other_architectures(path))
-    files = read_model_files(path, weights=whole)
+    files = open_folder(path, whole=whole)
+    if files.problems:
+        return Report(model, problems=files.problems, nearest=_other_architectures(path))
     settings = WorkerSettings.model_validate({"model": model, "device": device})
     try:
-        config = group_config(settings, path, files)
+        config = group_config(settings, files)
         if whole:
-            with open_checkpoint(path, getattr(torch, config.dtype)):
+            with open_checkpoint(files.description, getattr(torch, config.dtype)):
                 pass  # names, shapes and counts of all tensors agree with the configuration
     except (StartupError, ModelError) as error:
         return Report(model, files.architecture, problems=(str(error),))
-    found = tuple(_on_ranks(settings, path, files, count) for count in ranks)
+    found = tuple(_on_ranks(settings, files, count) for count in ranks)
     return Report(
         model,
         files.architecture,
@@ -81,7 +80,7 @@ def check(model: str, ranks: Sequence[int], device: str) -> Report:
         config.dtype,
         config.max_model_len,
         ranks=found,
-        nearest=tuple(_nearest(settings, path, files, one) for one in found if one.problem),
+        nearest=tuple(_nearest(settings, files, one) for one in found if one.problem),
     )
 
 
@@ -91,9 +90,9 @@ def _does(spec: ModelSpec) -> str:
     return "generates and embeds" if spec.generates else "embeds"
 
 
-def _on_ranks(settings: WorkerSettings, path: Path, files: ModelFiles, count: int) -> RankReport:
+def _on_ranks(settings: WorkerSettings, files: ModelFolder, count: int) -> RankReport:
     try:
-        config = group_config(settings.model_copy(update={"tensor_parallel": count}), path, files)
+        config = group_config(settings.model_copy(update={"tensor_parallel": count}), files)
     except StartupError as error:
         return RankReport(count, problem=str(error))
     found, problem = footprint(files.spec, config), ""
@@ -105,7 +104,7 @@ def _on_ranks(settings: WorkerSettings, path: Path, files: ModelFiles, count: in
     return RankReport(count, found.weights, 1000 * found.kv_token, total, problem)
 
 
-def _nearest(settings: WorkerSettings, path: Path, files: ModelFiles, found: RankReport) -> str:
+def _nearest(settings: WorkerSettings, files: ModelFolder, found: RankReport) -> str:
     """Return the nearest thing that works instead of `found`; "" for nothing."""
     fitting = [count for count in files.spec.rank_counts() if count <= found.ranks]
     if found.ranks not in fitting:
@@ -113,7 +112,7 @@ def _nearest(settings: WorkerSettings, path: Path, files: ModelFiles, found: Ran
     for kind in _SMALLER:
         smaller = settings.model_copy(update={"tensor_parallel": found.ranks, "quantization": kind})
         try:
-            require_room(smaller, files.spec, group_config(smaller, path, files), host_room())
+            require_room(smaller, files.spec, group_config(smaller, files), host_room())
         except StartupError:
             continue
         return f"--quantization {kind}"

@@ -11,11 +11,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from services.common.gguf_files import SUFFIX
-from services.compute.model.files import read_json
 from services.compute.model.formats.gguf.hub_files import hub_files
-from services.compute.model.loading.chat_template import read_chat_template
-from services.compute.model.loading.sampling import read_sampling
-from services.compute.model.loading.tokenizer import read_tokenizer
+from services.compute.model.loading.folder import open_folder
 from services.compute.model.spec import ModelError
 from services.tools.converter.source import Source, open_source
 from services.tools.converter.to_gguf import FILE_TYPES, write_gguf
@@ -57,20 +54,19 @@ def convert(request: Request, report: Report) -> None:
 
 
 def _to_gguf(source: Source, out: Path, kind: str, report: Report) -> None:
-    folder, spec = source.path, source.hub_spec
-    settings = folder / "generation_config.json"
-    tokenizer_config, generation = read_json(folder / "tokenizer_config.json"), read_json(settings)
-    files = read_tokenizer(folder, tokenizer_config, spec.vocab_size)
+    spec = source.hub_spec
+    folder = open_folder(source.path, vocab_size=spec.vocab_size)
+    files, (_, generation) = folder.tokenizer, folder.generation
     ends = generation.get("eos_token_id") or []
     tokenizer = FolderTokenizer(
-        folder,
+        folder.path,
         Tokenizer.from_buffer(files.json),
         files.special_tokens,
-        read_chat_template(folder, tokenizer_config),
+        folder.chat_template,
         tuple(dict.fromkeys((*(ends if isinstance(ends, list) else [ends]), *spec.eos_token_ids))),
         spec.vocab_size,
     )
-    write_gguf(source, vocabulary_keys(tokenizer), read_sampling(settings, generation), out, kind, report)
+    write_gguf(source, vocabulary_keys(tokenizer), folder.sampling, out, kind, report)
 
 
 @contextmanager

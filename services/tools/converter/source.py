@@ -41,7 +41,7 @@ def open_source(path: Path) -> Iterator[Source]:
     family, spec = interpret(Config(found.config.values, path))
     if not spec.generates:
         raise ModelError(f"{path}: the body of a model, without its head, is not converted")
-    with open_checkpoint(path, torch.float32) as (stored, checkpoint):
+    with open_checkpoint(found, torch.float32) as (stored, checkpoint):
         tied = checkpoint.is_one("embed", "head")
         values = {**found.config.values, "tie_word_embeddings": tied}
         for key in ("quantization_config", "compression_config"):

@@ -29,15 +29,14 @@ from services.compute.model.build import attention_shape, build_decoder, load_la
 from services.compute.model.decoder import DecoderLayer
 from services.compute.model.families.config import Config
 from services.compute.model.families.sizes import logical_shape, read_shapes
-from services.compute.model.files import read_json
 from services.compute.model.formats.grids import GridReader
 from services.compute.model.formats.registry import read_layouts
 from services.compute.model.formats.safetensors import TensorFiles
 from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.layout import Layout
 from services.compute.model.loading.checkpoint import Checkpoint
-from services.compute.model.loading.tokenizer import read_tokenizer
-from services.compute.model.registry import interpret
+from services.compute.model.loading.folder import open_folder
+from services.compute.model.registry import Description, describe
 from services.compute.model.shard import Shard
 from services.compute.model.spec import ModelError, ModelSpec
 from services.tools.quantizer.activations import Recorder, RecordingLoader
@@ -96,9 +95,10 @@ def quantize(request: Request, device: torch.device, progress: Progress) -> str:
             f"{request.model}: GGUF is not quantized; allowed: a folder of safetensors, such as that which "
             f"`ryzanstein convert {request.model} DIR` writes, or a hub id"
         )
-    with torch.inference_mode(), open_checkpoint(request.model, torch.float32) as (spec, source):
-        work = _Work.prepare(request, spec, source, open_backend(torch.float32, device))
-        folder = PartialFolder(request.out, spec.n_layers + 1)
+    model = describe(request.model)
+    with torch.inference_mode(), open_checkpoint(model, torch.float32) as (_, source):
+        work = _Work.prepare(request, model, source, open_backend(torch.float32, device))
+        folder = PartialFolder(request.out, model.spec.n_layers + 1)
         with folder.locked():
             record = folder.begin(work.description())
             if request.extra and request.bits < _BYTES.bits:
@@ -126,20 +126,19 @@ class _Work:
     dtype: torch.dtype  # dtype of stored scales
 
     @classmethod
-    def prepare(cls, request: Request, spec: ModelSpec, source: Checkpoint, backend: ModelBackend) -> _Work:
+    def prepare(cls, request: Request, model: Description, source: Checkpoint, backend: ModelBackend) -> _Work:
         """Check the request and read the calibration. Raises ModelError."""
+        spec = model.spec
         if spec.bidirectional:
             raise ModelError(f"{request.model}: an encoder, the family {spec.family}, is not quantized; {_INSTEAD}")
         if spec.latent is not None or spec.sub_norm or spec.activation == "xielu":
             raise ModelError(f"{request.model}: the family {spec.family} is not quantized; {_INSTEAD}")
-        config = Config.load(request.model)
-        family, _ = interpret(config)
-        sizes = read_shapes(config, family, spec)
+        sizes = read_shapes(model.config, model.family, spec)
 
         def shapes(key: str) -> tuple[int, ...]:
             return tuple(size.value for size in logical_shape(key, sizes))
 
-        target = Target.of(request.model, source, family, spec)
+        target = Target.of(request.model, source, model.family, spec)
         stored = frozenset(source)
         keys = [key for index in range(spec.n_layers) for unit in units(spec, index, stored) for key in unit.keys]
         for key in keys:
@@ -348,8 +347,7 @@ class _Work:
 
 
 def _read_ids(request: Request, spec: ModelSpec, texts: list[str]) -> Tensor:
-    config = read_json(request.model / "tokenizer_config.json")
-    files = read_tokenizer(request.model, config, spec.vocab_size)
+    files = open_folder(request.model, vocab_size=spec.vocab_size).tokenizer
     tokenizer = Tokenizer.from_buffer(files.json)
     bos = files.special_tokens.get("bos_token")
     start = None if bos is None else tokenizer.token_to_id(bos)

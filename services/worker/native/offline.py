@@ -31,10 +31,10 @@ from weakref import finalize
 from ryzanstein.v1.worker_pb2 import Sampling
 from tokenizers import Tokenizer
 
+from services.compute.model.loading.folder import ModelFolder
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.engine.kv_events import KvEventLog
-from services.worker.native.model_files import ModelFiles, read_model_files
-from services.worker.native.startup import group_config, model_folder, scheduler_config
+from services.worker.native.startup import group_config, model_folder, read_model, scheduler_config
 from services.worker.process.failure import RanksFailedError
 from services.worker.process.rank_group import GroupStarted, RankGroup
 from services.worker.protocol.plan import StepPlan, StepResult
@@ -56,9 +56,9 @@ class LLM:
         chosen = WorkerSettings(model=model, **settings)
         self._engine: OfflineEngine = self._runner.run(opened.enter_async_context(open_offline(chosen)))
         files = self._engine.files
-        self._tokenizer = Tokenizer.from_buffer(files.tokenizer_json)
-        bos = self._tokenizer.token_to_id(files.special_tokens.get("bos_token", ""))
-        self._begin = [bos] if files.add_bos_token and bos is not None else []
+        self._tokenizer = Tokenizer.from_buffer(files.tokenizer.json)
+        bos = self._tokenizer.token_to_id(files.tokenizer.special_tokens.get("bos_token", ""))
+        self._begin = [bos] if files.tokenizer.add_bos_token and bos is not None else []
 
     def generate(self, prompts: Sequence[str], *, max_tokens: int = 64, **sampling: Any) -> list[str]:
         """Return the continuation of each prompt; all are computed together, greedily by default.
@@ -84,7 +84,7 @@ def _close(runner: asyncio.Runner, opened: AsyncExitStack) -> None:
 class OfflineEngine:
     """A scheduler and a group of ranks, with nothing around them."""
 
-    def __init__(self, group: RankGroup, started: GroupStarted, files: ModelFiles) -> None:
+    def __init__(self, group: RankGroup, started: GroupStarted, files: ModelFolder) -> None:
         self.config: RankGroupConfig = group.config
         self.files = files
         self.scheduler = Scheduler(scheduler_config(group.config, started.n_blocks), KvEventLog())
@@ -125,8 +125,8 @@ class OfflineEngine:
 async def open_offline(settings: WorkerSettings) -> AsyncGenerator[OfflineEngine, None]:
     """Start ranks on a model as a worker with these settings does. Raises StartupError, RanksFailedError."""
     folder = await model_folder(settings.model, settings.revision)
-    files = await asyncio.to_thread(read_model_files, folder)
-    group = RankGroup(group_config(settings, folder, files))
+    files = await asyncio.to_thread(read_model, folder)
+    group = RankGroup(group_config(settings, files))
     started = await group.start()
     try:
         yield OfflineEngine(group, started, files)

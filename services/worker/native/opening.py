@@ -12,8 +12,9 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.common.lifecycle import StartupError
 from services.common.tls.credentials import Tls
 from services.compute.backends.sizing import host_room
+from services.compute.model.loading.folder import ModelFolder
 from services.compute.model.loading.sampling import named, override_sampling
-from services.compute.model.registry import describe
+from services.compute.model.registry import Description
 from services.compute.model.spec import Classifier, LabelFunction, ModelError
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.engine.base import LifeObserver, StepObserver
@@ -22,9 +23,8 @@ from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import AdapterFacts, EngineModel
 from services.worker.native.adapters import AdapterSources
 from services.worker.native.engine import EngineConfig, NativeEngine
-from services.worker.native.model_files import ModelFiles, read_model_files
 from services.worker.native.ranks import Ranks
-from services.worker.native.startup import group_config, require_room
+from services.worker.native.startup import group_config, read_model, require_room
 from services.worker.process.rank_group import RankGroup
 from services.worker.settings import WorkerSettings
 
@@ -44,8 +44,8 @@ async def open_native(
     make_ranks: Callable[[RankGroupConfig], Ranks] = RankGroup,
 ) -> NativeEngine:
     """Read all files but the weights and make the engine, whose `run` starts the ranks. Raises StartupError."""
-    files = await asyncio.to_thread(read_model_files, folder)
-    ranks = group_config(settings, folder, files)
+    files = await asyncio.to_thread(read_model, folder)
+    ranks = group_config(settings, files)
     require_room(settings, files.spec, ranks, host_room())
     config = EngineConfig(
         ranks,
@@ -56,7 +56,7 @@ async def open_native(
         settings.pull_mb_per_s * 1e6,
         settings.recovery_limit_s,
         tls,
-        adapters=await _adapter_sources(settings, folder) if ranks.adapter_slots else None,
+        adapters=_adapter_sources(settings, files.description) if ranks.adapter_slots else None,
     )
     adapters = await _named_adapters(settings, config.adapters)
     model = replace(
@@ -70,8 +70,7 @@ async def open_native(
     return NativeEngine(config, model, make_ranks(ranks), steps, life)
 
 
-async def _adapter_sources(settings: WorkerSettings, folder: Path) -> AdapterSources:
-    model = await asyncio.to_thread(describe, folder)
+def _adapter_sources(settings: WorkerSettings, model: Description) -> AdapterSources:
     named, within = tuple(settings.adapters.values()), tuple(settings.adapter_sources)
     cache_bytes = settings.adapter_cache_mb << 20
     return AdapterSources(model, settings.adapter_max_rank, named, within, cache_bytes, settings.adapter_slots)
@@ -103,7 +102,7 @@ def _check_pins(settings: WorkerSettings) -> None:
         )
 
 
-def _sampling_defaults(files: ModelFiles, settings: WorkerSettings) -> dict[str, float]:
+def _sampling_defaults(files: ModelFolder, settings: WorkerSettings) -> dict[str, float]:
     """The model's recommendations, with those of the settings over them. Raises StartupError."""
     try:
         return named(files.sampling, override_sampling(settings.override_generation_config))
@@ -117,7 +116,7 @@ def _classes(classifier: Classifier | None) -> pb.Classes | None:
     return pb.Classes(labels=classifier.labels, function=_FUNCTIONS[classifier.function])
 
 
-def served_model(files: ModelFiles, config: RankGroupConfig) -> EngineModel:
+def served_model(files: ModelFolder, config: RankGroupConfig) -> EngineModel:
     """Facts about the model from its folder and the configuration."""
     # The hash root separates the KV of different models, dtypes, quantizations, rope choices and KV formats.
     rope = files.spec.rope_choice(config.max_model_len)
@@ -128,10 +127,10 @@ def served_model(files: ModelFiles, config: RankGroupConfig) -> EngineModel:
         device=config.device,
         tensor_parallel=config.ranks,
         hash_root=":".join(filter(None, (files.identity, config.dtype, rounded, rope, config.kv_format))),
-        tokenizer_json=files.tokenizer_json,
+        tokenizer_json=files.tokenizer.json,
         chat_template=files.chat_template,
-        special_tokens=files.special_tokens,
-        add_bos_token=files.add_bos_token,
+        special_tokens=files.tokenizer.special_tokens,
+        add_bos_token=files.tokenizer.add_bos_token,
         eos_token_ids=files.eos_token_ids,
         sampling_defaults=named(files.sampling),
         generates=files.spec.generates,

@@ -12,10 +12,10 @@ from services.common.lifecycle import StartupError
 from services.compute.backends.sizing import HostRoom, least_kv_tokens
 from services.compute.cpu import has_avx2, has_bfloat16
 from services.compute.model.footprint import footprint, in_mib
+from services.compute.model.loading.folder import ModelFolder, open_folder
 from services.compute.model.loading.hub import Download, local_model
 from services.compute.model.spec import ModelError, ModelSpec
 from services.compute.ranks.config import RankGroupConfig
-from services.worker.native.model_files import ModelFiles
 from services.worker.process.downloader import download
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.settings import WorkerSettings
@@ -61,9 +61,17 @@ def model_revision(asked: str, folder: Path) -> str:
     return asked
 
 
-def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> RankGroupConfig:
+def read_model(path: Path) -> ModelFolder:
+    """Read all files of a folder or a GGUF file but the weights. Raises StartupError with every problem."""
+    try:
+        return open_folder(path).require()
+    except ModelError as error:
+        raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
+
+
+def group_config(settings: WorkerSettings, model: ModelFolder) -> RankGroupConfig:
     """The configuration of the ranks; raises StartupError for settings that cannot work."""
-    spec = files.spec
+    spec = model.spec
     try:
         spec.kv_heads_per_rank(settings.tensor_parallel)
     except ModelError as error:
@@ -72,14 +80,14 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
         raise StartupError(
             f"RYZANSTEIN_MAX_MODEL_LEN {settings.max_model_len}: the model was made for {spec.max_positions}"
         )
-    longest = settings.max_model_len or min(spec.max_positions, files.embedding.max_tokens or spec.max_positions)
+    longest = settings.max_model_len or min(spec.max_positions, model.embedding.max_tokens or spec.max_positions)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, spec, device)
     fills = device == "cuda" and spec.generates and not settings.kv_tokens
     kv_tokens = 0 if spec.bidirectional else settings.kv_tokens or DEFAULT_KV_TOKENS
     try:
         return RankGroupConfig(
-            model_path=str(folder),
+            model_path=str(model.path),
             ranks=settings.tensor_parallel,
             dtype=dtype,
             quantization="none" if settings.quantization == "auto" else settings.quantization,
@@ -99,10 +107,10 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             adapter_slots=settings.adapter_slots if settings.adapters or settings.adapter_sources else 0,
             adapter_max_rank=settings.adapter_max_rank,
             adapter_cache_bytes=settings.adapter_cache_mb << 20,
-            pooling=files.pooling.kind,
-            normalise_embeddings=files.pooling.normalise,
-            embedding_size=files.pooling.size,
-            eos_token_ids=files.eos_token_ids,
+            pooling=model.pooling.kind,
+            normalise_embeddings=model.pooling.normalise,
+            embedding_size=model.pooling.size,
+            eos_token_ids=model.eos_token_ids,
             gpu_kernels=settings.gpu_kernels,
             gpu_graphs=settings.gpu_graphs,
             overlap=settings.overlap,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from services.compute.backends.base import ModelBackend
@@ -12,9 +12,8 @@ from services.compute.model.build import load_model
 from services.compute.model.footprint import footprint
 from services.compute.model.layers.adapters import AdapterLayers, AdapterTensors
 from services.compute.model.layers.head import load_dense
-from services.compute.model.loading.pooling import read_pooling
+from services.compute.model.loading.folder import open_folder
 from services.compute.model.loading.vocabulary import read_vocabulary
-from services.compute.model.registry import describe
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.protocol.event_codec import ModelFacts
 from services.worker.protocol.order_codec import AdapterOrder
@@ -23,10 +22,9 @@ from services.worker.rank.process import LoadedModel, refuse_adapter
 
 def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:
     """Read this rank's share of the checkpoint at `config.model_path`. Raises ModelError."""
-    path, layers = Path(config.model_path), AdapterLayers(config.adapter_slots, config.adapter_max_rank)
-    decoder = load_model(path, comm, backend, config.max_model_len, config.quantization, layers)
+    folder, layers = open_folder(Path(config.model_path)), AdapterLayers(config.adapter_slots, config.adapter_max_rank)
+    decoder = load_model(folder.description, comm, backend, config.max_model_len, config.quantization, layers)
     spec = decoder.spec
-    described = cache(partial(describe, path))
 
     kept = dict[str, AdapterTensors]()  # by digest
 
@@ -36,14 +34,14 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
         if not order.folder:
             layers.put(order.slot, kept[order.digest])
             return
-        tensors = layers.read(read_adapter(Path(order.folder), described(), config.adapter_max_rank))
+        tensors = layers.read(read_adapter(Path(order.folder), folder.description, config.adapter_max_rank))
         layers.put(order.slot, tensors)
         if order.keep:
             kept[order.digest] = tensors
 
     head = decoder.classifier
-    if not head and path.is_dir():
-        head = load_dense(path, read_pooling(path).dense, spec.hidden_size, backend.device)
+    if not head:
+        head = load_dense(folder.path, folder.pooling.dense, spec.hidden_size, backend.device)
     size = len(head[-1].weight) if head else spec.hidden_size
     return LoadedModel(
         decoder=decoder,
@@ -54,5 +52,5 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
         head=head,
         embeds=not spec.generates,
         load_adapter=load_adapter if config.adapter_slots else refuse_adapter,
-        vocabulary=partial(read_vocabulary, Path(config.model_path), spec.vocab_size, config.eos_token_ids),
+        vocabulary=partial(read_vocabulary, folder.path, spec.vocab_size, config.eos_token_ids),
     )

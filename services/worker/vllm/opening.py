@@ -11,6 +11,7 @@ from services.common.extras import pip_install
 from services.common.gguf_files import SUFFIX
 from services.common.lifecycle import StartupError
 from services.common.tls.credentials import Tls
+from services.compute.model.loading.folder import open_folder
 from services.compute.model.loading.sampling import named, override_sampling
 from services.compute.model.spec import ModelError
 from services.worker.engine.base import LifeObserver, StepObserver
@@ -18,7 +19,6 @@ from services.worker.engine.state import EngineModel
 from services.worker.settings import WorkerSettings
 from services.worker.vllm.arguments import describe_error, engine_arguments
 from services.worker.vllm.engine import VllmEngine, VllmLimits
-from services.worker.vllm.model_files import read_served_files
 from services.worker.vllm.nodes import Meeting
 from services.worker.vllm.progress import StartClock
 
@@ -66,7 +66,8 @@ def _configure(arguments: dict[str, Any], settings: WorkerSettings) -> Any:
 
 def _model(config: Any, folder: Path, settings: WorkerSettings) -> EngineModel:
     """Facts about the model from vLLM's configuration and the folder's files."""
-    served, found = config.model_config, read_served_files(folder, config.model_config.get_vocab_size())
+    served = config.model_config
+    files = open_folder(folder, vocab_size=served.get_vocab_size()).require()
     dtype, kv = str(served.dtype).removeprefix("torch."), config.cache_config.cache_dtype
     kv_dtype = "" if kv in {"auto", dtype} else kv
     return EngineModel(
@@ -75,13 +76,13 @@ def _model(config: Any, folder: Path, settings: WorkerSettings) -> EngineModel:
         device=config.device_config.device_type,
         tensor_parallel=config.parallel_config.world_size,
         # Apart from the native engine's: KV of one is no KV of the other.
-        hash_root=":".join(filter(None, ("vllm", found.identity, dtype, served.quantization, kv_dtype))),
-        tokenizer_json=found.tokenizer_json,
-        chat_template=found.chat_template,
-        special_tokens=found.special_tokens,
-        add_bos_token=found.add_bos_token,
-        eos_token_ids=found.eos_token_ids,
-        sampling_defaults=named(found.sampling, override_sampling(settings.override_generation_config)),
+        hash_root=":".join(filter(None, ("vllm", files.identity, dtype, served.quantization, kv_dtype))),
+        tokenizer_json=files.tokenizer.json,
+        chat_template=files.chat_template,
+        special_tokens=files.tokenizer.special_tokens,
+        add_bos_token=files.tokenizer.add_bos_token,
+        eos_token_ids=files.eos_token_ids,
+        sampling_defaults=named(files.sampling, override_sampling(settings.override_generation_config)),
         generates=served.runner_type == "generate",
         kv_dtype=kv_dtype,
         engine="vllm",

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from services.compute import cpu
 from services.compute.backends.cpu.ops import OneDnnOps
 from services.compute.backends.weights import Dense, Stacked
-from services.worker.native.model_files import read_model_files
-from services.worker.native.startup import group_config
+from services.worker.native.startup import group_config, read_model
 from services.worker.settings import WorkerSettings
 from tests.models import BUNDLED_MODEL
 
@@ -36,9 +35,7 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def dtype(**settings: str) -> str:
-    return group_config(
-        WorkerSettings(model=str(BUNDLED_MODEL), **settings), BUNDLED_MODEL, read_model_files(BUNDLED_MODEL)
-    ).dtype
+    return group_config(WorkerSettings(model=str(BUNDLED_MODEL), **settings), read_model(BUNDLED_MODEL)).dtype
 
 
 @pytest.mark.parametrize("machine", [WESTMERE, GRAVITON_2, "no flags here"], indirect=True)

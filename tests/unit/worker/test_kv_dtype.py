@@ -13,18 +13,18 @@ from services.compute.backends.kv_format import find_kv_format
 from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
 from services.compute.model.footprint import footprint
+from services.compute.model.registry import describe
 from services.compute.ranks.config import RankGroupConfig
-from services.worker.native.model_files import read_model_files
 from services.worker.native.opening import served_model
-from services.worker.native.startup import group_config
+from services.worker.native.startup import group_config, read_model
 from services.worker.settings import WorkerSettings
 from tests.models import BUNDLED_MODEL
 
-FILES = read_model_files(BUNDLED_MODEL)
+FILES = read_model(BUNDLED_MODEL)
 
 
 def config(**settings: str) -> RankGroupConfig:
-    return group_config(WorkerSettings(model=str(BUNDLED_MODEL), **settings), BUNDLED_MODEL, FILES)  # type: ignore[arg-type]
+    return group_config(WorkerSettings(model=str(BUNDLED_MODEL), **settings), FILES)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -61,5 +61,5 @@ def test_the_memory_is_known_before_the_start(kv_dtype: str) -> None:
     asked = config(dtype="float32", kv_dtype=kv_dtype, device="cpu")
     backend = open_backend(torch.float32, torch.device("cpu"), find_kv_format(asked.kv_format))
     found = footprint(FILES.spec, asked)
-    assert found.kv_token == load_model(BUNDLED_MODEL, SingleRank(), backend).kv_bytes_per_token
+    assert found.kv_token == load_model(describe(BUNDLED_MODEL), SingleRank(), backend).kv_bytes_per_token
     assert f"KV cache of 16 tokens in {asked.kv_format}" in found.explain(16)

@@ -91,9 +91,18 @@ _REPEATED: Mapping[str, str] = {
 class Config:
     """The keys of one config.json; it records which keys were read."""
 
-    def __init__(self, values: Mapping[str, Any], file: Path, within: Config | None = None, name: str = "") -> None:
-        """`within` is the configuration that holds these values as the section `name`."""
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        file: Path,
+        within: Config | None = None,
+        name: str = "",
+        content: bytes = b"",
+    ) -> None:
+        """`within` is the configuration that holds these values as the section `name`; `content`: the file's bytes."""
         self.file = file
+        self.stored = values  # as the file says them; families change others
+        self.content = content
         self._values = dict(values)
         self._read: set[str] = set()
         self._problems: list[str] = [] if within is None else within._problems
@@ -106,12 +115,13 @@ class Config:
         file = folder / "config.json"
         refuse_pointer(file)
         try:
-            values = json.loads(file.read_text())
+            content = file.read_bytes()
+            values = json.loads(content)
         except (OSError, ValueError) as error:
             raise ModelError(f"{file}: {error}") from error
         if not isinstance(values, dict):
             raise ModelError(f"{file}: not a JSON object")
-        return cls(values, file)
+        return cls(values, file, content=content)
 
     def error(self, key: str, problem: str) -> ModelError:
         """Return an error that names this file, `key`, and all problems found before."""

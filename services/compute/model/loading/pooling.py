@@ -24,7 +24,7 @@ _KINDS: dict[str, PoolingKind] = {
 }
 _GGUF_KINDS: dict[int, PoolingKind] = {0: "mean", 1: "mean", 2: "cls", 3: "last"}  # 0: none, as for generation
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")  # only Dense may be there several times
-_MODULES, _NAMED = "modules.json", "config_sentence_transformers.json"
+MODULES, LIMITS, NAMED = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 _ACTIVATIONS: dict[str, HeadActivation] = {
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.modules.activation.Tanh": "tanh",
@@ -65,8 +65,11 @@ class EmbeddingFiles:
 
 
 def read_pooling(folder: Path) -> Pooling:
-    """Read modules.json and the modules' configs; the default is the mean, scaled to length 1. Raises ModelError."""
-    modules = _modules(folder / _MODULES)
+    """Read modules.json and the modules' configs; the default is the mean, scaled to length 1. Raises ModelError.
+
+    `read_size` reads the size.
+    """
+    modules = _modules(folder / MODULES)
     names = [name for name, _ in modules]
     paths = {name: path for name, path in modules if name != "Dense"}
     file = folder / paths.get("Pooling", "1_Pooling") / "config.json"
@@ -75,8 +78,12 @@ def read_pooling(folder: Path) -> Pooling:
         _kind(file, settings) if settings else "mean",
         "Normalize" in names or not modules,
         tuple(_dense(folder, path) for name, path in modules if name == "Dense"),
-        _positive(folder / _NAMED, read_json(folder / _NAMED), "truncate_dim") or 0,
     )
+
+
+def read_size(file: Path, named: Mapping[str, Any]) -> int:
+    """Return how many numbers are kept, 0: all, by config_sentence_transformers.json. Raises ModelError."""
+    return _positive(file, named, "truncate_dim") or 0
 
 
 def read_gguf_pooling(metadata: Metadata) -> Pooling:
@@ -88,25 +95,26 @@ def read_gguf_pooling(metadata: Metadata) -> Pooling:
     return Pooling(_GGUF_KINDS[number])
 
 
-def read_embedding_files(folder: Path) -> EmbeddingFiles:
-    """Read sentence_bert_config.json and config_sentence_transformers.json. Raises ModelError.
+def read_embedding_files(folder: Path, limits: Mapping[str, Any], texts: Mapping[str, Any]) -> EmbeddingFiles:
+    """Read the contents of LIMITS and NAMED; without a limit there, the tokenizer's is the model's. Raises ModelError.
 
-    Without a limit in the former, as sentence-transformers writes it from 5.4 on, the tokenizer's is the model's.
+    sentence-transformers writes no limit from 5.4 on.
     """
-    limits, named = folder / "sentence_bert_config.json", folder / _NAMED
-    settings, texts = read_json(limits), read_json(named)
-    longest = _positive(limits, settings, "max_seq_length")
-    if longest is None and (folder / _MODULES).is_file():
-        length = read_json(folder / "tokenizer_config.json").get("model_max_length")
-        longest = int(length) if isinstance(length, int | float) and 1 <= length <= MAX_INTEGER else None
-    if settings.get("do_lower_case", False) is not False:
-        raise ModelError(f"{limits}: do_lower_case: {settings['do_lower_case']!r} is not implemented; allowed: false")
+    file, named = folder / LIMITS, folder / NAMED
+    if limits.get("do_lower_case", False) is not False:
+        raise ModelError(f"{file}: do_lower_case: {limits['do_lower_case']!r} is not implemented; allowed: false")
     prompts, default = texts.get("prompts") or {}, texts.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelError(f"{named}: prompts: expected texts by their names, found {prompts!r}")
     if default is not None and default not in prompts:
         raise ModelError(f"{named}: default_prompt_name: {default!r} is none of {', '.join(prompts) or 'no prompts'}")
-    return EmbeddingFiles(longest, prompts, default or "")
+    return EmbeddingFiles(_positive(file, limits, "max_seq_length"), prompts, default or "")
+
+
+def tokenizer_limit(tokenizer_config: Mapping[str, Any]) -> int | None:
+    """Return the longest text of a tokenizer, in tokens; None without a limit."""
+    length = tokenizer_config.get("model_max_length")
+    return int(length) if isinstance(length, int | float) and 1 <= length <= MAX_INTEGER else None
 
 
 def _positive(file: Path, settings: Mapping[str, Any], key: str) -> int | None:

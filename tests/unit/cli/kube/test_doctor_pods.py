@@ -14,8 +14,7 @@ from services.cli.kube.doctor import report
 from services.common.lifecycle import StartupError
 from services.compute.backends.sizing import HostRoom
 from services.compute.model.footprint import footprint
-from services.worker.native.model_files import read_model_files
-from services.worker.native.startup import group_config, require_room
+from services.worker.native.startup import group_config, read_model, require_room
 from services.worker.settings import WorkerSettings
 from tests.models import BUNDLED_MODEL
 from tests.unit.cli.kube.objects import Broken, event, labels, one
@@ -213,8 +212,8 @@ def test_a_container_that_runs_well_since_its_restarts(capsys: pytest.CaptureFix
 
 def test_an_out_of_memory_worker_is_diagnosed_with_its_own_numbers() -> None:
     """The number is what the worker itself says, in its own words."""
-    files, settings = read_model_files(BUNDLED_MODEL), WorkerSettings(model="/models/m")
-    config = replace(group_config(settings, BUNDLED_MODEL, files), device="cpu")
+    files, settings = read_model(BUNDLED_MODEL), WorkerSettings(model="/models/m")
+    config = replace(group_config(settings, files), device="cpu")
     with pytest.raises(StartupError) as refused:
         require_room(settings, files.spec, config, HostRoom(100 << 20, 2048 << 20))
     broken = Broken()

@@ -120,7 +120,7 @@ def captured(engine: Engine) -> set[Sizes]:
 def test_replayed_decodes_equal_eager_decodes(
     name: str, device: torch.device, dtype: torch.dtype, folder: Callable[[str], Path]
 ) -> None:
-    model = load_model(folder(name), SingleRank(), backend_on(device, dtype))
+    model = load_model(describe(folder(name)), SingleRank(), backend_on(device, dtype))
     expected, by_hand = decode(model)
     found, engine = decode(model, Replayed)
     for row, exact in zip(torch.cat(found).float(), torch.cat(expected).float(), strict=True):
@@ -140,7 +140,7 @@ def test_replayed_decodes_over_codes_equal_eager_decodes(
     name: str, device: torch.device, folder: Callable[[str], Path]
 ) -> None:
     dtype = torch.float32 if device is CPU else torch.bfloat16
-    model = load_model(folder("llama"), SingleRank(), backend_on(device, dtype, find_kv_format(name)))
+    model = load_model(describe(folder("llama")), SingleRank(), backend_on(device, dtype, find_kv_format(name)))
     (expected, _), (found, engine) = decode(model), decode(model, Replayed)
     for row, exact in zip(torch.cat(found).float(), torch.cat(expected).float(), strict=True):
         assert (row - exact).norm() <= _TOLERANCE[dtype] * exact.norm()
@@ -154,7 +154,7 @@ def test_replayed_decodes_with_adapters_equal_eager_decodes(
 ) -> None:
     base, dtype = folder("llama"), torch.float32 if device is CPU else torch.float16
     write_adapter(base, tmp_path, dict.fromkeys(("q_proj", "v_proj", "o_proj", "down_proj"), 8), size=0.3)
-    model = load_model(base, SingleRank(), backend_on(device, dtype), adapters=AdapterLayers(2, 8))
+    model = load_model(describe(base), SingleRank(), backend_on(device, dtype), adapters=AdapterLayers(2, 8))
     model.adapters.put(1, model.adapters.read(read_adapter(tmp_path, describe(base), 8)))
     (expected, _), (found, engine) = decode(model, Adapted), decode(model, AdaptedReplayed)
     for row, exact in zip(torch.cat(found).float(), torch.cat(expected).float(), strict=True):

@@ -115,7 +115,8 @@ def test_replayed_steps_equal_eager_steps(
 ) -> None:
     form = find_kv_format(kv_format) if kv_format else None
     models = [
-        load_model(folder(name), SingleRank(), backend_on(device, form, graphs=graphs)) for graphs in (False, True)
+        load_model(describe(folder(name)), SingleRank(), backend_on(device, form, graphs=graphs))
+        for graphs in (False, True)
     ]
     for seed in range(2):
         (expected, by_hand), (found, engine) = (compute(model, seed=seed) for model in models)
@@ -140,7 +141,7 @@ def test_replayed_steps_with_adapters_equal_eager_steps(
     results = []
     for graphs in (False, True):
         backend = backend_on(device, graphs=graphs)
-        model = load_model(base, SingleRank(), backend, adapters=AdapterLayers(2, 8))
+        model = load_model(describe(base), SingleRank(), backend, adapters=AdapterLayers(2, 8))
         model.adapters.put(1, model.adapters.read(read_adapter(tmp_path, describe(base), 8)))
         results.append(compute(model, Adapted)[0])
     assert_same(*results)
@@ -152,7 +153,7 @@ def test_a_step_that_needs_the_host_ends_graphs_of_its_size_and_above(
     folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its results are right, and smaller steps go on being replayed."""
-    expected, _ = compute(load_model(folder("llama"), SingleRank(), backend_on(CPU, graphs=False)))
+    expected, _ = compute(load_model(describe(folder("llama")), SingleRank(), backend_on(CPU, graphs=False)))
     backend = backend_on(CPU, graphs=True)
     asked = backend.ops.gate("silu")
 
@@ -162,7 +163,7 @@ def test_a_step_that_needs_the_host_ends_graphs_of_its_size_and_above(
         return asked(x)
 
     monkeypatch.setattr(backend.ops, "gate", lambda name: asking)
-    model = load_model(folder("llama"), SingleRank(), backend)
+    model = load_model(describe(folder("llama")), SingleRank(), backend)
     assert_same(compute(model)[0], expected)
     assert {size.n_rows for size in captured(model)} == {16}
     assert [graphs._most_rows for graphs in layer_graphs_of(model)] == [31]

@@ -25,6 +25,7 @@ from services.compute.kernels.bfloat16 import REPLAYED as REPLAYED_CALLS
 from services.compute.kernels.capture import CapturedGraph, GraphCapture, Memory, NotReplayableError
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
+from services.compute.model.registry import describe
 from services.compute.ranks.config import Quantization
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from services.worker.rank.runner import Runner
@@ -74,7 +75,8 @@ class Pair:
         self, folder: Path, comm: Communicator, kernels: Bfloat16Kernels, quantization: Quantization = "none"
     ) -> None:
         replaying, computing = (
-            load_model(folder, comm, kind(kernels), quantization=quantization) for kind in (KernelBackend, Computing)
+            load_model(describe(folder), comm, kind(kernels), quantization=quantization)
+            for kind in (KernelBackend, Computing)
         )
         self.model = replaying
         self._engines = [Engine(model, comm, block_tokens=16) for model in (replaying, computing)]

@@ -19,6 +19,7 @@ from services.compute.backends.opening import open_backend
 from services.compute.cpu import has_amx, has_avx2, has_avx512, has_avx512_bf16, has_neon, has_neon_bf16, has_vectors
 from services.compute.kernels import attention, bfloat16
 from services.compute.model.build import load_model
+from services.compute.model.registry import describe
 from tests.unit.compute.model.harness import CPU
 from tests.unit.compute.model.zoo import write_checkpoint
 
@@ -59,7 +60,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_available_kernels_are_used_and_logged(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         backend = open_backend(torch.bfloat16, CPU)
-        load_model(checkpoint, SingleRank(), backend)
+        load_model(describe(checkpoint), SingleRank(), backend)
     assert isinstance(backend, KernelBackend)
     assert f"kernels: ours for {MADE_FOR[BEST]}" in caplog.messages
     assert f"attention: {'PagedAmx' if has_amx() else 'PagedVectors'}" in caplog.messages
@@ -68,7 +69,7 @@ def test_available_kernels_are_used_and_logged(checkpoint: Path, caplog: pytest.
 def test_another_dtype_is_served_by_torch_and_our_attention(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         backend = open_backend(torch.float32, CPU)
-        load_model(checkpoint, SingleRank(), backend)
+        load_model(describe(checkpoint), SingleRank(), backend)
     assert type(backend) is OneDnnBackend
     assert "kernels: torch's, because the dtype is float32" in caplog.messages
     assert f"attention: {'PagedVectors' if has_vectors() else 'PagedSdpa'}" in caplog.messages
@@ -191,6 +192,7 @@ import torch
 from services.compute.backends.cpu.backend import OneDnnBackend
 from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
+from services.compute.model.registry import describe
 from services.compute.backends.collectives import SingleRank
 from tests.unit.compute.model.harness import CPU, Engine
 from tests.unit.compute.model.zoo import prompt
@@ -198,7 +200,7 @@ from tests.unit.compute.model.zoo import prompt
 logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
 backend = open_backend(torch.bfloat16, CPU)
 assert type(backend) is OneDnnBackend
-model = load_model(Path(sys.argv[1]), SingleRank(), backend)
+model = load_model(describe(Path(sys.argv[1])), SingleRank(), backend)
 def run(chunks):
     return Engine(model, block_tokens=16).run(prompt(120, 300), chunks)
 expected = run([])

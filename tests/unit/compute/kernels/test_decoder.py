@@ -20,6 +20,7 @@ from services.compute.backends.shapes import AttentionShape
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
+from services.compute.model.registry import describe
 from tests.unit.compute.model.harness import Engine
 from tests.unit.compute.model.zoo import prompt, reference_logits, write_checkpoint
 
@@ -94,7 +95,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Written
         reference = write_checkpoint(CONFIGS[name](), folder).bfloat16()
         reference.save_pretrained(folder)
         exact = reference_logits(reference.float(), prompt(N_TOKENS, 203))
-        torchs = load_model(folder, SingleRank(), OneDnnBackend(torch.bfloat16))
+        torchs = load_model(describe(folder), SingleRank(), OneDnnBackend(torch.bfloat16))
         return Written(folder, exact, _errors(torchs, exact, []))
 
     return write
@@ -106,7 +107,7 @@ def test_logits_are_as_close_to_float32_as_torchs(
 ) -> None:
     """Both round after each layer, so neither is exact; the weights are bfloat16 for float32, too."""
     of, backend = written(name), NotingBackend(kernels)
-    ours = load_model(of.folder, SingleRank(), backend)
+    ours = load_model(describe(of.folder), SingleRank(), backend)
     assert isinstance(backend.chosen, PagedAmx if kernels.amx else PagedVectors)
     for chunks in ([], [1, 37, 1, 64, *[1] * 20]):
         by_us = _errors(ours, of.exact, chunks)

@@ -20,6 +20,7 @@ from services.compute.backends.collectives import SingleRank
 from services.compute.backends.cpu.backend import HostMemory, KernelBackend, OneDnnBackend
 from services.compute.kernels.bfloat16 import open_kernels
 from services.compute.model.build import load_model
+from services.compute.model.registry import describe
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.rank.loading import load
@@ -61,7 +62,7 @@ def most_held() -> Iterator[list[int]]:
 def most_of_a_load(checkpoint: Path, backend: Callable[[], ModelBackend]) -> int:
     opened = backend()
     with most_held() as most:
-        model = load_model(checkpoint, SingleRank(), opened)
+        model = load_model(describe(checkpoint), SingleRank(), opened)
     assert model.vocab_local == 131_072
     return most[0]
 

@@ -70,7 +70,7 @@ def merged_logits(
     tensors = load_file(base / "model.safetensors")
     tensors |= {name: tensors[name] + (change.t() if turned else change) for name, change in changes.items()}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "model.safetensors")
-    model = load_model(out, SingleRank(), open_backend(torch.float32, CPU))
+    model = load_model(describe(out), SingleRank(), open_backend(torch.float32, CPU))
     return model.logits(Engine(model).run(ids, []))[:, : model.spec.vocab_size]
 
 
@@ -88,7 +88,7 @@ def test_logits_equal_those_of_merged_weights(
 
     def logits(comm: Communicator) -> torch.Tensor:
         torch.set_num_threads(1)
-        model = load_model(base, comm, backend, adapters=AdapterLayers(2, 64))
+        model = load_model(describe(base), comm, backend, adapters=AdapterLayers(2, 64))
         model.adapters.put(1, model.adapters.read(adapter))
         return model.logits(AdaptedEngine(model, comm, 1).run(ids, [7, 1, 20, 1]))
 
@@ -111,7 +111,7 @@ def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
     for seed, rank in ((1, 8), (2, 3)):
         write_adapter(base, tmp_path / str(seed), dict.fromkeys(LINEAR, rank), seed=seed, size=0.3)
         adapters.append(read_adapter(tmp_path / str(seed), describe(base), 16))
-    model = load_model(base, lone_rank(), open_backend(dtype, CPU), adapters=AdapterLayers(2, 16))
+    model = load_model(describe(base), lone_rank(), open_backend(dtype, CPU), adapters=AdapterLayers(2, 16))
 
     def run(slots: list[int], chunks: list[int]) -> list[torch.Tensor]:
         """The last hidden states of sequences with these slots, computed together."""
@@ -147,7 +147,7 @@ def test_steps_without_adapters_call_the_same_kernels_as_a_model_without_slots(
     adapter = read_adapter(tmp_path / "a", describe(base), 8)
 
     def calls(slots: int, slot: int) -> list[str]:
-        model = load_model(base, SingleRank(), Computing(kernels), adapters=AdapterLayers(slots, 8))
+        model = load_model(describe(base), SingleRank(), Computing(kernels), adapters=AdapterLayers(slots, 8))
         if slots:
             model.adapters.put(0, model.adapters.read(adapter))
         noted = list[Call]()
@@ -283,7 +283,7 @@ def test_missing_or_malformed_values_are_rejected_at_loading(sample: Callable[[s
     base = sample("llama").folder
     write_adapter(base, tmp_path, {"q_proj": 4})
     adapter = read_adapter(tmp_path, describe(base), 4)
-    model = load_model(base, SingleRank(), open_backend(torch.float32, CPU), adapters=AdapterLayers(1, 8))
+    model = load_model(describe(base), SingleRank(), open_backend(torch.float32, CPU), adapters=AdapterLayers(1, 8))
     spoil(tmp_path, tensors={f"{Q0}.lora_A.weight": torch.full((4, 48), torch.nan)})
     with pytest.raises(ModelError, match=r"layers.0.self_attn.q_proj.lora_A.weight: not all numbers are finite"):
         model.adapters.read(adapter)
@@ -296,10 +296,10 @@ def test_a_merged_checkpoint_equals_base_plus_adapter(sample: Callable[[str], Sa
     base, ids = sample("llama_tied_biased").folder, sample("llama_tied_biased").ids
     write_adapter(base, tmp_path / "a", dict.fromkeys(LINEAR, 4), size=0.3)
     backend = open_backend(torch.float32, CPU)
-    model = load_model(base, SingleRank(), backend, adapters=AdapterLayers(1, 8))
+    model = load_model(describe(base), SingleRank(), backend, adapters=AdapterLayers(1, 8))
     model.adapters.put(0, model.adapters.read(read_adapter(tmp_path / "a", describe(base), 8)))
     merge(base, tmp_path / "a", tmp_path / "m", lambda done, of: None)
-    merged = load_model(tmp_path / "m", SingleRank(), backend)
+    merged = load_model(describe(tmp_path / "m"), SingleRank(), backend)
     expected = model.logits(AdaptedEngine(model, default=0).run(ids, []))[:, : model.spec.vocab_size]
     found = merged.logits(Engine(merged).run(ids, []))[:, : model.spec.vocab_size]
     assert (found - expected).abs().max() <= 1e-4

@@ -70,8 +70,9 @@ def rounded(base: transformers.PreTrainedModel, bits: int) -> None:
 
 
 def logits(folder: Path, comm: Communicator, backend: ModelBackend, quantization: Quantization) -> torch.Tensor:
-    model = load_model(folder / "base", comm, backend, quantization=quantization, adapters=AdapterLayers(1, 8))
-    model.adapters.put(0, model.adapters.read(read_adapter(folder / "adapter", describe(folder / "base"), 8)))
+    base = describe(folder / "base")
+    model = load_model(base, comm, backend, quantization=quantization, adapters=AdapterLayers(1, 8))
+    model.adapters.put(0, model.adapters.read(read_adapter(folder / "adapter", base, 8)))
     return model.logits(AdaptedEngine(model, comm, 0).run(IDS, [5])).float()
 
 
@@ -165,7 +166,7 @@ def test_an_adapter_trained_by_peft_is_merged_without_a_change_of_outputs(name: 
         with tuned.disable_adapter():
             plain = tuned(input_ids=ids).logits[0]
     merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged", lambda done, of: None)
-    model = load_model(tmp_path / "merged", SingleRank(), TorchBackend(torch.float32, CPU))
+    model = load_model(describe(tmp_path / "merged"), SingleRank(), TorchBackend(torch.float32, CPU))
     found = model.logits(Engine(model).run(ids[0].tolist(), []))[:, : model.spec.vocab_size]
     assert (found - expected).abs().max() <= 1e-4
     assert (plain - expected).abs().max() > 1e-2
@@ -190,7 +191,7 @@ def test_an_adapter_of_a_model_of_images_is_served_on_its_text(
         adapter / "adapter_model.safetensors",
     )
     assert any("vision_tower" in name for name in stored)
-    served = load_model(base, SingleRank(), TorchBackend(torch.float32, CPU), adapters=AdapterLayers(1, 2))
+    served = load_model(describe(base), SingleRank(), TorchBackend(torch.float32, CPU), adapters=AdapterLayers(1, 2))
     found = read_adapter(adapter, describe(base), 2)
     assert found.n_left_out == sum("vision_tower" in name for name in stored)
     served.adapters.put(0, served.adapters.read(found))
@@ -218,7 +219,7 @@ def test_experts_that_peft_adapts_as_one_parameter_are_merged_and_not_served(var
     with pytest.raises(ModelError, match=r"target_parameters: .* is not implemented; `ryzanstein merge`"):
         read_adapter(tmp_path / "adapter", describe(tmp_path / "base"), 64)
     merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged", lambda done, of: None)
-    model = load_model(tmp_path / "merged", SingleRank(), TorchBackend(torch.float32, CPU))
+    model = load_model(describe(tmp_path / "merged"), SingleRank(), TorchBackend(torch.float32, CPU))
     found = model.logits(Engine(model).run(ids[0].tolist(), []))[:, : model.spec.vocab_size]
     assert (found - expected).abs().max() <= 1e-4
     settings = tmp_path / "adapter/adapter_config.json"

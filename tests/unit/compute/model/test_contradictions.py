@@ -21,7 +21,7 @@ from services.compute.model.build import load_model
 from services.compute.model.families.config import Config
 from services.compute.model.formats.registry import read_layouts
 from services.compute.model.layers.rope import check_tables
-from services.compute.model.registry import read_spec
+from services.compute.model.registry import describe, read_spec
 from services.compute.model.spec import ModelError, ModelSpec, RopeSpec
 from tests.unit.compute.model.conftest import Sample
 from tests.unit.compute.model.harness import CPU, Engine
@@ -59,7 +59,7 @@ def _changed(config: Json, path: tuple[str, ...], value: Any) -> Json:
 def _compute(folder: Path, spec: ModelSpec, backend: ModelBackend) -> torch.Tensor:
     """What a prompt, no longer than the model allows, comes to."""
     n = min(20, spec.max_positions)
-    model = load_model(folder, SingleRank(), backend, max_positions=n)
+    model = load_model(describe(folder), SingleRank(), backend, max_positions=n)
     hidden = Engine(model, n_blocks=8).run([index % model.spec.vocab_size for index in range(n)], [])
     return hidden if model.spec.bidirectional else model.logits(hidden)
 

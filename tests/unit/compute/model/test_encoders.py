@@ -20,7 +20,7 @@ from services.compute.backends.torch.backend import TorchBackend
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
 from services.compute.model.loading.pooling import Pooling
-from services.compute.model.registry import read_spec
+from services.compute.model.registry import describe, read_spec
 from services.compute.model.spec import HeadLayer, ModelError, ModelSpec
 from services.compute.ranks.config import PoolingKind
 from services.worker.rank.pooling import PooledSlots
@@ -119,7 +119,7 @@ def pooled(model: Decoder, hidden: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_states_equal_transformers_alone_and_in_a_batch(name: str, backend: ModelBackend, tmp_path: Path) -> None:
     reference = write(name, "Model", tmp_path)
-    model = load_model(tmp_path, SingleRank(), backend)
+    model = load_model(describe(tmp_path), SingleRank(), backend)
     assert model.spec == read_spec(tmp_path)
     assert (model.spec.bidirectional, model.spec.generates, model.kv_bytes_per_token) == (True, False, 0)
     together = step(model, prompts())
@@ -132,7 +132,7 @@ def test_states_equal_transformers_alone_and_in_a_batch(name: str, backend: Mode
     for size in (2, 4):
 
         def divided(comm: Communicator) -> list[torch.Tensor]:
-            return step(load_model(tmp_path, comm, TorchBackend(torch.float32, CPU)), prompts())
+            return step(load_model(describe(tmp_path), comm, TorchBackend(torch.float32, CPU)), prompts())
 
         for ranks in run_ranks(size, divided):
             assert all((a - b.cpu()).abs().max() <= 1e-4 for a, b in zip(ranks, together, strict=True))
@@ -142,7 +142,7 @@ def test_states_equal_transformers_alone_and_in_a_batch(name: str, backend: Mode
 def test_labels_equal_transformers(name: str, tmp_path: Path) -> None:
     """Those of BERT also for two texts, which it tells apart."""
     reference = write(name, "ForSequenceClassification", tmp_path)
-    model = load_model(tmp_path, SingleRank(), TorchBackend(torch.float32, CPU))
+    model = load_model(describe(tmp_path), SingleRank(), TorchBackend(torch.float32, CPU))
     assert model.spec.classifier is not None
     assert (model.spec.classifier.labels, model.spec.classifier.function) == (
         ("LABEL_0", "LABEL_1", "LABEL_2"),

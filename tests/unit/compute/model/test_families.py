@@ -11,7 +11,7 @@ from services.compute.backends.base import ModelBackend
 from services.compute.backends.collectives import SingleRank
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
-from services.compute.model.registry import read_spec
+from services.compute.model.registry import describe, read_spec
 from tests.unit.compute.model.conftest import Sample
 from tests.unit.compute.model.harness import Engine
 from tests.unit.compute.model.zoo import VARIANTS
@@ -27,7 +27,7 @@ WORST_ERROR = {torch.bfloat16: 0.3, torch.float16: 0.05}
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_equal_transformers(variant: str, backend: ModelBackend, sample: Callable[[str], Sample]) -> None:
     expected = sample(variant)
-    model = load_model(expected.folder, SingleRank(), backend)
+    model = load_model(describe(expected.folder), SingleRank(), backend)
     assert model.spec == read_spec(expected.folder)
     vocab = expected.logits.shape[1]
     for chunks in (FULL, CHUNKED, DECODED):
@@ -57,7 +57,7 @@ def test_in_half_precision_logits_are_near_transformers(
     variant: str, half: ModelBackend, sample: Callable[[str], Sample]
 ) -> None:
     expected = sample(variant)
-    model = load_model(expected.folder, SingleRank(), half)
+    model = load_model(describe(expected.folder), SingleRank(), half)
     for chunks in (FULL, DECODED):
         logits = model.logits(Engine(model).run(expected.ids, chunks)).cpu()[:, : expected.logits.shape[1]]
         error = (logits - expected.logits).norm(dim=-1) / expected.logits.norm(dim=-1)  # [n]
@@ -70,7 +70,7 @@ def test_last_rows_alone_equal_last_rows_of_all(
     variant: str, backend: ModelBackend, sample: Callable[[str], Sample]
 ) -> None:
     ids = sample(variant).ids
-    model = load_model(sample(variant).folder, SingleRank(), backend)
+    model = load_model(describe(sample(variant).folder), SingleRank(), backend)
     engine, expected = Engine(model), Engine(model).run(ids, [])
     first, second = engine.admit(ids), engine.admit(ids)
     assert engine.last_rows([(first, 7), (second, 12)], []).shape == (0, model.spec.hidden_size)

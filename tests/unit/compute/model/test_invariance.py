@@ -18,6 +18,7 @@ from services.compute.backends.names import Activation
 from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
+from services.compute.model.registry import describe
 from tests.unit.compute.model.harness import CPU, Engine, Request, cut
 from tests.unit.compute.model.zoo import prompt, write_checkpoint
 
@@ -75,7 +76,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
         if name not in folders:
             folders[name] = tmp_path_factory.mktemp(name)
             write_checkpoint(_CONFIGS[name](), folders[name])
-        return load_model(folders[name], SingleRank(), open_backend(dtype, CPU))
+        return load_model(describe(folders[name]), SingleRank(), open_backend(dtype, CPU))
 
     return make
 

@@ -17,6 +17,7 @@ from services.compute.backends.opening import open_backend
 from services.compute.backends.torch.backend import TorchBackend
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
+from services.compute.model.registry import describe
 from tests.unit.compute.model.harness import CPU, Engine, ThreadRank, run_ranks
 from tests.unit.compute.model.zoo import prompt, write_checkpoint
 
@@ -48,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def load(folder: Path) -> Load:
-    return functools.cache(lambda dtype: load_model(folder, SingleRank(), open_backend(dtype, CPU, INT8)))
+    return functools.cache(lambda dtype: load_model(describe(folder), SingleRank(), open_backend(dtype, CPU, INT8)))
 
 
 def alone(model: Decoder, ids: list[int]) -> torch.Tensor:
@@ -89,7 +90,7 @@ def test_a_prefix_hit_equals_a_miss(load: Load, dtype: torch.dtype) -> None:
 
 def logits(folder: Path, comm: Communicator, backend: ModelBackend) -> tuple[torch.Tensor, torch.Tensor]:
     """The hidden states of a prompt on all ranks, and the logits of this one."""
-    model = load_model(folder, comm, backend)
+    model = load_model(describe(folder), comm, backend)
     hidden = Engine(model, comm, block_tokens=16).run(IDS, [7, 1, 20, 1])
     return hidden, model.logits(hidden)
 

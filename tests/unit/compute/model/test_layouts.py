@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from services.compute.backends.collectives import SingleRank
 from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
-from services.compute.model.registry import read_spec
+from services.compute.model.registry import describe, read_spec
 from services.compute.model.spec import ModelError
 from tests.unit.compute.model.conftest import Sample
 from tests.unit.compute.model.formats.checkpoints import logits as sharded_logits
@@ -37,7 +37,7 @@ def _changed(folder: Path, to: Path, change: Callable[[Tensors], Tensors], **con
 
 
 def _logits(folder: Path, ids: list[int]) -> torch.Tensor:
-    model = load_model(folder, SingleRank(), open_backend(torch.float32, CPU))
+    model = load_model(describe(folder), SingleRank(), open_backend(torch.float32, CPU))
     return model.logits(Engine(model).run(ids, [30]))[:, :99]
 
 
@@ -69,7 +69,7 @@ def test_a_body_without_a_head_embeds_and_does_not_generate(sample: Callable[[st
     assert read_spec(whole.folder).generates
     with torch.no_grad():
         reference = transformers.AutoModel.from_pretrained(folder)(torch.tensor([whole.ids])).last_hidden_state[0]
-    model = load_model(folder, SingleRank(), open_backend(torch.float32, CPU))
+    model = load_model(describe(folder), SingleRank(), open_backend(torch.float32, CPU))
     assert (Engine(model).run(whole.ids, [30]) - reference).abs().max() <= 1e-4
 
 
@@ -106,7 +106,7 @@ def test_unneeded_tensors_are_skipped(sample: Callable[[str], Sample], tmp_path:
 def test_unknown_meaningful_tensors_are_rejected(name: str, sample: Callable[[str], Sample], tmp_path: Path) -> None:
     folder = _changed(sample("llama").folder, tmp_path, lambda tensors: tensors | {name: torch.ones(2)})
     with pytest.raises(ModelError, match=f"{name}: not used by this architecture"):
-        load_model(folder, SingleRank(), open_backend(torch.float32, CPU))
+        load_model(describe(folder), SingleRank(), open_backend(torch.float32, CPU))
 
 
 def test_gemma_1_with_gelu_is_computed_with_tanh(sample: Callable[[str], Sample], tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ def test_gemma_1_with_gelu_is_computed_with_tanh(sample: Callable[[str], Sample]
 
 def test_learned_positions_shrink_to_the_served_length(sample: Callable[[str], Sample]) -> None:
     made, ids = sample("gpt2"), prompt(30)
-    model = load_model(made.folder, SingleRank(), open_backend(torch.float32, CPU), max_positions=32)
+    model = load_model(describe(made.folder), SingleRank(), open_backend(torch.float32, CPU), max_positions=32)
     assert (model.logits(Engine(model).run(ids, []))[:, :99] - made.logits[:30]).abs().max() <= 1e-4
     with pytest.raises(ModelError, match="the model was made for 128"):
-        load_model(made.folder, SingleRank(), open_backend(torch.float32, CPU), max_positions=129)
+        load_model(describe(made.folder), SingleRank(), open_backend(torch.float32, CPU), max_positions=129)
 
 
 @pytest.mark.parametrize(

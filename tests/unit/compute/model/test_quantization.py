@@ -26,7 +26,7 @@ from services.compute.model.build import load_model
 from services.compute.model.families.config import Config
 from services.compute.model.footprint import footprint
 from services.compute.model.quantization import rounding_of
-from services.compute.model.registry import interpret
+from services.compute.model.registry import describe, interpret
 from services.compute.ranks.config import Quantization, RankGroupConfig
 from tests.unit.compute.model.formats.gguf.models import write_model
 from tests.unit.compute.model.harness import CPU, Engine, ThreadRank, run_ranks
@@ -59,7 +59,7 @@ def logits(folder: Path, size: int, open_one: Callable[[], ModelBackend], quanti
 
     def work(rank: ThreadRank) -> torch.Tensor:
         torch.set_num_threads(1)
-        model = load_model(folder, rank, open_one(), quantization=quantization)
+        model = load_model(describe(folder), rank, open_one(), quantization=quantization)
         return model.logits(Engine(model, rank, block_tokens=16).run(IDS, [5]))
 
     return torch.cat(run_ranks(size, work), dim=-1)[:, :203].float()
@@ -107,7 +107,7 @@ def packed(layer: object) -> Iterator[PackedCodes]:
 def test_weights_take_the_predicted_memory_and_the_table_is_stored_once(
     folder: Path, quantization: Quantization
 ) -> None:
-    model = load_model(folder, SingleRank(), open_backend(torch.bfloat16, CPU), 16, quantization)
+    model = load_model(describe(folder), SingleRank(), open_backend(torch.bfloat16, CPU), 16, quantization)
     codes = list(packed(model))
     assert len(codes) == 2 * 4 + 1
     assert sorted({code.bits for code in codes}) == ([8] if quantization == "int8" else [4, 8])
@@ -119,7 +119,7 @@ def test_weights_take_the_predicted_memory_and_the_table_is_stored_once(
 
 
 def test_weights_computed_dense_on_a_device_are_reported(folder: Path) -> None:
-    model = load_model(folder, SingleRank(), TorchBackend(torch.float32, CPU), 16, "int4")
+    model = load_model(describe(folder), SingleRank(), TorchBackend(torch.float32, CPU), 16, "int4")
     assert model.weight_formats["q"] == "int4 in groups of 32 as float32"
     ops, weight = CudaOps(torch.bfloat16, CPU), Rounded(torch.randn(8, 64).bfloat16(), 0, 64, 8, 32)
     assert ops.form(weight) == "int8 in groups of 32 as bfloat16"
@@ -146,7 +146,7 @@ def test_loading_never_holds_the_weights_dense_nor_the_whole_file(tmp_path: Path
     transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path)
     backend, before = open_backend(torch.bfloat16, CPU), resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
-    model = load_model(tmp_path, SingleRank(), backend, 16, "int4")
+    model = load_model(describe(tmp_path), SingleRank(), backend, 16, "int4")
     grown = resident("VmHWM") - before
     bands = 24 << 20  # what is taken apart at a time, and libraries that are used for the first time
     assert grown < 1.2 * sum(code.nbytes for code in packed(model)) + bands
@@ -161,7 +161,7 @@ def test_a_gguf_file_takes_the_predicted_memory_and_its_formats_are_named(
     kinds = {"token_embd.weight": T.Q8_0, "blk.0.attn_q.weight": T.F16, "blk.0.ffn_down.weight": T.Q5_0}
     hub = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     file = write_model(hub, "llama", tmp_path / "m.gguf", lambda name: kinds.get(name, T.Q4_0))
-    model = load_model(file, SingleRank(), open_backend(torch.bfloat16, CPU), 16, quantization)
+    model = load_model(describe(file), SingleRank(), open_backend(torch.bfloat16, CPU), 16, quantization)
     dense = 128 * 128 * 2 if quantization == "none" else 0
     held = sum(code.nbytes for code in packed(model)) + dense - (256 - 208) * 128 * 34 // 32
     config = RankGroupConfig(str(file), kv_tokens=16, max_model_len=16, quantization=quantization)

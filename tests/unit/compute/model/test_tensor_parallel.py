@@ -12,6 +12,7 @@ from services.compute.backends.opening import open_backend
 from services.compute.backends.shapes import Routing
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
+from services.compute.model.registry import describe
 from services.compute.model.spec import LayerSpec, ModelError, ModelSpec, MoeSpec
 from tests.unit.compute.model.conftest import Sample
 from tests.unit.compute.model.harness import CPU, Engine, ThreadRank, run_ranks
@@ -29,7 +30,7 @@ _CASES = [(variant, size) for variant in VARIANTS if variant not in _ALIKE for s
 
 
 def _load(folder: object, rank: ThreadRank) -> Decoder:
-    return load_model(folder, rank, open_backend(torch.float32, CPU))  # type: ignore[arg-type]
+    return load_model(describe(folder), rank, open_backend(torch.float32, CPU))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("variant", "size"), _CASES)

@@ -22,7 +22,7 @@ from services.compute.model.registry import FAMILIES
 from services.tools.checker import report as reports
 from services.tools.checker.__main__ import PARTLY, REFUSED, SERVED, main
 from services.tools.checker.families import TESTED
-from services.worker.native.model_files import read_model_files
+from services.worker.native.startup import read_model
 from tests.unit.compute.model.tested import as_text
 
 
@@ -69,7 +69,7 @@ def test_all_reasons_equal_those_of_a_worker(run: Any, tmp_path: Path) -> None:
     assert (status, report["nearest"]) == (REFUSED, ["LlamaForCausalLM"])
     assert len(report["problems"]) == 3, report["problems"]
     with pytest.raises(StartupError) as refused:
-        read_model_files(folder)
+        read_model(folder)
     assert str(refused.value) == f"RYZANSTEIN_MODEL {'; '.join(report['problems'])}"
 
 

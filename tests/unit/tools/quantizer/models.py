@@ -14,6 +14,7 @@ from torch import Tensor
 
 from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
+from services.compute.model.registry import describe
 from services.tools.quantizer.run import Request
 from tests.unit.compute.model.harness import CPU, Engine, lone_rank
 from tests.unit.compute.model.zoo import write_checkpoint
@@ -55,7 +56,7 @@ def request(model: Path, out: Path, **changed: Any) -> Request:
 def our_logits(folder: Path) -> Tensor:
     """What our worker computes of `IDS`: [n, vocab_size]."""
     rank = lone_rank()
-    model = load_model(folder, rank, open_backend(torch.float32, CPU))
+    model = load_model(describe(folder), rank, open_backend(torch.float32, CPU))
     return model.logits(Engine(model, rank).run(IDS, []))[:, : model.spec.vocab_size]
 
 

@@ -6,15 +6,14 @@ import os
 
 from services.cli.stack.default_model import TINY_MODEL
 from services.worker.engine.stall import StallDetector, StallLimits
-from services.worker.native.model_files import read_model_files
-from services.worker.native.startup import group_config
+from services.worker.native.startup import group_config, read_model
 from services.worker.settings import WorkerSettings
 
 LOOK_S = 0.25
 
 
 def test_a_rank_on_a_cpu_is_not_lost_for_minutes_of_computing_and_is_for_a_quarter_of_an_hour() -> None:
-    config = group_config(WorkerSettings(model=str(TINY_MODEL), device="cpu"), TINY_MODEL, read_model_files(TINY_MODEL))
+    config = group_config(WorkerSettings(model=str(TINY_MODEL), device="cpu"), read_model(TINY_MODEL))
     limits = StallLimits(config.stall_timeout_s, config.busy_timeout_s)
     detector = StallDetector([os.getpid()], lambda: 7, lambda: "at step 7", lambda: limits)  # this process is running
     reasons = [detector.look(LOOK_S) for _ in range(int(15 * 60 / LOOK_S))]

@@ -18,6 +18,7 @@ from services.compute.backends.cuda import graph
 from services.compute.backends.draws import DrawRows
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
+from services.compute.model.registry import describe
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from services.worker.protocol.plan_codec import view_plan
 from services.worker.rank.drawn import DrawnTokens
@@ -41,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(folder: Path, device: SlowDevice, *, graphs: bool, mixed: bool = False) -> tuple[Decoder, TapedBackend]:
     backend = TapedBackend(torch.float32, device, graphs=graphs, mixed=mixed)
-    return load_model(folder, SingleRank(), backend), backend
+    return load_model(describe(folder), SingleRank(), backend), backend
 
 
 def served(

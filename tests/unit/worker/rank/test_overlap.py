@@ -70,7 +70,7 @@ def test_no_launch_waits_for_the_device(graphs: bool, tmp_path: Path) -> None:
     write_adapter(base, adapter, {"q_proj": 4, "down_proj": 4})
     device = SlowDevice(random.Random(0))
     backend = TapedBackend(torch.float32, device, graphs=graphs, mixed=graphs)
-    decoder = load_model(base, SingleRank(), backend, adapters=AdapterLayers(2, 4))
+    decoder = load_model(describe(base), SingleRank(), backend, adapters=AdapterLayers(2, 4))
     decoder.adapters.put(1, decoder.adapters.read(read_adapter(adapter, describe(base), 4)))
     runner = make_runner(decoder, decoder.make_cache(N_BLOCKS, BLOCK), device, overlaps=True)
     kinds = (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=1.0, top_k=5))

@@ -22,6 +22,7 @@ from services.compute.backends.torch.ops import TorchOps
 from services.compute.backends.weights import Grouped, PerChannel, Stacked
 from services.compute.cpu import has_vectors
 from services.compute.model.build import load_model
+from services.compute.model.registry import describe
 from tests.unit.compute.model.conftest import Sample
 from tests.unit.compute.model.harness import CPU, Engine, ThreadRank, run_ranks
 from tests.unit.compute.model.zoo import reference_logits
@@ -116,7 +117,7 @@ def logits(
 
     def work(rank: ThreadRank) -> Tensor:
         torch.set_num_threads(1)
-        model = load_model(made.folder, rank, backend or open_backend(dtype, CPU))
+        model = load_model(describe(made.folder), rank, backend or open_backend(dtype, CPU))
         return model.logits(Engine(model, rank).run(made.ids, []))
 
     return torch.cat(run_ranks(size, work), dim=-1)[:, : made.logits.shape[1]]

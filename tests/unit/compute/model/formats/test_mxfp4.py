@@ -16,6 +16,7 @@ from torch import Tensor
 from services.compute.backends.collectives import SingleRank
 from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
+from services.compute.model.registry import describe
 from services.compute.model.spec import ModelError
 from tests.unit.compute.model.conftest import Sample
 from tests.unit.compute.model.formats.checkpoints import check
@@ -77,7 +78,7 @@ def test_stacks_that_are_cut_off_are_refused_by_name(published: Sample, tmp_path
         change(changed)
         save_file({name: tensor.contiguous() for name, tensor in changed.items()}, folder / "model.safetensors")
         with pytest.raises(ModelError, match=message):
-            load_model(folder, SingleRank(), open_backend(torch.float32, CPU))
+            load_model(describe(folder), SingleRank(), open_backend(torch.float32, CPU))
 
     refused(lambda stored: stored.pop(f"{name}_scales"), rf"{name}_scales: missing")
     refused(

@@ -22,8 +22,7 @@ from services.common.lifecycle import StartupError
 from services.common.ports import free_port
 from services.common.templates import compile_template
 from services.compute.model.loading.sampling import SamplingDefaults
-from services.worker.native.model_files import read_model_files
-from services.worker.native.startup import model_folder
+from services.worker.native.startup import model_folder, read_model
 from tests.models import BUNDLED_MODEL
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -36,10 +35,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
 def test_pointers_of_git_lfs(name: str, folder: Path) -> None:
-    read_model_files(folder)
+    read_model(folder)
     (folder / name).write_bytes(POINTER)
     with pytest.raises(StartupError, match=rf"{name}: a git-lfs pointer"):
-        read_model_files(folder)
+        read_model(folder)
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ async def test_a_file_that_may_not_be_read_names_its_owner_and_the_reader(name: 
         kept_out(open_folder / name) as said,
         pytest.raises(StartupError, match=rf"RYZANSTEIN_MODEL .*{name}: Permission denied: it {said}"),
     ):
-        read_model_files(await model_folder(str(open_folder), ""))
+        read_model(await model_folder(str(open_folder), ""))
 
 
 async def test_a_folder_that_may_not_be_read_names_its_owner_and_the_reader(open_folder: Path) -> None:
@@ -88,16 +87,16 @@ def test_weights_that_are_cut_off(folder: Path) -> None:
     for kept, message in ((len(whole) - 1, "cut off"), (100, "cut off"), (4, "cut off")):
         file.write_bytes(whole[:kept])
         with pytest.raises(StartupError, match=rf"model\.safetensors: .*{message}"):
-            read_model_files(folder)
+            read_model(folder)
     file.write_bytes((20).to_bytes(8, "little") + b"x" * 40)
     with pytest.raises(StartupError, match=r"model\.safetensors: its safetensors header is broken"):
-        read_model_files(folder)
+        read_model(folder)
 
 
 def test_weights_that_are_not_read_may_be_cut_off(folder: Path) -> None:
-    identity = read_model_files(folder).identity
+    identity = read_model(folder).identity
     (folder / "consolidated.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:100])
-    assert read_model_files(folder).identity == identity
+    assert read_model(folder).identity == identity
 
 
 _DEFAULT = "{% for m in messages %}\n  {{ m.role }}: {{ m.content }}\n{% endfor %}\n"
@@ -119,7 +118,7 @@ def test_a_template_for_tools_is_used_as_transformers_does(in_files: bool, folde
         named = {"rag": "x", "tool_use": _TOOLS, "default": _DEFAULT}
         config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
     file.write_text(json.dumps(config))
-    template, reference = read_model_files(folder).chat_template, AutoTokenizer.from_pretrained(folder)
+    template, reference = read_model(folder).chat_template, AutoTokenizer.from_pretrained(folder)
     messages = [{"role": "user", "content": "hello"}]
     tool = {"type": "function", "function": {"name": "find", "description": "", "parameters": {}}}
     for tools in (None, [tool]):
@@ -132,14 +131,14 @@ def test_a_broken_template_for_tools_is_refused_by_name(folder: Path) -> None:
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{% if %}")
     with pytest.raises(StartupError, match=r"tool_use\.jinja: chat template, line 1"):
-        read_model_files(folder)
+        read_model(folder)
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "modules.json", "special_tokens_map.json"])
 def test_broken_json(name: str, folder: Path) -> None:
     (folder / name).write_text("{")
     with pytest.raises(StartupError, match=rf"{name}: not JSON"):
-        read_model_files(folder)
+        read_model(folder)
 
 
 @pytest.mark.parametrize(
@@ -157,14 +156,14 @@ def test_an_empty_chat_template_is_absent(template: object, reason: str, folder:
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"chat_template": template}))
     with pytest.raises(StartupError, match=rf"tokenizer_config\.json: .*{re.escape(reason)}"):
-        read_model_files(folder)
+        read_model(folder)
     if isinstance(template, str):
         (folder / "chat_template.jinja").write_text(template)
         with pytest.raises(StartupError, match=rf"chat_template\.jinja: .*{re.escape(reason)}"):
-            read_model_files(folder)
+            read_model(folder)
     file.write_text(json.dumps(config | {"chat_template": [{"name": "default", "template": "a"}]}))
     (folder / "chat_template.jinja").unlink(missing_ok=True)
-    assert read_model_files(folder).chat_template == "a"
+    assert read_model(folder).chat_template == "a"
 
 
 @pytest.mark.parametrize(
@@ -194,21 +193,21 @@ def test_a_value_of_another_kind_is_refused_by_file_and_key(
     values = json.loads(file.read_text()) if file.is_file() else {}
     file.write_text(json.dumps(values | change))
     with pytest.raises(StartupError, match=message) as failure:
-        read_model_files(folder)
+        read_model(folder)
     assert name in str(failure.value) or f"{folder}: its tokenizer's" in str(failure.value)
 
 
 def test_recommended_sampling_is_read_from_the_generation_config(folder: Path) -> None:
     file = folder / "generation_config.json"
     file.write_text('{"temperature": 0.6, "top_p": null, "top_k": -1, "do_sample": true, "max_new_tokens": 5}')
-    assert read_model_files(folder).sampling == SamplingDefaults(temperature=0.6, top_k=0)
+    assert read_model(folder).sampling == SamplingDefaults(temperature=0.6, top_k=0)
     file.write_text('{"top_k": 20.0}')
-    assert read_model_files(folder).sampling == SamplingDefaults(top_k=20)
+    assert read_model(folder).sampling == SamplingDefaults(top_k=20)
     for wrong in ('"temperature": "hot"', '"top_p": 1.5', '"top_k": 2.5', '"repetition_penalty": true'):
         file.write_text(f"{{{wrong}}}")
         name = wrong.split('"')[1]
         with pytest.raises(StartupError, match=rf"generation_config\.json: `{name}` must be from"):
-            read_model_files(folder)
+            read_model(folder)
 
 
 def test_a_sequence_ends_with_the_end_tokens_of_all_files(folder: Path) -> None:
@@ -223,4 +222,4 @@ def test_a_sequence_ends_with_the_end_tokens_of_all_files(folder: Path) -> None:
         values = json.loads(file.read_text()) if file.is_file() else {}
         file.write_text(json.dumps(values | change))
     end = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id("<|end|>")
-    assert read_model_files(folder).eos_token_ids == (7, 5, end)
+    assert read_model(folder).eos_token_ids == (7, 5, end)

@@ -13,8 +13,7 @@ from services.common.lifecycle import StartupError
 from services.compute.model.loading.hub import HubFile, _wanted, local_model
 from services.compute.model.loading.vocabulary import read_vocabulary
 from services.compute.model.spec import ModelError
-from services.worker.native.model_files import read_model_files
-from services.worker.native.startup import model_folder, model_revision
+from services.worker.native.startup import model_folder, model_revision, read_model
 from tests.unit.compute.model import zoo
 from tests.unit.compute.model.formats.gguf.models import random_model, write_model
 
@@ -43,11 +42,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_gateways_get_the_tokenizer_and_templates_of_the_file(file: Path) -> None:
-    found = read_model_files(file)
+    found = read_model(file)
     eos, bos, eot = (TOKENS.index(f"<|{name}|>") for name in ("eos", "bos", "eot"))
-    assert Tokenizer.from_buffer(found.tokenizer_json).encode("abc").ids == [bos, TOKENS.index("ab"), TOKENS.index("c")]
+    assert Tokenizer.from_buffer(found.tokenizer.json).encode("abc").ids == [bos, TOKENS.index("ab"), TOKENS.index("c")]
     assert set(found.eos_token_ids) == {eos, eot}
-    assert (found.special_tokens["eos_token"], found.add_bos_token) == ("<|eos|>", True)
+    assert (found.tokenizer.special_tokens["eos_token"], found.tokenizer.add_bos_token) == ("<|eos|>", True)
     assert (found.architecture, found.spec.family) == ("LlamaForCausalLM", "llama")
     assert (found.chat_template, found.sampling.temperature) == ("{{ messages }}", 0.5)
     assert read_vocabulary(file, 99, [eos]).vocab_size == 99
@@ -57,31 +56,31 @@ def test_a_generation_config_in_the_folder_overrides_the_file(file: Path, tmp_pa
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(file.read_bytes())
     (tmp_path / "generation_config.json").write_text('{"temperature": 0, "top_k": 7}')
-    sampling = read_model_files(copy).sampling
+    sampling = read_model(copy).sampling
     assert (sampling.temperature, sampling.top_k) == (0, 7)
     (tmp_path / "generation_config.json").write_text('{"temperature": -1}')
     with pytest.raises(StartupError, match=r"generation_config.json: `temperature` must be from 0 to 100, not -1"):
-        read_model_files(copy)
+        read_model(copy)
 
 
 def test_equal_files_are_one_model_anywhere(file: Path, tmp_path: Path) -> None:
     copy = shutil.copy(file, tmp_path / file.name)
-    identity = read_model_files(file).identity
-    assert read_model_files(copy).identity == identity
+    identity = read_model(file).identity
+    assert read_model(copy).identity == identity
     with copy.open("r+b") as stream:
         stream.seek(-4, 2)
         stream.write(b"1234")
-    assert read_model_files(copy).identity != identity
+    assert read_model(copy).identity != identity
 
 
 def test_a_file_without_a_tokenizer_or_cut_off_is_refused_before_the_ranks_start(file: Path, tmp_path: Path) -> None:
     bare = write_model(random_model(zoo.VARIANTS["llama"]()), "llama", tmp_path / "bare.gguf")
     with pytest.raises(StartupError, match=r"RYZANSTEIN_MODEL .*bare.gguf: tokenizer.ggml"):
-        read_model_files(bare)
+        read_model(bare)
     whole = file.read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[:-100])
     with pytest.raises(StartupError, match=r"cut.gguf: .* needs bytes .* it is cut off"):
-        read_model_files(tmp_path / "cut.gguf")
+        read_model(tmp_path / "cut.gguf")
 
 
 async def test_a_model_name_resolves_to_its_file_or_folder(file: Path, tmp_path: Path) -> None:

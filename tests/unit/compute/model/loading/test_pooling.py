@@ -12,13 +12,12 @@ from safetensors.torch import save_file
 
 from services.compute.model.formats.gguf.metadata import Metadata, Value
 from services.compute.model.layers.head import load_dense
+from services.compute.model.loading.folder import open_folder
 from services.compute.model.loading.pooling import (
     EmbeddingFiles,
     Pooling,
     PoolingKind,
-    read_embedding_files,
     read_gguf_pooling,
-    read_pooling,
 )
 from services.compute.model.spec import ModelError
 from services.worker.rank.pooling import PooledSlots
@@ -56,7 +55,7 @@ def _write(folder: Path, modules: list[str] | None, pooling: dict[str, Any] | No
 def test_stored_pooling_is_used(
     modules: list[str] | None, pooling: dict[str, Any] | None, expected: Pooling, tmp_path: Path
 ) -> None:
-    assert read_pooling(_write(tmp_path, modules, pooling)) == expected
+    assert open_folder(_write(tmp_path, modules, pooling), vocab_size=1).pooling == expected
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_unsupported_pooling_is_rejected(
     modules: list[str] | None, pooling: dict[str, Any] | None, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError, match=message):
-        read_pooling(_write(tmp_path, modules, pooling))
+        _ = open_folder(_write(tmp_path, modules, pooling), vocab_size=1).pooling
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("mean", HIDDEN.mean(dim=0)), ("cls", HIDDEN[0]), ("last", HIDDEN[-1])])
@@ -108,7 +107,7 @@ def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
         save_file(tensors, place / "model.safetensors")
         expected = torch.nn.functional.linear(expected, tensors["linear.weight"], tensors.get("linear.bias"))
         expected = expected.tanh() if index == 2 else expected
-    pooling = read_pooling(folder)
+    pooling = open_folder(folder, vocab_size=1).pooling
     pools = PooledSlots(pooling, load_dense(folder, pooling.dense, 3, torch.device("cpu")))
     pools.admit(0)
     pools.add(0, 0, HIDDEN)
@@ -117,7 +116,7 @@ def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
         load_dense(folder, pooling.dense, 7, torch.device("cpu"))
     (folder / "2_Dense" / "config.json").write_text('{"activation_function": "torch.nn.GELU"}')
     with pytest.raises(ModelError, match=r"activation_function: 'torch.nn.GELU' is not implemented; known: torch.nn"):
-        read_pooling(folder)
+        _ = open_folder(folder, vocab_size=1).pooling
 
 
 def test_the_pooling_of_a_gguf_file() -> None:
@@ -129,10 +128,12 @@ def test_the_pooling_of_a_gguf_file() -> None:
 
 def test_prompts_and_the_longest_text_are_read(tmp_path: Path) -> None:
     limits, named = tmp_path / "sentence_bert_config.json", tmp_path / "config_sentence_transformers.json"
-    assert read_embedding_files(tmp_path) == EmbeddingFiles()
+    assert open_folder(tmp_path, vocab_size=1).embedding == EmbeddingFiles()
     limits.write_text('{"max_seq_length": 256, "do_lower_case": false}')
     named.write_text('{"prompts": {"query": "Q: ", "document": ""}, "default_prompt_name": "query"}')
-    assert read_embedding_files(tmp_path) == EmbeddingFiles(256, {"query": "Q: ", "document": ""}, "query")
+    assert open_folder(tmp_path, vocab_size=1).embedding == EmbeddingFiles(
+        256, {"query": "Q: ", "document": ""}, "query"
+    )
     for file, text, says in (
         (limits, '{"max_seq_length": 0}', "max_seq_length: expected a positive integer, found 0"),
         (limits, '{"do_lower_case": true}', "do_lower_case: True is not implemented"),
@@ -142,7 +143,7 @@ def test_prompts_and_the_longest_text_are_read(tmp_path: Path) -> None:
         before = file.read_text()
         file.write_text(text)
         with pytest.raises(ModelError, match=says):
-            read_embedding_files(tmp_path)
+            _ = open_folder(tmp_path, vocab_size=1).embedding
         file.write_text(before)
 
 
@@ -153,19 +154,19 @@ def test_without_a_limit_of_its_own_a_sentence_model_has_its_tokenizer_s(
     stored: object, expected: int | None, tmp_path: Path
 ) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": stored}))
-    assert read_embedding_files(tmp_path).max_tokens is None  # no model of sentence-transformers
+    assert open_folder(tmp_path, vocab_size=1).embedding.max_tokens is None  # no model of sentence-transformers
     (tmp_path / "modules.json").write_text("[]")
     (tmp_path / "sentence_bert_config.json").write_text('{"transformer_task": "feature-extraction"}')
-    assert read_embedding_files(tmp_path).max_tokens == expected
+    assert open_folder(tmp_path, vocab_size=1).embedding.max_tokens == expected
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 100}')
-    assert read_embedding_files(tmp_path).max_tokens == 100
+    assert open_folder(tmp_path, vocab_size=1).embedding.max_tokens == 100
 
 
 def test_embeddings_are_cut_as_the_model_says(tmp_path: Path) -> None:
     """After they were scaled, as sentence-transformers does."""
     file = tmp_path / "config_sentence_transformers.json"
     file.write_text('{"truncate_dim": 2}')
-    pooling = read_pooling(tmp_path)
+    pooling = open_folder(tmp_path, vocab_size=1).pooling
     assert pooling == Pooling("mean", True, size=2)
     pools = PooledSlots(pooling)
     pools.admit(0)
@@ -173,4 +174,4 @@ def test_embeddings_are_cut_as_the_model_says(tmp_path: Path) -> None:
     assert pools.result(0) == pytest.approx((0.6, 0.0))
     file.write_text('{"truncate_dim": 0}')
     with pytest.raises(ModelError, match="truncate_dim: expected a positive integer, found 0"):
-        read_pooling(tmp_path)
+        _ = open_folder(tmp_path, vocab_size=1).pooling

