@@ -35,8 +35,8 @@ from services.compute.model.formats.safetensors import TensorFiles
 from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.layout import Layout
 from services.compute.model.loading.checkpoint import Checkpoint
-from services.compute.model.loading.folder import open_folder
-from services.compute.model.registry import Description, describe
+from services.compute.model.loading.folder import ModelFolder, open_folder
+from services.compute.model.loading.tokenizer import TokenizerFiles
 from services.compute.model.shard import Shard
 from services.compute.model.spec import ModelError, ModelSpec
 from services.tools.quantizer.activations import Recorder, RecordingLoader
@@ -95,8 +95,8 @@ def quantize(request: Request, device: torch.device, progress: Progress) -> str:
             f"{request.model}: GGUF is not quantized; allowed: a folder of safetensors, such as that which "
             f"`ryzanstein convert {request.model} DIR` writes, or a hub id"
         )
-    model = describe(request.model)
-    with torch.inference_mode(), open_checkpoint(model, torch.float32) as (_, source):
+    model = open_folder(request.model)
+    with torch.inference_mode(), open_checkpoint(model.description, torch.float32) as (_, source):
         work = _Work.prepare(request, model, source, open_backend(torch.float32, device))
         folder = PartialFolder(request.out, model.spec.n_layers + 1)
         with folder.locked():
@@ -126,19 +126,19 @@ class _Work:
     dtype: torch.dtype  # dtype of stored scales
 
     @classmethod
-    def prepare(cls, request: Request, model: Description, source: Checkpoint, backend: ModelBackend) -> _Work:
+    def prepare(cls, request: Request, model: ModelFolder, source: Checkpoint, backend: ModelBackend) -> _Work:
         """Check the request and read the calibration. Raises ModelError."""
-        spec = model.spec
+        spec, family = model.spec, model.description.family
         if spec.bidirectional:
             raise ModelError(f"{request.model}: an encoder, the family {spec.family}, is not quantized; {_INSTEAD}")
         if spec.latent is not None or spec.sub_norm or spec.activation == "xielu":
             raise ModelError(f"{request.model}: the family {spec.family} is not quantized; {_INSTEAD}")
-        sizes = read_shapes(model.config, model.family, spec)
+        sizes = read_shapes(model.config, family, spec)
 
         def shapes(key: str) -> tuple[int, ...]:
             return tuple(size.value for size in logical_shape(key, sizes))
 
-        target = Target.of(request.model, source, model.family, spec)
+        target = Target.of(request.model, source, family, spec)
         stored = frozenset(source)
         keys = [key for index in range(spec.n_layers) for unit in units(spec, index, stored) for key in unit.keys]
         for key in keys:
@@ -157,7 +157,7 @@ class _Work:
             backend,
             backend.attention(attention_shape(spec, LinearLoader(source, SingleRank(), backend))),
             shapes,
-            _read_ids(request, spec, texts),
+            _read_ids(request, model.tokenizer, texts),
             digest(texts),
             _usual_scheme(
                 request, {shapes(key)[1] for key in keys}, mixed=any(layer.moe is not None for layer in spec.layers)
@@ -346,8 +346,7 @@ class _Work:
             return self._load(written, index)
 
 
-def _read_ids(request: Request, spec: ModelSpec, texts: list[str]) -> Tensor:
-    files = open_folder(request.model, vocab_size=spec.vocab_size).tokenizer
+def _read_ids(request: Request, files: TokenizerFiles, texts: list[str]) -> Tensor:
     tokenizer = Tokenizer.from_buffer(files.json)
     bos = files.special_tokens.get("bos_token")
     start = None if bos is None else tokenizer.token_to_id(bos)

@@ -47,7 +47,9 @@ class ModelFolder:
 
     path: Path
     whole: bool = True  # False: the weights are not there
-    vocab_size: int | None = None  # rows of the embedding, if another engine knows the architecture; None: we do
+    vocab_size: int | None = (
+        None  # rows of the embedding, for an architecture that is perhaps none of ours; None: the spec's
+    )
 
     @cached_property
     def problems(self) -> tuple[str, ...]:
