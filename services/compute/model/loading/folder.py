@@ -47,9 +47,7 @@ class ModelFolder:
 
     path: Path
     whole: bool = True  # False: the weights are not there
-    vocab_size: int | None = (
-        None  # rows of the embedding, for an architecture that is perhaps none of ours; None: the spec's
-    )
+    vocab_size: int | None = None  # rows of the embedding, for an architecture of any family; None: the spec's
 
     @cached_property
     def problems(self) -> tuple[str, ...]:
