@@ -1,7 +1,10 @@
-"""Interfaces between an engine, the API in front of it, and observers."""
+"""What an engine is, for the API in front of it and for observers."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +26,17 @@ from services.worker.engine.state import (
 )
 
 __all__ = ["Engine", "EngineRequest", "EngineState", "Finish", "Output", "OutputSink", "StepReport", "phase_name"]
+
+
+log = logging.getLogger(__name__)
+
+# Why an engine that does not serve leaves a request to another worker, by its phase.
+_REFUSALS = {
+    pb.PHASE_LOADING: pb.Handoff(reason=pb.Handoff.REASON_LOADING, detail="the worker is still loading its model"),
+    # Not RANKS_LOST: the lost ranks did not compute this request, so it is no suspect.
+    pb.PHASE_RECOVERING: pb.Handoff(reason=pb.Handoff.REASON_LOADING, detail="the worker is restarting its ranks"),
+    pb.PHASE_DRAINING: pb.Handoff(reason=pb.Handoff.REASON_DRAIN, detail="the worker is draining"),
+}
 
 
 def phase_name(phase: int) -> str:
@@ -51,111 +65,6 @@ class OutputSink(Protocol):
 
     def flush(self, step: int) -> None:
         """A step is complete."""
-        ...
-
-
-class Engine(Protocol):
-    """Serves one model as a virtual worker; a process can hold several. All methods run on the event loop."""
-
-    @property
-    def model(self) -> EngineModel:
-        """The served model."""
-        ...
-
-    @property
-    def facts(self) -> EngineFacts | None:
-        """Facts known after the first start; None before."""
-        ...
-
-    @property
-    def phase(self) -> pb.Phase:
-        """The phase; the engine accepts requests while it is SERVING."""
-        ...
-
-    @property
-    def detail(self) -> str:
-        """Message for people: why the phase is not SERVING."""
-        ...
-
-    @property
-    def changes(self) -> Changes:
-        """Announces changes of the state and the KV events."""
-        ...
-
-    @property
-    def kv_events(self) -> KvEventLog:
-        """Changes of the prefix cache."""
-        ...
-
-    @property
-    def counters(self) -> EngineCounters:
-        """Totals of requests."""
-        ...
-
-    @property
-    def transfers(self) -> TransferTotals:
-        """Totals of transferred KV blocks."""
-        ...
-
-    def state(self) -> EngineState:
-        """The current state."""
-        ...
-
-    def cached_hashes(self) -> list[int]:
-        """Wire hashes of all blocks in the prefix cache, parents before children."""
-        ...
-
-    async def run(self) -> None:
-        """Start, serve and recover until cancelled, then end all processes of the engine.
-
-        Raises StartupError when the first start fails, GaveUpError when a later start takes too long.
-        """
-        ...
-
-    def refusal(self) -> pb.Handoff | None:
-        """Why a new request should go to another worker now; None while the engine accepts requests."""
-        ...
-
-    def submit(self, request: EngineRequest, sink: OutputSink) -> None:
-        """Accept a request while there is no `refusal`. Raises InvalidRequestError for a request it can never serve.
-
-        The sink gets its outputs, the last with the finish reason, or a handoff.
-        """
-        ...
-
-    def progress(self, request: EngineRequest) -> Progress:
-        """How far a request that is alive is. It must not change while nothing works for the request."""
-        ...
-
-    def cancel(self, request: EngineRequest) -> None:
-        """End a request that is alive; its sink gets no more outputs of it."""
-        ...
-
-    def pin_adapters(self, refs: Sequence[AdapterRef]) -> None:
-        """Load these adapters, and keep them loaded; those of the last call need not stay any longer."""
-        ...
-
-    async def inspect_adapter(self, source: str) -> AdapterFacts:
-        """Check that an adapter fits the model. Raises InvalidRequestError, UnsupportedError without room for any."""
-        ...
-
-    async def drain(self, grace_s: float) -> tuple[int, int]:
-        """Refuse new requests from now on; let running requests continue for `grace_s`, then hand them off.
-
-        Returns the numbers of requests handed off and completed.
-        """
-        ...
-
-    async def sleep(self) -> None:
-        """Free the device's memory until `wake`. Raises UnsupportedError."""
-        ...
-
-    async def wake(self) -> None:
-        """Serve again after `sleep`. Raises UnsupportedError."""
-        ...
-
-    def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
-        """The requested KV blocks, up to the first block that is not cached. Raises BlocksUnavailableError."""
         ...
 
 
@@ -198,3 +107,135 @@ class LifeObserver(Protocol):
     def on_drain(self) -> None:
         """The engine refuses new requests from now on."""
         ...
+
+
+class Live(Protocol):
+    """An engine's state of a request that has not ended."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the engine computes it; otherwise it waits."""
+        ...
+
+    def hand_off(self, handoff: pb.Handoff) -> None:
+        """End it here; another worker continues it."""
+        ...
+
+
+class Engine(ABC):
+    """Serves one model as a virtual worker; a process can hold several. All methods run on the event loop.
+
+    The base has what engines share: phase, totals, refusals and the drain.
+    """
+
+    _live: Mapping[EngineRequest, Live]  # requests that have not ended
+
+    def __init__(self, model: EngineModel, max_waiting: int, life: LifeObserver, detail: str) -> None:
+        """`max_waiting`: further requests are handed off; `detail`: message for people while the engine loads."""
+        self.model = model
+        self.facts: EngineFacts | None = None  # None before the first start
+        self.phase: pb.Phase = pb.PHASE_LOADING  # requests are accepted while it is SERVING
+        self.detail = detail  # message for people: why the phase is not SERVING
+        self.changes = Changes()  # announces changes of the state and the KV events
+        self.kv_events = KvEventLog()  # changes of the prefix cache
+        self.counters = EngineCounters()
+        self.transfers = TransferTotals()
+        self._max_waiting, self._life = max_waiting, life
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Start, serve and recover until cancelled, then end all processes of the engine.
+
+        Raises StartupError when the first start fails, because of the configuration, GaveUpError when a later start
+        takes too long: a device may be gone, so the process has to end for its supervisor to start it elsewhere.
+        """
+
+    @abstractmethod
+    def state(self) -> EngineState:
+        """The current state; levels are 0 while nothing serves."""
+
+    @abstractmethod
+    def cached_hashes(self) -> list[int]:
+        """Wire hashes of all blocks in the prefix cache, parents before children."""
+
+    @abstractmethod
+    def submit(self, request: EngineRequest, sink: OutputSink) -> None:
+        """Accept a request while there is no `refusal`. Raises InvalidRequestError for a request it can never serve.
+
+        The sink gets its outputs, the last with the finish reason, or a handoff.
+        """
+
+    @abstractmethod
+    def progress(self, request: EngineRequest) -> Progress:
+        """How far a request that is alive is. It must not change while nothing works for the request."""
+
+    @abstractmethod
+    def pin_adapters(self, refs: Sequence[AdapterRef]) -> None:
+        """Load these adapters, and keep them loaded; those of the last call need not stay any longer."""
+
+    @abstractmethod
+    async def inspect_adapter(self, source: str) -> AdapterFacts:
+        """Check that an adapter fits the model. Raises InvalidRequestError, UnsupportedError without room for any."""
+
+    @abstractmethod
+    def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
+        """The requested KV blocks, up to the first block that is not cached. Raises BlocksUnavailableError."""
+
+    @property
+    @abstractmethod
+    def _n_waiting(self) -> int:
+        """Number of requests that have not begun, while the engine serves."""
+
+    @abstractmethod
+    def _forget(self, request: EngineRequest) -> Live:
+        """Remove a request that is alive, and stop its computation."""
+
+    def refusal(self) -> pb.Handoff | None:
+        """Why a new request should go to another worker now; None while the engine accepts requests."""
+        if self.phase != pb.PHASE_SERVING:
+            return _REFUSALS[self.phase]
+        if self._n_waiting >= self._max_waiting:
+            return pb.Handoff(reason=pb.Handoff.REASON_OVERLOAD, detail=f"{self._max_waiting} requests are waiting")
+        return None
+
+    def cancel(self, request: EngineRequest) -> None:
+        """End a request that is alive; its sink gets no more outputs of it."""
+        if request in self._live:
+            self._forget(request)
+
+    async def drain(self, grace_s: float) -> tuple[int, int]:
+        """Refuse new requests, hand waiting ones off, run the others for `grace_s`, then hand these off.
+
+        Returns the numbers handed off and completed.
+        """
+        self._enter(pb.PHASE_DRAINING, "draining")
+        self._life.on_drain()
+        handed_off = self._release(waiting_only=grace_s > 0)
+        running = len(self._live)
+        with self.changes.watch() as changed:
+            try:
+                async with asyncio.timeout(grace_s):
+                    while self._live:
+                        await changed.wait()
+                        changed.clear()
+            except TimeoutError:
+                log.info("the grace period is over")
+        left = self._release(waiting_only=False)
+        return handed_off + left, running - left
+
+    def _release(self, *, waiting_only: bool) -> int:
+        """Hand requests off, all or those that have not begun; returns their number."""
+        chosen = [request for request, live in self._live.items() if not (waiting_only and live.begun)]
+        for request in chosen:
+            self._forget(request).hand_off(_REFUSALS[pb.PHASE_DRAINING])
+        return len(chosen)
+
+    def _enter(self, phase: pb.Phase, detail: str) -> None:
+        if self.phase == pb.PHASE_DRAINING:  # final: the process will end
+            phase = pb.PHASE_DRAINING
+        self.phase, self.detail = phase, detail
+        log.info("phase %s", phase_name(phase), extra={"detail": detail})
+        self.changes.announce()
+
+    def _restart_failed(self, error: Exception) -> None:
+        self._enter(pb.PHASE_RECOVERING, str(error))

@@ -14,9 +14,8 @@ from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
 from services.common.tls.credentials import Tls
 from services.compute.ranks.config import RankGroupConfig
-from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport
-from services.worker.engine.common import DRAINING, REFUSALS, CommonEngine
-from services.worker.engine.errors import InvalidRequestError, NotServingError, UnsupportedError
+from services.worker.engine.base import Engine, LifeObserver, OutputSink, StepObserver, StepReport
+from services.worker.engine.errors import InvalidRequestError, NotServingError
 from services.worker.engine.output import Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import AdapterFacts, EngineFacts, EngineModel, EngineState
@@ -80,13 +79,14 @@ class EngineConfig:
         )
 
 
-class NativeEngine(CommonEngine[LiveRequest]):
-    """Implements Engine with our own ranks."""
+class NativeEngine(Engine):
+    """An engine with our own ranks."""
 
     def __init__(
         self, config: EngineConfig, model: EngineModel, ranks: Ranks, steps: StepObserver, life: LifeObserver
     ) -> None:
-        super().__init__(model, life, "loading the model")
+        super().__init__(model, config.max_waiting, life, "loading the model")
+        self._live: dict[EngineRequest, LiveRequest] = {}
         self._config, self._ranks, self._steps = config, ranks, steps
         self._puller = Puller(config.pull_timeout_s, config.pull_bytes_per_s, self.transfers, config.tls)
         self._source = BlockSource(lambda: self._store, self.transfers)
@@ -112,7 +112,7 @@ class NativeEngine(CommonEngine[LiveRequest]):
         )
         if pump is None:
             return state
-        scheduler, running = pump.scheduler, sum(request.slot >= 0 for request in self._live.values())
+        scheduler, running = pump.scheduler, sum(request.begun for request in self._live.values())
         return replace(
             self._adapters.add_to(state) if self._adapters else state,
             running=running,
@@ -216,24 +216,7 @@ class NativeEngine(CommonEngine[LiveRequest]):
             self._life.on_lost(failure.kind.value, failure.rank)
         self._enter(pb.PHASE_RECOVERING, str(failure or reason))
 
-    async def sleep(self) -> None:
-        """Raises UnsupportedError."""
-        raise UnsupportedError("the native engine cannot give its memory back: restart the worker instead")
-
-    async def wake(self) -> None:
-        """Raises UnsupportedError."""
-        raise UnsupportedError("the native engine does not sleep")
-
     # -- requests --------------------------------------------------------------------------------------------
-
-    def refusal(self) -> pb.Handoff | None:
-        """Why a new request should go to another worker now; None while the engine accepts requests."""
-        if self.phase != pb.PHASE_SERVING or self._pump is None:
-            return REFUSALS[self.phase]
-        if self._pump.scheduler.n_waiting >= self._config.max_waiting:
-            detail = f"{self._config.max_waiting} requests are waiting"
-            return pb.Handoff(reason=pb.Handoff.REASON_OVERLOAD, detail=detail)
-        return None
 
     def submit(self, request: EngineRequest, sink: OutputSink) -> None:
         """Accept a request while there is no `refusal`; raises TooLongError.
@@ -300,20 +283,13 @@ class NativeEngine(CommonEngine[LiveRequest]):
             signs = self._puller.blocks_received(live)
         return Progress(live.n_written, self._n_steps + self._ranks.signs if signs is None else signs)
 
-    def cancel(self, request: EngineRequest) -> None:
-        """End a request that is alive; its sink gets no more outputs of it."""
-        if request in self._live:
-            self._forget(request)
-
     def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
         """The requested KV blocks, up to the first block that is not cached. Raises BlocksUnavailableError."""
         return self._source.read(request)
 
-    def _release(self, *, waiting_only: bool) -> int:
-        chosen = [request for request, live in self._live.items() if not (waiting_only and live.slot >= 0)]
-        for request in chosen:
-            self._forget(request).hand_off(DRAINING)
-        return len(chosen)
+    @property
+    def _n_waiting(self) -> int:
+        return self._pump.scheduler.n_waiting if self._pump else 0
 
     def _forget(self, request: EngineRequest) -> LiveRequest:
         assert self._pump is not None

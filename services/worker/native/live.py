@@ -41,6 +41,11 @@ class LiveRequest(Request):
             trial_tokens=asked.trial_tokens,
         )
 
+    @property
+    def begun(self) -> bool:
+        """Whether it is in a slot of the ranks."""
+        return self.slot >= 0
+
     def give_back(self) -> None:
         """End the use of its adapter."""
         if self.held is not None and self.asked.adapter is not None:

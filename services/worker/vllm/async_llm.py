@@ -31,7 +31,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from services.common.tasks import end_tasks
-from services.worker.engine.errors import InvalidRequestError, UnsupportedError
+from services.worker.engine.errors import InvalidRequestError
 from services.worker.vllm.arguments import DEFAULT_CPU_KV_TOKENS
 from services.worker.vllm.core import CoreError, CoreLoss, CoreRequest, CoreStarted, CoreStep, RequestFailedError
 from services.worker.vllm.family import families, kill, reap
@@ -193,19 +193,6 @@ class AsyncCore:
         if self._events is not None:
             await end_tasks([self._events])
             self._events = None
-
-    async def sleep(self) -> None:
-        """Free the device's memory. Raises UnsupportedError."""
-        await self._sleeping_llm().sleep(1)
-
-    async def wake(self) -> None:
-        """Take the memory again. Raises UnsupportedError."""
-        await self._sleeping_llm().wake_up()
-
-    def _sleeping_llm(self) -> AsyncLLM:
-        if self._llm is None or not self._llm.model_config.enable_sleep_mode:
-            raise UnsupportedError("vLLM sleeps only with the engine argument enable_sleep_mode, on GPUs")
-        return self._llm
 
     # -- requests --------------------------------------------------------------------------------------------
 

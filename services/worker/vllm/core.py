@@ -86,14 +86,6 @@ class Core(Protocol):
         """Wait until a process has ended, or hangs."""
         ...
 
-    async def sleep(self) -> None:
-        """Free the device's memory. Raises UnsupportedError."""
-        ...
-
-    async def wake(self) -> None:
-        """Take the memory again. Raises UnsupportedError."""
-        ...
-
     async def stop(self) -> None:
         """End all processes."""
         ...

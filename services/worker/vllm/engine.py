@@ -13,8 +13,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
-from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport
-from services.worker.engine.common import DRAINING, REFUSALS, CommonEngine
+from services.worker.engine.base import Engine, LifeObserver, OutputSink, StepObserver, StepReport
 from services.worker.engine.errors import (
     BlocksUnavailableError,
     InvalidRequestError,
@@ -43,13 +42,14 @@ class VllmLimits:
     recovery_limit_s: float  # longest time of repeated attempts to restart; 0: no limit
 
 
-class VllmEngine(CommonEngine[LiveRequest]):
-    """Implements Engine."""
+class VllmEngine(Engine):
+    """vLLM as an engine."""
 
     def __init__(
         self, limits: VllmLimits, model: EngineModel, core: Core, steps: StepObserver, life: LifeObserver
     ) -> None:
-        super().__init__(model, life, "starting vLLM")
+        super().__init__(model, limits.max_waiting, life, "starting vLLM")
+        self._live: dict[EngineRequest, LiveRequest] = {}
         self._limits, self._core, self._steps = limits, core, steps
         self._mirror = KvMirror(model.hash_root, self.kv_events, self.changes.announce)
         self._speeds = Speeds()
@@ -149,7 +149,7 @@ class VllmEngine(CommonEngine[LiveRequest]):
             in_flight = live.task is not None
             if live.task is not None:
                 live.task.cancel()
-            _hand_off(live, pb.Handoff(reason=pb.Handoff.REASON_RANKS_LOST, detail=loss.detail, in_flight=in_flight))
+            live.hand_off(pb.Handoff(reason=pb.Handoff.REASON_RANKS_LOST, detail=loss.detail, in_flight=in_flight))
         log.error("vLLM is lost: %s", loss.detail)
         self._life.on_lost(loss.cause, None)
         self._enter(pb.PHASE_RECOVERING, loss.detail)
@@ -166,24 +166,7 @@ class VllmEngine(CommonEngine[LiveRequest]):
         """Raises UnsupportedError."""
         raise UnsupportedError("adapters are served by the native engine alone")
 
-    async def sleep(self) -> None:
-        """Free the device's memory, by vLLM's level 1. Raises UnsupportedError."""
-        await self._core.sleep()
-
-    async def wake(self) -> None:
-        """Serve again. Raises UnsupportedError."""
-        await self._core.wake()
-
     # -- requests --------------------------------------------------------------------------------------------
-
-    def refusal(self) -> pb.Handoff | None:
-        """Why a new request should go to another worker now; None while the engine accepts requests."""
-        if self.phase != pb.PHASE_SERVING or self._started is None:
-            return REFUSALS[self.phase]
-        if len(self._live) - self._last.running >= self._limits.max_waiting:
-            detail = f"{self._limits.max_waiting} requests are waiting"
-            return pb.Handoff(reason=pb.Handoff.REASON_OVERLOAD, detail=detail)
-        return None
 
     def submit(self, request: EngineRequest, sink: OutputSink) -> None:
         """Accept a request while there is no `refusal`; raises InvalidRequestError for what vLLM cannot compute.
@@ -215,11 +198,6 @@ class VllmEngine(CommonEngine[LiveRequest]):
     def progress(self, request: EngineRequest) -> Progress:
         """How far a request is. vLLM does not say which requests a step computes, so each step moves all of them."""
         return Progress(self._live[request].computed_tokens, self._core.signs)
-
-    def cancel(self, request: EngineRequest) -> None:
-        """End a request that is alive; its sink gets no more outputs of it."""
-        if request in self._live:
-            self._forget(request)
 
     async def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
         """Raises BlocksUnavailableError: vLLM's blocks are not read by other workers."""
@@ -285,7 +263,7 @@ class VllmEngine(CommonEngine[LiveRequest]):
         if live.asked.sampling.grammar:
             self._end(live, message, "grammar")
         elif self._live.pop(live.asked, None) is not None:
-            _hand_off(live, pb.Handoff(reason=pb.Handoff.REASON_FAILED, detail=message))
+            live.hand_off(pb.Handoff(reason=pb.Handoff.REASON_FAILED, detail=message))
             self.changes.announce()
 
     def _end(self, live: LiveRequest, message: str, field: str) -> None:
@@ -295,11 +273,9 @@ class VllmEngine(CommonEngine[LiveRequest]):
             live.sink.flush(self._step)
             self.changes.announce()
 
-    def _release(self, *, waiting_only: bool) -> int:
-        chosen = [request for request, live in self._live.items() if not (waiting_only and live.begun)]
-        for request in chosen:
-            _hand_off(self._forget(request), DRAINING)
-        return len(chosen)
+    @property
+    def _n_waiting(self) -> int:
+        return len(self._live) - self._last.running
 
     def _forget(self, request: EngineRequest) -> LiveRequest:
         live = self._live.pop(request)
@@ -339,8 +315,3 @@ _ONE_TASK = {
     True: "vLLM serves this model for generation only; use a pool with the native engine for its embeddings",
     False: "vLLM serves this model for embeddings only",
 }
-
-
-def _hand_off(live: LiveRequest, handoff: pb.Handoff) -> None:
-    live.sink.hand_off(live.asked, handoff)
-    live.sink.flush(0)

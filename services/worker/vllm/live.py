@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ryzanstein.v1 import worker_pb2 as pb
+
 from services.compute.token_logprobs import TokenLogprobs
 from services.worker.engine.base import OutputSink
 from services.worker.engine.output import Finish, Output, Prefill
@@ -59,6 +61,11 @@ class LiveRequest:
     def generated_here(self) -> int:
         """Number of tokens generated in this attempt."""
         return self.next_index - len(self.asked.generated_ids)
+
+    def hand_off(self, handoff: pb.Handoff) -> None:
+        """Tell its client that another worker has to go on."""
+        self.sink.hand_off(self.asked, handoff)
+        self.sink.flush(0)
 
     def tokens(self, output: Any) -> Output | None:
         """The engine's output for vLLM's RequestOutput; None if it only repeats tokens of earlier attempts.

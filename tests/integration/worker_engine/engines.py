@@ -9,30 +9,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.worker.engine.base import Engine, StepReport
-from services.worker.engine.state import EngineFacts
+from services.worker.engine.base import Engine
 from services.worker.native.opening import open_native
 from services.worker.settings import WorkerSettings
 from services.worker.vllm.opening import open_vllm
 from tests.models import BUNDLED_MODEL
-from tests.unit.worker.engine.fake_engine import FakeEngine
+from tests.unit.worker.engine.fake_engine import FakeEngine, NoObserver
 
 SETTINGS = WorkerSettings(model=str(BUNDLED_MODEL), dtype="float32", kv_tokens=4096, max_model_len=512, max_running=8)
-
-
-class NoObserver:
-    def on_step(self, report: StepReport) -> None: ...
-
-    def on_adapter_load(self, source: str, result: str, seconds: float) -> None:
-        pass
-
-    def on_first_output(self, queue_s: float, total_s: float) -> None: ...
-
-    def on_started(self, facts: EngineFacts) -> None: ...
-
-    def on_lost(self, cause: str, rank: int | None) -> None: ...
-
-    def on_drain(self) -> None: ...
 
 
 @asynccontextmanager

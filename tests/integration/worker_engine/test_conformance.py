@@ -14,7 +14,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.common.blockhash import wire_chain
 from services.compute.token_logprobs import TokenLogprobs
 from services.worker.engine.base import Engine
-from services.worker.engine.errors import InvalidRequestError, NotServingError, TooLongError, UnsupportedError
+from services.worker.engine.errors import InvalidRequestError, NotServingError, TooLongError
 from services.worker.engine.output import Finish, Output
 from services.worker.engine.request import EngineRequest
 from tests.integration.worker_engine.engines import ENGINES
@@ -255,18 +255,6 @@ async def test_the_events_replayed_are_the_cache(engine: Engine) -> None:
     for event in engine.kv_events.since(0) or ():
         held = (set() if event.cleared else held | set(event.stored)) - set(event.removed)
     assert held == set(engine.cached_hashes())
-
-
-async def test_engine_serves_after_sleep_or_reports_sleep_as_unsupported(engine: Engine) -> None:
-    before = (await complete(engine, ask())).ids
-    try:
-        await engine.sleep()
-    except UnsupportedError:
-        with pytest.raises(UnsupportedError):
-            await engine.wake()
-    else:
-        await engine.wake()
-    assert (await complete(engine, ask())).ids == before
 
 
 async def test_drain_finishes_short_requests_hands_off_long_requests_and_is_final(engine: Engine) -> None:

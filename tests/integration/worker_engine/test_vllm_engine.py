@@ -15,10 +15,9 @@ from services.worker.engine.output import Finish
 from services.worker.engine.request import EngineRequest
 from services.worker.vllm.core import CoreLoss
 from services.worker.vllm.engine import VllmEngine, VllmLimits
-from tests.integration.worker_engine.engines import NoObserver
 from tests.integration.worker_engine.test_conformance import Answer
 from tests.integration.worker_engine.vllm_fake_core import KILLED, FakeCore
-from tests.unit.worker.engine.fake_engine import MODEL
+from tests.unit.worker.engine.fake_engine import MODEL, NoObserver
 
 PROMPT = tuple(range(40))
 

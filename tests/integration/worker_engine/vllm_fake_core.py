@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 
-from services.worker.engine.errors import UnsupportedError
 from services.worker.vllm.core import CoreError, CoreLoss, CoreRequest, CoreStarted, CoreStep, RequestFailedError
 from services.worker.vllm.kv_mirror import KvMirror
 
@@ -84,11 +83,5 @@ class FakeCore:
     async def wait_lost(self) -> CoreLoss:
         await self._lost.wait()
         return self._loss
-
-    async def sleep(self) -> None:
-        raise UnsupportedError("no")
-
-    async def wake(self) -> None:
-        raise UnsupportedError("no")
 
     async def stop(self) -> None: ...

@@ -11,8 +11,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.blockhash import wire_chain
 from services.compute.token_logprobs import TokenLogprobs
-from services.worker.engine.base import OutputSink
-from services.worker.engine.changes import Changes
+from services.worker.engine.base import Engine, OutputSink, StepReport
 from services.worker.engine.errors import (
     BlocksUnavailableError,
     InvalidRequestError,
@@ -21,16 +20,13 @@ from services.worker.engine.errors import (
     Unavailable,
     UnsupportedError,
 )
-from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Finish, Output, Prefill, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import (
     AdapterFacts,
-    EngineCounters,
     EngineFacts,
     EngineModel,
     EngineState,
-    TransferTotals,
 )
 
 MODEL = EngineModel(
@@ -52,21 +48,34 @@ STEP_S = 0.001
 
 @dataclass(eq=False)
 class _Live:
+    request: EngineRequest
     sink: OutputSink
     tokens: list[int]  # generated, those of earlier attempts included
     queued_at: float
+    begun: bool = True
+
+    def hand_off(self, handoff: pb.Handoff) -> None:
+        self.sink.hand_off(self.request, handoff)
+        self.sink.flush(0)
 
 
-class FakeEngine:
+class NoObserver:
+    def on_step(self, report: StepReport) -> None: ...
+
+    def on_adapter_load(self, source: str, result: str, seconds: float) -> None: ...
+
+    def on_first_output(self, queue_s: float, total_s: float) -> None: ...
+
+    def on_started(self, facts: EngineFacts) -> None: ...
+
+    def on_lost(self, cause: str, rank: int | None) -> None: ...
+
+    def on_drain(self) -> None: ...
+
+
+class FakeEngine(Engine):
     def __init__(self, step_s: float = STEP_S) -> None:
-        self.model = MODEL
-        self.facts: EngineFacts | None = None
-        self.phase: pb.Phase = pb.PHASE_LOADING
-        self.detail = "loading"
-        self.changes = Changes()
-        self.kv_events = KvEventLog()
-        self.counters = EngineCounters()
-        self.transfers = TransferTotals()
+        super().__init__(MODEL, 1, NoObserver(), "loading")
         self.step_s = step_s
         self._n_steps = 0
         self._cached: dict[int, None] = {}
@@ -93,12 +102,6 @@ class FakeEngine:
     def cached_hashes(self) -> list[int]:
         return list(self._cached)
 
-    def refusal(self) -> pb.Handoff | None:
-        reasons = {pb.PHASE_LOADING: pb.Handoff.REASON_LOADING, pb.PHASE_DRAINING: pb.Handoff.REASON_DRAIN}
-        if (reason := reasons.get(self.phase)) is None:
-            return None
-        return pb.Handoff(reason=reason, detail=self.detail)
-
     def submit(self, request: EngineRequest, sink: OutputSink) -> None:
         if self.refusal() is not None:
             raise NotServingError(self.detail)
@@ -106,14 +109,11 @@ class FakeEngine:
             raise InvalidRequestError("sampling.grammar", "this engine follows no grammar")
         if len(request.prompt_ids) + len(request.generated_ids) >= FACTS.max_request_tokens:
             raise TooLongError("prompt_ids", f"at most {FACTS.max_request_tokens - 1} tokens fit")
-        self._live[request] = _Live(sink, list(request.generated_ids), time.monotonic())
+        self._live[request] = _Live(request, sink, list(request.generated_ids), time.monotonic())
         self.counters.prefill_tokens += len(request.prompt_ids)
 
     def progress(self, request: EngineRequest) -> Progress:
         return Progress(len(request.prompt_ids), self._n_steps)
-
-    def cancel(self, request: EngineRequest) -> None:
-        self._live.pop(request, None)
 
     def pin_adapters(self, refs: Sequence[AdapterRef]) -> None:
         """There is no room for any."""
@@ -121,29 +121,16 @@ class FakeEngine:
     async def inspect_adapter(self, source: str) -> AdapterFacts:
         raise UnsupportedError("no adapters here")
 
-    async def drain(self, grace_s: float) -> tuple[int, int]:
-        self._enter(pb.PHASE_DRAINING, "draining")
-        before = len(self._live)
-        await asyncio.sleep(grace_s if before else 0.0)
-        left, self._live = self._live, {}
-        for request, live in left.items():
-            live.sink.hand_off(request, pb.Handoff(reason=pb.Handoff.REASON_DRAIN, detail="draining"))
-            live.sink.flush(0)
-        return len(left), before - len(left)
-
-    async def sleep(self) -> None:
-        raise UnsupportedError("a fake engine does not sleep")
-
-    async def wake(self) -> None:
-        raise UnsupportedError("a fake engine does not sleep")
-
     async def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
         raise BlocksUnavailableError(Unavailable.MISMATCH, "a fake engine has no KV")
         yield pb.KvBlock()
 
-    def _enter(self, phase: pb.Phase, detail: str) -> None:
-        self.phase, self.detail = phase, detail
-        self.changes.announce()
+    @property
+    def _n_waiting(self) -> int:
+        return 0
+
+    def _forget(self, request: EngineRequest) -> _Live:
+        return self._live.pop(request)
 
     def _step(self, number: int) -> None:
         sinks = set()
