@@ -32,6 +32,7 @@ from services.compute.backends.cuda.paged import PagedTriton
 from services.compute.backends.draws import Chances
 from services.compute.backends.kv_cache import KvCache
 from services.compute.backends.kv_format import find_kv_format, plain_format
+from services.compute.backends.scaled_codes import ScaledCodes
 from services.compute.backends.shapes import AttentionShape, ExpertsShape, KvShape, Routing
 from services.compute.backends.torch.experts import ExpertStack, Router
 from services.compute.backends.torch.ops import TorchOps
@@ -117,10 +118,11 @@ def attention_launches(
     from services.compute.backends.cuda.kernels import attention
 
     launches: list[Launch] = []
-    paged = PagedTriton(shape, dtype, CPU, coded=bool(kv_format))
+    form = find_kv_format(kv_format) if kv_format else plain_format(dtype)
+    paged = PagedTriton(shape, dtype, CPU, form.codes if isinstance(form, ScaledCodes) else None)
     paged._kernels = recorder(attention, launches)
     kv_shape, ops = KvShape(block_tokens, shape.n_kv_heads, shape.head_dim), TorchOps(dtype, CPU)
-    cache = KvCache(find_kv_format(kv_format) if kv_format else plain_format(dtype), 1, 1, kv_shape, dtype, CPU, ops)
+    cache = KvCache(form, 1, 1, kv_shape, dtype, CPU, ops)
     for n_rows, n_keys in ((1, 9), (1, 900), (40, 40)):
         table = torch.zeros(1, 64, dtype=torch.int64)
         numbers = torch.zeros(n_rows, dtype=torch.int64)

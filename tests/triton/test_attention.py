@@ -15,6 +15,7 @@ from services.compute.backends.batch import StepBatch
 from services.compute.backends.cuda.paged import SPLIT_KEYS, PagedLayout, PagedTriton, prompt_tiles
 from services.compute.backends.kv_cache import KvCache
 from services.compute.backends.kv_format import find_kv_format, plain_format
+from services.compute.backends.scaled_codes import ScaledCodes
 from services.compute.backends.shapes import AttentionShape, KvShape
 from services.compute.backends.torch.attention import ReferenceAttention
 from services.compute.backends.torch.ops import TorchOps
@@ -82,10 +83,8 @@ class Step:
 
     def error(self, shape: AttentionShape) -> float:
         cache, batch, q = self.cache(shape), self.batch(), self.queries(shape, padding=3)
-        attention, reference = (
-            PagedTriton(shape, self.dtype, DEVICE, coded=bool(self.kv_format)),
-            ReferenceAttention(shape),
-        )
+        codes = cache.kv_format.codes if isinstance(cache.kv_format, ScaledCodes) else None
+        attention, reference = PagedTriton(shape, self.dtype, DEVICE, codes), ReferenceAttention(shape)
         found = attention.attend(q, cache, 0, attention.plan(batch, self.block_tokens, self.window))
         assert found.shape == q.shape
         assert not found[-3:].any(), "padding"

@@ -36,7 +36,7 @@ def choose_attention(
     kv_format: KvFormat,
 ) -> Attention[Any]:
     """Return the first attention that passes its check; warns of those that fail. Raises RuntimeError."""
-    for make in (*kv_format.attentions(shape, device), *choices):
+    for make in choices:
         try:
             attention: Attention[Any] = make()
             problem = check_attention(attention, shape, dtype, device, kv_format)

@@ -62,6 +62,18 @@ class RowWriter(Protocol):
         ...
 
 
+class AttentionKernels(Protocol):
+    """A device's attentions that read the cache as it is stored: constructors, best first; none if none applies."""
+
+    def over_numbers(self, shape: AttentionShape, numbers: torch.dtype) -> Sequence[Callable[[], Any]]:
+        """Return attentions over layers of plain `numbers`."""
+        ...
+
+    def over_codes(self, shape: AttentionShape, form: CodedNumbers) -> Sequence[Callable[[], Any]]:
+        """Return attentions over layers of codes in the format `form`."""
+        ...
+
+
 class KvFormat(Protocol):
     """Allocates, writes and reads a layer of the cache.
 
@@ -103,8 +115,8 @@ class KvFormat(Protocol):
         """Return the positions `slots` [n] as [n, width] of `dtype`; in `out` if given."""
         ...
 
-    def attentions(self, shape: AttentionShape, device: torch.device) -> Sequence[Callable[[], Any]]:
-        """Return the format's own attentions, best first; the caller adds attentions that use `read`."""
+    def attentions(self, shape: AttentionShape, kernels: AttentionKernels) -> Sequence[Callable[[], Any]]:
+        """Return a device's attentions over this format, best first; the caller adds one that uses `read`."""
         ...
 
 
@@ -157,9 +169,9 @@ class PlainNumbers:
         found = rows.index_select(0, slots).to(dtype)
         return found if out is None else out.copy_(found)
 
-    def attentions(self, shape: AttentionShape, device: torch.device) -> Sequence[Callable[[], Any]]:
-        """Return none: devices have kernels for plain numbers."""
-        return ()
+    def attentions(self, shape: AttentionShape, kernels: AttentionKernels) -> Sequence[Callable[[], Any]]:
+        """Return the device's attentions over plain numbers."""
+        return kernels.over_numbers(shape, self.numbers)
 
 
 def find_kv_format(name: str) -> KvFormat:

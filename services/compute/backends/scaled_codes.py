@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.compute.backends.kv_format import RowWriter
+from services.compute.backends.kv_format import AttentionKernels, RowWriter
 from services.compute.backends.shapes import AttentionShape, KvShape
 
 _SCALE = torch.bfloat16  # has the range of float32; codes are made with the rounded scale, so its precision is enough
@@ -87,9 +87,9 @@ class ScaledCodes:
         found = torch.stack((rotated(keys), values), dim=1).to(dtype).view(-1, shape.width)
         return found if out is None else out.copy_(found)
 
-    def attentions(self, shape: AttentionShape, device: torch.device) -> Sequence[Callable[[], Any]]:
-        """Return none: devices have kernels, or gather with `read`."""
-        return ()
+    def attentions(self, shape: AttentionShape, kernels: AttentionKernels) -> Sequence[Callable[[], Any]]:
+        """Return the device's attentions over these codes."""
+        return kernels.over_codes(shape, self)
 
     def _parts(self, layer: Tensor, shape: KvShape) -> tuple[Tensor, Tensor]:
         """Return views of codes [n_blocks, 2 * n_kv_heads, block_tokens, head_dim] and scales [..., block_tokens]."""

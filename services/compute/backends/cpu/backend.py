@@ -24,7 +24,7 @@ from services.compute.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGra
 from services.compute.backends.cpu.ops import KernelOps, OneDnnOps
 from services.compute.backends.cpu.shared_memory import KernelCommunicator, SharedMemoryCommunicator
 from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
-from services.compute.backends.kv_format import KvFormat, plain_format
+from services.compute.backends.kv_format import CodedNumbers, KvFormat, plain_format
 from services.compute.backends.shapes import AttentionShape
 from services.compute.backends.sizing import available_host_memory
 from services.compute.backends.torch.bidirectional import BidirectionalAttention
@@ -80,24 +80,29 @@ class OneDnnBackend:
 
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the fastest attention that agrees with the reference. Raises RuntimeError."""
-        return choose_attention(self._attentions(shape), shape, self.dtype, CPU, self.kv_format)
+        own = self.kv_format.attentions(shape, self)
+        if not own and self.kv_format.numbers is None:
+            logger.warning("each step gathers and dequantizes keys in %s, which takes long", self.kv_format.name)
+        choices: list[Candidate] = [*own, lambda: PagedSdpa(shape, self.dtype, CPU)]
+        return choose_attention(choices, shape, self.dtype, CPU, self.kv_format)
 
     def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
         """Return the attention of an encoder."""
         return BidirectionalAttention(shape)
 
-    def _attentions(self, shape: AttentionShape) -> list[Candidate]:
-        gathering = [lambda: PagedSdpa(shape, self.dtype, CPU)]
-        in_int8 = self.kv_format.name == "int8"
-        if shape.slopes or shape.sinks:
-            return [*gathering]
-        if not (in_int8 or self.kv_format.numbers is self.dtype) or not serves(self.dtype, shape.head_dim):
-            if self.kv_format.numbers is None:
-                logger.warning("each step gathers and dequantizes keys in %s, which takes long", self.kv_format.name)
-            return [*gathering]
+    def over_numbers(self, shape: AttentionShape, numbers: torch.dtype) -> Sequence[Candidate]:
+        """Return our kernel over numbers of the backend's dtype."""
+        return self._vectors(PagedVectors, shape) if numbers is self.dtype else ()
+
+    def over_codes(self, shape: AttentionShape, form: CodedNumbers) -> Sequence[Candidate]:
+        """Return our kernel over int8."""
+        return self._vectors(PagedInt8, shape) if form.codes is torch.int8 else ()
+
+    def _vectors(self, paged: type[PagedKernels], shape: AttentionShape) -> Sequence[Candidate]:
+        if shape.slopes or shape.sinks or not serves(self.dtype, shape.head_dim):
+            return ()
         kernel = open_attention(self.dtype)
-        paged = PagedInt8 if in_int8 else PagedVectors
-        return [lambda: paged(shape, kernel), *gathering]
+        return (lambda: paged(shape, kernel),)
 
     def capture(self, computations: Computations) -> StepGraphs:
         """Return graphs that serve no step."""
@@ -120,15 +125,18 @@ class KernelBackend(OneDnnBackend):
         self.kernels = kernels
         self.ops = KernelOps(kernels)
 
-    def _attentions(self, shape: AttentionShape) -> list[Candidate]:
-        in_int8 = self.kv_format.name == "int8"
-        multiple = HEAD_MULTIPLE if in_int8 else self.kernels.head_multiple
-        if shape.slopes or shape.sinks or shape.head_dim % multiple or shape.head_dim > MAX_HEAD_DIM:
-            return super()._attentions(shape)
-        if not in_int8 and self.kv_format.numbers is not self.dtype:
-            return super()._attentions(shape)
-        paged = PagedInt8 if in_int8 else PagedAmx if self.kernels.amx else PagedVectors
-        return [lambda: paged(shape, self.kernels), lambda: PagedSdpa(shape, self.dtype, CPU)]
+    def over_numbers(self, shape: AttentionShape, numbers: torch.dtype) -> Sequence[Candidate]:
+        """Return the fastest kernel over bfloat16."""
+        if numbers is not self.dtype or not _fits(shape, self.kernels.head_multiple):
+            return super().over_numbers(shape, numbers)
+        paged = PagedAmx if self.kernels.amx else PagedVectors
+        return (lambda: paged(shape, self.kernels),)
+
+    def over_codes(self, shape: AttentionShape, form: CodedNumbers) -> Sequence[Candidate]:
+        """Return the kernel over int8."""
+        if form.codes is not torch.int8 or not _fits(shape, HEAD_MULTIPLE):
+            return super().over_codes(shape, form)
+        return (lambda: PagedInt8(shape, self.kernels),)
 
     def capture(self, computations: Computations) -> StepGraphs:
         """Return graphs that replay steps, if these kernels also compute the attention."""
@@ -143,6 +151,11 @@ class KernelBackend(OneDnnBackend):
     def join(self, seat: GroupSeat) -> StepCommunicator:
         """Return collectives in shared memory that kernels can call."""
         return ReplayedLoneRank(seat.line) if seat.size == 1 else KernelCommunicator(seat, self.kernels)
+
+
+def _fits(shape: AttentionShape, multiple: int) -> bool:
+    """Whether the kernels that are replayed compute such heads."""
+    return not (shape.slopes or shape.sinks or shape.head_dim % multiple or shape.head_dim > MAX_HEAD_DIM)
 
 
 def open_cpu(dtype: torch.dtype, kv_format: KvFormat | None = None) -> Backend:

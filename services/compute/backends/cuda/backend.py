@@ -21,8 +21,7 @@ from services.compute.backends.cuda.paged import PagedTriton
 from services.compute.backends.cuda.recorder import CudaRecorder, Recorder
 from services.compute.backends.cuda.transfers import PinnedTransfers
 from services.compute.backends.decodes import Decodes, Tokens
-from services.compute.backends.kv_format import KvFormat
-from services.compute.backends.scaled_codes import ScaledCodes
+from services.compute.backends.kv_format import CodedNumbers, KvFormat
 from services.compute.backends.shapes import AttentionShape
 from services.compute.backends.torch.backend import TorchBackend
 from services.compute.backends.torch.gathering import PagedSdpa
@@ -59,11 +58,17 @@ class CudaBackend(TorchBackend):
 
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the fastest attention that agrees with the reference."""
-        choices: list[Candidate] = [lambda: PagedSdpa(shape, self.dtype, self.device)]
-        coded = isinstance(self.kv_format, ScaledCodes)
-        if self._triton and (coded or self.kv_format.numbers is self.dtype):
-            choices.insert(0, lambda: PagedTriton(shape, self.dtype, self.device, coded=coded))
+        own = self.kv_format.attentions(shape, self) if self._triton else ()
+        choices: list[Candidate] = [*own, lambda: PagedSdpa(shape, self.dtype, self.device)]
         return choose_attention(choices, shape, self.dtype, self.device, self.kv_format)
+
+    def over_numbers(self, shape: AttentionShape, numbers: torch.dtype) -> Sequence[Candidate]:
+        """Return our kernels over numbers of the backend's dtype."""
+        return (lambda: PagedTriton(shape, self.dtype, self.device),) if numbers is self.dtype else ()
+
+    def over_codes(self, shape: AttentionShape, form: CodedNumbers) -> Sequence[Candidate]:
+        """Return our kernels over codes of 8 bits."""
+        return (lambda: PagedTriton(shape, self.dtype, self.device, form.codes),)
 
     def replay_decodes(self, computations: Computations, tokens: Tokens | None) -> Decodes:
         """Return graphs of whole decodes; collectives of NCCL are a part of them."""
