@@ -169,7 +169,7 @@ def refused(component: str, keys: RedisKeys) -> list[Command]:
         "router": keys.session("t", "s"),
         "coordinator": keys.leases,
         "worker": keys.leases,
-        "finetuner": keys.tuning_queue,
+        "finetuner": keys.tuning_jobs.queue,
     }[component]
     named = {
         "own": own,
@@ -183,7 +183,7 @@ def refused(component: str, keys: RedisKeys) -> list[Command]:
         "key": keys.api_key("digest"),
         "response": keys.kept_response("t", "r"),
         "quota": keys.quota("t", "202601"),
-        "batch": keys.batch("t:b"),
+        "batch": keys.batch_jobs.job("t:b"),
         "adapters": keys.adapters,
         "pieces": keys.file_pieces("t", "f"),
     }

@@ -10,6 +10,24 @@ from hashlib import sha256
 
 
 @dataclass(frozen=True, slots=True)
+class JobKeys:
+    """Keys of one kind of job; a job's member names its tenant and its id."""
+
+    indexes: str  # prefix of the tenants' indexes
+    jobs: str  # prefix of the jobs
+    queue: str  # sorted set: member of each open job -> when any owner may take it over, by Redis's clock
+    owners: str  # hash: member -> the process that works on it
+
+    def index(self, tenant: str) -> str:
+        """Sorted set: ids of a tenant's jobs -> when they were created."""
+        return f"{self.indexes}{tenant or '-'}"
+
+    def job(self, member: str) -> str:
+        """Hash: one job."""
+        return self.jobs + member
+
+
+@dataclass(frozen=True, slots=True)
 class RedisKeys:
     """Keys of one installation, all under ``rz:{namespace}:``."""
 
@@ -122,35 +140,21 @@ class RedisKeys:
         """Sorted set: member -> when the file expires, by Redis's clock."""
         return f"rz:{self.namespace}:file-ends"
 
-    def batches(self, tenant: str) -> str:
-        """Sorted set: a tenant's batches -> when they were created."""
-        return f"rz:{self.namespace}:batches:{tenant or '-'}"
-
-    def batch(self, member: str) -> str:
-        """Hash: one batch."""
-        return f"rz:{self.namespace}:batch:{member}"
+    @property
+    def batch_jobs(self) -> JobKeys:
+        """Keys of batches."""
+        rz = f"rz:{self.namespace}"
+        return JobKeys(f"{rz}:batches:", f"{rz}:batch:", f"{rz}:batch-queue", f"{rz}:batch-owners")
 
     def batch_done(self, member: str) -> str:
         """Bitmap: the lines of an open batch whose results are written."""
         return f"rz:{self.namespace}:batch-done:{member}"
 
     @property
-    def batch_queue(self) -> str:
-        """Sorted set: member of each open batch -> when any gateway may take it over, by Redis's clock."""
-        return f"rz:{self.namespace}:batch-queue"
-
-    @property
-    def batch_owners(self) -> str:
-        """Hash: member -> the gateway that works on it."""
-        return f"rz:{self.namespace}:batch-owners"
-
-    def tuning_jobs(self, tenant: str) -> str:
-        """Sorted set: ids of a tenant's fine-tuning jobs -> when they were created."""
-        return f"rz:{self.namespace}:tuning-jobs:{tenant or '-'}"
-
-    def tuning_job(self, member: str) -> str:
-        """Hash: one fine-tuning job."""
-        return f"rz:{self.namespace}:tuning-job:{member}"
+    def tuning_jobs(self) -> JobKeys:
+        """Keys of fine-tuning jobs."""
+        rz = f"rz:{self.namespace}"
+        return JobKeys(f"{rz}:tuning-jobs:", f"{rz}:tuning-job:", f"{rz}:tuning-queue", f"{rz}:tuning-owners")
 
     def tuning_events(self, member: str) -> str:
         """List: a fine-tuning job's events as JSON."""
@@ -159,16 +163,6 @@ class RedisKeys:
     def tuning_checkpoints(self, member: str) -> str:
         """List: a fine-tuning job's checkpoints as JSON."""
         return f"rz:{self.namespace}:tuning-checkpoints:{member}"
-
-    @property
-    def tuning_queue(self) -> str:
-        """Sorted set: member of each open fine-tuning job -> when anyone may take it over, by Redis's clock."""
-        return f"rz:{self.namespace}:tuning-queue"
-
-    @property
-    def tuning_owners(self) -> str:
-        """Hash: member -> the gateway or fine-tuner that works on it."""
-        return f"rz:{self.namespace}:tuning-owners"
 
     @property
     def tuners(self) -> str:

@@ -1,8 +1,9 @@
-"""Ends background tasks."""
+"""Ends background tasks, and waits for events."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,3 +22,10 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=_AGAIN_S)
+
+
+async def wait_for_event(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait until the event is set, at most `timeout_s`."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

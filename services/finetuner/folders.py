@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from services.common.fine_tuning.records import OVER, Order
-from services.common.fine_tuning.store import JobStore
+from services.common.fine_tuning.store import TuningStore
 
 log = logging.getLogger(__name__)
 
@@ -19,14 +19,14 @@ _PAUSE_S = 600.0
 _OF_TRAINING = ("training.jsonl", "validation.jsonl", "checkpoints/*/training.pt")  # useless once a job is over
 
 
-async def keep_tidy(jobs: Path, store: JobStore, keep_s: float) -> None:
+async def keep_tidy(jobs: Path, store: TuningStore, keep_s: float) -> None:
     """Sweep the folder of all jobs every ten minutes, until cancelled."""
     while True:
         await sweep(jobs, store, keep_s)
         await asyncio.sleep(_PAUSE_S)
 
 
-async def sweep(jobs: Path, store: JobStore, keep_s: float) -> None:
+async def sweep(jobs: Path, store: TuningStore, keep_s: float) -> None:
     """Remove the training data of jobs that are over, and after `keep_s` their folders, unless an adapter is served."""
     for file in await asyncio.to_thread(lambda: sorted(jobs.glob("*/job.json"))):
         try:

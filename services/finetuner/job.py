@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from services.common.fine_tuning.records import Checkpoint, Event, JobError, Order, Status
-from services.common.fine_tuning.store import Claim, JobStore, new_event, new_id
+from services.common.fine_tuning.store import TuningClaim, TuningStore, new_event, new_id
 from services.common.redis_client import Argument
 from services.common.tasks import end_tasks
 from services.finetuner.metrics import FinetunerMetrics
@@ -36,8 +36,8 @@ class JobRun:
     """Runs one job from its last checkpoint on. A paused job ends with a checkpoint, a cancelled job at once."""
 
     def __init__(
-        self, claim: Claim, store: JobStore, runner: Runner, settings: FinetunerSettings, metrics: FinetunerMetrics,
-        stop: asyncio.Event,
+        self, claim: TuningClaim, store: TuningStore, runner: Runner, settings: FinetunerSettings,
+        metrics: FinetunerMetrics, stop: asyncio.Event,
     ) -> None:  # fmt: skip
         self._claim, self._store, self._runner, self._settings = claim, store, runner, settings
         self._metrics, self._stop = metrics, stop

@@ -18,12 +18,13 @@ from redis.exceptions import RedisError
 
 from services.common.extras import pip_install
 from services.common.fine_tuning.records import Presence
-from services.common.fine_tuning.store import Claim, JobStore, LostClaimError
+from services.common.fine_tuning.store import TuningClaim, TuningStore
+from services.common.jobs.claim import LostClaimError
 from services.common.keys import RedisKeys
 from services.common.lifecycle import StartupError, run_service
 from services.common.metrics import new_registry, serve_metrics
 from services.common.redis_client import open_redis
-from services.common.tasks import end_tasks
+from services.common.tasks import end_tasks, wait_for_event
 from services.finetuner.child import ChildRunner
 from services.finetuner.folders import keep_tidy
 from services.finetuner.job import JobRun
@@ -70,7 +71,7 @@ async def _train(runner: Runner, settings: FinetunerSettings, stop: asyncio.Even
     await asyncio.to_thread(Path(settings.finetuner_folder).mkdir, parents=True, exist_ok=True)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     redis = open_redis(settings.redis, _TIMEOUT_S)
-    store = JobStore(redis, RedisKeys(settings.namespace), patiently, _LIFE_S)
+    store = TuningStore(redis, RedisKeys(settings.namespace), patiently, _LIFE_S)
     registry = new_registry("finetuner")
     finetuner = Finetuner(store, runner, settings, FinetunerMetrics(registry), owner, stop)
     try:
@@ -108,7 +109,7 @@ async def _open_runner(settings: FinetunerSettings) -> Runner:
 class Finetuner:
     """The tasks of a fine-tuner; each runs until it is cancelled or `stop` is set."""
 
-    store: JobStore
+    store: TuningStore
     runner: Runner
     settings: FinetunerSettings
     metrics: FinetunerMetrics
@@ -129,13 +130,11 @@ class Finetuner:
         while not self.stop.is_set():
             claim = await self.store.claim(self.owner, self.settings.finetuner_lease_s, ["train"])
             if claim is None:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_S):
-                        await self.stop.wait()
+                await wait_for_event(self.stop, _LOOK_S)
                 continue
             await self._run(claim)
 
-    async def _run(self, claim: Claim) -> None:
+    async def _run(self, claim: TuningClaim) -> None:
         try:
             await JobRun(claim, self.store, self.runner, self.settings, self.metrics, self.stop).run()
         except LostClaimError:

@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, cast
 
 import redis.asyncio as redis
 
 from services.common.adapters import read_registered
-from services.common.fine_tuning import scripts
 from services.common.fine_tuning.records import Checkpoint, Event, JobError, Order, Presence, Result, Stage, Status
+from services.common.jobs.claim import Claim
+from services.common.jobs.queue import END, JobQueue, Run
 from services.common.keys import RedisKeys
 from services.common.redis_client import Argument
 
-T = TypeVar("T")
 _MOST_OPEN = 20  # per tenant
-_MOST_KEPT = 1000  # per tenant
 _MOST_FAULTS = 3  # errors in our own code, before a job fails
 _PRESENCE_S = 30  # a fine-tuner that has said nothing for so long is no longer there
-
-
-class Run(Protocol):
-    """Runs an operation on Redis."""
-
-    def __call__(self, operation: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        """Return the operation's result."""
-
-
-class LostClaimError(Exception):
-    """Another owner has claimed the job, or it was cancelled."""
+# How jobs are claimed: the one that has waited longest goes first. Arguments: stages.
+_CHOICE = """
+local function place(job, status)
+  local stage = redis.call('HGET', job, 'stage')
+  for i = 4, #ARGV do
+    if ARGV[i] == stage and status ~= 'paused' then return 'first' end
+  end
+end
+local function take(job)
+  if redis.call('HGET', job, 'stage') ~= 'train' then return end
+  redis.call('HSET', job, 'status', 'running')
+  redis.call('HSETNX', job, 'started_at', math.floor(now()))
+end
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,9 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A job that this owner works on, until another owner claims it."""
+class TuningClaim(Claim):
+    """A claim of a fine-tuning job."""
 
-    member: str  # tenant, as it appears in Redis keys, and id
-    owner: str
     job: Job  # as it was when it was claimed
 
 
@@ -77,26 +77,20 @@ def new_event(message: str, level: str = "info", data: Mapping[str, Any] | None 
     )
 
 
-class JobStore:
-    """The jobs of all tenants. All methods raise what `run` raises."""
+class TuningStore:
+    """The fine-tuning jobs of all tenants. All methods raise what `run` raises."""
 
     def __init__(self, client: redis.Redis, keys: RedisKeys, run: Run, life_s: int) -> None:
         """`life_s`: how long a job is kept after its end."""
-        self._client, self._keys, self._run, self._life_s = client, keys, run, life_s
-        self._create = client.register_script(scripts.CREATE)
-        self._claim = client.register_script(scripts.CLAIM)
-        self._report = client.register_script(scripts.REPORT)
-        self._turn = client.register_script(scripts.TURN)
+        self._client, self._keys, self._run = client, keys, run
+        self._queue = JobQueue(client, keys.tuning_jobs, run, life_s, _CHOICE)
 
     # --- for users -------------------------------------------------------------------------------------------------
 
     async def create(self, order: Order) -> bool:
         """Create a job; returns whether there was room."""
-        keys, member = self._keys, self._keys.member(order.tenant, order.id)
-        where = [keys.tuning_jobs(order.tenant), keys.tuning_queue, keys.tuning_job(member)]
-        fields: list[Argument] = ["order", order.model_dump_json(), "status", "validating_files", "stage", "check"]
-        args: list[Argument] = [order.id, member, _MOST_OPEN, _MOST_KEPT, *fields]
-        return bool(await self._run(lambda: self._create(keys=where, args=args)))
+        fields: dict[str, Argument] = {"order": order.model_dump_json(), "status": "validating_files", "stage": "check"}
+        return await self._queue.create(self._keys.member(order.tenant, order.id), fields, _MOST_OPEN)
 
     async def get(self, tenant: str, job_id: str) -> Job | None:
         """One job."""
@@ -104,20 +98,17 @@ class JobStore:
 
     async def ids(self, tenant: str) -> list[str]:
         """The ids of a tenant's jobs, the latest first; some may have expired."""
-        key = self._keys.tuning_jobs(tenant)
-        members: Any = await self._run(lambda: self._client.zrange(key, 0, -1))
-        return sorted((member.decode() for member in members), reverse=True)
+        return await self._queue.ids(tenant)
 
     async def turn(self, tenant: str, job_id: str, status: Status, allowed: Sequence[Status]) -> bool:
         """Set the status if it is one of `allowed`; returns whether it was."""
-        keys, member = self._keys, self._keys.member(tenant, job_id)
-        where = [
-            keys.tuning_job(member), keys.tuning_queue, keys.tuning_owners, keys.tuning_events(member),
-            keys.tuning_checkpoints(member),
-        ]  # fmt: skip
-        said = {"cancelled": "The job was cancelled.", "paused": "The job was paused.", "queued": "The job goes on."}
-        args: list[Argument] = [member, status, new_event(said[status]).model_dump_json(), self._life_s, *allowed]
-        return bool(await self._run(lambda: self._turn(keys=where, args=args)))
+        member, ends = self._keys.member(tenant, job_id), status == "cancelled"
+        messages = {
+            "cancelled": "The job was cancelled.", "paused": "The job was paused.", "queued": "The job goes on.",
+        }  # fmt: skip
+        fields: dict[str, Argument] = {"finished_at": int(time.time())} if ends else {}
+        lists = self._lists(member, [new_event(messages[status])], ())
+        return await self._queue.turn(member, dict.fromkeys(allowed, status), fields, lists, ends=ends)
 
     async def events(self, tenant: str, job_id: str) -> list[Event]:
         """A job's events, the oldest first."""
@@ -135,19 +126,14 @@ class JobStore:
 
     async def load(self, member: str) -> Job | None:
         """One job."""
-        found: Any = await self._run(lambda: self._client.hgetall(self._keys.tuning_job(member)))
-        fields = {name.decode(): value for name, value in found.items()}
+        fields = await self._queue.fields(member)
         return _job_of(fields) if "order" in fields else None
 
-    async def claim(self, owner: str, lease_s: float, stages: Sequence[Stage]) -> Claim | None:
+    async def claim(self, owner: str, lease_s: float, stages: Sequence[Stage]) -> TuningClaim | None:
         """Claim a job that has no owner, with one of the stages."""
-        keys = self._keys
-        args: list[Argument] = [owner, str(lease_s), keys.tuning_job(""), *stages]
-        found = await self._run(lambda: self._claim(keys=[keys.tuning_queue, keys.tuning_owners], args=args))
-        if found is None:
-            return None
-        job = await self.load(found.decode())
-        return Claim(found.decode(), owner, job) if job else None
+        claim = await self._queue.claim(owner, lease_s, *stages)
+        job = await self.load(claim.member) if claim else None
+        return TuningClaim(claim.member, owner, job) if claim and job else None
 
     async def report(
         self,
@@ -161,27 +147,24 @@ class JobStore:
 
         Fields are not written when the status is no longer one in which work goes on. Raises LostClaimError.
         """
-        keys, member = self._keys, claim.member
-        where = [
-            keys.tuning_owners, keys.tuning_job(member), keys.tuning_queue, keys.tuning_events(member),
-            keys.tuning_checkpoints(member),
-        ]  # fmt: skip
-        records = [record.model_dump_json() for record in (*events, *checkpoints)]
-        args: list[Argument] = [
-            member, claim.owner, str(lease_s), self._life_s, len(events), len(checkpoints), *records,
-            *(part for item in (fields or {}).items() for part in item),
-        ]  # fmt: skip
-        found = await self._run(lambda: self._report(keys=where, args=args))
-        if found == b"lost":
-            raise LostClaimError
-        status: Status = found.decode()
-        return status
+        turns = {"running": "running", "validating_files": "validating_files"}
+        turns["queued"] = "running" if lease_s else "queued"  # paused and resumed between two reports
+        lists = self._lists(claim.member, events, checkpoints)
+        status = await self._queue.write(claim, turns, fields or {}, lease_s, lists)
+        return cast("Status", status)  # no other one is ever written
+
+    def _lists(self, member: str, events: Sequence[Event], checkpoints: Sequence[Checkpoint]) -> dict[str, list[str]]:
+        """What is appended to a job's lists, which both end with the job."""
+        return {
+            self._keys.tuning_events(member): [event.model_dump_json() for event in events],
+            self._keys.tuning_checkpoints(member): [checkpoint.model_dump_json() for checkpoint in checkpoints],
+        }
 
     async def end(self, claim: Claim, status: Status, events: Sequence[Event], fields: Mapping[str, Argument]) -> None:
         """End a job. Raises LostClaimError."""
-        await self.report(claim, -1, events, fields={"status": status, "finished_at": int(time.time()), **fields})
+        await self.report(claim, END, events, fields={"status": status, "finished_at": int(time.time()), **fields})
 
-    async def fault(self, claim: Claim, error: Exception, lease_s: float) -> None:
+    async def fault(self, claim: TuningClaim, error: Exception, lease_s: float) -> None:
         """Count an error in our own code: the job is tried again after the lease, and fails with the third one.
 
         Raises LostClaimError.

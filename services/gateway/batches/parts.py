@@ -11,10 +11,10 @@ from services.common.redis_client import open_redis
 from services.gateway.asgi import ASGIApp
 from services.gateway.batches.file_routes import UploadEndpoint, add_files
 from services.gateway.batches.files import FileStore, StorageLimits
-from services.gateway.batches.jobs import JobStore
 from services.gateway.batches.routes import DOCUMENTED, BatchHandler, add_batches
 from services.gateway.batches.run import Means
 from services.gateway.batches.runner import BatchRunner
+from services.gateway.batches.store import BatchStore
 from services.gateway.drain import Drain
 from services.gateway.generation.entrance import Entrance
 from services.gateway.http.documentation import Documentation
@@ -42,7 +42,7 @@ class Batches:
             file=settings.batch_file_bytes,
             life_s=settings.batch_file_life_s,
         )
-        self._store = JobStore(FileStore(guard, keys, limits), settings.batch_lease_s)
+        self._store = BatchStore(FileStore(guard, keys, limits), settings.batch_lease_s)
         self._woken = asyncio.Event()
 
     @property

@@ -12,8 +12,8 @@ from fastapi import FastAPI, Query, Response
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import BatchBody
 from services.gateway.batches.file_routes import as_json, listed
-from services.gateway.batches.jobs import JobStore
 from services.gateway.batches.objects import Plan, new_object_id
+from services.gateway.batches.store import BatchStore
 from services.gateway.errors import invalid, storage_away
 from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.http.documentation import Documentation
@@ -56,7 +56,7 @@ class BatchHandler:
     """POST /v1/batches."""
 
     def __init__(
-        self, store: JobStore, credential: Callable[[str], Awaitable[str]], on_new: Callable[[], None]
+        self, store: BatchStore, credential: Callable[[str], Awaitable[str]], on_new: Callable[[], None]
     ) -> None:
         """`credential` derives what is stored from an Authorization header; `on_new` is called for each new batch."""
         self._store = store
@@ -97,7 +97,7 @@ class BatchHandler:
         )
 
 
-def add_batches(app: FastAPI, store: JobStore, on_cancel: Callable[[], None]) -> None:
+def add_batches(app: FastAPI, store: BatchStore, on_cancel: Callable[[], None]) -> None:
     """Add all routes except the creation of a batch."""
 
     @app.get("/v1/batches", summary="Your batches, the latest first", tags=["batches"])

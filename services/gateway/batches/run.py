@@ -20,14 +20,15 @@ from typing import TypeVar
 
 import msgspec
 
-from services.common.tasks import end_tasks
+from services.common.jobs.claim import Claim
+from services.common.tasks import end_tasks, wait_for_event
 from services.gateway.api.ignored import IGNORED_HEADER
 from services.gateway.asgi import ASGIApp
 from services.gateway.batches.files import FileGoneError
-from services.gateway.batches.jobs import Claim, JobStore, Outcome
 from services.gateway.batches.lines import Inspector, Line, inspect_whole, numbered_lines, read_line, streams
 from services.gateway.batches.objects import BatchError, File, Plan, Status
 from services.gateway.batches.requests import Answer, post
+from services.gateway.batches.store import BatchStore, Outcome
 from services.gateway.errors import ApiError, invalid
 from services.gateway.ids import new_id
 from services.gateway.telemetry import GatewayMetrics
@@ -53,7 +54,7 @@ _REASONS = {
 class Means:
     """The resources that all jobs of a gateway share."""
 
-    store: JobStore
+    store: BatchStore
     routes: ASGIApp
     gate: Gate
     slots: asyncio.Semaphore
@@ -177,14 +178,7 @@ class BatchRun:
                 return _outcome(number, line, request_id, answer)
             self._means.metrics.batch_requests.labels("postponed").inc()
             pause_s = min(_LONGEST_PAUSE_S, max(2 * pause_s, answer.retry_after_s))
-            await self._pause(pause_s * random.uniform(0.5, 1.0))
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return
+            await wait_for_event(self._stopping, pause_s * random.uniform(0.5, 1.0))
 
     async def _write(self, plan: Plan, outcome: Outcome) -> None:
         """Write a line; waits while storage is full."""
@@ -196,8 +190,8 @@ class BatchRun:
                 return
             if self._ending.is_set() or self._stopping.is_set():
                 return
-            log.warning("no room for the answers of batch %s: waiting", self._claim.batch_id)
-            await self._pause(_ROOM_S)
+            log.warning("no room for the answers of batch %s: waiting", self._claim.job_id)
+            await wait_for_event(self._stopping, _ROOM_S)
 
     async def _end_early(self, plan: Plan, file: File, status: Status) -> None:
         """Write an error for each line that has not run, then end the job."""
@@ -227,7 +221,7 @@ class BatchRun:
         await self._patiently(lambda: self._store.finish(self._claim, plan, status, errors, **fields))
         self.status = status
         self._means.metrics.batches.labels(status).inc()
-        log.info("batch %s: %s", self._claim.batch_id, status)
+        log.info("batch %s: %s", self._claim.job_id, status)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
 
-from services.common.tasks import end_tasks
-from services.gateway.batches.jobs import Claim, LostClaimError
+from services.common.jobs.claim import Claim, LostClaimError, run_while_held
+from services.common.tasks import end_tasks, wait_for_event
 from services.gateway.batches.run import BatchRun, Means
 from services.gateway.drain import Drain
 from services.gateway.tenants.redis_guard import RedisAwayError
@@ -57,7 +58,7 @@ class BatchRunner:
             except RedisAwayError:
                 log.debug("no look for batches: Redis is away")
             if claim is None:
-                await self._wait(_LOOK_S * random.uniform(0.5, 1.0))
+                await wait_for_event(self._woken, _LOOK_S * random.uniform(0.5, 1.0))
                 continue
             job = asyncio.create_task(self._work_on(claim))
             self._jobs.add(job)
@@ -69,47 +70,26 @@ class BatchRunner:
         self._means.metrics.batches_running.set(len(self._jobs))
         self._woken.set()
 
-    async def _wait(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._woken.wait()
-        except TimeoutError:
-            return
-
     async def _work_on(self, claim: Claim) -> None:
         run = BatchRun(claim, self._means, self._stopping)
-        keeping = asyncio.create_task(self._keep(claim, run))
-        working = asyncio.create_task(run.run())
         try:
-            await asyncio.wait([keeping, working], return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
+            await run_while_held(run.run(), lambda: self._renew(claim, run), self._renew_s)
         except LostClaimError:
-            log.info("batch %s: another gateway works on it", claim.batch_id)
+            log.info("batch %s: ended, or taken over", claim.job_id)
         except Exception:  # a bug: the next gateway that claims the batch resumes it
-            log.exception("batch %s: given up for now", claim.batch_id)
+            log.exception("batch %s: given up for now", claim.job_id)
             await asyncio.sleep(self._renew_s)  # else this gateway would claim it again at once
         finally:
-            await end_tasks([keeping, working])
             await self._leave(claim)
 
-    async def _keep(self, claim: Claim, run: BatchRun) -> None:
-        """Renew the claim; returns when it is lost."""
-        while True:
-            await asyncio.sleep(self._renew_s)
-            try:
-                run.on_status(await self._means.store.renew(claim))
-            except LostClaimError:
-                return
-            except RedisAwayError:
-                continue  # the claim stays valid unless another gateway takes the job
+    async def _renew(self, claim: Claim, run: BatchRun) -> None:
+        with contextlib.suppress(RedisAwayError):  # the claim stays valid unless another gateway takes the job
+            run.on_status(await self._means.store.renew(claim))
 
     async def _leave(self, claim: Claim) -> None:
         """Release the claim; a batch that has ended has none."""
-        try:
+        with contextlib.suppress(LostClaimError, RedisAwayError):
             await self._means.store.renew(claim, give_up=True)
-        except (LostClaimError, RedisAwayError):
-            return
 
     async def _keep_house(self) -> None:
         metrics, store = self._means.metrics, self._means.store

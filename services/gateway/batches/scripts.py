@@ -1,14 +1,16 @@
-"""Redis scripts for operations that must be atomic. They use Redis's clock, since machines' clocks differ.
+"""Redis scripts for files, and for the lines of batches, on top of the queue of jobs.
 
-An owner claims a job for the length of a lease. Once another owner has claimed the job, writes of the first one are
-refused. A line is written only if its bit is not set: it is written once, however many gateways computed it.
+A line is written only if its bit is not set: it is written once, however many gateways computed it.
 """
 
 from __future__ import annotations
 
-_USED = """
+from services.common.jobs.scripts import HELD, NOW, TURN_FUNCTION
+
+_USED = (
+    NOW
+    + """
 local function used(key, field) return tonumber(redis.call('HGET', key, field) or 0) end
-local function now() local clock = redis.call('TIME'); return clock[1] + clock[2] / 1e6 end
 local function add(list, sizes, usage, ends, member, tenant, data, life)
   redis.call('RPUSH', list, data)
   redis.call('HINCRBY', sizes, member, #data)
@@ -17,6 +19,7 @@ local function add(list, sizes, usage, ends, member, tenant, data, life)
   redis.call('ZADD', ends, now() + life, member)
 end
 """
+)
 
 # Keys: chunks, sizes, usage, ends. Arguments: member, tenant's field, limit of the tenant, of all tenants, life, data.
 APPEND = (
@@ -62,71 +65,15 @@ local clock = redis.call('TIME')
 return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', clock[1], 'LIMIT', 0, ARGV[1])
 """
 
-# Keys: index, queue, batch. Arguments: id, member, most open ones per tenant, most kept, then fields and values.
-CREATE = """
-local open = 0
-for _, member in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-  if member:match('^(.*):') == ARGV[2]:match('^(.*):') then open = open + 1 end
+# How batches are claimed: one that has to be ended goes first; a gateway without room claims no others.
+# Argument: whether there is room.
+CHOICE = """
+local function place(job, status)
+  local ending = redis.call('HGET', job, 'expires_at')
+  if status == 'cancelling' or tonumber(ending) <= now() then return 'first' end
+  return ARGV[4] == '1' and 'fair'
 end
-if open >= tonumber(ARGV[3]) then return 0 end
-local clock = redis.call('TIME')
-redis.call('ZADD', KEYS[1], clock[1], ARGV[1])
-redis.call('ZADD', KEYS[2], clock[1] + clock[2] / 1e6, ARGV[2])
-redis.call('HSET', KEYS[3], unpack(ARGV, 5))
-redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1 - tonumber(ARGV[4]))
-return 1
-"""
-
-# The tenant with the fewest running jobs goes first. A gateway without room claims only jobs that have to be ended.
-# Keys: queue, owners. Arguments: owner, lease, whether there is room, prefix of batches.
-CLAIM = """
-local clock = redis.call('TIME')
-local now = clock[1] + clock[2] / 1e6
-local listed, running, free = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), {}, {}
-for i = 1, #listed, 2 do
-  local tenant = listed[i]:match('^(.*):')
-  if tonumber(listed[i + 1]) > now then
-    running[tenant] = (running[tenant] or 0) + 1
-  else
-    free[#free + 1] = {listed[i], tenant}
-  end
-end
-local chosen, fewest
-for _, job in ipairs(free) do
-  local status, ending = unpack(redis.call('HMGET', ARGV[4] .. job[1], 'status', 'expires_at'))
-  local count = running[job[2]] or 0
-  if not status then
-    redis.call('ZREM', KEYS[1], job[1])
-    redis.call('HDEL', KEYS[2], job[1])
-  elseif status == 'cancelling' or tonumber(ending) <= now then
-    chosen = job[1]
-    break
-  elseif ARGV[3] == '1' and (not fewest or count < fewest) then
-    chosen, fewest = job[1], count
-  end
-end
-if not chosen then return false end
-redis.call('ZADD', KEYS[1], now + ARGV[2], chosen)
-redis.call('HSET', KEYS[2], chosen, ARGV[1])
-return chosen
-"""
-
-# Keys: queue, owners, batch. Arguments: member, owner, lease; 0 releases the job. Returns its status.
-RENEW = """
-if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 'lost' end
-local clock = redis.call('TIME')
-redis.call('ZADD', KEYS[1], 'XX', clock[1] + clock[2] / 1e6 + ARGV[3], ARGV[1])
-if ARGV[3] == '0' then redis.call('HDEL', KEYS[2], ARGV[1]) end
-return redis.call('HGET', KEYS[3], 'status') or 'lost'
-"""
-
-# Keys: owners, batch. Arguments: member, owner, status before, status after, then fields and values.
-ADVANCE = """
-if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 'lost' end
-local status = redis.call('HGET', KEYS[2], 'status')
-if status ~= ARGV[3] then return status or 'lost' end
-redis.call('HSET', KEYS[2], 'status', ARGV[4], unpack(ARGV, 5))
-return ARGV[4]
+local function take(job) end
 """
 
 # Keys: owners, batch, bits, sizes, usage, ends, pieces of output and errors. Arguments: member, owner, tenant's field,
@@ -134,8 +81,10 @@ return ARGV[4]
 # line its number, `completed` or `failed`, and its data.
 RECORD = (
     _USED
+    + HELD
     + """
-if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 'lost' end
+local status = held({'', KEYS[1], KEYS[2]}, ARGV)
+if not status then return false end
 local bytes = 0
 for i = 12, #ARGV, 3 do bytes = bytes + #ARGV[i + 2] end
 if used(KEYS[5], ARGV[3]) + bytes > tonumber(ARGV[4]) or used(KEYS[5], 'total') + bytes > tonumber(ARGV[5]) then
@@ -154,36 +103,25 @@ for i = 12, #ARGV, 3 do
     end
   end
 end
-return redis.call('HGET', KEYS[2], 'status')
+return {1, status}
 """
 )
 
-# Keys: owners, batch, queue, bits, index of files, sizes, ends. Arguments: member, owner, how long the batch is kept,
-# then for each of the two files its id, its member and its JSON up to the size; then fields and values.
-FINISH = """
-if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 'lost' end
-local clock = redis.call('TIME')
-for i = 4, 7, 3 do
-  local size = redis.call('HGET', KEYS[6], ARGV[i + 1])
+# Keys and arguments: bits, index of files, sizes, ends; how long a file is kept, then for each of the two files its id,
+# its member and its JSON up to the size; then those of TURN.
+FINISH = (
+    TURN_FUNCTION
+    + """
+local keys, args = {unpack(KEYS, 5)}, {unpack(ARGV, 8)}
+if not held(keys, args) then return false end
+for i = 2, 5, 3 do
+  local size = redis.call('HGET', KEYS[3], ARGV[i + 1])
   if size then
-    redis.call('HSET', KEYS[5], ARGV[i], ARGV[i + 2] .. size .. '}')
-    redis.call('ZADD', KEYS[7], clock[1] + ARGV[3], ARGV[i + 1])
+    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 2] .. size .. '}')
+    redis.call('ZADD', KEYS[4], now() + ARGV[1], ARGV[i + 1])
   end
 end
-redis.call('HSET', KEYS[2], unpack(ARGV, 10))
-redis.call('EXPIRE', KEYS[2], ARGV[3])
-redis.call('DEL', KEYS[4])
-redis.call('ZREM', KEYS[3], ARGV[1])
-redis.call('HDEL', KEYS[1], ARGV[1])
-return 'ok'
+redis.call('DEL', KEYS[1])
+return turn(keys, args)
 """
-
-# Keys: batch, queue. Arguments: member, time. The next gateway that claims a job without an owner ends it.
-CANCEL = """
-local status = redis.call('HGET', KEYS[1], 'status')
-if status == 'validating' or status == 'in_progress' then
-  redis.call('HSET', KEYS[1], 'status', 'cancelling', 'cancelling_at', ARGV[2])
-  return 'cancelling'
-end
-return status
-"""
+)

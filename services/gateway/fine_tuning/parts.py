@@ -6,7 +6,7 @@ import asyncio
 
 from fastapi import FastAPI
 
-from services.common.fine_tuning.store import JobStore
+from services.common.fine_tuning.store import TuningStore
 from services.gateway.asgi import ASGIApp
 from services.gateway.batches.files import FileStore
 from services.gateway.fine_tuning.publishing import Publisher
@@ -24,7 +24,7 @@ class FineTuning:
 
     def __init__(self, files: FileStore, admin: AdapterAdmin) -> None:
         self._files, self._admin = files, admin
-        self._store = JobStore(files.guard.client, files.keys, files.guard.run, files.limits.life_s)
+        self._store = TuningStore(files.guard.client, files.keys, files.guard.run, files.limits.life_s)
         self._woken = asyncio.Event()
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from services.common.fine_tuning.records import Event, Example, Result, kept_checkpoints
-from services.common.fine_tuning.store import Job, JobStore
+from services.common.fine_tuning.store import Job, TuningStore
 from services.gateway.asgi import ASGIApp
 from services.gateway.batches.files import FileStore
 from services.gateway.batches.requests import post
@@ -27,7 +27,7 @@ class RefusedError(Exception):
 class Publisher:
     """Makes an adapter a model name."""
 
-    def __init__(self, store: JobStore, files: FileStore, admin: AdapterAdmin, routes: ASGIApp) -> None:
+    def __init__(self, store: TuningStore, files: FileStore, admin: AdapterAdmin, routes: ASGIApp) -> None:
         """`routes` take the requests of the validation."""
         self._store, self._files, self._admin, self._routes = store, files, admin, routes
 

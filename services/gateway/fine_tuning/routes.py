@@ -13,7 +13,7 @@ from fastapi import FastAPI, Query, Request, Response
 
 from services.common.extras import pip_install
 from services.common.fine_tuning.records import Order, Presence, Status, kept_checkpoints
-from services.common.fine_tuning.store import Job, JobStore, new_id
+from services.common.fine_tuning.store import Job, TuningStore, new_id
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import FineTuningBody, Hyperparameters
 from services.gateway.batches.file_routes import as_json
@@ -65,7 +65,11 @@ class FineTuningHandler:
     """POST /v1/fine_tuning/jobs."""
 
     def __init__(
-        self, store: JobStore, files: FileStore, credential: Callable[[str], Awaitable[str]], on_new: Callable[[], None]
+        self,
+        store: TuningStore,
+        files: FileStore,
+        credential: Callable[[str], Awaitable[str]],
+        on_new: Callable[[], None],
     ) -> None:
         """`credential` derives what is stored from an Authorization header; `on_new` is called for each new job."""
         self._store, self._files, self._credential, self._on_new = store, files, credential, on_new
@@ -188,14 +192,14 @@ def _page(found: Sequence[One], after: str, limit: int, written: Callable[[One],
 After = Annotated[str, Query(max_length=64, description="An id: only entries behind it in the order")]
 
 
-def add_fine_tuning(app: FastAPI, store: JobStore) -> None:
+def add_fine_tuning(app: FastAPI, store: TuningStore) -> None:
     """Add all routes except the creation of a job."""
     _add_jobs(app, store)
     _add_turns(app, store)
     _add_logs(app, store)
 
 
-def _add_jobs(app: FastAPI, store: JobStore) -> None:
+def _add_jobs(app: FastAPI, store: TuningStore) -> None:
     @app.get(PATH, summary="Your fine-tuning jobs, the latest first", tags=_TAGS)
     async def jobs(
         request: Request,
@@ -219,7 +223,7 @@ def _add_jobs(app: FastAPI, store: JobStore) -> None:
         return as_json(as_object(_found(await store.get(tenant.name, job_id), job_id)))
 
 
-def _add_turns(app: FastAPI, store: JobStore) -> None:
+def _add_turns(app: FastAPI, store: TuningStore) -> None:
     async def turn(tenant: Tenant, job_id: str, status: Status, allowed: Sequence[Status], verb: str) -> Response:
         turned = await store.turn(tenant.name, job_id, status, allowed)
         found = _found(await store.get(tenant.name, job_id), job_id)
@@ -240,7 +244,7 @@ def _add_turns(app: FastAPI, store: JobStore) -> None:
         return await turn(tenant, job_id, "queued", ("paused",), "resumed")
 
 
-def _add_logs(app: FastAPI, store: JobStore) -> None:
+def _add_logs(app: FastAPI, store: TuningStore) -> None:
     @app.get(PATH + "/{job_id}/events", summary="A job's events, the latest first", tags=_TAGS)
     async def events(
         job_id: str, tenant: CallingTenant, after: After = "", limit: Annotated[int, Query(ge=1, le=1000)] = 20

@@ -8,9 +8,10 @@ import logging
 import random
 
 from services.common.fine_tuning.records import JobError, Order, Result
-from services.common.fine_tuning.store import Claim, Job, JobStore, LostClaimError, new_event
+from services.common.fine_tuning.store import Job, TuningClaim, TuningStore, new_event
+from services.common.jobs.claim import Claim, LostClaimError, run_while_held
 from services.common.redis_client import Argument
-from services.common.tasks import end_tasks
+from services.common.tasks import wait_for_event
 from services.gateway.batches.files import FileGoneError, FileStore
 from services.gateway.batches.lines import numbered_lines
 from services.gateway.errors import ApiError
@@ -30,7 +31,7 @@ class FineTuningRunner:
     """Takes jobs from the queue, one at a time."""
 
     def __init__(
-        self, store: JobStore, files: FileStore, publisher: Publisher, gateway_id: str, woken: asyncio.Event
+        self, store: TuningStore, files: FileStore, publisher: Publisher, gateway_id: str, woken: asyncio.Event
     ) -> None:
         """`woken` is set when a job was created."""
         self._store, self._files, self._publisher = store, files, publisher
@@ -43,14 +44,12 @@ class FineTuningRunner:
             with contextlib.suppress(RedisAwayError):
                 while claim := await self._store.claim(self._gateway_id, _LEASE_S, ["check", "publish"]):
                     await self._work_on(claim)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S * random.uniform(0.5, 1.0)):
-                    await self._woken.wait()
+            await wait_for_event(self._woken, _LOOK_S * random.uniform(0.5, 1.0))
 
-    async def _work_on(self, claim: Claim) -> None:
-        keeping = asyncio.create_task(self._keep(claim))
+    async def _work_on(self, claim: TuningClaim) -> None:
+        work = self._check(claim) if claim.job.stage == "check" else self._publish(claim, claim.job)
         try:
-            await (self._check(claim) if claim.job.stage == "check" else self._publish(claim, claim.job))
+            await run_while_held(work, lambda: self._renew(claim), _LEASE_S / 3)
         except LostClaimError:
             log.info("fine-tuning job %s: cancelled, or taken over", claim.member)
         except RedisAwayError:
@@ -59,16 +58,12 @@ class FineTuningRunner:
             log.exception("fine-tuning job %s: given up for now", claim.member)
             with contextlib.suppress(RedisAwayError, LostClaimError):
                 await self._store.fault(claim, error, _LEASE_S)
-        finally:
-            await end_tasks([keeping])
 
-    async def _keep(self, claim: Claim) -> None:
-        while True:
-            await asyncio.sleep(_LEASE_S / 3)
-            with contextlib.suppress(RedisAwayError, LostClaimError):
-                await self._store.report(claim, _LEASE_S)
+    async def _renew(self, claim: Claim) -> None:
+        with contextlib.suppress(RedisAwayError):  # the claim stays valid unless another gateway takes the job
+            await self._store.report(claim, _LEASE_S)
 
-    async def _check(self, claim: Claim) -> None:
+    async def _check(self, claim: TuningClaim) -> None:
         order = claim.job.order
         for field, file_id, least in (
             ("training_file", order.training_file, LEAST_EXAMPLES),

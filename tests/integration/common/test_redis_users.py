@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from services.common.adapters import RegisteredAdapter
 from services.common.fine_tuning.records import Checkpoint, Order, Presence
-from services.common.fine_tuning.store import JobStore, new_event
+from services.common.fine_tuning.store import TuningStore, new_event
 from services.common.keys import RedisKeys
 from services.common.leases import Lease, LeaseTable, LeaseWatcher
 from services.common.redis_client import RedisAccess, open_redis
@@ -108,11 +108,11 @@ async def test_each_does_its_own_work(users: dict[str, Redis]) -> None:
     held = await sessions.read("t", "s", touch=True)
     assert held is not None
     assert held.binding == bound
-    await fine_tune(JobStore(users["gateway"], KEYS, _once, 60), JobStore(users["finetuner"], KEYS, _once, 60))
+    await fine_tune(TuningStore(users["gateway"], KEYS, _once, 60), TuningStore(users["finetuner"], KEYS, _once, 60))
     assert await users[ADMIN].execute_command("ACL", "LOG") == []
 
 
-async def fine_tune(gateway: JobStore, finetuner: JobStore) -> None:
+async def fine_tune(gateway: TuningStore, finetuner: TuningStore) -> None:
     """A job's whole life, by those who work on it."""
     await finetuner.appear("f", Presence(models=["tiny"], quantizations=["none"]))
     assert await gateway.create(ORDER)

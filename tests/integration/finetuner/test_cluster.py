@@ -16,7 +16,7 @@ import pytest
 
 from services.common.extras import pip_install
 from services.common.fine_tuning.records import Order
-from services.common.fine_tuning.store import Job, JobStore
+from services.common.fine_tuning.store import Job, TuningStore
 from services.common.keys import RedisKeys
 from services.common.lifecycle import StartupError
 from services.common.redis_client import RedisAccess, open_redis
@@ -51,7 +51,7 @@ class Site:
     redis: RedisServer
     api: ApiServer
     folder: Path
-    store: JobStore
+    store: TuningStore
 
     def settings(self, **overrides: Any) -> FinetunerSettings:
         values = {
@@ -111,7 +111,7 @@ class Site:
 
     async def until_given_back(self) -> None:
         """Wait until no fine-tuner has the job."""
-        await self.until(lambda: not self.redis.client.hlen(RedisKeys("default").tuning_owners))
+        await self.until(lambda: not self.redis.client.hlen(RedisKeys("default").tuning_jobs.owners))
 
     async def until_said(self, message: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -146,7 +146,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         running_kube_api(ApiServer(), tmp_path, monkeypatch) as api,
     ):
         (tmp_path / "job.json").write_text(json.dumps(TEMPLATE))
-        store = JobStore(open_redis(RedisAccess(redis.url), 5.0), RedisKeys("default"), patiently, 3600)
+        store = TuningStore(open_redis(RedisAccess(redis.url), 5.0), RedisKeys("default"), patiently, 3600)
         yield Site(redis, api, tmp_path, store)
 
 

@@ -109,7 +109,7 @@ async def test_files_end_and_make_room(server: RedisServer, monkeypatch: pytest.
 async def test_open_batches_of_a_tenant_are_limited_and_expired_batches_are_not_listed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.batches.jobs._MOST_OPEN", 2)
+    monkeypatch.setattr("services.gateway.batches.store._MOST_OPEN", 2)
     async with gateway(server, Worker("w0", step_s=0.2)) as stack:
         made = [await begin(stack.client, requests(20)) for _ in range(2)]
         with pytest.raises(openai.RateLimitError, match="At most 2 of your batches may be open at once"):
@@ -117,9 +117,9 @@ async def test_open_batches_of_a_tenant_are_limited_and_expired_batches_are_not_
         for batch in made:
             await stack.client.batches.cancel(batch.id)
             assert (await over(stack.client, batch)).status == "cancelled"
-        server.client.delete(KEYS.batch(KEYS.member(NOBODY, made[0].id)))
+        server.client.delete(KEYS.batch_jobs.job(KEYS.member(NOBODY, made[0].id)))
         assert [batch.id async for batch in stack.client.batches.list()] == [made[1].id]
-        assert server.client.zcard(KEYS.batches(NOBODY)) == 1
+        assert server.client.zcard(KEYS.batch_jobs.index(NOBODY)) == 1
 
 
 async def test_rejected_form_names_the_wrong_field(server: RedisServer) -> None:

@@ -19,7 +19,8 @@ from openai.types.fine_tuning import FineTuningJob
 from services.common.adapters import RegisteredAdapter
 from services.common.extras import pip_install
 from services.common.fine_tuning.records import Order, Presence, Result
-from services.common.fine_tuning.store import Claim, Job, JobStore, LostClaimError, new_event
+from services.common.fine_tuning.store import Job, TuningClaim, TuningStore, new_event
+from services.common.jobs.claim import LostClaimError
 from services.common.keys import RedisKeys
 from services.common.lifeline import PARENT_VARIABLE
 from services.common.redis_client import RedisAccess, open_redis
@@ -46,9 +47,9 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
         yield running
 
 
-def finetuner(server: RedisServer) -> JobStore:
+def finetuner(server: RedisServer) -> TuningStore:
     """What a fine-tuner sees."""
-    return JobStore(open_redis(RedisAccess(server.url), 5.0), RedisKeys("default"), patiently, 3600)
+    return TuningStore(open_redis(RedisAccess(server.url), 5.0), RedisKeys("default"), patiently, 3600)
 
 
 async def file(stack: Stack, *lines: Any, purpose: Any = "fine-tune") -> str:
@@ -63,7 +64,7 @@ async def until(stack: Stack, job_id: str, *statuses: str) -> FineTuningJob:
     return job
 
 
-async def claimed(store: JobStore) -> Claim:
+async def claimed(store: TuningStore) -> TuningClaim:
     claim = await store.claim("tuner", 10.0, ["train"])
     assert claim is not None
     return claim
@@ -150,7 +151,7 @@ async def test_open_jobs_of_a_tenant_are_limited_and_expired_jobs_are_not_listed
         jobs = stack.client.fine_tuning.jobs
         with pytest.raises(openai.RateLimitError, match="You have too many open fine-tuning jobs"):
             await jobs.create(model=MODEL, training_file=training)
-        server.client.delete(keys.tuning_job(keys.member("", made[18].id)))
+        server.client.delete(keys.tuning_jobs.job(keys.member("", made[18].id)))
         page = await jobs.list(limit=2)
         assert ([job.id for job in page.data], page.has_more) == ([made[19].id, made[17].id], True)
 

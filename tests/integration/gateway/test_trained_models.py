@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.common.fine_tuning.records import Checkpoint, Example, Presence, Result
-from services.common.fine_tuning.store import Claim, JobStore, new_event
+from services.common.fine_tuning.store import TuningClaim, TuningStore, new_event
 from tests.integration.gateway.fleet import MAX_LEN, MODEL
 from tests.integration.gateway.gateways import Stack, eventually
 from tests.integration.gateway.redis_server import RedisServer, running_redis
@@ -48,14 +48,14 @@ async def command(stack: Stack, *arguments: str) -> Ended:
     return await asyncio.to_thread(CliRunner().invoke, app, line)
 
 
-async def claimed(store: JobStore) -> Claim:
+async def claimed(store: TuningStore) -> TuningClaim:
     async with asyncio.timeout(60):
         while not (claim := await store.claim("tuner", 10.0, ["train"])):  # noqa: ASYNC110  # the gateway checks its file
             await asyncio.sleep(0.02)
     return claim
 
 
-async def train(store: JobStore, result: Result) -> None:
+async def train(store: TuningStore, result: Result) -> None:
     """Report steps of a training, then its result."""
     claim = await claimed(store)
     losses = [{"step": step, "train_loss": 4.0 / step, "tokens_per_s": 8.0, "left_s": 1.0} for step in (1, STEPS)]
