@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from services.tools.converter.run import Request, convert
+from services.tools.converter.run import ConversionOptions, convert
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def write_form(form: str, checkpoint: Path, weights: str) -> Path:
     """Write what peers of a `form` in peers.toml serve beside `checkpoint`, a folder in bfloat16; returns its path."""
     if form == "gguf":
         out = checkpoint.with_name(f"{checkpoint.name}-{weights}.gguf")
-        convert(Request(checkpoint, out, FORMATS[weights].gguf, 1 << 40, force=False), lambda done, of: None)
+        convert(ConversionOptions(checkpoint, out, FORMATS[weights].gguf, 1 << 40, force=False), lambda done, of: None)
         return out
     if form == "compressed-tensors" and weights != "bf16":
         return _write_int8(checkpoint, checkpoint.with_name(f"{checkpoint.name}-{weights}"))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from services.compute.backends.batch import AdapterRows, StepBatch
-from services.compute.backends.cuda.codes import CodesLinear, PackedCodes
+from services.compute.backends.cuda.codes import CodesLinear, PackedWeight
 from services.compute.backends.cuda.fused import TritonOps
 from services.compute.backends.cuda.grouped import GroupedExperts
 from services.compute.backends.cuda.kv_codes import CodeWriter
@@ -33,7 +33,7 @@ from services.compute.backends.draws import Chances
 from services.compute.backends.kv_cache import KvCache
 from services.compute.backends.kv_format import find_kv_format, plain_format
 from services.compute.backends.scaled_codes import ScaledCodes
-from services.compute.backends.shapes import AttentionShape, ExpertsShape, KvShape, Routing
+from services.compute.backends.shapes import AttentionShape, ExpertRouting, ExpertsShape, KvShape
 from services.compute.backends.torch.experts import ExpertStack, Router
 from services.compute.backends.torch.ops import TorchOps
 
@@ -179,7 +179,7 @@ def code_launches(dtype: torch.dtype, n_in: int = 4096) -> Iterator[Launch]:
     kernels = recorder(codes, launches)
     ones = torch.ones(64, n_in // 32, dtype=torch.float16)
     for width, kind in ((n_in // 2, torch.uint8), (n_in, torch.int8), (n_in, torch.float8_e4m3fn)):
-        packed = PackedCodes(
+        packed = PackedWeight(
             torch.zeros(64, width, dtype=kind), ones, ones.byte() if width < n_in else None, None, n_in
         )
         for n_rows in (1, 100):
@@ -195,7 +195,7 @@ def expert_launches(dtype: torch.dtype, hidden: int = 2048, ffn: int = 1024) -> 
     stack = ExpertStack(
         torch.zeros(4, 2 * ffn, hidden, dtype=dtype), torch.zeros(4, hidden, ffn, dtype=dtype), None, None
     )
-    shape = ExpertsShape(range(4), hidden, ffn, Routing(2, normalise=True))
+    shape = ExpertsShape(range(4), hidden, ffn, ExpertRouting(2, normalise=True))
     experts = GroupedExperts(
         recorder(grouped, launches), stack, shape, Router(shape.routing, None), TorchOps(dtype, CPU).gate("silu")
     )

@@ -212,7 +212,7 @@ BODIES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("A message of `messages`", schema.Message),
     ("A part of a message's `content`", schema.TextPart),
     ("POST /v1/messages", messages.MessagesBody),
-    ("A tool of `tools`", messages.CustomTool),
+    ("A tool of `tools`", messages.ClientTool),
     ("POST /v1/messages/count_tokens", messages.CountBody),
     ("POST /v1/completions", schema.CompletionBody),
     ("`stream_options` of both", schema.StreamOptions),

@@ -24,7 +24,7 @@ _WIDTH, _HEIGHT = 56, 10  # a line of the curve fits 80 columns
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
+class GatewayApi:
     """The API of an installation."""
 
     url: str
@@ -59,7 +59,7 @@ class Gateway:
 
 
 def run(
-    gateway: Gateway,
+    gateway: GatewayApi,
     training: Path,
     validation: Path | None,
     body: dict[str, Any],
@@ -82,7 +82,7 @@ def run(
     print(job["fine_tuned_model"])  # noqa: T201
 
 
-def _follow(gateway: Gateway, job: dict[str, Any]) -> dict[str, Any]:
+def _follow(gateway: GatewayApi, job: dict[str, Any]) -> dict[str, Any]:
     """Show the job until it is over; returns it then."""
     with Live(console=Console(stderr=True), refresh_per_second=4) as live:
         while True:

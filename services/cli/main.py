@@ -297,7 +297,7 @@ def finetune(
     hyper: dict[str, float | str] = {name: value for name, value in chosen.items() if value}
     hyper |= {"lora_rank": lora_rank, "quantization": quantization}
     body = {"model": model, **({"suffix": suffix} if suffix else {})}
-    command.run(command.Gateway(_address(port, url), api_key), file, validation, body, hyper, watch=watch)
+    command.run(command.GatewayApi(_address(port, url), api_key), file, validation, body, hyper, watch=watch)
 
 
 app.add_typer(checkpoints)

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from services.common.tls.access import Authorization
 from services.common.tls.channel import TlsChannel
-from services.common.tls.credentials import Phase, Tls
+from services.common.tls.credentials import Tls, TlsPhase
 from services.common.tls.relay import RelayedPorts, listen, relay
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -77,7 +77,7 @@ def new_server(
     """
     every = dict([*_SERVER, _keepalive()]) | dict(options)
     if tls is not None:
-        access = Authorization(tls.identity.domain, plain_too=tls.phase is not Phase.REQUIRE)
+        access = Authorization(tls.identity.domain, plain_too=tls.phase is not TlsPhase.REQUIRE)
         interceptors = [access, *interceptors]
     return grpc.aio.server(interceptors=interceptors, options=list(every.items()))
 
@@ -92,7 +92,7 @@ def bind(server: grpc.aio.Server, host: str, port: int, tls: Tls | None = None) 
 
     With `tls`, the port speaks TLS; plain text as well in the phases before the last.
     """
-    if tls is not None and tls.phase is not Phase.REQUIRE:
+    if tls is not None and tls.phase is not TlsPhase.REQUIRE:
         return _bind_both(server, host, port, tls)
     return bind_with(server, host, port, tls.server_credentials() if tls is not None else None)
 

@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from services.common.redis_client import RedisAccess, RedisUrlError
 from services.common.tls.certificate import Certificate
-from services.common.tls.credentials import Phase, Tls
+from services.common.tls.credentials import Tls, TlsPhase
 
 PREFIX = "RYZANSTEIN_"
 _ANY_PORT = 9
@@ -64,8 +64,8 @@ class ServiceSettings(BaseSettings):
         description="Folder with `tls.crt`, `tls.key` and `ca.crt` (PEM): services talk TLS 1.3 to each other, and "
         "both sides show a certificate; read again when the files change. Default: plain text",
     )
-    tls_phase: Phase = Field(
-        default=Phase.REQUIRE,
+    tls_phase: TlsPhase = Field(
+        default=TlsPhase.REQUIRE,
         description="`require` refuses plain text; to change a running installation over without a loss: `offer` on "
         "all, then `use`, then `require`",
     )

@@ -15,52 +15,52 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.lifeline import PARENT_VARIABLE
-from services.finetuner.runner import Outcome, Task, Word
+from services.finetuner.runner import TrainingMessage, TrainingOutcome, TrainingTask
 from services.finetuner.settings import FinetunerSettings
 
 
 @dataclass(frozen=True, slots=True)
 class ChildRun:
-    """See :class:`Run`."""
+    """See :class:`TrainingRun`."""
 
     process: Process
     log: Path
 
     @property
-    def heard(self) -> str:
-        """See :class:`Run`."""
+    def offset(self) -> str:
+        """See :class:`TrainingRun`."""
         return ""
 
-    async def words(self) -> AsyncIterator[Word]:
-        """See :class:`Run`."""
+    async def messages(self) -> AsyncIterator[TrainingMessage]:
+        """See :class:`TrainingRun`."""
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             yield json.loads(line)
 
     def stop(self) -> None:
-        """See :class:`Run`."""
+        """See :class:`TrainingRun`."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
 
-    async def outcome(self) -> Outcome:
-        """See :class:`Run`."""
-        return Outcome(await self.process.wait(), _last_line(self.log))
+    async def outcome(self) -> TrainingOutcome:
+        """See :class:`TrainingRun`."""
+        return TrainingOutcome(await self.process.wait(), _last_line(self.log))
 
 
 @dataclass(frozen=True, slots=True)
 class ChildRunner:
-    """See :class:`Runner`."""
+    """See :class:`TrainingRunner`."""
 
     settings: FinetunerSettings
 
     @property
     def outlives(self) -> bool:
-        """See :class:`Runner`."""
+        """See :class:`TrainingRunner`."""
         return False
 
     @asynccontextmanager
-    async def start(self, task: Task) -> AsyncIterator[ChildRun]:
-        """See :class:`Runner`."""
+    async def start(self, task: TrainingTask) -> AsyncIterator[ChildRun]:
+        """See :class:`TrainingRunner`."""
         log = task.folder / "training.log"
         command = (sys.executable, "-m", "services.finetuner.training", *task.arguments(self.settings))
         with log.open("ab") as errors:
@@ -79,7 +79,7 @@ class ChildRunner:
             await process.wait()
 
     async def sweep(self, wanted: Callable[[str], Awaitable[bool]]) -> None:
-        """See :class:`Runner`: none is left."""
+        """See :class:`TrainingRunner`: none is left."""
 
 
 def _last_line(path: Path) -> str:

@@ -9,12 +9,19 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.common.fine_tuning.records import Checkpoint, Event, JobError, Order, Status
+from services.common.fine_tuning.records import Event, JobCheckpoint, JobError, Order, Status
 from services.common.fine_tuning.store import TuningClaim, TuningStore, new_event, new_id
 from services.common.redis_client import Argument
 from services.common.tasks import end_tasks
 from services.finetuner.metrics import FinetunerMetrics
-from services.finetuner.runner import NotStartedError, Outcome, Run, Runner, Task, Word
+from services.finetuner.runner import (
+    NotStartedError,
+    TrainingMessage,
+    TrainingOutcome,
+    TrainingRun,
+    TrainingRunner,
+    TrainingTask,
+)
 from services.finetuner.settings import FinetunerSettings
 
 log = logging.getLogger(__name__)
@@ -36,13 +43,13 @@ class JobRun:
     """Runs one job from its last checkpoint on. A paused job ends with a checkpoint, a cancelled job at once."""
 
     def __init__(
-        self, claim: TuningClaim, store: TuningStore, runner: Runner, settings: FinetunerSettings,
+        self, claim: TuningClaim, store: TuningStore, runner: TrainingRunner, settings: FinetunerSettings,
         metrics: FinetunerMetrics, stop: asyncio.Event,
     ) -> None:  # fmt: skip
         self._claim, self._store, self._runner, self._settings = claim, store, runner, settings
         self._metrics, self._stop = metrics, stop
         self._events: list[Event] = []
-        self._checkpoints: list[Checkpoint] = []
+        self._checkpoints: list[JobCheckpoint] = []
         self._fields: dict[str, Argument] = {}
         self._step = 0
         self._refusal: JobError | None = None  # why the training will not begin again
@@ -58,7 +65,7 @@ class JobRun:
         except UnpreparedError as error:
             await self._fail(error.error)
             return
-        await self._train(Task(self._claim.member, order.id, folder, source, self._claim.job.heard))
+        await self._train(TrainingTask(self._claim.member, order.id, folder, source, self._claim.job.heard))
 
     def _source(self, order: Order) -> str:
         source = self._settings.finetuner_models.get(order.model)
@@ -75,7 +82,7 @@ class JobRun:
                 contents[f"{name}.jsonl"] = await self._store.file(order.tenant, file_id)
         await asyncio.to_thread(_write, folder, contents)
 
-    async def _train(self, task: Task) -> None:
+    async def _train(self, task: TrainingTask) -> None:
         attempts = 0  # since the last step
         while True:
             before = self._step
@@ -106,59 +113,60 @@ class JobRun:
         await self._store.end(self._claim, "failed", events, {**self._fields, "error": error.model_dump_json()})
         self._metrics.failures.labels(error.code).inc()
 
-    async def _run_once(self, task: Task) -> tuple[Status, Outcome | None]:
+    async def _run_once(self, task: TrainingTask) -> tuple[Status, TrainingOutcome | None]:
         """Run a training; returns the job's status, and how the training ended, if it does not outlive this process."""
         async with self._runner.start(task) as run:
-            hearing = asyncio.create_task(self._hear(run))
+            consuming = asyncio.create_task(self._consume(run))
             status: Status = "running"
             try:
-                while not hearing.done():
-                    await asyncio.wait([hearing], timeout=_REPORT_S)
-                    status = await self._tell()
+                while not consuming.done():
+                    await asyncio.wait([consuming], timeout=_REPORT_S)
+                    status = await self._report()
                     if status != "running" or (self._stop.is_set() and not self._runner.outlives):
                         run.stop()
                     elif self._stop.is_set():
                         return status, None
-                hearing.result()
+                consuming.result()
                 return status, await run.outcome()
             finally:
-                await end_tasks([hearing])
+                await end_tasks([consuming])
 
-    async def _tell(self) -> Status:
+    async def _report(self) -> Status:
         """Report the messages since the last report; returns the job's status. Raises :class:`LostClaimError`."""
         events, checkpoints, fields = self._events, self._checkpoints, self._fields
         self._events, self._checkpoints, self._fields = [], [], {}
         return await self._store.report(self._claim, self._settings.finetuner_lease_s, events, checkpoints, fields)
 
-    async def _hear(self, run: Run) -> None:
-        async for word in run.words():
-            self._take(word)
-            self._fields["heard"] = run.heard
+    async def _consume(self, run: TrainingRun) -> None:
+        async for message in run.messages():
+            self._apply(message)
+            self._fields["heard"] = run.offset
 
-    def _take(self, word: Word) -> None:
-        """Take one message of the training (see `training.words`), or `waits` with a message of the runner."""
-        match word.pop("kind"):
+    def _apply(self, message: TrainingMessage) -> None:
+        """Take one message of the training (see `training.messages`), or `waits` with a message of the runner."""
+        fields = dict(message)
+        match fields.pop("kind"):
             case "begins":
-                self._fields |= {"steps": word["steps"]}
-                self._events.append(new_event(word["message"]))
+                self._fields |= {"steps": fields["steps"]}
+                self._events.append(new_event(fields["message"]))
             case "step":
-                self._step = word["step"]
-                left = int(time.time() + word["left_s"])
-                self._fields |= {"step": self._step, "trained_tokens": word["tokens"], "estimated_finish": left}
-                if self._step % max(1, word["of"] // _MOST_EVENTS) == 0 or self._step == word["of"]:
-                    message = f"Step {word['step']}/{word['of']}: training loss={word['train_loss']:.4f}"
-                    self._events.append(new_event(message, data=word))
+                self._step = fields["step"]
+                left = int(time.time() + fields["left_s"])
+                self._fields |= {"step": self._step, "trained_tokens": fields["tokens"], "estimated_finish": left}
+                if self._step % max(1, fields["of"] // _MOST_EVENTS) == 0 or self._step == fields["of"]:
+                    text = f"Step {fields['step']}/{fields['of']}: training loss={fields['train_loss']:.4f}"
+                    self._events.append(new_event(text, data=fields))
             case "validated":
-                message = f"Step {word['step']}/{word['of']}: validation loss={word['valid_loss']:.4f}"
-                self._events.append(new_event(message, data=word))
+                text = f"Step {fields['step']}/{fields['of']}: validation loss={fields['valid_loss']:.4f}"
+                self._events.append(new_event(text, data=fields))
             case "saved":
-                self._checkpoints.append(Checkpoint(id=new_id("ftckpt_"), created_at=int(time.time()), **word))
+                self._checkpoints.append(JobCheckpoint(id=new_id("ftckpt_"), created_at=int(time.time()), **fields))
             case "waits":
-                self._events.append(new_event(word["message"], "warn"))
+                self._events.append(new_event(fields["message"], "warn"))
             case "refused":
-                self._refusal = JobError(**word)
+                self._refusal = JobError(**fields)
             case "done":
-                self._result = json.dumps(word)
+                self._result = json.dumps(fields)
 
 
 def _write(folder: Path, contents: Mapping[str, bytes]) -> None:

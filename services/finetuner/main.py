@@ -29,7 +29,7 @@ from services.finetuner.child import ChildRunner
 from services.finetuner.folders import keep_tidy
 from services.finetuner.job import JobRun
 from services.finetuner.metrics import FinetunerMetrics
-from services.finetuner.runner import Runner
+from services.finetuner.runner import TrainingRunner
 from services.finetuner.settings import FinetunerSettings
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ async def serve(settings: FinetunerSettings, stop: asyncio.Event) -> None:
         await end_tasks((opening, stopping))
 
 
-async def _train(runner: Runner, settings: FinetunerSettings, stop: asyncio.Event) -> None:
+async def _train(runner: TrainingRunner, settings: FinetunerSettings, stop: asyncio.Event) -> None:
     await asyncio.to_thread(Path(settings.finetuner_folder).mkdir, parents=True, exist_ok=True)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     redis = open_redis(settings.redis, _TIMEOUT_S)
@@ -77,14 +77,14 @@ async def _train(runner: Runner, settings: FinetunerSettings, stop: asyncio.Even
     try:
         with serve_metrics(settings.host, settings.metrics_port, registry, lambda: ""):
             async with asyncio.TaskGroup() as group:
-                beside = [group.create_task(finetuner.appear()), group.create_task(finetuner.sweep_again_and_again())]
+                background = [group.create_task(finetuner.appear()), group.create_task(finetuner.sweep_loop())]
                 keep_s = settings.finetuner_keep_days * 24 * 3600
                 jobs = Path(settings.finetuner_folder) / "jobs"
-                beside.append(group.create_task(keep_tidy(jobs, store, keep_s)))
+                background.append(group.create_task(keep_tidy(jobs, store, keep_s)))
                 working = [group.create_task(finetuner.work()) for _ in range(settings.finetuner_parallel)]
                 await stop.wait()
                 await asyncio.wait(working, timeout=settings.finetuner_lease_s)  # they give their jobs back
-                await end_tasks([*beside, *working])
+                await end_tasks([*background, *working])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TIMEOUT_S):
                     await store.leave(owner)
@@ -92,7 +92,7 @@ async def _train(runner: Runner, settings: FinetunerSettings, stop: asyncio.Even
         await redis.aclose()
 
 
-async def _open_runner(settings: FinetunerSettings) -> Runner:
+async def _open_runner(settings: FinetunerSettings) -> TrainingRunner:
     needed = _NEEDED_FOR_JOBS if settings.finetuner_job_template else _NEEDED
     if missing := [name for name in needed if not find_spec(name)]:
         extra = "kube" if settings.finetuner_job_template else "finetune"
@@ -100,9 +100,9 @@ async def _open_runner(settings: FinetunerSettings) -> Runner:
     if not settings.finetuner_job_template:
         return ChildRunner(settings)
     # Imported here: Kubernetes' client takes a second and 60 MB.
-    from services.finetuner.cluster.runner import JobRunner
+    from services.finetuner.cluster.runner import KubernetesRunner
 
-    return await JobRunner.open(settings)
+    return await KubernetesRunner.open(settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Finetuner:
     """The tasks of a fine-tuner; each runs until it is cancelled or `stop` is set."""
 
     store: TuningStore
-    runner: Runner
+    runner: TrainingRunner
     settings: FinetunerSettings
     metrics: FinetunerMetrics
     owner: str
@@ -145,7 +145,7 @@ class Finetuner:
             with contextlib.suppress(LostClaimError):
                 await self.store.fault(claim, error, self.settings.finetuner_lease_s)
 
-    async def sweep_again_and_again(self) -> None:
+    async def sweep_loop(self) -> None:
         """End trainings that are left from jobs which ended or paused while no fine-tuner had them."""
         while True:
             await self.runner.sweep(self._wanted)

@@ -10,21 +10,21 @@ from typing import Any, Protocol
 
 from services.finetuner.settings import FinetunerSettings
 
-Word = dict[str, Any]  # a message of the training process, described in `training.words`
+TrainingMessage = dict[str, Any]  # a message of the training process, described in `training.messages`
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TrainingTask:
     """A job's training, from its last checkpoint on."""
 
     member: str  # the job, as it appears in Redis keys
     job_id: str
     folder: Path  # the job's: its files and checkpoints
     source: str  # path of the base: a folder of safetensors, or a GGUF file
-    heard: str = ""  # `Run.heard` of the previous fine-tuner
+    offset: str = ""  # `TrainingRun.offset` of the previous fine-tuner
 
     def arguments(self, settings: FinetunerSettings) -> list[str]:
-        """The command line of the training process, without the file for its words."""
+        """The command line of the training process, without the file for its messages."""
         limits = (
             settings.finetuner_checkpoint_s,
             settings.finetuner_max_tokens,
@@ -35,7 +35,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainingOutcome:
     """How a training ended."""
 
     status: int  # exit status of its process
@@ -47,32 +47,32 @@ class NotStartedError(Exception):
     """A training cannot be started, and trying again would not help; the message is for the user."""
 
 
-class Run(Protocol):
+class TrainingRun(Protocol):
     """A training that runs."""
 
     @property
-    def heard(self) -> str:
-        """The position behind the last returned word, where another fine-tuner continues; empty if none can."""
+    def offset(self) -> str:
+        """The position behind the last returned message, where another fine-tuner continues; empty if none can."""
 
-    def words(self) -> AsyncIterator[Word]:
+    def messages(self) -> AsyncIterator[TrainingMessage]:
         """Yield the messages of the training until it ends. Raises :class:`NotStartedError`."""
 
     def stop(self) -> None:
         """Ask the training to write a checkpoint and end; may be called again."""
 
-    async def outcome(self) -> Outcome:
-        """Return how the training ended; call it after the last word."""
+    async def outcome(self) -> TrainingOutcome:
+        """Return how the training ended; call it after the last message."""
 
 
-class Runner(Protocol):
+class TrainingRunner(Protocol):
     """Starts trainings."""
 
     @property
     def outlives(self) -> bool:
         """Whether a training continues when its fine-tuner ends."""
 
-    def start(self, task: Task) -> AbstractAsyncContextManager[Run]:
+    def start(self, task: TrainingTask) -> AbstractAsyncContextManager[TrainingRun]:
         """Start a training. Leaving the context ends it, unless it outlives the fine-tuner."""
 
     async def sweep(self, wanted: Callable[[str], Awaitable[bool]]) -> None:
-        """End the trainings of unwanted jobs, which `Task.member` names."""
+        """End the trainings of unwanted jobs, which `TrainingTask.member` names."""

@@ -26,7 +26,7 @@ LAST_WORDS_S = 2.0
 _QUIET_S = 0.1
 
 
-class Phase(IntEnum):
+class DrainPhase(IntEnum):
     """A phase of the shutdown."""
 
     SERVING = 0
@@ -39,7 +39,7 @@ class Drain:
     """The phase of a gateway, and the requests that are open in it."""
 
     def __init__(self) -> None:
-        self.phase = Phase.SERVING
+        self.phase = DrainPhase.SERVING
         self._open: set[asyncio.Timeout] = set()
         self._listeners: set[Callable[[], None]] = set()
         self._begun = 0
@@ -50,12 +50,12 @@ class Drain:
     @property
     def draining(self) -> bool:
         """Whether the shutdown has begun."""
-        return self.phase >= Phase.DRAINING
+        return self.phase >= DrainPhase.DRAINING
 
     @property
     def closing(self) -> bool:
         """Whether new requests are refused."""
-        return self.phase >= Phase.CLOSING
+        return self.phase >= DrainPhase.CLOSING
 
     @property
     def remaining(self) -> int:
@@ -82,7 +82,7 @@ class Drain:
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
         """Count a request as open while the block runs; raises :class:`ApiError` (503) in it when the drain is over."""
-        if self.phase is Phase.OVER:
+        if self.phase is DrainPhase.OVER:
             raise shutting_down()
         limit = asyncio.timeout(None)
         self._open.add(limit)
@@ -109,11 +109,11 @@ class Drain:
         finally:
             self._listeners.discard(on_phase)
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: DrainPhase) -> None:
         """Begin a phase; phases never go back."""
         if phase <= self.phase:
             return
-        if self.phase is Phase.SERVING:
+        if self.phase is DrainPhase.SERVING:
             self._draining_since = self._last_arrival = asyncio.get_running_loop().time()
         self.phase = phase
         for on_phase in list(self._listeners):
@@ -126,7 +126,7 @@ class Drain:
                 await self._quiet()
         except TimeoutError:
             log.warning("the drain's time is over, %d requests end with an error", len(self._open))
-        self.enter(Phase.OVER)
+        self.enter(DrainPhase.OVER)
         now = asyncio.get_running_loop().time()
         for limit in self._open:
             limit.reschedule(now)

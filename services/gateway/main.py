@@ -19,9 +19,9 @@ from services.common.redis_client import open_redis
 from services.common.tasks import end_tasks
 from services.common.tls.credentials import export_end
 from services.common.tracing import tracing
-from services.gateway.batches.parts import Batches
-from services.gateway.drain import LAST_WORDS_S, Drain, Phase
-from services.gateway.fine_tuning.parts import FineTuning
+from services.gateway.batches.module import Batches
+from services.gateway.drain import LAST_WORDS_S, Drain, DrainPhase
+from services.gateway.fine_tuning.module import FineTuning
 from services.gateway.generation.adapters import AdapterRegistry
 from services.gateway.generation.attempt import Cause
 from services.gateway.generation.budget import ResumeBudget
@@ -79,7 +79,7 @@ class Gateway:
         """Whether the gateway is ready for traffic."""
         return not self.waits_for
 
-    async def _announce(self, phase: Phase) -> None:
+    async def _announce(self, phase: DrainPhase) -> None:
         """Begin a phase of the shutdown, and announce it on all connections."""
         self.drain.enter(phase)
         self.http.announce_close()
@@ -92,7 +92,7 @@ class Gateway:
         """
         settings, loop = self.settings, asyncio.get_running_loop()
         since = loop.time()
-        await self._announce(Phase.DRAINING)
+        await self._announce(DrainPhase.DRAINING)
         await asyncio.sleep(settings.drain_delay_s)
         await self.drain.silence(settings.drain_silence_s, settings.drain_timeout_s / 2)
         log.info(
@@ -105,7 +105,7 @@ class Gateway:
         """Drain all APIs side by side, under one deadline; returns when nothing is open."""
         if self.drain.closing:
             return
-        await self._announce(Phase.CLOSING)
+        await self._announce(DrainPhase.CLOSING)
         self.http.stop_listening()
         self.buffers.give_up_lost()
         async with asyncio.TaskGroup() as group:

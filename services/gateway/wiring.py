@@ -14,9 +14,9 @@ from services.common.tls.credentials import Tls
 from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.asgi import ASGIApp
 from services.gateway.batches.gate import BatchGate
-from services.gateway.batches.parts import Batches
+from services.gateway.batches.module import Batches
 from services.gateway.drain import Drain
-from services.gateway.fine_tuning.parts import FineTuning
+from services.gateway.fine_tuning.module import FineTuning
 from services.gateway.generation.cache import ResponseCache
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.chat_body import ChatBodyPreparer

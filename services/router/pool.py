@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from ryzanstein.v1 import worker_pb2
 
-from services.router.adapter_book import AdapterBook
+from services.router.adapter_tracker import AdapterTracker
 from services.router.breaker import BreakerLimits
 from services.router.breakers import Breakers
-from services.router.load_book import LoadBook
+from services.router.load_tracker import LoadTracker
 from services.router.membership import Member, Membership
 from services.router.snapshot import IneligibleReason, Snapshot
-from services.router.speed_book import SpeedBook
+from services.router.speed_tracker import SpeedTracker
 
 
 class Pool:
@@ -23,11 +23,11 @@ class Pool:
     def __init__(self, model: str, saturation_s: float, clock: Callable[[], float]) -> None:
         self.model = model
         self.saturation_s = saturation_s
-        self.load = LoadBook(clock())
+        self.load = LoadTracker(clock())
         self.breakers = Breakers()
-        self.adapters = AdapterBook()
+        self.adapters = AdapterTracker()
         self._membership = Membership()
-        self._speeds = SpeedBook()
+        self._speeds = SpeedTracker()
         self._clock = clock
         self._even = np.zeros(0), np.zeros(0), np.zeros(0)  # shares, excess, load shares of a fleet that is not busy
 

@@ -44,10 +44,10 @@ class Prefixes:
         self._breaker.called(now)
         request = kv_pb2.LookupRequest(hashes=hashes, traceparent=traceparent_of(trace.get_current_span()))
         answer = self.connect().ask(request, self._timeout_s)
-        answer.add_done_callback(lambda answer: self._tell(answer, depths))
+        answer.add_done_callback(lambda answer: self._report(answer, depths))
         return depths
 
-    def _tell(self, answer: asyncio.Future[kv_pb2.LookupResponse], depths: asyncio.Future[Depths | None]) -> None:
+    def _report(self, answer: asyncio.Future[kv_pb2.LookupResponse], depths: asyncio.Future[Depths | None]) -> None:
         known = answer.exception() is None
         if known:
             self.answered += 1

@@ -14,7 +14,7 @@ from services.common.lifecycle import StartupError, run_service
 from services.common.metrics import new_registry, serve_metrics
 from services.common.tls.credentials import Tls, export_end
 from services.common.tracing import tracing
-from services.worker.api.card import Identity
+from services.worker.api.card import EngineIdentity
 from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics
 from services.worker.api.readiness import Readiness
@@ -62,7 +62,7 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
         life.describe(name, model_revision(settings.revision, folder), engine.model, version("ryzanstein"))
         registry.register(EngineTotals(engine.counters, engine.state))
         registry.register(TransferMetrics(engine.transfers))
-        identity = Identity(
+        identity = EngineIdentity(
             settings.worker_id, str(uuid.uuid4()), name, int(time.time()), recommends=settings.sampling_defaults
         )
         worker = VirtualWorker(engine, identity, settings.worker_port, settings.drain_s, life.handed_off, tls)

@@ -10,8 +10,8 @@ import kubernetes_validate
 import pytest
 
 from services.finetuner.cluster.job import build, name_of
-from services.finetuner.runner import Task
-from services.finetuner.training.words import REFUSED, STOPPED
+from services.finetuner.runner import TrainingTask
+from services.finetuner.training.messages import REFUSED, STOPPED
 from tests.charts.rendering import OLDEST, Object, Pod, Rendered, RenderError, environment, render
 from tests.programs import CHART
 
@@ -78,7 +78,7 @@ def test_a_training_finds_the_models_of_its_pools() -> None:
 
 @pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
 def test_the_job_of_a_training_is_valid_in_kubernetes(version: str, tmp_path: Any) -> None:
-    task = Task("tenant:ftjob-00061f0000000aabbccddeeff", "ftjob-00061f0000000aabbccddeeff", tmp_path, "/base")
+    task = TrainingTask("tenant:ftjob-00061f0000000aabbccddeeff", "ftjob-00061f0000000aabbccddeeff", tmp_path, "/base")
     for rendered in (tuned(), render(inline=f"{{fullnameOverride: {'f' * 27}, finetuner: {{enabled: true}}}}")):
         (found,) = [each["data"]["job.json"] for each in rendered.of("ConfigMap") if "job.json" in each["data"]]
         job = build(json.loads(found), task, ["a", "b"], "uid")

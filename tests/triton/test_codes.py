@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.compute.backends.cuda.codes import CodesLinear, PackedCodes
+from services.compute.backends.cuda.codes import CodesLinear, PackedWeight
 from services.compute.backends.cuda.fused import TritonOps
 from services.compute.backends.weights import Dense, Grouped, PerChannel, Rounded, Stacked, Weight
 from tests.triton.test_attention import DEVICE
@@ -64,7 +64,7 @@ def test_a_product_is_that_of_the_dense_weight(
 
 def test_four_bit_weights_take_half_a_byte_and_unsupported_layouts_are_dense() -> None:
     ops, rounded = TritonOps(torch.bfloat16, DEVICE), weight_of("rounded", 40, 128, 32)
-    packed = PackedCodes.of(Stacked((rounded,)), DEVICE)
+    packed = PackedWeight.of(Stacked((rounded,)), DEVICE)
     assert packed is not None
     assert (packed.codes.nbytes, packed.scale.dtype) == (40 * 128 // 2, torch.float16)
     assert ops.form(rounded) == "int4 in groups of 32"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.compute.backends.base import Expert
 from services.compute.backends.cuda.fused import TritonOps
 from services.compute.backends.cuda.grouped import GroupedExperts
-from services.compute.backends.shapes import ExpertsShape, Routing
+from services.compute.backends.shapes import ExpertRouting, ExpertsShape
 from services.compute.backends.torch.ops import TorchOps
 from services.compute.backends.weights import Dense, Stacked
 from tests.triton.test_attention import DEVICE
@@ -45,7 +45,7 @@ def test_experts(n: int, numbers: range, biased: bool, on_inputs: bool, dtype: t
     generator = torch.Generator().manual_seed(n)
     x = torch.randn(n, HIDDEN, generator=generator).to(DEVICE, dtype)
     logits = torch.randn(n, N_EXPERTS, generator=generator).to(DEVICE)
-    shape = ExpertsShape(numbers, HIDDEN, FFN, Routing(2, normalise=True, on_inputs=on_inputs))
+    shape = ExpertsShape(numbers, HIDDEN, FFN, ExpertRouting(2, normalise=True, on_inputs=on_inputs))
     experts = TritonOps(dtype, DEVICE).experts(mixture(dtype, numbers, biased=biased), shape, "silu")
     assert isinstance(experts, GroupedExperts)
     reference = TorchOps(torch.float32, DEVICE).experts(mixture(dtype, numbers, biased=biased), shape, "silu")

@@ -15,7 +15,7 @@ from services.compute.backends.cuda.grouped import GroupedExperts
 from services.compute.backends.cuda.kernels import layer
 from services.compute.backends.cuda.logit_shard import CudaLogitShard
 from services.compute.backends.cuda.low_rank import TritonLowRank
-from services.compute.backends.shapes import ExpertsShape, Routing
+from services.compute.backends.shapes import ExpertRouting, ExpertsShape
 from services.compute.backends.torch.ops import TorchOps
 from tests.triton.test_attention import DEVICE
 from tests.triton.test_grouped import FFN, HIDDEN, mixture
@@ -149,7 +149,10 @@ def test_kernels_that_do_not_run_are_not_taken(
 def test_experts_and_adapters_that_disagree_are_left_to_torch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ops, shape = TritonOps(torch.bfloat16, DEVICE), ExpertsShape(range(2), HIDDEN, FFN, Routing(1, normalise=True))
+    ops, shape = (
+        TritonOps(torch.bfloat16, DEVICE),
+        ExpertsShape(range(2), HIDDEN, FFN, ExpertRouting(1, normalise=True)),
+    )
     assert ops.replays_adapters
     monkeypatch.setattr(GroupedExperts, "__call__", lambda self, x, logits: torch.full_like(x, torch.nan))
     monkeypatch.setattr(TritonLowRank, "add_", lambda *_: None)

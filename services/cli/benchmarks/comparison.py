@@ -33,7 +33,7 @@ _STYLES = {Verdict.WORSE: "red", Verdict.BETTER: "green", Verdict.GONE: "yellow"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MetricChange:
     """One metric in both files; None for a file without it."""
 
     name: str
@@ -50,17 +50,17 @@ def judge(before: Metric, after: Metric) -> Verdict:
     return Verdict.BETTER if (shift > 0) == (after.better is Better.HIGHER) else Verdict.WORSE
 
 
-def compare(before: Results, after: Results) -> list[Change]:
+def compare(before: Results, after: Results) -> list[MetricChange]:
     """Compare every metric of either file, in the order of the newer one; raises CommandError if units differ."""
     changes = []
     for name in [*after.metrics, *(name for name in before.metrics if name not in after.metrics)]:
         old, new = before.metrics.get(name), after.metrics.get(name)
         if old is None or new is None:
-            changes.append(Change(name, old, new, Verdict.NEW if old is None else Verdict.GONE))
+            changes.append(MetricChange(name, old, new, Verdict.NEW if old is None else Verdict.GONE))
             continue
         if (old.unit, old.better) != (new.unit, new.better):
             raise CommandError(f"{name}: {old.unit}, {old.better} is better, became {new.unit}, {new.better} is better")
-        changes.append(Change(name, old, new, judge(old, new)))
+        changes.append(MetricChange(name, old, new, judge(old, new)))
     return changes
 
 
@@ -94,7 +94,7 @@ def _differences(before: Results, after: Results) -> list[tuple[str, str, str]]:
     ]
 
 
-def _table(changes: list[Change], before: Results, after: Results) -> Table:
+def _table(changes: list[MetricChange], before: Results, after: Results) -> Table:
     table = Table(title=f"{before.commit} ({before.taken}) to {after.commit} ({after.taken})", title_justify="left")
     table.add_column("metric", overflow="fold")
     for column in ("before", "after", "unit", "change", "noise"):

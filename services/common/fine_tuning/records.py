@@ -64,7 +64,7 @@ class Event(Record):
     data: dict[str, Any] | None = None
 
 
-class Checkpoint(Record):
+class JobCheckpoint(Record):
     """An adapter that was saved while its job ran."""
 
     id: str
@@ -74,7 +74,7 @@ class Checkpoint(Record):
     metrics: dict[str, float]
 
 
-def kept_checkpoints(saved: Sequence[Checkpoint]) -> list[Checkpoint]:
+def kept_checkpoints(saved: Sequence[JobCheckpoint]) -> list[JobCheckpoint]:
     """Those of a job's checkpoints that its training has left on disk, the oldest first."""
     by_folder = {one.folder: one for one in saved}  # a training that starts again may save a step twice
     return list(by_folder.values())[-KEPT_CHECKPOINTS:]

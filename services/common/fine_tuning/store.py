@@ -12,7 +12,7 @@ from typing import Any, cast
 import redis.asyncio as redis
 
 from services.common.adapters import read_registered
-from services.common.fine_tuning.records import Checkpoint, Event, JobError, Order, Presence, Result, Stage, Status
+from services.common.fine_tuning.records import Event, JobCheckpoint, JobError, Order, Presence, Result, Stage, Status
 from services.common.jobs.claim import Claim
 from services.common.jobs.queue import END, JobQueue, Run
 from services.common.keys import RedisKeys
@@ -116,11 +116,11 @@ class TuningStore:
         found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))
         return [Event.model_validate_json(text) for text in found]
 
-    async def checkpoints(self, tenant: str, job_id: str) -> list[Checkpoint]:
+    async def checkpoints(self, tenant: str, job_id: str) -> list[JobCheckpoint]:
         """A job's checkpoints, the oldest first."""
         key = self._keys.tuning_checkpoints(self._keys.member(tenant, job_id))
         found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))
-        return [Checkpoint.model_validate_json(text) for text in found]
+        return [JobCheckpoint.model_validate_json(text) for text in found]
 
     # --- for gateways and fine-tuners --------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class TuningStore:
         claim: Claim,
         lease_s: float,
         events: Sequence[Event] = (),
-        checkpoints: Sequence[Checkpoint] = (),
+        checkpoints: Sequence[JobCheckpoint] = (),
         fields: Mapping[str, Argument] | None = None,
     ) -> Status:
         """Renew the claim (`lease_s` 0: give the job back), and write; returns the status.
@@ -153,7 +153,9 @@ class TuningStore:
         status = await self._queue.write(claim, turns, fields or {}, lease_s, lists)
         return cast("Status", status)  # no other one is ever written
 
-    def _lists(self, member: str, events: Sequence[Event], checkpoints: Sequence[Checkpoint]) -> dict[str, list[str]]:
+    def _lists(
+        self, member: str, events: Sequence[Event], checkpoints: Sequence[JobCheckpoint]
+    ) -> dict[str, list[str]]:
         """What is appended to a job's lists, which both end with the job."""
         return {
             self._keys.tuning_events(member): [event.model_dump_json() for event in events],

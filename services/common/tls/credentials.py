@@ -26,7 +26,7 @@ _LOOK_EVERY_S = 1.0
 log = logging.getLogger(__name__)
 
 
-class Phase(StrEnum):
+class TlsPhase(StrEnum):
     """Steps from plain text to TLS. Processes of neighbouring steps can call each other."""
 
     OFFER = "offer"  # servers accept TLS and plain text; clients speak plain text
@@ -37,7 +37,7 @@ class Phase(StrEnum):
 class Tls:
     """A process's certificate and phase; all channels and servers of the process share it."""
 
-    def __init__(self, folder: Path, phase: Phase = Phase.REQUIRE) -> None:
+    def __init__(self, folder: Path, phase: TlsPhase = TlsPhase.REQUIRE) -> None:
         """Raises CertificateError if the folder holds no usable certificate."""
         self.phase = phase
         self._folder = folder
@@ -54,7 +54,7 @@ class Tls:
     @property
     def clients_encrypt(self) -> bool:
         """Whether channels of this process speak TLS."""
-        return self.phase is not Phase.OFFER
+        return self.phase is not TlsPhase.OFFER
 
     def current(self) -> Certificate:
         """The certificate, at most a second behind its files. Files that are not usable are logged, once."""

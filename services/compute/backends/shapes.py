@@ -48,7 +48,7 @@ class KvSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class ExpertRouting:
     """How a mixture's router chooses experts for a row: those with the highest scores."""
 
     n_active: int  # experts that a row is sent to
@@ -70,4 +70,4 @@ class ExpertsShape:
     numbers: range  # this rank's range among all experts
     hidden_size: int
     ffn_size: int
-    routing: Routing
+    routing: ExpertRouting

@@ -42,7 +42,7 @@ REPLAYED = {**{f.name: f.kinds for f in FUNCTIONS if f.replayed}, REDUCE: REDUCE
 Call = tuple[str, tuple[Any, ...]]  # name of a replayed function and its arguments
 
 
-class Sizes(NamedTuple):
+class StepSizes(NamedTuple):
     """Size of a step."""
 
     row_count: int
@@ -97,7 +97,7 @@ class Bfloat16Kernels:
         finally:
             self._library = library
 
-    def replay(self, calls: torch.Tensor, first: int, sizes: Sizes, group: Collectives | None) -> int:
+    def replay(self, calls: torch.Tensor, first: int, sizes: StepSizes, group: Collectives | None) -> int:
         """Call captured kernels from the call `first` on, in a step of the given sizes.
 
         `calls` [n, words] int64 are laid out as in replay.c. Returns n, or the index of a collective that the caller

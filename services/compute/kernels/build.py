@@ -23,14 +23,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-Compiler = Callable[["Target"], list[str]]  # the command for a kind of CPU
+Compiler = Callable[["CpuTarget"], list[str]]  # the command for a kind of CPU
 
 FOLDER = Path(__file__).resolve().parent
 COMPILER = "ziglang==0.17.0"  # a C compiler from the package registry, for machines without one
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CpuTarget:
     """A kind of CPU. Its library contains the sources in `source/` and in one folder of it."""
 
     folder: str
@@ -39,16 +39,16 @@ class Target:
 
 
 _X86_64 = {
-    "amx": Target("amx", "sapphirerapids", "sapphirerapids"),  # first CPUs with tile registers
-    "avx512_bf16": Target("dot", "cooperlake", "cooperlake"),  # first CPUs with AVX-512 for bfloat16
-    "avx512": Target("fma", "x86-64-v4", "x86_64_v4"),  # Intel servers since 2017
-    "avx2": Target("fma", "x86-64-v3", "x86_64_v3"),  # Intel CPUs since 2013, AMD CPUs since 2015
+    "amx": CpuTarget("amx", "sapphirerapids", "sapphirerapids"),  # first CPUs with tile registers
+    "avx512_bf16": CpuTarget("dot", "cooperlake", "cooperlake"),  # first CPUs with AVX-512 for bfloat16
+    "avx512": CpuTarget("fma", "x86-64-v4", "x86_64_v4"),  # Intel servers since 2017
+    "avx2": CpuTarget("fma", "x86-64-v3", "x86_64_v3"),  # Intel CPUs since 2013, AMD CPUs since 2015
 }
 _AARCH64 = {
-    "neon_bf16": Target(
+    "neon_bf16": CpuTarget(
         "dot", "armv8.2-a+bf16", "generic+v8_2a+bf16"
     ),  # Neoverse V1 and N2, Graviton 3, Apple CPUs since M2
-    "neon": Target("fma", "armv8-a", "generic"),  # all CPUs
+    "neon": CpuTarget("fma", "armv8-a", "generic"),  # all CPUs
 }
 # Targets by the machine of the build's result.
 TARGETS = {"linux-x86_64": _X86_64, "linux-aarch64": _AARCH64}
@@ -87,7 +87,7 @@ def build_kernels() -> None:
         list(compilers.map(build, TARGETS[target()]))
 
 
-def compile_kernels(compiler: Compiler, kind: Target, made: Path, *more: str) -> None:
+def compile_kernels(compiler: Compiler, kind: CpuTarget, made: Path, *more: str) -> None:
     """Compile `source/` for a kind of CPU into `made`, or take it from the cache.
 
     `more`: options, and paths of sources besides. Raises RuntimeError with the compiler's output on a failure.
@@ -118,7 +118,7 @@ def _made_from(command: Sequence[str], folder: str, more: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _compile(compiler: Compiler, kind: Target, made: Path, more: Sequence[str]) -> None:
+def _compile(compiler: Compiler, kind: CpuTarget, made: Path, more: Sequence[str]) -> None:
     source = FOLDER / "source"
     sources = [str(path) for path in (*sorted((source / kind.folder).glob("*.c")), *sorted(source.glob("*.c")))]
     with tempfile.TemporaryDirectory() as generated:

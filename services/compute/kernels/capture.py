@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from services.compute.kernels.bfloat16 import REPLAYED, Bfloat16Kernels, Call, Collectives, Sizes
+from services.compute.kernels.bfloat16 import REPLAYED, Bfloat16Kernels, Call, Collectives, StepSizes
 from services.compute.kernels.library import FUNCTIONS
 from services.compute.kernels.signatures import REDUCE, most_arguments
 
@@ -47,7 +47,7 @@ class CapturedGraph:
     arena: torch.Tensor
     result: torch.Tensor  # [most_rows, ...]
 
-    def replay(self, sizes: Sizes, reduce: Reduce, group: Collectives | None) -> torch.Tensor:
+    def replay(self, sizes: StepSizes, reduce: Reduce, group: Collectives | None) -> torch.Tensor:
         """Compute a step; the returned tensor is valid until the next step.
 
         `reduce` sums over the ranks, in place, the tensors that the kernels cannot sum with `group`.
@@ -67,7 +67,7 @@ class CapturedGraph:
 class GraphCapture(TorchFunctionMode):
     """Records every kernel call, every collective and every new tensor of a step."""
 
-    def __init__(self, kernels: Bfloat16Kernels, reduce: Reduce, sizes: Sizes) -> None:
+    def __init__(self, kernels: Bfloat16Kernels, reduce: Reduce, sizes: StepSizes) -> None:
         """`sizes` are those of the captured step."""
         super().__init__()
         self._kernels, self._inner_reduce, self._sizes = kernels, reduce, sizes
@@ -105,7 +105,7 @@ class GraphCapture(TorchFunctionMode):
         """
         if self._foreign:
             raise NotReplayableError(f"they need {', '.join(sorted(self._foreign))}")
-        memory = Memory(self._made, self._sizes.row_count, most_rows)
+        memory = Arena(self._made, self._sizes.row_count, most_rows)
         for index, call in enumerate(self._calls):
             self._use(memory, call, index)
         arena = torch.empty(memory.place(), dtype=torch.uint8)
@@ -113,7 +113,7 @@ class GraphCapture(TorchFunctionMode):
         calls = torch.tensor(words, dtype=torch.int64).view(-1, _WORDS)  # keeps two dimensions without calls
         return CapturedGraph(self._kernels, calls, arena, memory.in_arena(result, arena))
 
-    def _use(self, memory: Memory, call: Call, index: int) -> None:
+    def _use(self, memory: Arena, call: Call, index: int) -> None:
         name, arguments = call
         steps = self._sizes._asdict()
         for kind, argument in zip(REPLAYED[name], arguments, strict=True):
@@ -125,7 +125,7 @@ class GraphCapture(TorchFunctionMode):
                 )
 
 
-def _words(call: Call, memory: Memory, base: int) -> list[int]:
+def _words(call: Call, memory: Arena, base: int) -> list[int]:
     """A call in the layout of replay.c, with the arena at address `base`; counts, which replay.c ignores, are 0."""
     name, arguments = call
     words = [list(REPLAYED).index(name)]
@@ -135,7 +135,7 @@ def _words(call: Call, memory: Memory, base: int) -> list[int]:
         elif kind == "pointer":
             words.append(memory.moved(argument or 0, base))
         else:
-            words.append(0 if kind in Sizes._fields else int(argument))
+            words.append(0 if kind in StepSizes._fields else int(argument))
     return [*words, *[0] * (_WORDS - len(words))]
 
 
@@ -158,7 +158,7 @@ def _is_view(func: Any, args: Any, result: Any) -> bool:
     return bool(result.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr())
 
 
-class Memory:
+class Arena:
     """Places a step's tensors in an arena, where tensors with separate lifetimes share memory."""
 
     def __init__(self, made: Sequence[torch.Tensor], rows: int, most_rows: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.compute.backends.names import Activation
-from services.compute.backends.shapes import Routing
+from services.compute.backends.shapes import ExpertRouting
 from services.compute.model.layout import Layout
 from services.compute.ranks.config import PoolingKind
 
@@ -51,7 +51,7 @@ class MoeSpec:
 
     n_experts: int
     ffn_size: int
-    routing: Routing
+    routing: ExpertRouting
     shared_size: int = 0  # columns of the shared expert; 0: none
     shared_gate: bool = False  # its results are multiplied by the sigmoid of a product with the row
     bias: bool = False  # biases of the router and the experts

@@ -6,9 +6,9 @@ import copy
 from collections.abc import Sequence
 
 from services.finetuner.cluster.api import Object
-from services.finetuner.runner import Outcome, Task
+from services.finetuner.runner import TrainingOutcome, TrainingTask
 
-MEMBER = "ryzanstein.dev/fine-tuning-job"  # annotation: the job, as `Task.member` names it
+MEMBER = "ryzanstein.dev/fine-tuning-job"  # annotation: the job, as `TrainingTask.member` names it
 # In the command line of the pod: Kubernetes puts the Job's UID there, from a variable of the template.
 _UID = "$(JOB_UID)"
 # The labels that a release's Jobs have in all its versions.
@@ -26,7 +26,7 @@ def selector(template: Object) -> dict[str, str]:
     return {name: template["metadata"]["labels"][name] for name in _SELECT}
 
 
-def build(template: Object, task: Task, arguments: Sequence[str], owner_uid: str) -> Object:
+def build(template: Object, task: TrainingTask, arguments: Sequence[str], owner_uid: str) -> Object:
     """The Kubernetes Job of a training, which goes when the object that the template names as its owner goes."""
     job = copy.deepcopy(template)
     metadata = job["metadata"]
@@ -65,16 +65,16 @@ def waiting(pods: Sequence[Object]) -> str:
     return ""
 
 
-def outcome(condition: Object, pods: Sequence[Object]) -> Outcome:
+def outcome(condition: Object, pods: Sequence[Object]) -> TrainingOutcome:
     """How a Job ended: as the last of its pods that ended, or as the Job says if none is left."""
     if condition["type"] == "Complete":
-        return Outcome(0, "")
+        return TrainingOutcome(0, "")
     for pod in reversed(pods):
         for container in pod["status"].get("containerStatuses") or ():
             if end := container["state"].get("terminated"):
                 lines = [line for line in end.get("message", "").splitlines() if line.strip()]
                 reasons = [end.get("reason", ""), pod["status"].get("reason", ""), *lines[-1:]]
-                return Outcome(end["exitCode"], ": ".join(filter(None, reasons)))
+                return TrainingOutcome(end["exitCode"], ": ".join(filter(None, reasons)))
         if reason := pod["status"].get("reason"):
-            return Outcome(-1, f"{reason}: {pod['status'].get('message', '')}")
-    return Outcome(-1, f"{condition.get('reason', '')}: {condition.get('message', '')}")
+            return TrainingOutcome(-1, f"{reason}: {pod['status'].get('message', '')}")
+    return TrainingOutcome(-1, f"{condition.get('reason', '')}: {condition.get('message', '')}")

@@ -1,4 +1,4 @@
-"""The words of a training in a file on a volume that other machines mount."""
+"""The messages of a training in a file on a volume that other machines mount."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.finetuner.runner import Word
+from services.finetuner.runner import TrainingMessage
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """A file that grows by a line for each word."""
+    """A file that grows by a line for each message."""
 
     path: Path
 
@@ -23,15 +23,15 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch()
 
-    def after(self, offset: int) -> list[tuple[Word, int]]:
-        """The words behind an offset in bytes, each with the offset behind it.
+    def after(self, offset: int) -> list[tuple[TrainingMessage, int]]:
+        """The messages behind an offset in bytes, each with the offset behind it.
 
         The file is opened each time, because that is when a network file system looks for what others have written.
         """
         with self.path.open("rb") as file:
             file.seek(offset)
             data = file.read()
-        found: list[tuple[Word, int]] = []
+        found: list[tuple[TrainingMessage, int]] = []
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
             offset += len(line)
             if line.strip():

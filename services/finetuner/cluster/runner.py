@@ -17,7 +17,7 @@ from services.common.lifecycle import StartupError
 from services.finetuner.cluster.api import Cluster, ClusterAwayError, ClusterError, Object
 from services.finetuner.cluster.job import MEMBER, build, ended, outcome, runs, selector, waiting
 from services.finetuner.cluster.journal import Journal
-from services.finetuner.runner import NotStartedError, Outcome, Task, Word
+from services.finetuner.runner import NotStartedError, TrainingMessage, TrainingOutcome, TrainingTask
 from services.finetuner.settings import FinetunerSettings
 
 log = logging.getLogger(__name__)
@@ -37,38 +37,38 @@ async def _patiently(call: Callable[[], T]) -> T:
             await asyncio.sleep(_AGAIN_S)
 
 
-class JobRun:
-    """See :class:`Run`."""
+class KubernetesRun:
+    """See :class:`TrainingRun`."""
 
-    def __init__(self, cluster: Cluster, wanted: Object, task: Task) -> None:
+    def __init__(self, cluster: Cluster, wanted: Object, task: TrainingTask) -> None:
         """`wanted` is the Kubernetes Job to create, unless there is one of its name."""
         self._cluster, self._wanted, self._task = cluster, wanted, task
         self._name = str(wanted["metadata"]["name"])
         self._stopping = asyncio.Event()
         self._uid, self._offset = "", 0
-        self._outcome = Outcome(-1, "its Kubernetes Job was deleted", counts=False)
+        self._outcome = TrainingOutcome(-1, "its Kubernetes Job was deleted", counts=False)
 
     @property
-    def heard(self) -> str:
-        """See :class:`Run`."""
+    def offset(self) -> str:
+        """See :class:`TrainingRun`."""
         return f"{self._uid}:{self._offset}"
 
-    async def words(self) -> AsyncIterator[Word]:
-        """See :class:`Run`."""
+    async def messages(self) -> AsyncIterator[TrainingMessage]:
+        """See :class:`TrainingRun`."""
         try:
             if not await self._begin():
                 return
-            async for word in self._follow():
-                yield word
+            async for message in self._follow():
+                yield message
         except ClusterError as error:
             raise NotStartedError(str(error)) from error
 
     def stop(self) -> None:
-        """See :class:`Run`."""
+        """See :class:`TrainingRun`."""
         self._stopping.set()
 
-    async def outcome(self) -> Outcome:
-        """See :class:`Run`."""
+    async def outcome(self) -> TrainingOutcome:
+        """See :class:`TrainingRun`."""
         return self._outcome
 
     async def _begin(self) -> bool:
@@ -84,14 +84,14 @@ class JobRun:
                 job = None
             if job is not None:
                 self._uid = job["metadata"]["uid"]
-                uid, _, offset = self._task.heard.rpartition(":")
+                uid, _, offset = self._task.offset.rpartition(":")
                 self._offset = int(offset) if uid == self._uid else 0
                 await asyncio.to_thread(self._journal.begin)
                 return True
             await self._wait()
         return False
 
-    async def _follow(self) -> AsyncIterator[Word]:
+    async def _follow(self) -> AsyncIterator[TrainingMessage]:
         said, deleted = "", False
         while True:
             if self._stopping.is_set() and not deleted:
@@ -106,9 +106,9 @@ class JobRun:
                     said = reason
                     yield {"kind": "waits", "message": reason}
             # Asked for after the state: what a training said before its end is there.
-            for word, offset in await asyncio.to_thread(self._journal.after, self._offset):
+            for message, offset in await asyncio.to_thread(self._journal.after, self._offset):
                 self._offset = offset
-                yield word
+                yield message
             if condition:
                 pods = await _patiently(lambda: self._cluster.pods(self._name))
                 self._outcome = outcome(condition, pods)
@@ -136,8 +136,8 @@ class JobRun:
 
 
 @dataclass(frozen=True, slots=True)
-class JobRunner:
-    """See :class:`Runner`."""
+class KubernetesRunner:
+    """See :class:`TrainingRunner`."""
 
     cluster: Cluster
     template: Object
@@ -145,7 +145,7 @@ class JobRunner:
     settings: FinetunerSettings
 
     @classmethod
-    async def open(cls, settings: FinetunerSettings) -> JobRunner:
+    async def open(cls, settings: FinetunerSettings) -> KubernetesRunner:
         """Read the template and ask for its owner; raises :class:`StartupError`."""
         path = Path(settings.finetuner_job_template)
         try:
@@ -161,17 +161,17 @@ class JobRunner:
 
     @property
     def outlives(self) -> bool:
-        """See :class:`Runner`."""
+        """See :class:`TrainingRunner`."""
         return True
 
     @asynccontextmanager
-    async def start(self, task: Task) -> AsyncIterator[JobRun]:
-        """See :class:`Runner`."""
+    async def start(self, task: TrainingTask) -> AsyncIterator[KubernetesRun]:
+        """See :class:`TrainingRunner`."""
         wanted = build(self.template, task, task.arguments(self.settings), self.owner_uid)
-        yield JobRun(self.cluster, wanted, task)
+        yield KubernetesRun(self.cluster, wanted, task)
 
     async def sweep(self, wanted: Callable[[str], Awaitable[bool]]) -> None:
-        """See :class:`Runner`."""
+        """See :class:`TrainingRunner`."""
         try:
             for job in await _patiently(lambda: self.cluster.jobs(selector(self.template))):
                 metadata = job["metadata"]

@@ -1,6 +1,6 @@
-"""Trains one job: `python -m services.finetuner.training FOLDER BASE CHECKPOINT_S MAX_TOKENS THREADS NICE [WORDS]`.
+"""Trains one job: `python -m services.finetuner.training FOLDER BASE CHECKPOINT_S MAX_TOKENS THREADS NICE [MESSAGES]`.
 
-SIGTERM ends it, after a checkpoint if it has begun to train. WORDS is a file for its words, by default stdout.
+SIGTERM ends it, after a checkpoint if it has begun to train. MESSAGES is a file for its messages, by default stdout.
 """
 
 import os
@@ -8,7 +8,7 @@ import signal
 import sys
 
 from services.common.lifeline import PARENT_VARIABLE, die_with_parent
-from services.finetuner.training.words import STOPPED
+from services.finetuner.training.messages import STOPPED
 
 # Before imports that take seconds: the first process of a container ignores a signal that it has no handler for.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from services.common.gguf_files import split_choice
-from services.finetuner.training.words import RefusedError
+from services.finetuner.training.messages import RefusedError
 
 
 class BaseError(RefusedError):

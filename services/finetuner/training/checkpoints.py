@@ -18,7 +18,7 @@ _STATE = "training.pt"
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class TrainingCheckpoint:
     """A state after a number of steps."""
 
     folder: Path
@@ -36,7 +36,7 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "checkpoints"
 
-    def last(self) -> Checkpoint | None:
+    def last(self) -> TrainingCheckpoint | None:
         """The one to resume from."""
         found = [one for one in self._all() if (one.folder / _STATE).exists()]
         return found[-1] if found else None
@@ -58,8 +58,8 @@ class Checkpoints:
             shutil.rmtree(one.folder)
         return folder
 
-    def _all(self) -> list[Checkpoint]:
-        found = [Checkpoint(path, int(path.name.removeprefix("step-"))) for path in self._folder.glob("step-*")]
+    def _all(self) -> list[TrainingCheckpoint]:
+        found = [TrainingCheckpoint(path, int(path.name.removeprefix("step-"))) for path in self._folder.glob("step-*")]
         return sorted(found, key=lambda one: one.step)
 
 

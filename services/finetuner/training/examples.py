@@ -12,7 +12,7 @@ from jinja2 import Template, TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from services.common.templates import compile_template
-from services.finetuner.training.words import RefusedError
+from services.finetuner.training.messages import RefusedError
 
 _MOST_NAMED = 20
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")

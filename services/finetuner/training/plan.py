@@ -18,7 +18,7 @@ _FEW = 100  # with fewer examples, `auto` takes more epochs
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """The steps of a job."""
 
     n_examples: int
@@ -28,7 +28,7 @@ class Plan:
     seed: int
 
     @classmethod
-    def of(cls, order: Order, n_examples: int) -> Plan:
+    def of(cls, order: Order, n_examples: int) -> TrainingPlan:
         """Resolve `auto` by the number of examples, as OpenAI describes it: small files get more epochs."""
         epochs = max(3, min(25, _FEW // n_examples)) if order.n_epochs == "auto" else order.n_epochs
         batch = max(1, min(8, n_examples // 16)) if order.batch_size == "auto" else order.batch_size

@@ -16,20 +16,20 @@ from services.common.fine_tuning.records import Order
 from services.finetuner.training.base import base_folder
 from services.finetuner.training.checkpoints import Checkpoints
 from services.finetuner.training.examples import TokenizedExample, Tokenizer
+from services.finetuner.training.messages import REFUSED, STOPPED, RefusedError, Voice
 from services.finetuner.training.model import load_model
-from services.finetuner.training.run import Limits, Training
-from services.finetuner.training.words import REFUSED, STOPPED, RefusedError, Voice
+from services.finetuner.training.run import Training, TrainingLimits
 
 
 def main() -> int:
     """Run the command line that the module `__main__` describes; returns the exit status."""
-    folder, source, checkpoint_s, max_tokens, threads, nice, *words = sys.argv[1:]
-    voice, stop = Voice(Path(words[0]) if words else None), threading.Event()
+    folder, source, checkpoint_s, max_tokens, threads, nice, *messages = sys.argv[1:]
+    voice, stop = Voice(Path(messages[0]) if messages else None), threading.Event()
     os.nice(int(nice))
     torch.set_num_threads(int(threads) or usable_cores())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        training = _open(Path(folder), source, Limits(device, float(checkpoint_s), int(max_tokens)), voice)
+        training = _open(Path(folder), source, TrainingLimits(device, float(checkpoint_s), int(max_tokens)), voice)
     except RefusedError as error:
         voice.say("refused", code=error.code, message=str(error), param=error.param)
         return REFUSED
@@ -37,7 +37,7 @@ def main() -> int:
     return 0 if training.run(stop) else STOPPED
 
 
-def _open(folder: Path, source: str, limits: Limits, voice: Voice) -> Training:
+def _open(folder: Path, source: str, limits: TrainingLimits, voice: Voice) -> Training:
     order = Order.model_validate_json((folder / "job.json").read_text())
     base = base_folder(source, folder.parent.parent / "bases", order.id)
     tokenizer = Tokenizer(AutoTokenizer.from_pretrained(base, local_files_only=True), limits.max_tokens)

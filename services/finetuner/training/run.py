@@ -16,15 +16,15 @@ from torch.nn import functional
 from services.common.fine_tuning.records import Example, Order, Result
 from services.finetuner.training.checkpoints import Checkpoints, save_adapter
 from services.finetuner.training.examples import TokenizedExample
-from services.finetuner.training.plan import Plan, groups
-from services.finetuner.training.words import Voice
+from services.finetuner.training.messages import Voice
+from services.finetuner.training.plan import TrainingPlan, groups
 
 _MOST_SERVED = 8192  # validation tokens whose loss the serving workers also compute
 _CLIP = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TrainingLimits:
     """Limits of a training process."""
 
     device: torch.device
@@ -37,11 +37,11 @@ class Training:
 
     def __init__(
         self, order: Order, folder: Path, model: PeftModel, train: Sequence[TokenizedExample],
-        valid: Sequence[TokenizedExample], limits: Limits, voice: Voice,
+        valid: Sequence[TokenizedExample], limits: TrainingLimits, voice: Voice,
     ) -> None:  # fmt: skip
         self._order, self._folder, self._model, self._voice = order, folder, model, voice
         self._train, self._valid, self._limits = train, valid, limits
-        self._plan = Plan.of(order, len(train))
+        self._plan = TrainingPlan.of(order, len(train))
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._optimizer = torch.optim.AdamW(self._weights, lr=self._plan.learning_rate, weight_decay=0.0)
         self._checkpoints = Checkpoints(folder)

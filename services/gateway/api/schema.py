@@ -362,7 +362,7 @@ class Supervised(Struct, kw_only=True, forbid_unknown_fields=True):
     hyperparameters: Hyperparameters | None = None
 
 
-class Method(Struct, kw_only=True, forbid_unknown_fields=True):
+class TrainingMethod(Struct, kw_only=True, forbid_unknown_fields=True):
     """The kind of training."""
 
     type: Literal["supervised"]
@@ -379,7 +379,7 @@ class FineTuningBody(Struct, kw_only=True, forbid_unknown_fields=True):
         None
     )
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    method: Method | None = None
+    method: TrainingMethod | None = None
     hyperparameters: Annotated[Hyperparameters, Meta(description="Use `method`")] | None = None
     metadata: (
         Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]

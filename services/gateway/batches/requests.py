@@ -41,7 +41,7 @@ class _Answered(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LineAnswer:
     """A request's answer."""
 
     status: int
@@ -86,7 +86,7 @@ class Answer:
         return used[0], details.cached_tokens or 0, used[1]
 
 
-async def post(routes: ASGIApp, path: str, credential: str, request_id: str, body: bytes) -> Answer:
+async def post(routes: ASGIApp, path: str, credential: str, request_id: str, body: bytes) -> LineAnswer:
     """Send one request; returns its whole answer."""
     messages: list[ASGIMessage] = [{"type": "http.request", "body": body, "more_body": False}]
     status, headers, parts = 0, {}, []
@@ -111,4 +111,4 @@ async def post(routes: ASGIApp, path: str, credential: str, request_id: str, bod
         "headers": [(b"authorization", credential.encode()), (b"x-request-id", request_id.encode())],
     }
     await routes(scope, receive, send)
-    return Answer(status, headers, b"".join(parts))
+    return LineAnswer(status, headers, b"".join(parts))

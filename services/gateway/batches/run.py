@@ -27,7 +27,7 @@ from services.gateway.asgi import ASGIApp
 from services.gateway.batches.files import FileGoneError
 from services.gateway.batches.lines import Inspector, Line, inspect_whole, numbered_lines, read_line, streams
 from services.gateway.batches.objects import BatchError, File, Plan, Status
-from services.gateway.batches.requests import Answer, post
+from services.gateway.batches.requests import LineAnswer, post
 from services.gateway.batches.store import BatchStore, Outcome
 from services.gateway.errors import ApiError, invalid
 from services.gateway.ids import new_id
@@ -51,7 +51,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class BatchContext:
     """The resources that all jobs of a gateway share."""
 
     store: BatchStore
@@ -66,11 +66,11 @@ class Means:
 class BatchRun:
     """Runs a claimed job."""
 
-    def __init__(self, claim: Claim, means: Means, stopping: asyncio.Event) -> None:
+    def __init__(self, claim: Claim, context: BatchContext, stopping: asyncio.Event) -> None:
         """`stopping` is set when this gateway ends; another gateway then continues the job."""
         self._claim = claim
-        self._means = means
-        self._store = means.store
+        self._context = context
+        self._store = context.store
         self._stopping = stopping
         self._ending = asyncio.Event()  # set when no further line may begin
         self.status: Status = "validating"
@@ -106,7 +106,7 @@ class BatchRun:
             await self._end_early(plan, file, "cancelled" if self.status == "cancelling" else "expired")
 
     async def _validate(self, plan: Plan, file: File) -> None:
-        inspector = Inspector(plan.endpoint, MOST_REQUESTS, self._means.max_line_bytes)
+        inspector = Inspector(plan.endpoint, MOST_REQUESTS, self._context.max_line_bytes)
         async for number, data in self._lines(plan, file):
             if not inspector.look(number, data):
                 break
@@ -131,10 +131,10 @@ class BatchRun:
     async def _places(self, plan: Plan) -> int:
         """How many lines run at once: at most half of the tenant's concurrency, so that its users keep the rest."""
         try:
-            most = (await self._means.gate.of_credential(plan.credential)).max_concurrent
+            most = (await self._context.gate.of_credential(plan.credential)).max_concurrent
         except ApiError:
             return 1  # each line will get this error
-        return min(self._means.concurrency, max(1, most // 2)) if most else self._means.concurrency
+        return min(self._context.concurrency, max(1, most // 2)) if most else self._context.concurrency
 
     async def _end_in_time(self, plan: Plan) -> None:
         await asyncio.sleep(max(0.0, plan.expires_at - time.time()))
@@ -154,7 +154,9 @@ class BatchRun:
         line = read_line(data)
         if streams(line):
             error = invalid("`stream` is not available in a batch.", "stream", "unsupported_field")
-            return _outcome(number, line, new_id("req"), Answer(error.status, {}, msgspec.json.encode(error.body())))
+            return _outcome(
+                number, line, new_id("req"), LineAnswer(error.status, {}, msgspec.json.encode(error.body()))
+            )
         ending = asyncio.create_task(self._ending.wait())
         running = asyncio.create_task(self._run_line(plan, number, line))
         try:
@@ -166,17 +168,17 @@ class BatchRun:
     async def _run_line(self, plan: Plan, number: int, line: Line) -> Outcome | None:
         began, pause_s = time.monotonic(), 0.5
         while True:
-            async with self._means.slots:
+            async with self._context.slots:
                 if self._stopping.is_set():
                     return None
                 request_id = new_id("req")
                 # A separate task has its own context, which holds the request's log fields and trace.
-                asking = post(self._means.routes, plan.endpoint, plan.credential, request_id, bytes(line.body))
+                asking = post(self._context.routes, plan.endpoint, plan.credential, request_id, bytes(line.body))
                 answer = await asyncio.create_task(asking)
             patient = not answer.limited or time.monotonic() - began < _PATIENCE_S
             if not (answer.later and patient):
                 return _outcome(number, line, request_id, answer)
-            self._means.metrics.batch_requests.labels("postponed").inc()
+            self._context.metrics.batch_requests.labels("postponed").inc()
             pause_s = min(_LONGEST_PAUSE_S, max(2 * pause_s, answer.retry_after_s))
             await wait_for_event(self._stopping, pause_s * random.uniform(0.5, 1.0))
 
@@ -185,7 +187,7 @@ class BatchRun:
         while True:
             status = await self._patiently(lambda: self._store.record(self._claim, plan, [outcome]))
             if status is not None:
-                self._means.metrics.batch_requests.labels(outcome.kind).inc()
+                self._context.metrics.batch_requests.labels(outcome.kind).inc()
                 self.on_status(status)
                 return
             if self._ending.is_set() or self._stopping.is_set():
@@ -220,7 +222,7 @@ class BatchRun:
     async def _finish(self, plan: Plan, status: Status, errors: Sequence[BatchError] = (), **fields: int) -> None:
         await self._patiently(lambda: self._store.finish(self._claim, plan, status, errors, **fields))
         self.status = status
-        self._means.metrics.batches.labels(status).inc()
+        self._context.metrics.batches.labels(status).inc()
         log.info("batch %s: %s", self._claim.job_id, status)
 
     # --- reading ---------------------------------------------------------------------------------------------------
@@ -289,7 +291,7 @@ def _custom_id(data: bytes) -> str | None:
         return None
 
 
-def _outcome(number: int, line: Line, request_id: str, answer: Answer) -> Outcome:
+def _outcome(number: int, line: Line, request_id: str, answer: LineAnswer) -> Outcome:
     response = {"status_code": answer.status, "request_id": request_id, "body": msgspec.Raw(answer.body)}
     if ignored := answer.headers.get(IGNORED_HEADER.encode()):
         response["ignored"] = ignored.decode()

@@ -10,7 +10,7 @@ import random
 
 from services.common.jobs.claim import Claim, LostClaimError, run_while_held
 from services.common.tasks import end_tasks, wait_for_event
-from services.gateway.batches.run import BatchRun, Means
+from services.gateway.batches.run import BatchContext, BatchRun
 from services.gateway.drain import Drain
 from services.gateway.tenants.redis_guard import RedisAwayError
 
@@ -24,9 +24,11 @@ _SWEEP_S = 10.0
 class BatchRunner:
     """Runs batches on one gateway."""
 
-    def __init__(self, means: Means, gateway_id: str, lease_s: float, drain: Drain, woken: asyncio.Event) -> None:
+    def __init__(
+        self, context: BatchContext, gateway_id: str, lease_s: float, drain: Drain, woken: asyncio.Event
+    ) -> None:
         """`woken` is set when a job was created or has to be ended."""
-        self._means = means
+        self._context = context
         self._gateway_id = gateway_id
         self._renew_s = min(1.0, lease_s / 3)
         self._drain = drain
@@ -54,7 +56,7 @@ class BatchRunner:
             claim = None
             try:
                 owner = f"{self._gateway_id}/{next(self._numbers)}"
-                claim = await self._means.store.claim(owner, room=len(self._jobs) < _JOBS)
+                claim = await self._context.store.claim(owner, room=len(self._jobs) < _JOBS)
             except RedisAwayError:
                 log.debug("no look for batches: Redis is away")
             if claim is None:
@@ -63,15 +65,15 @@ class BatchRunner:
             job = asyncio.create_task(self._work_on(claim))
             self._jobs.add(job)
             job.add_done_callback(self._over)
-            self._means.metrics.batches_running.set(len(self._jobs))
+            self._context.metrics.batches_running.set(len(self._jobs))
 
     def _over(self, job: asyncio.Task[None]) -> None:
         self._jobs.discard(job)
-        self._means.metrics.batches_running.set(len(self._jobs))
+        self._context.metrics.batches_running.set(len(self._jobs))
         self._woken.set()
 
     async def _work_on(self, claim: Claim) -> None:
-        run = BatchRun(claim, self._means, self._stopping)
+        run = BatchRun(claim, self._context, self._stopping)
         try:
             await run_while_held(run.run(), lambda: self._renew(claim, run), self._renew_s)
         except LostClaimError:
@@ -84,15 +86,15 @@ class BatchRunner:
 
     async def _renew(self, claim: Claim, run: BatchRun) -> None:
         with contextlib.suppress(RedisAwayError):  # the claim stays valid unless another gateway takes the job
-            run.on_status(await self._means.store.renew(claim))
+            run.on_status(await self._context.store.renew(claim))
 
     async def _leave(self, claim: Claim) -> None:
         """Release the claim; a batch that has ended has none."""
         with contextlib.suppress(LostClaimError, RedisAwayError):
-            await self._means.store.renew(claim, give_up=True)
+            await self._context.store.renew(claim, give_up=True)
 
     async def _keep_house(self) -> None:
-        metrics, store = self._means.metrics, self._means.store
+        metrics, store = self._context.metrics, self._context.store
         while True:
             try:
                 metrics.batch_storage.set(await store.files.sweep())

@@ -14,7 +14,7 @@ LEAST_EXAMPLES = 10  # OpenAI's limit
 MOST_NAMED = 20
 
 
-class TextPart(Struct, kw_only=True, forbid_unknown_fields=True):
+class ExampleTextPart(Struct, kw_only=True, forbid_unknown_fields=True):
     """A part of a message."""
 
     type: Literal["text"]
@@ -28,7 +28,7 @@ class CalledFunction(Struct, kw_only=True, forbid_unknown_fields=True):
     arguments: str
 
 
-class Call(Struct, kw_only=True, forbid_unknown_fields=True):
+class ExampleCall(Struct, kw_only=True, forbid_unknown_fields=True):
     """A tool call of the assistant."""
 
     id: str
@@ -36,26 +36,26 @@ class Call(Struct, kw_only=True, forbid_unknown_fields=True):
     function: CalledFunction
 
 
-class Turn(Struct, kw_only=True, forbid_unknown_fields=True):
+class ExampleMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     """A message of an example."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[ExampleTextPart] | None = None
     name: str | None = None
     weight: Literal[0, 1] | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[ExampleCall] | None = None
     tool_call_id: str | None = None
 
 
-class Conversation(Struct, kw_only=True, forbid_unknown_fields=True):
+class ExampleLine(Struct, kw_only=True, forbid_unknown_fields=True):
     """A line."""
 
-    messages: Annotated[list[Turn], Meta(min_length=1)]
+    messages: Annotated[list[ExampleMessage], Meta(min_length=1)]
     tools: list[dict[str, Any]] | None = None
     parallel_tool_calls: bool | None = None
 
 
-_decode = msgspec.json.Decoder(Conversation).decode
+_decode = msgspec.json.Decoder(ExampleLine).decode
 
 
 class FileInspector:
@@ -88,7 +88,7 @@ def _trouble(data: bytes) -> str:
     try:
         line = _decode(data)
     except msgspec.ValidationError as error:
-        return explain(error, Conversation).message.rstrip(".")
+        return explain(error, ExampleLine).message.rstrip(".")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         lone = lone_surrogate(data)
         return lone.message if lone else f"not valid JSON: {error}"
@@ -98,7 +98,7 @@ def _trouble(data: bytes) -> str:
     return _trouble_of_order(line.messages)
 
 
-def _trouble_of_turn(turn: Turn) -> str:
+def _trouble_of_turn(turn: ExampleMessage) -> str:
     if turn.role == "assistant":
         if not turn.content and not turn.tool_calls:
             return ".content`: an assistant's message needs `content` or `tool_calls`"
@@ -110,7 +110,7 @@ def _trouble_of_turn(turn: Turn) -> str:
     return ".tool_calls` is for the role `assistant` only" if turn.tool_calls else ""
 
 
-def _trouble_of_calls(calls: Sequence[Call]) -> str:
+def _trouble_of_calls(calls: Sequence[ExampleCall]) -> str:
     for number, call in enumerate(calls):
         try:
             arguments = msgspec.json.decode(call.function.arguments)
@@ -121,7 +121,7 @@ def _trouble_of_calls(calls: Sequence[Call]) -> str:
     return ""
 
 
-def _trouble_of_order(turns: Sequence[Turn]) -> str:
+def _trouble_of_order(turns: Sequence[ExampleMessage]) -> str:
     if turns[-1].role != "assistant":
         return "the last message must be the assistant's"
     if not any(turn.role == "assistant" and turn.weight != 0 for turn in turns):

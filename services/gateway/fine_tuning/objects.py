@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from services.common.fine_tuning.records import OVER, Checkpoint, Event, Status
+from services.common.fine_tuning.records import OVER, Event, JobCheckpoint, Status
 from services.common.fine_tuning.store import Job
 
 
@@ -72,12 +72,12 @@ def event_object(event: Event) -> dict[str, Any]:
     return {"object": "fine_tuning.job.event", **event.model_dump()}
 
 
-def checkpoint_name(job: Job, checkpoint: Checkpoint) -> str:
+def checkpoint_name(job: Job, checkpoint: JobCheckpoint) -> str:
     """The name under which a checkpoint is served."""
     return f"{job.order.served_name}:ckpt-step-{checkpoint.step}"
 
 
-def checkpoint_object(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
+def checkpoint_object(job: Job, checkpoint: JobCheckpoint) -> dict[str, Any]:
     """A checkpoint as clients see it."""
     return {
         "object": "fine_tuning.job.checkpoint",

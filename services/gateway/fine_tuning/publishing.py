@@ -20,7 +20,7 @@ from services.gateway.ids import new_id
 _COLUMNS = ("step", "train_loss", "valid_loss")
 
 
-class RefusedError(Exception):
+class ValidationRefusedError(Exception):
     """A request of the validation was refused."""
 
 
@@ -46,7 +46,7 @@ class Publisher:
     async def served_loss(self, job: Job, examples: Sequence[Example]) -> float:
         """The mean loss of the trained tokens; raises :class:`ApiError` when a request fails.
 
-        Raises :class:`RefusedError` when the key that created the job may not use its result.
+        Raises :class:`ValidationRefusedError` when the key that created the job may not use its result.
         """
         total, count = 0.0, 0
         for example in examples:
@@ -68,7 +68,7 @@ class Publisher:
             raise (
                 unavailable(f"The adapter is loaded and does not answer: {said}")
                 if answer.later
-                else RefusedError(said)
+                else ValidationRefusedError(said)
             )
         found: list[Any] = msgspec.json.decode(answer.body)["choices"][0]["prompt_logprobs"]
         return found

@@ -16,7 +16,7 @@ from services.gateway.batches.files import FileGoneError, FileStore
 from services.gateway.batches.lines import numbered_lines
 from services.gateway.errors import ApiError
 from services.gateway.fine_tuning.lines import LEAST_EXAMPLES, FileInspector
-from services.gateway.fine_tuning.publishing import Publisher, RefusedError
+from services.gateway.fine_tuning.publishing import Publisher, ValidationRefusedError
 from services.gateway.tenants.redis_guard import RedisAwayError
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class FineTuningRunner:
             return {}
         try:
             return {"served_loss": await self._publisher.served_loss(job, result.examples)}
-        except RefusedError as error:
+        except ValidationRefusedError as error:
             message = f"The validation loss through the serving workers was not computed: {error}"
             await self._store.report(claim, _LEASE_S, [new_event(message, "warn")])
             return {}

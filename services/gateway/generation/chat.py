@@ -11,13 +11,13 @@ import msgspec
 from services.gateway.api.chat import Call, ChatRequest, Turn
 from services.gateway.errors import invalid
 from services.gateway.generation.group import SequenceGroup
+from services.gateway.generation.message_format import message_format_of
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
 from services.gateway.generation.prepared import Prepared
-from services.gateway.generation.reading import reading_of
 from services.gateway.generation.request import Caller, SamplingOptions
 from services.gateway.generation.sampling import check_token_ids, sampling_options
 from services.gateway.grammar.admission import GrammarCompiler
-from services.gateway.grammar.formats import Asked
+from services.gateway.grammar.formats import Constraint
 from services.gateway.ids import new_id
 from services.gateway.settings import GatewaySettings
 from services.gateway.text.codec import ServedModel
@@ -116,13 +116,13 @@ class ChatPreparer:
         constraint = await self._constraint(request, prompt.tools)
         grammar = await self._grammars.admit(constraint, model) if constraint else ""
         reasons = self._settings.reasoning == "auto"
-        reads = reading_of(model, prompt.ids, prompt.tools, constrained=bool(grammar), reasoning=reasons)
+        form = message_format_of(model, prompt.ids, prompt.tools, constrained=bool(grammar), reasoning=reasons)
         options = self._options(request, model, prompt, grammar)
-        if reads and reads.special and request.options.skip_special_tokens is None:
+        if form and form.special and request.options.skip_special_tokens is None:
             options = replace(options, skip_special_tokens=False)
         request_id, group = request_id or new_id("chatcmpl"), SequenceGroup() if request.n > 1 else None
         first = await self._pipeline.prepare(request_id, model, prompt.ids, options, caller, group=group)
-        readers = [reads.new() if reads else None for _ in range(request.n)]
+        readers = [form.new() if form else None for _ in range(request.n)]
         checks = constraint.checks if constraint else None
         choices = [(first.choice(i), reader) for i, reader in enumerate(readers)]
         return Prepared(
@@ -134,12 +134,12 @@ class ChatPreparer:
             per_prompt=request.n,
         )
 
-    async def _constraint(self, request: ChatRequest, tools: ToolUse | None) -> Asked | None:
+    async def _constraint(self, request: ChatRequest, tools: ToolUse | None) -> Constraint | None:
         """Return the grammar of the answer: the requested format, calls of tools, or both."""
-        asked = await self._grammars.asked(request.options, request.names)
-        if tools is None or not (tools.constrained or asked is not None):
-            return asked
-        return await asyncio.to_thread(tools.plan, asked)
+        requested = await self._grammars.constraint(request.options, request.names)
+        if tools is None or not (tools.constrained or requested is not None):
+            return requested
+        return await asyncio.to_thread(tools.plan, requested)
 
     def _options(self, request: ChatRequest, model: ServedModel, prompt: ChatPrompt, grammar: str) -> SamplingOptions:
         return sampling_options(

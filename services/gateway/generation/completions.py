@@ -45,7 +45,7 @@ class CompletionPreparer:
             )
             raise invalid(message, "n" if n > 1 else "prompt", "invalid_value")
         prompts = await encode_prompts(model, pieces, "prompt", add_special_tokens=body.add_special_tokens is not False)
-        constraint = await self._grammars.asked(body)
+        constraint = await self._grammars.constraint(body)
         grammar = await self._grammars.admit(constraint, model) if constraint else ""
         checks = constraint.checks if constraint else None
         request_id = new_id("cmpl")

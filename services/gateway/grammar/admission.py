@@ -17,7 +17,7 @@ from services.common.grammar import MAX_GRAMMAR_BYTES
 from services.gateway.api.chat import CHAT_COMPLETIONS, FieldNames
 from services.gateway.api.options import TextOptions
 from services.gateway.errors import ApiError, invalid
-from services.gateway.grammar.formats import Asked, asked_for, wants_grammar
+from services.gateway.grammar.formats import Constraint, constraint_of, wants_grammar
 from services.gateway.text.codec import ServedModel
 
 _START_S = 20.0  # to start the process and to load a model's tokenizer: usually about a second
@@ -46,27 +46,27 @@ class GrammarCompiler:
         self._told: dict[str, ServedModel] = {}  # models whose tokenizer the process has, by name
         self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
 
-    async def asked(self, options: TextOptions, names: FieldNames = CHAT_COMPLETIONS) -> Asked | None:
+    async def constraint(self, options: TextOptions, names: FieldNames = CHAT_COMPLETIONS) -> Constraint | None:
         """The structured output that the options ask for; raises :class:`ApiError` (400)."""
         if not wants_grammar(options):
             return None
-        return await asyncio.to_thread(asked_for, options, names, closed=self._closed)
+        return await asyncio.to_thread(constraint_of, options, names, closed=self._closed)
 
-    async def admit(self, asked: Asked, model: ServedModel) -> str:
+    async def admit(self, constraint: Constraint, model: ServedModel) -> str:
         """The grammar for the workers; raises :class:`ApiError` (400) with the reason if they cannot follow it."""
-        size = len(asked.grammar.encode())
+        size = len(constraint.grammar.encode())
         if size > MAX_GRAMMAR_BYTES:
-            message = f"`{asked.field}` may have at most {MAX_GRAMMAR_BYTES} bytes as a grammar, got {size}."
-            raise invalid(message, asked.field, "invalid_grammar")
-        key = sha256(f"{model.card.hash_root}\0{asked.foreign}\0{asked.grammar}".encode()).digest()
+            message = f"`{constraint.field}` may have at most {MAX_GRAMMAR_BYTES} bytes as a grammar, got {size}."
+            raise invalid(message, constraint.field, "invalid_grammar")
+        key = sha256(f"{model.card.hash_root}\0{constraint.foreign}\0{constraint.grammar}".encode()).digest()
         if not self._knows(key):
             async with self._turn:
                 if not self._knows(key):
-                    self._remember(key, await self._compile(asked, model))
+                    self._remember(key, await self._compile(constraint, model))
         verdict = self._verdicts[key]
         if verdict.error is not None:
-            raise _refusal(asked.field, verdict.error)
-        return asked.grammar if verdict.grammar is None else verdict.grammar
+            raise _refusal(constraint.field, verdict.error)
+        return constraint.grammar if verdict.grammar is None else verdict.grammar
 
     async def aclose(self) -> None:
         """End the process."""
@@ -89,13 +89,13 @@ class GrammarCompiler:
         if len(self._verdicts) > _KEPT_VERDICTS:
             self._verdicts.popitem(last=False)
 
-    async def _compile(self, asked: Asked, model: ServedModel) -> _Verdict:
+    async def _compile(self, constraint: Constraint, model: ServedModel) -> _Verdict:
         """Compile a grammar. A process that crashes or times out is ended, and the next call starts a new one."""
         try:
             async with asyncio.timeout(_START_S):
                 await self._introduce(model)
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._ask(model, asked)
+                answer = await self._ask(model, constraint)
         except TimeoutError:
             await self.aclose()
             late = f"it takes longer than {self._timeout_s:g} s to compile"
@@ -123,11 +123,11 @@ class GrammarCompiler:
             vocabulary = {"tokenizer": tokenizer, "vocab_size": card.vocab_size, "eos": list(card.eos_token_ids)}
             await self._send({"model": model.name, **vocabulary})
             # Wait until the tokenizer is loaded, so that the load does not count against the request's time limit.
-            await self._ask(model, Asked("", 'start: "a"'))
+            await self._ask(model, Constraint("", 'start: "a"'))
             self._told[model.name] = model
 
-    async def _ask(self, model: ServedModel, asked: Asked) -> dict[str, str | None]:
-        await self._send({"model": model.name, "grammar": asked.grammar, "foreign": asked.foreign})
+    async def _ask(self, model: ServedModel, constraint: Constraint) -> dict[str, str | None]:
+        await self._send({"model": model.name, "grammar": constraint.grammar, "foreign": constraint.foreign})
         assert self._process is not None
         assert self._process.stdout is not None
         head = await self._process.stdout.readexactly(4)

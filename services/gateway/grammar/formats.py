@@ -40,7 +40,7 @@ class Checks:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Constraint:
     """The structured output that a request asks for, and the field that asks."""
 
     field: str
@@ -61,7 +61,7 @@ def wants_grammar(body: TextOptions) -> bool:
     )
 
 
-def asked_for(body: TextOptions, names: FieldNames = CHAT_COMPLETIONS, *, closed: bool = True) -> Asked | None:
+def constraint_of(body: TextOptions, names: FieldNames = CHAT_COMPLETIONS, *, closed: bool = True) -> Constraint | None:
     """The one grammar of a body; raises :class:`ApiError` (400) naming the field when the body asks for several.
 
     `closed`: an object without `additionalProperties` allows only the properties that its schema names.
@@ -82,7 +82,7 @@ def asked_for(body: TextOptions, names: FieldNames = CHAT_COMPLETIONS, *, closed
         raise invalid(f"`{field}` is nested too deeply.", field, "invalid_grammar") from error
     except (ValueError, OverflowError) as error:
         raise invalid(f"`{field}` cannot be followed: {error}", field, "invalid_grammar") from error
-    return Asked(field, grammar, foreign=field.endswith("grammar") and "::=" in grammar, checks=Checks(check))
+    return Constraint(field, grammar, foreign=field.endswith("grammar") and "::=" in grammar, checks=Checks(check))
 
 
 Build = tuple[str, Callable[[], tuple[str, Check | None]]]

@@ -47,11 +47,11 @@ class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     overlap_s: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_OVERLAP_S)] = 3600
 
 
-class Limits(Tenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeyPatch(Tenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields that `PATCH /admin/keys/{id}` may name; `name` must stay as it is."""
 
 
-_NEW, _ROTATION, _LIMITS = BodyDecoder(NewKey), BodyDecoder(Rotation), BodyDecoder(Limits)
+_NEW, _ROTATION, _LIMITS = BodyDecoder(NewKey), BodyDecoder(Rotation), BodyDecoder(KeyPatch)
 
 
 class Administrator:
@@ -143,7 +143,7 @@ async def _body(request: Request) -> bytes:
     return body
 
 
-async def _merged(key: IssuedKey, body: bytes) -> Limits:
+async def _merged(key: IssuedKey, body: bytes) -> KeyPatch:
     """The limits of a key after a change that names only some of them."""
     try:
         named = msgspec.json.decode(body, type=dict[str, Any])

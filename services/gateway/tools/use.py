@@ -11,7 +11,7 @@ from typing import Any
 from services.gateway.api.chat import ChatRequest, FieldNames, OfferedTools
 from services.gateway.api.options import FunctionDefinition
 from services.gateway.errors import invalid
-from services.gateway.grammar.formats import Asked, Checks
+from services.gateway.grammar.formats import Checks, Constraint
 from services.gateway.tools import grammars
 from services.gateway.tools.custom import CustomReader
 from services.gateway.tools.forced import EnforcedHermesParser, NamedParser, RequiredParser
@@ -57,20 +57,20 @@ class ToolUse:
             return NamedParser(self.offered.choice)
         return EnforcedHermesParser(self.names) if constrained else self.native(self.names)
 
-    def plan(self, asked: Asked | None) -> Asked:
-        """The grammar of the answer, by the structured output that was `asked` for; raises :class:`ApiError` (400)."""
+    def plan(self, requested: Constraint | None) -> Constraint:
+        """The grammar of the answer, by the `requested` structured output; raises :class:`ApiError` (400)."""
         functions, choice = self.offered.functions, self.offered.choice
         if choice == "required":
             forms = self._forms(functions)
-            return self._asked(grammars.of_required(forms, parallel=self.offered.parallel), forms)
+            return self._constraint(grammars.of_required(forms, parallel=self.offered.parallel), forms)
         if choice != "auto":
             forms = self._forms([function for function in functions if function.name == choice])
-            return self._asked(grammars.of_named(forms[0]), forms)
-        if asked is not None:
-            return self._beside(asked)
+            return self._constraint(grammars.of_named(forms[0]), forms)
+        if requested is not None:
+            return self._with_calls(requested)
         forms = self._forms([function for function in functions if function.strict])
         free = [grammars.free_form_of(function) for function in functions if not function.strict]
-        return self._asked(grammars.of_strict([*forms, *free]), forms)
+        return self._constraint(grammars.of_strict([*forms, *free]), forms)
 
     def _forms(self, functions: Sequence[FunctionDefinition]) -> list[grammars.CallForm]:
         field = self.field_names.tools
@@ -79,28 +79,28 @@ class ToolUse:
         except (ValueError, RecursionError) as error:
             raise invalid(f"`{field}` cannot be followed: {error}", field, "invalid_grammar") from error
 
-    def _asked(self, grammar: str, forms: Sequence[grammars.CallForm]) -> Asked:
+    def _constraint(self, grammar: str, forms: Sequence[grammars.CallForm]) -> Constraint:
         arguments = {form.name: form.check for form in forms if form.check is not None}
-        return Asked(self.field_names.tools, grammar, checks=Checks(arguments=arguments))
+        return Constraint(self.field_names.tools, grammar, checks=Checks(arguments=arguments))
 
-    def _beside(self, asked: Asked) -> Asked:
+    def _with_calls(self, requested: Constraint) -> Constraint:
         names = self.field_names
-        schema = _schema_of(asked) if asked.field.startswith(names.format) else None
+        schema = _schema_of(requested) if requested.field.startswith(names.format) else None
         if schema is None:
             message = (
-                f"`{asked.field}` leaves no room for calls: set `{names.tool_choice}`, or ask by `{names.format}`."
+                f"`{requested.field}` leaves no room for calls: set `{names.tool_choice}`, or ask by `{names.format}`."
             )
-            raise invalid(message, asked.field, "invalid_value")
+            raise invalid(message, requested.field, "invalid_value")
         forms = self._forms(self.offered.functions)
-        found = self._asked(grammars.of_answer_or_calls(forms, schema), forms)
-        return replace(found, checks=replace(found.checks, text=asked.checks.text))
+        combined = self._constraint(grammars.of_answer_or_calls(forms, schema), forms)
+        return replace(combined, checks=replace(combined.checks, text=requested.checks.text))
 
 
-def _schema_of(asked: Asked) -> dict[str, Any] | None:
+def _schema_of(constraint: Constraint) -> dict[str, Any] | None:
     """The JSON Schema of a grammar that consists of only that schema."""
-    if not asked.grammar.startswith("{"):
+    if not constraint.grammar.startswith("{"):
         return None
-    schema: dict[str, Any] | None = json.loads(asked.grammar)["grammars"][0]["json_schema"]
+    schema: dict[str, Any] | None = json.loads(constraint.grammar)["grammars"][0]["json_schema"]
     return schema
 
 

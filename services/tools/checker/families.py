@@ -40,7 +40,7 @@ class ListedFamily:
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class ListedModels:
     """Everything that can be served."""
 
     families: tuple[ListedFamily, ...]
@@ -54,10 +54,10 @@ class Models:
         return asdict(self)
 
 
-def list_models() -> Models:
+def list_models() -> ListedModels:
     """Return the registries' contents, in their order."""
     tested = json.loads(TESTED.read_text())
-    return Models(
+    return ListedModels(
         tuple(_listed(family, tested.get(family.model_type, {})) for family in FAMILIES.values()),
         tuple(known.title for known in FORMATS),
         tuple(ARCHITECTURES),
@@ -73,7 +73,7 @@ def abilities(family: Family) -> tuple[str, ...]:
     return ("generate", "embed", *labels) if decodes else ("embed", *labels)
 
 
-def models_text(models: Models) -> str:
+def models_text(models: ListedModels) -> str:
     """Return the list for people."""
     lines = []
     for family in models.families:

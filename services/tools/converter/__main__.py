@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.compute.model.loading.hub import resolve_model
 from services.compute.model.spec import ModelError
-from services.tools.converter.run import AUTO, Request, convert
+from services.tools.converter.run import AUTO, ConversionOptions, convert
 
 
 def main() -> int:
@@ -20,7 +20,7 @@ def main() -> int:
     asked = _parser().parse_args()
     try:
         source = resolve_model(asked.source)
-        request = Request(source, Path(asked.out).absolute(), asked.type, asked.shard_bytes, asked.force)
+        request = ConversionOptions(source, Path(asked.out).absolute(), asked.type, asked.shard_bytes, asked.force)
         convert(request, lambda done, of: _say({"phase": "convert", "done": done, "of": of}))
     except ModelError as error:
         _say({"error": str(error)})

@@ -24,7 +24,7 @@ _BY_DTYPE = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ConversionOptions:
     """The options of a conversion."""
 
     source: Path  # a folder or a GGUF file
@@ -34,7 +34,7 @@ class Request:
     force: bool
 
 
-def convert(request: Request, report: Report) -> None:
+def convert(request: ConversionOptions, report: Report) -> None:
     """Convert; calls `report` with the tensors written and their number. Raises ModelError."""
     to_gguf = request.out.suffix == SUFFIX
     allowed = tuple(FILE_TYPES) if to_gguf else tuple(DTYPES)

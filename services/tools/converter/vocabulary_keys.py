@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from services.compute.model.formats.gguf.hub_files import hub_files
-from services.compute.model.formats.gguf.metadata import Metadata, Value
+from services.compute.model.formats.gguf.metadata import GgufMetadata, Value
 from services.compute.model.formats.gguf.pre_tokenizers import PRE_TOKENIZERS
 from services.compute.model.formats.gguf.vocabulary import PREFIX, TokenType
 from services.compute.model.spec import ModelError
@@ -62,7 +62,7 @@ def vocabulary_keys(folder: FolderTokenizer) -> dict[str, Value]:
         candidates = [byte_level | {f"{PREFIX}pre": name} for name in tried.values()]
     wanted = _ids(folder.tokenizer)
     for candidate in candidates:
-        if _ids(hub_files(Metadata(folder.path, candidate)).tokenizer) == wanted:
+        if _ids(hub_files(GgufMetadata(folder.path, candidate)).tokenizer) == wanted:
             return candidate
     raise ModelError(f"{folder.path}: no pre-tokenizer that GGUF names gives this tokenizer's ids")
 

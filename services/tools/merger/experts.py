@@ -37,7 +37,7 @@ class StackPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class ExpertParameter:
     """A parameter [n_experts, *shape]."""
 
     n_experts: int
@@ -46,7 +46,7 @@ class Stack:
     parts: tuple[StackPart, ...]
 
 
-Stacks = Mapping[str, Stack]  # by transformers' names
+Stacks = Mapping[str, ExpertParameter]  # by transformers' names
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def find_stacks(model: Description, stored: Mapping[str, StoredEntry]) -> Stacks
         for key, ref in found.items():
             if ref.place is not None and not key.endswith(".bias"):
                 by_name[ref.name][key] = ref
-    stacks: dict[str, Stack] = {}
+    stacks: dict[str, ExpertParameter] = {}
     for name, of_name in by_name.items():
         others = {refs[key].name if replace(refs[key], name=name) == ref else "" for key, ref in of_name.items()}
         whole = _stored(name, prefix, stored)
@@ -89,12 +89,12 @@ def find_stacks(model: Description, stored: Mapping[str, StoredEntry]) -> Stacks
         if whole:
             n_experts, *shape = stored[whole].shape
             turned = any(ref.transposed for ref in of_name.values())
-            stacks[name] = Stack(n_experts, (shape[0], shape[1]), turned, (StackPart(whole),))
+            stacks[name] = ExpertParameter(n_experts, (shape[0], shape[1]), turned, (StackPart(whole),))
         elif parts := _by_expert(model, refs, of_name, stored):
             n_in = logical_shape(next(iter(of_name)), read_shapes(model.config, model.family, model.spec))[1].value
             n_out = max(part.stop or 0 for part in parts)
             n_experts = 1 + max(part.expert or 0 for part in parts)
-            stacks[name] = Stack(n_experts, (n_out, n_in), False, parts)
+            stacks[name] = ExpertParameter(n_experts, (n_out, n_in), False, parts)
     return stacks
 
 
@@ -117,7 +117,7 @@ def _stored(name: str, prefix: str, stored: Mapping[str, StoredEntry]) -> str:
     return next((one for one in (name, name.removeprefix(prefix)) if one in stored), "")
 
 
-def targeted(peft: PeftFolder, module: str, stacks: Stacks) -> dict[str, Stack]:
+def targeted(peft: PeftFolder, module: str, stacks: Stacks) -> dict[str, ExpertParameter]:
     """Return the stacks whose factors those of a module may be, by name: none if the module has one weight.
 
     Raises ModelError for other parameters.
@@ -134,7 +134,7 @@ def targeted(peft: PeftFolder, module: str, stacks: Stacks) -> dict[str, Stack]:
     return found
 
 
-def stack_factors(peft: PeftFolder, module: str, stacks: Mapping[str, Stack]) -> tuple[str, StackFactors]:
+def stack_factors(peft: PeftFolder, module: str, stacks: Mapping[str, ExpertParameter]) -> tuple[str, StackFactors]:
     """Return the one of `stacks` that a module's factors fit, and the factors. Raises ModelError naming the tensor."""
     a, b = (f"{BEFORE}{module}{end}" for end in (A, B))
     (ranks, n_in), (n_out, other_ranks) = peft.shapes(module)

@@ -16,7 +16,7 @@ import torch
 from services.compute.model.loading.hub import resolve_model
 from services.compute.model.spec import ModelError
 from services.tools.quantizer.methods.registry import METHODS
-from services.tools.quantizer.run import Request, quantize
+from services.tools.quantizer.run import QuantizationOptions, quantize
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
     asked = _parser().parse_args()
     try:
         model = resolve_model(asked.model)
-        request = Request(
+        request = QuantizationOptions(
             model,
             Path(asked.out).absolute(),
             asked.method,

@@ -17,7 +17,7 @@ from services.compute.model.shard import Shard
 from services.tools.quantizer.methods.base import Inputs
 
 
-class Recorder:
+class ActivationRecorder:
     """Sums over the inputs of linear layers, by the keys of the layers that share them."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Recorder:
 class RecordedLinear:
     """A product whose inputs are recorded."""
 
-    def __init__(self, linear: Linear, keys: tuple[str, ...], recorder: Recorder) -> None:
+    def __init__(self, linear: Linear, keys: tuple[str, ...], recorder: ActivationRecorder) -> None:
         self._linear, self._keys, self._recorder = linear, keys, recorder
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class RecordedLinear:
 class RecordedExperts:
     """A mixture whose experts record the rows that are routed to them."""
 
-    def __init__(self, experts: Experts, recorder: Recorder) -> None:
+    def __init__(self, experts: Experts, recorder: ActivationRecorder) -> None:
         self._experts, self._recorder = experts, recorder
 
     def __call__(self, x: Tensor, logits: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class RecordedExperts:
 class RecordingLoader(LinearLoader):
     """Builds linear layers whose inputs are recorded."""
 
-    recorder: Recorder
+    recorder: ActivationRecorder
     routed: bool  # whether to record also what a mixture routes to its experts
 
     def linear(self, shards: Sequence[Shard], *, bias: bool) -> Linear:

@@ -13,7 +13,7 @@ _SHRINKS = tuple(1 - 0.05 * step for step in range(10))  # shares of a group's r
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class QuantizationGrid:
     """The levels of a weight [n_out, n_in], for each group of inputs of an output."""
 
     scheme: Scheme
@@ -43,23 +43,23 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantized:
+class QuantizedWeight:
     """A quantized weight."""
 
     codes: Tensor  # [n_out, n_in] uint8
-    grid: Grid
+    grid: QuantizationGrid
 
     def numbers(self) -> Tensor:
         """Return the numbers [n_out, n_in] float32."""
         return self.grid.numbers(self.codes)
 
-    def rows(self, start: int, stop: int) -> Quantized:
+    def rows(self, start: int, stop: int) -> QuantizedWeight:
         """Return the rows [start, stop)."""
-        grid = Grid(self.grid.scheme, self.grid.scale[start:stop], self.grid.zero[start:stop])
-        return Quantized(self.codes[start:stop], grid)
+        grid = QuantizationGrid(self.grid.scheme, self.grid.scale[start:stop], self.grid.zero[start:stop])
+        return QuantizedWeight(self.codes[start:stop], grid)
 
 
-def range_grid(weight: Tensor, scheme: Scheme, dtype: torch.dtype, shrink: float = 1.0) -> Grid:
+def range_grid(weight: Tensor, scheme: Scheme, dtype: torch.dtype, shrink: float = 1.0) -> QuantizationGrid:
     """Return the grid whose levels span each group of `weight` [n_out, n_in], or `shrink` of that range.
 
     `dtype` is that of stored scales. 0 is always a level.
@@ -74,10 +74,10 @@ def range_grid(weight: Tensor, scheme: Scheme, dtype: torch.dtype, shrink: float
     zero = torch.full_like(low, scheme.middle)
     if not scheme.symmetric:
         zero = (-low / scale.float()).round().clamp(0, scheme.levels)
-    return Grid(scheme, scale, zero)
+    return QuantizationGrid(scheme, scale, zero)
 
 
-def search_grid(weight: Tensor, scheme: Scheme, dtype: torch.dtype, importance: Tensor) -> Grid:
+def search_grid(weight: Tensor, scheme: Scheme, dtype: torch.dtype, importance: Tensor) -> QuantizationGrid:
     """Return the grid with the smallest rounding error of each group, among several parts of its range.
 
     `importance` [n_in] weighs the squared errors of the inputs.
@@ -93,5 +93,5 @@ def search_grid(weight: Tensor, scheme: Scheme, dtype: torch.dtype, importance: 
         better = error < best_error
         best_error = torch.where(better, error, best_error)
         scale, zero = (torch.where(better, new, old) for new, old in ((grid.scale, best.scale), (grid.zero, best.zero)))
-        best = Grid(scheme, scale, zero)
+        best = QuantizationGrid(scheme, scale, zero)
     return best

@@ -11,7 +11,7 @@ from torch import Tensor
 from services.compute.backends.weights import Dense, Stacked
 from services.compute.model.loading.checkpoint import Checkpoint
 from services.compute.model.shard import Shard
-from services.tools.quantizer.grid import Quantized
+from services.tools.quantizer.grid import QuantizedWeight
 from services.tools.quantizer.methods.base import Inputs, Method, Repeats
 from services.tools.quantizer.methods.rtn import RoundToNearest
 from services.tools.quantizer.scheme import Scheme
@@ -56,7 +56,7 @@ def read_layer(
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class LayerTask:
     """A unit, what its layers see, and how they are to be stored."""
 
     unit: Unit
@@ -74,14 +74,14 @@ class Task:
 class QuantizedLayer:
     """A layer's linear layers and other tensors by their keys, and relative errors by unit if inputs were seen."""
 
-    linears: Mapping[str, Quantized]
+    linears: Mapping[str, QuantizedWeight]
     whole: Mapping[str, Tensor]
     errors: Mapping[str, float]
     rounded: frozenset[str]  # units that saw too few rows for the method: rounded to nearest
 
 
 def quantize_layer(
-    tensors: LayerTensors, tasks: list[Task], method: Method, dtype: torch.dtype, norm_offset: float
+    tensors: LayerTensors, tasks: list[LayerTask], method: Method, dtype: torch.dtype, norm_offset: float
 ) -> QuantizedLayer:
     """Quantize the linear layers of `tasks`; changes `tensors`. `dtype` is that of stored scales."""
     rounded = frozenset(task.unit.name for task in tasks if not task.saw_enough(method))
@@ -89,7 +89,7 @@ def quantize_layer(
         tasks = [
             task if task.unit.name in rounded else _scaled(task, tensors, method, dtype, norm_offset) for task in tasks
         ]
-    linears: dict[str, Quantized] = {}
+    linears: dict[str, QuantizedWeight] = {}
     errors: dict[str, float] = {}
     for task in tasks:
         weight = tensors.stacked(task.unit)
@@ -105,12 +105,14 @@ def quantize_layer(
     return QuantizedLayer(linears, tensors.whole, errors, rounded)
 
 
-def relative_error(weight: Tensor, made: Quantized, inputs: Inputs) -> float:
+def relative_error(weight: Tensor, made: QuantizedWeight, inputs: Inputs) -> float:
     """Return the squared error of the outputs over the squared outputs, on the calibration's rows."""
     return inputs.error(weight - made.numbers()) / max(inputs.error(weight), torch.finfo(torch.float32).tiny)
 
 
-def _scaled(task: Task, tensors: LayerTensors, method: Method, dtype: torch.dtype, norm_offset: float) -> Task:
+def _scaled(
+    task: LayerTask, tensors: LayerTensors, method: Method, dtype: torch.dtype, norm_offset: float
+) -> LayerTask:
     """Scale the columns of a unit, and what makes its inputs the other way, which changes no output."""
     unit = task.unit
     if task.inputs is None or not (unit.norm or unit.maker):
@@ -125,7 +127,7 @@ def _scaled(task: Task, tensors: LayerTensors, method: Method, dtype: torch.dtyp
         _divide(tensors.whole, f"{unit.maker}.bias", divisors)
     for key in unit.keys:
         tensors.weights[key] *= factors
-    return Task(unit, task.inputs.scaled(factors), task.scheme)
+    return LayerTask(unit, task.inputs.scaled(factors), task.scheme)
 
 
 def _divide_norm(vectors: dict[str, Tensor], key: str, factors: Tensor, offset: float) -> Tensor:

@@ -39,15 +39,15 @@ from services.compute.model.loading.folder import ModelFolder, open_folder
 from services.compute.model.loading.tokenizer import TokenizerFiles
 from services.compute.model.shard import Shard
 from services.compute.model.spec import ModelError, ModelSpec
-from services.tools.quantizer.activations import Recorder, RecordingLoader
+from services.tools.quantizer.activations import ActivationRecorder, RecordingLoader
 from services.tools.quantizer.calibration import digest, read_texts, sequences
 from services.tools.quantizer.choice import Candidate, choose
 from services.tools.quantizer.folder import RECORD, PartialFolder
 from services.tools.quantizer.layer import (
+    LayerTask,
     LayerTensors,
     QuantizedLayer,
     Shapes,
-    Task,
     quantize_layer,
     read_layer,
     relative_error,
@@ -57,7 +57,7 @@ from services.tools.quantizer.methods.rtn import RoundToNearest
 from services.tools.quantizer.scheme import Scheme
 from services.tools.quantizer.storing import quantization_config, store_linears, store_whole
 from services.tools.quantizer.stream import Stream
-from services.tools.quantizer.target import Target
+from services.tools.quantizer.target import QuantizationTarget
 from services.tools.quantizer.units import Unit, units
 
 _BYTES = Scheme(8, 0, symmetric=True)  # scheme of the head and of layers with more bits
@@ -73,7 +73,7 @@ Progress = Callable[[str, int, int], None]  # a phase, how many of its layers ar
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class QuantizationOptions:
     """The options of a quantization."""
 
     model: Path
@@ -88,7 +88,7 @@ class Request:
     length: int
 
 
-def quantize(request: Request, device: torch.device, progress: Progress) -> str:
+def quantize(request: QuantizationOptions, device: torch.device, progress: Progress) -> str:
     """Write the quantized checkpoint; returns what to tell about it, "" for nothing. Raises ModelError."""
     if not request.model.is_dir():
         raise ModelError(
@@ -113,10 +113,10 @@ def quantize(request: Request, device: torch.device, progress: Progress) -> str:
 class _Work:
     """One run; everything that its layers share."""
 
-    request: Request
+    request: QuantizationOptions
     spec: ModelSpec
     source: Checkpoint
-    target: Target
+    target: QuantizationTarget
     backend: ModelBackend
     attention: Attention[Any]
     shapes: Shapes
@@ -126,7 +126,9 @@ class _Work:
     dtype: torch.dtype  # dtype of stored scales
 
     @classmethod
-    def prepare(cls, request: Request, model: ModelFolder, source: Checkpoint, backend: ModelBackend) -> _Work:
+    def prepare(
+        cls, request: QuantizationOptions, model: ModelFolder, source: Checkpoint, backend: ModelBackend
+    ) -> _Work:
         """Check the request and read the calibration. Raises ModelError."""
         spec, family = model.spec, model.description.family
         if spec.bidirectional:
@@ -138,7 +140,7 @@ class _Work:
         def shapes(key: str) -> tuple[int, ...]:
             return tuple(size.value for size in logical_shape(key, sizes))
 
-        target = Target.of(request.model, source, family, spec)
+        target = QuantizationTarget.of(request.model, source, family, spec)
         stored = frozenset(source)
         keys = [key for index in range(spec.n_layers) for unit in units(spec, index, stored) for key in unit.keys]
         for key in keys:
@@ -185,7 +187,7 @@ class _Work:
             if index < done:
                 stream.advance(self._load(self.source, index))
                 continue
-            recorder, errors = Recorder(), {}
+            recorder, errors = ActivationRecorder(), {}
             stream.advance(self._recording(index, recorder, routed=False), recorder.begin)
             tensors = self._read(index)
             for unit in self._units(index):
@@ -226,7 +228,7 @@ class _Work:
             if not folder.has(index):
                 seen = None if stream is None else self._look(stream, index)
                 tasks = [
-                    Task(unit, None if seen is None else seen.take(unit.keys), schemes[f"{index}.{unit.name}"])
+                    LayerTask(unit, None if seen is None else seen.take(unit.keys), schemes[f"{index}.{unit.name}"])
                     for unit in self._units(index)
                 ]
                 made = quantize_layer(self._read(index), tasks, method, self.dtype, self.spec.norm_offset)
@@ -238,7 +240,7 @@ class _Work:
                 stream.advance(self._finished(folder, index, layouts))
         progress("quantize", n_layers, n_layers)
 
-    def _entry(self, task: Task, made: QuantizedLayer) -> list[Any]:
+    def _entry(self, task: LayerTask, made: QuantizedLayer) -> list[Any]:
         """Return what is recorded of a unit: its bits, its relative error or None, the method."""
         name = task.unit.name
         return [task.scheme.bits, made.errors.get(name), _RTN if name in made.rounded else self.request.method]
@@ -326,14 +328,14 @@ class _Work:
     def _load(self, source: Checkpoint, index: int) -> DecoderLayer:
         return load_layer(self.spec, LinearLoader(source, SingleRank(), self.backend), index, self.attention)
 
-    def _recording(self, index: int, recorder: Recorder, *, routed: bool) -> DecoderLayer:
+    def _recording(self, index: int, recorder: ActivationRecorder, *, routed: bool) -> DecoderLayer:
         """Load a layer whose linear layers' inputs are recorded, those of experts if `routed`."""
         load = RecordingLoader(self.source, SingleRank(), self.backend, recorder, routed)
         return load_layer(self.spec, load, index, self.attention)
 
-    def _look(self, stream: Stream, index: int) -> Recorder:
+    def _look(self, stream: Stream, index: int) -> ActivationRecorder:
         """Let the model's own layer see the rows before it."""
-        recorder = Recorder()
+        recorder = ActivationRecorder()
         stream.look(self._recording(index, recorder, routed=True), recorder.begin)
         return recorder
 
@@ -346,14 +348,14 @@ class _Work:
             return self._load(written, index)
 
 
-def _read_ids(request: Request, files: TokenizerFiles, texts: list[str]) -> Tensor:
+def _read_ids(request: QuantizationOptions, files: TokenizerFiles, texts: list[str]) -> Tensor:
     tokenizer = Tokenizer.from_buffer(files.json)
     bos = files.special_tokens.get("bos_token")
     start = None if bos is None else tokenizer.token_to_id(bos)
     return sequences(texts, tokenizer, start, request.samples, request.length)
 
 
-def _usual_scheme(request: Request, inputs: set[int], *, mixed: bool) -> Scheme:
+def _usual_scheme(request: QuantizationOptions, inputs: set[int], *, mixed: bool) -> Scheme:
     """Return the scheme of most layers, whose numbers of inputs are `inputs`. Raises ModelError.
 
     `mixed`: with experts, which other programs read packed only.

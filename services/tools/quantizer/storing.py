@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from services.compute.model.layout import WORD_BITS
-from services.tools.quantizer.grid import Quantized
+from services.tools.quantizer.grid import QuantizedWeight
 from services.tools.quantizer.scheme import Scheme
-from services.tools.quantizer.target import StoredRows, Target
+from services.tools.quantizer.target import QuantizationTarget, StoredRows
 
 
-def store_linears(linears: Mapping[str, Quantized], target: Target) -> dict[str, Tensor]:
+def store_linears(linears: Mapping[str, QuantizedWeight], target: QuantizationTarget) -> dict[str, Tensor]:
     """Return the stored tensors of linear layers by name; `target` may fuse projections."""
-    modules: dict[str, list[tuple[StoredRows, Quantized]]] = defaultdict(list)
+    modules: dict[str, list[tuple[StoredRows, QuantizedWeight]]] = defaultdict(list)
     for key, made in linears.items():
         modules[target.module(key)].append((target.place(key, len(made.codes)), made))
     stored: dict[str, Tensor] = {}
@@ -34,7 +34,7 @@ def store_linears(linears: Mapping[str, Quantized], target: Target) -> dict[str,
     return stored
 
 
-def store_whole(tensors: Mapping[str, Tensor], target: Target) -> dict[str, Tensor]:
+def store_whole(tensors: Mapping[str, Tensor], target: QuantizationTarget) -> dict[str, Tensor]:
     """Return the stored tensors of vectors, and of matrices that are not quantized, by name."""
     parts: dict[str, list[tuple[StoredRows, Tensor]]] = defaultdict(list)
     for key, tensor in tensors.items():

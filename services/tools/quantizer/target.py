@@ -25,14 +25,14 @@ class StoredRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class QuantizationTarget:
     """The names and places of the written tensors."""
 
     model: Path  # what is quantized, for messages
     refs: Mapping[str, TensorRef]  # by logical key
 
     @classmethod
-    def of(cls, model: Path, source: Checkpoint, family: Family, spec: ModelSpec) -> Target:
+    def of(cls, model: Path, source: Checkpoint, family: Family, spec: ModelSpec) -> QuantizationTarget:
         """Return the places of `source`, but experts that it stacks get tensors of their own if the family names them.
 
         Programs that read compressed-tensors read experts one by one.

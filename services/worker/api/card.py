@@ -10,7 +10,7 @@ from services.worker.engine.state import AdapterFacts, EngineFacts, EngineModel
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class EngineIdentity:
     """Identity of an engine on the wire."""
 
     worker_id: str
@@ -20,7 +20,7 @@ class Identity:
     recommends: bool = True  # use the publisher's sampling defaults for requests
 
 
-def model_card(identity: Identity, model: EngineModel, facts: EngineFacts) -> pb.ModelCard:
+def model_card(identity: EngineIdentity, model: EngineModel, facts: EngineFacts) -> pb.ModelCard:
     """The model card for gateways."""
     return pb.ModelCard(
         model=identity.model,

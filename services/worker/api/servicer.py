@@ -11,7 +11,7 @@ import grpc
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 
-from services.worker.api.card import Identity, adapter_message, model_card
+from services.worker.api.card import EngineIdentity, adapter_message, model_card
 from services.worker.api.gateways import Gateways
 from services.worker.api.state import StateForRouters
 from services.worker.api.stream_buffer import StreamBuffer
@@ -38,7 +38,7 @@ _CODES = {
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """Implements worker.proto for one engine."""
 
-    def __init__(self, identity: Identity, engine: Engine, gateways: Gateways) -> None:
+    def __init__(self, identity: EngineIdentity, engine: Engine, gateways: Gateways) -> None:
         self._identity, self._engine, self._gateways = identity, engine, gateways
         self._state = StateForRouters(identity, engine)
 

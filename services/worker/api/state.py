@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.worker.api.card import Identity
+from services.worker.api.card import EngineIdentity
 from services.worker.engine.base import Engine, EngineState
 
 _FIELDS = tuple(field.name for field in fields(EngineState))  # the message has fields of the same names
@@ -16,7 +16,7 @@ _ROUTERS = 64  # number of most recent routers whose dispatches are acknowledged
 class StateForRouters:
     """Reports the engine's load, and the newest dispatch of each router that the load includes."""
 
-    def __init__(self, identity: Identity, engine: Engine) -> None:
+    def __init__(self, identity: EngineIdentity, engine: Engine) -> None:
         self._identity, self._engine = identity, engine
         self._acked: dict[str, int] = {}
         self._seq = 0

@@ -21,7 +21,7 @@ from services.common.settings import ServiceSettings
 from services.common.tasks import end_tasks
 from services.common.tls.credentials import Tls
 from services.worker.api.adapter_pins import follow_pins
-from services.worker.api.card import Identity
+from services.worker.api.card import EngineIdentity
 from services.worker.api.gateways import Gateways
 from services.worker.api.readiness import Readiness
 from services.worker.api.servicer import WorkerServicer
@@ -39,7 +39,7 @@ class VirtualWorker:
     """One engine under its own id, port and lease; a process can serve several."""
 
     engine: Engine
-    identity: Identity
+    identity: EngineIdentity
     port: int  # gRPC port; 0 picks a free port
     drain_s: float  # seconds that running requests continue after `stop` before they are handed off
     handed_off: Callable[[pb.Handoff.Reason], None]  # called for every request that is handed off

@@ -21,7 +21,7 @@ from services.worker.engine.errors import InvalidRequestError, UnsupportedError
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import AdapterFacts, EngineCounters, EngineState
 from services.worker.protocol.order_codec import AdapterOrder
-from services.worker.scheduling.adapter_slots import SlotTable, SlotUser
+from services.worker.scheduling.adapter_slots import AdapterSlotTable, SlotUser
 
 _FIELD = "adapter"
 _NEW = 0.5  # weight of a new measurement of a load
@@ -133,7 +133,7 @@ class AdapterSlots:
         """Calls `changed` when `add_to` has something new, `charge` with the tenant of a load and its seconds."""
         self._sources, self._load, self._observer = sources, load, observer
         self._counters, self._announce, self._charge = counters, changed, charge
-        self._table = SlotTable(sources.n_slots if sources else 0, time.monotonic)
+        self._table = AdapterSlotTable(sources.n_slots if sources else 0, time.monotonic)
         self._memory = _Memory(sources.cache_bytes if sources else 0)
         self._users: dict[str, SlotUser] = {}  # by digest
         self._coming: dict[SlotUser, asyncio.Task[None]] = {}

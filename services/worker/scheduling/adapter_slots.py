@@ -29,7 +29,7 @@ class SlotUser:
     loaded: bool = False
 
 
-class SlotTable:
+class AdapterSlotTable:
     """The slots, and the adapters that wait for one. Times are seconds of `clock`."""
 
     def __init__(self, n_slots: int, clock: Callable[[], float]) -> None:

@@ -26,7 +26,7 @@ from services.worker.scheduling.prefix_cache import PrefixCache
 from services.worker.scheduling.quarantine import Quarantine
 from services.worker.scheduling.request import Request, Status
 from services.worker.scheduling.step_builder import PlannedStep, Slots, StepBuilder, StepLoad
-from services.worker.scheduling.transfers import Arrival, Transfers
+from services.worker.scheduling.transfers import Arrival, BlockTransfers
 
 
 class Scheduler:
@@ -62,7 +62,7 @@ class Scheduler:
         self.ledger = TenantLedger()
         self._queue = WaitingQueue(self.ledger, config.age_s)
         self._prefixes = PrefixCache(self._pool, config.share_max_steps)
-        self.transfers = Transfers(self._pool)
+        self.transfers = BlockTransfers(self._pool)
         self.quarantine = Quarantine()
         self._running: dict[Request, None] = {}  # in order of admission
         self._deferred: dict[Request, None] = {}

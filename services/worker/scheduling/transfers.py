@@ -33,7 +33,7 @@ class Arrival:
     fresh: list[int]  # allocated blocks, one per missing digest
 
 
-class Transfers:
+class BlockTransfers:
     """All blocks of one pool that other workers read or send."""
 
     def __init__(self, pool: BlockPool) -> None:

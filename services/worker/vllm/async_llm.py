@@ -36,10 +36,10 @@ from services.worker.vllm.arguments import DEFAULT_CPU_KV_TOKENS
 from services.worker.vllm.core import CoreError, CoreLoss, CoreRequest, CoreStarted, CoreStep, RequestFailedError
 from services.worker.vllm.family import families, kill, reap
 from services.worker.vllm.kv_mirror import KvMirror
-from services.worker.vllm.nodes import Meeting
+from services.worker.vllm.nodes import NodeRendezvous
+from services.worker.vllm.orphan_reaper import OrphanReaper
 from services.worker.vllm.progress import StartClock
 from services.worker.vllm.stall import CPU_LIMITS, LIMITS, wait_stalled
-from services.worker.vllm.undertaker import Undertaker
 
 _LOOK_S = 0.2  # how often a start looks for new processes
 _STATUS_LOOKS = 5
@@ -75,20 +75,20 @@ class AsyncCore:
     """Implements Core."""
 
     def __init__(
-        self, arguments: Mapping[str, Any], kv_tokens: int, clock: StartClock, meeting: Meeting | None = None
+        self, arguments: Mapping[str, Any], kv_tokens: int, clock: StartClock, rendezvous: NodeRendezvous | None = None
     ) -> None:
-        """`meeting`: of the machines that follow this one."""
+        """`rendezvous`: of the machines that follow this one."""
         self.on_step: Callable[[CoreStep], None] = lambda _: None
         self.on_phase: Callable[[str], None] = lambda _: None
         self._arguments, self._kv_tokens, self._clock = arguments, kv_tokens, clock
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._llm: AsyncLLM | None = None
         self._events: asyncio.Task[None] | None = None
         self._processes: list[BaseProcess] = []  # our children: the process that schedules
         self._family: list[psutil.Process] = []  # they and theirs: its ranks
         self._n_steps = self._n_open = 0  # steps done, requests that vLLM has
         self._n_signs = 0  # signs of life, seen from outside while requests run
-        self._undertaker: Undertaker | None = None
+        self._reaper: OrphanReaper | None = None
 
     @property
     def signs(self) -> int:
@@ -99,9 +99,9 @@ class AsyncCore:
 
     async def start(self, mirror: KvMirror) -> CoreStarted:
         """Start the processes, whose cache `mirror` follows. Raises CoreError."""
-        if self._meeting is not None:
-            await self._meeting.gather(self.on_phase)
-        self._undertaker = Undertaker()
+        if self._rendezvous is not None:
+            await self._rendezvous.gather(self.on_phase)
+        self._reaper = OrphanReaper()
         folder = tempfile.TemporaryDirectory(prefix="vllm-")
         endpoint = f"ipc://{Path(folder.name) / 'kv-events'}"
         self._events = asyncio.create_task(_follow_events(endpoint, mirror, folder), name="kv events")
@@ -114,7 +114,7 @@ class AsyncCore:
                     self._processes = [
                         process for process in multiprocessing.active_children() if process not in before
                     ]
-                    self._undertaker.watch(process.ident or 0 for process in self._processes)
+                    self._reaper.watch(process.ident or 0 for process in self._processes)
                 llm = self._llm = opening.result()
             except asyncio.CancelledError:
                 await _abandon(opening, before)
@@ -123,7 +123,7 @@ class AsyncCore:
                 await self.stop()
                 raise CoreError(f"{error}" or type(error).__name__) from error
             self._family = families(self._processes)
-            self._undertaker.watch(process.pid for process in self._family)
+            self._reaper.watch(process.pid for process in self._family)
             await llm.get_supported_tasks()  # also begins to read outputs
         config = llm.vllm_config
         return CoreStarted(
@@ -160,7 +160,7 @@ class AsyncCore:
         limits = CPU_LIMITS if self._llm.vllm_config.device_config.device_type == "cpu" else LIMITS
         working = wait_stalled(pids, lambda: self._n_steps, lambda: self._n_open > 0, self._saw, limits)
         stalling = asyncio.create_task(working)
-        parting = [asyncio.create_task(self._meeting.wait_lost())] if self._meeting else []
+        parting = [asyncio.create_task(self._rendezvous.wait_lost())] if self._rendezvous else []
         try:
             await asyncio.wait([ending, stalling, *parting], return_when=asyncio.FIRST_COMPLETED)
             if ended.is_set():
@@ -185,11 +185,11 @@ class AsyncCore:
         kill(self._processes, self._family)
         await asyncio.to_thread(reap, self._processes, self._family, _STOP_S)
         self._processes, self._family = [], []
-        if self._meeting is not None:
-            self._meeting.dismiss()
-        if self._undertaker is not None:
-            self._undertaker.close()
-            self._undertaker = None
+        if self._rendezvous is not None:
+            self._rendezvous.dismiss()
+        if self._reaper is not None:
+            self._reaper.close()
+            self._reaper = None
         if self._events is not None:
             await end_tasks([self._events])
             self._events = None

@@ -26,9 +26,9 @@ from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import AdapterFacts, EngineFacts, EngineModel, EngineState
 from services.worker.vllm.core import Core, CoreError, CoreRequest, CoreStarted, CoreStep, RequestFailedError
 from services.worker.vllm.kv_mirror import KvMirror
-from services.worker.vllm.live import LiveRequest, ReplayError, prompt_of
+from services.worker.vllm.live import ReplayError, VllmRequest, prompt_of
 from services.worker.vllm.sampling import check_length, replays, sampling_arguments
-from services.worker.vllm.speeds import Speeds
+from services.worker.vllm.speeds import StepSpeeds
 from services.worker.vllm.suspects import Suspects
 
 log = logging.getLogger(__name__)
@@ -49,10 +49,10 @@ class VllmEngine(Engine):
         self, limits: VllmLimits, model: EngineModel, core: Core, steps: StepObserver, life: LifeObserver
     ) -> None:
         super().__init__(model, limits.max_waiting, life, "starting vLLM")
-        self._live: dict[EngineRequest, LiveRequest] = {}
+        self._live: dict[EngineRequest, VllmRequest] = {}
         self._limits, self._core, self._steps = limits, core, steps
         self._mirror = KvMirror(model.hash_root, self.kv_events, self.changes.announce)
-        self._speeds = Speeds()
+        self._speeds = StepSpeeds()
         self._suspects = Suspects(self._begin)
         self._started: CoreStarted | None = None  # None while no processes serve
         self._last = CoreStep(0.0, 0, 0, 0.0, 0)
@@ -188,7 +188,7 @@ class VllmEngine(Engine):
             request.cache_salt,
             request.embed,
         )
-        live = LiveRequest(request, sink, self._core.add(asked))
+        live = VllmRequest(request, sink, self._core.add(asked))
         self._live[request] = live
         if request.trial_tokens:
             self._suspects.enter(request)
@@ -212,7 +212,7 @@ class VllmEngine(Engine):
             live.sink.announce_trial(request)
             live.sink.flush(self._step)
 
-    async def _follow(self, live: LiveRequest) -> None:
+    async def _follow(self, live: VllmRequest) -> None:
         """Deliver a request's outputs until its end."""
         request, embed = live.asked, live.asked.embed
         try:
@@ -229,13 +229,13 @@ class VllmEngine(Engine):
             if request.trial_tokens:
                 self._suspects.leave(request)
 
-    def _ended(self, live: LiveRequest, task: asyncio.Task[None]) -> None:
+    def _ended(self, live: VllmRequest, task: asyncio.Task[None]) -> None:
         """Log an error of our own, and end its request."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("request %s: an output could not be read", live.asked.request_id, exc_info=error)
             self._fail(live, repr(error))
 
-    def _deliver(self, live: LiveRequest, output: Output) -> None:
+    def _deliver(self, live: VllmRequest, output: Output) -> None:
         """Pass an output on. Tasks of one step run between `_on_step` and `_flush`."""
         request = live.asked
         if output.prefill is not None:
@@ -249,7 +249,7 @@ class VllmEngine(Engine):
         if request.trial_tokens and live.generated_here >= request.trial_tokens:
             self._suspects.leave(request)
 
-    def _count_prefill(self, live: LiveRequest, admitted_at: float) -> None:
+    def _count_prefill(self, live: VllmRequest, admitted_at: float) -> None:
         computed = live.known_tokens - live.cached_tokens
         self.counters.prefill_tokens += computed
         self.counters.prefix_hit_tokens += live.cached_tokens
@@ -258,7 +258,7 @@ class VllmEngine(Engine):
         now = time.monotonic()
         self._steps.on_first_output(admitted_at - live.queued_at, now - live.queued_at)
 
-    def _fail(self, live: LiveRequest, message: str) -> None:
+    def _fail(self, live: VllmRequest, message: str) -> None:
         """End a request that failed in vLLM: with an error if it has a grammar, else another worker continues it."""
         if live.asked.sampling.grammar:
             self._end(live, message, "grammar")
@@ -266,7 +266,7 @@ class VllmEngine(Engine):
             live.hand_off(pb.Handoff(reason=pb.Handoff.REASON_FAILED, detail=message))
             self.changes.announce()
 
-    def _end(self, live: LiveRequest, message: str, field: str) -> None:
+    def _end(self, live: VllmRequest, message: str, field: str) -> None:
         """End a request with an error: the engine cannot obey `field` any further."""
         if self._live.pop(live.asked, None) is not None:
             live.sink.add(live.asked, Output(live.next_index, (), Finish.FAILED, failure=message, failed_field=field))
@@ -277,7 +277,7 @@ class VllmEngine(Engine):
     def _n_waiting(self) -> int:
         return len(self._live) - self._last.running
 
-    def _forget(self, request: EngineRequest) -> LiveRequest:
+    def _forget(self, request: EngineRequest) -> VllmRequest:
         live = self._live.pop(request)
         if live.task is not None:
             live.task.cancel()

@@ -16,8 +16,8 @@ from services.common.logs import configure_logging
 from services.common.tasks import end_tasks
 from services.worker.settings import WorkerSettings
 from services.worker.vllm.arguments import engine_arguments
-from services.worker.vllm.nodes import MEETING_PORT, Node, attend
-from services.worker.vllm.undertaker import Undertaker
+from services.worker.vllm.nodes import RENDEZVOUS_PORT, Node, attend
+from services.worker.vllm.orphan_reaper import OrphanReaper
 
 _PAUSE_S = 1.0  # between attempts to reach the leader
 COMMAND = (sys.executable, "-m", "services.worker.vllm.follower")
@@ -25,7 +25,7 @@ COMMAND = (sys.executable, "-m", "services.worker.vllm.follower")
 log = logging.getLogger(__name__)
 
 
-class Readiness(Protocol):
+class ReadinessProbe(Protocol):
     """Answers probes."""
 
     def depends_on(self, ask: Callable[[], str]) -> None:
@@ -33,7 +33,7 @@ class Readiness(Protocol):
         ...
 
 
-async def follow(node: Node, settings: WorkerSettings, readiness: Readiness, stop: asyncio.Event) -> None:
+async def follow(node: Node, settings: WorkerSettings, readiness: ReadinessProbe, stop: asyncio.Event) -> None:
     """Run ranks for the leader, again and again, until `stop` is set. Ready while ranks run."""
     follower = Follower(node, COMMAND, {"RYZANSTEIN_MODEL": settings.model})
     readiness.depends_on(lambda: follower.state)
@@ -48,7 +48,7 @@ class Follower:
     """Runs a process with the ranks of this machine for as long as the leader's connection lasts."""
 
     def __init__(
-        self, node: Node, command: Sequence[str], environment: Mapping[str, str], port: int = MEETING_PORT
+        self, node: Node, command: Sequence[str], environment: Mapping[str, str], port: int = RENDEZVOUS_PORT
     ) -> None:
         self.state = "starting"  # why this machine is not ready; empty while its ranks run
         self._node, self._command, self._environment, self._port = node, command, environment, port
@@ -72,11 +72,11 @@ class Follower:
 
     async def _run_ranks(self, leader: asyncio.StreamReader) -> None:
         """Run the ranks until they end, or the leader's connection does."""
-        undertaker = Undertaker()
+        reaper = OrphanReaper()
         process = await asyncio.create_subprocess_exec(
             *self._command, env={**os.environ, **self._environment}, start_new_session=True
         )
-        undertaker.watch([-process.pid])
+        reaper.watch([-process.pid])
         log.info("the ranks of node %d are process %d", self._node.rank, process.pid)
         tasks = [asyncio.create_task(process.wait()), asyncio.create_task(_until_end(leader))]
         try:
@@ -90,7 +90,7 @@ class Follower:
                 os.killpg(process.pid, signal.SIGKILL)
             await end_tasks(tasks)
             await process.wait()
-            undertaker.close()
+            reaper.close()
 
 
 async def _until_end(leader: asyncio.StreamReader) -> None:

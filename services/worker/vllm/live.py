@@ -28,7 +28,7 @@ def prompt_of(request: EngineRequest) -> list[int]:
 
 
 @dataclass(slots=True, eq=False)
-class LiveRequest:
+class VllmRequest:
     """A request and where its answer stands."""
 
     asked: EngineRequest

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from services.common.lifecycle import StartupError
 from services.worker.settings import WorkerSettings
 
-MEETING_PORT = 29_500  # the leader's port for followers' connections
+RENDEZVOUS_PORT = 29_500  # the leader's port for followers' connections
 MASTER_PORT = 29_501  # the leader's port for the rendezvous of vLLM's ranks
 _BEGIN = b"begin\n"
 _HELLO_S = 10.0
@@ -63,10 +63,10 @@ def node_of(settings: WorkerSettings) -> Node | None:
     return Node(settings.nodes, rank, f"{leader}.{settings.node_service}" if settings.node_service else leader)
 
 
-class Meeting:
+class NodeRendezvous:
     """The leader's connections from its followers."""
 
-    def __init__(self, nodes: int, port: int = MEETING_PORT) -> None:
+    def __init__(self, nodes: int, port: int = RENDEZVOUS_PORT) -> None:
         self._nodes, self._port = nodes, port
         self._server: asyncio.Server | None = None
         self._present: dict[int, asyncio.StreamWriter] = {}
@@ -97,7 +97,7 @@ class Meeting:
         return f"node {min(self._lost)} is lost"
 
     def dismiss(self) -> None:
-        """End the meeting: followers end their ranks, and come again to the next one."""
+        """End the rendezvous: followers end their ranks, and come again to the next one."""
         self._begun = False
         self._lost.clear()
         for writer in self._present.values():
@@ -138,7 +138,7 @@ class Meeting:
             self._changed.set()
 
 
-async def attend(node: Node, port: int = MEETING_PORT) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def attend(node: Node, port: int = RENDEZVOUS_PORT) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to the leader and wait until it begins. Raises OSError, also if the leader ends the connection."""
     reader, writer = await asyncio.open_connection(node.leader, port)
     try:

@@ -19,7 +19,7 @@ from services.worker.engine.state import EngineModel
 from services.worker.settings import WorkerSettings
 from services.worker.vllm.arguments import describe_error, engine_arguments
 from services.worker.vllm.engine import VllmEngine, VllmLimits
-from services.worker.vllm.nodes import Meeting
+from services.worker.vllm.nodes import NodeRendezvous
 from services.worker.vllm.progress import StartClock
 
 INSTALL = pip_install("vllm")
@@ -50,8 +50,8 @@ async def open_vllm(
     except ModelError as error:
         raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
     limits = VllmLimits(settings.max_waiting, settings.recovery_limit_s)
-    meeting = Meeting(settings.nodes) if settings.nodes > 1 else None
-    return VllmEngine(limits, model, AsyncCore(arguments, settings.kv_tokens, clock, meeting), steps, life)
+    rendezvous = NodeRendezvous(settings.nodes) if settings.nodes > 1 else None
+    return VllmEngine(limits, model, AsyncCore(arguments, settings.kv_tokens, clock, rendezvous), steps, life)
 
 
 def _configure(arguments: dict[str, Any], settings: WorkerSettings) -> Any:

@@ -7,7 +7,7 @@ _AT_MOST = 8.0  # a step counts for at most this multiple of the average, becaus
 _MIN_PREFILL_ROWS = 16  # fewer rows do not measure the prefill speed
 
 
-class Speeds:
+class StepSpeeds:
     """Averages over recent steps: of steps that end prompts, and of steps that only decode."""
 
     def __init__(self) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from services.common.tasks import end_tasks
-from services.finetuner.cluster.runner import JobRun, JobRunner
-from services.finetuner.runner import Task, Word
+from services.finetuner.cluster.runner import KubernetesRun, KubernetesRunner
+from services.finetuner.runner import TrainingMessage, TrainingTask
 from services.finetuner.settings import FinetunerSettings
-from services.finetuner.training.words import STOPPED
+from services.finetuner.training.messages import STOPPED
 from tests.cluster.conftest import Namespaces
 from tests.cluster.control_plane.releases import install, kubeconfig_of
 from tests.cluster.kube import Kube, Object
@@ -44,16 +44,16 @@ def tuner(kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Finetu
 
 
 class Followed:
-    """A run whose words are listened to."""
+    """A run whose messages are collected."""
 
-    def __init__(self, run: JobRun, kube: Kube, folder: Path) -> None:
+    def __init__(self, run: KubernetesRun, kube: Kube, folder: Path) -> None:
         self.run, self.kube, self.folder = run, kube, folder
-        self.words: list[Word] = []
+        self.messages: list[TrainingMessage] = []
         self.ended = False
 
     async def listen(self) -> None:
-        async for word in self.run.words():
-            self.words.append(word)
+        async for message in self.run.messages():
+            self.messages.append(message)
         self.ended = True
 
     async def until(self, what: str, condition: Callable[[], Any]) -> None:
@@ -61,7 +61,7 @@ class Followed:
 
     async def job(self) -> Object:
         """The Kubernetes Job, once the fine-tuner follows it."""
-        await self.until("the run knows its Job", lambda: not self.run.heard.startswith(":"))
+        await self.until("the run knows its Job", lambda: not self.run.offset.startswith(":"))
         return await asyncio.to_thread(self.kube.get, "job", NAME)
 
     async def say(self, *steps: int) -> None:
@@ -73,7 +73,7 @@ class Followed:
 
     @property
     def steps(self) -> list[int]:
-        return [word["step"] for word in self.words if word["kind"] == "step"]
+        return [message["step"] for message in self.messages if message["kind"] == "step"]
 
     async def pod(self, *, but: str = "") -> str:
         """The name of the Job's pod, another one than `but`."""
@@ -99,11 +99,11 @@ class Followed:
 
 
 @asynccontextmanager
-async def following(settings: FinetunerSettings, kube: Kube, heard: str = "") -> AsyncIterator[Followed]:
+async def following(settings: FinetunerSettings, kube: Kube, offset: str = "") -> AsyncIterator[Followed]:
     """Start a training, or go on with it; the Job stays when the block is left."""
     folder = Path(settings.finetuner_folder) / "jobs" / "ftjob-000000000001"
-    task = Task(MEMBER, "ftjob-000000000001", folder, "/base", heard)
-    runner = await JobRunner.open(settings)
+    task = TrainingTask(MEMBER, "ftjob-000000000001", folder, "/base", offset)
+    runner = await KubernetesRunner.open(settings)
     async with runner.start(task) as run:
         followed = Followed(run, kube, folder)
         listening = asyncio.create_task(followed.listen())
@@ -121,10 +121,10 @@ async def test_a_training_goes_on_with_the_next_fine_tuner_and_in_the_next_pod(
         (owner,) = job["metadata"]["ownerReferences"]
         assert owner["uid"] == kube.get("deployment", "ryzanstein-finetuner")["metadata"]["uid"]
         pod = await first.pod()
-        await first.until("a pod that no node takes is reported", lambda: first.words)
-        assert "No node takes the training's pod" in first.words[0]["message"]
+        await first.until("a pod that no node takes is reported", lambda: first.messages)
+        assert "No node takes the training's pod" in first.messages[0]["message"]
         await first.say(1, 2)
-    async with following(tuner, kube, first.run.heard) as second:
+    async with following(tuner, kube, first.run.offset) as second:
         assert (await second.job())["metadata"]["uid"] == job["metadata"]["uid"]
         await second.say(3)
         assert second.steps == [3]
@@ -133,7 +133,7 @@ async def test_a_training_goes_on_with_the_next_fine_tuner_and_in_the_next_pod(
         kube.kubectl("delete", "job", NAME, "--wait=false")
         await second.until("the end is seen", lambda: second.ended)
         assert not (await second.run.outcome()).counts, "it was taken away and did not fail"
-    async with following(tuner, kube, second.run.heard) as third:
+    async with following(tuner, kube, second.run.offset) as third:
         assert (await third.job())["metadata"]["uid"] != job["metadata"]["uid"]
         await third.end_pod(await third.pod(but=next_pod), 1, "Traceback\nMemoryError: all of it")
         await third.until("the end is seen", lambda: third.ended)
@@ -155,7 +155,7 @@ async def test_unwanted_training_is_removed(kube: Kube, tuner: FinetunerSettings
         assert not kube.items("jobs", TRAININGS)
     async with following(tuner, kube) as cancelled:
         await cancelled.job()
-    await (await JobRunner.open(tuner)).sweep(wanted)
+    await (await KubernetesRunner.open(tuner)).sweep(wanted)
     assert asked == [MEMBER]
     await cancelled.until("the Job is gone", lambda: not kube.items("jobs", TRAININGS))
     async with following(tuner, kube) as left:

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from services.common.adapters import RegisteredAdapter
-from services.common.fine_tuning.records import Checkpoint, Order, Presence
+from services.common.fine_tuning.records import JobCheckpoint, Order, Presence
 from services.common.fine_tuning.store import TuningStore, new_event
 from services.common.keys import RedisKeys
 from services.common.leases import Lease, LeaseTable, LeaseWatcher
@@ -122,7 +122,7 @@ async def fine_tune(gateway: TuningStore, finetuner: TuningStore) -> None:
     training = await finetuner.claim("f", 10, ["train"])
     assert training is not None
     assert await finetuner.file(ORDER.tenant, ORDER.training_file) == b""
-    saved = Checkpoint(id="c", created_at=0, step=1, folder="c", metrics={})
+    saved = JobCheckpoint(id="c", created_at=0, step=1, folder="c", metrics={})
     await finetuner.report(training, 10, [new_event("begun")], [saved], {"step": 1})
     await finetuner.end(training, "failed", [], {})
     assert await finetuner.load(training.member) == await gateway.get(ORDER.tenant, ORDER.id)

@@ -15,15 +15,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.ports import free_port
 from services.common.rpc import Health, bind, new_server, open_channel
-from services.common.tls.credentials import Phase, Tls
+from services.common.tls.credentials import Tls, TlsPhase
 from services.common.tls.issuing import Authority
 from services.gateway.upstream.channels import became_ready
 from tests.certificates import DAY, write
 from tests.trust import SILENT_S
 
 
-@pytest.mark.parametrize("theirs", [None, *Phase])
-def test_neighbouring_phases_can_call_each_other(tmp_path: Path, theirs: Phase | None) -> None:
+@pytest.mark.parametrize("theirs", [None, *TlsPhase])
+def test_neighbouring_phases_can_call_each_other(tmp_path: Path, theirs: TlsPhase | None) -> None:
     uvloop.run(call_servers_of_all_phases(tmp_path, theirs))
 
 
@@ -56,10 +56,10 @@ async def answer_late(port: int, reader: asyncio.StreamReader, writer: asyncio.S
     await asyncio.gather(copy(reader, to_server, 0), copy(of_server, writer, 0.1))
 
 
-async def call_servers_of_all_phases(tmp_path: Path, theirs: Phase | None) -> None:
+async def call_servers_of_all_phases(tmp_path: Path, theirs: TlsPhase | None) -> None:
     authority = Authority.new(DAY)
     server_side, client_side = (write(tmp_path / name, name, authority) for name in ("worker", "router"))
-    phases: list[Phase | None] = [None, *Phase]
+    phases: list[TlsPhase | None] = [None, *TlsPhase]
     for ours in phases:
         tls = Tls(server_side, ours) if ours else None
         server = new_server(tls=tls)
@@ -76,5 +76,5 @@ async def call_servers_of_all_phases(tmp_path: Path, theirs: Phase | None) -> No
             heard = answer.value.code() is grpc.StatusCode.NOT_FOUND
             both = abs(phases.index(ours) - phases.index(theirs)) <= 1
             assert heard or not both, (ours, theirs)
-            assert not heard or (ours, theirs) != (Phase.REQUIRE, None)
+            assert not heard or (ours, theirs) != (TlsPhase.REQUIRE, None)
         await server.stop(0)

@@ -21,7 +21,7 @@ from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
 
 from services.common.rpc import open_channel
-from services.gateway.drain import Drain, Phase
+from services.gateway.drain import Drain, DrainPhase
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import eventually, running_stack
 from tests.integration.gateway.placing import running_fleet
@@ -183,7 +183,7 @@ async def _probe(port: int) -> None:
 async def test_endless_requests_do_not_extend_draining_past_its_limit() -> None:
     drain, loop = Drain(), asyncio.get_running_loop()
     drain.arrive()
-    drain.enter(Phase.DRAINING)
+    drain.enter(DrainPhase.DRAINING)
     assert drain.last_arrival_s == 0, "what came before is not late"
     began = loop.time()
     waiting = asyncio.create_task(drain.silence(60, 0.5))

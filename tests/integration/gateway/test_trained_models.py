@@ -15,7 +15,7 @@ from openai.types.fine_tuning import FineTuningJob
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.common.fine_tuning.records import Checkpoint, Example, Presence, Result
+from services.common.fine_tuning.records import Example, JobCheckpoint, Presence, Result
 from services.common.fine_tuning.store import TuningClaim, TuningStore, new_event
 from tests.integration.gateway.fleet import MAX_LEN, MODEL
 from tests.integration.gateway.gateways import Stack, eventually
@@ -61,7 +61,7 @@ async def train(store: TuningStore, result: Result) -> None:
     losses = [{"step": step, "train_loss": 4.0 / step, "tokens_per_s": 8.0, "left_s": 1.0} for step in (1, STEPS)]
     events = [new_event(f"Step {loss['step']}/{STEPS}", data=loss) for loss in losses]
     events += [new_event("validated", data={"step": step, "valid_loss": 9.0 / step}) for step in (1, STEPS)]
-    saved = [Checkpoint(id=f"c{step}", created_at=1, step=step, folder=f"/c{step}", metrics={}) for step in SAVED]
+    saved = [JobCheckpoint(id=f"c{step}", created_at=1, step=step, folder=f"/c{step}", metrics={}) for step in SAVED]
     await store.report(claim, 10.0, events, saved, fields={"steps": STEPS, "step": STEPS})
     await store.report(claim, 0, fields={"stage": "publish", "result": result.model_dump_json()})
 

@@ -17,7 +17,7 @@ from services.common.blockhash import wire_chain
 from services.common.keys import RedisKeys
 from services.common.ports import free_port
 from services.common.settings import ServiceSettings
-from services.worker.api.card import Identity
+from services.worker.api.card import EngineIdentity
 from services.worker.api.readiness import Readiness
 from services.worker.api.virtual_worker import VirtualWorker
 from tests.integration.worker_server.gateway import Gateway, until
@@ -40,7 +40,7 @@ class Served:
 async def served(redis_url: str, name: str, step_s: float = 0.002) -> AsyncGenerator[Served, None]:
     port, engine, stop, readiness = free_port(), FakeEngine(step_s), asyncio.Event(), Readiness()
     handoffs: list[pb.Handoff.Reason] = []
-    identity = Identity(name, f"{name}-{time.time()}", "fake", 1)
+    identity = EngineIdentity(name, f"{name}-{time.time()}", "fake", 1)
     worker = VirtualWorker(engine, identity, port, 0.1, handoffs.append)
     task = asyncio.create_task(worker.serve(ServiceSettings(redis_url=redis_url), readiness, stop))
     yield Served(worker, engine, f"127.0.0.1:{port}", handoffs, readiness)

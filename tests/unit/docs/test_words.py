@@ -1,8 +1,11 @@
-"""Names of tests and trailing comments keep the rules of CONTRIBUTING's part about prose."""
+"""Names of tests and classes and trailing comments keep the rules of CONTRIBUTING's part about prose."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -13,10 +16,21 @@ PRONOUN = re.compile(
     r"no_one|(?:no|any|every|some)(?:thing|body)|(?:any|every|some)one|ones|others|those_(?:that|who))(?=_|$)"
 )
 FRAGMENT = re.compile(r"\S {2}# of ")
+SHARED_CLASS_NAMES = {"AdapterLoads", "Claim", "JobStore", "LostClaimError"}  # exceptions
 
 
 def sources(*folders: str) -> list[Path]:
     return [file for folder in folders for file in sorted((PROJECT / folder).rglob("*.py"))]
+
+
+def repeated_classes(sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """The public classes that several places define, each with these places; `sources` are texts by path."""
+    places = defaultdict[str, list[str]](list)
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(f"{path}:{node.lineno}")
+    return {name: where for name, where in places.items() if len(where) > 1}
 
 
 def test_test_names_have_no_pronouns() -> None:
@@ -32,6 +46,16 @@ def test_trailing_comments_stand_alone() -> None:
         if FRAGMENT.search(line)
     )
     assert list(lines) == []
+
+
+def test_public_class_names_are_unique_in_services() -> None:
+    repeated = repeated_classes({str(file.relative_to(PROJECT)): file.read_text() for file in sources("services")})
+    assert {name: places for name, places in repeated.items() if name not in SHARED_CLASS_NAMES} == {}
+
+
+def test_repeated_class_names_are_detected() -> None:
+    sources = {"a.py": "class Plan: ...\nclass _Row: ...", "b.py": "def f():\n    class Plan: ...\nclass _Row: ..."}
+    assert repeated_classes(sources) == {"Plan": ["a.py:1", "b.py:2"]}
 
 
 def test_pronouns_and_fragments_are_detected() -> None:

@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 from services.cli.stack.default_model import TINY_MODEL
 from services.finetuner.training.base import base_folder
 from services.finetuner.training.examples import Tokenizer
+from services.finetuner.training.messages import REFUSED, RefusedError
 from services.finetuner.training.process import main
-from services.finetuner.training.words import REFUSED, RefusedError
 from tests.unit.finetuner.test_training import ORDER
 from tests.unit.tools.converter.test_convert import MODELS, run, weights, write_folder
 

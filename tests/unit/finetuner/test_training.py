@@ -15,17 +15,17 @@ from services.cli.stack.default_model import TINY_MODEL
 from services.common.fine_tuning.records import Order
 from services.finetuner.training.checkpoints import Checkpoints
 from services.finetuner.training.examples import Tokenizer
+from services.finetuner.training.messages import RefusedError, Voice
 from services.finetuner.training.model import load_model
-from services.finetuner.training.plan import Plan, groups
-from services.finetuner.training.run import Limits, Training
-from services.finetuner.training.words import RefusedError, Voice
+from services.finetuner.training.plan import TrainingPlan, groups
+from services.finetuner.training.run import Training, TrainingLimits
 
 ORDER = Order(
     id="ftjob-1", tenant="", model="tiny", training_file="a", validation_file=None, suffix=None, seed=7, n_epochs=2,
     batch_size=4, learning_rate_multiplier=10.0, lora_rank=4, quantization="none", metadata=None, credential="",
     created_at=0,
 )  # fmt: skip
-LIMITS = Limits(torch.device("cpu"), 3600.0, 2048)
+LIMITS = TrainingLimits(torch.device("cpu"), 3600.0, 2048)
 
 
 class Heard(Voice):
@@ -70,7 +70,7 @@ def test_a_resumed_job_has_the_losses_of_an_uninterrupted_job(tmp_path: Path, to
     begun = _train(tmp_path / "b" / "jobs" / "1", tokenizer, after=2)
     assert [kind for kind, _ in begun.words][-2:] == ["step", "saved"]
     resumed = _train(tmp_path / "b" / "jobs" / "1", tokenizer)
-    assert len(whole.losses) == Plan.of(ORDER, 10).steps == 6
+    assert len(whole.losses) == TrainingPlan.of(ORDER, 10).steps == 6
     assert begun.losses + resumed.losses == whole.losses
     assert whole.losses[-1] < whole.losses[0]
     written = [(tmp_path / one / "adapters" / "ftjob-1" / "adapter_model.safetensors").read_bytes() for one in "ab"]
@@ -104,7 +104,7 @@ def test_lines_that_are_too_long_are_named(tmp_path: Path) -> None:
 
 
 def test_every_epoch_takes_every_example_once_and_groups_fit() -> None:
-    plan = Plan.of(ORDER.model_copy(update={"n_epochs": "auto", "batch_size": "auto"}), 50)
+    plan = TrainingPlan.of(ORDER.model_copy(update={"n_epochs": "auto", "batch_size": "auto"}), 50)
     assert (plan.n_epochs, plan.batch_size, plan.steps_per_epoch) == (3, 3, 17)
     epochs = [[one for step in range(17) for one in plan.batch(17 * epoch + step)] for epoch in range(3)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(50))] * 3

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from services.common.tasks import end_tasks
-from services.gateway.batches.run import Means
+from services.gateway.batches.run import BatchContext
 from services.gateway.batches.runner import BatchRunner
 from services.gateway.drain import Drain
 
@@ -36,8 +36,8 @@ async def test_a_cancellation_that_redis_swallows_is_said_again() -> None:
 
     gauge = SimpleNamespace(set=lambda value: None)
     metrics = SimpleNamespace(batch_storage=gauge, batches_open=gauge, batches_running=gauge)
-    means = cast("Means", SimpleNamespace(store=cast("Any", Store()), metrics=metrics))
-    runner = BatchRunner(means, "gateway", lease_s=30, drain=Drain(), woken=asyncio.Event())
+    context = cast("BatchContext", SimpleNamespace(store=cast("Any", Store()), metrics=metrics))
+    runner = BatchRunner(context, "gateway", lease_s=30, drain=Drain(), woken=asyncio.Event())
     running = asyncio.create_task(runner.run())
     await asyncio.sleep(0.01)  # its tasks wait for Redis
     async with asyncio.timeout(60):

@@ -16,7 +16,7 @@ from services.gateway.api.schema import ChatBody
 from services.gateway.errors import ApiError
 from services.gateway.generation.chat_body import chat_of as of_completions
 from services.gateway.generation.sampling import stop_strings
-from services.gateway.grammar.formats import asked_for
+from services.gateway.grammar.formats import constraint_of
 from services.gateway.http.messages.schema import MessagesBody
 from services.gateway.http.messages.translation import sampled_chat_of
 from services.gateway.http.responses.chat import chat_of as of_responses
@@ -110,7 +110,7 @@ NAMED = [
 @pytest.mark.parametrize(("chat", "conversation", "schema", "stop"), NAMED)
 def test_errors_name_the_fields_of_the_api(chat: ChatRequest, conversation: str, schema: str, stop: str) -> None:
     assert chat.names.messages == conversation
-    asked = asked_for(chat.options, chat.names)
+    asked = constraint_of(chat.options, chat.names)
     assert asked is not None
     assert asked.checks.text is not None
     with pytest.raises(ApiError) as broken:  # while the text is written, when no endpoint is left to rename anything
@@ -255,7 +255,7 @@ def test_hosted_tools_are_left_out() -> None:
 @pytest.mark.parametrize("kind", ["json_object", "json_schema", "json"])
 def test_a_schema_may_stand_beside_the_formats_type(kind: str) -> None:
     chat = completions(response_format={"type": kind, "schema": ARRAY, "name": "x"})
-    asked = asked_for(chat.options, chat.names)
+    asked = constraint_of(chat.options, chat.names)
     assert asked is not None
     assert (asked.field, asked.checks.text is not None) == ("response_format.schema", True)
     assert '"items"' in asked.grammar

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.router.adapter_book import COPY_MS, READ_MS
+from services.router.adapter_tracker import COPY_MS, READ_MS
 from services.router.policies import make_policy
 from services.router.snapshot import Query, hash64, why_not_for
 from tests.unit.router.fleets import Lab

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.router.load_book import UNACKNOWLEDGED_S
+from services.router.load_tracker import UNACKNOWLEDGED_S
 from services.router.membership import SILENT_S
 from services.router.snapshot import IneligibleReason
 from tests.unit.router.fleets import LIMITS, Lab

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.router.speed_book import PROBED_S, SPEEDS_FRESH_S
+from services.router.speed_tracker import PROBED_S, SPEEDS_FRESH_S
 from services.router.speeds import BATCH_DOUBLES_STEP
 from tests.unit.router.fleets import LIMITS, Lab
 

@@ -87,7 +87,7 @@ spec:
   podReplacementPolicy: Failed
   podFailurePolicy:
     rules:
-      # The user's data; and a pod that was asked to end, and wrote a checkpoint (services/finetuner/training/words.py).
+      # The user's data; and a pod that was asked to end, and wrote a checkpoint (services/finetuner/training/messages.py).
       - {action: FailJob, onExitCodes: {containerName: training, operator: In, values: [42]}}
       - {action: Ignore, onExitCodes: {containerName: training, operator: In, values: [43]}}
       - {action: Ignore, onPodConditions: [{type: DisruptionTarget, status: "True"}]}

@@ -51,7 +51,7 @@ class PagedVectors(PagedKernels):
     """Attention in float32 or bfloat16 with head_dim a multiple of 8."""
 
 
-class PagedSixteens(PagedKernels):
+class BlocksOf16(PagedKernels):
     """Attention whose kernel reads 16 positions at a time."""
 
     def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> KernelPlan:
@@ -61,9 +61,9 @@ class PagedSixteens(PagedKernels):
         return super().plan(batch, block_tokens, window)
 
 
-class PagedAmx(PagedSixteens):
+class PagedAmx(BlocksOf16):
     """Attention in bfloat16 with head_dim a multiple of 32."""
 
 
-class PagedInt8(PagedSixteens):
+class PagedInt8(BlocksOf16):
     """Attention over a cache in int8, in float32 or bfloat16 with head_dim a multiple of 8."""

@@ -11,7 +11,7 @@ from services.compute.backends.base import Computations, Compute, Step
 from services.compute.backends.batch import AdapterRows, StepBatch, long_tensor
 from services.compute.backends.cpu.attention import KernelPlan
 from services.compute.backends.cpu.collectives import ReplayedCollectives
-from services.compute.kernels.bfloat16 import Bfloat16Kernels, Sizes
+from services.compute.kernels.bfloat16 import Bfloat16Kernels, StepSizes
 from services.compute.kernels.capture import CapturedGraph, GraphCapture, NotReplayableError
 
 logger = logging.getLogger(__name__)
@@ -60,12 +60,12 @@ class KernelGraph:
         self._starts[: n_sequences + 1] = long_tensor(batch.query_starts)
         self._lengths[:n_sequences] = long_tensor(batch.context_lens)
         self._blocks[:n_sequences, :width] = batch.block_tables  # later entries are never used
-        sizes = Sizes(n, n_sequences)
+        sizes = StepSizes(n, n_sequences)
         if self._graph is None:
             return self._capture(batch, sizes)
         return self._graph.replay(sizes, self._reduce, self._collectives)
 
-    def _capture(self, batch: StepBatch, sizes: Sizes) -> torch.Tensor:
+    def _capture(self, batch: StepBatch, sizes: StepSizes) -> torch.Tensor:
         n, n_sequences = sizes
         capture = GraphCapture(self._kernels, self._reduce, sizes)
         positions = self._positions[:n]

@@ -39,7 +39,7 @@ def stays_codes(weight: Weight, *, float8: bool) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedCodes:
+class PackedWeight:
     """A weight as the kernel reads it."""
 
     codes: Tensor  # [n_out, n_in / 2] uint8 of 4 bits, or [n_out, n_in]
@@ -54,7 +54,7 @@ class PackedCodes:
         return self.codes.shape[1] < self.n_in
 
     @classmethod
-    def of(cls, weight: Stacked, device: torch.device) -> PackedCodes | None:
+    def of(cls, weight: Stacked, device: torch.device) -> PackedWeight | None:
         """Pack weights that stay codes; None if they differ in their groups, codes, zeros or offsets."""
         bands = [band for part in weight.parts for band in _bands(part, _BAND)]
         kinds = {(b.codes.dtype, b.scale.shape[1], b.zero is None, b.offset is None) for b in bands}
@@ -74,7 +74,7 @@ class PackedCodes:
 class CodesLinear:
     """A product with codes, whose numbers are those of the dense weight; sums are float32."""
 
-    def __init__(self, kernels: Any, packed: PackedCodes, bias: Tensor | None) -> None:
+    def __init__(self, kernels: Any, packed: PackedWeight, bias: Tensor | None) -> None:
         self._kernels, self._packed, self._bias = kernels, packed, bias
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from services.compute.backends.base import (
     Rotation,
 )
 from services.compute.backends.batch import AdapterRows
-from services.compute.backends.cuda.codes import CodesLinear, PackedCodes, converts_float8, stays_codes
+from services.compute.backends.cuda.codes import CodesLinear, PackedWeight, converts_float8, stays_codes
 from services.compute.backends.cuda.grouped import GroupedExperts
 from services.compute.backends.cuda.kv_codes import CodeWriter
 from services.compute.backends.cuda.low_rank import TritonLowRank
@@ -34,7 +34,7 @@ from services.compute.backends.cuda.small import TritonLogitShard, TritonRmsNorm
 from services.compute.backends.draws import Chances
 from services.compute.backends.kv_format import CodedNumbers, find_kv_format
 from services.compute.backends.names import Activation
-from services.compute.backends.shapes import ExpertsShape, KvShape, Routing
+from services.compute.backends.shapes import ExpertRouting, ExpertsShape, KvShape
 from services.compute.backends.torch.experts import ExpertStack, Router
 from services.compute.backends.torch.ops import TorchOps
 from services.compute.backends.weights import Dense, Rounded, Stacked, Weight
@@ -101,7 +101,7 @@ class TritonOps(CudaOps):
                 gate_up, down = (torch.randn(n, size, generator=generator) / 8 for n in (2 * size, size))
                 yield Expert(Stacked((Dense(gate_up),)), Stacked((Dense(down),)))
 
-        shape = ExpertsShape(range(3), size, size, Routing(2, normalise=True))
+        shape = ExpertsShape(range(3), size, size, ExpertRouting(2, normalise=True))
         exact = TorchOps(torch.float32, self._device).experts(mixture(), shape, "silu")(rows.float(), rows[:, :3])
         error = (self.experts(mixture(), shape, "silu")(rows, rows[:, :3]) - exact).abs().max().item()
         if not error <= _TOLERANCE[self._dtype]:
@@ -145,7 +145,7 @@ class TritonOps(CudaOps):
     def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
         """Return the product with `weight`, whose codes stay codes where the kernel reads them."""
         if all(self._stays_codes(part) for part in weight.parts):
-            packed = PackedCodes.of(weight, self._device)
+            packed = PackedWeight.of(weight, self._device)
             if packed is not None:
                 return CodesLinear(self._products, packed, bias)
         return super().linear(weight, bias)

@@ -21,7 +21,7 @@ from services.compute.backends.base import Computations, Step
 from services.compute.backends.batch import AdapterRows, StepBatch, StepNumbers
 from services.compute.backends.cuda.recorder import Recorder, Recording
 from services.compute.backends.cuda.small import power_of_two
-from services.compute.backends.cuda.transfers import Packing
+from services.compute.backends.cuda.transfers import BufferLayout
 from services.compute.backends.decodes import Tokens
 from services.compute.backends.draws import Chances, DrawNumbers, DrawRows
 from services.compute.backends.transfers import Numbers
@@ -48,12 +48,12 @@ class Uploads(Protocol):
     """Copies to places on the device that do not change."""
 
     def up_to(self, arrays: Sequence[Numbers], place: Tensor) -> None:
-        """Copy the arrays to `place`, uint8, as their `Packing` says; the host does not wait."""
+        """Copy the arrays to `place`, uint8, as their `BufferLayout` says; the host does not wait."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class GraphSizes:
     """What a graph is captured for; steps with fewer rows or keys are padded to it."""
 
     n_rows: int
@@ -62,7 +62,7 @@ class Sizes:
     draws: bool = False
 
     @classmethod
-    def of(cls, numbers: StepNumbers, *, draws: bool) -> Sizes:
+    def of(cls, numbers: StepNumbers, *, draws: bool) -> GraphSizes:
         """Return the next powers of two."""
         n_keys = max(_MIN_KEYS, power_of_two(int(numbers.lengths.max())))
         return cls(power_of_two(len(numbers.lengths)), n_keys, numbers.adapters is not None, draws)
@@ -93,7 +93,7 @@ class CudaDecodes:
         """`tokens`: None if nothing is drawn on the device. `adapters`: whether graphs can hold their products."""
         self._computations, self._attention, self._tokens = computations, attention, tokens
         self._uploads, self._recorder, self._device, self._adapters = uploads, recorder, device, adapters
-        self._captured: dict[Sizes, CapturedStep] = {}
+        self._captured: dict[GraphSizes, CapturedStep] = {}
         self._gave_up = False
 
     def serves(self, numbers: StepNumbers) -> bool:
@@ -105,12 +105,12 @@ class CudaDecodes:
             return False
         if longest is not None and numbers.lengths.max() > longest:
             return False
-        sizes = Sizes.of(numbers, draws=False)
+        sizes = GraphSizes.of(numbers, draws=False)
         return sizes.n_rows * sizes.n_keys <= _MAX_KEYS
 
     def forward(self, numbers: StepNumbers, drawn: DrawNumbers | None) -> Tensor:
         """Compute a step, and draw its tokens."""
-        n, sizes = len(numbers.lengths), Sizes.of(numbers, draws=drawn is not None)
+        n, sizes = len(numbers.lengths), GraphSizes.of(numbers, draws=drawn is not None)
         arrays = self._padded(numbers, drawn, sizes)
         captured = self._captured.get(sizes)
         if captured is None:
@@ -119,12 +119,12 @@ class CudaDecodes:
         captured.recording.replay()
         return captured.recording.output[:n]
 
-    def _first(self, arrays: Sequence[Numbers], sizes: Sizes) -> Tensor:
+    def _first(self, arrays: Sequence[Numbers], sizes: GraphSizes) -> Tensor:
         """Compute a step, and capture it for those that follow.
 
         It is computed once only: a step that draws replaces the tokens that it read.
         """
-        packing = Packing.of(arrays)
+        packing = BufferLayout.of(arrays)
         inputs = torch.empty(packing.size, dtype=torch.uint8, device=self._device)
         self._uploads.up_to(arrays, inputs)
         compute = partial(self._compute, packing.views(inputs), sizes)
@@ -137,7 +137,7 @@ class CudaDecodes:
         self._captured[sizes] = CapturedStep(inputs, self._recorder.record(compute))
         return computed
 
-    def _padded(self, numbers: StepNumbers, drawn: DrawNumbers | None, sizes: Sizes) -> list[Numbers]:
+    def _padded(self, numbers: StepNumbers, drawn: DrawNumbers | None, sizes: GraphSizes) -> list[Numbers]:
         """Return what `_compute` reads. Padding repeats the last row: it writes the same values, and a spare token."""
         n, width = numbers.block_tables.shape
         tables = np.zeros((sizes.n_rows, -(-sizes.n_keys // self._computations.cache.block_tokens)), np.int64)
@@ -154,7 +154,7 @@ class CudaDecodes:
             arrays += [_extended(column, column[-1], missing) for column in (drawn.temperature, drawn.seeds)]
         return arrays
 
-    def _compute(self, inputs: Sequence[Tensor], sizes: Sizes) -> Tensor:
+    def _compute(self, inputs: Sequence[Tensor], sizes: GraphSizes) -> Tensor:
         """Compute the step whose numbers are `inputs`, in the order of `_padded`."""
         given, n, size = self._computations, sizes.n_rows, self._computations.cache.block_tokens
         tables, token_ids, positions, kv_slots, lengths, *others = inputs

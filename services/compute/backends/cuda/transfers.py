@@ -43,14 +43,14 @@ class PinnedNumbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class BufferLayout:
     """Where arrays lie in one buffer of bytes."""
 
     places: tuple[tuple[int, int, tuple[int, ...], torch.dtype], ...]  # for each tensor: first byte, end, shape, dtype
     size: int  # bytes
 
     @classmethod
-    def of(cls, arrays: Sequence[Numbers]) -> Packing:
+    def of(cls, arrays: Sequence[Numbers]) -> BufferLayout:
         """Return the places of `arrays`, one after the other."""
         places, start = [], 0
         for array in arrays:
@@ -77,18 +77,18 @@ class PinnedTransfers:
 
     def up(self, arrays: Sequence[Numbers]) -> list[Tensor]:
         """Return the arrays on the device; each begins at a multiple of 16 bytes."""
-        packing = Packing.of(arrays)
+        packing = BufferLayout.of(arrays)
         with self._packed(arrays, packing) as pinned:
             uploaded = pinned.to(self._device, non_blocking=True)
         return packing.views(uploaded)
 
     def up_to(self, arrays: Sequence[Numbers], place: Tensor) -> None:
-        """Copy the arrays to `place`, uint8, as their `Packing` says."""
-        with self._packed(arrays, Packing.of(arrays)) as pinned:
+        """Copy the arrays to `place`, uint8, as their `BufferLayout` says."""
+        with self._packed(arrays, BufferLayout.of(arrays)) as pinned:
             place.copy_(pinned, non_blocking=True)
 
     @contextmanager
-    def _packed(self, arrays: Sequence[Numbers], packing: Packing) -> Iterator[Tensor]:
+    def _packed(self, arrays: Sequence[Numbers], packing: BufferLayout) -> Iterator[Tensor]:
         """Pack `arrays` in pinned memory, which a copy that is enqueued within may read."""
         if len(self._buffers) < _BUFFERS:
             self._buffers.append(_Buffer())

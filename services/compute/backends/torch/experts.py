@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.compute.backends.base import Elementwise, Expert
-from services.compute.backends.shapes import ExpertsShape, Routing
+from services.compute.backends.shapes import ExpertRouting, ExpertsShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class ExpertLoop:
 class Router:
     """Chooses each row's experts."""
 
-    def __init__(self, routing: Routing, correction: Tensor | None) -> None:
+    def __init__(self, routing: ExpertRouting, correction: Tensor | None) -> None:
         """`correction`: [n_experts], added to the scores for the choice."""
         self._routing, self._correction = routing, None if correction is None else correction.float()
 
@@ -168,7 +168,7 @@ def sigmoid(x: Tensor) -> Tensor:
     return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(dim=-1, dtype=torch.float32)[..., 0].to(x.dtype)
 
 
-def weighted_sum(terms: Tensor, weights: Tensor, routing: Routing) -> Tensor:
+def weighted_sum(terms: Tensor, weights: Tensor, routing: ExpertRouting) -> Tensor:
     """Return [n, size] of terms [n, n_active, size] and their weights [n, n_active]."""
     weighted = terms if routing.on_inputs else terms * weights.to(terms.dtype).unsqueeze(-1)
     return _sum_in_order(weighted.transpose(1, 2)).squeeze(-1)

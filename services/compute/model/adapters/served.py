@@ -25,7 +25,7 @@ _FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AdapterTarget:
     """A linear layer of the model that a module's factors change, perhaps one of several stored in one tensor."""
 
     key: str  # logical
@@ -41,7 +41,7 @@ class ServedAdapter:
     folder: Path
     digest: str
     rank: int  # the largest
-    targets: tuple[Target, ...]
+    targets: tuple[AdapterTarget, ...]
     n_left_out: int = 0  # tensors that change parts of the checkpoint which are not served, such as a vision tower
 
     @property
@@ -81,7 +81,7 @@ def read_adapter(
                     f"{peft.file}: {factors.a}: made for a layer of {factors.n_in} inputs and {factors.n_out} outputs; "
                     f"this model's has {wanted[1]} and {wanted[0]}"
                 )
-            targets.append(Target(key, factors, ref, n_out))
+            targets.append(AdapterTarget(key, factors, ref, n_out))
     if others:
         raise ModelError(f"{peft.file}: {others[0]}: not implemented ({len(others)} tensors in all); {MERGE}")
     if not targets:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from services.compute.backends.shapes import Routing
+from services.compute.backends.shapes import ExpertRouting
 from services.compute.model.families.config import Config
 from services.compute.model.families.llama import base_spec
 from services.compute.model.families.mixtures import read_groups, with_experts, with_grouped_experts
@@ -25,7 +25,7 @@ def read_deepseek2(config: Config) -> ModelSpec:
     if config.raw("topk_method") == "group_limited_greedy":
         n_groups, n_kept = read_groups(config)
     config.pass_over("n_group", "topk_group")
-    routing = Routing(n_active, False, n_groups=n_groups, n_kept_groups=n_kept, scale=scale)
+    routing = ExpertRouting(n_active, False, n_groups=n_groups, n_kept_groups=n_kept, scale=scale)
     return replace(spec, layers=with_experts(config, spec, routing, dense=0))
 
 

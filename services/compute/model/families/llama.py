@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from services.compute.backends.names import Activation
-from services.compute.backends.shapes import Routing
+from services.compute.backends.shapes import ExpertRouting
 from services.compute.model.families.config import MAX_INTEGER, MAX_LAYERS, Config
 from services.compute.model.families.naming import Family, standard_refs
 from services.compute.model.families.rope import read_ropes
@@ -78,7 +78,7 @@ def read_moe(config: Config, experts: str, *, ffn_size: int, normalise: bool) ->
         raise config.error(
             "num_experts_per_tok", f"expected {n_experts} at most, as many as {experts}, found {n_active}"
         )
-    return MoeSpec(n_experts, ffn_size, Routing(n_active, normalise))
+    return MoeSpec(n_experts, ffn_size, ExpertRouting(n_active, normalise))
 
 
 def one_rope(config: Config, ropes: dict[str, RopeSpec]) -> RopeSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.compute.backends.shapes import Routing
+from services.compute.backends.shapes import ExpertRouting
 from services.compute.model.families.config import Config
 from services.compute.model.families.fused import paired
 from services.compute.model.families.llama import base_spec, read_moe
@@ -31,7 +31,7 @@ def read_spec(config: Config) -> ModelSpec:
     spec = base_spec(config, "llama4_text", norm_eps=1e-5, theta=500_000.0)
     dense_size = config.integer("intermediate_size_mlp", 16_384)
     moe = read_moe(config, "num_local_experts", ffn_size=spec.ffn_size, normalise=False)
-    routing = Routing(moe.routing.n_active, False, "sigmoid", on_inputs=True)
+    routing = ExpertRouting(moe.routing.n_active, False, "sigmoid", on_inputs=True)
     moe = replace(moe, routing=routing, shared_size=spec.ffn_size)
     scale = None
     if config.flag("attn_temperature_tuning", True):

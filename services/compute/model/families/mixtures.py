@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from services.compute.backends.shapes import Routing
+from services.compute.backends.shapes import ExpertRouting
 from services.compute.model.families.config import Config
 from services.compute.model.families.llama import read_moe
 from services.compute.model.spec import LayerSpec, ModelSpec
@@ -24,7 +24,7 @@ def with_grouped_experts(config: Config, spec: ModelSpec, *, dense: int, normali
     n_groups, n_kept = read_groups(config)
     normalise = config.flag("norm_topk_prob", normalise)
     n_active, scale = config.integer("num_experts_per_tok"), config.number("routed_scaling_factor", 1.0)
-    routing = Routing(n_active, normalise, "sigmoid", True, n_groups, n_kept, "top2", scale)
+    routing = ExpertRouting(n_active, normalise, "sigmoid", True, n_groups, n_kept, "top2", scale)
     if n_groups > 1 and config.integer("n_routed_experts") < 2 * n_groups:
         raise config.error("n_group", f"expected groups of two experts and more, found {n_groups}")
     return with_experts(config, spec, routing, dense=dense)
@@ -43,7 +43,7 @@ def read_groups(config: Config) -> tuple[int, int]:
     return n_groups, n_kept
 
 
-def with_experts(config: Config, spec: ModelSpec, routing: Routing, *, dense: int) -> tuple[LayerSpec, ...]:
+def with_experts(config: Config, spec: ModelSpec, routing: ExpertRouting, *, dense: int) -> tuple[LayerSpec, ...]:
     """Return the layers, with experts from layer first_k_dense_replace on. Raises ModelError."""
     config.require("moe_layer_freq", 1)
     config.pass_over(*_UNUSED)

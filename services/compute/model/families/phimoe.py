@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from services.compute.backends.shapes import Routing
+from services.compute.backends.shapes import ExpertRouting
 from services.compute.model.families.config import Config
 from services.compute.model.families.llama import base_spec, one_rope, read_moe
 from services.compute.model.families.mixtral import NAMES
@@ -25,7 +25,7 @@ def read_spec(config: Config) -> ModelSpec:
     moe = read_moe(config, "num_local_experts", ffn_size=spec.ffn_size, normalise=False)
     config.require("num_experts_per_tok", 2)
     jitter = config.number("router_jitter_noise", 0.01)
-    moe = replace(moe, routing=Routing(moe.routing.n_active, False, "sparsemixer", jitter=jitter))
+    moe = replace(moe, routing=ExpertRouting(moe.routing.n_active, False, "sparsemixer", jitter=jitter))
     return replace(
         spec,
         layers=tuple(replace(layer, moe=moe) for layer in same_window(config, spec)),

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from services.compute.backends.base import Linear, LowRank, Ops
 from services.compute.backends.batch import AdapterRows
 from services.compute.model.adapters.peft import TENSORS
-from services.compute.model.adapters.served import ADAPTED, ServedAdapter, Target
+from services.compute.model.adapters.served import ADAPTED, AdapterTarget, ServedAdapter
 from services.compute.model.loading.checkpoint import stored_rows
 from services.compute.model.shard import Shard
 from services.compute.model.spec import ModelError
@@ -108,7 +108,7 @@ def pad_adapters(adapters: AdapterRows | None, n_rows: int) -> AdapterRows | Non
     return AdapterRows(F.pad(adapters.slots, (0, n_rows - len(adapters.slots)), value=-1), adapters.by_slot)
 
 
-def _rows(stored: torch.Tensor, target: Target, shard: Shard) -> torch.Tensor:
+def _rows(stored: torch.Tensor, target: AdapterTarget, shard: Shard) -> torch.Tensor:
     """Return the rows of B of a part: [len(shard.rows), rank]."""
     rows, order = stored_rows(target.ref, shard.rows)
     found = stored[rows.start : rows.stop]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from services.compute.backends.weights import Stacked
 from services.compute.model.formats.safetensors import TensorFiles
 from services.compute.model.loading.checkpoint import Checkpoint
-from services.compute.model.loading.pooling import Dense
+from services.compute.model.loading.pooling import DenseHead
 from services.compute.model.shard import Shard
 from services.compute.model.spec import HeadActivation, ModelError, ModelSpec
 
@@ -67,7 +67,7 @@ def _load_norm(
     return lambda x: F.layer_norm(x, (size,), weight, bias, spec.norm_eps)
 
 
-def load_dense(folder: Path, modules: Sequence[Dense], hidden_size: int, device: torch.device) -> Head:
+def load_dense(folder: Path, modules: Sequence[DenseHead], hidden_size: int, device: torch.device) -> Head:
     """Load the Dense modules of the checkpoint folder, each from a folder of its own. Raises ModelError."""
     layers, n_in = [], hidden_size
     for module in modules:

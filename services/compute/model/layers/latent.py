@@ -28,7 +28,7 @@ class LatentAttention:
         self,
         index: int,
         sizes: LatentSpec,
-        query: Query,
+        query: LatentQuery,
         latent: AdaptedLinear,
         latent_norm: Norm,
         absorb: PerHead,
@@ -67,7 +67,7 @@ class LatentAttention:
         return self._o(self._expand(latents).flatten(1), step.adapters)
 
 
-class Query:
+class LatentQuery:
     """The queries of this rank's heads, products of the row or of its latent."""
 
     def __init__(self, latent: AdaptedLinear | None, norm: Norm | None, heads: AdaptedLinear) -> None:
@@ -103,13 +103,13 @@ def load_latent_attention(
     )
 
 
-def _load_query(spec: ModelSpec, sizes: LatentSpec, load: LinearLoader, key: str) -> Query:
+def _load_query(spec: ModelSpec, sizes: LatentSpec, load: LinearLoader, key: str) -> LatentQuery:
     n_out = spec.n_heads * sizes.query_dim
     if not sizes.query_rank:
-        return Query(None, None, load.column_parallel([f"{key}q"], n_out, spec.hidden_size))
+        return LatentQuery(None, None, load.column_parallel([f"{key}q"], n_out, spec.hidden_size))
     latent = load.replicated(f"{key}q_latent", sizes.query_rank, spec.hidden_size)
     norm = load.backend.ops.rms_norm(_norm_weight(load, f"{key}q_latent_norm", sizes.query_rank), _EPS)
-    return Query(latent, norm, load.column_parallel([f"{key}q"], n_out, sizes.query_rank))
+    return LatentQuery(latent, norm, load.column_parallel([f"{key}q"], n_out, sizes.query_rank))
 
 
 def _norm_weight(load: LinearLoader, key: str, size: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.compute.model.families.config import MAX_INTEGER
 from services.compute.model.files import read_json
-from services.compute.model.formats.gguf.metadata import Metadata
+from services.compute.model.formats.gguf.metadata import GgufMetadata
 from services.compute.model.spec import HeadActivation, ModelError
 from services.compute.ranks.config import PoolingKind
 
@@ -35,7 +35,7 @@ _ACTIVATIONS: dict[str, HeadActivation] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
+class DenseHead:
     """A product with a pooled state, and an activation."""
 
     folder: str  # folder of its weights within the checkpoint
@@ -51,7 +51,7 @@ class Pooling:
 
     kind: PoolingKind = "mean"
     normalise: bool = True
-    dense: tuple[Dense, ...] = ()
+    dense: tuple[DenseHead, ...] = ()
     size: int = 0  # the first numbers, which are kept; 0: all
 
 
@@ -86,7 +86,7 @@ def read_size(file: Path, named: Mapping[str, Any]) -> int:
     return _positive(file, named, "truncate_dim") or 0
 
 
-def read_gguf_pooling(metadata: Metadata) -> Pooling:
+def read_gguf_pooling(metadata: GgufMetadata) -> Pooling:
     """Read the pooling of a GGUF file; the default is that of `read_pooling`. Raises ModelError."""
     key = f"{metadata.text('general.architecture')}.pooling_type"
     number = metadata.integer(key, 0)
@@ -141,7 +141,7 @@ def _modules(file: Path) -> list[tuple[str, str]]:
     return modules
 
 
-def _dense(folder: Path, path: str) -> Dense:
+def _dense(folder: Path, path: str) -> DenseHead:
     file = folder / path / "config.json"
     settings = read_json(file)
     name = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
@@ -153,7 +153,7 @@ def _dense(folder: Path, path: str) -> Dense:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ModelError(f"{file}: {key}: expected a positive integer, found {size!r}")
     sizes = settings["in_features"], settings["out_features"]
-    return Dense(path, *sizes, settings.get("bias", True) is True, _ACTIVATIONS[name])
+    return DenseHead(path, *sizes, settings.get("bias", True) is True, _ACTIVATIONS[name])
 
 
 def _kind(file: Path, settings: dict[str, Any]) -> PoolingKind:

@@ -60,14 +60,14 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result", forbid_unknow
 Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | Unserved
 
 
-class Turn(Struct, forbid_unknown_fields=True):
+class MessageParam(Struct, forbid_unknown_fields=True):
     """A message. The last one may be the beginning of the assistant's answer."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Block]
 
 
-class CustomTool(Struct, kw_only=True, forbid_unknown_fields=True):
+class ClientTool(Struct, kw_only=True, forbid_unknown_fields=True):
     """A tool of the client's own."""
 
     name: FunctionName
@@ -149,7 +149,7 @@ class Metadata(Struct, forbid_unknown_fields=True):
 class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens: what makes the prompt."""
 
-    messages: Annotated[list[Turn], Meta(min_length=1)]
+    messages: Annotated[list[MessageParam], Meta(min_length=1)]
     model: Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")] | None = (
         None
     )

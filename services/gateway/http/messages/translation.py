@@ -77,7 +77,7 @@ def _format(body: schema.CountBody) -> ResponseFormat | None:
     return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=asked.schema)) if asked else None
 
 
-def _function(tool: schema.CustomTool) -> FunctionDefinition:
+def _function(tool: schema.ClientTool) -> FunctionDefinition:
     return FunctionDefinition(
         name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
     )

@@ -180,7 +180,7 @@ class ToolChoice(Struct, kw_only=True, forbid_unknown_fields=True):
     namespace: str | None = None
 
 
-class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
+class ToolChoiceAllowed(Struct, kw_only=True, forbid_unknown_fields=True):
     """Some of the tools."""
 
     mode: Literal["auto", "required"]

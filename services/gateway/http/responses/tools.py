@@ -15,13 +15,13 @@ from services.gateway.api.options import MAX_TOOLS, FunctionDefinition
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.responses.schema import (
     TOOL_ITEMS,
-    AllowedTools,
     CustomTool,
     FunctionTool,
     Item,
     NamespaceTool,
     ResponsesBody,
     ToolChoice,
+    ToolChoiceAllowed,
 )
 from services.gateway.tools.custom import custom_function
 
@@ -169,14 +169,14 @@ def _chosen(choice: str | dict[str, Any] | None, offer: ToolOffer) -> tuple[list
         name = offer.names(converted(choice, ToolChoice, "tool_choice", offer.ignored), "tool_choice")[0]
         return offer.tools, name
     if kind == "allowed_tools":
-        allowed = converted(choice, AllowedTools, "tool_choice", offer.ignored)
+        allowed = converted(choice, ToolChoiceAllowed, "tool_choice", offer.ignored)
         return _allowed(allowed, offer), allowed.mode
     if _is_hosted(kind):
         raise _forced("tool_choice", str(kind))
     raise unsupported_value("tool_choice.type", kind, ("function", "custom", "allowed_tools"))
 
 
-def _allowed(choice: AllowedTools, offer: ToolOffer) -> list[OfferedTool]:
+def _allowed(choice: ToolChoiceAllowed, offer: ToolOffer) -> list[OfferedTool]:
     names: set[str] = set()
     for raw in choice.tools:
         if not _is_hosted(raw.get("type")):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.tools.quantizer.grid import Quantized, range_grid, search_grid
+from services.tools.quantizer.grid import QuantizedWeight, range_grid, search_grid
 from services.tools.quantizer.methods.base import Inputs, Repeats
 from services.tools.quantizer.scheme import Scheme
 
@@ -42,8 +42,8 @@ class Awq:
                 best, best_error = factors, error
         return best
 
-    def quantize(self, weight: Tensor, inputs: Inputs | None, scheme: Scheme, dtype: torch.dtype) -> Quantized:
+    def quantize(self, weight: Tensor, inputs: Inputs | None, scheme: Scheme, dtype: torch.dtype) -> QuantizedWeight:
         """Return the clipped and rounded weight, whose columns are scaled already."""
         assert inputs is not None
         grid = search_grid(weight, scheme, dtype, inputs.products.diagonal())
-        return Quantized(grid.round(weight), grid)
+        return QuantizedWeight(grid.round(weight), grid)

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from services.tools.quantizer.grid import Quantized
+from services.tools.quantizer.grid import QuantizedWeight
 from services.tools.quantizer.scheme import Scheme
 
 
@@ -43,7 +43,7 @@ class Method(Protocol):
         """Return factors [n_in] for the columns of the weight; what makes the inputs is divided by them."""
         ...
 
-    def quantize(self, weight: Tensor, inputs: Inputs | None, scheme: Scheme, dtype: torch.dtype) -> Quantized:
+    def quantize(self, weight: Tensor, inputs: Inputs | None, scheme: Scheme, dtype: torch.dtype) -> QuantizedWeight:
         """Return the quantized weight; `dtype` is that of stored scales. `inputs`: None if it is not calibrated."""
         ...
 

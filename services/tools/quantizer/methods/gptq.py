@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.tools.quantizer.grid import Quantized, search_grid
+from services.tools.quantizer.grid import QuantizedWeight, search_grid
 from services.tools.quantizer.methods.base import Inputs, Repeats
 from services.tools.quantizer.scheme import Scheme
 
@@ -31,14 +31,14 @@ class Gptq:
         """Return ones."""
         return torch.ones_like(inputs.magnitudes)
 
-    def quantize(self, weight: Tensor, inputs: Inputs | None, scheme: Scheme, dtype: torch.dtype) -> Quantized:
+    def quantize(self, weight: Tensor, inputs: Inputs | None, scheme: Scheme, dtype: torch.dtype) -> QuantizedWeight:
         """Return the rounded weight."""
         assert inputs is not None
         energy = inputs.products.diagonal()
         grid = search_grid(weight, scheme, dtype, energy)
         order = torch.argsort(energy, descending=True, stable=True)
         codes = _round(weight[:, order], _factor(inputs.products[order][:, order]), *grid.columns(order), scheme.levels)
-        return Quantized(codes[:, torch.argsort(order)].contiguous(), grid)
+        return QuantizedWeight(codes[:, torch.argsort(order)].contiguous(), grid)
 
 
 def _factor(products: Tensor) -> Tensor:

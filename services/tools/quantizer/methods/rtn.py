@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.tools.quantizer.grid import Quantized, range_grid
+from services.tools.quantizer.grid import QuantizedWeight, range_grid
 from services.tools.quantizer.methods.base import Inputs, Repeats
 from services.tools.quantizer.scheme import Scheme
 
@@ -24,11 +24,11 @@ class RoundToNearest:
         """Return ones."""
         return torch.ones_like(inputs.magnitudes)
 
-    def quantize(self, weight: Tensor, inputs: Inputs | None, scheme: Scheme, dtype: torch.dtype) -> Quantized:
+    def quantize(self, weight: Tensor, inputs: Inputs | None, scheme: Scheme, dtype: torch.dtype) -> QuantizedWeight:
         """Return the rounded weight."""
         return self.rounded(weight, scheme, dtype)
 
-    def rounded(self, weight: Tensor, scheme: Scheme, dtype: torch.dtype) -> Quantized:
+    def rounded(self, weight: Tensor, scheme: Scheme, dtype: torch.dtype) -> QuantizedWeight:
         """Return the rounded weight; no inputs are needed."""
         grid = range_grid(weight, scheme, dtype)
-        return Quantized(grid.round(weight), grid)
+        return QuantizedWeight(grid.round(weight), grid)

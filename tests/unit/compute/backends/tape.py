@@ -25,7 +25,7 @@ from services.compute.backends.cuda.graph import Uploads
 from services.compute.backends.cuda.low_rank import CudaLowRank
 from services.compute.backends.cuda.ops import CudaOps
 from services.compute.backends.cuda.recorder import Recorder, Recording
-from services.compute.backends.cuda.transfers import Packing
+from services.compute.backends.cuda.transfers import BufferLayout
 from services.compute.backends.kv_cache import KvCache
 from services.compute.backends.kv_format import KvFormat
 from services.compute.backends.shapes import AttentionShape
@@ -125,7 +125,7 @@ class Direct(DirectTransfers):
         super().__init__(CPU)
 
     def up_to(self, arrays: Sequence[Numbers], place: Tensor) -> None:
-        packing = Packing.of(arrays)
+        packing = BufferLayout.of(arrays)
         buffer = np.zeros(packing.size, np.uint8)
         packing.pack(arrays, buffer)
         place.copy_(torch.from_numpy(buffer))

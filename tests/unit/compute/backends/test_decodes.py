@@ -14,7 +14,7 @@ import transformers
 from services.compute.backends.batch import StepBatch, StepNumbers
 from services.compute.backends.collectives import SingleRank
 from services.compute.backends.cuda.backend import CudaBackend
-from services.compute.backends.cuda.graph import CudaDecodes, Sizes
+from services.compute.backends.cuda.graph import CudaDecodes, GraphSizes
 from services.compute.backends.kv_format import KvFormat, find_kv_format
 from services.compute.model.adapters.served import read_adapter
 from services.compute.model.build import load_model
@@ -103,7 +103,7 @@ def decode(model: Decoder, kind: type[Engine] = Engine) -> tuple[list[torch.Tens
     return found, engine
 
 
-def captured(engine: Engine) -> set[Sizes]:
+def captured(engine: Engine) -> set[GraphSizes]:
     assert isinstance(engine, Replayed)
     assert isinstance(engine.decodes, CudaDecodes)
     return set(engine.decodes._captured)

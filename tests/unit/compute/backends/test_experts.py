@@ -17,7 +17,7 @@ from services.compute.backends.cpu.ops import OneDnnOps
 from services.compute.backends.cuda.graph import MAX_ROWS
 from services.compute.backends.cuda.grouped import GroupedExperts
 from services.compute.backends.cuda.ops import CudaOps
-from services.compute.backends.shapes import ExpertsShape, Routing
+from services.compute.backends.shapes import ExpertRouting, ExpertsShape
 from services.compute.backends.torch.experts import ExpertStack, Router
 from services.compute.backends.torch.ops import TorchOps
 from services.compute.backends.weights import Dense, Stacked
@@ -47,7 +47,7 @@ def make(ops: Ops, numbers: range, *, normalise: bool = True) -> Experts:
             yield Expert(Stacked((Dense(gate), Dense(up))), Stacked((Dense(down[number]),)))
 
     gate_up, down = tables()
-    return ops.experts(weights(), ExpertsShape(numbers, HIDDEN, FFN, Routing(N_ACTIVE, normalise)), "silu")
+    return ops.experts(weights(), ExpertsShape(numbers, HIDDEN, FFN, ExpertRouting(N_ACTIVE, normalise)), "silu")
 
 
 @functools.cache
@@ -82,7 +82,7 @@ def test_experts_equal_their_definition(ops: str, numbers: range, normalise: boo
 
 
 def test_experts_in_one_product_are_never_read_by_the_host() -> None:
-    device, shape = torch.device("meta"), ExpertsShape(range(16), HIDDEN, FFN, Routing(N_ACTIVE, normalise=True))
+    device, shape = torch.device("meta"), ExpertsShape(range(16), HIDDEN, FFN, ExpertRouting(N_ACTIVE, normalise=True))
     gate_up, down = (table[:16].to(device) for table in tables())
     launches = defaultdict[tuple[int, int], Callable[..., None]](lambda: lambda *_, **__: None)
     stack, gate = ExpertStack(gate_up, down, None, None), TorchOps(torch.float64, device).gate("silu")

@@ -11,7 +11,7 @@ from torch import Tensor
 from services.compute.backends.base import Expert, ModelBackend, Ops
 from services.compute.backends.cpu.backend import OneDnnBackend
 from services.compute.backends.opening import open_backend
-from services.compute.backends.shapes import ExpertsShape, Routing
+from services.compute.backends.shapes import ExpertRouting, ExpertsShape
 from services.compute.backends.torch.ops import TorchOps
 from services.compute.backends.weights import Dense, Stacked
 
@@ -60,8 +60,10 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
     lookup, (tied_lookup, tied_product) = ops.embedding(weight), ops.tied(weight, None)
     tables = zip(normal(4 * 192, SIZE).chunk(4), normal(4 * SIZE, 96).chunk(4), strict=True)
     mixture = [Expert(Stacked((Dense(up),)), Stacked((Dense(down),))) for up, down in tables]
-    experts = ops.experts(mixture, ExpertsShape(range(2, 6), SIZE, 96, Routing(2, normalise=True)), "silu")
-    by_groups = Routing(2, True, "sigmoid", corrected=True, n_groups=4, n_kept_groups=2, group_score="top2", scale=1.5)
+    experts = ops.experts(mixture, ExpertsShape(range(2, 6), SIZE, 96, ExpertRouting(2, normalise=True)), "silu")
+    by_groups = ExpertRouting(
+        2, True, "sigmoid", corrected=True, n_groups=4, n_kept_groups=2, group_score="top2", scale=1.5
+    )
     grouped = ops.experts(mixture, ExpertsShape(range(2, 6), SIZE, 96, by_groups), "silu", normal(8).float())
     norm, head_norm = ops.rms_norm(normal(SIZE).float(), 1e-5), ops.rms_norm(normal(8, HEAD_DIM).float(), 1e-5)
     layer_norm = ops.layer_norm(normal(SIZE), normal(SIZE), 1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from services.compute.backends.cuda.transfers import Packing
+from services.compute.backends.cuda.transfers import BufferLayout
 from services.compute.backends.transfers import DirectTransfers
 
 
@@ -17,7 +17,7 @@ def test_arrays_are_unpacked_from_their_packed_offsets() -> None:
         np.zeros(0, np.int64),
         np.array([0.1]),
     ]
-    packing = Packing.of(arrays)
+    packing = BufferLayout.of(arrays)
     buffer = np.full(packing.size + 16, 0xFF, np.uint8)
     packing.pack(arrays, buffer)
     views = packing.views(torch.from_numpy(buffer[: packing.size]))

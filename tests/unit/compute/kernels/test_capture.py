@@ -20,9 +20,9 @@ from services.compute.backends.cpu import shared_memory
 from services.compute.backends.cpu.backend import KernelBackend
 from services.compute.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGraph
 from services.compute.backends.cpu.shared_memory import SharedMemoryCommunicator
-from services.compute.kernels.bfloat16 import REDUCE, Bfloat16Kernels, Sizes
+from services.compute.kernels.bfloat16 import REDUCE, Bfloat16Kernels, StepSizes
 from services.compute.kernels.bfloat16 import REPLAYED as REPLAYED_CALLS
-from services.compute.kernels.capture import CapturedGraph, GraphCapture, Memory, NotReplayableError
+from services.compute.kernels.capture import Arena, CapturedGraph, GraphCapture, NotReplayableError
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
 from services.compute.model.registry import describe
@@ -240,7 +240,7 @@ class Unfit:
 
     def __init__(self, kernels: Bfloat16Kernels) -> None:
         self.kernels, self.x = kernels, torch.ones(6, 32, dtype=torch.bfloat16)
-        self.capture = GraphCapture(kernels, lambda x: x, Sizes(6, 2))
+        self.capture = GraphCapture(kernels, lambda x: x, StepSizes(6, 2))
 
     def foreign(self) -> None:
         self.x.exp() + 1
@@ -358,7 +358,7 @@ def test_ranks_in_shared_memory_replay_their_collectives(
 def test_a_replayed_step_counts_as_a_sign_of_life(on_threads: OnThreads) -> None:
     comm = lone_rank()
     x = torch.ones(8, dtype=torch.bfloat16)
-    calls, sizes = torch.zeros(3, 18, dtype=torch.int64), Sizes(2, 1)
+    calls, sizes = torch.zeros(3, 18, dtype=torch.int64), StepSizes(2, 1)
     calls[:, 0], calls[:, 1], calls[:, 3] = list(REPLAYED_CALLS).index(REDUCE), x.data_ptr(), 4
     assert on_threads(1).replay(calls, 1, sizes, comm.collectives) == 3
     assert comm.collectives.tag == 2
@@ -377,7 +377,7 @@ def test_tensors_share_memory_only_with_tensors_of_disjoint_lifetimes(
 ) -> None:
     """Each is named by some of ten calls: from the first to the last of them it is there."""
     tensors = [torch.empty(rows, size, dtype=torch.uint8) for size, _ in made]
-    memory = Memory(tensors, rows, most)
+    memory = Arena(tensors, rows, most)
     for index in range(10):
         for tensor, (size, calls) in zip(tensors, made, strict=True):
             if index in calls:

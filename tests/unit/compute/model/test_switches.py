@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.compute.backends.shapes import Routing
+from services.compute.backends.shapes import ExpertRouting
 from services.compute.model.spec import LatentSpec, LayerSpec, ModelError, ModelSpec, MoeSpec, QueryScale, RopeSpec
 from tests.unit.compute.model.conftest import Sample
 from tests.unit.compute.model.harness import Engine, load_changed
@@ -87,7 +87,7 @@ _ROPE: list[tuple[str, str, Any]] = [
 _MOE: list[tuple[str, str, Any]] = [
     ("mixtral", "n_experts", 3),
     ("mixtral", "ffn_size", 32),
-    ("mixtral", "routing", Routing(n_active=1, normalise=True)),
+    ("mixtral", "routing", ExpertRouting(n_active=1, normalise=True)),
     ("qwen2_moe", "shared_size", 20),
     ("qwen2_moe", "shared_gate", False),
     ("gpt_oss", "bias", False),
@@ -214,7 +214,7 @@ def test_no_switch_is_left_out() -> None:
             (ModelSpec, [*_MODEL, *_OF_ENCODERS]),
             (RopeSpec, _ROPE),
             (MoeSpec, _MOE),
-            (Routing, _ROUTING),
+            (ExpertRouting, _ROUTING),
             (LayerSpec, _LAYER),
         ),
         *((QueryScale, _SCALE), (LatentSpec, _LATENT)),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.compute.backends.opening import open_backend
-from services.compute.backends.shapes import Routing
+from services.compute.backends.shapes import ExpertRouting
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
 from services.compute.model.registry import describe
@@ -97,7 +97,7 @@ _DENSE = ModelSpec(
             "1536 MLP columns cannot be divided among 7 ranks: only 1 rank works",
         ),
         (
-            replace(_DENSE, n_heads=8, n_kv_heads=8, layers=(LayerSpec(moe=MoeSpec(4, 8, Routing(2, True))),)),
+            replace(_DENSE, n_heads=8, n_kv_heads=8, layers=(LayerSpec(moe=MoeSpec(4, 8, ExpertRouting(2, True))),)),
             8,
             "4 experts cannot be divided among 8 ranks: 1, 2 or 4 ranks work",
         ),

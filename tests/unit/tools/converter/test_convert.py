@@ -23,7 +23,7 @@ from services.cli.main import app
 from services.compute.model.formats.gguf.container import read_container
 from services.compute.model.formats.gguf.pre_tokenizers import PRE_TOKENIZERS
 from services.compute.model.spec import ModelError
-from services.tools.converter.run import AUTO, Request, convert
+from services.tools.converter.run import AUTO, ConversionOptions, convert
 from tests.unit.compute.model.formats.gguf.hard_texts import TEXTS
 from tests.unit.compute.model.formats.gguf.llama_cpp import LlamaCpp
 
@@ -126,7 +126,7 @@ def _umask() -> int:
 
 
 def run(source: Path, out: Path, kind: str = AUTO, *, shard_bytes: int = 10**9, force: bool = False) -> Path:
-    convert(Request(source, out, kind, shard_bytes, force), lambda done, of: None)
+    convert(ConversionOptions(source, out, kind, shard_bytes, force), lambda done, of: None)
     return out
 
 

@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
 from services.compute.model.formats.gguf.hub_files import hub_files
-from services.compute.model.formats.gguf.metadata import Metadata
+from services.compute.model.formats.gguf.metadata import GgufMetadata
 from services.compute.model.formats.gguf.pre_tokenizers import PRE_TOKENIZERS
 from services.compute.model.formats.gguf.vocabulary import TokenType
 from services.compute.model.loading.tokenizer import read_tokenizer
@@ -43,7 +43,7 @@ def test_sentencepieces_merges_and_bytes_survive(tmp_path: Path) -> None:
     types = keys["tokenizer.ggml.token_type"]
     assert isinstance(types, tuple)
     assert (types.count(TokenType.BYTE), types[before.token_to_id("<unk>")]) == (256, TokenType.UNKNOWN)
-    after = hub_files(Metadata(tmp_path, keys)).tokenizer
+    after = hub_files(GgufMetadata(tmp_path, keys)).tokenizer
     for text in (*TEXTS, "a<turn>b<tool>"):
         assert after.encode(text).ids == before.encode(text).ids, text
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
 from services.compute.model.registry import describe
-from services.tools.quantizer.run import Request
+from services.tools.quantizer.run import QuantizationOptions
 from tests.unit.compute.model.harness import CPU, Engine, lone_rank
 from tests.unit.compute.model.zoo import write_checkpoint
 
@@ -48,9 +48,9 @@ def write_model(folder: Path, config: str, **settings: Any) -> Path:
     return folder
 
 
-def request(model: Path, out: Path, **changed: Any) -> Request:
+def request(model: Path, out: Path, **changed: Any) -> QuantizationOptions:
     """A request for a few short pieces of text."""
-    return replace(Request(model, out, "gptq", 4, None, 0.0, True, None, 6, 48), **changed)
+    return replace(QuantizationOptions(model, out, "gptq", 4, None, 0.0, True, None, 6, 48), **changed)
 
 
 def our_logits(folder: Path) -> Tensor:

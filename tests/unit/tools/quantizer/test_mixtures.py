@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from services.tools.quantizer.calibration import read_texts, sequences
-from services.tools.quantizer.run import Request, quantize
+from services.tools.quantizer.run import QuantizationOptions, quantize
 from tests.unit.compute.model.harness import CPU
 from tests.unit.tools.quantizer.models import request, write_model
 
@@ -29,13 +29,13 @@ _MIXTURE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Request:
+def asked(tmp_path_factory: pytest.TempPathFactory) -> QuantizationOptions:
     folder = tmp_path_factory.mktemp("mixture")
     return request(write_model(folder / "model", "MixtralConfig", **_MIXTURE), folder / "out")
 
 
 @pytest.fixture(scope="module")
-def note(asked: Request) -> str:
+def note(asked: QuantizationOptions) -> str:
     """Of the run that writes `asked.out`."""
     return quantize(asked, CPU, lambda *_: None)
 
@@ -44,7 +44,7 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
 
-def _tokens_of_experts(asked: Request) -> list[int]:
+def _tokens_of_experts(asked: QuantizationOptions) -> list[int]:
     """How many of the calibration's tokens transformers routes to each expert."""
     tokenizer = Tokenizer.from_file(str(asked.model / "tokenizer.json"))
     ids = sequences(read_texts(None), tokenizer, None, asked.samples, asked.length)
@@ -54,7 +54,7 @@ def _tokens_of_experts(asked: Request) -> list[int]:
     return torch.bincount(logits.topk(2).indices.flatten(), minlength=_N_EXPERTS).tolist()
 
 
-def test_experts_that_see_too_few_tokens_are_rounded(asked: Request, note: str) -> None:
+def test_experts_that_see_too_few_tokens_are_rounded(asked: QuantizationOptions, note: str) -> None:
     quantize(replace(asked, method="rtn", out=asked.out.with_name("rounded")), CPU, lambda *_: None)
     seen = _tokens_of_experts(asked)
     few = {f"experts.{expert}.up" for expert, n in enumerate(seen) if n < 64}
@@ -72,7 +72,7 @@ def test_experts_that_see_too_few_tokens_are_rounded(asked: Request, note: str) 
     assert torch.equal(ours[router], _weights(asked.model)[router])
 
 
-def test_stacked_experts_become_the_same_checkpoint(asked: Request, note: str, tmp_path: Path) -> None:
+def test_stacked_experts_become_the_same_checkpoint(asked: QuantizationOptions, note: str, tmp_path: Path) -> None:
     model, module = tmp_path / "model", "model.layers.0.block_sparse_moe."
     shutil.copytree(asked.model, model)
     tensors = _weights(model)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.scheduling.adapter_slots import PATIENCE_S, PROTECTED_S, SlotTable, SlotUser
+from services.worker.scheduling.adapter_slots import PATIENCE_S, PROTECTED_S, AdapterSlotTable, SlotUser
 
 
 @dataclass
@@ -16,11 +16,11 @@ class Bench:
 
     n_slots: int = 4
     now: float = 100.0
-    table: SlotTable = field(init=False)
+    table: AdapterSlotTable = field(init=False)
     users: dict[str, SlotUser] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.table = SlotTable(self.n_slots, lambda: self.now)
+        self.table = AdapterSlotTable(self.n_slots, lambda: self.now)
 
     def want(self, digest: str, tenant: str = "") -> bool:
         """Begin to use an adapter; returns whether it has a slot."""

@@ -17,7 +17,7 @@ from services.worker.engine.process_info import ProcessInfo
 from services.worker.settings import WorkerSettings
 from services.worker.vllm import follower as of_follower
 from services.worker.vllm.follower import Follower
-from services.worker.vllm.nodes import Meeting, Node, node_of
+from services.worker.vllm.nodes import Node, NodeRendezvous, node_of
 
 
 def settings(worker_id: str, **chosen: object) -> WorkerSettings:
@@ -63,9 +63,9 @@ async def following(rank: int, port: int, tmp_path) -> AsyncGenerator[Callable[[
 async def test_ranks_end_with_their_leader_and_a_lost_follower_is_noticed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(of_follower, "_PAUSE_S", 0.02)
     port, told = free_port(), list[str]()
-    meeting = Meeting(3, port)
+    rendezvous = NodeRendezvous(3, port)
     async with asyncio.timeout(120), following(1, port, tmp_path) as first:
-        gathering = asyncio.create_task(meeting.gather(told.append))
+        gathering = asyncio.create_task(rendezvous.gather(told.append))
         await until(lambda: told[-1:] == ["waiting for nodes 2"])
         assert first() == []  # nobody begins before all are there
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -75,18 +75,18 @@ async def test_ranks_end_with_their_leader_and_a_lost_follower_is_noticed(tmp_pa
             await until(lambda: len(first()) == len(second()) == 1)
             # The leader starts anew: all ranks end, and come again.
             before = first() + second()
-            meeting.dismiss()
-            await meeting.gather(told.append)
+            rendezvous.dismiss()
+            await rendezvous.gather(told.append)
             await until(lambda: len(first()) == len(second()) == 2)
             assert not any(map(alive, before))
             # Ranks die: the leader hears of it, though the follower comes again.
             os.kill(second()[-1], signal.SIGKILL)
-            assert await meeting.wait_lost() == "node 2 is lost"
-            meeting.dismiss()
-            await meeting.gather(told.append)
+            assert await rendezvous.wait_lost() == "node 2 is lost"
+            rendezvous.dismiss()
+            await rendezvous.gather(told.append)
             await until(lambda: (len(first()), len(second())) == (3, 3))
-            lost = asyncio.create_task(meeting.wait_lost())
+            lost = asyncio.create_task(rendezvous.wait_lost())
         assert await lost == "node 2 is lost"
         assert not alive(second()[-1])
-    meeting.dismiss()
+    rendezvous.dismiss()
     writer.close()

@@ -26,7 +26,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantized:
+class BlockType:
     """A type of blocks; `group` neighbours share a scale."""
 
     group: int
@@ -161,19 +161,19 @@ def _tq2_0(blocks: Tensor) -> Parts:
     return Parts(lambda: _unpacked(blocks[:, :64], 32, _PAIRS), _halves(blocks, 64), zero=1)
 
 
-QUANTIZED: Mapping[str, Quantized] = {
-    "Q4_0": Quantized(32, 16, _q4_0),
-    "Q4_1": Quantized(32, 16, _q4_1),
-    "Q5_0": Quantized(32, 32, _q5_0),
-    "Q5_1": Quantized(32, 32, _q5_1),
-    "Q8_0": Quantized(32, 0, _q8_0),
-    "Q2_K": Quantized(16, 4, _q2_k),
-    "Q3_K": Quantized(16, 8, _q3_k),
-    "Q4_K": Quantized(32, 16, _q4_k),
-    "Q5_K": Quantized(32, 32, _q5_k),
-    "Q6_K": Quantized(16, 64, _q6_k),
-    "IQ4_NL": Quantized(32, 0, _iq4_nl),
-    "MXFP4": Quantized(32, 0, _mxfp4),
-    "TQ1_0": Quantized(256, 3, _tq1_0),
-    "TQ2_0": Quantized(256, 4, _tq2_0),
+QUANTIZED: Mapping[str, BlockType] = {
+    "Q4_0": BlockType(32, 16, _q4_0),
+    "Q4_1": BlockType(32, 16, _q4_1),
+    "Q5_0": BlockType(32, 32, _q5_0),
+    "Q5_1": BlockType(32, 32, _q5_1),
+    "Q8_0": BlockType(32, 0, _q8_0),
+    "Q2_K": BlockType(16, 4, _q2_k),
+    "Q3_K": BlockType(16, 8, _q3_k),
+    "Q4_K": BlockType(32, 16, _q4_k),
+    "Q5_K": BlockType(32, 32, _q5_k),
+    "Q6_K": BlockType(16, 64, _q6_k),
+    "IQ4_NL": BlockType(32, 0, _iq4_nl),
+    "MXFP4": BlockType(32, 0, _mxfp4),
+    "TQ1_0": BlockType(256, 3, _tq1_0),
+    "TQ2_0": BlockType(256, 4, _tq2_0),
 }

@@ -15,7 +15,7 @@ from services.compute.model.families.windows import FULL, SLIDING
 from services.compute.model.formats.gguf.architectures import ARCHITECTURES, Architecture
 from services.compute.model.formats.gguf.container import GgufFile, TensorInfo
 from services.compute.model.formats.gguf.keys import Keys
-from services.compute.model.formats.gguf.metadata import Metadata
+from services.compute.model.formats.gguf.metadata import GgufMetadata
 from services.compute.model.spec import ModelError
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -26,7 +26,7 @@ _ABSENT: Mapping[str, Any] = {"rope.freq_base": 10_000.0}  # llama.cpp's values 
 _DTYPES = {"F32": "float32", "F16": "float16"}  # dtype of a checkpoint whose matrices all have this type
 
 
-def find_architecture(metadata: Metadata) -> Architecture:
+def find_architecture(metadata: GgufMetadata) -> Architecture:
     """Return the file's architecture. Raises ModelError."""
     name = metadata.text("general.architecture")
     if name == "llama" and metadata.integer("llama.expert_count", 0):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from services.compute.model.files import refuse_pointer
-from services.compute.model.formats.gguf.metadata import Metadata, Scalar, Value
+from services.compute.model.formats.gguf.metadata import GgufMetadata, Scalar, Value
 from services.compute.model.formats.gguf.types import TYPES, UNREAD, TensorType
 from services.compute.model.spec import ModelError
 
@@ -50,7 +50,7 @@ class TensorInfo:
 class GgufFile:
     """One file, or all files of a divided model."""
 
-    metadata: Metadata
+    metadata: GgufMetadata
     tensors: Mapping[str, TensorInfo]
 
 
@@ -80,7 +80,7 @@ class _Header:
             if key in values:
                 raise self._error(f"{key}: twice in the header")
             values[key] = self._value(key)
-        metadata = Metadata(self._file, values)
+        metadata = GgufMetadata(self._file, values)
         alignment = _alignment(metadata)
         described = [self._tensor(index) for index in range(n_tensors)]
         start = -(-self._stream.tell() // alignment) * alignment
@@ -210,7 +210,7 @@ class _Header:
         return ModelError(f"{self._file}: {problem}")
 
 
-def _alignment(metadata: Metadata) -> int:
+def _alignment(metadata: GgufMetadata) -> int:
     found = metadata.integer("general.alignment", _ALIGNMENT)
     if found not in _ALIGNMENTS or found & (found - 1):
         said = f"expected a power of 2 from {_ALIGNMENTS.start} to {_ALIGNMENTS.stop - 1}, found {found}"

@@ -10,9 +10,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from services.compute.model.formats.gguf.metadata import Metadata
+from services.compute.model.formats.gguf.metadata import GgufMetadata
 from services.compute.model.formats.gguf.tokenizer import build_tokenizer
-from services.compute.model.formats.gguf.vocabulary import Vocabulary, read_vocabulary
+from services.compute.model.formats.gguf.vocabulary import GgufVocabulary, read_vocabulary
 
 _TEMPLATE = "tokenizer.chat_template"
 _SAMPLING = {
@@ -34,14 +34,14 @@ class HubFiles:
     generation_config: dict[str, Any]
 
 
-def hub_files(metadata: Metadata) -> HubFiles:
+def hub_files(metadata: GgufMetadata) -> HubFiles:
     """Make the files. Raises ModelError naming the file and the key that is missing, wrong or not implemented."""
     vocabulary = read_vocabulary(metadata)
     tokenizer = build_tokenizer(vocabulary)
     return HubFiles(tokenizer, _tokenizer_config(vocabulary, tokenizer), _generation_config(vocabulary))
 
 
-def _tokenizer_config(vocabulary: Vocabulary, tokenizer: Tokenizer) -> dict[str, Any]:
+def _tokenizer_config(vocabulary: GgufVocabulary, tokenizer: Tokenizer) -> dict[str, Any]:
     metadata = vocabulary.metadata
     special = {name: tokenizer.id_to_token(token_id) for name, token_id in vocabulary.special.items()}
     around = tokenizer.encode("").ids  # what texts begin and end with
@@ -61,7 +61,7 @@ def _tokenizer_config(vocabulary: Vocabulary, tokenizer: Tokenizer) -> dict[str,
     return config
 
 
-def _chat_template(metadata: Metadata) -> str | list[dict[str, str]]:
+def _chat_template(metadata: GgufMetadata) -> str | list[dict[str, str]]:
     """The only template, or all with their names; "" if there is none."""
     default, names = metadata.text(_TEMPLATE, ""), metadata.texts(f"{_TEMPLATE}s")
     if not names:
@@ -71,7 +71,7 @@ def _chat_template(metadata: Metadata) -> str | list[dict[str, str]]:
     return [{"name": name, "template": template} for name, template in named.items()]
 
 
-def _generation_config(vocabulary: Vocabulary) -> dict[str, Any]:
+def _generation_config(vocabulary: GgufVocabulary) -> dict[str, Any]:
     metadata, special = vocabulary.metadata, vocabulary.special
     config: dict[str, Any] = {f"{name}_id": special[name] for name in ("bos_token", "pad_token") if name in special}
     if vocabulary.ends:

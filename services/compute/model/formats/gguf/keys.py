@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from services.compute.model.formats.gguf.metadata import Metadata
+from services.compute.model.formats.gguf.metadata import GgufMetadata
 from services.compute.model.spec import ModelError
 
 _BLOCKS = "block_count"
@@ -35,7 +35,7 @@ _TOLERANCE = 1e-6  # tolerance for the rounding of 32-bit numbers
 class Keys:
     """The keys of the file's architecture; it records which were read."""
 
-    def __init__(self, metadata: Metadata, passed: tuple[str, ...]) -> None:
+    def __init__(self, metadata: GgufMetadata, passed: tuple[str, ...]) -> None:
         """`passed`: keys of this architecture that have no effect, in addition to those of all."""
         self.metadata = metadata
         self.prefix = f"{metadata.text('general.architecture')}."

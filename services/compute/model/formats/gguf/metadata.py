@@ -12,7 +12,7 @@ Scalar = bool | int | float | str
 Value = Scalar | tuple[Scalar, ...]
 
 
-class Metadata(Mapping[str, Value]):
+class GgufMetadata(Mapping[str, Value]):
     """The values of one file; the typed getters raise ModelError naming the file and the key."""
 
     def __init__(self, file: Path, values: Mapping[str, Value]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from services.compute.backends.weights import Grouped, InBlocks
-from services.compute.model.formats.gguf.blocks import QUANTIZED, Quantized
+from services.compute.model.formats.gguf.blocks import QUANTIZED, BlockType
 from services.compute.model.formats.gguf.container import GgufFile, TensorInfo
 from services.compute.model.shard import Shard, Span
 from services.compute.model.spec import ModelError
@@ -113,7 +113,7 @@ class BlockReader:
 class ColumnSplit:
     """Takes rows of blocks of a type apart, and keeps some of their columns."""
 
-    def __init__(self, kind: Quantized, cols: Span) -> None:
+    def __init__(self, kind: BlockType, cols: Span) -> None:
         self.n_codes = kind.n_codes
         self._kind, self._cols, self._kept = kind, cols, _covering(cols, kind.group)
         self.groups = torch.arange(cols.start, cols.stop) // kind.group - self._kept.start

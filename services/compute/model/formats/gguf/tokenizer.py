@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE, WordPiece
 
 from services.compute.model.formats.gguf.pre_tokenizers import PRE_TOKENIZERS
-from services.compute.model.formats.gguf.vocabulary import PREFIX, TokenType, Vocabulary
+from services.compute.model.formats.gguf.vocabulary import PREFIX, GgufVocabulary, TokenType
 from services.compute.model.formats.piece_merges import piece_merges
 
 _SPACE = "▁"
@@ -20,7 +20,7 @@ _BYTE_TOKEN = "<0x{:02X}>"
 _WORD_LIMIT = 1_000_000  # characters of a word; longer ones are unknown, which llama.cpp does not limit
 
 
-def build_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
+def build_tokenizer(vocabulary: GgufVocabulary) -> Tokenizer:
     """Return the tokenizer of a vocabulary. Raises ModelError naming the file and the key."""
     build = _BUILDERS.get(vocabulary.model)
     if build is None:
@@ -32,7 +32,7 @@ def build_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def _add_special(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+def _add_special(tokenizer: Tokenizer, vocabulary: GgufVocabulary) -> None:
     """Split texts at control tokens and at the file's own whole tokens before anything else."""
     for special, types in ((True, (TokenType.CONTROL, TokenType.UNKNOWN)), (False, (TokenType.USER_DEFINED,))):
         texts = [vocabulary.tokens[token_id] for token_id in vocabulary.of_type(*types)]
@@ -43,7 +43,7 @@ def _add_special(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
             tokenizer.add_tokens(added)
 
 
-def _set_ends(tokenizer: Tokenizer, vocabulary: Vocabulary, first: str | None, last: str | None) -> None:
+def _set_ends(tokenizer: Tokenizer, vocabulary: GgufVocabulary, first: str | None, last: str | None) -> None:
     """Let texts begin and end with these tokens."""
     if first is None and last is None:
         return
@@ -53,7 +53,7 @@ def _set_ends(tokenizer: Tokenizer, vocabulary: Vocabulary, first: str | None, l
     )
 
 
-def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
+def _byte_level(vocabulary: GgufVocabulary) -> Tokenizer:
     """BPE over bytes, which GPT-2's stand-in characters spell."""
     metadata = vocabulary.metadata
     name = metadata.text(f"{PREFIX}pre", "default") or "default"
@@ -78,7 +78,7 @@ def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def _listed_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def _listed_merges(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
     key, ids = f"{PREFIX}merges", vocabulary.ids
     merges: dict[tuple[str, str], None] = {}  # the first of equal ones counts
     for merge in vocabulary.metadata.texts(key):
@@ -92,7 +92,7 @@ def _listed_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     return list(merges)
 
 
-def _sentence_piece(vocabulary: Vocabulary) -> Tokenizer:
+def _sentence_piece(vocabulary: GgufVocabulary) -> Tokenizer:
     """BPE over characters with the scores of pieces; characters without a token are bytes or unknown."""
     metadata, ids = vocabulary.metadata, vocabulary.ids
     if not vocabulary.scores:
@@ -113,7 +113,7 @@ def _sentence_piece(vocabulary: Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def _word_piece(vocabulary: Vocabulary) -> Tokenizer:
+def _word_piece(vocabulary: GgufVocabulary) -> Tokenizer:
     """BERT's longest pieces of words. The file marks pieces that begin a word, the library those that do not."""
     metadata, special = vocabulary.metadata, vocabulary.special
     missing = [name for name in ("bos_token", "unk_token", "sep_token") if name not in special]
@@ -141,7 +141,7 @@ def _as_piece(text: str, kind: int) -> str:
     return text.removeprefix(_SPACE) if text.startswith(_SPACE) else f"##{text}"
 
 
-_BUILDERS: dict[str, Callable[[Vocabulary], Tokenizer]] = {
+_BUILDERS: dict[str, Callable[[GgufVocabulary], Tokenizer]] = {
     "gpt2": _byte_level,
     "llama": _sentence_piece,
     "bert": _word_piece,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from services.compute.model.formats.gguf.metadata import Metadata
+from services.compute.model.formats.gguf.metadata import GgufMetadata
 from services.compute.model.spec import ModelError
 
 log = logging.getLogger(__name__)
@@ -58,10 +58,10 @@ _HARMONY = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})  # beside th
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GgufVocabulary:
     """The tokens of a file; lists are by token id."""
 
-    metadata: Metadata
+    metadata: GgufMetadata
     model: str  # the tokenizer's model: "gpt2", "llama", ...
     tokens: tuple[str, ...]
     types: tuple[int, ...]
@@ -89,7 +89,7 @@ class Vocabulary:
         return self.tokens[self.special[name]]
 
 
-def read_vocabulary(metadata: Metadata) -> Vocabulary:
+def read_vocabulary(metadata: GgufMetadata) -> GgufVocabulary:
     """Read the vocabulary of a file. Raises ModelError naming the file and the key."""
     key = f"{PREFIX}tokens"
     tokens = tuple(text or f"[EMPTY_{index}]" for index, text in enumerate(metadata.texts(key)))
@@ -106,7 +106,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
             raise metadata.error(f"{PREFIX}{name}", f"{len(values)} values for {len(tokens)} tokens")
     model = metadata.text(f"{PREFIX}model")
     special = _special(metadata, model, len(tokens))
-    return Vocabulary(
+    return GgufVocabulary(
         metadata=metadata,
         model=model,
         tokens=tokens,
@@ -118,7 +118,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     )
 
 
-def _special(metadata: Metadata, model: str, n_tokens: int) -> dict[str, int]:
+def _special(metadata: GgufMetadata, model: str, n_tokens: int) -> dict[str, int]:
     """The named special tokens of a file, and those that files of its tokenizer leave out. Raises ModelError."""
     found = {name: index for name, index in _DEFAULTS.get(model, {}).items() if index < n_tokens}
     for name, key in _IDS.items():
@@ -134,7 +134,7 @@ def _special(metadata: Metadata, model: str, n_tokens: int) -> dict[str, int]:
     return found
 
 
-def _token_id(metadata: Metadata, name: str, n_tokens: int) -> int | None:
+def _token_id(metadata: GgufMetadata, name: str, n_tokens: int) -> int | None:
     key = PREFIX + name
     if key not in metadata:
         return None
@@ -144,7 +144,7 @@ def _token_id(metadata: Metadata, name: str, n_tokens: int) -> int | None:
     return found
 
 
-def _ends(metadata: Metadata, ids: Mapping[str, int], types: tuple[int, ...], eos: int | None) -> tuple[int, ...]:
+def _ends(metadata: GgufMetadata, ids: Mapping[str, int], types: tuple[int, ...], eos: int | None) -> tuple[int, ...]:
     known = _END_TEXTS & ids.keys()
     if any(both <= known for both in _HARMONY):
         known -= {"<|end|>"}

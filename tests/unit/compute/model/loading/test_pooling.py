@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.compute.model.formats.gguf.metadata import Metadata, Value
+from services.compute.model.formats.gguf.metadata import GgufMetadata, Value
 from services.compute.model.layers.head import load_dense
 from services.compute.model.loading.folder import open_folder
 from services.compute.model.loading.pooling import (
@@ -121,9 +121,9 @@ def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
 
 def test_the_pooling_of_a_gguf_file() -> None:
     values: dict[str, Value] = {"general.architecture": "bert", "bert.pooling_type": 2}
-    assert read_gguf_pooling(Metadata(Path("m.gguf"), values)).kind == "cls"
+    assert read_gguf_pooling(GgufMetadata(Path("m.gguf"), values)).kind == "cls"
     with pytest.raises(ModelError, match=r"bert.pooling_type: pooling 9 is not implemented; known: 0, 1"):
-        read_gguf_pooling(Metadata(Path("m.gguf"), values | {"bert.pooling_type": 9}))
+        read_gguf_pooling(GgufMetadata(Path("m.gguf"), values | {"bert.pooling_type": 9}))
 
 
 def test_prompts_and_the_longest_text_are_read(tmp_path: Path) -> None:

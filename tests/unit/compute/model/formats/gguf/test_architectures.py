@@ -20,7 +20,7 @@ from services.compute.model.build import load_model
 from services.compute.model.formats.gguf import container, parts
 from services.compute.model.formats.gguf.architectures import ARCHITECTURES
 from services.compute.model.formats.gguf.container import GgufFile
-from services.compute.model.formats.gguf.metadata import Metadata
+from services.compute.model.formats.gguf.metadata import GgufMetadata
 from services.compute.model.layers.adapters import AdapterLayers
 from services.compute.model.registry import describe, read_spec
 from services.compute.model.spec import ModelError
@@ -288,7 +288,7 @@ def test_unimplemented_features_are_rejected_by_name(
     def lying(file: Path) -> GgufFile:
         found = read(file)
         values = {key: value for key, value in {**found.metadata, **changed}.items() if value is not None}
-        return GgufFile(Metadata(file, values), {n: info for n, info in found.tensors.items() if n not in changed})
+        return GgufFile(GgufMetadata(file, values), {n: info for n, info in found.tensors.items() if n not in changed})
 
     monkeypatch.setattr(parts, "read_container", lying)
     with pytest.raises(ModelError, match=problem) as refused:

@@ -11,7 +11,7 @@ import pytest
 
 from bench.gguf_fuzz import mutations, read_mutated, sample_file
 from services.compute.model.formats.gguf.container import read_container
-from services.compute.model.formats.gguf.metadata import Metadata
+from services.compute.model.formats.gguf.metadata import GgufMetadata
 from services.compute.model.formats.gguf.parts import read_gguf
 from services.compute.model.formats.gguf.types import TYPES, UNREAD
 from services.compute.model.spec import ModelError
@@ -112,7 +112,7 @@ def test_a_lie_is_refused_by_name(problem: str, tmp_path: Path) -> None:
 
 
 def test_metadata_getters_name_the_key() -> None:
-    metadata = Metadata(
+    metadata = GgufMetadata(
         Path("x.gguf"), {"a": "text", "n": 3, "f": float("nan"), "l": ("a", "b"), "i": (1, 2), "b": True}
     )
     assert (metadata.text("a"), metadata.integer("n"), metadata.number("n")) == ("text", 3, 3.0)

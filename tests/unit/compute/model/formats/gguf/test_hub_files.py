@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.compute.model.formats.gguf.hub_files import hub_files
-from services.compute.model.formats.gguf.metadata import Metadata, Value
+from services.compute.model.formats.gguf.metadata import GgufMetadata, Value
 from services.compute.model.formats.gguf.vocabulary import read_vocabulary
 from services.compute.model.spec import ModelError
 
@@ -36,10 +36,10 @@ BPE: dict[str, Value] = {
 }
 
 
-def metadata(values: dict[str, Value], **changes: Value | None) -> Metadata:
+def metadata(values: dict[str, Value], **changes: Value | None) -> GgufMetadata:
     """Values with some keys of the tokenizer changed, or removed by None."""
     changed = {**values, **{f"tokenizer.ggml.{key}": value for key, value in changes.items()}}
-    return Metadata(Path("m.gguf"), {key: value for key, value in changed.items() if value is not None})
+    return GgufMetadata(Path("m.gguf"), {key: value for key, value in changed.items() if value is not None})
 
 
 def test_settings_of_the_tokenizer_and_of_generation() -> None:

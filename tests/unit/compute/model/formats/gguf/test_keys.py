@@ -19,7 +19,7 @@ from services.compute.model.formats.gguf.architectures import ARCHITECTURES
 from services.compute.model.formats.gguf.config import find_architecture, read_config
 from services.compute.model.formats.gguf.container import GgufFile, read_container
 from services.compute.model.formats.gguf.keys import PASSED
-from services.compute.model.formats.gguf.metadata import Metadata
+from services.compute.model.formats.gguf.metadata import GgufMetadata
 from services.compute.model.registry import FAMILIES, describe, interpret
 from services.compute.model.spec import ModelError
 from tests.unit.compute.model import zoo
@@ -57,7 +57,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GgufFile]:
 
 def _config(file: GgufFile, changed: dict[str, Any]) -> Config:
     values = {key: value for key, value in {**file.metadata, **changed}.items() if value is not None}
-    file = GgufFile(Metadata(file.metadata.file, values), file.tensors)
+    file = GgufFile(GgufMetadata(file.metadata.file, values), file.tensors)
     architecture = find_architecture(file.metadata)
     return read_config(file, FAMILIES[architecture.hub], architecture)
 

@@ -39,7 +39,7 @@ class _Account:
     computed: int = 0  # tokens since its process began, by its last state
 
 
-class LoadBook:
+class LoadTracker:
     """The load of a pool's members. Times are seconds of the pool's clock."""
 
     def __init__(self, now: float) -> None:

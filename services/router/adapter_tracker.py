@@ -15,7 +15,7 @@ COPY_MS = 20.0
 _READ_MS, _COPY_MS, _IN_USE = range(3)  # rows of the table, in the order of the state's fields
 
 
-class AdapterBook:
+class AdapterTracker:
     """The adapters of a pool's members."""
 
     def __init__(self) -> None:

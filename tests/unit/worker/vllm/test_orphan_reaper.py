@@ -9,13 +9,13 @@ import pytest
 
 SERVER = """
 import os, subprocess, sys
-from services.worker.vllm.undertaker import Undertaker
+from services.worker.vllm.orphan_reaper import OrphanReaper
 children = [subprocess.Popen(["sleep", "60"]), subprocess.Popen("sleep 60; true", shell=True, start_new_session=True)]
-undertaker = Undertaker()
-undertaker.watch([children[0].pid, -children[1].pid])
+reaper = OrphanReaper()
+reaper.watch([children[0].pid, -children[1].pid])
 if sys.argv[1] == "killed":
     os.kill(os.getpid(), 9)
-undertaker.close()
+reaper.close()
 print(*(child.poll() for child in children))
 children[0].kill()
 os.killpg(children[1].pid, 9)

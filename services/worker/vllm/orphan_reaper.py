@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 
 
-class Undertaker:
+class OrphanReaper:
     """A process that reads process ids, line by line, and kills those of the last line when its input ends."""
 
     def __init__(self) -> None:

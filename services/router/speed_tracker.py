@@ -25,7 +25,7 @@ _RATE, _MAX_TOKENS, _KV_BYTES, _PULL_RATE, _STEP_MS, _STEP_BATCH, _STEP_AT, _TOK
 _MEASURED = [_STEP_MS, _STEP_BATCH, _RATE, _BUSY_AT]
 
 
-class SpeedBook:
+class SpeedTracker:
     """The speeds of a pool's members. Times are seconds of the pool's clock."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ _PROMPT_END = 16  # tokens that show whether a template has opened the reasoning
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MessageFormat:
     """Makes a reader for each choice."""
 
     tags: tuple[str, str] | None  # start and end tags of reasoning
@@ -32,14 +32,14 @@ class Reading:
         return MessageReader(reasoning, self.new_calls() if self.new_calls else None, self.finish)
 
 
-def reading_of(
+def message_format_of(
     model: ServedModel,
     prompt_ids: Sequence[int],
     tools: ToolUse | None,
     *,
     constrained: bool,
     reasoning: bool,
-) -> Reading | None:
+) -> MessageFormat | None:
     """How to read answers to a prompt; None when their text is all there is. A grammar leaves no room for reasoning."""
     template = model.template.source if model.template else ""
     tags = tags_of(template) if reasoning and not constrained else None
@@ -53,7 +53,7 @@ def reading_of(
     control = model.control_tokens
     native = tools.native.special if tools is not None and not constrained else False
     special = native or (tags is not None and any(control.in_text(tag) for tag in tags))
-    return Reading(tags, inside, new_calls, _finish(tools), special)
+    return MessageFormat(tags, inside, new_calls, _finish(tools), special)
 
 
 def _finish(tools: ToolUse | None) -> FinishReason:

@@ -12,7 +12,7 @@ from services.gateway.asgi import ASGIApp
 from services.gateway.batches.file_routes import UploadEndpoint, add_files
 from services.gateway.batches.files import FileStore, StorageLimits
 from services.gateway.batches.routes import DOCUMENTED, BatchHandler, add_batches
-from services.gateway.batches.run import Means
+from services.gateway.batches.run import BatchContext
 from services.gateway.batches.runner import BatchRunner
 from services.gateway.batches.store import BatchStore
 from services.gateway.drain import Drain
@@ -71,7 +71,7 @@ class Batches:
     async def run(self, routes: ASGIApp, gate: Gate, gateway_id: str, drain: Drain) -> None:
         """Run batches until cancelled; their requests go to `routes`."""
         settings = self._settings
-        means = Means(
+        context = BatchContext(
             store=self._store,
             routes=routes,
             gate=gate,
@@ -80,7 +80,7 @@ class Batches:
             max_line_bytes=settings.max_body_bytes,
             metrics=self._metrics,
         )
-        await BatchRunner(means, gateway_id, settings.batch_lease_s, drain, self._woken).run()
+        await BatchRunner(context, gateway_id, settings.batch_lease_s, drain, self._woken).run()
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -1,4 +1,4 @@
-"""What a training says to the fine-tuner that started it: lines of JSON, each with its `kind`.
+"""Messages of a training to the fine-tuner that started it: lines of JSON, each with its `kind`.
 
 They go to stdout, or to a file on a volume that both mount.
 
