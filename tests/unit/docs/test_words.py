@@ -16,7 +16,7 @@ PRONOUN = re.compile(
     r"no_one|(?:no|any|every|some)(?:thing|body)|(?:any|every|some)one|ones|others|those_(?:that|who))(?=_|$)"
 )
 FRAGMENT = re.compile(r"\S {2}# of ")
-SHARED_CLASS_NAMES = {"AdapterLoads", "Claim", "JobStore", "LostClaimError"}  # exceptions
+SHARED_CLASS_NAMES = {"Claim", "JobStore", "LostClaimError"}  # exceptions
 
 
 def sources(*folders: str) -> list[Path]:
