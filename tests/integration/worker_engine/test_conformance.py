@@ -180,7 +180,7 @@ async def test_resumed_request_equals_an_uninterrupted_request(engine: Engine, s
 
 async def test_progress_moves_while_a_request_waits_is_prefilled_and_generates(engine: Engine) -> None:
     crowd = [submitted(engine, ask([n, *PROMPT], n=60)) for n in range(9)]  # one more than run at a time
-    request = ask(n=30)
+    request = ask(n=200)  # it still runs when its progress is read
     answer = submitted(engine, request)
     waiting = engine.progress(request)
     await crowd[0].until(3)
