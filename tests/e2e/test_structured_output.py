@@ -94,7 +94,7 @@ schemas = st.recursive(
 @settings(max_examples=30, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schema=schemas, seed=st.integers(0, 99))
 def test_any_schema_gives_valid_json(client: httpx.Client, schema: dict[str, Any], seed: int) -> None:
-    # No schema bounds the digits of a fraction; the penalty makes each further one less likely, so that every text ends.
+    # No schema bounds the digits of a fraction: the penalty makes each further one less likely, so every text ends.
     for choice in choices(client, guided_json=schema, seed=seed, n=2, max_tokens=1500, frequency_penalty=0.5):
         assert choice["finish_reason"] == "stop"
         jsonschema.validate(json.loads(choice["text"]), schema, jsonschema.Draft202012Validator)

@@ -35,3 +35,4 @@ class EngineRequest:
     trial_tokens: int = 0  # > 0: a suspect; it runs without another suspect until it generated this many tokens here
     adapter: AdapterRef | None = None
     pull: pb.PullHint | None = None  # another worker holds more of the prompt's KV
+    prediction_ids: Sequence[int] = ()  # tokens of an expected answer, from which drafts are taken

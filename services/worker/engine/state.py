@@ -45,6 +45,8 @@ class EngineCounters:
     preemptions: int = 0
     discarded_tokens: int = 0  # tokens drawn after the request had ended
     adapter_evictions: int = 0  # adapters that lost their slots to others
+    proposed_tokens: Counter[str] = field(default_factory=Counter)  # drafted tokens that steps verified, by drafter
+    accepted_tokens: Counter[str] = field(default_factory=Counter)  # those that were drawn
 
 
 PULL_FAILURES = ("mismatch", "gone", "busy", "timeout", "unreachable", "evicted", "corrupt", "ranks_lost", "error")
