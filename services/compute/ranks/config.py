@@ -46,6 +46,7 @@ class RankGroupConfig:
     )
     gpu_graphs: bool = True  # on GPUs replay steps as CUDA graphs
     overlap: Literal["auto", "on", "off"] = "auto"  # launch a step before the tokens of the one before are read
+    speculation: bool = False  # decodes carry proposals where that pays
     start_timeout_s: float = 300.0
     stall_timeout_s: float = 1.0  # no heartbeat and no CPU time used, while work is pending
     busy_timeout_s: float = 60.0  # no heartbeat although CPU time is used: one very long operation, or a loop

@@ -133,6 +133,7 @@ def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: 
         max_running=ranks.max_running,
         max_batched_tokens=most,
         max_in_flight=ranks.max_in_flight,
+        speculation=ranks.speculation,
     )
 
 
