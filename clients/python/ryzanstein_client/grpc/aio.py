@@ -28,7 +28,10 @@ Streaming: TypeAlias = "grpc.aio.UnaryStreamMultiCallable[Prompted, inference_pb
 
 
 class AsyncGrpcClient(AsyncClosing):
-    """:class:`ryzanstein_client.grpc.GrpcClient` for asyncio."""
+    """A client over gRPC for asyncio, with the calls of the client over REST. Safe to share between tasks.
+
+    `address` is ``host:port``. Give `credentials` (``grpc.ssl_channel_credentials()``) for TLS. `timeout_s` is exact.
+    """
 
     def __init__(
         self,

@@ -33,7 +33,12 @@ Answer = TypeVar("Answer")
 
 
 class AsyncClient(AsyncClosing):
-    """:class:`ryzanstein_client.Client` for asyncio. `timeout_s` is exact."""
+    """A client over REST for asyncio. Safe to share between tasks; close it, or use it as a context manager.
+
+    Every call takes `timeout_s` in place of the settings' own, and `model` where one answers, and raises
+    :class:`ryzanstein_client.errors.RyzansteinError`. `timeout_s` bounds the whole call, retries and stream included.
+    It is exact for asyncio; a blocking call checks it between reads, so a silent server can take it to twice the time.
+    """
 
     def __init__(self, base_url: str = "http://127.0.0.1:8000", settings: Settings | None = None) -> None:
         self._settings = settings or Settings()
