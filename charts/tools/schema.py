@@ -13,7 +13,6 @@ from charts.tools.values import Value
 from services.common.settings import ServiceSettings
 from services.finetuner.settings import FinetunerSettings
 from services.gateway.settings import GatewaySettings
-from services.kv_coordinator.settings import CoordinatorSettings
 from services.router.settings import RouterSettings
 from services.worker.settings import WorkerSettings
 
@@ -22,7 +21,6 @@ Schema = dict[str, Any]
 SETTINGS: dict[str, type[ServiceSettings]] = {
     "gateway": GatewaySettings,
     "router": RouterSettings,
-    "coordinator": CoordinatorSettings,
     "worker": WorkerSettings,
     "finetuner": FinetunerSettings,
 }
@@ -30,7 +28,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 _ELSEWHERE = {
     *ServiceSettings.model_fields,
     *("gateway_port", "grpc_port", "router_addresses", "tenancy", "api_keys_file", "api_keys"),
-    *("router_port", "router_id", "coordinator_address", "coordinator_port", "expected_models", "expected_models_file"),
+    *("router_port", "router_id", "coordinator_address", "expected_models", "expected_models_file"),
     *("worker_id", "worker_port", "model", "revision", "served_model_name", "tensor_parallel", "dtype", "device"),
     *("kv_tokens", "kv_dtype", "max_model_len"),
     *("finetuner_models", "finetuner_folder", "finetuner_job_template", "finetuner_quantizations"),

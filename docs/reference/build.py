@@ -100,7 +100,7 @@ def policies() -> str:
         parts = [(name, part) for name, part in PARTS.items() if issubclass(part, base)]
         lines += [f"| `{name}` | {_first_line(part)} | {_part_fields(part, base)} |" for name, part in parts]
     for name in get_args(PolicyName):
-        made = preset(name, 0.5)
+        made = preset(name)
         lines += ["", f"## The preset {name}", "", "```json", "{"]
         lines += [f'  "filters": [{", ".join(_part(part) for part in made.filters)}],']
         lines += [f'  "scorers": [{", ".join(_part(part) for part in made.scorers)}],']
@@ -269,7 +269,7 @@ def openapi() -> str:
     """The document of a gateway that was started for it."""
 
     async def fetch() -> object:
-        settings = GatewaySettings(gateway_port=0, router_addresses=("127.0.0.1:1",), route_unknown_s=0.1)
+        settings = GatewaySettings(gateway_port=0, router_addresses=("127.0.0.1:1",))
         async with running_gateway(settings) as gateway, httpx.AsyncClient(trust_env=False) as client:
             return (await client.get(f"http://{settings.host}:{gateway.http.port}/openapi.json")).json()
 

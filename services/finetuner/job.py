@@ -26,6 +26,7 @@ from services.finetuner.settings import FinetunerSettings
 
 log = logging.getLogger(__name__)
 
+LEASE_S = 10.0  # a fine-tuner that renews nothing for so long loses its job to another one
 _REPORT_S = 0.5
 _MOST_EVENTS = 500  # about the number of a job's steps that become events
 _PAUSE_S = 1.0  # before training that ended is started again
@@ -44,8 +45,9 @@ class JobRun:
 
     def __init__(
         self, claim: TuningClaim, store: TuningStore, runner: TrainingRunner, settings: FinetunerSettings,
-        metrics: FinetunerMetrics, stop: asyncio.Event,
+        metrics: FinetunerMetrics, stop: asyncio.Event, lease_s: float,
     ) -> None:  # fmt: skip
+        self._lease_s = lease_s
         self._claim, self._store, self._runner, self._settings = claim, store, runner, settings
         self._metrics, self._stop = metrics, stop
         self._events: list[Event] = []
@@ -135,7 +137,7 @@ class JobRun:
         """Report the messages since the last report; returns the job's status. Raises :class:`LostClaimError`."""
         events, checkpoints, fields = self._events, self._checkpoints, self._fields
         self._events, self._checkpoints, self._fields = [], [], {}
-        return await self._store.report(self._claim, self._settings.finetuner_lease_s, events, checkpoints, fields)
+        return await self._store.report(self._claim, self._lease_s, events, checkpoints, fields)
 
     async def _consume(self, run: TrainingRun) -> None:
         async for message in run.messages():

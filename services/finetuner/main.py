@@ -27,7 +27,7 @@ from services.common.redis_client import open_redis
 from services.common.tasks import end_tasks, wait_for_event
 from services.finetuner.child import ChildRunner
 from services.finetuner.folders import keep_tidy
-from services.finetuner.job import JobRun
+from services.finetuner.job import LEASE_S, JobRun
 from services.finetuner.metrics import FinetunerMetrics
 from services.finetuner.runner import TrainingRunner
 from services.finetuner.settings import FinetunerSettings
@@ -55,25 +55,25 @@ async def patiently(operation: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(_AGAIN_S)
 
 
-async def serve(settings: FinetunerSettings, stop: asyncio.Event) -> None:
+async def serve(settings: FinetunerSettings, stop: asyncio.Event, lease_s: float = LEASE_S) -> None:
     """Train until `stop`; raises :class:`StartupError`."""
     # Opening waits for an API server that is away, and `stop` also ends that wait.
     opening, stopping = asyncio.create_task(_open_runner(settings)), asyncio.create_task(stop.wait())
     await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
     try:
         if opening.done():
-            await _train(opening.result(), settings, stop)
+            await _train(opening.result(), settings, stop, lease_s)
     finally:
         await end_tasks((opening, stopping))
 
 
-async def _train(runner: TrainingRunner, settings: FinetunerSettings, stop: asyncio.Event) -> None:
+async def _train(runner: TrainingRunner, settings: FinetunerSettings, stop: asyncio.Event, lease_s: float) -> None:
     await asyncio.to_thread(Path(settings.finetuner_folder).mkdir, parents=True, exist_ok=True)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     redis = open_redis(settings.redis, _TIMEOUT_S)
     store = TuningStore(redis, RedisKeys(settings.namespace), patiently, _LIFE_S)
     registry = new_registry("finetuner")
-    finetuner = Finetuner(store, runner, settings, FinetunerMetrics(registry), owner, stop)
+    finetuner = Finetuner(store, runner, settings, FinetunerMetrics(registry), owner, stop, lease_s)
     try:
         with serve_metrics(settings.host, settings.metrics_port, registry, lambda: ""):
             async with asyncio.TaskGroup() as group:
@@ -83,7 +83,7 @@ async def _train(runner: TrainingRunner, settings: FinetunerSettings, stop: asyn
                 background.append(group.create_task(keep_tidy(jobs, store, keep_s)))
                 working = [group.create_task(finetuner.work()) for _ in range(settings.finetuner_parallel)]
                 await stop.wait()
-                await asyncio.wait(working, timeout=settings.finetuner_lease_s)  # they give their jobs back
+                await asyncio.wait(working, timeout=lease_s)  # they give their jobs back
                 await end_tasks([*background, *working])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TIMEOUT_S):
@@ -115,6 +115,7 @@ class Finetuner:
     metrics: FinetunerMetrics
     owner: str
     stop: asyncio.Event
+    lease_s: float
 
     async def appear(self) -> None:
         """Say again and again what can be trained here."""
@@ -128,7 +129,7 @@ class Finetuner:
     async def work(self) -> None:
         """Run jobs, one at a time."""
         while not self.stop.is_set():
-            claim = await self.store.claim(self.owner, self.settings.finetuner_lease_s, ["train"])
+            claim = await self.store.claim(self.owner, self.lease_s, ["train"])
             if claim is None:
                 await wait_for_event(self.stop, _LOOK_S)
                 continue
@@ -136,14 +137,15 @@ class Finetuner:
 
     async def _run(self, claim: TuningClaim) -> None:
         try:
-            await JobRun(claim, self.store, self.runner, self.settings, self.metrics, self.stop).run()
+            run = JobRun(claim, self.store, self.runner, self.settings, self.metrics, self.stop, self.lease_s)
+            await run.run()
         except LostClaimError:
             log.info("%s: cancelled, or taken over", claim.member)
             await self.runner.sweep(self._wanted)
         except Exception as error:  # a bug
             log.exception("%s: given up for now", claim.member)
             with contextlib.suppress(LostClaimError):
-                await self.store.fault(claim, error, self.settings.finetuner_lease_s)
+                await self.store.fault(claim, error, self.lease_s)
 
     async def sweep_loop(self) -> None:
         """End trainings that are left from jobs which ended or paused while no fine-tuner had them."""

@@ -17,9 +17,6 @@ class FinetunerSettings(ServiceSettings):
     finetuner_folder: str = Field(
         min_length=1, description="Where jobs, checkpoints and adapters are kept; workers must be able to read it"
     )
-    finetuner_lease_s: float = Field(
-        default=10.0, ge=1, description="A fine-tuner that has said nothing for so long loses its job to another one"
-    )
     finetuner_checkpoint_s: float = Field(
         default=300.0, ge=1, description="A checkpoint is written after every epoch, and when the last one is this old"
     )

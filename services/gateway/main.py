@@ -131,7 +131,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     metrics, router = GatewayMetrics(Cause), new_router(settings, tls)
     export_end(metrics.registry, tls)
     gateway_id = f"{socket.gethostname()}-{secrets.token_hex(4)}"
-    pool = WorkerPool(gateway_id, settings.connect_timeout_s, settings.silence_timeout_s, tls)
+    pool = WorkerPool(gateway_id, settings.silence_timeout_s, tls)
     expected = settings.read_expected()
     budget = ResumeBudget(settings.resume_tokens_per_s)
     upstream = Upstream(router, pool, budget, resume_policy(settings), metrics.count_resume, metrics.count_resumed)
@@ -174,9 +174,9 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     try:
         async with (
             _tasks(
-                router.follow_routers(settings.resolve_s),
+                router.follow_routers(),
                 follow_expected(settings.expected_models_file, expected, catalog.expect),
-                catalog.run(settings.refresh_s),
+                catalog.run(),
                 pool.watch(),
                 *([public.watch()] if public else []),
                 *([peers.run()] if settings.tenancy and not settings.gateway_replicas else []),

@@ -81,7 +81,6 @@ class GatewaySettings(AccessSettings):
         description="A stream of events that is silent for so long sends a comment, so that no proxy takes it for "
         "dead: in Messages a ping, in Responses an event after eight in a row or 120 s",
     )
-    max_choices: int = Field(default=128, ge=1, description="Most sequences a request may ask for (prompts times n)")
 
     tool_parser: str = Field(
         default="auto",
@@ -127,9 +126,6 @@ class GatewaySettings(AccessSettings):
         ge=1024,
         description="Most that Redis keeps of a tenant's responses; the least recently used ones make room",
     )
-    responses_max_chain: int = Field(
-        default=256, ge=1, description="Most responses of one conversation by `previous_response_id`"
-    )
     response_cache_ttl_s: int = Field(
         default=0, ge=0, description="How long answers of deterministic requests are kept; 0: no cache"
     )
@@ -151,19 +147,10 @@ class GatewaySettings(AccessSettings):
     batch_concurrency: int = Field(
         default=16, ge=1, description="Requests of batches that a gateway runs at once, all batches together"
     )
-    batch_lease_s: float = Field(
-        default=10.0, ge=1, description="A gateway that has said nothing for so long loses its batches to another one"
-    )
 
-    refresh_s: float = Field(default=1.0, gt=0, description="How often the view of workers and models is renewed")
-    resolve_s: float = Field(default=5.0, gt=0, description="How often dns: names of routers are resolved again")
     route_timeout_s: float = Field(
         default=35.0, gt=0, description="Longest wait for a routing decision, its queue included"
     )
-    route_unknown_s: float = Field(
-        default=1.0, gt=0, description="Longest wait for a router that may be down, or stopped"
-    )
-    connect_timeout_s: float = Field(default=2.0, gt=0, description="Longest wait for a worker's connection")
     silence_timeout_s: float = Field(
         default=2.5,
         ge=1,
@@ -185,9 +172,6 @@ class GatewaySettings(AccessSettings):
         default=30.0, gt=0, description="Longest search for a worker that continues a stream"
     )
     max_faults: int = Field(default=3, ge=0, description="Faults a request survives before it is given up")
-    poison_deaths: int = Field(
-        default=2, ge=1, description="Workers that die under a request before it is tried without another suspect"
-    )
     resume_tokens_per_s: float = Field(default=200_000.0, gt=0, description="Re-prefill admitted per surviving worker")
     stream_resume_window_s: float = Field(
         default=30.0, ge=0, description="How long a WebSocket generation outlives its connection"

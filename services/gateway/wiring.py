@@ -65,7 +65,6 @@ def resume_policy(settings: GatewaySettings) -> ResumePolicy:
     """Return the limits within which an interrupted generation continues on another worker."""
     return ResumePolicy(
         max_faults=settings.max_faults,
-        poison_deaths=settings.poison_deaths,
         deadline_s=settings.resume_deadline_s,
         stall_s=settings.progress_timeout_s,
     )
@@ -177,7 +176,6 @@ def new_router(settings: GatewaySettings, tls: Tls | None) -> RouterClient:
     return RouterClient(
         RouterAddresses(settings.router_addresses),
         route_timeout_s=settings.route_timeout_s,
-        unknown_timeout_s=settings.route_unknown_s,
         tls=tls,
     )
 
@@ -229,7 +227,6 @@ def new_store(settings: GatewaySettings, redis: Redis, keys: RedisKeys, metrics:
         life_s=settings.responses_ttl_s,
         response_bytes=settings.responses_max_bytes,
         tenant_bytes=settings.responses_tenant_bytes,
-        chain=settings.responses_max_chain,
         conversation_bytes=settings.max_body_bytes,
     )
     return ResponseStore(guard, keys, limits)
@@ -252,7 +249,7 @@ def new_services(
     """Make what the APIs share, on top of one pipeline."""
     catalog, embedder = pipeline.catalog, Embedder(pipeline)
     chat = ChatPreparer(pipeline, grammars, settings)
-    completions = CompletionPreparer(pipeline, grammars, settings)
+    completions = CompletionPreparer(pipeline, grammars)
     return SharedServices(
         settings,
         catalog,

@@ -30,6 +30,8 @@ SERVICE = kv_pb2.DESCRIPTOR.services_by_name["KvCoordinator"].full_name
 # A sweep alternates with events and look-ups, in slices short enough not to delay them noticeably.
 SWEEP_SLICE_S = 0.001
 REFRESH_S = 1.0
+HOT_PREFIXES = 1024  # counted at a time, about 100 bytes each
+MAX_PINS = 10_000  # pinned prefixes at a time
 # A short grace: a look-up takes milliseconds, but routers never end their calls.
 STOP_GRACE_S = 0.2
 
@@ -59,9 +61,7 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(redis.aclose)
         metrics = CoordinatorMetrics(registry, counters)
         export_end(registry, tls)
-        service = CoordinatorService(
-            index, subscriptions, counters, HotPrefixes(settings.hot_prefixes), Pins(settings.max_pins), metrics
-        )
+        service = CoordinatorService(index, subscriptions, counters, HotPrefixes(HOT_PREFIXES), Pins(MAX_PINS), metrics)
         server = new_server(tls=tls)
         kv_pb2_grpc.add_KvCoordinatorServicer_to_server(service, server)
         health = Health(server, [SERVICE])

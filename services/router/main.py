@@ -93,7 +93,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         )
         routing = Routing(
             fleet=fleet,
-            policy=make_policy(settings.policy, settings.decode_weight),
+            policy=make_policy(settings.policy),
             sessions=sessions,
             prefixes=prefixes,
             queue_size=settings.queue_size,

@@ -30,12 +30,6 @@ class RouterSettings(ExpectingSettings):
         description="Who gets a request: cost, round_robin, weighted, least_loaded, session_hash, or a map of filters, "
         "scorers and a picker (policies.md)",
     )
-    decode_weight: float = Field(
-        default=0.5,
-        ge=0,
-        description="How much decode time counts against time to first token; most answers end early. "
-        "A map of parts has its own weights",
-    )
     saturation_s: float = Field(
         default=30.0, gt=0, description="A worker with a longer queue of prefill work gets no more"
     )

@@ -56,7 +56,6 @@ class WorkerSettings(ServiceSettings):
         description="Numbers of the KV cache: auto (the dtype), bf16, int8 (about half the memory of bf16), "
         "fp8 (as int8; on GPUs)",
     )
-    kv_block_tokens: int = Field(16, ge=16, multiple_of=16, description="Positions in a KV block")
     max_model_len: int = Field(0, ge=0, description="Longest sequence; 0: what the model was made for")
     sampling_defaults: bool = Field(
         True,
@@ -85,7 +84,6 @@ class WorkerSettings(ServiceSettings):
     )
     adapter_max_rank: int = Field(64, ge=1, le=512, description="Largest rank of an adapter")
     max_running: int = Field(64, ge=1, le=4096, description="Requests computed in one step")
-    max_waiting: int = Field(1024, ge=1, description="Requests beyond it are handed off instead of queued")
     max_batched_tokens: int = Field(
         0, ge=0, description="Rows of one step: the chunk size of long prompts; 0: 2,048 on CPUs, 4,096 on GPUs"
     )
@@ -105,9 +103,6 @@ class WorkerSettings(ServiceSettings):
     overlap: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Whether a step is launched before the tokens of the one before are read: auto (on GPUs), on, off",
-    )
-    pull_timeout_s: float = Field(
-        10.0, gt=0, description="How long KV blocks of another worker are waited for at most, before they are computed"
     )
     pull_mb_per_s: float = Field(
         250.0, ge=0, description="How fast KV blocks come from other workers, until it is measured; 0: never pull"

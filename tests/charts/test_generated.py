@@ -46,7 +46,7 @@ def test_our_maps_are_strict_and_kubernetes_maps_are_open(tmp_path: Path) -> Non
 def test_every_setting_of_a_service_is_a_value_of_its_own_or_among_its_settings() -> None:
     """Names survive the way from max_body_bytes to maxBodyBytes; the rendering tests hold the way back."""
     made = json.loads((build.CHART / "values.schema.json").read_text())["properties"]
-    for service in ("gateway", "router", "coordinator", "finetuner"):
+    for service in ("gateway", "router", "finetuner"):
         names = made[service]["properties"]["settings"]["properties"]
         fields = set(schema.SETTINGS[service].model_fields)
         assert {name.replace("_", "") for name in fields} >= {name.lower() for name in names}

@@ -100,12 +100,11 @@ def test_workers_keep_their_name_over_restarts(rendered: Rendered, monkeypatch: 
 SET = """
 gateway:
   settings: {maxBodyBytes: 33554432, allowedOrigins: ['https://a.example', 'https://b.example']}
-  env: {RYZANSTEIN_MAX_CHOICES: '7'}
+  env: {RYZANSTEIN_MAX_FAULTS: '7'}
 router:
   settings:
     queueTimeoutS: 7.5
     policy: {name: mine, filters: [{type: affordable, ms: 1e6}], picker: {type: turn}}
-coordinator: {settings: {hotPrefixes: 64}}
 finetuner: {enabled: true, settings: {finetunerParallel: 4}}
 workers:
   pools:
@@ -121,13 +120,13 @@ REACHES: dict[str, dict[str, Any]] = {
     "gateway": {
         "max_body_bytes": 33554432,
         "allowed_origins": ("https://a.example", "https://b.example"),
-        "max_choices": 7,
+        "max_faults": 7,
     },
     "router": {
         "queue_timeout_s": 7.5,
         "policy": Composition(name="mine", filters=(Affordable(ms=1e6),), picker=RoundRobin()),
     },
-    "coordinator": {"hot_prefixes": 64},
+    "coordinator": {},
     "finetuner": {"finetuner_parallel": 4, "finetuner_models": {"mine": "/app/models/smollm2-135m-instruct"}},
     "worker": {
         "max_running": 8,

@@ -42,7 +42,7 @@ class Batches:
             file=settings.batch_file_bytes,
             life_s=settings.batch_file_life_s,
         )
-        self._store = BatchStore(FileStore(guard, keys, limits), settings.batch_lease_s)
+        self._store = BatchStore(FileStore(guard, keys, limits))
         self._woken = asyncio.Event()
 
     @property
@@ -80,7 +80,7 @@ class Batches:
             max_line_bytes=settings.max_body_bytes,
             metrics=self._metrics,
         )
-        await BatchRunner(context, gateway_id, settings.batch_lease_s, drain, self._woken).run()
+        await BatchRunner(context, gateway_id, drain, self._woken).run()
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -18,19 +18,17 @@ log = logging.getLogger(__name__)
 
 _JOBS = 4  # at once; they share the gateway's slots
 _LOOK_S = 1.0
+_RENEW_S = 1.0
 _SWEEP_S = 10.0
 
 
 class BatchRunner:
     """Runs batches on one gateway."""
 
-    def __init__(
-        self, context: BatchContext, gateway_id: str, lease_s: float, drain: Drain, woken: asyncio.Event
-    ) -> None:
+    def __init__(self, context: BatchContext, gateway_id: str, drain: Drain, woken: asyncio.Event) -> None:
         """`woken` is set when a job was created or has to be ended."""
         self._context = context
         self._gateway_id = gateway_id
-        self._renew_s = min(1.0, lease_s / 3)
         self._drain = drain
         self._stopping = asyncio.Event()
         self._woken = woken
@@ -75,12 +73,12 @@ class BatchRunner:
     async def _work_on(self, claim: Claim) -> None:
         run = BatchRun(claim, self._context, self._stopping)
         try:
-            await run_while_held(run.run(), lambda: self._renew(claim, run), self._renew_s)
+            await run_while_held(run.run(), lambda: self._renew(claim, run), _RENEW_S)
         except LostClaimError:
             log.info("batch %s: ended, or taken over", claim.job_id)
         except Exception:  # a bug: the next gateway that claims the batch resumes it
             log.exception("batch %s: given up for now", claim.job_id)
-            await asyncio.sleep(self._renew_s)  # else this gateway would claim it again at once
+            await asyncio.sleep(_RENEW_S)  # else this gateway would claim it again at once
         finally:
             await self._leave(claim)
 

@@ -29,6 +29,7 @@ from services.gateway.batches.objects import (
 )
 from services.gateway.errors import ApiError, invalid
 
+LEASE_S = 10.0  # a gateway that renews nothing for so long loses its batches to another one
 _MOST_OPEN = 100  # per tenant
 _NO_LIMIT = 1 << 62
 _TIMES = (
@@ -49,11 +50,10 @@ class Outcome:
 class BatchStore:
     """The batches of all tenants. All methods raise :class:`RedisAwayError`."""
 
-    def __init__(self, files: FileStore, lease_s: float) -> None:
+    def __init__(self, files: FileStore) -> None:
         self.files = files
         self._guard = files.guard
         self._keys: RedisKeys = files.keys
-        self._lease_s = lease_s
         client = self._guard.client
         life_s = files.limits.life_s
         self._queue = JobQueue(client, files.keys.batch_jobs, self._guard.run, life_s, scripts.CHOICE)
@@ -116,11 +116,11 @@ class BatchStore:
 
     async def claim(self, owner: str, *, room: bool) -> Claim | None:
         """Claim a job without an owner; without `room`, only a job that has to be ended."""
-        return await self._queue.claim(owner, self._lease_s, int(room))
+        return await self._queue.claim(owner, LEASE_S, int(room))
 
     async def renew(self, claim: Claim, *, give_up: bool = False) -> Status:
         """Renew a claim, or give it up; returns the job's status. Raises :class:`LostClaimError`."""
-        return _status(await self._queue.write(claim, {}, {}, 0 if give_up else self._lease_s))
+        return _status(await self._queue.write(claim, {}, {}, 0 if give_up else LEASE_S))
 
     async def load(self, claim: Claim) -> tuple[Plan, Status]:
         """The job's plan and status; raises :class:`LostClaimError`."""

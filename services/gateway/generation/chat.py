@@ -13,7 +13,7 @@ from services.gateway.errors import invalid
 from services.gateway.generation.group import SequenceGroup
 from services.gateway.generation.message_format import message_format_of
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
-from services.gateway.generation.prepared import Prepared
+from services.gateway.generation.prepared import MAX_CHOICES, Prepared
 from services.gateway.generation.request import Caller, SamplingOptions
 from services.gateway.generation.sampling import check_token_ids, sampling_options
 from services.gateway.grammar.admission import GrammarCompiler
@@ -110,8 +110,8 @@ class ChatPreparer:
     ) -> Prepared:
         """The sequences of a chat; raises :class:`ApiError`, which names fields as the request does."""
         check_token_ids(request.options, model.card.vocab_size)
-        if request.n > self._settings.max_choices:
-            raise invalid(f"`n` may be at most {self._settings.max_choices}.", "n", "invalid_value")
+        if request.n > MAX_CHOICES:
+            raise invalid(f"`n` may be at most {MAX_CHOICES}.", "n", "invalid_value")
         prompt = prompt or await self.prompt(request, model)
         constraint = await self._constraint(request, prompt.tools)
         grammar = await self._grammars.admit(constraint, model) if constraint else ""

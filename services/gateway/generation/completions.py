@@ -7,13 +7,12 @@ from services.gateway.errors import invalid
 from services.gateway.generation.group import SequenceGroup
 from services.gateway.generation.output import Generation
 from services.gateway.generation.pipeline import Pipeline, fit_max_tokens
-from services.gateway.generation.prepared import Prepared
+from services.gateway.generation.prepared import MAX_CHOICES, Prepared
 from services.gateway.generation.prompts import Prompt, encode_prompts, split_prompts
 from services.gateway.generation.request import Caller, SamplingOptions
 from services.gateway.generation.sampling import check_token_ids, sampling_options
 from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.ids import new_id
-from services.gateway.settings import GatewaySettings
 from services.gateway.text.codec import ServedModel
 from services.gateway.usage import Usage
 
@@ -28,10 +27,9 @@ def billed_prompt(generation: Generation) -> Usage:
 class CompletionPreparer:
     """Turns bodies into sequences."""
 
-    def __init__(self, pipeline: Pipeline, grammars: GrammarCompiler, settings: GatewaySettings) -> None:
+    def __init__(self, pipeline: Pipeline, grammars: GrammarCompiler) -> None:
         self._pipeline = pipeline
         self._grammars = grammars
-        self._settings = settings
 
     async def prepare(self, body: CompletionBody, model: ServedModel, caller: Caller) -> Prepared:
         """The sequences of a body; raises :class:`ApiError`."""
@@ -39,10 +37,8 @@ class CompletionPreparer:
         _check(body, n)
         check_token_ids(body, model.card.vocab_size)
         pieces = split_prompts(body.prompt, "prompt")
-        if n * len(pieces) > self._settings.max_choices:
-            message = (
-                f"The request asks for {n * len(pieces)} sequences; at most {self._settings.max_choices} are allowed."
-            )
+        if n * len(pieces) > MAX_CHOICES:
+            message = f"The request asks for {n * len(pieces)} sequences; at most {MAX_CHOICES} are allowed."
             raise invalid(message, "n" if n > 1 else "prompt", "invalid_value")
         prompts = await encode_prompts(model, pieces, "prompt", add_special_tokens=body.add_special_tokens is not False)
         constraint = await self._grammars.constraint(body)

@@ -11,6 +11,8 @@ from services.gateway.generation.request import Caller
 from services.gateway.text.codec import ServedModel
 from services.gateway.usage import Usage
 
+MAX_CHOICES = 128  # sequences of a request: prompts times n
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:

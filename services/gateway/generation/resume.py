@@ -59,7 +59,6 @@ class ResumePolicy:
 
     max_faults: int = 3
     max_handoffs: int = 32
-    poison_deaths: int = 2
     deadline_s: float = 30.0
     stall_s: float = 15.0
 
@@ -100,7 +99,7 @@ class ResumableStream:
         self._faults = 0
         self._handoffs = 0
         self._excluded: set[str] = set()
-        self._poison = PoisonDetector(upstream.policy.poison_deaths)
+        self._poison = PoisonDetector()
         self._resume_by = 0.0  # end of the search for another worker; 0 while there is none
         self._done = False
         self.cached_tokens = 0

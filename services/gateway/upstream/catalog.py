@@ -22,6 +22,7 @@ from services.gateway.upstream.workers import WorkerList, ref_of
 log = logging.getLogger(__name__)
 
 _CARD_TIMEOUT_S = 10.0
+REFRESH_S = 1.0
 _FIRST_REFRESH_S = 0.1
 
 ReadAdapters = Callable[[], Awaitable[dict[str, RegisteredAdapter] | None]]  # None: the list cannot be read now
@@ -160,11 +161,11 @@ class Catalog:
             self._complain(ref.worker_id, error)
             raise unavailable(f"The first worker of the model `{name}` cannot be used yet.") from error
 
-    async def run(self, every_s: float) -> None:
+    async def run(self) -> None:
         """Refresh until cancelled, in short intervals while no model is known."""
         while True:
             await self.refresh()
-            await asyncio.sleep(every_s if self._models else min(every_s, _FIRST_REFRESH_S))
+            await asyncio.sleep(REFRESH_S if self._models else _FIRST_REFRESH_S)
 
     async def refresh(self) -> None:
         """Refresh the list of workers, and the cards of models that are new or whose worker has left."""

@@ -20,6 +20,7 @@ from services.common.tasks import end_tasks
 from services.common.tls.credentials import Tls
 from services.gateway.upstream.channels import became_ready
 
+CONNECT_TIMEOUT_S = 2.0
 HEARTBEAT_MS = 300  # while requests run, a message arrives within twice this time
 
 log = logging.getLogger(__name__)
@@ -164,13 +165,10 @@ class WorkerConnection:
 class WorkerPool:
     """The worker connections of a gateway, opened on first use."""
 
-    def __init__(
-        self, gateway_id: str, connect_timeout_s: float, silence_timeout_s: float, tls: Tls | None = None
-    ) -> None:
+    def __init__(self, gateway_id: str, silence_timeout_s: float, tls: Tls | None = None) -> None:
         self._gateway_id = gateway_id
         self._tls = tls
         self._silence_timeout_s = silence_timeout_s
-        self._connect_timeout_s = connect_timeout_s
         self._opening: dict[WorkerRef, asyncio.Task[WorkerConnection]] = {}
 
     async def get(self, ref: WorkerRef) -> WorkerConnection:
@@ -184,7 +182,7 @@ class WorkerPool:
 
     async def _open(self, ref: WorkerRef) -> WorkerConnection:
         connection = WorkerConnection(ref, self._gateway_id, self._silence_timeout_s, self._tls)
-        await connection.open(self._connect_timeout_s)
+        await connection.open(CONNECT_TIMEOUT_S)
         return connection
 
     @staticmethod

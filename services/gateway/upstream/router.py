@@ -29,6 +29,8 @@ from services.gateway.upstream.workers import WorkerList
 
 log = logging.getLogger(__name__)
 
+_UNKNOWN_TIMEOUT_S = 1.0  # longest wait for a router that may be down, or stopped
+_RESOLVE_S = 5.0  # between two resolutions of the routers' names
 _DOWN_S = 1.0  # for this long after a failure, a router is asked last
 _MAX_REPORTS = 10_000  # kept while a router is away; the oldest are dropped
 _LIST_TIMEOUT_S = 2.0
@@ -120,7 +122,7 @@ class RouterClient:
         addresses: RouterAddresses,
         *,
         route_timeout_s: float,
-        unknown_timeout_s: float,
+        unknown_timeout_s: float = _UNKNOWN_TIMEOUT_S,
         tls: Tls | None = None,
     ) -> None:
         self._addresses = addresses
@@ -179,7 +181,7 @@ class RouterClient:
             endpoint.reports.append(outcome)
             endpoint.reported.set()
 
-    async def follow_routers(self, every_s: float) -> None:
+    async def follow_routers(self, every_s: float = _RESOLVE_S) -> None:
         """Add and remove routers as the addresses change, until cancelled."""
         while True:
             await self._meet(await self._addresses.current())

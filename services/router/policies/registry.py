@@ -71,9 +71,8 @@ class Composition(BaseModel):
 PolicyName = Literal["cost", "round_robin", "weighted", "least_loaded", "session_hash"]
 
 
-def preset(name: PolicyName, decode_weight: float) -> Composition:
+def preset(name: PolicyName) -> Composition:
     """The composition of a preset; raises KeyError for an unknown name."""
-    scorers = (TimeToFirstToken(), DecodeTime(weight=decode_weight), AdapterLoad())
     fewest = (Least(of="requests"), Least(of="queued_tokens"), Least(of="work"))
     filters: dict[PolicyName, tuple[AnyFilter, ...]] = {"cost": _sticky(), "least_loaded": fewest}
     pickers: dict[PolicyName, AnyPicker] = {
@@ -83,7 +82,7 @@ def preset(name: PolicyName, decode_weight: float) -> Composition:
         "least_loaded": Rendezvous(by="request", reason="least loaded"),
         "session_hash": Rendezvous(),
     }
-    return Composition(name=name, filters=filters.get(name, ()), scorers=scorers, picker=pickers[name])
+    return Composition(name=name, filters=filters.get(name, ()), picker=pickers[name])
 
 
 def _sticky() -> tuple[AnyFilter, ...]:
@@ -101,10 +100,7 @@ def _sticky() -> tuple[AnyFilter, ...]:
     )
 
 
-def make_policy(policy: PolicyName | Composition, decode_weight: float) -> Policy:
-    """The policy of a preset, with `decode_weight` for decode time, or of a composition, with its own weights.
-
-    Raises KeyError for an unknown preset.
-    """
-    made = policy if isinstance(policy, Composition) else preset(policy, decode_weight)
+def make_policy(policy: PolicyName | Composition) -> Policy:
+    """The policy of a preset or of a composition; raises KeyError for an unknown preset."""
+    made = policy if isinstance(policy, Composition) else preset(policy)
     return Policy(made.name, made.filters, made.scorers, made.picker)

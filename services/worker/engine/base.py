@@ -30,6 +30,7 @@ __all__ = ["Engine", "EngineRequest", "EngineState", "Finish", "Output", "Output
 
 log = logging.getLogger(__name__)
 
+MAX_WAITING = 1024  # requests; further ones are handed off
 # Why an engine that does not serve leaves a request to another worker, by its phase.
 _REFUSALS = {
     pb.PHASE_LOADING: pb.Handoff(reason=pb.Handoff.REASON_LOADING, detail="the worker is still loading its model"),
@@ -130,8 +131,8 @@ class Engine(ABC):
 
     _live: Mapping[EngineRequest, Live]  # requests that have not ended
 
-    def __init__(self, model: EngineModel, max_waiting: int, life: LifeObserver, detail: str) -> None:
-        """`max_waiting`: further requests are handed off; `detail`: message for people while the engine loads."""
+    def __init__(self, model: EngineModel, life: LifeObserver, detail: str) -> None:
+        """`detail`: message for people while the engine loads."""
         self.model = model
         self.facts: EngineFacts | None = None  # None before the first start
         self.phase: pb.Phase = pb.PHASE_LOADING  # requests are accepted while it is SERVING
@@ -140,7 +141,7 @@ class Engine(ABC):
         self.kv_events = KvEventLog()  # changes of the prefix cache
         self.counters = EngineCounters()
         self.transfers = TransferTotals()
-        self._max_waiting, self._life = max_waiting, life
+        self._life = life
 
     @abstractmethod
     async def run(self) -> None:
@@ -194,8 +195,8 @@ class Engine(ABC):
         """Why a new request should go to another worker now; None while the engine accepts requests."""
         if self.phase != pb.PHASE_SERVING:
             return _REFUSALS[self.phase]
-        if self._n_waiting >= self._max_waiting:
-            return pb.Handoff(reason=pb.Handoff.REASON_OVERLOAD, detail=f"{self._max_waiting} requests are waiting")
+        if self._n_waiting >= MAX_WAITING:
+            return pb.Handoff(reason=pb.Handoff.REASON_OVERLOAD, detail=f"{MAX_WAITING} requests are waiting")
         return None
 
     def cancel(self, request: EngineRequest) -> None:

@@ -27,7 +27,7 @@ from services.worker.scheduling.transfers import Arrival
 
 MAX_PULLS = 4  # at one time; each holds at most the bytes of one staging area, besides gRPC's window
 # A pull may take PATIENCE times as long as computing the blocks, and at least LEAST_S: the source may be in a step.
-PATIENCE, LEAST_S = 2.0, 1.0
+PATIENCE, LEAST_S, MOST_S = 2.0, 1.0, 10.0
 REMEMBER_S = 60.0  # an older measurement of the bandwidth does not count
 _WEIGHT = 0.3  # weight of the newest pull in the moving average
 
@@ -68,11 +68,8 @@ class _Pull:
 class Puller:
     """All pulls of one server. Each queues its deferred requests again at its end, after success and failure."""
 
-    def __init__(
-        self, timeout_s: float, assumed_bytes_per_s: float, totals: TransferTotals, tls: Tls | None = None
-    ) -> None:
+    def __init__(self, assumed_bytes_per_s: float, totals: TransferTotals, tls: Tls | None = None) -> None:
         """`bytes_per_s` returns `assumed_bytes_per_s` before a measurement; 0 means: do not pull."""
-        self._timeout_s = timeout_s
         self._assumed_bytes_per_s = assumed_bytes_per_s
         self._pulls: dict[_Pull, asyncio.Task[None]] = {}
         self._bytes_per_s = 0.0
@@ -99,7 +96,7 @@ class Puller:
             store.owner.requeue([request])
             return
         pull = _Pull(hint, prefix, arrival, [request])
-        limit_s = self._timeout_s
+        limit_s = MOST_S
         if prefill_tokens_per_s:
             computing_s = len(arrival.digests) * size / prefill_tokens_per_s
             limit_s = min(limit_s, max(LEAST_S, PATIENCE * computing_s))

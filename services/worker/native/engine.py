@@ -46,10 +46,8 @@ class EngineConfig:
     """Sizes and limits of one engine."""
 
     ranks: RankGroupConfig
-    max_waiting: int  # further requests are handed off
     max_batched_tokens: int
     prefill_step_s: float  # seconds by which prompts may lengthen a step of decodes
-    pull_timeout_s: float = 10.0
     pull_bytes_per_s: float = 0.0  # assumed before the first measurement; 0: never pull
     recovery_limit_s: float = 0.0  # longest time of repeated attempts to restart lost ranks; 0: no limit
     tls: Tls | None = None  # TLS of pulls from other workers
@@ -85,10 +83,10 @@ class NativeEngine(Engine):
     def __init__(
         self, config: EngineConfig, model: EngineModel, ranks: Ranks, steps: StepObserver, life: LifeObserver
     ) -> None:
-        super().__init__(model, config.max_waiting, life, "loading the model")
+        super().__init__(model, life, "loading the model")
         self._live: dict[EngineRequest, LiveRequest] = {}
         self._config, self._ranks, self._steps = config, ranks, steps
-        self._puller = Puller(config.pull_timeout_s, config.pull_bytes_per_s, self.transfers, config.tls)
+        self._puller = Puller(config.pull_bytes_per_s, self.transfers, config.tls)
         self._source = BlockSource(lambda: self._store, self.transfers)
         self._step_timer = StepTimer(LEAST_PROMPT_S[config.ranks.device])
         self._pump: StepPump | None = None  # pump of the serving ranks

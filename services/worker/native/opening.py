@@ -49,10 +49,8 @@ async def open_native(
     require_room(settings, files.spec, ranks, host_room())
     config = EngineConfig(
         ranks,
-        settings.max_waiting,
         ranks.max_batched_tokens,
         settings.prefill_step_ms / 1e3,
-        settings.pull_timeout_s,
         settings.pull_mb_per_s * 1e6,
         settings.recovery_limit_s,
         tls,

@@ -92,7 +92,6 @@ def group_config(settings: WorkerSettings, model: ModelFolder) -> RankGroupConfi
             dtype=dtype,
             quantization="none" if settings.quantization == "auto" else settings.quantization,
             device=device,
-            block_tokens=settings.kv_block_tokens,
             kv_tokens=None if fills else kv_tokens,
             caches=not spec.bidirectional,
             kv_fits=not settings.kv_tokens,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from ryzanstein.v1 import worker_pb2 as pb
@@ -34,23 +34,16 @@ from services.worker.vllm.suspects import Suspects
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class VllmLimits:
-    """Limits of one engine."""
-
-    max_waiting: int  # further requests are handed off
-    recovery_limit_s: float  # longest time of repeated attempts to restart; 0: no limit
-
-
 class VllmEngine(Engine):
     """vLLM as an engine."""
 
     def __init__(
-        self, limits: VllmLimits, model: EngineModel, core: Core, steps: StepObserver, life: LifeObserver
+        self, recovery_limit_s: float, model: EngineModel, core: Core, steps: StepObserver, life: LifeObserver
     ) -> None:
-        super().__init__(model, limits.max_waiting, life, "starting vLLM")
+        """`recovery_limit_s`: longest time of repeated attempts to restart; 0: no limit."""
+        super().__init__(model, life, "starting vLLM")
         self._live: dict[EngineRequest, VllmRequest] = {}
-        self._limits, self._core, self._steps = limits, core, steps
+        self._recovery_limit_s, self._core, self._steps = recovery_limit_s, core, steps
         self._mirror = KvMirror(model.hash_root, self.kv_events, self.changes.announce)
         self._speeds = StepSpeeds()
         self._suspects = Suspects(self._begin)
@@ -105,7 +98,7 @@ class VllmEngine(Engine):
 
         Raises GaveUpError when lost processes do not start again within the limit.
         """
-        recovery = Recovery(self._limits.recovery_limit_s, lambda: self.detail)
+        recovery = Recovery(self._recovery_limit_s, lambda: self.detail)
         try:
             try:
                 await self._start()

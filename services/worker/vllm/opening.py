@@ -18,7 +18,7 @@ from services.worker.engine.base import LifeObserver, StepObserver
 from services.worker.engine.state import EngineModel
 from services.worker.settings import WorkerSettings
 from services.worker.vllm.arguments import describe_error, engine_arguments
-from services.worker.vllm.engine import VllmEngine, VllmLimits
+from services.worker.vllm.engine import VllmEngine
 from services.worker.vllm.nodes import NodeRendezvous
 from services.worker.vllm.progress import StartClock
 
@@ -49,9 +49,9 @@ async def open_vllm(
         model = await asyncio.to_thread(_model, config, folder, settings)
     except ModelError as error:
         raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
-    limits = VllmLimits(settings.max_waiting, settings.recovery_limit_s)
     rendezvous = NodeRendezvous(settings.nodes) if settings.nodes > 1 else None
-    return VllmEngine(limits, model, AsyncCore(arguments, settings.kv_tokens, clock, rendezvous), steps, life)
+    core = AsyncCore(arguments, settings.kv_tokens, clock, rendezvous)
+    return VllmEngine(settings.recovery_limit_s, model, core, steps, life)
 
 
 def _configure(arguments: dict[str, Any], settings: WorkerSettings) -> Any:

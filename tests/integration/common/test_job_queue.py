@@ -54,7 +54,7 @@ def tuning(client: Redis) -> TuningStore:
 def batches(client: Redis) -> BatchStore:
     guard = cast("RedisGuard", SimpleNamespace(client=client, run=once))
     limits = StorageLimits(total=1000, tenant=1000, file=1000, life_s=LIFE_S)
-    return BatchStore(FileStore(guard, KEYS, limits), 10.0)
+    return BatchStore(FileStore(guard, KEYS, limits))
 
 
 async def training(store: TuningStore) -> TuningClaim:

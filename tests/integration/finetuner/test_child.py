@@ -14,7 +14,7 @@ def trainings() -> list[psutil.Process]:
 async def test_a_training_ends_when_its_job_is_paused_and_when_its_fine_tuner_ends(site: Site) -> None:  # noqa: F811
     """Even one that has not begun to train; its job is no worse for that."""
     await site.queue()
-    async with site.fine_tuner(finetuner_job_template="", finetuner_attempts=1, finetuner_lease_s=30.0):
+    async with site.fine_tuner(finetuner_job_template="", finetuner_attempts=1, lease_s=30.0):
         await site.until(trainings)
         await site.store.turn("", ORDER.id, "paused", ["running"])
         await site.until_given_back()

@@ -59,14 +59,13 @@ class Site:
             "finetuner_models": {"tiny": "/base"},
             "finetuner_folder": str(self.folder),
             "finetuner_job_template": str(self.folder / "job.json"),
-            "finetuner_lease_s": 1.0,
         }
         return FinetunerSettings(**(values | overrides))
 
     @asynccontextmanager
-    async def fine_tuner(self, **overrides: Any) -> AsyncIterator[None]:
+    async def fine_tuner(self, lease_s: float = 1.0, **overrides: Any) -> AsyncIterator[None]:
         stop = asyncio.Event()
-        serving = asyncio.create_task(serve(self.settings(**overrides), stop))
+        serving = asyncio.create_task(serve(self.settings(**overrides), stop, lease_s))
         try:
             yield
         finally:

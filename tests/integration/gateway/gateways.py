@@ -10,9 +10,11 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 
 from services.gateway.main import Gateway, running_gateway
 from services.gateway.settings import GatewaySettings
+from services.gateway.upstream import catalog, connection
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.placing import Router, running_fleet
 
@@ -46,8 +48,6 @@ def fast_settings(**overrides: Any) -> GatewaySettings:
     """Quick where something is waited for; patient where a busy machine must not be taken for a fault."""
     values: dict[str, Any] = {
         "gateway_port": 0,
-        "refresh_s": 0.1,
-        "connect_timeout_s": 5.0,
         "progress_timeout_s": 10.0,
         "resume_deadline_s": 10.0,
         "drain_timeout_s": 1.0,
@@ -58,19 +58,24 @@ def fast_settings(**overrides: Any) -> GatewaySettings:
 
 @asynccontextmanager
 async def running_stack(
-    workers: Sequence[Worker] | None = None, *, traced: bool = False, **overrides: Any
+    workers: Sequence[Worker] | None = None, *, traced: bool = False, refresh_s: float = 0.1, **overrides: Any
 ) -> AsyncIterator[Stack]:
     """Workers, a router and a gateway that knows them."""
     fleet = [Worker("w0"), Worker("w1"), Worker("w2")] if workers is None else list(workers)
-    async with (
-        running_fleet(fleet) as router,
-        running_gateway(fast_settings(**({"router_addresses": router.address} | overrides)), traced=traced) as gateway,
-    ):
-        if fleet:
-            await eventually(lambda: len(gateway.catalog.available()) >= len({w.model for w in fleet}))
-        url = f"http://127.0.0.1:{gateway.http.port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalog, "REFRESH_S", refresh_s)
+        patch.setattr(connection, "CONNECT_TIMEOUT_S", 5.0)
         async with (
-            httpx.AsyncClient(base_url=url, trust_env=False, timeout=120) as http,
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120) as client,
+            running_fleet(fleet) as router,
+            running_gateway(
+                fast_settings(**({"router_addresses": router.address} | overrides)), traced=traced
+            ) as gateway,
         ):
-            yield Stack(gateway, router, fleet, client, http)
+            if fleet:
+                await eventually(lambda: len(gateway.catalog.available()) >= len({w.model for w in fleet}))
+            url = f"http://127.0.0.1:{gateway.http.port}"
+            async with (
+                httpx.AsyncClient(base_url=url, trust_env=False, timeout=120) as http,
+                openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120) as client,
+            ):
+                yield Stack(gateway, router, fleet, client, http)

@@ -342,9 +342,9 @@ async def serves(stack: Stack) -> bool:
 async def test_batch_continues_on_another_gateway_when_its_gateway_is_killed_or_drained(
     server: RedisServer, tmp_path: Path
 ) -> None:
-    environment = {"REDIS_URL": server.url, "BATCH_LEASE_S": "1", "BATCH_CONCURRENCY": "4", "REDIS_TIMEOUT_S": "5"}
+    environment = {"REDIS_URL": server.url, "BATCH_CONCURRENCY": "4", "REDIS_TIMEOUT_S": "5"}
     worker = Worker("w0", step_s=0.2)
-    async with gateway(server, worker, batch_concurrency=4, batch_lease_s=1) as stack:
+    async with gateway(server, worker, batch_concurrency=4) as stack:
         address = stack.router.address
         async with (
             gateway_process(address, tmp_path / "a.log", **environment) as killed,

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from services.gateway.api.ignored import IGNORED_HEADER
+from services.gateway.http.responses import store
 from services.gateway.main import running_gateway
 from tests.integration.gateway import fleet
 from tests.integration.gateway.fleet import Fault, Worker
@@ -26,7 +27,7 @@ UNKNOWN = f"resp_{'0' * 48}"
 
 @pytest.fixture
 async def stack(server: RedisServer) -> AsyncIterator[Stack]:
-    async with running_stack([Worker("w0"), Worker("w1")], redis_url=server.url, responses_max_chain=40) as running:
+    async with running_stack([Worker("w0"), Worker("w1")], redis_url=server.url) as running:
         yield running
 
 
@@ -119,7 +120,10 @@ async def test_a_stream_that_cannot_go_on_fails_as_a_response(server: RedisServe
     assert not server.client.keys("rz:*:kept:*")
 
 
-async def test_deep_conversations_have_an_end_and_truncation_drops_their_oldest_turns(stack: Stack) -> None:
+async def test_deep_conversations_have_an_end_and_truncation_drops_their_oldest_turns(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MAX_CHAIN", 40)
     previous, texts = None, [f"turn {index}" for index in range(41)]
     for text in texts[:40]:
         ask = {"input": text, "previous_response_id": previous, "instructions": "Hold on.", "truncation": "auto"}

@@ -94,7 +94,7 @@ async def test_worker_and_resume_kind_are_reported_on_request(path: str, resume:
 
 async def test_resume_carries_the_generated_tokens_and_excludes_the_failed_worker() -> None:
     workers = [Worker("w0", faults=[Fault("break", 4)]), Worker("w1", faults=[Fault("break", 4)])]
-    async with running_stack(workers, poison_deaths=3) as stack:
+    async with running_stack(workers) as stack:
         workers[1].faults.clear()
         while workers[0].faults:
             stack.router.routes.clear()
@@ -266,7 +266,7 @@ async def test_parts_of_a_request_queue_only_behind_parts_of_the_same_request() 
 
 
 async def test_few_parts_of_a_request_are_in_the_routers_queue() -> None:
-    async with running_stack([Worker("w0")], max_choices=64) as stack:
+    async with running_stack([Worker("w0")]) as stack:
         stack.router.queue_s = 30.0
         stack.router.hidden.add("w0")
         asked = asyncio.create_task(stack.complete(prompt=[PROMPT] * 64, max_tokens=1))
@@ -380,7 +380,7 @@ async def test_a_storm_of_resumes_is_cut_off_with_a_clear_error() -> None:
 
 async def test_a_whole_answer_that_may_not_be_resumed_is_503_with_retry_after() -> None:
     workers = [Worker("w0", faults=[Fault("break", 3), Fault("break", 6)])]
-    async with running_stack(workers, resume_tokens_per_s=0.5, resume_deadline_s=1.0, poison_deaths=9) as stack:
+    async with running_stack(workers, resume_tokens_per_s=0.5, resume_deadline_s=1.0) as stack:
         # The first resume takes the bucket into debt: ten tokens and more, at two seconds each.
         first = asyncio.create_task(stack.complete(prompt=PROMPT, max_tokens=COUNT))
         await eventually(lambda: len(workers[0].faults) == 1)

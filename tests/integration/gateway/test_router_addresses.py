@@ -94,7 +94,7 @@ async def test_every_router_behind_the_name_gets_the_reports() -> None:
 async def test_a_gateway_finds_its_router_by_name() -> None:
     async with running_stack([Worker("w0")]) as stack:
         name = f"dns:localhost:{stack.router.port}"
-        async with running_stack([], router_addresses=name, route_unknown_s=0.5) as other:
+        async with running_stack([], router_addresses=name) as other:
             await eventually(lambda: other.gateway.catalog.available())
             assert (await other.complete(prompt="a", max_tokens=1)).status_code == 200
             assert stack.router.routes

@@ -57,7 +57,7 @@ async def test_gateway_without_workers_is_ready_and_answers_503() -> None:
 
 async def test_a_gateway_that_reaches_no_router_or_no_worker_is_not_ready() -> None:
     """Neither must replace gateways that do."""
-    async with running_stack([], router_addresses="127.0.0.1:1", route_unknown_s=0.1) as stack:
+    async with running_stack([], router_addresses="127.0.0.1:1") as stack:
         await asyncio.sleep(0.5)
         assert await status(stack, "/readyz") == 503
     unreachable = Worker("w0")  # listed as serving, and not started

@@ -96,7 +96,7 @@ async def test_a_stream_that_ends_badly_is_no_success() -> None:
 
 
 async def test_broken_streams_and_closed_sockets_are_counted_by_reason() -> None:
-    async with inference([Worker("w0", step_s=0.01)], max_faults=0, poison_deaths=9) as (stack, stub):
+    async with inference([Worker("w0", step_s=0.01)], max_faults=0) as (stack, stub):
         async with connect(stack) as socket:
             client = Client(socket)
             stack.workers[0].faults = [Fault("break", 3)]

@@ -18,6 +18,8 @@ from ryzanstein.v1 import kv_pb2_grpc
 from services.common.keys import RedisKeys
 from services.common.ports import free_port
 from services.common.rpc import open_channel
+from services.kv_coordinator import main
+from services.kv_coordinator.settings import CoordinatorSettings
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import RedisServer, Service, coordinator_process, running, until
 
@@ -32,7 +34,7 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def process(redis_server: RedisServer) -> Iterator[Service]:
-    service = coordinator_process(redis_server.url_of("coordinator"), MAX_PINS="2")
+    service = coordinator_process(redis_server.url_of("coordinator"))
     yield service
     service.end()
 
@@ -262,10 +264,20 @@ async def test_hot_and_pinned_prefixes_are_told(coordinator: kv_pb2_grpc.KvCoord
     with pytest.raises(grpc.aio.AioRpcError) as nothing:
         await coordinator.Pin(pb.PinRequest())
     assert nothing.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    await coordinator.Pin(pb.PinRequest(hashes=[10], ttl_s=60))
-    with pytest.raises(grpc.aio.AioRpcError) as full:
-        await coordinator.Pin(pb.PinRequest(hashes=[11], ttl_s=60))
-    assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_pins_beyond_the_limit_are_refused(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "MAX_PINS", 1)
+    settings = CoordinatorSettings(redis_url=redis_server.url_of("coordinator"), coordinator_port=free_port())
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group, open_channel(f"127.0.0.1:{settings.coordinator_port}") as channel:
+        group.create_task(main.serve(settings, stop))
+        coordinator = kv_pb2_grpc.KvCoordinatorStub(channel)
+        await coordinator.Pin(pb.PinRequest(hashes=[10], ttl_s=60), wait_for_ready=True)
+        with pytest.raises(grpc.aio.AioRpcError) as full:
+            await coordinator.Pin(pb.PinRequest(hashes=[11], ttl_s=60))
+        assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        stop.set()
 
 
 async def test_coordinator_serves_after_reading_leases(process: Service) -> None:

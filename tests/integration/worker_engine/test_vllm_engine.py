@@ -14,7 +14,7 @@ from services.worker.engine.errors import InvalidRequestError, TooLongError
 from services.worker.engine.output import Finish
 from services.worker.engine.request import EngineRequest
 from services.worker.vllm.core import CoreLoss
-from services.worker.vllm.engine import VllmEngine, VllmLimits
+from services.worker.vllm.engine import VllmEngine
 from tests.integration.worker_engine.test_conformance import Answer
 from tests.integration.worker_engine.vllm_fake_core import KILLED, FakeCore
 from tests.unit.worker.engine.fake_engine import MODEL, NoObserver
@@ -45,7 +45,7 @@ class Losses(NoObserver):
 
 
 def made(core: FakeCore, limit_s: float = 0.0, losses: Losses | None = None) -> VllmEngine:
-    return VllmEngine(VllmLimits(4, limit_s), MODEL, core, NoObserver(), losses or NoObserver())
+    return VllmEngine(limit_s, MODEL, core, NoObserver(), losses or NoObserver())
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from services.common.keys import RedisKeys
 from services.common.lifecycle import GaveUpError
 from services.common.ports import free_port
 from services.common.rpc import open_channel
+from services.worker.engine import base
 from services.worker.process.failure import FailureKind, RankFailure
 from services.worker.scheduling.scheduler import Scheduler
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
@@ -250,8 +251,9 @@ async def test_decoding_worker_reports_rarely_and_at_once_when_a_request_ends(wo
         assert max(state.decode_step_ms for state in slower) > 15, "steps of 20 ms after those of 10"
 
 
-async def test_too_many_waiting_requests_are_handed_off(redis_url: str) -> None:
-    async with running_worker(redis_url, max_running=1, max_waiting=2) as worker, Gateway(worker.address) as gateway:
+async def test_too_many_waiting_requests_are_handed_off(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "MAX_WAITING", 2)
+    async with running_worker(redis_url, max_running=1) as worker, Gateway(worker.address) as gateway:
         await gateway.wait_state(lambda state: state.decode_step_ms > 0 and state.running == 0)
         worker.group.step_s = 0.5  # the first runs on until the others have been refused
         answers = [await gateway.submit([i], max_tokens=100) for i in range(6)]

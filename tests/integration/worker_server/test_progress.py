@@ -88,6 +88,7 @@ async def test_blocks_that_arrive_are_progress_and_a_silent_source_is_none(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(puller, "LEAST_S", 60.0)
+    monkeypatch.setattr(puller, "MOST_S", 60.0)
     goes_on = asyncio.Semaphore(0)
 
     async def trickling(request: pb.PullBlocksRequest) -> AsyncIterator[pb.KvBlock]:
@@ -95,7 +96,7 @@ async def test_blocks_that_arrive_are_progress_and_a_silent_source_is_none(
             await goes_on.acquire()
             yield good(request, index)
 
-    async with a_worker(redis_url, pull_timeout_s=60.0) as (_, gateway), a_source(trickling) as hint:
+    async with a_worker(redis_url) as (_, gateway), a_source(trickling) as hint:
         answer = await gateway.submit(PROMPT, pull=hint)
         await gateway.complete([5] * 40)  # the ranks work; for others
         await stands_still(gateway, answer)

@@ -37,7 +37,7 @@ N = 5
 async def a_worker(redis_url: str, **settings: object) -> AsyncIterator[tuple[RunningWorker, Gateway]]:
     port = free_port()
     async with (
-        running_worker(redis_url, metrics_port=port, pull_timeout_s=2.0, **settings) as worker,
+        running_worker(redis_url, metrics_port=port, **settings) as worker,
         Gateway(worker.address) as gateway,
     ):
         await gateway.wait_serving()
@@ -113,7 +113,7 @@ async def test_an_evicted_end_is_computed(redis_url: str) -> None:
         assert await metric(two, "pull_failures", reason="evicted") == 1
 
 
-@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"kv_block_tokens": 32}, {"tensor_parallel": 2}])
+@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"tensor_parallel": 2}])
 async def test_kv_of_another_kind_is_refused_by_name(redis_url: str, settings: dict[str, object]) -> None:
     async with (
         a_worker(redis_url, dtype="float32") as (one, source),

@@ -37,7 +37,7 @@ async def test_a_cancellation_that_redis_swallows_is_said_again() -> None:
     gauge = SimpleNamespace(set=lambda value: None)
     metrics = SimpleNamespace(batch_storage=gauge, batches_open=gauge, batches_running=gauge)
     context = cast("BatchContext", SimpleNamespace(store=cast("Any", Store()), metrics=metrics))
-    runner = BatchRunner(context, "gateway", lease_s=30, drain=Drain(), woken=asyncio.Event())
+    runner = BatchRunner(context, "gateway", drain=Drain(), woken=asyncio.Event())
     running = asyncio.create_task(runner.run())
     await asyncio.sleep(0.01)  # its tasks wait for Redis
     async with asyncio.timeout(60):

@@ -7,7 +7,7 @@ from services.gateway.generation.poison import CLEARING_TOKENS, MOST_DEATHS, MOS
 
 def suspect(place: int = 5) -> PoisonDetector:
     """A request under which two workers have died among others."""
-    detector = PoisonDetector(shared_deaths=2)
+    detector = PoisonDetector()
     for _ in range(2):
         assert not detector.trial_tokens
         detector.died(place, alone=False, gave=True)
@@ -58,7 +58,7 @@ def test_a_request_beyond_the_place_of_a_death_is_cleared() -> None:
 
 
 def test_there_is_an_end_to_deaths_at_ever_new_places() -> None:
-    detector = PoisonDetector(shared_deaths=2)
+    detector = PoisonDetector()
     for n in range(MOST_DEATHS):
         assert not detector.convicted
         detector.died(100 * n, alone=False, gave=True)

@@ -27,7 +27,7 @@ def choose(lab: Lab, adapter: str, request: str = "r") -> str:
         request_key=hash64(request),
         adapter=lab.pool.adapters.loads(adapter) if adapter else None,
     )
-    choice = make_policy("cost", 0.5).choose(snapshot, query, why_not_for(snapshot, query))
+    choice = make_policy("cost").choose(snapshot, query, why_not_for(snapshot, query))
     assert choice is not None
     worker = snapshot.worker_ids[choice.index]
     lab.clock.now += 1e-3

@@ -44,7 +44,7 @@ class Simulation:
 
     def __init__(self, policy: str, seed: int, n_workers: int = 8) -> None:
         self.random = random.Random(seed)
-        self.policy = make_policy(policy, 0.5)  # type: ignore[arg-type]
+        self.policy = make_policy(policy)  # type: ignore[arg-type]
         self.lab = Lab()
         self.workers = {f"worker-{i}": SimulatedWorker() for i in range(n_workers)}
         self.bindings: dict[int, str] = {}

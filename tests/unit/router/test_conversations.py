@@ -44,7 +44,7 @@ class Simulation:
     def __init__(self, seed: int, n_workers: int, n_clients: int, blind: float = 0.0, answer: int = ANSWER) -> None:
         """`blind`: the share of requests whose look-up times out; `answer`: tokens of each answer."""
         self.blind, self.answer = blind, answer
-        self.random, self.lab, self.policy = random.Random(seed), Lab(), make_policy("cost", 0.5)
+        self.random, self.lab, self.policy = random.Random(seed), Lab(), make_policy("cost")
         self.workers = {f"worker-{i}": SimulatedWorker() for i in range(n_workers)}
         self.clients = [Client() for _ in range(n_clients)]
         self.bindings: dict[str, str] = {}
@@ -173,7 +173,7 @@ def test_sessions_of_one_worker_spread_over_all_workers_without_oscillation(n_wo
 @pytest.mark.parametrize("probes_ms", [(1.5, 5.5, 1.6), (2.0, 2.0, 2.0)])
 def test_requests_that_all_come_at_once_are_spread_evenly(probes_ms: tuple[float, ...], sessions: bool) -> None:
     """No worker reports a state between the decisions."""
-    lab, policy = Lab(), make_policy("cost", 0.5)
+    lab, policy = Lab(), make_policy("cost")
     for i, probe_ms in enumerate(probes_ms):
         lab.join(f"w{i}", decode_step_ms=probe_ms, prefill_tokens_per_s=26_000 / probe_ms)
     on_each: Counter[str] = Counter()

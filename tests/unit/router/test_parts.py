@@ -27,7 +27,7 @@ FOLDER = Path(policies.__file__).parent
 
 
 def decide(snapshot: Snapshot, query: Query, **parts: Any) -> Decision:
-    choice = make_policy(Composition.model_validate(parts), 0.5).choose(snapshot, query, why_not_for(snapshot, query))
+    choice = make_policy(Composition.model_validate(parts)).choose(snapshot, query, why_not_for(snapshot, query))
     assert choice is not None
     return choice
 
@@ -186,16 +186,16 @@ def test_every_composition_chooses_an_eligible_worker_if_any_is_eligible(
 ) -> None:
     snapshot, query = situation
     why_not = why_not_for(snapshot, query)
-    choice = make_policy(Composition.model_validate(parts), 0.5).choose(snapshot, query, why_not)
+    choice = make_policy(Composition.model_validate(parts)).choose(snapshot, query, why_not)
     assert (choice is None) == bool(why_not.all())
     assert choice is None or not why_not[choice.index]
 
 
 def test_quantities_outside_a_policy_are_not_looked_up() -> None:
-    wanted = {name: make_policy(name, 0.5) for name in get_args(PolicyName)}
+    wanted = {name: make_policy(name) for name in get_args(PolicyName)}
     assert {name for name, policy in wanted.items() if policy.uses_prefixes} == {"cost"}
     assert {name for name, policy in wanted.items() if policy.uses_sessions} == {"cost"}
-    by_queue = make_policy(Composition.model_validate({"scorers": [{"type": "queue"}]}), 0.5)
+    by_queue = make_policy(Composition.model_validate({"scorers": [{"type": "queue"}]}))
     assert (by_queue.uses_prefixes, by_queue.uses_sessions) == (False, False)
 
 
@@ -206,7 +206,7 @@ def configured(policy: str, monkeypatch: pytest.MonkeyPatch) -> RouterSettings:
 
 def test_a_composition_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     text = json.dumps({"name": "mine", "scorers": [{"type": "load", "weight": 7}], "picker": {"type": "lowest_cost"}})
-    policy = make_policy(configured(text, monkeypatch).policy, 0.5)
+    policy = make_policy(configured(text, monkeypatch).policy)
     snapshot = snapshot_of([Worker(load=2), Worker(load=1)])
     choice = policy.choose(snapshot, Query(1), snapshot.why_not)
     assert choice is not None

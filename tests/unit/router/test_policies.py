@@ -17,7 +17,7 @@ policy_names = st.sampled_from(NAMES)
 
 
 def choose(name: str, snapshot: Snapshot, query: Query) -> int | None:
-    choice = make_policy(name, 0.5).choose(snapshot, query, why_not_for(snapshot, query))  # type: ignore[arg-type]
+    choice = make_policy(name).choose(snapshot, query, why_not_for(snapshot, query))  # type: ignore[arg-type]
     return None if choice is None else choice.index
 
 
@@ -61,7 +61,7 @@ def test_decisions_are_functions_of_the_snapshot(name: str, situation: tuple[Sna
 
 
 def eligible_costs(snapshot: Snapshot, query: Query) -> np.ndarray:  # type: ignore[type-arg]
-    return np.where(why_not_for(snapshot, query) == 0, make_policy("cost", 0.5).weigh(snapshot, query)[1], np.inf)
+    return np.where(why_not_for(snapshot, query) == 0, make_policy("cost").weigh(snapshot, query)[1], np.inf)
 
 
 @given(situations())
@@ -73,7 +73,7 @@ def test_a_session_stays_while_its_worker_is_bearable_and_has_no_more_than_its_s
     assume(query.bound >= 0)
     costs = eligible_costs(snapshot, query)
     assume(np.isfinite(costs).any())
-    choice = make_policy("cost", 0.5).choose(snapshot, query, why_not_for(snapshot, query))
+    choice = make_policy("cost").choose(snapshot, query, why_not_for(snapshot, query))
     assert choice is not None
     share, excess = snapshot.share[query.bound], snapshot.excess[query.bound]
     cached = 0.0 if query.matched_tokens is None else query.matched_tokens[query.bound]
@@ -98,7 +98,7 @@ def test_a_new_or_moved_session_goes_to_the_least_loaded_worker_near_the_cheapes
     query = replace(query, session_key=query.session_key or 1, bindings_known=True)
     costs = eligible_costs(snapshot, query)
     assume(np.isfinite(costs).any())
-    choice = make_policy("cost", 0.5).choose(snapshot, query, why_not_for(snapshot, query))
+    choice = make_policy("cost").choose(snapshot, query, why_not_for(snapshot, query))
     assert choice is not None
     if choice.index != query.bound:
         near = costs <= 1.25 * costs.min() + 50
@@ -196,4 +196,4 @@ def test_least_loaded_counts_requests_then_tokens() -> None:
 
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(KeyError):
-        make_policy("fastest", 0.5)  # type: ignore[arg-type]
+        make_policy("fastest")  # type: ignore[arg-type]

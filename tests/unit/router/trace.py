@@ -108,7 +108,7 @@ def situations() -> Iterator[tuple[Snapshot, Query]]:
 
 def digests() -> list[dict[str, str]]:
     """By policy, for every `PER_DIGEST` decisions: which worker, and the reason."""
-    policies = {name: make_policy(name, 0.5) for name in NAMES}  # type: ignore[arg-type]
+    policies = {name: make_policy(name) for name in NAMES}  # type: ignore[arg-type]
     found, hashes = [], {name: hashlib.sha256() for name in NAMES}
     for number, (snapshot, query) in enumerate(situations(), start=1):
         why_not = why_not_for(snapshot, query)

@@ -20,6 +20,7 @@ _ID = re.compile(r"resp_([0-9a-f]{48})")
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{48})(?:in)?[0-9a-f]{4}")
 _INLINE_BYTES = 64 * 1024
 NOT_FOUND = "response_not_found"
+MAX_CHAIN = 256  # responses of one conversation
 _AT_ONCE = 32  # responses that one round trip reads
 
 
@@ -57,7 +58,6 @@ class StoreLimits:
     life_s: float
     response_bytes: int
     tenant_bytes: int
-    chain: int  # responses of one conversation
     conversation_bytes: int
 
 
@@ -143,8 +143,8 @@ class ResponseStore:
         """The conversation up to a response, which lives on; raises 400 when a part of it is not kept any more."""
         (last,) = await self._turns(tenant, [response_id], response_id)
         limits = self.limits
-        if len(last.chain) + 1 >= limits.chain:
-            message = f"A conversation may have at most {limits.chain} responses; send its items as `input` instead."
+        if len(last.chain) + 1 >= MAX_CHAIN:
+            message = f"A conversation may have at most {MAX_CHAIN} responses; send its items as `input` instead."
             raise invalid(message, "previous_response_id", "conversation_too_long")
         if last.size > limits.conversation_bytes:
             message = f"A conversation may have at most {limits.conversation_bytes} bytes, this one has {last.size}."

@@ -14,7 +14,7 @@ class DecodeTime(Scorer):
 
     type: Literal["decode_time"] = "decode_time"
     weight: Amount = 0.5
-    """Below 1, since most answers end early. In the preset `cost`: the setting `decode_weight`."""
+    """Below 1, since most answers end early."""
 
     def score(self, snapshot: Snapshot, query: Query, estimates: Estimates) -> Floats:
         """Milliseconds per token."""
