@@ -30,9 +30,8 @@ from services.compute.backends.cuda.kv_codes import CodeWriter
 from services.compute.backends.cuda.low_rank import TritonLowRank
 from services.compute.backends.cuda.paged import PagedTriton
 from services.compute.backends.draws import Chances
-from services.compute.backends.kv_cache import KvCache
+from services.compute.backends.kv_cache import KvCache, KvLayer
 from services.compute.backends.kv_format import find_kv_format, plain_format
-from services.compute.backends.scaled_codes import ScaledCodes
 from services.compute.backends.shapes import AttentionShape, ExpertRouting, ExpertsShape, KvShape
 from services.compute.backends.torch.experts import ExpertStack, Router
 from services.compute.backends.torch.ops import TorchOps
@@ -119,7 +118,7 @@ def attention_launches(
 
     launches: list[Launch] = []
     form = find_kv_format(kv_format) if kv_format else plain_format(dtype)
-    paged = PagedTriton(shape, dtype, CPU, form.codes if isinstance(form, ScaledCodes) else None)
+    paged = PagedTriton(shape, dtype, CPU, form.coding)
     paged._kernels = recorder(attention, launches)
     kv_shape, ops = KvShape(block_tokens, shape.n_kv_heads, shape.head_dim), TorchOps(dtype, CPU)
     cache = KvCache(form, 1, 1, kv_shape, dtype, CPU, ops)
@@ -141,12 +140,12 @@ def layer_launches(shape: AttentionShape, dtype: torch.dtype, hidden: int = 4096
     ops.add_norm(x, x.clone(), 1.0, ops.rms_norm(torch.ones(hidden), 1e-5))
     n_heads, half = shape.n_heads + 2 * shape.n_kv_heads, shape.head_dim // 2
     heads = torch.zeros(2, n_heads, shape.head_dim, dtype=dtype)
+    kv_shape = KvShape(1, shape.n_kv_heads, shape.head_dim)
     n_rotated = shape.n_heads + shape.n_kv_heads
     ops.rms_norm(torch.ones(n_rotated, shape.head_dim), 1e-5).write(heads[:, :n_rotated], heads[:, :n_rotated])
     rotation = ops.rope(torch.ones(8, half), torch.zeros(8, half))(places)
-    ops.rotate_scatter(
-        torch.zeros(4, 2 * shape.n_kv_heads * shape.head_dim, dtype=dtype), places, heads, n_rotated, rotation
-    )
+    table = torch.zeros(4, kv_shape.width, dtype=dtype)
+    ops.store(KvLayer(plain_format(dtype), kv_shape, table), places, heads.flatten(1), rotation)
     ops.gate("silu")(torch.zeros(2, 4 * hidden, dtype=dtype))
     ops.logit_shard(0, 8192).sample(torch.zeros(2, 8192), Chances(torch.ones(2), places, places))
     yield from launches
@@ -164,10 +163,9 @@ def cache_launches(shape: AttentionShape, dtype: torch.dtype, kv_format: str) ->
         KvCache(find_kv_format(kv_format), 1, 1, kv_shape, dtype, CPU, ops),
         torch.zeros(2, dtype=torch.int64),
     )
-    n_rotated = shape.n_heads + shape.n_kv_heads
-    qkv = torch.zeros(2, (n_rotated + shape.n_kv_heads) * shape.head_dim, dtype=dtype)
+    qkv = torch.zeros(2, (shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim, dtype=dtype)
     rotation = ops.rope(torch.ones(8, half), torch.zeros(8, half))(places)
-    cache.write_rotated(0, places, qkv, n_rotated, rotation)
+    cache.store(0, places, qkv, rotation)
     yield from launches
 
 

@@ -15,7 +15,6 @@ from services.compute.backends.batch import StepBatch
 from services.compute.backends.cuda.paged import SPLIT_KEYS, PagedLayout, PagedTriton, prompt_tiles
 from services.compute.backends.kv_cache import KvCache
 from services.compute.backends.kv_format import find_kv_format, plain_format
-from services.compute.backends.scaled_codes import ScaledCodes
 from services.compute.backends.shapes import AttentionShape, KvShape
 from services.compute.backends.torch.attention import ReferenceAttention
 from services.compute.backends.torch.ops import TorchOps
@@ -64,7 +63,7 @@ class Step:
         cache = KvCache(form, 1, n_blocks, kv, self.dtype, DEVICE, TorchOps(self.dtype, DEVICE))
         slots = torch.arange(self.block_tokens, (n_blocks + 1) * self.block_tokens)
         rows = torch.randn(len(slots), kv.width, generator=torch.Generator().manual_seed(1))
-        cache.write(0, slots.to(DEVICE), rows.to(DEVICE, self.dtype))
+        cache.store(0, slots.to(DEVICE), rows.to(DEVICE, self.dtype))
         return cache
 
     def queries(self, shape: AttentionShape, padding: int = 0) -> torch.Tensor:
@@ -83,8 +82,8 @@ class Step:
 
     def error(self, shape: AttentionShape) -> float:
         cache, batch, q = self.cache(shape), self.batch(), self.queries(shape, padding=3)
-        codes = cache.kv_format.codes if isinstance(cache.kv_format, ScaledCodes) else None
-        attention, reference = PagedTriton(shape, self.dtype, DEVICE, codes), ReferenceAttention(shape)
+        attention = PagedTriton(shape, self.dtype, DEVICE, cache.kv_format.coding)
+        reference = ReferenceAttention(shape)
         found = attention.attend(q, cache, 0, attention.plan(batch, self.block_tokens, self.window))
         assert found.shape == q.shape
         assert not found[-3:].any(), "padding"

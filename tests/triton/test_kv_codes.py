@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from services.compute.backends.cuda.fused import TritonOps
 from services.compute.backends.cuda.kv_codes import CodeWriter
-from services.compute.backends.kv_cache import KvCache
-from services.compute.backends.kv_format import KvFormat, find_kv_format
-from services.compute.backends.scaled_codes import ScaledCodes
+from services.compute.backends.kv_cache import KvCache, KvLayer
+from services.compute.backends.kv_format import Coding, KvFormat, find_kv_format
 from services.compute.backends.shapes import KvShape
 from services.compute.backends.torch.ops import TorchOps
 from tests.triton.test_attention import DEVICE
@@ -21,10 +20,10 @@ FORMATS = st.sampled_from(["int8", "fp8"])
 SLOTS = [70, 18, 33, 48]
 
 
-def coded(name: str) -> ScaledCodes:
-    form = find_kv_format(name)
-    assert isinstance(form, ScaledCodes)
-    return form
+def coding_of(name: str) -> Coding:
+    coding = find_kv_format(name).coding
+    assert coding is not None
+    return coding
 
 
 def caches(form: KvFormat, shape: KvShape, dtype: torch.dtype, n_tokens: int = 100) -> tuple[KvCache, KvCache]:
@@ -68,13 +67,12 @@ def test_heads_are_rotated_coded_and_cached(
     qkv = (given_rows * torch.exp2(-sizes * numbers(*given_rows.shape, seed=1).abs())).to(dtype)
     before, slots = qkv.clone(), torch.tensor(SLOTS, device=DEVICE)[:n]
     angles, positions = numbers(20, half, seed=2), torch.arange(rows, device=DEVICE) * 3
-    n_rotated = n_q + n_kv
-    ours.write_rotated(0, slots, qkv, n_rotated, TritonOps(dtype, DEVICE).rope(angles.cos(), angles.sin())(positions))
-    reference.write(0, slots, qkv[:n, -shape.width :])  # the keys as they were rotated in place
+    ours.store(0, slots, qkv, TritonOps(dtype, DEVICE).rope(angles.cos(), angles.sin())(positions))
+    reference.store(0, slots, qkv[:n, -shape.width :])  # the keys as they were rotated in place
     assert torch.equal(ours.layers[0], reference.layers[0])
     exact = before.float()
     TorchOps(torch.float32, DEVICE).rope(angles.cos(), angles.sin())(positions)(
-        exact.view(rows, -1, head_dim)[:, :n_rotated]
+        exact.view(rows, -1, head_dim)[:, : n_q + n_kv]
     )
     assert close(qkv, exact)
 
@@ -86,39 +84,39 @@ def test_unrotated_heads_are_coded_in_place(name: str, n: int, head_dim: int, dt
     ours, reference = caches(find_kv_format(name), shape, dtype)
     rows, slots = numbers(4, 8 + shape.width).to(dtype)[:n, 8:], torch.tensor(SLOTS, device=DEVICE)[:n]
     for cache in (ours, reference):
-        cache.write(0, slots, rows)
+        cache.store(0, slots, rows)
     assert torch.equal(ours.layers[0], reference.layers[0])
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 def test_every_code_and_every_tie_between_two_is_rounded_as_the_format_rounds(name: str) -> None:
     """A head whose largest number is the largest code has the scale 1, so its numbers are rounded as they are."""
-    form, shape = coded(name), KvShape(16, 1, 1024)
-    codes = torch.arange(256, dtype=torch.uint8).view(form.codes).float()
-    codes = codes[codes.abs() <= form.largest].sort().values
+    coding, shape = coding_of(name), KvShape(16, 1, 1024)
+    codes = torch.arange(256, dtype=torch.uint8).view(coding.codes).float()
+    codes = codes[codes.abs() <= coding.largest].sort().values
     ties = (codes[1:] + codes[:-1]) / 2
     every = torch.cat([codes, ties, ties.nextafter(codes[1:]), ties.nextafter(codes[:-1])])
     values = torch.nn.functional.pad(every, (0, 1024 - len(every)))
-    ours, reference = caches(form, shape, torch.float32)
+    ours, reference = caches(find_kv_format(name), shape, torch.float32)
     rows = torch.cat([torch.zeros(1024), values]).unsqueeze(0).to(DEVICE)
     for cache in (ours, reference):
-        cache.write(0, torch.tensor([20], device=DEVICE), rows)
+        cache.store(0, torch.tensor([20], device=DEVICE), rows)
     assert torch.equal(ours.layers[0], reference.layers[0])
     assert torch.equal(ours.gather(0, torch.tensor([20], device=DEVICE))[0, 1024 : 1024 + len(codes)].cpu(), codes)
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 def test_scales_between_two_are_rounded_to_even(name: str) -> None:
-    form, shape = coded(name), KvShape(16, 1, 16)
+    coding, shape = coding_of(name), KvShape(16, 1, 16)
     ties = (torch.arange(0x3F80, 0x4180) << 16 | 0x8000).int().view(torch.float32)
-    largest = ties * form.largest
-    between = (largest * (1 / form.largest)).view(torch.int32) & 0xFFFF == 0x8000
+    largest = ties * coding.largest
+    between = (largest * (1 / coding.largest)).view(torch.int32) & 0xFFFF == 0x8000
     rows = torch.zeros(int(between.sum()), 32, device=DEVICE)
     assert len(rows) > 50
     rows[:, 20] = largest[between].to(DEVICE)
-    ours, reference = caches(form, shape, torch.float32, len(rows))
+    ours, reference = caches(find_kv_format(name), shape, torch.float32, len(rows))
     for cache in (ours, reference):
-        cache.write(0, torch.arange(len(rows), device=DEVICE), rows)
+        cache.store(0, torch.arange(len(rows), device=DEVICE), rows)
     assert torch.equal(ours.layers[0], reference.layers[0])
 
 
@@ -131,7 +129,7 @@ def test_heads_of_extreme_numbers(name: str, number: float) -> None:
     rows[0, 16:] = rows[1, 20] = number
     slots = torch.tensor([20, 21], device=DEVICE)
     for cache in (ours, reference):
-        cache.write(0, slots, rows)
+        cache.store(0, slots, rows)
     found, exact = ours.gather(0, slots), reference.gather(0, slots)
     assert torch.equal(found.isnan(), exact.isnan())
     assert torch.equal(found.nan_to_num(), exact.nan_to_num())
@@ -141,17 +139,17 @@ def test_heads_of_extreme_numbers(name: str, number: float) -> None:
 def test_writer_with_different_codes_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     ops, launched = TritonOps(torch.bfloat16, DEVICE), []
 
-    def spoil(self: CodeWriter, form: ScaledCodes, layer: torch.Tensor, *_: object) -> None:
-        launched.append(form.name)
+    def spoil(self: CodeWriter, coding: Coding, layer: torch.Tensor, *_: object) -> None:
+        launched.append(coding)
         layer.fill_(1)
 
     def written() -> torch.Tensor:
         layer = form.allocate(2, shape, DEVICE)
-        form.write(layer, shape, torch.tensor([3], device=DEVICE), torch.ones(1, 32, device=DEVICE), ops)
+        ops.store(KvLayer(form, shape, layer), torch.tensor([3], device=DEVICE), torch.ones(1, 32, device=DEVICE))
         return layer
 
-    form, shape = coded("int8"), KvShape(16, 1, 16)
-    monkeypatch.setattr(CodeWriter, "write", spoil)
+    form, shape = find_kv_format("int8"), KvShape(16, 1, 16)
+    monkeypatch.setattr(CodeWriter, "store", spoil)
     assert written().all(), "ours"
     assert ops.disagreement() is None
     launched.clear()

@@ -15,7 +15,9 @@ from services.compute.backends.cuda.grouped import GroupedExperts
 from services.compute.backends.cuda.kernels import layer
 from services.compute.backends.cuda.logit_shard import CudaLogitShard
 from services.compute.backends.cuda.low_rank import TritonLowRank
-from services.compute.backends.shapes import ExpertRouting, ExpertsShape
+from services.compute.backends.kv_cache import KvLayer
+from services.compute.backends.kv_format import plain_format
+from services.compute.backends.shapes import ExpertRouting, ExpertsShape, KvShape
 from services.compute.backends.torch.ops import TorchOps
 from tests.triton.test_attention import DEVICE
 from tests.triton.test_grouped import FFN, HIDDEN, mixture
@@ -80,11 +82,11 @@ def test_heads_are_normalised_rotated_and_cached(
     weight = numbers(n_q + n_kv, head_dim, seed=2)
     results = []
     for ops, given_rows in zip(both(dtype), (qkv.clone(), qkv.float()), strict=True):
-        view = given_rows.view(rows, -1, head_dim)
+        view, shape = given_rows.view(rows, -1, head_dim), KvShape(1, n_kv, head_dim)
         norm, rotation = ops.rms_norm(weight, 1e-6), ops.rope(angles.cos(), angles.sin())(positions)
         norm.write(view[:, : n_q + n_kv], view[:, : n_q + n_kv])
-        table = torch.zeros(12, 2 * n_kv * head_dim, device=DEVICE, dtype=given_rows.dtype)
-        ops.rotate_scatter(table, places, view, n_q + n_kv, rotation)
+        table = torch.zeros(12, shape.width, device=DEVICE, dtype=given_rows.dtype)
+        ops.store(KvLayer(plain_format(given_rows.dtype), shape, table), places, given_rows, rotation)
         rotation(view[:, :n_q])  # a second time, in place alone
         results.append((view[:, :n_q], table))
     assert all(close(one, other) for one, other in zip(*results, strict=True))

@@ -17,10 +17,10 @@ from services.compute.backends.batch import AdapterRows, StepBatch
 from services.compute.backends.collectives import Communicator, GroupSeat, StepCommunicator
 from services.compute.backends.decodes import Decodes, Tokens
 from services.compute.backends.draws import Chances
-from services.compute.backends.kv_cache import KvCache
-from services.compute.backends.kv_format import CodedNumbers, KvFormat
+from services.compute.backends.kv_cache import CacheWriter, KvCache, Rotation
+from services.compute.backends.kv_format import KvFormat
 from services.compute.backends.names import Activation
-from services.compute.backends.shapes import AttentionShape, ExpertsShape, KvShape
+from services.compute.backends.shapes import AttentionShape, ExpertsShape
 from services.compute.backends.transfers import Transfers
 from services.compute.backends.weights import Stacked, Weight
 
@@ -30,7 +30,6 @@ Elementwise = Callable[[Tensor], Tensor]
 PerHead = Callable[[Tensor], Tensor]  # a product for each head: [n, n_heads, n_in] -> [n, n_heads, n_out]
 Norm = Callable[[Tensor], Tensor]  # normalises the last dimension
 Lookup = Callable[[Tensor], Tensor]  # maps row numbers [n] to rows [n, size] of a table [n_rows, size]
-Rotation = Callable[[Tensor], None]  # rotates the first rotary_dim elements of heads [n, n_heads, head_dim] in place
 Rope = Callable[[Tensor], Rotation]  # maps positions [n] to the rotation that all layers of a step share
 
 
@@ -120,7 +119,7 @@ class LogitShard(Protocol):
         ...
 
 
-class Ops(Protocol):
+class Ops(CacheWriter, Protocol):
     """The computations of a layer, on rows of one dtype on one device."""
 
     min_rows: int  # every linear layer pads fewer rows; a caller with many layers pads them once
@@ -159,38 +158,6 @@ class Ops(Protocol):
 
     def rope(self, cos: Tensor, sin: Tensor) -> Rope:
         """Return the rope with the angles' `cos` and `sin` [max_positions, rotary_dim / 2] float32."""
-        ...
-
-    def scatter(self, table: Tensor, places: Tensor, rows: Tensor) -> None:
-        """Write `rows` [n, width] to the rows `places` [n] of `table` [n_rows, width], of one dtype."""
-        ...
-
-    def rotate_scatter(self, table: Tensor, slots: Tensor, heads: Tensor, n_rotated: int, rotation: Rotation) -> None:
-        """Rotate the first `n_rotated` of `heads` [n, n_heads, head_dim], and write the last ones to `table`.
-
-        The last heads of the first len(slots) rows are a row [width] each of `table` [n_rows, width], of one dtype, at
-        `slots`. Those of the first heads that are not written are rotated in place; the others may be.
-        """
-        ...
-
-    def scatter_codes(self, form: CodedNumbers, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
-        """Write `rows` [n, width] to the positions `slots` [n] of a layer of the cache in the format `form`."""
-        ...
-
-    def rotate_scatter_codes(
-        self,
-        form: CodedNumbers,
-        layer: Tensor,
-        shape: KvShape,
-        slots: Tensor,
-        heads: Tensor,
-        n_rotated: int,
-        rotation: Rotation,
-    ) -> None:
-        """Rotate the first `n_rotated` of `heads` [n, n_heads, head_dim] in place; write the last ones to `slots`.
-
-        The last heads of the first len(slots) rows are a token each of a layer of the cache in the format `form`.
-        """
         ...
 
     def activation(self, name: Activation) -> Elementwise:

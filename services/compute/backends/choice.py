@@ -66,7 +66,7 @@ def check_attention(
     cache = KvCache(kv_format, 1, n_blocks, kv_shape, dtype, device, TorchOps(dtype, device))
     generator = torch.Generator().manual_seed(0)
     slots = torch.arange(_BLOCK_SIZE, (n_blocks + 1) * _BLOCK_SIZE, device=device)
-    cache.write(0, slots, torch.randn((len(slots), kv_shape.width), generator=generator).to(device, dtype))
+    cache.store(0, slots, torch.randn((len(slots), kv_shape.width), generator=generator).to(device, dtype))
     reference = ReferenceAttention(shape)
     tolerance = max(_TOLERANCE[dtype], 0.0 if kv_format.numbers else _OVER_CODES)
     for window in (None, _WINDOW):

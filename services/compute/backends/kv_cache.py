@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from services.compute.backends.kv_format import KvFormat, RowWriter
+from services.compute.backends.kv_format import KvFormat
 from services.compute.backends.shapes import KvShape
+
+Rotation = Callable[[Tensor], None]  # rotates the first rotary_dim elements of heads [n, n_heads, head_dim] in place
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayer:
+    """K and V of one layer, in the layout of the format."""
+
+    kv_format: KvFormat
+    shape: KvShape
+    data: Tensor  # [n_blocks + 1, ...]
+
+
+class CacheWriter(Protocol):
+    """A device's write into the cache."""
+
+    def store(self, layer: KvLayer, slots: Tensor, qkv: Tensor, rotation: Rotation | None = None) -> None:
+        """Rotate the queries and keys of `qkv` [n_rows, heads of Q, K, V]; write K and V to the positions `slots` [n].
+
+        The rows after the first n have no position. Queries, of which there may be none, are rotated in place; keys may
+        be.
+        """
+        ...
 
 
 class KvCache:
@@ -25,27 +50,17 @@ class KvCache:
         shape: KvShape,
         dtype: torch.dtype,
         device: torch.device,
-        writer: RowWriter,
+        writer: CacheWriter,
     ) -> None:
         """`dtype` is the dtype of the computation."""
         self.kv_format, self.n_blocks, self.block_tokens = kv_format, n_blocks, shape.block_tokens
         self.layers = [kv_format.allocate(n_blocks + 1, shape, device) for _ in range(n_layers)]
+        self._layers = [KvLayer(kv_format, shape, layer) for layer in self.layers]
         self._shape, self._dtype, self._writer = shape, dtype, writer
 
-    def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
-        """Write `rows` [n, 2 * n_kv_heads * head_dim], K then V, to `slots` [n] of a layer."""
-        self.kv_format.write(self.layers[layer], self._shape, slots, rows, self._writer)
-
-    def write_rotated(
-        self, layer: int, slots: Tensor, qkv: Tensor, n_rotated: int, rotation: Callable[[Tensor], None]
-    ) -> None:
-        """Rotate the first `n_rotated` heads of `qkv` [n_rows, heads of Q, K, V]; write K and V to `slots` [n].
-
-        Queries are rotated in place; keys may be.
-        """
-        heads = qkv.view(len(qkv), -1, self._shape.head_dim)
-        form, shape = self.kv_format, self._shape
-        form.write_rotated(self.layers[layer], shape, slots, heads, n_rotated, rotation, self._writer)
+    def store(self, layer: int, slots: Tensor, qkv: Tensor, rotation: Rotation | None = None) -> None:
+        """Rotate queries and keys of `qkv`, and write K and V to `slots` of a layer, as `CacheWriter.store` does."""
+        self._writer.store(self._layers[layer], slots, qkv, rotation)
 
     def gather(self, layer: int, slots: Tensor, out: Tensor | None = None) -> Tensor:
         """Read `slots` [n]: [n, 2 * n_kv_heads * head_dim], K then V; into `out` if given."""
@@ -60,13 +75,14 @@ class StepRows(KvCache):
         self._shape = shape
         self.rows = torch.empty(0)  # [n, 2 * n_kv_heads * head_dim], K then V
 
-    def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
-        """Hold `rows` [n, 2 * n_kv_heads * head_dim] until the next layer writes its own."""
-        self.rows = rows
+    def store(self, layer: int, slots: Tensor, qkv: Tensor, rotation: Rotation | None = None) -> None:
+        """Rotate in place, and hold K and V until the next layer stores its own."""
+        self.rows = rows_to_store(self._shape, slots, qkv, rotation)
 
-    def write_rotated(
-        self, layer: int, slots: Tensor, qkv: Tensor, n_rotated: int, rotation: Callable[[Tensor], None]
-    ) -> None:
-        """Rotate in place, and hold K and V."""
-        rotation(qkv.view(len(qkv), -1, self._shape.head_dim)[:, :n_rotated])
-        self.write(layer, slots, qkv[: len(slots), -self._shape.width :])
+
+def rows_to_store(shape: KvShape, slots: Tensor, qkv: Tensor, rotation: Rotation | None) -> Tensor:
+    """Rotate the queries and keys of `qkv` in place; return K and V of its first rows, a view [len(slots), width]."""
+    if rotation is not None:
+        # The view comes before the slice, because otherwise a single row would get another stride.
+        rotation(qkv.view(len(qkv), -1, shape.head_dim)[:, : -shape.n_kv_heads])
+    return qkv[: len(slots), -shape.width :]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from services.compute.backends.shapes import KvSize
 
 if TYPE_CHECKING:
-    from services.compute.backends.kv_format import PlainNumbers
-    from services.compute.backends.scaled_codes import ScaledCodes
+    from services.compute.backends.kv_format import PlainNumbers, ScaledCodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,6 @@ class Coded:
         """Return the format. It imports torch."""
         import torch
 
-        from services.compute.backends.scaled_codes import ScaledCodes
+        from services.compute.backends.kv_format import Coding, ScaledCodes
 
-        return ScaledCodes(self.name, getattr(torch, self.codes), self.largest)
+        return ScaledCodes(self.name, Coding(getattr(torch, self.codes), self.largest))

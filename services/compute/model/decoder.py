@@ -23,6 +23,7 @@ from services.compute.backends.batch import AdapterRows, StepBatch
 from services.compute.backends.collectives import Communicator
 from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
 from services.compute.backends.kv_cache import KvCache, StepRows
+from services.compute.backends.kv_formats import token_bytes
 from services.compute.backends.shapes import KvShape
 from services.compute.model.layers.adapters import AdapterLayers, pad_adapters
 from services.compute.model.layers.attention import AttentionLayer, LastRows
@@ -161,7 +162,8 @@ class Decoder:
         """Bytes of a token's KV on this rank, over all layers."""
         if self.spec.bidirectional:
             return 0
-        return self.spec.n_layers * self._backend.kv_format.token_bytes(self._kv_shape(1))
+        shape = self._kv_shape(1)
+        return self.spec.n_layers * token_bytes(self._backend.kv_format.name, shape.n_kv_heads, shape.head_dim)
 
     def make_cache(self, n_blocks: int, block_tokens: int) -> KvCache:
         """Allocate a cache of `n_blocks` and the null block; a bidirectional model keeps only a step's own rows.

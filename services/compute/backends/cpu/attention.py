@@ -8,9 +8,12 @@ import torch
 
 from services.compute.backends.batch import StepBatch, long_tensor
 from services.compute.backends.kv_cache import KvCache
+from services.compute.backends.kv_format import Coding
 from services.compute.backends.shapes import AttentionShape
 from services.compute.kernels.attention import VectorAttention
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
+
+INT8 = Coding(torch.int8, 127.0)  # codes that our kernels write and read
 
 
 @dataclass(frozen=True, slots=True)

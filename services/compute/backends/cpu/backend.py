@@ -18,13 +18,13 @@ import torch
 from services.compute.backends.base import Attention, Backend, Computations, Memory, NoGraph, Ops, StepGraphs
 from services.compute.backends.choice import Candidate, choose_attention
 from services.compute.backends.collectives import GroupSeat, StepCommunicator
-from services.compute.backends.cpu.attention import PagedAmx, PagedInt8, PagedKernels, PagedVectors
+from services.compute.backends.cpu.attention import INT8, PagedAmx, PagedInt8, PagedKernels, PagedVectors
 from services.compute.backends.cpu.collectives import ReplayedLoneRank
 from services.compute.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGraph
 from services.compute.backends.cpu.ops import KernelOps, OneDnnOps
 from services.compute.backends.cpu.shared_memory import KernelCommunicator, SharedMemoryCommunicator
 from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
-from services.compute.backends.kv_format import CodedNumbers, KvFormat, plain_format
+from services.compute.backends.kv_format import Coding, KvFormat, plain_format
 from services.compute.backends.shapes import AttentionShape
 from services.compute.backends.sizing import available_host_memory
 from services.compute.backends.torch.bidirectional import BidirectionalAttention
@@ -94,9 +94,9 @@ class OneDnnBackend:
         """Return our kernel over numbers of the backend's dtype."""
         return self._vectors(PagedVectors, shape) if numbers is self.dtype else ()
 
-    def over_codes(self, shape: AttentionShape, form: CodedNumbers) -> Sequence[Candidate]:
+    def over_codes(self, shape: AttentionShape, coding: Coding) -> Sequence[Candidate]:
         """Return our kernel over int8."""
-        return self._vectors(PagedInt8, shape) if form.codes is torch.int8 else ()
+        return self._vectors(PagedInt8, shape) if coding == INT8 else ()
 
     def _vectors(self, paged: type[PagedKernels], shape: AttentionShape) -> Sequence[Candidate]:
         if shape.slopes or shape.sinks or not serves(self.dtype, shape.head_dim):
@@ -132,10 +132,10 @@ class KernelBackend(OneDnnBackend):
         paged = PagedAmx if self.kernels.amx else PagedVectors
         return (lambda: paged(shape, self.kernels),)
 
-    def over_codes(self, shape: AttentionShape, form: CodedNumbers) -> Sequence[Candidate]:
+    def over_codes(self, shape: AttentionShape, coding: Coding) -> Sequence[Candidate]:
         """Return the kernel over int8."""
-        if form.codes is not torch.int8 or not _fits(shape, HEAD_MULTIPLE):
-            return super().over_codes(shape, form)
+        if coding != INT8 or not _fits(shape, HEAD_MULTIPLE):
+            return super().over_codes(shape, coding)
         return (lambda: PagedInt8(shape, self.kernels),)
 
     def capture(self, computations: Computations) -> StepGraphs:

@@ -23,14 +23,15 @@ from services.compute.backends.base import (
     RmsNorm,
     Rope,
 )
+from services.compute.backends.cpu.attention import INT8
 from services.compute.backends.cpu.codes import holds_integers
 from services.compute.backends.cpu.linear import KernelLinear, PackedLinear
 from services.compute.backends.cpu.logit_shard import KernelLogitShard
 from services.compute.backends.cpu.low_rank import KernelLowRank
 from services.compute.backends.cpu.quantized import QuantizedLinear, stays_integer
-from services.compute.backends.kv_format import CodedNumbers
+from services.compute.backends.kv_cache import KvLayer, Rotation, rows_to_store
 from services.compute.backends.names import Activation
-from services.compute.backends.shapes import ExpertsShape, KvShape
+from services.compute.backends.shapes import ExpertsShape
 from services.compute.backends.torch.experts import ExpertLoop, Router
 from services.compute.backends.torch.ops import TorchOps
 from services.compute.backends.weights import Dense, Stacked, Weight
@@ -168,19 +169,15 @@ class KernelOps(OneDnnOps):
         rotate_ = self._kernels.rotate_
         return lambda positions: lambda heads: rotate_(heads, cos, sin, positions)
 
-    def scatter(self, table: Tensor, places: Tensor, rows: Tensor) -> None:
-        """Write `rows` to the rows `places` of `table`."""
-        if table.dtype is torch.bfloat16:
-            self._kernels.write_rows(table, places, rows)
+    def store(self, layer: KvLayer, slots: Tensor, qkv: Tensor, rotation: Rotation | None = None) -> None:
+        """Rotate queries and keys in place, and write bfloat16 and int8 by our kernels."""
+        kv_format, shape, rows = layer.kv_format, layer.shape, rows_to_store(layer.shape, slots, qkv, rotation)
+        if kv_format.numbers is torch.bfloat16:
+            self._kernels.write_rows(layer.data.view(-1, shape.width), slots, rows)
+        elif kv_format.coding == INT8 and shape.head_dim <= MAX_HEAD_DIM:
+            self._kernels.write_codes(layer.data, slots, rows, 2 * shape.n_kv_heads, shape.head_dim, shape.block_tokens)
         else:
-            super().scatter(table, places, rows)
-
-    def scatter_codes(self, form: CodedNumbers, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
-        """Write `rows` as codes to the positions `slots` of a layer."""
-        if form.codes is not torch.int8 or shape.head_dim > MAX_HEAD_DIM:
-            super().scatter_codes(form, layer, shape, slots, rows)
-        else:
-            self._kernels.write_codes(layer, slots, rows, 2 * shape.n_kv_heads, shape.head_dim, shape.block_tokens)
+            kv_format.write(layer.data, shape, slots, rows)
 
     def gate(self, name: Activation) -> Elementwise:
         """Return act(gate) * up."""

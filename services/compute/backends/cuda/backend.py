@@ -21,7 +21,7 @@ from services.compute.backends.cuda.paged import PagedTriton
 from services.compute.backends.cuda.recorder import CudaRecorder, Recorder
 from services.compute.backends.cuda.transfers import PinnedTransfers
 from services.compute.backends.decodes import Decodes, Tokens
-from services.compute.backends.kv_format import CodedNumbers, KvFormat
+from services.compute.backends.kv_format import Coding, KvFormat
 from services.compute.backends.shapes import AttentionShape
 from services.compute.backends.torch.backend import TorchBackend
 from services.compute.backends.torch.gathering import PagedSdpa
@@ -66,9 +66,9 @@ class CudaBackend(TorchBackend):
         """Return our kernels over numbers of the backend's dtype."""
         return (lambda: PagedTriton(shape, self.dtype, self.device),) if numbers is self.dtype else ()
 
-    def over_codes(self, shape: AttentionShape, form: CodedNumbers) -> Sequence[Candidate]:
+    def over_codes(self, shape: AttentionShape, coding: Coding) -> Sequence[Candidate]:
         """Return our kernels over codes of 8 bits."""
-        return (lambda: PagedTriton(shape, self.dtype, self.device, form.codes),)
+        return (lambda: PagedTriton(shape, self.dtype, self.device, coding),)
 
     def replay_decodes(self, computations: Computations, tokens: Tokens | None) -> Decodes:
         """Return graphs of whole decodes; collectives of NCCL are a part of them."""

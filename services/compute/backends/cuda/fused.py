@@ -22,7 +22,6 @@ from services.compute.backends.base import (
     Ops,
     RmsNorm,
     Rope,
-    Rotation,
 )
 from services.compute.backends.batch import AdapterRows
 from services.compute.backends.cuda.codes import CodesLinear, PackedWeight, converts_float8, stays_codes
@@ -32,7 +31,9 @@ from services.compute.backends.cuda.low_rank import TritonLowRank
 from services.compute.backends.cuda.ops import CudaOps
 from services.compute.backends.cuda.small import TritonLogitShard, TritonRmsNorm, TritonRotation
 from services.compute.backends.draws import Chances
-from services.compute.backends.kv_format import CodedNumbers, find_kv_format
+from services.compute.backends.kv_cache import KvLayer, Rotation
+from services.compute.backends.kv_format import find_kv_format, plain_format
+from services.compute.backends.kv_formats import NAMES
 from services.compute.backends.names import Activation
 from services.compute.backends.shapes import ExpertRouting, ExpertsShape, KvShape
 from services.compute.backends.torch.experts import ExpertStack, Router
@@ -127,14 +128,17 @@ class TritonOps(CudaOps):
         """Write caches of codes by torch if ours are others."""
         shape, places = KvShape(16, 1, 16), torch.arange(len(rows), device=self._device)
         angles = torch.arange(40, dtype=torch.float32, device=self._device).view(5, 8)
-        for form in map(find_kv_format, ("int8", "fp8")):
-            found, exact = (form.allocate(1, shape, self._device) for _ in range(2))
-            heads = rows.clone().view(len(rows), 4, 16)
-            form.write_rotated(found, shape, places, heads, 3, self.rope(angles.cos(), angles.sin())(places), self)
-            reference = TorchOps(self._dtype, self._device)  # heads hold the keys as they were coded
-            form.write(exact, shape, places, heads[:, 2:].flatten(1), reference)
-            if not torch.equal(found, exact):
-                logger.warning("keys and values are coded by torch: codes in %s differ from the reference's", form.name)
+        for kv_format in map(find_kv_format, NAMES):
+            if kv_format.coding is None:
+                continue
+            ours, reference = (kv_format.allocate(1, shape, self._device) for _ in range(2))
+            qkv = rows.clone()
+            rotation = self.rope(angles.cos(), angles.sin())(places)
+            self.store(KvLayer(kv_format, shape, ours), places, qkv, rotation)
+            kv_format.write(reference, shape, places, qkv[:, -shape.width :])  # the keys as they were coded
+            if not torch.equal(ours, reference):
+                name = kv_format.name
+                logger.warning("keys and values are coded by torch: codes in %s differ from the reference's", name)
                 self._coder = None
                 return
 
@@ -170,35 +174,15 @@ class TritonOps(CudaOps):
         cos, sin = cos.contiguous(), sin.contiguous()
         return lambda positions: TritonRotation(self._kernels, cos, sin, positions)
 
-    def rotate_scatter(self, table: Tensor, slots: Tensor, heads: Tensor, n_rotated: int, rotation: Rotation) -> None:
-        """Rotate queries in place; write rotated keys, and values, to rows of `table`."""
-        if isinstance(rotation, TritonRotation):
-            rotation.scatter(table, slots, heads, n_rotated)
+    def store(self, layer: KvLayer, slots: Tensor, qkv: Tensor, rotation: Rotation | None = None) -> None:
+        """Rotate queries in place, and write rotated keys, and values, in one launch."""
+        kv_format, shape = layer.kv_format, layer.shape
+        if kv_format.coding is not None and self._coder is not None and isinstance(rotation, TritonRotation | None):
+            self._coder.store(kv_format.coding, layer.data, shape, slots, qkv, rotation)
+        elif kv_format.numbers is qkv.dtype and isinstance(rotation, TritonRotation):
+            rotation.store(layer.data.view(-1, shape.width), slots, qkv.view(len(qkv), -1, shape.head_dim))
         else:
-            super().rotate_scatter(table, slots, heads, n_rotated, rotation)
-
-    def scatter_codes(self, form: CodedNumbers, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
-        """Write `rows` as codes to the positions `slots` of a layer."""
-        if self._coder is None:
-            super().scatter_codes(form, layer, shape, slots, rows)
-        else:
-            self._coder.write(form, layer, shape, slots, rows.view(-1, 2 * shape.n_kv_heads, shape.head_dim))
-
-    def rotate_scatter_codes(
-        self,
-        form: CodedNumbers,
-        layer: Tensor,
-        shape: KvShape,
-        slots: Tensor,
-        heads: Tensor,
-        n_rotated: int,
-        rotation: Rotation,
-    ) -> None:
-        """Rotate the first `n_rotated` of `heads` in place, and write the last ones as codes to `slots`."""
-        if self._coder is not None and isinstance(rotation, TritonRotation):
-            self._coder.write(form, layer, shape, slots, heads, n_rotated, rotation)
-        else:
-            super().rotate_scatter_codes(form, layer, shape, slots, heads, n_rotated, rotation)
+            super().store(layer, slots, qkv, rotation)
 
     def gate(self, name: Activation) -> Elementwise:
         """Return act(gate) * up."""
@@ -262,9 +246,10 @@ def _computed(ops: Ops, x: Tensor) -> Tensor:
     total, normed = ops.add_norm(x.clone(), x.flip(0).contiguous(), 0.5, ops.rms_norm(weight, 1e-5))
     angles = torch.arange(8 * len(x), dtype=torch.float32, device=x.device).view(len(x), 8)
     places = torch.arange(len(x), device=x.device)
-    heads, table = x.clone().view(len(x), 4, 16), torch.zeros(len(x), 32, dtype=x.dtype, device=x.device)
-    ops.rotate_scatter(table, places, heads, 3, ops.rope(angles.cos(), angles.sin())(places))
+    qkv, table = x.clone(), torch.zeros(len(x), 32, dtype=x.dtype, device=x.device)
+    rotation = ops.rope(angles.cos(), angles.sin())(places)
+    ops.store(KvLayer(plain_format(x.dtype), KvShape(1, 1, 16), table), places, qkv, rotation)
     drawn = ops.logit_shard(0, x.shape[1]).sample(x.float(), Chances(torch.ones_like(weight)[: len(x)], places, places))
     ids = keys.token_ids_of(drawn).unsqueeze(-1)
-    parts = (total, normed, heads.view(len(x), -1)[:, :32], table, ops.gate("silu")(x), ids)
+    parts = (total, normed, qkv[:, :32], table, ops.gate("silu")(x), ids)
     return torch.cat([part.float() for part in parts], dim=-1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.compute.backends.cuda.small import TritonRotation, power_of_two
-from services.compute.backends.kv_format import CodedNumbers
+from services.compute.backends.kv_format import Coding
 from services.compute.backends.shapes import KvShape
 
 
@@ -19,21 +19,18 @@ class CodeWriter:
     def __init__(self, kernels: Any) -> None:
         self._kernels = kernels
 
-    def write(
+    def store(
         self,
-        form: CodedNumbers,
+        coding: Coding,
         layer: Tensor,
         shape: KvShape,
         slots: Tensor,
-        heads: Tensor,
-        n_rotated: int = 0,
-        rotation: TritonRotation | None = None,
+        qkv: Tensor,
+        rotation: TritonRotation | None,
     ) -> None:
-        """Write the last heads of the first rows of `heads` [n, n_heads, head_dim] to the positions `slots`.
-
-        The first `n_rotated` heads are rotated in place before.
-        """
-        n, n_heads, head_dim = heads.shape
+        """Write K and V of `qkv` [n_rows, heads of Q, K, V] to `slots` [n]; rotate queries and keys in place before."""
+        heads = qkv[: len(slots), -shape.width :] if rotation is None else qkv
+        n, n_heads, head_dim = len(heads), heads.shape[1] // shape.head_dim, shape.head_dim
         if not n:
             return
         cos, sin, positions = (heads, heads, slots) if rotation is None else rotation.angles
@@ -50,11 +47,11 @@ class CodeWriter:
             heads.stride(0),
             len(slots),
             1 / math.sqrt(part),
-            1 / form.largest,
-            largest=form.largest,
-            float8=form.codes is torch.float8_e4m3fn,
+            1 / coding.largest,
+            largest=coding.largest,
+            float8=coding.codes is torch.float8_e4m3fn,
             n_queries=n_heads - 2 * shape.n_kv_heads,
-            n_rotated=n_rotated,
+            n_rotated=0 if rotation is None else n_heads - shape.n_kv_heads,
             n_heads=n_heads,
             head_dim=head_dim,
             half=half,

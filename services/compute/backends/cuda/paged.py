@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from services.compute.backends.batch import StepBatch
 from services.compute.backends.cuda.small import power_of_two
 from services.compute.backends.kv_cache import KvCache
-from services.compute.backends.scaled_codes import rotated
+from services.compute.backends.kv_format import Coding, rotated
 from services.compute.backends.shapes import AttentionShape
 
 SPLIT_KEYS = 256  # keys of a decode's program: enough programs for one row, few parts to merge for many rows
@@ -70,9 +70,9 @@ class PagedTriton:
     """
 
     def __init__(
-        self, shape: AttentionShape, dtype: torch.dtype, device: torch.device, codes: torch.dtype | None = None
+        self, shape: AttentionShape, dtype: torch.dtype, device: torch.device, coding: Coding | None = None
     ) -> None:
-        """`codes`: the cache holds codes of this dtype, of 8 bits; None: numbers of `dtype`.
+        """`coding`: the cache holds such codes, of 8 bits; None: numbers of `dtype`.
 
         Raises ValueError for heads that the kernels do not support, ImportError without Triton.
         """
@@ -81,8 +81,8 @@ class PagedTriton:
 
         if shape.head_dim > _LARGEST_HEAD:
             raise ValueError(f"heads of {shape.head_dim} numbers are larger than {_LARGEST_HEAD}")
-        self._kernels, self._shape, self._codes = attention, shape, codes
-        self._blocking = Blocking.of(shape, dtype, coded=codes is not None)
+        self._kernels, self._shape, self._coding = attention, shape, coding
+        self._blocking = Blocking.of(shape, dtype, coded=coding is not None)
         self.tile_rows = self._blocking.tile_rows
         self._slopes = torch.tensor(shape.slopes, dtype=torch.float32, device=device)  # [n_heads] or [0]
         # What codes of keys are rotated by, times a factor that makes its numbers 1, -1 and 0.
@@ -134,7 +134,7 @@ class PagedTriton:
 
         Raises RuntimeError if a kernel cannot be compiled, or Triton's launcher, for which it calls a C compiler.
         """
-        if self._codes is not None:
+        if self._coding is not None:
             q = (q.reshape(-1, self._shape.head_dim) @ self._turns).view(q.shape)
         out = q.new_empty(q.shape)
         out[plan.n_rows :].zero_()
@@ -219,13 +219,13 @@ class PagedTriton:
     def _parts(self, cache: KvCache, layer: int) -> tuple[Tensor, Tensor]:
         """Return a layer as numbers or codes, and as the scales of codes."""
         numbers = cache.layers[layer]
-        if self._codes is None:
+        if self._coding is None:
             return numbers, numbers
-        return numbers.view(self._codes), numbers.view(torch.bfloat16)
+        return numbers.view(self._coding.codes), numbers.view(torch.bfloat16)
 
     def _common(self, cache: KvCache) -> dict[str, float]:
         """Return the arguments that both kernels have."""
-        coded = self._codes is not None
+        coded = self._coding is not None
         shape, blocking = self._shape, self._blocking
         return {
             "scale": shape.scale * (self._turned if coded else 1.0),

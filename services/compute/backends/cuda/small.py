@@ -76,10 +76,10 @@ class TritonRotation:
         """Rotate heads [n, n_heads, head_dim]."""
         self._launch(heads, heads, self._positions, 0, heads.shape[1], heads.shape[1])
 
-    def scatter(self, table: Tensor, slots: Tensor, heads: Tensor, n_rotated: int) -> None:
+    def store(self, table: Tensor, slots: Tensor, heads: Tensor) -> None:
         """Rotate the queries of `heads` [n, n_heads, head_dim]; write rotated keys, and values, to rows of `table`."""
-        n_queries = heads.shape[1] - table.shape[1] // heads.shape[2]
-        self._launch(heads, table, slots, len(slots), n_queries, n_rotated)
+        n_heads, n_kv = heads.shape[1], table.shape[1] // (2 * heads.shape[2])
+        self._launch(heads, table, slots, len(slots), n_heads - 2 * n_kv, n_heads - n_kv)
 
     def _launch(
         self, heads: Tensor, table: Tensor, slots: Tensor, n_written: int, n_queries: int, n_rotated: int

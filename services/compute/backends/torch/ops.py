@@ -22,11 +22,10 @@ from services.compute.backends.base import (
     PerHead,
     RmsNorm,
     Rope,
-    Rotation,
 )
-from services.compute.backends.kv_format import CodedNumbers
+from services.compute.backends.kv_cache import KvLayer, Rotation, rows_to_store
 from services.compute.backends.names import Activation
-from services.compute.backends.shapes import ExpertsShape, KvShape
+from services.compute.backends.shapes import ExpertsShape
 from services.compute.backends.torch.experts import ExpertStack, Router, TorchExperts, sigmoid
 from services.compute.backends.torch.logit_shard import TorchLogitShard
 from services.compute.backends.torch.low_rank import LinearPairs
@@ -151,32 +150,9 @@ class TorchOps:
 
         return at
 
-    def scatter(self, table: Tensor, places: Tensor, rows: Tensor) -> None:
-        """Write `rows` to the rows `places` of `table`."""
-        table.index_copy_(0, places, rows)
-
-    def rotate_scatter(self, table: Tensor, slots: Tensor, heads: Tensor, n_rotated: int, rotation: Rotation) -> None:
-        """Rotate the first `n_rotated` of `heads`, and write the last ones to the rows `slots` of `table`."""
-        rotation(heads[:, :n_rotated])
-        self.scatter(table, slots, heads.view(len(heads), -1)[: len(slots), -table.shape[1] :])
-
-    def scatter_codes(self, form: CodedNumbers, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
-        """Write `rows` as codes to the positions `slots` of a layer."""
-        form.put(layer, shape, slots, rows)
-
-    def rotate_scatter_codes(
-        self,
-        form: CodedNumbers,
-        layer: Tensor,
-        shape: KvShape,
-        slots: Tensor,
-        heads: Tensor,
-        n_rotated: int,
-        rotation: Rotation,
-    ) -> None:
-        """Rotate the first `n_rotated` of `heads` in place, and write the last ones as codes to `slots`."""
-        rotation(heads[:, :n_rotated])
-        self.scatter_codes(form, layer, shape, slots, heads.view(len(heads), -1)[: len(slots), -shape.width :])
+    def store(self, layer: KvLayer, slots: Tensor, qkv: Tensor, rotation: Rotation | None = None) -> None:
+        """Rotate queries and keys in place, and write as the format is defined."""
+        layer.kv_format.write(layer.data, layer.shape, slots, rows_to_store(layer.shape, slots, qkv, rotation))
 
     def activation(self, name: Activation) -> Elementwise:
         """Return the function of an activation."""

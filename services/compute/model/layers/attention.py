@@ -132,17 +132,12 @@ class AttentionLayer:
         # The view comes before the slice, because otherwise a single row would get another stride.
         qk = qkv.view(len(qkv), -1, self._head_dim)[:, : self._n_rotated]
         rotation = None if self._rotation is None else step.rotations[self._rotation]
-        slots, norm = step.batch.kv_slots, self._qk_norm
-        if norm is not None and not self._norm_last:
-            norm.normalise_(qk)
-        if rotation is not None and (norm is None or not self._norm_last):
-            step.cache.write_rotated(self._index, slots, qkv, self._n_rotated, rotation)
-        else:
-            if rotation is not None:
+        if self._qk_norm is not None:
+            if rotation is not None and self._norm_last:
                 rotation(qk)
-            if norm is not None and self._norm_last:
-                norm.normalise_(qk)
-            step.cache.write(self._index, slots, qkv[: len(slots), self._q_size :])
+                rotation = None
+            self._qk_norm.normalise_(qk)
+        step.cache.store(self._index, step.batch.kv_slots, qkv, rotation)
         if self._scaling is not None:
             step.rotations[self._scaling](qk[:, : self._n_q])
         return qkv[:, : self._q_size]

@@ -56,7 +56,7 @@ class LatentAttention:
         heads[:, -1, sizes.rope_dim :] = self._latent_norm(stored[:, : sizes.rank].contiguous())
         slots = step.batch.kv_slots
         keys = heads[: len(slots), -1]
-        step.cache.write(self._index, slots, torch.cat((keys, keys), dim=-1))
+        step.cache.store(self._index, slots, torch.cat((keys, keys), dim=-1))
         return heads[:, :-1].flatten(1)
 
     def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:

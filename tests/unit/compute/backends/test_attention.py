@@ -11,9 +11,8 @@ from services.compute.backends.batch import StepBatch
 from services.compute.backends.choice import check_attention, choose_attention
 from services.compute.backends.cpu.attention import PagedAmx, PagedInt8, PagedVectors
 from services.compute.backends.kv_cache import KvCache
-from services.compute.backends.kv_format import plain_format
+from services.compute.backends.kv_format import Coding, ScaledCodes, plain_format
 from services.compute.backends.opening import open_backend
-from services.compute.backends.scaled_codes import ScaledCodes
 from services.compute.backends.shapes import AttentionShape, KvShape
 from services.compute.backends.torch.attention import ReferenceAttention
 from services.compute.backends.torch.gathering import PagedSdpa
@@ -131,7 +130,7 @@ def test_no_right_backend_is_an_error() -> None:
 def test_kernels_are_chosen_by_codes_and_not_by_the_name_of_a_format(
     dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
-    eight, other = (ScaledCodes("unnamed", codes, 127.0) for codes in (torch.int8, torch.float8_e4m3fn))
+    eight, other = (ScaledCodes("unnamed", Coding(codes, 127.0)) for codes in (torch.int8, torch.float8_e4m3fn))
     assert type(open_backend(dtype, CPU, eight).attention(SHAPE)) is PagedInt8
     assert type(open_backend(dtype, CPU, plain_format(dtype)).attention(SHAPE)) in {PagedVectors, PagedAmx}
     assert "dequantizes keys" not in caplog.text

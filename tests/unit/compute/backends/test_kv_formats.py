@@ -39,7 +39,7 @@ def test_written_rows_are_read_back_and_other_rows_are_unchanged(name: str, dtyp
     cache, everything = cache_of(name, dtype), torch.arange((N_BLOCKS + 1) * SHAPE.block_tokens)
     assert not cache.gather(1, everything).any()
     slots, rows = torch.tensor([70, 16, 33]), rows_of(3, dtype)
-    cache.write(1, slots, rows)
+    cache.store(1, slots, rows)
     found = cache.gather(1, slots)
     assert found.dtype is dtype
     assert ((found - rows).abs().amax(-1) <= PRECISION.get(name, 2e-2) * rows.abs().amax(-1)).all()
@@ -51,19 +51,34 @@ def test_written_rows_are_read_back_and_other_rows_are_unchanged(name: str, dtyp
     assert not cache.gather(0, everything).any()
 
 
+@computed_in
+def test_a_device_stores_rotated_keys_as_the_format_defines(name: str, dtype: torch.dtype) -> None:
+    """Rows of Q, K and V; the last row has no position."""
+    cache, kv_format, ops = cache_of(name, dtype), find_kv_format(name), open_backend(dtype, CPU).ops
+    qkv = torch.randn(4, 3 * 32 + SHAPE.width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    slots, angles = torch.tensor([70, 16, 33]), torch.arange(48, dtype=torch.float32).view(4, 12)
+    rotation, rotated = ops.rope(angles.cos(), angles.sin())(torch.arange(4)), qkv.clone()
+    rotation(rotated.view(4, -1, 32)[:, :5])
+    cache.store(1, slots, qkv, rotation)
+    assert torch.equal(qkv[:, : 3 * 32], rotated[:, : 3 * 32]), "queries"
+    defined = kv_format.allocate(N_BLOCKS + 1, SHAPE, CPU)
+    kv_format.write(defined, SHAPE, slots, rotated[:3, -SHAPE.width :])
+    assert torch.equal(cache.layers[1], defined)
+
+
 def test_a_token_takes_the_bytes_that_are_promised(name: str) -> None:
     cache = cache_of(name, torch.bfloat16)
+    token = kv_formats.token_bytes(name, SHAPE.n_kv_heads, SHAPE.head_dim)
     for layer in cache.layers:
         assert (layer.is_contiguous(), len(layer)) == (True, N_BLOCKS + 1)
-        assert layer.nbytes == (N_BLOCKS + 1) * SHAPE.block_tokens * cache.kv_format.token_bytes(SHAPE)
-    assert kv_formats.token_bytes(name, SHAPE.n_kv_heads, SHAPE.head_dim) == cache.kv_format.token_bytes(SHAPE)
+        assert layer.nbytes == (N_BLOCKS + 1) * SHAPE.block_tokens * token
 
 
 def test_blocks_that_another_worker_gets_read_the_same(name: str) -> None:
     here, there = cache_of(name, torch.bfloat16), cache_of(name, torch.bfloat16)
     slots = torch.arange(SHAPE.block_tokens, (N_BLOCKS + 1) * SHAPE.block_tokens)
     for layer in range(N_LAYERS):
-        here.write(layer, slots, rows_of(len(slots), torch.bfloat16))
+        here.store(layer, slots, rows_of(len(slots), torch.bfloat16))
     staging = memoryview(bytearray(here.layers[0][0].nbytes * N_LAYERS * 2))
     for cache, blocks, out in ((here, [2, 4], True), (there, [3, 1], False)):
         BlockCopier(cache.layers, staging).copy(CopyOrder(out, np.array(blocks)))
@@ -87,5 +102,5 @@ def test_a_backend_attends_over_every_kv_format(name: str, dtype: torch.dtype, s
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_eight_bits_take_at_least_45_percent_less_than_bfloat16(name: str, head_dim: int) -> None:
     if name in ("int8", "fp8"):
-        shape = KvShape(16, 2, head_dim)
-        assert find_kv_format(name).token_bytes(shape) <= 0.55 * find_kv_format("bfloat16").token_bytes(shape)
+        eight_bits, plain = (kv_formats.token_bytes(kv_format, 2, head_dim) for kv_format in (name, "bfloat16"))
+        assert eight_bits <= 0.55 * plain

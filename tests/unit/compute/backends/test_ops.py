@@ -10,8 +10,10 @@ from torch import Tensor
 
 from services.compute.backends.base import Expert, ModelBackend, Ops
 from services.compute.backends.cpu.backend import OneDnnBackend
+from services.compute.backends.kv_cache import KvLayer
+from services.compute.backends.kv_format import plain_format
 from services.compute.backends.opening import open_backend
-from services.compute.backends.shapes import ExpertRouting, ExpertsShape
+from services.compute.backends.shapes import ExpertRouting, ExpertsShape, KvShape
 from services.compute.backends.torch.ops import TorchOps
 from services.compute.backends.weights import Dense, Stacked
 
@@ -48,11 +50,12 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
         rope(positions)(out)
         return out
 
-    def written(x: Tensor, positions: Tensor) -> Tensor:
-        table = torch.zeros(2 * N_ROWS, SIZE, dtype=dtype, device=device)
-        ops.scatter(table, positions + BLOCK_SIZE, x)
+    def stored(x: Tensor, positions: Tensor) -> Tensor:
+        shape, qkv = KvShape(1, 2, HEAD_DIM), x.clone()
+        table = torch.zeros(2 * N_ROWS, shape.width, dtype=dtype, device=device)
+        ops.store(KvLayer(plain_format(dtype), shape, table), positions + BLOCK_SIZE, qkv, rope(positions))
         assert not table[:BLOCK_SIZE].any()
-        return table[positions + BLOCK_SIZE]
+        return torch.cat((qkv[:, : -shape.width], table[positions + BLOCK_SIZE]), dim=1)
 
     # Of so many terms that oneDNN sums them by the number of rows, were it allowed to.
     weight = Stacked((Dense(normal(30, 3 * SIZE)), Dense(normal(66, 3 * SIZE))))
@@ -80,7 +83,7 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
         "rms norm of heads": lambda x, _: head_norm(heads(x)),
         "layer norm": lambda x, _: layer_norm(x),
         "rope": rotated,
-        "scatter": written,
+        "store": stored,
         "experts, half of them another rank's": lambda x, _: experts(x, x[:, :8]),
         "experts in groups": lambda x, _: grouped(x, x[:, :8]),
         "sigmoid": lambda x, _: ops.sigmoid(x[:, :1]),

@@ -52,7 +52,7 @@ def lay_out(case: Case, dtype: torch.dtype) -> Data:
     for index, (rows, keys) in enumerate(case.work):
         tables[index, : counts[index]] = torch.tensor([order.pop() for _ in range(counts[index])])
         written = normal(case.seed + index, keys, shape.width, dtype=dtype)
-        INT8.put(cache, shape, slots_of(tables[index], keys, case), written)
+        INT8.write(cache, shape, slots_of(tables[index], keys, case), written)
         starts.append(starts[-1] + rows)
     width = case.n_kv * case.group * case.head_dim
     q = normal(case.seed + 50, starts[-1], width + 64, dtype=dtype)[:, 32 : 32 + width]
@@ -108,7 +108,7 @@ def test_non_finite_values_reach_only_rows_that_read_their_block(kind: Kind) -> 
     expected = attend(kind.kernels, case, data).view(3, 4, 64)
     row = normal(case.seed, 40, shape.width, dtype=kind.dtype)[20:21]
     row[0, shape.width // 2 + 64 + 7] = torch.nan  # second head's value
-    INT8.put(data.cache, shape, slots_of(data.tables[0], 40, case)[20:21], row)
+    INT8.write(data.cache, shape, slots_of(data.tables[0], 40, case)[20:21], row)
     data.q[1, 70] = torch.nan
     found = attend(kind.kernels, case, data).view(3, 4, 64)
     wrong = torch.tensor([[False, False, True, True], [False, True, False, False], [False] * 4])
@@ -124,7 +124,7 @@ def test_rows_are_written_like_torch(kernels: Bfloat16Kernels, n: int, head_dim:
     rows *= sizes[torch.arange(n) % 5].unsqueeze(1).bfloat16()
     slots = torch.randperm(6 * 16, generator=torch.Generator().manual_seed(n))[:n] + 16
     expected, found = (INT8.allocate(8, shape, block) for _ in range(2))
-    INT8.put(expected, shape, slots, rows)
+    INT8.write(expected, shape, slots, rows)
     kernels.write_codes(found, slots, rows, 2 * shape.n_kv_heads, head_dim, 16)
     assert torch.equal(found, expected)
 

@@ -1,6 +1,6 @@
 """Keys and values on their way to a cache of 8-bit codes, in Triton: rotated, coded and written by one launch.
 
-The codes and scales are those of `ScaledCodes.put`, bit by bit: the same float32 operations in the same order, which is
+The codes and scales are those of `ScaledCodes.write`, bit by bit: the same float32 operations in the same order, which is
 why the launch forbids fused multiply-adds, and roundings made of additions and of integers, which no device rounds in
 another way. So an 8-bit float is stored by GPUs that have no instruction for it, too.
 """
