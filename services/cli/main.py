@@ -21,14 +21,11 @@ from services.cli.kube.commands import kube
 from services.cli.stack.default_model import ChosenModel, default_model
 from services.cli.stack.options import HOST, StackOptions, named_folder, read_engine_args
 from services.cli.stack.state import read_state
+from services.common.worker_options import Dtype, EngineName, KvDtype, Quantization
 
 _DOWN_S = 60.0
 
 
-Dtype = Literal["auto", "float32", "bfloat16"]
-EngineName = Literal["native", "vllm"]
-KvDtype = Literal["auto", "bf16", "int8", "fp8"]
-Quantization = Literal["auto", "int8", "int4", "none"]
 TrainedQuantization = Literal["none", "nf4"]
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from services.common.adapters import check_name, check_path
 from services.common.settings import CommaList, ServiceSettings
+from services.common.worker_options import Dtype, EngineName, KvDtype, Quantization
 
 
 class WorkerSettings(ServiceSettings):
@@ -23,7 +24,7 @@ class WorkerSettings(ServiceSettings):
         "owner/name:Q4_K_M chooses among GGUF files",
     )
     revision: str = Field("", description="Branch, tag or commit of a hub id; HF_TOKEN and HF_HUB_OFFLINE are honoured")
-    engine: Literal["native", "vllm"] = Field("native", description="What computes: our own engine, or vLLM")
+    engine: EngineName = Field("native", description="What computes: our own engine, or vLLM")
     engine_args: dict[str, Any] = Field(
         {}, description='Arguments of vLLM\'s EngineArgs: a JSON object such as {"gpu_memory_utilization": 0.8}'
     )
@@ -38,8 +39,8 @@ class WorkerSettings(ServiceSettings):
         "", description="The name clients use; default: the folder's, file's or repository's"
     )
     tensor_parallel: int = Field(1, ge=1, le=64)
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    quantization: Literal["auto", "int8", "int4", "none"] = Field(
+    dtype: Dtype = "auto"
+    quantization: Quantization = Field(
         "auto",
         description="Rounds weights that are stored unquantized while they load: int8 or int4 (where tables "
         "and head are int8), with a scale per 32 inputs; auto and none: as they are stored",
@@ -51,7 +52,7 @@ class WorkerSettings(ServiceSettings):
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Share of a GPU's memory for weights, the largest step and the KV cache"
     )
-    kv_dtype: Literal["auto", "bf16", "int8", "fp8"] = Field(
+    kv_dtype: KvDtype = Field(
         "auto",
         description="Numbers of the KV cache: auto (the dtype), bf16, int8 (about half the memory of bf16), "
         "fp8 (as int8; on GPUs)",

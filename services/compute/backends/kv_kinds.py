@@ -16,12 +16,12 @@ class Plain:
     """Numbers of one dtype, torch's of that name."""
 
     dtype: str
-    number_bytes: int
+    bits: int
 
     @property
     def size(self) -> KvSize:
         """The bytes of a token's numbers."""
-        return KvSize(self.number_bytes)
+        return KvSize(self.bits)
 
     def open(self) -> PlainNumbers:
         """Return the format. It imports torch."""
@@ -34,16 +34,17 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Codes of 8 bits of one dtype, torch's of that name, with a scale for each token and head."""
+    """Codes of one dtype, torch's of that name, with a scale for each token and head."""
 
     name: str
     codes: str
+    bits: int
     largest: float  # code
 
     @property
     def size(self) -> KvSize:
         """The bytes of a token's codes, and of its scales in bfloat16."""
-        return KvSize(1, head=2)
+        return KvSize(self.bits, head=2)
 
     def open(self) -> ScaledCodes:
         """Return the format. It imports torch."""

@@ -41,9 +41,9 @@ class KvShape:
 
 @dataclass(frozen=True, slots=True)
 class KvSize:
-    """Bytes in the cache."""
+    """What the cache holds of a token."""
 
-    number: int
+    bits: int  # per number
     head: int = 0  # bytes stored with the numbers of a token's head of K or V
 
 

@@ -49,7 +49,7 @@ class CodeWriter:
             1 / math.sqrt(part),
             1 / coding.largest,
             largest=coding.largest,
-            float8=coding.codes is torch.float8_e4m3fn,
+            codes_dtype=str(coding.codes).removeprefix("torch."),
             n_queries=n_heads - 2 * shape.n_kv_heads,
             n_rotated=0 if rotation is None else n_heads - shape.n_kv_heads,
             n_heads=n_heads,

@@ -16,4 +16,4 @@ NAMES = tuple(SIZES)
 def token_bytes(name: str, n_kv_heads: int, head_dim: int) -> int:
     """Return the bytes of a token in a layer."""
     size = SIZES[name]
-    return 2 * n_kv_heads * (head_dim * size.number + size.head)
+    return 2 * n_kv_heads * (head_dim * size.bits // 8 + size.head)

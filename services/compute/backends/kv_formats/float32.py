@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from services.compute.backends.kv_kinds import Plain
 
-FORMAT = Plain("float32", 4)
+FORMAT = Plain("float32", 32)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from services.compute.backends.kv_kinds import Coded
 
-FORMAT = Coded("fp8", "float8_e4m3fn", 448.0)
+FORMAT = Coded("fp8", "float8_e4m3fn", 8, 448.0)

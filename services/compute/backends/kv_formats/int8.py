@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from services.compute.backends.kv_kinds import Coded
 
-FORMAT = Coded("int8", "int8", 127.0)
+FORMAT = Coded("int8", "int8", 8, 127.0)

@@ -1,8 +1,8 @@
 """Keys and values on their way to a cache of 8-bit codes, in Triton: rotated, coded and written by one launch.
 
-The codes and scales are those of `ScaledCodes.write`, bit by bit: the same float32 operations in the same order, which is
-why the launch forbids fused multiply-adds, and roundings made of additions and of integers, which no device rounds in
-another way. So an 8-bit float is stored by GPUs that have no instruction for it, too.
+The codes and scales are those of `ScaledCodes.write`, bit by bit: the same float32 operations in the same order. So the
+launch forbids fused multiply-adds, and roundings are made of additions and of integers, which no device rounds in
+another way; an 8-bit float is stored by GPUs that have no instruction for it, too.
 """
 
 import triton
@@ -41,9 +41,9 @@ def _scale(x, per_code):
 
 
 @triton.jit
-def _code(x, float8: tl.constexpr):
+def _code(x, dtype: tl.constexpr):
     """The nearest codes of numbers that are no larger than the largest code, half to even: bytes in int32."""
-    if float8:
+    if dtype == "float8_e4m3fn":
         exponent = x.to(tl.int32, bitcast=True) & _EXPONENT
         exponent = tl.maximum(exponent, _LEAST_EXPONENT)
         # 1.5 * 2^23 steps of the codes beside `x`, which are an eighth of its power of two.
@@ -69,7 +69,7 @@ def write(
     factor,  # factor of a key before it is spread
     per_code,  # 1 / largest
     largest: tl.constexpr,
-    float8: tl.constexpr,
+    codes_dtype: tl.constexpr,
     n_queries: tl.constexpr,
     n_rotated: tl.constexpr,
     n_heads: tl.constexpr,
@@ -108,5 +108,5 @@ def write(
         block, place = slot // block_tokens, slot % block_tokens
         run: tl.constexpr = block_tokens * (head_dim + 2)
         start = (block * (n_heads - n_queries) + head - n_queries) * run
-        tl.store(codes + start + place * head_dim + dims, _code(scaled, float8).to(tl.int8), mask=real)
+        tl.store(codes + start + place * head_dim + dims, _code(scaled, codes_dtype).to(tl.int8), mask=real)
         tl.store(scales + (start + block_tokens * head_dim) // 2 + place, (bits >> 16).to(tl.int16))

@@ -1,0 +1,10 @@
+"""Values of a worker's settings that are options of `ryzanstein up`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+EngineName = Literal["native", "vllm"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+KvDtype = Literal["auto", "bf16", "int8", "fp8"]
+Quantization = Literal["auto", "int8", "int4", "none"]
