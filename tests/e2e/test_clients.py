@@ -27,6 +27,10 @@ WANTED = {
 }
 
 
+# Their packages are among those of the tests, so that they run without a wish.
+OFFICIAL = ("anthropic", "openai-python", "openai-responses")
+
+
 def asked_for(names: list[str]) -> list[object]:
     """The clients, but for those that nobody has asked for."""
     skip = pytest.mark.skip(reason="public clients are installed on request: RYZANSTEIN_TEST_CLIENTS=all")
@@ -56,6 +60,11 @@ def test_names_are_known() -> None:
 def test_the_table_of_clients_has_every_folder() -> None:
     table = tomllib.loads((CLIENTS.parents[2] / "docs" / "reference" / "clients.toml").read_text())["client"]
     assert {client["folder"] for client in table if "folder" in client} == set(PYTHON + NODE)
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_an_official_client(stack: RunningStack, name: str) -> None:
+    run(sys.executable, CLIENTS / name / "talk.py", stack.url)
 
 
 @pytest.mark.parametrize("name", asked_for(PYTHON))

@@ -10,11 +10,9 @@ from typing import Any
 import httpx
 import jsonschema
 import msgspec
-import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
 from websockets.sync.client import connect
 
 from tests.stack import RunningStack
@@ -184,23 +182,6 @@ def test_streams_are_the_whole_answer_in_rest_and_websocket(client: httpx.Client
         while (message := json.loads(socket.recv(30)))["type"] != "done":
             texts.append(message.get("text", ""))
     assert "".join(texts) == whole
-
-
-class Person(BaseModel):
-    name: str = Field(max_length=40)  # the bundled model may go on with a name for ever
-    age: int = Field(ge=0, le=150)
-
-
-def test_the_official_client_parses(stack: RunningStack) -> None:
-    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0) as official:
-        answer = official.chat.completions.parse(
-            model="ryzanstein-tiny",
-            messages=[{"role": "user", "content": "Who?"}],
-            response_format=Person,
-            max_completion_tokens=1500,
-            seed=3,
-        )
-    assert isinstance(answer.choices[0].message.parsed, Person)
 
 
 @pytest.mark.parametrize(

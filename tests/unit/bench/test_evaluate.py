@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.evaluate import start_token
-from bench.evaluation.formats import Row, find_rows
-from bench.evaluation.metrics import compare, divergence
+from bench.evaluation.formats import Row
+from bench.evaluation.metrics import compare
 from bench.evaluation.offline import cut_prompts, score_offline
 from bench.evaluation.report import render, replace_between
-from bench.evaluation.served import Position, ScoredDocument, read_position
+from bench.evaluation.served import Position, ScoredDocument
 from bench.evaluation.text import Document, cut
 from services.worker.settings import WorkerSettings
 from tests.models import BUNDLED_MODEL
@@ -37,22 +37,6 @@ def test_windows_score_every_token_but_the_first_once(n: int, context: int, stri
     assert all(window.first >= context - stride for window in windows[1:])
 
 
-def test_divergence_is_zero_only_between_equals() -> None:
-    assert divergence(position(0.5, 0.3), position(0.5, 0.3)) == pytest.approx(0)
-    assert divergence(position(0.5, 0.3), position(0.4, 0.4)) > 0.01
-
-
-def test_divergence_merges_tokens_reported_by_one_side_only() -> None:
-    one_sided = Position(math.log(0.5), 0, {0: math.log(0.5), 7: math.log(0.2)})
-    expected = 0.5 * math.log(0.5 / 0.4) + 0.5 * math.log(0.5 / 0.6)
-    assert divergence(one_sided, position(0.4, 0.4)) == pytest.approx(expected)
-
-
-def test_of_equally_likely_tokens_the_first_listed_token_is_the_best() -> None:
-    entries = {"5": {"logprob": -0.7, "rank": 1}, "3": {"logprob": -0.7, "rank": 1}, "9": {"logprob": -2.0, "rank": 3}}
-    assert read_position(5, entries).best == 3
-
-
 def scored(name: str, *positions: Position) -> ScoredDocument:
     return ScoredDocument(Document(name, "library", "x" * 4 * len(positions)), positions)
 
@@ -67,12 +51,6 @@ def test_measures_weigh_tokens_and_intervals_draw_documents() -> None:
     assert result.top1_agreement.value == 0.25
     # Two documents: some draws hold only the first, some only the second.
     assert result.perplexity_ratio.interval == pytest.approx((1, 2))
-
-
-def test_one_document_has_no_interval() -> None:
-    result = compare([scored("a", position(0.5))], [scored("a", position(0.5))])
-    assert result.perplexity.interval is None
-    assert result.perplexity_ratio.value == 1
 
 
 def reference_nats(context: int) -> float:
@@ -108,14 +86,3 @@ def test_a_page_gets_the_table_between_its_marks(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="no marks <!-- formats of y -->"):
         replace_between(page, "formats of y", table)
-
-
-def test_an_unknown_format_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--format int3: allowed: bf16, f32, int8, int8-g32, int4-rtn"):
-        find_rows(["int3"], [], BUNDLED_MODEL, None, tmp_path, ())
-    with pytest.raises(ValueError, match="--format stored: give --stored"):
-        find_rows(["stored"], [], BUNDLED_MODEL, None, tmp_path, ())
-    assert [row.kv_format for row in find_rows(["bf16"], ["int8"], BUNDLED_MODEL, None, tmp_path, ())] == [
-        "auto",
-        "int8",
-    ]

@@ -4,12 +4,10 @@ from itertools import islice
 
 import httpx
 import pytest
-import typer
 
-from bench.soak import seconds_of
 from bench.soaking.faults import Fault, FaultKind, schedule
 from bench.soaking.load import Served, ask, make_cases
-from bench.soaking.memory import Sample, growth, slope
+from bench.soaking.memory import Sample, growth
 from bench.soaking.texts import Answer, Difference, difference
 from bench.soaking.verdict import FaultRecord, judge
 
@@ -87,19 +85,6 @@ def test_an_error_a_wrong_answer_an_unrecovered_fault_or_no_request_fails(
     assert not judge(60, answers, [EXPECTED], faults, []).passed
 
 
-def test_cases_are_fixed_by_the_seed_and_distinct() -> None:
-    assert make_cases(16, 8, seed=1) == make_cases(16, 8, seed=1)
-    assert len({case.prompt for case in make_cases(16, 8, seed=1)}) == 16
-
-
-def test_a_restart_is_no_growth_and_hides_no_growth() -> None:
-    flat = [[(t, 100.0) for t in range(60)], [(t, 40.0) for t in range(100, 160)]]
-    growing = [[(t, 100 + t / 3_600) for t in range(60)], [(t, 40 + t / 3_600) for t in range(100, 160)]]
-    assert slope(flat) == pytest.approx(0)
-    assert slope(growing) == pytest.approx(1)
-    assert slope([[(5.0, 1.0)]]) is None
-
-
 def _private_mib(age: float) -> float:
     return 100 + min(age, 30) * 2 + age / 100
 
@@ -116,14 +101,3 @@ def test_growth_leaves_the_warm_up_out_and_counts_lives() -> None:
     assert (row.kind, row.lives, row.observed_s) == ("gateway", 2, 140)
     assert row.mib_per_hour == pytest.approx(36, rel=1e-3)
     assert row.last_mib == 202
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("20", 20), ("20s", 20), ("1.5m", 90)])
-def test_durations(text: str, seconds: float) -> None:
-    assert seconds_of(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "soon", "0s", "-3"])
-def test_malformed_durations_are_rejected(text: str) -> None:
-    with pytest.raises(typer.BadParameter):
-        seconds_of(text)

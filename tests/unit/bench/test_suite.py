@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.reading import higher, lower, read_readings, write_readings
+from bench.reading import lower, write_readings
 from bench.suite import rounds
-from bench.suite.machine import commit
 from bench.suite.rounds import BenchError, gather, run_round
-from bench.suite.steps import STEPS, Step, chosen, turned
+from bench.suite.steps import Step
 from services.cli.benchmarks.results import Better, Results, read_results, readable
 from tests.stack import ryzanstein
 
@@ -54,11 +52,6 @@ def test_a_run_records_its_commit_and_machine(results: Results) -> None:
     assert results.versions["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
-def test_a_run_without_git_has_an_unknown_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert commit() == "unknown"
-
-
 def test_the_page_shows_every_metric(written: Path, results: Results) -> None:
     page = written.with_suffix(".md").read_text()
     for name, metric in results.metrics.items():
@@ -69,14 +62,6 @@ def test_a_run_compares_equal_with_its_own_file(written: Path, tmp_path: Path) -
     compared = ryzanstein("bench", "compare", str(written), str(written), runtime_dir=tmp_path)
     assert compared.returncode == 0, compared.stderr
     assert compared.stdout.strip().endswith("same")
-
-
-def test_every_step_is_a_bench_that_hands_readings_back() -> None:
-    for module in {step.module for step in STEPS}:
-        found = importlib.util.find_spec(module)
-        assert found is not None
-        assert found.origin is not None
-        assert '"--json"' in Path(found.origin).read_text()
 
 
 async def test_a_bench_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
@@ -103,23 +88,6 @@ def started_by(folder: Path) -> list[list[str]]:
             if process.environ().get("STARTED_BY") == str(folder):
                 found.append(process.cmdline())
     return found
-
-
-def test_every_step_is_first_once() -> None:
-    firsts = [turned(STEPS, number)[0] for number in range(len(STEPS))]
-    assert firsts == list(STEPS)
-    assert all(set(turned(STEPS, number)) == set(STEPS) for number in range(7))
-
-
-def test_an_unknown_bench_is_rejected_with_the_known_names() -> None:
-    with pytest.raises(ValueError, match="no bench called quick; there are scheduler, coordinator"):
-        chosen(["quick"])
-
-
-def test_readings_survive_the_file(tmp_path: Path) -> None:
-    readings = [lower("a/b", 0.1, "ms"), higher("a/c", 2.0, "tokens/s")]
-    write_readings(tmp_path / "readings.json", readings)
-    assert read_readings(tmp_path / "readings.json") == readings
 
 
 def test_two_readings_of_one_name_are_refused(tmp_path: Path) -> None:

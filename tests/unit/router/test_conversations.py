@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from services.router.policies import make_policy
+from services.router.policies.registry import PolicyName
 from services.router.snapshot import Query, hash64, matched_at, why_not_for
 from tests.unit.router.fleets import Lab
 
@@ -41,10 +42,18 @@ class SimulatedWorker:
 class Simulation:
     """Clients in a closed loop; one tenant of eight starts half of the conversations."""
 
-    def __init__(self, seed: int, n_workers: int, n_clients: int, blind: float = 0.0, answer: int = ANSWER) -> None:
+    def __init__(
+        self,
+        seed: int,
+        n_workers: int,
+        n_clients: int,
+        blind: float = 0.0,
+        answer: int = ANSWER,
+        policy: PolicyName = "cost",
+    ) -> None:
         """`blind`: the share of requests whose look-up times out; `answer`: tokens of each answer."""
         self.blind, self.answer = blind, answer
-        self.random, self.lab, self.policy = random.Random(seed), Lab(), make_policy("cost")
+        self.random, self.lab, self.policy = random.Random(seed), Lab(), make_policy(policy)
         self.workers = {f"worker-{i}": SimulatedWorker() for i in range(n_workers)}
         self.clients = [Client() for _ in range(n_clients)]
         self.bindings: dict[str, str] = {}
@@ -157,6 +166,16 @@ def test_the_fleet_is_even_when_lookups_fail_now_and_then() -> None:
     kept, imbalance = simulation.measure(60)
     assert kept > 0.95
     assert imbalance < 0.05
+
+
+@pytest.mark.parametrize(
+    ("policy", "even"), [("least_loaded", True), ("round_robin", True), ("weighted", True), ("session_hash", False)]
+)
+def test_policies_without_affinity_are_even_and_hashed_sessions_are_not(policy: PolicyName, even: bool) -> None:
+    simulation = Simulation(1, 3, 24, policy=policy)
+    simulation.run(20)
+    _, imbalance = simulation.measure(30)
+    assert (imbalance < 0.05) == even
 
 
 @pytest.mark.parametrize(("n_workers", "seed"), [(2, 1), (8, 3)])
