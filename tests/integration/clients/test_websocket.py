@@ -114,15 +114,6 @@ async def test_many_streams_lose_all_their_connections_at_once(gateway: Served) 
         assert len(gateway.stack.workers[0].submits) == 20
 
 
-async def test_slow_reader_gets_every_chunk(gateway: Served) -> None:
-    async with WebSocketClient(gateway.http.ws, SOON) as client:
-        chunks = []
-        async for chunk in client.stream_completion(PROMPT, seed=4, max_tokens=COUNT):
-            chunks.append(chunk)
-            await asyncio.sleep(0.02)
-        assert_whole(chunks)
-
-
 async def test_a_server_that_does_not_come_back_interrupts(gateway: Served) -> None:
     async with WebSocketClient(gateway.http.ws, SOON) as client:
         gateway.http.cuts = [800, *[0] * 20]
