@@ -221,23 +221,6 @@ async def test_prompt_logprobs_in_vllms_shape(stack: Stack) -> None:
     assert [next(iter(entry)) for entry in scored[1:]] == [str(token_id) for token_id in ids[1:]]
 
 
-async def test_multi_part_content_is_joined_into_a_single_text(stack: Stack) -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    await stack.client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": parts}], max_tokens=1)
-    prompt = byte_level().decode(list(last_submit(stack).prompt_ids), skip_special_tokens=False)
-    assert prompt == "<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n"
-
-
-async def test_a_final_message_can_be_continued(stack: Stack) -> None:
-    body = {
-        "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Once upon"}],
-        "add_generation_prompt": False, "continue_final_message": True, "max_tokens": 1,
-    }  # fmt: skip
-    assert (await stack.http.post("/v1/chat/completions", json=body)).status_code == 200
-    prompt = byte_level().decode(list(last_submit(stack).prompt_ids), skip_special_tokens=False)
-    assert prompt.endswith("<|im_start|>assistant\nOnce upon")
-
-
 async def test_the_session_comes_from_header_field_or_user(stack: Stack) -> None:
     for headers, fields, session in (
         ({"x-session-id": "h"}, {"session_id": "s", "user": "u"}, "h"),

@@ -20,7 +20,7 @@ from services.common.rpc import open_channel
 from services.gateway.api.fields import advisory_fields, neutral_values
 from services.gateway.api.ignored import IGNORED_HEADER
 from services.gateway.api.schema import ChatBody, CompletionBody, Message
-from tests.integration.gateway.fleet import Fault, Worker
+from tests.integration.gateway.fleet import MODEL, Fault, Worker
 from tests.integration.gateway.gateways import Stack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 

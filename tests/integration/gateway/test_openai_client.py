@@ -1,4 +1,4 @@
-"""The official client, streaming and not, asynchronous and not."""
+"""The official client, streaming and not."""
 
 from __future__ import annotations
 
@@ -19,13 +19,6 @@ def expected_text(prompt: str, seed: int, count: int) -> str:
     tokenizer = byte_level()
     ids = tokenizer.encode(prompt).ids
     return tokenizer.decode([scripted_token(ids, seed, position) for position in range(count)])
-
-
-async def test_models_are_listed() -> None:
-    async with running_stack() as stack:
-        models = [model async for model in stack.client.models.list()]
-        assert [model.id for model in models] == [MODEL]
-        assert (await stack.client.models.retrieve(MODEL)).id == MODEL
 
 
 async def test_a_whole_completion() -> None:
@@ -67,17 +60,6 @@ async def test_chat_streamed_and_whole_are_equal() -> None:
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nnaïve 🙂?<|im_end|>\n<|im_start|>assistant\n"
         )
         assert whole.choices[0].message.content == expected_text(prompt, 9, 30)
-
-
-async def test_the_synchronous_client() -> None:
-    async with running_stack() as stack:
-
-        def ask() -> str:
-            with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0) as client:
-                stream = client.completions.create(model=MODEL, prompt=PROMPT, seed=1, max_tokens=9, stream=True)
-                return "".join(chunk.choices[0].text for chunk in stream)
-
-        assert await asyncio.to_thread(ask) == expected_text(PROMPT, 1, 9)
 
 
 async def test_eos_ends_a_sequence_and_is_not_text() -> None:

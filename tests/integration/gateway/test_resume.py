@@ -168,15 +168,6 @@ async def test_suspect_is_retried_when_its_worker_dies_further_on() -> None:
         assert [submit.trial_tokens > 0 for submit in worker.submits] == [False, False, True, True]
 
 
-async def test_a_killer_that_gives_a_token_before_each_death_is_poison() -> None:
-    worker = Worker("w0", faults=[Fault("break", place) for place in (3, 3, 4, 5, 6, 7, 8)])
-    async with running_stack([worker]) as stack:
-        with pytest.raises(openai.APIError) as failure:
-            await stream_once(stack, 1, 30)
-        assert failure.value.code == "poison"
-        assert len(worker.submits) == 5
-
-
 async def test_a_suspect_that_its_worker_had_not_begun_with_is_not_blamed() -> None:
     """Two deaths, then workers that die while the suspect waits there for another one."""
     workers = [Worker(f"w{i}", faults=[Fault("break", 3), Fault("break", 3)], announce_trials=False) for i in range(3)]
@@ -236,14 +227,6 @@ async def test_unreachable_worker_only_delays_requests() -> None:
         for seed in range(6):
             assert (await stream_once(stack, seed))[1] == expected_ids(seed)
         assert FAULT in await results(stack, 8)
-
-
-async def test_busy_workers_are_429_with_retry_after() -> None:
-    async with running_stack() as stack:
-        stack.router.busy = True
-        answer = await stack.complete(prompt=PROMPT)
-        assert answer.status_code == 429
-        assert answer.headers["retry-after"] == "7"
 
 
 async def test_parts_of_a_request_queue_only_behind_parts_of_the_same_request() -> None:

@@ -254,25 +254,6 @@ async def test_other_methods_and_paths(stack: Stack) -> None:
     assert missing.json()["error"]["code"] == "model_not_found"
 
 
-async def test_null_means_the_default(stack: Stack) -> None:
-    fields = (
-        "temperature",
-        "top_p",
-        "n",
-        "stop",
-        "seed",
-        "max_tokens",
-        "logprobs",
-        "echo",
-        "stream",
-        "user",
-        "logit_bias",
-    )
-    answer = await stack.complete(prompt="a", **dict.fromkeys(fields))
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["usage"]["completion_tokens"] == 16
-
-
 async def test_a_request_id_comes_back(stack: Stack) -> None:
     answer = await stack.http.post(COMPLETIONS, json={"prompt": "a"}, headers={"x-request-id": "mine"})
     assert answer.headers["x-request-id"] == "mine"

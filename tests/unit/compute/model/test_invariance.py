@@ -1,4 +1,7 @@
-"""On CPU a row's bits depend on its own sequence alone: not on neighbours, their order, chunks or prefix hits."""
+"""On CPU a row's bits depend on its own sequence alone: not on neighbours, their order, chunks or prefix hits.
+
+Whether keys and values are stored as they are computed or in int8.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 
 from services.compute.backends.collectives import SingleRank
 from services.compute.backends.cpu.ops import OneDnnOps
+from services.compute.backends.kv_formats import int8
 from services.compute.backends.names import Activation
 from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
@@ -22,11 +26,10 @@ from services.compute.model.registry import describe
 from tests.unit.compute.model.harness import CPU, Engine, Request, cut
 from tests.unit.compute.model.zoo import prompt, write_checkpoint
 
-Dtype = torch.dtype
-Load = Callable[[str, Dtype], Decoder]
+Load = Callable[[str, str], Decoder]
 
 _SHAPE = {"vocab_size": 300, "num_hidden_layers": 2, "max_position_embeddings": 2048, "tie_word_embeddings": True}
-_CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     # Wide enough in K for oneDNN to choose kernels by the number of rows, were it allowed to.
     "llama": lambda: transformers.LlamaConfig(
         **_SHAPE, hidden_size=256, intermediate_size=1536, num_attention_heads=4, num_key_value_heads=2
@@ -65,6 +68,12 @@ _CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=192, n_layer=2, n_head=6, n_positions=2048),
 }
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_FORMATS = {"": None, "_int8": int8.FORMAT.open()}
+_STORED = {f"{name}{suffix}": (dtype, kv) for name, dtype in _DTYPES.items() for suffix, kv in _FORMATS.items()}
+_CASES = [
+    *((name, dtype) for name in CONFIGS for dtype in _DTYPES),
+    *(("gemma2", f"{dtype}_int8") for dtype in _DTYPES),
+]
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +81,12 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     folders: dict[str, Path] = {}
 
     @functools.cache
-    def make(name: str, dtype: torch.dtype) -> Decoder:
+    def make(name: str, stored: str) -> Decoder:
+        dtype, kv = _STORED[stored]
         if name not in folders:
             folders[name] = tmp_path_factory.mktemp(name)
-            write_checkpoint(_CONFIGS[name](), folders[name])
-        return load_model(describe(folders[name]), SingleRank(), open_backend(dtype, CPU))
+            write_checkpoint(CONFIGS[name](), folders[name])
+        return load_model(describe(folders[name]), SingleRank(), open_backend(dtype, CPU, kv))
 
     return make
 
@@ -86,36 +96,34 @@ def _ids(seed: int, length: int) -> list[int]:
     return prompt(length, 300, seed)
 
 
-def _alone(model: Decoder, dtype: torch.dtype, ids: list[int]) -> torch.Tensor:
+def _alone(model: Decoder, ids: list[int]) -> torch.Tensor:
     """One prefill of everything: what every other way must reproduce."""
     return Engine(model, block_tokens=16).run(ids, [])
 
 
-@pytest.mark.parametrize("dtype", _DTYPES)
-@pytest.mark.parametrize("name", _CONFIGS)
+@pytest.mark.parametrize(("name", "stored"), _CASES)
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_request_is_the_same_in_any_company_and_chunking(
-    name: str, dtype: str, load: Load, data: st.DataObject
+    name: str, stored: str, load: Load, data: st.DataObject
 ) -> None:
-    model, kind = load(name, _DTYPES[dtype]), _DTYPES[dtype]
+    model = load(name, stored)
     lengths = data.draw(st.lists(st.integers(1, 150), min_size=2, max_size=5))
     engine = Engine(model, block_tokens=16)
     requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
     chunks = [cut(length, data.draw(st.lists(st.integers(1, 70), max_size=6))) for length in lengths]
     found = _serve(engine, requests, chunks, data)
     for seed, (length, hidden) in enumerate(zip(lengths, found, strict=True)):
-        assert torch.equal(hidden, _alone(model, kind, _ids(seed, length))), (seed, length)
+        assert torch.equal(hidden, _alone(model, _ids(seed, length))), (seed, length)
 
 
-@pytest.mark.parametrize("dtype", _DTYPES)
-@pytest.mark.parametrize("name", _CONFIGS)
+@pytest.mark.parametrize(("name", "stored"), _CASES)
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_last_row_is_independent_of_other_requested_rows(
-    name: str, dtype: str, load: Load, data: st.DataObject
+    name: str, stored: str, load: Load, data: st.DataObject
 ) -> None:
-    model, kind = load(name, _DTYPES[dtype]), _DTYPES[dtype]
+    model = load(name, stored)
     lengths = sorted(data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=5)))
     engine = Engine(model, block_tokens=16)
     requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
@@ -128,7 +136,7 @@ def test_a_last_row_is_independent_of_other_requested_rows(
     found = engine.last_rows(work, wanted)
     assert len(found) == len(wanted)
     for place, hidden in zip(wanted, found, strict=True):
-        assert torch.equal(hidden, _alone(model, kind, work[place][0].ids)[-1])
+        assert torch.equal(hidden, _alone(model, work[place][0].ids)[-1])
 
 
 def _serve(engine: Engine, requests: list[Request], chunks: list[list[int]], data: st.DataObject) -> list[torch.Tensor]:
@@ -146,15 +154,15 @@ def _serve(engine: Engine, requests: list[Request], chunks: list[list[int]], dat
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma2", "olmo2"])
 def test_long_contexts_decode_like_prefill(name: str, dtype: str, load: Load) -> None:
     """Beyond the kernel's key block, and beyond one tile of prefill rows."""
-    model, ids = load(name, _DTYPES[dtype]), _ids(7, 1100)
-    expected = _alone(model, _DTYPES[dtype], ids)
+    model, ids = load(name, dtype), _ids(7, 1100)
+    expected = _alone(model, ids)
     engine = Engine(model, block_tokens=16)
     assert torch.equal(engine.run(ids, [500, *[1] * 40, 9, 300, *[1] * 40, 170]), expected)
 
 
-@pytest.mark.parametrize("dtype", _DTYPES)
-def test_a_full_batch_of_decodes_equals_each_alone(dtype: str, load: Load) -> None:
-    model, kind = load("llama", _DTYPES[dtype]), _DTYPES[dtype]
+@pytest.mark.parametrize("stored", _STORED)
+def test_a_full_batch_of_decodes_equals_each_alone(stored: str, load: Load) -> None:
+    model = load("llama", stored)
     engine = Engine(model, block_tokens=16)
     lengths = [3, 64, 65, 66, 127, 128, 300, 31] * 5
     requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
@@ -162,31 +170,31 @@ def test_a_full_batch_of_decodes_equals_each_alone(dtype: str, load: Load) -> No
     together = engine.step([(request, 1) for request in requests])
     logits = model.logits(torch.cat(together))
     for seed, (length, hidden) in enumerate(zip(lengths, together, strict=True)):
-        expected = _alone(model, kind, _ids(seed, length))[-1:]
+        expected = _alone(model, _ids(seed, length))[-1:]
         assert torch.equal(hidden, expected), (seed, length)
         assert torch.equal(logits[seed : seed + 1], model.logits(expected)), (seed, length)
 
 
-@pytest.mark.parametrize("dtype", _DTYPES)
-def test_a_prefix_hit_equals_a_miss(dtype: str, load: Load) -> None:
-    model, kind = load("llama", _DTYPES[dtype]), _DTYPES[dtype]
+@pytest.mark.parametrize("stored", _STORED)
+def test_a_prefix_hit_equals_a_miss(stored: str, load: Load) -> None:
+    model = load("llama", stored)
     engine = Engine(model, block_tokens=16)
     first = engine.admit(_ids(1, 100))
     engine.step([(first, 100)])
     second = engine.admit([*first.ids[:96], *_ids(2, 40)])
     second.table[:6], second.computed = first.table[:6], 96
     hit = engine.step([(second, 40)])[0]
-    assert torch.equal(hit, _alone(model, kind, second.ids)[96:])
+    assert torch.equal(hit, _alone(model, second.ids)[96:])
 
 
-@pytest.mark.parametrize("dtype", _DTYPES)
-def test_leftovers_in_free_blocks_cannot_leak(dtype: str, load: Load) -> None:
+@pytest.mark.parametrize("stored", _STORED)
+def test_leftovers_in_free_blocks_cannot_leak(stored: str, load: Load) -> None:
     """A block handed on holds another request's values, even NaN, until they are overwritten."""
-    model, kind = load("llama", _DTYPES[dtype]), _DTYPES[dtype]
+    model = load("llama", stored)
     engine = Engine(model, block_tokens=16)
     for kv in engine.cache.layers:
-        kv[1:] = torch.nan
-    assert torch.equal(engine.run(_ids(4, 90), [30, 1, 50]), _alone(model, kind, _ids(4, 90)))
+        kv[1:] = torch.nan if kv.is_floating_point() else 127  # scales of 3e38
+    assert torch.equal(engine.run(_ids(4, 90), [30, 1, 50]), _alone(model, _ids(4, 90)))
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
