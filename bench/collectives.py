@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,14 +16,14 @@ import typer
 from bench.reading import Reading, lower, write_readings
 from services.cli.stack.default_model import TINY_MODEL
 from services.common.cores import usable_cores
+from services.worker.process.launcher import launch_command
 
 
 def measure(ranks: int, options: list[str]) -> dict[str, Any]:
     """Run `bench.collectives_rank` on this many ranks, and return its report."""
     # As in a worker: idle OpenMP threads must not take cores from other ranks.
     defaults = {"OMP_NUM_THREADS": str(max(1, usable_cores() // ranks)), "OMP_WAIT_POLICY": "PASSIVE"}
-    launch = ["-m", "services.worker.process.launch", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [sys.executable, *launch, "-m", "bench.collectives_rank", *options]
+    command = [*launch_command(ranks, "bench.collectives_rank"), *options]
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**defaults, **os.environ})
     report: dict[str, Any] = json.loads(ran.stdout)
     return report

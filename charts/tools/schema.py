@@ -28,7 +28,8 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 _ELSEWHERE = {
     *ServiceSettings.model_fields,
     *("gateway_port", "grpc_port", "router_addresses", "tenancy", "api_keys_file", "api_keys"),
-    *("router_port", "router_id", "coordinator_address", "expected_models", "expected_models_file"),
+    *("router_port", "router_id", "coordinator_address"),
+    *("expected_models", "expected_models_config_map", "service_account_folder"),
     *("worker_id", "worker_port", "model", "revision", "served_model_name", "tensor_parallel", "dtype", "device"),
     *("kv_tokens", "kv_dtype", "max_model_len"),
     *("finetuner_models", "finetuner_folder", "finetuner_job_template", "finetuner_quantizations"),

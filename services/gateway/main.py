@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from services.common.expected_models import follow_expected
 from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
 from services.common.lifecycle import run_service
@@ -132,14 +131,12 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     export_end(metrics.registry, tls)
     gateway_id = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     pool = WorkerPool(gateway_id, settings.silence_timeout_s, tls)
-    expected = settings.read_expected()
     budget = ResumeBudget(settings.resume_tokens_per_s)
     upstream = Upstream(router, pool, budget, resume_policy(settings), metrics.count_resume, metrics.count_resumed)
     redis = open_redis(settings.redis, settings.redis_timeout_s, connects_beside=True)
     guard, keys = RedisGuard(redis, settings.redis, settings.redis_timeout_s, metrics), RedisKeys(settings.namespace)
     registry = AdapterRegistry(guard, keys)
     catalog = Catalog(router, pool, registry.read, tls)
-    catalog.expect(expected)
     adapters = AdapterAdmin(catalog, router, registry, tls)
     peers = Peers(guard, keys, gateway_id)
     wrap = response_cache(settings, guard, keys, metrics)
@@ -175,7 +172,6 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         async with (
             _tasks(
                 router.follow_routers(),
-                follow_expected(settings.expected_models_file, expected, catalog.expect),
                 catalog.run(),
                 pool.watch(),
                 *([public.watch()] if public else []),

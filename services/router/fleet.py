@@ -49,7 +49,7 @@ class Fleet:
         self._tls = tls
         self.pools: dict[str, Pool] = {}
         self._homes: dict[str, Pool] = {}  # by worker id
-        self.expected: frozenset[str] = frozenset()
+        self.expected: frozenset[str] | None = None  # not read yet
         self._empty_since: dict[str, float] = {}  # by model
         self._somebody = asyncio.Event()  # a worker has joined; cleared with the last pool
         self._router_id = router_id
@@ -61,7 +61,7 @@ class Fleet:
         """Replace the set of expected models."""
         for model in models - self.pools.keys():
             self._new_pool(model)
-        for model in self.expected - models:
+        for model in (self.expected or frozenset()) - models:
             if not self.pools[model].members:
                 self._empty_since.setdefault(model, time.monotonic())
         self.expected = models
@@ -123,8 +123,9 @@ class Fleet:
 
     def forget(self) -> list[str]:
         """Drop pools of unexpected models that have been empty for `FORGET_S`; return their models."""
-        long_ago = time.monotonic() - FORGET_S
-        gone = [model for model, since in self._empty_since.items() if since < long_ago and model not in self.expected]
+        long_ago, expected = time.monotonic() - FORGET_S, self.expected
+        gone = [model for model, since in self._empty_since.items() if since < long_ago]
+        gone = [model for model in gone if expected is not None and model not in expected]
         for model in gone:
             del self.pools[model], self._empty_since[model]
         if not self.pools:
@@ -152,12 +153,12 @@ class Fleet:
     def pool(self, model: str) -> Pool:
         """The pool of `model`; '' selects the only one. The pool may be empty, while its workers start or restart.
 
-        Raises UnknownModelError, or UnavailableError while this router knows no model at all.
+        Raises UnknownModelError, or UnavailableError while this router knows no model, or not the expected ones.
         """
         if model in self.pools:
             return self.pools[model]
         known = [name for name, pool in self.pools.items() if pool.members] or list(self.pools)
-        if not known:
+        if not known or self.expected is None:
             raise UnavailableError(f"no worker serves {model or 'any model'} now")
         if model:
             raise UnknownModelError(f"model: {model!r} is not served; served are {', '.join(sorted(known))}")

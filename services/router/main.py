@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from pathlib import Path
 
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
-from services.common.expected_models import follow_expected
 from services.common.heap import FleetHeap, freeze_started
 from services.common.keys import RedisKeys
 from services.common.leases import READ_TIMEOUT_S, LeaseWatcher
@@ -21,6 +21,7 @@ from services.common.tls.credentials import export_end
 from services.common.tracing import tracing
 from services.common.worker_watcher import WorkerHooks, WorkerWatcher
 from services.router.breaker import BreakerLimits
+from services.router.expected_models import ConfigMap, ModelWatch
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 from services.router.policies import make_policy
@@ -37,7 +38,8 @@ DRAIN_PAUSE_S, DRAIN_EVERY_S = 0.005, 0.1
 REFRESH_S = 0.5
 # Grace for running decisions when the server stops; streams are cancelled at once.
 STOP_GRACE_S = 2.0
-# The router starts to answer after this time, even if it could not read Redis. Until then gateways choose workers.
+# The router starts to answer after this time, even if it could not read Redis; as long again for the expected models.
+# Until then gateways choose workers.
 FIRST_READ_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,22 @@ async def _drain_queues(routing: Routing, changed: asyncio.Event) -> None:
         await asyncio.sleep(DRAIN_PAUSE_S)
 
 
+def _expect_models(settings: RouterSettings, fleet: Fleet) -> asyncio.Event:
+    """Tell the fleet which models are expected; returns what is set once it knows."""
+    read = asyncio.Event()
+
+    def expect(models: frozenset[str]) -> None:
+        fleet.expect(models)
+        read.set()
+
+    if settings.expected_models_config_map:
+        config_map = ConfigMap(settings.expected_models_config_map, Path(settings.service_account_folder))
+        ModelWatch(config_map, expect).start()
+    else:
+        expect(frozenset(settings.expected_models))
+    return read
+
+
 async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
     """Run the router until `stop`; raises OSError when a port is taken."""
     tls = settings.open_tls()
@@ -65,8 +83,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             changed.set()
 
     fleet = Fleet(settings.router_id, settings.saturation_s, BreakerLimits(), fleet_changed, tls)
-    expected = settings.read_expected()
-    fleet.expect(expected)
+    models_read = _expect_models(settings, fleet)
     workers = WorkerWatcher(
         LeaseWatcher(lease_redis, keys, settings.redis),
         WorkerHooks(fleet.follow, connected=fleet.connected, lost=fleet.lost),
@@ -120,7 +137,6 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
                 await asyncio.sleep(REFRESH_S)
 
         endless = (
-            follow_expected(settings.expected_models_file, expected, fleet.expect),
             workers.run(),
             _drain_queues(routing, changed),
             refresh(),
@@ -129,6 +145,9 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             tasks = [group.create_task(work) for work in endless]
             # A router that answered before it knows the workers would refuse requests that they could serve.
             await workers.wait_read(FIRST_READ_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_READ_S):
+                    await models_read.wait()
             await server.start()
             stack.push_async_callback(server.stop, STOP_GRACE_S)
             log.info("router listens", extra={"port": port, "address": settings.advertised(port)})

@@ -157,7 +157,8 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         response = routing_pb2.ListWorkersResponse(
             router_id=self._settings.router_id,
             policy=self._routing.policy.name,
-            expected_models=sorted(self._fleet.expected),
+            expected_models=sorted(self._fleet.expected or ()),
+            expected_unread=self._fleet.expected is None,
         )
         sessions, now = Tally(self._sessions.values()), time.monotonic()
         for pool in [pool for model, pool in self._fleet.pools.items() if request.model in ("", model)]:

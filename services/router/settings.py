@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 import socket
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from services.common.expected_models import ExpectingSettings
-from services.common.settings import PeerAddress
+from services.common.settings import PREFIX, CommaList, PeerAddress, ServiceSettings
 from services.router.policies.configuration import PolicySetting
 
 
@@ -17,13 +17,27 @@ def _default_router_id() -> str:
     return f"{socket.gethostname()}-{secrets.token_hex(3)}"
 
 
-class RouterSettings(ExpectingSettings):
+class RouterSettings(ServiceSettings):
     """Environment variables ``RYZANSTEIN_*`` of the router."""
 
     router_port: int = Field(default=50052, ge=0, le=65535, description="gRPC port; 0 picks a free one")
     router_id: str = Field(default_factory=_default_router_id, min_length=1, description="Unique among live routers")
     coordinator_address: PeerAddress = Field(
         default="", description="host:port of the KV-cache coordinator; empty: no prefix credit"
+    )
+    expected_models: CommaList = Field(
+        default=(),
+        description="Models, comma-separated, that are known without any worker: their requests wait in the queue, "
+        "then 503, never 404",
+    )
+    expected_models_config_map: str = Field(
+        default="",
+        description="ConfigMap of the pod's namespace with their names instead, one a line of its key `expected`; "
+        "watched, so that it may change",
+    )
+    service_account_folder: str = Field(
+        default="/var/run/secrets/kubernetes.io/serviceaccount",
+        description="Folder with the token, ca.crt and namespace by which the ConfigMap is watched",
     )
     policy: PolicySetting = Field(
         default="cost",
@@ -49,3 +63,9 @@ class RouterSettings(ExpectingSettings):
         gt=0,
         description="A command that takes longer is given up, sessions are hashed then, away from their caches",
     )
+
+    @model_validator(mode="after")
+    def _one_way_to_models(self) -> Self:
+        if self.expected_models and self.expected_models_config_map:
+            raise ValueError(f"{PREFIX}EXPECTED_MODELS and {PREFIX}EXPECTED_MODELS_CONFIG_MAP: set one of them")
+        return self

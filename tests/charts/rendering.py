@@ -138,14 +138,11 @@ def environment(container: Object) -> dict[str, Any]:
     return {entry["name"]: entry.get("value", entry.get("valueFrom", "")) for entry in container.get("env", ())}
 
 
-def expected_models(rendered: Rendered, component: str) -> list[str]:
-    """The names in the file that the component's pods read, from the ConfigMap that is mounted there."""
-    (pod,) = rendered.pods_of(component)
-    folder, _, key = environment(pod.containers[0])["RYZANSTEIN_EXPECTED_MODELS_FILE"].rpartition("/")
-    (mount,) = [mount for mount in pod.containers[0]["volumeMounts"] if mount["mountPath"] == folder]
-    assert "subPath" not in mount, "kubelet does not renew it"
-    (volume,) = [volume for volume in pod.spec["volumes"] if volume["name"] == mount["name"]]
-    names: str = rendered.named("ConfigMap", volume["configMap"]["name"])["data"][key]
+def expected_models(rendered: Rendered) -> list[str]:
+    """The names in the ConfigMap that routers watch."""
+    (pod,) = rendered.pods_of("router")
+    watched = environment(pod.containers[0])["RYZANSTEIN_EXPECTED_MODELS_CONFIG_MAP"]
+    names: str = rendered.named("ConfigMap", watched)["data"]["expected"]
     return names.splitlines()
 
 

@@ -43,8 +43,8 @@ def _default(value: str) -> str:
 def test_compose_sets_the_same_variables_as_the_chart(service: str) -> None:
     (pod, *_) = render().pods_of(SERVICES[service])
     of_chart = {entry["name"]: entry.get("value") for entry in pod.containers[0]["env"]}
-    if of_chart.pop("RYZANSTEIN_EXPECTED_MODELS_FILE", None):  # one model, which does not change, needs no file
-        of_chart["RYZANSTEIN_EXPECTED_MODELS"] = ",".join(expected_models(render(), service))
+    if of_chart.pop("RYZANSTEIN_EXPECTED_MODELS_CONFIG_MAP", None):  # one model, which does not change
+        of_chart["RYZANSTEIN_EXPECTED_MODELS"] = ",".join(expected_models(render()))
     of_compose = {key: _default(value) for key, value in _compose()[service]["environment"].items()}
     assert of_compose.pop("OTEL_EXPORTER_OTLP_ENDPOINT") == ""  # jaeger's, with the profile `monitoring`
     ours = {name for name in of_chart if name.startswith("RYZANSTEIN_")} - OF_REDIS_AUTH - OF_TLS

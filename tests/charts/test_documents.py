@@ -149,5 +149,5 @@ def test_the_pool_shown_in_values_yaml_stands_beside_the_default_pool() -> None:
     (embedder,) = (pod for pod in rendered.pods_of("worker") if "embedder" in str(pod))
     assert environment(embedder.containers[0])["RYZANSTEIN_SERVED_MODEL_NAME"] == "minilm"
     assert len(rendered.pods_of("worker")) == 2
-    assert "minilm" in expected_models(rendered, "router")
+    assert "minilm" in expected_models(rendered)
     assert not [pod for pod in render().pods_of("worker") if "embedder" in str(pod)]

@@ -130,14 +130,14 @@ def test_only_pools_that_fetch_reach_the_internet() -> None:
     assert [port["port"] for port in rule["ports"]] == [443]
 
 
-def test_only_the_secrets_job_and_prometheus_reach_the_api_server() -> None:
+def test_only_routers_the_secrets_job_and_prometheus_reach_the_api_server() -> None:
     rendered = render()
     reach = {
         pod.component
         for pod in rendered.pods
         if any(_is_outside(rule) for rule in rules(rendered.of("NetworkPolicy"), pod, "egress"))
     }
-    assert reach == {"secrets", "prometheus"}
+    assert reach == {"router", "secrets", "prometheus"}
 
 
 def test_a_training_has_no_network() -> None:

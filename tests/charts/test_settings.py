@@ -187,21 +187,29 @@ def test_a_pool_overrides_the_defaults_key_by_key() -> None:
 def test_services_know_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first worker, and with a pool at zero, a request waits or gets 503; never 404."""
     rendered = render(inline="workers: {pools: {default: {servedName: one}, second: {servedName: two}}}")
-    for component in ("gateway", "router"):
-        assert expected_models(rendered, component) == ["one", "two"]
+    assert expected_models(rendered) == ["one", "two"]
     (asks,) = rendered.pods_of("test")
     assert environment(asks.containers[0])["MODELS"].splitlines() == ["one", "two"], "helm test asks for each"
     (worker,) = render().pods_of("worker")
     bundled = _settings(worker, monkeypatch).model.rsplit("/", 1)[-1]
-    assert expected_models(render(), "gateway") == [bundled]
+    assert expected_models(render()) == [bundled]
 
 
-def test_a_model_that_comes_or_goes_replaces_its_own_workers_and_routers() -> None:
+def test_routers_may_watch_the_models_and_do_no_more() -> None:
+    rendered = render()
+    (router,) = rendered.pods_of("router")
+    account = router.spec["serviceAccountName"]
+    watched = environment(router.containers[0])["RYZANSTEIN_EXPECTED_MODELS_CONFIG_MAP"]
+    assert router.spec["automountServiceAccountToken"]
+    (binding,) = [each for each in rendered.of("RoleBinding") if each["subjects"][0]["name"] == account]
+    rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["watch"], "resourceNames": [watched]}
+    assert rendered.named("Role", binding["roleRef"]["name"])["rules"] == [rule]
+
+
+def test_a_model_that_comes_or_goes_replaces_its_own_workers_alone() -> None:
     before, after = render(), render(inline="workers: {pools: {second: {servedName: two}}}")
-    for component in ("gateway", "coordinator", "redis"):
+    for component in ("gateway", "router", "coordinator", "redis"):
         (old,), (new,) = before.pods_of(component), after.pods_of(component)
         assert (old.metadata, old.spec) == (new.metadata, new.spec), component
-    (old,), (new,) = before.pods_of("router"), after.pods_of("router")
-    assert (old.metadata != new.metadata, old.spec) == (True, new.spec), "new routers know the model at once"
     old_pool, *_ = before.pods_of("worker")
     assert old_pool.spec in [pod.spec for pod in after.pods_of("worker")]

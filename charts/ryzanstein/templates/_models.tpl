@@ -45,8 +45,8 @@ smollm2-135m-instruct
 {{- end }}
 
 {{/*
-What all pools serve, one a line. Gateways and routers read it from a mounted ConfigMap: in their environment, a model that
-comes or goes would restart them.
+What all pools serve, one a line of a ConfigMap that routers watch: in their environment, a model that comes or goes would
+restart them, and kubelet renews a mounted ConfigMap after a minute only.
 */}}
 {{- define "ryzanstein.models" -}}
 {{- $names := list -}}
@@ -54,19 +54,6 @@ comes or goes would restart them.
 {{- $names = append $names (include "ryzanstein.model.name" .) -}}
 {{- end -}}
 {{- $names | uniq | sortAlpha | join "\n" -}}
-{{- end }}
-
-{{- define "ryzanstein.models.file" -}}
-/etc/ryzanstein/models/expected
-{{- end }}
-
-{{/* No subPath: kubelet renews whole mounts only. */}}
-{{- define "ryzanstein.models.mount" -}}
-{{- toYaml (dict "name" "expected-models" "mountPath" "/etc/ryzanstein/models" "readOnly" true) -}}
-{{- end }}
-
-{{- define "ryzanstein.models.volume" -}}
-{{- toYaml (dict "name" "expected-models" "configMap" (dict "name" (include "ryzanstein.name" (list . "models")))) -}}
 {{- end }}
 
 {{/* Whether the model is in a volume at /models. Empty or "true". */}}

@@ -47,7 +47,8 @@ workers.pools.{{ $pool }}.settings.adapters: {{ quote $name }} has the folder {{
   "RYZANSTEIN_NAMESPACE" "redis.keyPrefix"
   "RYZANSTEIN_REDIS_PASSWORD_FILE" "redis.auth" "RYZANSTEIN_ADMIN_TOKEN_FILE" "gateway.tenancy.adminSecret"
   "RYZANSTEIN_TLS_FOLDER" "tls" "RYZANSTEIN_TLS_PHASE" "tls.phase"
-  "RYZANSTEIN_EXPECTED_MODELS" "workers.pools" "RYZANSTEIN_EXPECTED_MODELS_FILE" "workers.pools"
+  "RYZANSTEIN_EXPECTED_MODELS" "workers.pools" "RYZANSTEIN_EXPECTED_MODELS_CONFIG_MAP" "workers.pools"
+  "RYZANSTEIN_SERVICE_ACCOUNT_FOLDER" "router"
   "RYZANSTEIN_FINETUNER_MODELS" "finetuner.pools" "RYZANSTEIN_FINETUNER_FOLDER" "finetuner.storage"
   "RYZANSTEIN_FINETUNER_JOB_TEMPLATE" "finetuner.job" "RYZANSTEIN_FINETUNER_QUANTIZATIONS" "finetuner.job.device"
   "RYZANSTEIN_ROUTER_ADDRESSES" "router" "RYZANSTEIN_COORDINATOR_ADDRESS" "coordinator" -}}

@@ -7,11 +7,10 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from services.common.expected_models import ExpectingSettings
-from services.common.settings import PREFIX
+from services.common.settings import PREFIX, ServiceSettings
 
 
-class AccessSettings(ExpectingSettings):
+class AccessSettings(ServiceSettings):
     """Settings of keys, bearer tokens and administration."""
 
     tenancy: bool = Field(default=False, description="Require API keys and apply their limits")

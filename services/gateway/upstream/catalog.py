@@ -44,7 +44,6 @@ class Catalog:
         self._read_registered = registered
         self._registered: dict[str, RegisteredAdapter] = {}  # loaded while the installation runs
         self._adapted: dict[str, ServedModel] = {}  # models of adapters, as last made
-        self._expected: frozenset[str] = frozenset()
         self._dismissed: frozenset[str] = frozenset()  # no longer expected; kept while a worker serves them
         self._adopting = asyncio.Lock()
         # A model stays known after its last worker leaves, so that requests get 503 and not 404.
@@ -53,18 +52,13 @@ class Catalog:
         self._troubles: dict[str, str | None] = {}  # the last logged error of each worker
         self.ready = False
 
-    def expect(self, models: frozenset[str]) -> None:
-        """Set the expected models: requests for them wait while no worker serves them."""
-        self._dismissed = (self._dismissed | self._expected) - models
-        self._expected = models
-
     async def find(self, name: str, tenant: str = "", allowed: Collection[str] = ()) -> ServedModel:
         """A model by name (empty: the only one); raises :class:`ApiError` 404, or 503 before any is known.
 
         A request for an expected model, or for one whose first workers start, waits in the routers' queue, and is
         counted there.
         """
-        if not name and not self._models and len(awaited := self._awaited()) == 1:
+        if not name and not self._models and len(awaited := self._router.listed.awaited()) == 1:
             name = next(iter(awaited))
         if name not in self._models and self.expects(name):
             await self._wait_for(name, tenant)
@@ -80,16 +74,14 @@ class Catalog:
             return next(iter(self._models.values()))
         model = self._models.get(name) or self._with_adapter(name)
         if model is None:
+            if self._router.listed.expected is None:
+                raise unavailable("The models of this installation are not known yet.")
             raise unknown_model(name, list(self.listed(allowed)))
         return model
 
     def expects(self, name: str) -> bool:
         """Whether requests for the model wait for a worker."""
-        return name in self._awaited()
-
-    def _awaited(self) -> frozenset[str]:
-        """The models that this gateway or a router expects, and those of listed workers, which may still be loading."""
-        return self._expected | self._router.listed.expected | self._router.listed.models()
+        return name in self._router.listed.awaited()
 
     def knows(self, name: str) -> bool:
         """Whether a worker has ever served the model."""
@@ -141,7 +133,7 @@ class Catalog:
 
         If `allowed` is not empty, only those models.
         """
-        found: dict[str, ServedModel | None] = {name: self._models.get(name) for name in self._awaited()}
+        found: dict[str, ServedModel | None] = {name: self._models.get(name) for name in self._router.listed.awaited()}
         found |= {model.name: model for model in self.available()}
         adapters = self.adapters()
         ordered = sorted(found, key=lambda name: (name in adapters, name))
@@ -169,9 +161,11 @@ class Catalog:
 
     async def refresh(self) -> None:
         """Refresh the list of workers, and the cards of models that are new or whose worker has left."""
+        expected = self._router.listed.expected or frozenset()
         workers = await self._router.list_workers()
         if workers is None:
             return
+        self._dismissed = (self._dismissed | expected) - (workers.expected or frozenset())
         live = workers.refs()
         for name in self._dismissed - workers.models():
             self._models.pop(name, None)

@@ -170,7 +170,8 @@ class RouterClient:
             except grpc.aio.AioRpcError as error:
                 self._mark_down(endpoint, error)
                 continue
-            self.listed, self.answered = WorkerList(tuple(answer.workers), frozenset(answer.expected_models)), True
+            expected = self.listed.expected if answer.expected_unread else frozenset(answer.expected_models)
+            self.listed, self.answered = WorkerList(tuple(answer.workers), expected), True
             return self.listed
         self.answered = False
         return None

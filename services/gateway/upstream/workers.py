@@ -16,11 +16,15 @@ class WorkerList:
     """The workers that a router listed, and the models that it expects."""
 
     views: tuple[routing_pb2.WorkerView, ...] = ()
-    expected: frozenset[str] = frozenset()  # models that are known without a worker
+    expected: frozenset[str] | None = None  # models that are known without a worker; None: no router has read them yet
 
     def refs(self) -> frozenset[WorkerRef]:
         """The refs of all worker processes."""
         return frozenset(ref_of(view) for view in self.views)
+
+    def awaited(self) -> frozenset[str]:
+        """The models whose requests wait: the expected ones, and those of workers, which may still be loading."""
+        return (self.expected or frozenset()) | self.models()
 
     def models(self) -> set[str]:
         """The models that a worker serves or will serve."""

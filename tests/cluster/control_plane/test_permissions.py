@@ -16,7 +16,7 @@ from tests.cluster.control_plane.releases import install, kubeconfig_of
 from tests.cluster.kube import CommandError, Kube
 
 SECRET = "ryzanstein-redis-auth-1"
-SERVING, MAKER = "ryzanstein", "ryzanstein-secrets"
+SERVING, MAKER, ROUTER = "ryzanstein", "ryzanstein-secrets", "ryzanstein-router"
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,13 @@ def test_serving_pods_have_no_permissions(installed: Kube) -> None:
     """Nothing but what every account may: ask who it is, and read the API's own description."""
     for verb, what in [("get", "pods"), ("list", "secrets"), ("create", "configmaps"), ("patch", "deployments")]:
         assert not _may(installed, SERVING, verb, what), f"{verb} {what}"
+
+
+def test_routers_may_watch_the_names_of_the_models_and_do_no_more(installed: Kube) -> None:
+    assert _may(installed, ROUTER, "watch", "configmaps/ryzanstein-models")
+    assert not _may(installed, ROUTER, "watch", "configmaps")
+    for verb, what in [("get", "configmaps/ryzanstein-models"), ("list", "secrets"), ("get", "pods")]:
+        assert not _may(installed, ROUTER, verb, what), f"{verb} {what}"
 
 
 def test_the_job_may_make_secrets_and_read_its_own(installed: Kube) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
@@ -16,7 +16,6 @@ from tests.integration.gateway.fleet import MODEL, Worker
 from tests.integration.gateway.gateways import Stack, eventually
 from tests.integration.gateway.test_inference_grpc import inference
 from tests.integration.gateway.test_stream_socket import Client, connect
-from tests.mounted import MountedFile
 
 if TYPE_CHECKING:
     from ryzanstein.v1.inference_pb2_grpc import InferenceAsyncStub as Stub
@@ -27,10 +26,19 @@ BODY = {"model": MODEL, "prompt": "a", "max_tokens": 3}
 @pytest.fixture
 async def waiting() -> AsyncIterator[tuple[Stack, Stub]]:
     """No worker yet, and routers that let requests wait for half a minute."""
-    async with inference([], expected_models=f"{MODEL},other") as (stack, stub):
-        stack.router.queue_s = 30
+    async with expecting(MODEL, "other") as (stack, stub):
         yield stack, stub
         await asyncio.gather(*(worker.stop() for worker in stack.workers))
+
+
+@asynccontextmanager
+async def expecting(*models: str, **options: Any) -> AsyncIterator[tuple[Stack, Stub]]:
+    """A gateway whose router expects these models."""
+    workers = [Worker(f"of-{name}", model=name) for name in options.get("fallback_model", "").split()]
+    async with inference(workers, **options) as (stack, stub):
+        stack.router.queue_s, stack.router.expected = 30, [*models]
+        await eventually(lambda: all(map(stack.gateway.catalog.expects, models)))
+        yield stack, stub
 
 
 async def join(stack: Stack, worker: Worker) -> None:
@@ -110,45 +118,23 @@ async def test_model_that_a_router_expects_is_known_to_gateways() -> None:
         async def status() -> int:
             return (await stack.http.post("/v1/completions", json=BODY)).status_code
 
+        def listed() -> set[str]:
+            return set(stack.gateway.catalog.listed())
+
         await join(stack, Worker("w0", model="other"))
         await eventually(lambda: stack.gateway.catalog.available())
-        assert await status() == 503
-        stack.router.expected = []
-        await eventually(lambda: not stack.gateway.catalog.expects(MODEL))
-        assert await status() == 404
-
-
-async def test_a_running_gateway_hears_which_models_are_expected(tmp_path: Path) -> None:
-    names = MountedFile(tmp_path, "other\n")
-
-    async def status() -> int:
-        return (await stack.http.post("/v1/completions", json=BODY)).status_code
-
-    def listed() -> set[str]:
-        return set(stack.gateway.catalog.listed())
-
-    async with inference([], expected_models_file=str(names.path)) as (stack, _):
-        stack.router.queue_s = 0.1
-        assert await status() == 503, "nothing is served yet"
-        worker = Worker("w0", model="other")
-        await join(stack, worker)
-        await eventually(lambda: stack.gateway.catalog.available())
-        assert await status() == 404
-        names.write(f"other\n{MODEL}\n")
-        await eventually(lambda: listed() == {"other", MODEL})
         assert await status() == 503
         await join(stack, Worker("w1"))
         stack.router.queue_s = 30
         assert await status() == 200
-        names.write("other\n")
-        stack.router.hidden = {"w1"}
+        stack.router.expected, stack.router.hidden = ["other"], {"w1"}
         await eventually(lambda: listed() == {"other"} and not stack.gateway.catalog.knows(MODEL))
         assert await status() == 404
         await asyncio.gather(*(worker.stop() for worker in stack.workers))
 
 
 async def test_a_model_is_waited_for_from_its_first_worker_s_start() -> None:
-    """As soon as routers list the worker, which loads; files of expected models come a minute later in Kubernetes."""
+    """As soon as routers list the worker, which loads."""
     other = Worker("w0", model="other")
     async with inference([other]) as (stack, stub):
         assert (await stack.http.post("/v1/completions", json=BODY)).status_code == 404
@@ -173,20 +159,20 @@ async def test_a_model_is_waited_for_from_its_first_worker_s_start() -> None:
 
 async def test_the_fallback_model_answers_after_the_wait() -> None:
     """Not at once: whoever starts workers counts those who wait."""
-    workers = [Worker("w0", model="other")]
-    async with inference(workers, expected_models=MODEL, fallback_model="other") as (stack, _):
+    async with expecting(MODEL, fallback_model="other") as (stack, _):
         stack.router.queue_s = 0.3
-        answer = await stack.http.post("/v1/completions", json=BODY)
-        assert (answer.status_code, answer.json()["model"]) == (200, "other")
-        assert answer.headers["x-ryzanstein-fallback-model"] == "other"
+        message = {"model": MODEL, "max_tokens": 3, "messages": [{"role": "user", "content": "a"}]}
+        for path, body in (("/v1/completions", BODY), ("/v1/messages", message)):
+            answer = await stack.http.post(path, json=body)
+            assert (answer.status_code, answer.json()["model"]) == (200, "other")
+            assert answer.headers["x-ryzanstein-fallback-model"] == "other"
         assert stack.router.routes[0].model == MODEL
 
 
 async def test_the_only_expected_model_needs_no_name_and_a_worker_that_is_of_no_use_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with inference([], expected_models=MODEL) as (stack, _):
-        stack.router.queue_s = 30
+    async with expecting(MODEL) as (stack, _):
         asked = asyncio.create_task(stack.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}))
         await eventually(lambda: stack.router.queued)
         worker = Worker("w0", abilities=worker_pb2.ModelCard(tokenizer_json=b"{}"))

@@ -5,19 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 from ryzanstein.v1 import routing_pb2 as pb
+from ryzanstein.v1 import worker_pb2
 
 from services.common.leases import Lease, LeaseTable
 from services.common.ports import free_port
+from services.gateway.main import running_gateway
 from services.router.breaker import BreakerLimits
 from services.router.fleet import Fleet
+from tests.integration.gateway.fleet import model_card
+from tests.integration.gateway.gateways import fast_settings
+from tests.integration.router.config_maps import ConfigMaps, running_config_maps
 from tests.integration.router.conftest import RouterRig
+from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import Service, router_process, until
-from tests.mounted import MountedFile
 
 
 def asked(model: str = "tiny") -> pb.RouteRequest:
@@ -78,30 +86,99 @@ async def test_expected_models_are_known_and_unexpected_models_are_not(fleet: Ro
     assert empty.value.code() is grpc.StatusCode.UNAVAILABLE, "its workers may come back"
 
 
-async def test_a_running_router_hears_which_models_are_expected(fleet: RouterRig, tmp_path: Path) -> None:
-    names = MountedFile(tmp_path, "tiny\n")
-    environment = {"EXPECTED_MODELS_FILE": str(names.path), "QUEUE_TIMEOUT_S": "0.1"}
+class CardWorker(FakeWorker):
+    """A worker whose model gateways serve."""
+
+    async def GetModelCard(self, request: object, context: object) -> worker_pb2.ModelCard:  # noqa: N802
+        return model_card(self.worker_id, self.incarnation, self.model)
+
+
+@pytest.fixture
+def config_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConfigMaps]:
+    with running_config_maps(tmp_path / "account") as server:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "localhost")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_port))
+        yield server
+
+
+@asynccontextmanager
+async def watching(fleet: RouterRig, config_maps: ConfigMaps) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
+    """A router that watches the ConfigMap, and a gateway of its own; a worker serves `tiny`."""
+    environment = {"QUEUE_TIMEOUT_S": "0.2", **config_maps.environment}
     service = fleet.process(router_process(fleet.redis_server.url_of("router"), **environment))
-    router = await fleet.stub(service)
+    worker = CardWorker("w")
+    await worker.start(fleet.redis, fleet.keys)
+    async with (
+        running_gateway(fast_settings(router_addresses=service.address)) as gateway,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.http.port}", trust_env=False, timeout=60) as client,
+    ):
+        async with asyncio.timeout(60):
+            while not gateway.catalog.available():  # noqa: ASYNC110  # the router is another process
+                await asyncio.sleep(0.02)
+        yield service, client
+    await worker.stop()
 
-    async def refusal(model: str) -> grpc.StatusCode:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await router.Route(asked(model))
-        return refused.value.code()
 
-    async def huge_is_known() -> bool:
-        return await refusal("huge") is grpc.StatusCode.UNAVAILABLE
+async def answers(client: httpx.AsyncClient, model: str, status: int) -> httpx.Response:
+    """The first answer of this status; others before it are of the state before."""
+    async with asyncio.timeout(60):
+        while True:
+            answer = await client.post("/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 1})
+            if answer.status_code == status:
+                return answer
+            await asyncio.sleep(0.02)
 
-    async def warned() -> bool:
-        return any("EXPECTED_MODELS_FILE cannot be read" in line["message"] for line in service.logs())
 
-    assert await refusal("tiny") is grpc.StatusCode.UNAVAILABLE
-    assert await refusal("huge") is grpc.StatusCode.NOT_FOUND
-    names.write("tiny\nhuge\n")
-    await until(huge_is_known)
-    names.remove()
-    await until(warned)
-    assert await huge_is_known(), "the names that were read last stay"
+async def test_a_new_model_of_the_config_map_is_known_to_running_routers_and_gateways(
+    fleet: RouterRig, config_maps: ConfigMaps
+) -> None:
+    config_maps.write("tiny", "zero")
+    async with watching(fleet, config_maps) as (_, client):
+        await answers(client, "huge", 404)
+        config_maps.write("tiny", "zero", "huge")
+        refused = await answers(client, "huge", 503)
+        assert refused.headers["retry-after"]
+        assert "`huge`" in refused.json()["error"]["message"], "it has waited in the router's queue"
+        assert {model["id"] for model in (await client.get("/v1/models")).json()["data"]} == {"tiny", "zero", "huge"}
+        config_maps.write("tiny")
+        await answers(client, "huge", 404)
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda api: api.remove(), "has no key 'expected' any more"),
+        (lambda api: api.refuse(403), "the API server answers 403"),
+        (lambda api: api.server_close(), "refused"),
+    ],
+    ids=["deleted", "forbidden", "away"],
+)
+async def test_expected_models_stay_while_their_config_map_cannot_be_read(
+    fleet: RouterRig, config_maps: ConfigMaps, harm: Callable[[ConfigMaps], None], words: str
+) -> None:
+    config_maps.write("tiny", "huge")
+    async with watching(fleet, config_maps) as (router, client):
+        await answers(client, "huge", 503)
+        await answers(client, "typo", 404)
+        harm(config_maps)
+
+        async def warned() -> bool:
+            return any(words in line["message"] for line in router.logs())
+
+        await until(warned)
+        assert (await answers(client, "huge", 503)).json()["error"]["code"] == "no_workers"
+        await answers(client, "typo", 404)
+
+
+async def test_an_unknown_model_is_not_denied_before_the_config_map_was_read(
+    fleet: RouterRig, config_maps: ConfigMaps
+) -> None:
+    """The router serves what has workers, and reads the names as soon as there are any."""
+    async with watching(fleet, config_maps) as (router, client):
+        assert (await answers(client, "huge", 503)).headers["retry-after"]
+        assert any("there is no ConfigMap llm/ryzanstein-models" in line["message"] for line in router.logs())
+        config_maps.write("tiny")
+        await answers(client, "huge", 404)
 
 
 async def test_a_model_is_known_and_listed_from_its_first_worker_s_lease(fleet: RouterRig) -> None:

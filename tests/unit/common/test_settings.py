@@ -89,7 +89,6 @@ def test_a_service_link_is_reported_in_one_line(service: str) -> None:
         ("REDIS_PASSWORD_FILE", "/nowhere/secret-file", "cannot be read: No such file"),
         ("REDIS_CA_FILE", "/nowhere/ca.crt", "cannot be read: No such file"),
         ("REDIS_CA_FILE", __file__, "must hold certificates in PEM format"),
-        ("EXPECTED_MODELS_FILE", "/nowhere/names", "cannot be read: [Errno 2] No such file"),
     ],
 )
 def test_a_settings_error_names_the_value_and_the_allowed_range_without_secrets(
@@ -123,7 +122,7 @@ def test_contradictory_settings_are_named(monkeypatch: pytest.MonkeyPatch, tmp_p
     with pytest.raises(StartupError, match="RYZANSTEIN_REDIS_URL does not start with rediss://"):
         read_settings(RouterSettings)
     monkeypatch.delenv("RYZANSTEIN_REDIS_CA_FILE")
-    for variable, value in (("EXPECTED_MODELS", "a"), ("EXPECTED_MODELS_FILE", str(tmp_path / "password"))):
-        monkeypatch.setenv(f"RYZANSTEIN_{variable}", value)
-    with pytest.raises(StartupError, match="RYZANSTEIN_EXPECTED_MODELS and RYZANSTEIN_EXPECTED_MODELS_FILE"):
+    for variable in ("EXPECTED_MODELS", "EXPECTED_MODELS_CONFIG_MAP"):
+        monkeypatch.setenv(f"RYZANSTEIN_{variable}", "a")
+    with pytest.raises(StartupError, match="RYZANSTEIN_EXPECTED_MODELS and RYZANSTEIN_EXPECTED_MODELS_CONFIG_MAP"):
         read_settings(RouterSettings)
