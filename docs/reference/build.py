@@ -28,7 +28,7 @@ from services.compute.model.families.recurrent import RECURRENT
 from services.compute.model.formats.compressed_tensors import MIXED
 from services.compute.model.formats.registry import FORMATS
 from services.finetuner.settings import FinetunerSettings
-from services.gateway.api import schema
+from services.gateway.api import options, schema
 from services.gateway.api.fields import advisory_fields, neutral_values
 from services.gateway.http import adapters, tokens
 from services.gateway.http.messages import schema as messages
@@ -210,7 +210,7 @@ def _tested(family: ListedFamily) -> str:
 BODIES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("POST /v1/chat/completions", schema.ChatBody),
     ("A message of `messages`", schema.Message),
-    ("A part of a message's `content`", schema.TextPart),
+    ("A part of a message's `content`", options.TextPart),
     ("POST /v1/messages", messages.MessagesBody),
     ("A tool of `tools`", messages.ClientTool),
     ("POST /v1/messages/count_tokens", messages.CountBody),

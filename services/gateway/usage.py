@@ -6,26 +6,48 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class PredictionUsage:
+    """Tokens that workers drafted from the prediction of a request."""
+
+    accepted_tokens: int = 0  # those in the text
+    rejected_tokens: int = 0  # the others; they are no tokens of the completion
+
+    def __add__(self, other: PredictionUsage) -> PredictionUsage:
+        return PredictionUsage(
+            self.accepted_tokens + other.accepted_tokens, self.rejected_tokens + other.rejected_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens that a request used."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    prediction: PredictionUsage | None = None  # None: the client sent no prediction
 
     def __add__(self, other: Usage) -> Usage:
+        predictions = [one.prediction for one in (self, other) if one.prediction is not None]
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.cached_tokens + other.cached_tokens,
+            sum(predictions, PredictionUsage()) if predictions else None,
         )
 
 
 def usage_json(usage: Usage) -> dict[str, object]:
     """OpenAI's usage object."""
-    return {
+    written: dict[str, object] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.prediction is not None:
+        written["completion_tokens_details"] = {
+            "accepted_prediction_tokens": usage.prediction.accepted_tokens,
+            "rejected_prediction_tokens": usage.prediction.rejected_tokens,
+        }
+    return written

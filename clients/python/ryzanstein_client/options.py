@@ -74,6 +74,7 @@ class _TextOptions(GenerationOptions, total=False):
     ignore_eos: bool
     skip_special_tokens: bool
     structured_outputs: StructuredOutputs  # in place of response_format
+    prediction: str  # the expected text; it changes speed alone
 
 
 class _ConversationOptions(TypedDict, total=False):

@@ -15,6 +15,8 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, not computed again
+    accepted_prediction_tokens: int = 0  # tokens of the completion that were drafted from its prediction
+    rejected_prediction_tokens: int = 0  # tokens that were drafted from it and are not in the completion
 
     @property
     def total_tokens(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.gateway.api.options import FunctionDefinition, TextOptions
+from services.gateway.api.options import FunctionDefinition, PredictedContent, TextOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +78,4 @@ class ChatRequest:
     max_tokens: int | None = None  # None: as many as fit
     logprobs: int | None = None  # the number of alternatives for each token
     include_workers: bool = False
+    prediction: PredictedContent | None = None  # the expected answer

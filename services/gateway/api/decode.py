@@ -27,7 +27,19 @@ _MAX_VALUES = 400_000
 _MAX_OPTION_BYTES = 256 * 1024  # for each field other than the texts and the tools
 _MAX_TOOLS_BYTES = 4 * 1024 * 1024
 _TEXT_FIELDS = frozenset(
-    {"prompt", "input", "instructions", "tokens", "messages", "text_1", "text_2", "query", "documents", "system"}
+    {
+        "prompt",
+        "input",
+        "instructions",
+        "tokens",
+        "messages",
+        "text_1",
+        "text_2",
+        "query",
+        "documents",
+        "system",
+        "prediction",
+    }
 )
 _TOOL_FIELDS = frozenset({"tools", "functions"})
 

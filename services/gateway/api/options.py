@@ -19,6 +19,24 @@ FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 MAX_TOOLS = 4096
 
 
+class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """A part of a message, or of an expected answer."""
+
+    text: str
+    cache_control: Annotated[Any, ADVISORY] = None
+
+
+class PredictedContent(Struct, tag_field="type", tag="content", forbid_unknown_fields=True):
+    """An expected answer: where the model writes the same tokens, several of them take one step."""
+
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class FunctionDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
     """A function that the model may call."""
 

@@ -9,7 +9,16 @@ from msgspec import Meta, Struct
 from services.common.fine_tuning.records import MOST_RANK
 from services.gateway.api.fields import ADVISORY, neutral
 from services.gateway.api.ignored import Unserved
-from services.gateway.api.options import MAX_TOOLS, FunctionDefinition, FunctionName, Session, TextOptions, TokenId
+from services.gateway.api.options import (
+    MAX_TOOLS,
+    FunctionDefinition,
+    FunctionName,
+    PredictedContent,
+    Session,
+    TextOptions,
+    TextPart,
+    TokenId,
+)
 
 MAX_TEXTS = 2048  # in an embedding request; OpenAI's limit
 _WINDOW = "Like `24h`, at most as long as files are kept (RYZANSTEIN_BATCH_FILE_LIFE_S)"
@@ -75,19 +84,15 @@ class CompletionBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Annotated[int, Meta(ge=0, description="Default 16")] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    prediction: (
+        Annotated[str | PredictedContent, Meta(description="The expected text; it changes speed alone")] | None
+    ) = None
     echo: bool | None = None
     best_of: (
         Annotated[int, Meta(ge=1, le=1024, description="Only the value of `n`, 1 where that is left out")] | None
     ) = None
     suffix: Annotated[Any, neutral("")] = None
     add_special_tokens: Annotated[bool, Meta(description="Default true")] | None = None
-
-
-class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """A part of a message."""
-
-    text: str
-    cache_control: Annotated[Any, ADVISORY] = None
 
 
 class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=True):
@@ -246,7 +251,9 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
         Annotated[list[FunctionDefinition], Meta(max_length=MAX_TOOLS, description="Older form of tools")] | None
     ) = None
     function_call: Literal["none", "auto"] | ChosenFunction | None = None
-    prediction: Annotated[Any, ADVISORY] = None
+    prediction: Annotated[PredictedContent, Meta(description="The expected answer; it changes speed alone")] | None = (
+        None
+    )
     verbosity: Annotated[str | None, ADVISORY] = None
     web_search_options: Annotated[Any, Meta(description="Left out: there is no search"), ADVISORY] = None
     add_special_tokens: Annotated[Any, neutral(False)] = None

@@ -168,6 +168,8 @@ class Attempt:
             return
         ids, batch = output.ids[repeated:], self._batch
         batch.ids += ids
+        batch.accepted_prediction += output.accepted_prediction_tokens
+        batch.rejected_prediction += output.rejected_prediction_tokens
         if output.logprobs:
             batch.logprobs = [*batch.logprobs, *output.logprobs[repeated:]]
         self.next_index += len(ids)

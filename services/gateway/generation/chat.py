@@ -14,6 +14,7 @@ from services.gateway.generation.group import SequenceGroup
 from services.gateway.generation.message_format import message_format_of
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
 from services.gateway.generation.prepared import MAX_CHOICES, Prepared
+from services.gateway.generation.prompts import encode_prediction
 from services.gateway.generation.request import Caller, SamplingOptions
 from services.gateway.generation.sampling import check_token_ids, sampling_options
 from services.gateway.grammar.admission import GrammarCompiler
@@ -121,7 +122,10 @@ class ChatPreparer:
         if form and form.special and request.options.skip_special_tokens is None:
             options = replace(options, skip_special_tokens=False)
         request_id, group = request_id or new_id("chatcmpl"), SequenceGroup() if request.n > 1 else None
-        first = await self._pipeline.prepare(request_id, model, prompt.ids, options, caller, group=group)
+        prediction_ids = await encode_prediction(model, request.prediction)
+        first = await self._pipeline.prepare(
+            request_id, model, prompt.ids, options, caller, group=group, prediction_ids=prediction_ids
+        )
         readers = [form.new() if form else None for _ in range(request.n)]
         checks = constraint.checks if constraint else None
         choices = [(first.choice(i), reader) for i, reader in enumerate(readers)]

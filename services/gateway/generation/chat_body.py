@@ -69,6 +69,7 @@ def chat_of(body: ChatBody, max_turns: int, ignored: Ignored) -> ChatRequest:
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         include_workers=body.stream_options is not None and bool(body.stream_options.include_workers),
+        prediction=body.prediction,
     )
 
 

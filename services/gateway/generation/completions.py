@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from services.gateway.api.schema import CompletionBody
 from services.gateway.errors import invalid
 from services.gateway.generation.group import SequenceGroup
 from services.gateway.generation.output import Generation
 from services.gateway.generation.pipeline import Pipeline, fit_max_tokens
 from services.gateway.generation.prepared import MAX_CHOICES, Prepared
-from services.gateway.generation.prompts import Prompt, encode_prompts, split_prompts
+from services.gateway.generation.prompts import Prompt, encode_prediction, encode_prompts, split_prompts
 from services.gateway.generation.request import Caller, SamplingOptions
 from services.gateway.generation.sampling import check_token_ids, sampling_options
 from services.gateway.grammar.admission import GrammarCompiler
@@ -21,7 +23,7 @@ _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 def billed_prompt(generation: Generation) -> Usage:
     """Return the usage of a request that asks for its prompt alone."""
-    return Usage(generation.usage.prompt_tokens, 0, generation.usage.cached_tokens)
+    return replace(generation.usage, completion_tokens=0)
 
 
 class CompletionPreparer:
@@ -41,6 +43,7 @@ class CompletionPreparer:
             message = f"The request asks for {n * len(pieces)} sequences; at most {MAX_CHOICES} are allowed."
             raise invalid(message, "n" if n > 1 else "prompt", "invalid_value")
         prompts = await encode_prompts(model, pieces, "prompt", add_special_tokens=body.add_special_tokens is not False)
+        prediction_ids = await encode_prediction(model, body.prediction)
         constraint = await self._grammars.constraint(body)
         grammar = await self._grammars.admit(constraint, model) if constraint else ""
         checks = constraint.checks if constraint else None
@@ -49,7 +52,9 @@ class CompletionPreparer:
         for position, prompt in enumerate(prompts):
             options = self._options(body, model, prompt, grammar)
             own_id = request_id if len(prompts) == 1 else f"{request_id}-p{position}"
-            request = await self._pipeline.prepare(own_id, model, prompt.ids, options, caller, group=group)
+            request = await self._pipeline.prepare(
+                own_id, model, prompt.ids, options, caller, group=group, prediction_ids=prediction_ids
+            )
             generations += [self._pipeline.generate(request.choice(index), checks=checks) for index in range(n)]
         return Prepared(
             request_id,

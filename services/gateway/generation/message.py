@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.gateway.generation.tokens import FinishReason
@@ -26,6 +26,7 @@ class MessageDelta:
     content: str
     reasoning: str
     calls: list[CallDelta]
+    reasoning_pieces: int  # how many of the pieces are reasoning, with the ends of its tags
 
 
 class MessageReader:
@@ -38,14 +39,19 @@ class MessageReader:
         self._finish = finish
         self._called = False
 
-    def read(self, text: str, *, final: bool) -> MessageDelta:
-        """The next piece; the last one is `final`."""
-        reasoning, answer = ("", text) if self._reasoning is None else self._reasoning.push(text)
+    @property
+    def reasons(self) -> bool:
+        """Whether reasoning may follow."""
+        return self._reasoning is not None and not self._reasoning.done
+
+    def read(self, pieces: Sequence[str], *, final: bool) -> MessageDelta:
+        """The next pieces, one for each token while the message `reasons`; the last ones are `final`."""
+        reasoning, answer, count = self._reason(pieces)
         if final and self._reasoning is not None:
             rest = self._reasoning.finish()
             reasoning, answer = reasoning + rest[0], answer + rest[1]
         if self._calls is None:
-            return MessageDelta(answer, reasoning, [])
+            return MessageDelta(answer, reasoning, [], count)
         found = self._calls.push(answer)
         content, calls = found.content, found.calls
         if final:
@@ -55,7 +61,19 @@ class MessageReader:
             if call.name is not None:
                 call.id = new_call_id()
         self._called = self._called or bool(calls)
-        return MessageDelta(content, reasoning, calls)
+        return MessageDelta(content, reasoning, calls, count)
+
+    def _reason(self, pieces: Sequence[str]) -> tuple[str, str, int]:
+        """Reasoning, answer, and how many pieces are reasoning."""
+        if self._reasoning is None:
+            return "", "".join(pieces), 0
+        reasoning, answer, count = "", "", 0
+        for position, piece in enumerate(pieces):
+            if self._reasoning.done:
+                return reasoning, answer + self._reasoning.push("".join(pieces[position:]))[1], count
+            thought, said = self._reasoning.push(piece)
+            reasoning, answer, count = reasoning + thought, answer + said, count + self._reasoning.begun
+        return reasoning, answer, count
 
     def finish_of(self, finish: FinishReason) -> FinishReason:
         """Why the message has ended, given why its text has."""

@@ -16,7 +16,7 @@ from services.gateway.spans import time_first_token
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.text.stops import StopBuffer
 from services.gateway.tools.calls import CallDelta
-from services.gateway.usage import Usage, usage_json
+from services.gateway.usage import PredictionUsage, Usage, usage_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class OutputChunk:
     finish: FinishReason | None = None
     embedding: list[float] = field(default_factory=list)
     reasoning: str = ""
+    reasoning_tokens: int = 0  # how many of the ids are reasoning, with the ends of its tags
     calls: list[CallDelta] = field(default_factory=list)
     takeover: Takeover | None = None
 
@@ -58,6 +59,7 @@ class Generation:
         self._held = held
         self.request = request
         self.completion_tokens = 0
+        self._prediction = None if request.prediction_ids is None else PredictionUsage()
         self.prompt_logprobs: list[worker_pb2.TokenLogprobs] = []
         self._source = source
         self._metrics = metrics
@@ -78,7 +80,7 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Tokens used so far."""
-        return Usage(len(self.request.prompt_ids), self.completion_tokens, self._source.cached_tokens)
+        return Usage(len(self.request.prompt_ids), self.completion_tokens, self._source.cached_tokens, self._prediction)
 
     async def next(self) -> OutputChunk:
         """The next chunk; raises :class:`ApiError` (with the usage so far) when the sequence cannot be completed."""
@@ -94,10 +96,6 @@ class Generation:
         if batch.prompt_logprobs:
             self.prompt_logprobs = list(batch.prompt_logprobs)
         chunk = self._read(batch)
-        if self._reader is not None:
-            part = self._reader.read(chunk.text, final=chunk.finish is not None)
-            chunk.text, chunk.reasoning, chunk.calls = part.content, part.reasoning, part.calls
-            chunk.finish = chunk.finish and self._reader.finish_of(chunk.finish)
         if self._held is not None:
             await self._hold(self._held, chunk)
         return chunk
@@ -147,15 +145,26 @@ class Generation:
 
     def _read(self, batch: TokenBatch) -> OutputChunk:
         chunk = OutputChunk(finish=batch.finish, embedding=list(batch.embedding), takeover=batch.takeover)
-        plain = self._stops is None and not batch.logprobs
-        chunk.text = "".join(self._read_plain(batch, chunk) if plain else self._read_each(batch, chunk))
+        bordered = self._stops is not None or batch.logprobs or (self._reader is not None and self._reader.reasons)
+        pieces = self._read_each(batch, chunk) if bordered else self._read_plain(batch, chunk)
+        chunk.text = "".join(pieces)
         self._sent_chars += len(chunk.text)
+        if self._prediction is not None:
+            # Drafted tokens behind a stop string are no part of the text.
+            accepted = min(batch.accepted_prediction, len(chunk.ids))
+            behind = batch.accepted_prediction - accepted
+            self._prediction += PredictionUsage(accepted, batch.rejected_prediction + behind)
         if self._scored:
             chunk.tokens = self._release(final=chunk.finish is not None)
+        if self._reader is not None:
+            part = self._reader.read(pieces, final=chunk.finish is not None)
+            chunk.text, chunk.reasoning, chunk.calls = part.content, part.reasoning, part.calls
+            chunk.reasoning_tokens = min(part.reasoning_pieces, len(chunk.ids))  # a last chunk may have no ids
+            chunk.finish = chunk.finish and self._reader.finish_of(chunk.finish)
         return chunk
 
     def _read_plain(self, batch: TokenBatch, chunk: OutputChunk) -> list[str]:
-        """Decode all tokens at once: no stop string or log-probability needs their borders."""
+        """Decode all tokens at once: no stop string, log-probability or reasoning needs their borders."""
         ids = chunk.ids = list(batch.ids)
         self.completion_tokens += len(ids)
         silent = batch.finish is FinishReason.STOP and not self.request.options.include_stop
@@ -179,7 +188,7 @@ class Generation:
                 break
         else:
             if chunk.finish is not None:
-                parts.append(self._flush())
+                parts[-1:] = ["".join(parts[-1:]) + self._flush()]
         return parts
 
     def _read_token(self, token_id: int, silent: bool, parts: list[str]) -> bool:

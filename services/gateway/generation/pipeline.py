@@ -59,6 +59,7 @@ class Pipeline:
         embed: bool = False,
         second_from: int = 0,
         group: SequenceGroup | None = None,
+        prediction_ids: list[int] | None = None,
     ) -> GenerationRequest:
         """Check the prompt against the model and hash its blocks."""
         if self._log_prompts:
@@ -68,7 +69,9 @@ class Pipeline:
             hashes = wire_chain(model.card.hash_root, caller.tenant, prompt_ids)
         else:
             hashes = await asyncio.to_thread(wire_chain, model.card.hash_root, caller.tenant, prompt_ids)
-        return GenerationRequest(request_id, model, prompt_ids, options, caller, hashes, embed, second_from, group)
+        return GenerationRequest(
+            request_id, model, prompt_ids, options, caller, hashes, embed, second_from, group, prediction_ids
+        )
 
     def generate(
         self, request: GenerationRequest, reader: MessageReader | None = None, checks: Checks | None = None

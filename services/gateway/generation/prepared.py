@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from services.gateway.generation.output import Generation
@@ -30,7 +30,7 @@ class Prepared:
         total = Usage()
         for index, generation in enumerate(self.generations):
             usage = self.billed(generation)
-            total += usage if index % self.per_prompt == 0 else Usage(0, usage.completion_tokens, 0)
+            total += usage if index % self.per_prompt == 0 else replace(usage, prompt_tokens=0, cached_tokens=0)
         return total
 
     def reserved_tokens(self) -> int:

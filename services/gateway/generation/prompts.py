@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.gateway.errors import invalid
+from services.gateway.api.options import PredictedContent
+from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.pipeline import check_prompt
 from services.gateway.text.codec import ServedModel
+from services.gateway.text.guard import PromptPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,27 @@ def truncation_limit(asked: int | None, max_len: int) -> int | None:
         message = f"`truncate_prompt_tokens` must be 1 to {max_len} for this model, or -1, got {asked}."
         raise invalid(message, "truncate_prompt_tokens", "invalid_value")
     return asked
+
+
+async def encode_prediction(model: ServedModel, prediction: str | PredictedContent | None) -> list[int] | None:
+    """Token ids of an expected answer, None without one; raises :class:`ApiError` (400) beyond the model's context."""
+    if prediction is None:
+        return None
+    text = prediction if isinstance(prediction, str) else prediction.text
+    part = PromptPart(text, literal=model.control_tokens.in_text(text))  # answers hold no control tokens
+    try:
+        model.check_length(len(text), "prediction")
+        ids = await model.off_loop(len(text), lambda: model.encode_parts([part], "prediction"))
+    except ApiError as error:
+        raise _long_prediction(model) from error
+    if len(ids) > model.max_len:
+        raise _long_prediction(model)
+    return ids
+
+
+def _long_prediction(model: ServedModel) -> ApiError:
+    message = f"`prediction` has more than {model.max_len} tokens, the context of this model."
+    return invalid(message, "prediction", "context_length_exceeded")
 
 
 async def encode_prompts(

@@ -85,6 +85,7 @@ class GenerationRequest:
     embed: bool = False
     second_from: int = 0  # position of the second of two texts; 0: one text
     group: SequenceGroup | None = None  # group of a request with several sequences
+    prediction_ids: list[int] | None = None  # tokens of the expected answer; None: the client sent none
 
     def choice(self, index: int) -> GenerationRequest:
         """The request of choice `index`: same prompt, a seed of its own that follows from the request's seed."""

@@ -203,6 +203,7 @@ class ResumableStream:
             cache_salt=request.caller.tenant,
             embed=request.embed,
             second_from=request.second_from,
+            prediction_ids=request.prediction_ids,
             traceparent=request.caller.traceparent,
             ticket=assignment.ticket,
             weight=request.caller.weight,

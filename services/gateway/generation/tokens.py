@@ -48,6 +48,8 @@ class TokenBatch:
     prompt_logprobs: Sequence[worker_pb2.TokenLogprobs] = ()
     embedding: Sequence[float] = ()
     takeover: Takeover | None = None  # these tokens are its worker's first
+    accepted_prediction: int = 0  # how many of these tokens were drafted from the request's prediction
+    rejected_prediction: int = 0  # tokens that were drafted from it in the same steps, and not drawn
 
 
 class TokenSource(Protocol):

@@ -82,8 +82,12 @@ def model_message(name: str, model: ServedModel | None) -> inference_pb2.Model:
 
 def usage_message(usage: Usage) -> inference_pb2.Usage:
     """The usage of a call."""
-    return inference_pb2.Usage(
+    message = inference_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
     )
+    if usage.prediction is not None:
+        message.accepted_prediction_tokens = usage.prediction.accepted_tokens
+        message.rejected_prediction_tokens = usage.prediction.rejected_tokens
+    return message

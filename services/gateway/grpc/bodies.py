@@ -95,6 +95,8 @@ def _options(options: inference_pb2.GenerationOptions) -> dict[str, Any]:
         given["seed"] -= (given["seed"] >> 63) << 64  # REST seeds are signed; the bits are the same
     if given.pop("include_workers", False):
         given["stream_options"] = {"include_workers": True}
+    if "prediction" in given:
+        given["prediction"] = {"type": "content", "content": given["prediction"]}
     schema = options.response_format.json_schema.schema
     if schema:
         given["response_format"]["json_schema"]["schema"] = _json(schema, "response_format.json_schema.schema")

@@ -26,32 +26,32 @@ class ReasoningParser:
         """`inside`: the prompt ends with the opening tag."""
         self._begin, self._end = tags
         self._inside = inside
-        self._begun = inside  # false while the text may still begin with the tag
-        self._done = False
+        self.begun = inside  # false while the text may still begin with the tag
+        self.done = False  # no more reasoning follows
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
         """The reasoning and the answer in a piece."""
-        if self._done:
+        if self.done:
             return "", self._answer(text)
         text, self._held = self._held + text, ""
-        if not self._begun:
+        if not self.begun:
             stripped = text.lstrip()
             if self._begin.startswith(stripped):
                 self._held = text
                 if stripped != self._begin:
                     return "", ""
             if not stripped.startswith(self._begin):
-                self._done = self._answering = True
+                self.done = self._answering = True
                 return "", text
-            self._begun = self._inside = True
+            self.begun = self._inside = True
             text, self._held = stripped[len(self._begin) :], ""
         return self._reason(text)
 
     def _reason(self, text: str) -> tuple[str, str]:
         before, end, after = text.partition(self._end)
         if end:
-            self._done = True
+            self.done = True
             return before, self._answer(after)
         kept = next((n for n in range(min(len(self._end) - 1, len(text)), 0, -1) if self._end.startswith(text[-n:])), 0)
         self._held = text[len(text) - kept :]
@@ -68,4 +68,4 @@ class ReasoningParser:
     def finish(self) -> tuple[str, str]:
         """End the text; returns what was held back."""
         held, self._held = self._held, ""
-        return (held, "") if self._inside and not self._done else ("", held)
+        return (held, "") if self._inside and not self.done else ("", held)

@@ -60,6 +60,9 @@ class StreamBuffer:
             message.ids.extend(output.token_ids)
         if output.logprobs:
             message.logprobs.extend([_to_proto(row) for row in output.logprobs])
+        if output.accepted_prediction or output.rejected_prediction:
+            message.accepted_prediction_tokens += output.accepted_prediction
+            message.rejected_prediction_tokens += output.rejected_prediction
         if output.prefill is not None:
             message.cached_tokens = output.prefill.cached_tokens
             message.prompt_logprobs.extend([_to_proto(row) for row in output.prefill.prompt_logprobs])

@@ -37,6 +37,7 @@ def unchecked(submit: pb.Submit) -> EngineRequest:
         trial_tokens=submit.trial_tokens,
         adapter=_adapter(submit),
         pull=submit.pull if submit.HasField("pull") else None,
+        prediction_ids=list(submit.prediction_ids),
     )
 
 
@@ -58,6 +59,7 @@ def to_request(submit: pb.Submit, model: EngineModel, facts: EngineFacts) -> Eng
         raise InvalidRequestError("prompt_ids", "must not be empty")
     _check_ids("prompt_ids", request.prompt_ids, facts.vocab_size)
     _check_ids("generated_ids", request.generated_ids, facts.vocab_size)
+    _check_ids("prediction_ids", request.prediction_ids, facts.vocab_size)
     if not request.embed and not model.generates:
         does = "classifies" if model.classes else "embeds"
         raise InvalidRequestError("embed", f"this checkpoint has no output head: it {does} and cannot generate")

@@ -77,6 +77,19 @@ async def test_whole_and_streamed_generations_are_the_tokens(gateway: Served, ki
 
 
 @every_client
+async def test_every_client_sends_predictions_and_reads_their_counts(gateway: Served, kind: str) -> None:
+    gateway.stack.workers[0].sizes = (1, 3)
+    async with gateway.client(kind) as client:
+        for whole, streamed, asked in (("complete", "stream_completion", PROMPT), ("chat", "stream_chat", TALK)):
+            used = (await call(client, whole, asked, max_tokens=8, prediction="a list")).usage
+            assert (used.accepted_prediction_tokens, used.rejected_prediction_tokens) == (4, 12)
+            chunks = await read(client, streamed, asked, max_tokens=8, prediction="a list")
+            assert chunks[-1].usage == used
+    for submit in gateway.stack.workers[0].submits:
+        assert byte_level().decode(list(submit.prediction_ids)) == "a list"
+
+
+@every_client
 async def test_every_client_asks_for_structured_output(gateway: Served, kind: str) -> None:
     async with gateway.client(kind) as client:
         for asked in (

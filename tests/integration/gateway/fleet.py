@@ -7,6 +7,7 @@ compared with an undisturbed one.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -100,6 +101,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     prefill_s: float = 0.0  # before the first token, while the prompt moves on
     reports: bool = True  # False: a version that says nothing of requests that move on without outputs
     tokens_per_step: int = 1
+    sizes: Sequence[int] = ()  # tokens of a request's steps, over and over; empty: tokens_per_step
     cached_tokens: int = 0
     end_at: int | None = None  # position whose token is EOS
     tokenizer: Tokenizer | None = None
@@ -216,12 +218,13 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         end = submit.sampling.max_tokens or MAX_LEN - len(submit.prompt_ids)
         position = len(submit.generated_ids)
         first = True
+        sizes = itertools.cycle(self.sizes or (self.tokens_per_step,))
         await self._announce(submit, out)
         while position < end:
             await self._wait_for_step()
             if await self._fault(submit, position, out):
                 return
-            count = min(self.tokens_per_step, end - position)
+            count = min(next(sizes), end - position)
             output = self._tokens(submit, position, count)
             if first:
                 output.cached_tokens = self.cached_tokens
@@ -267,6 +270,8 @@ class Worker(worker_pb2_grpc.WorkerServicer):
             count = min(count, self.end_at + 1 - position)
         ids = [self._id(submit, index) for index in range(position, position + count)]
         output = self._output(submit, position, ids)
+        if submit.prediction_ids:  # all tokens of a step but its last one were drafted, and three more
+            output.accepted_prediction_tokens, output.rejected_prediction_tokens = len(ids) - 1, 3
         if submit.sampling.HasField("logprobs"):
             for token_id in ids:
                 output.logprobs.append(self._scored(token_id, submit.sampling.logprobs))

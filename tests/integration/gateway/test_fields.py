@@ -123,7 +123,7 @@ async def test_fields_that_advise_are_accepted(stack: Stack) -> None:
     advice = {
         "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "service_tier": "auto",
         "store": True, "metadata": {"a": "b"}, "parallel_tool_calls": False, "verbosity": "low",
-        "prediction": {"type": "content", "content": "x"}, "stream_options": {"include_obfuscation": False},
+        "stream_options": {"include_obfuscation": False},
     }  # fmt: skip
     part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
     messages = [

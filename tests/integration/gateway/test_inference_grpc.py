@@ -77,6 +77,11 @@ SAME: list[tuple[dict[str, Any], pb.GenerateRequest | pb.ChatRequest]] = [
         {"stop": ["e", "a", "\n", " "], "include_stop_str_in_output": True, "max_tokens": 60},
         pb.GenerateRequest(options=options(stop=["e", "a", "\n", " "], include_stop_str_in_output=True, max_tokens=60)),
     ),
+    ({"prediction": "a list", "n": 2}, pb.GenerateRequest(options=options(prediction="a list", n=2))),
+    (
+        {"messages": SAID, "prediction": {"type": "content", "content": "a list"}},
+        pb.ChatRequest(messages=SAID_PB, options=options(prediction="a list")),
+    ),
     ({"response_format": FORMAT}, pb.GenerateRequest(options=options(response_format=FORMAT_PB))),
     (
         {"messages": SAID, "reasoning_effort": "low", "chat_template_kwargs": {"tone": "dry"}},
@@ -124,6 +129,7 @@ async def test_grpc_fields_equal_rest_fields() -> None:
             first, second = worker.submits[of_rest - body.get("n", 1)], worker.submits[of_rest]
             assert list(first.prompt_ids) == list(second.prompt_ids), fields
             assert first.sampling == second.sampling, fields
+            assert list(first.prediction_ids) == list(second.prediction_ids), fields
             for choice in rest["choices"]:
                 own = [r for r in responses if r.choice == choice["index"]]
                 assert [r.first_index for r in own] == list(accumulate((len(r.ids) for r in own[:-1]), initial=0))
@@ -142,6 +148,10 @@ async def test_grpc_fields_equal_rest_fields() -> None:
             assert (used.prompt_tokens, used.completion_tokens) == (
                 rest["usage"]["prompt_tokens"], rest["usage"]["completion_tokens"],
             ), fields  # fmt: skip
+            drafted = {"accepted_prediction_tokens", "rejected_prediction_tokens"}
+            counts = {name: getattr(used, name) for name in drafted if used.HasField(name)}
+            assert counts == rest["usage"].get("completion_tokens_details", {}), fields
+            assert bool(counts) is ("prediction" in fields)
 
 
 # What the contract has under another name, or always does.

@@ -27,8 +27,8 @@ CASES: dict[str, tuple[list[OutputChunk], list[tuple[str, str, str]]]] = {
     "cut text": ([OutputChunk("He", finish=FinishReason.LENGTH)], [("message", "incomplete", "He")]),
     "reasoning and text in one piece": (
         [
-            OutputChunk(reasoning="so", ids=[1, 2]),
-            OutputChunk("A", reasoning="!", ids=[3]),
+            OutputChunk(reasoning="so", ids=[1, 2], reasoning_tokens=2),
+            OutputChunk("A", reasoning="!", ids=[3, 5], reasoning_tokens=1),
             OutputChunk("B", ids=[4], finish=FinishReason.STOP),
         ],
         [("reasoning", "completed", "so!"), ("message", "completed", "AB")],

@@ -30,7 +30,13 @@ def _logprob(found: worker_pb2.TokenLogprobs) -> TokenLogprob:
 
 
 def _usage(found: inference_pb2.Usage) -> Usage:
-    return Usage(found.prompt_tokens, found.completion_tokens, found.cached_tokens)
+    return Usage(
+        found.prompt_tokens,
+        found.completion_tokens,
+        found.cached_tokens,
+        found.accepted_prediction_tokens,
+        found.rejected_prediction_tokens,
+    )
 
 
 def embeddings_of(found: inference_pb2.EmbedResponse) -> Embeddings:

@@ -36,8 +36,15 @@ def usage(found: wire.Usage | None) -> Usage:
     """Usage, zero where the server tells none."""
     if found is None:
         return Usage()
-    details = found.prompt_tokens_details
-    return Usage(found.prompt_tokens, found.completion_tokens, details.cached_tokens if details else 0)
+    prompt = found.prompt_tokens_details or wire.PromptDetails()
+    drafted = found.completion_tokens_details or wire.CompletionDetails()
+    return Usage(
+        found.prompt_tokens,
+        found.completion_tokens,
+        prompt.cached_tokens,
+        drafted.accepted_prediction_tokens,
+        drafted.rejected_prediction_tokens,
+    )
 
 
 def item_usage(found: wire.ItemUsage | None) -> Usage:

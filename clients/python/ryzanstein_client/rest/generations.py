@@ -52,6 +52,8 @@ def chat_body(settings: Settings, messages: Sequence[Message], options: ChatOpti
     if "logprobs" in fields:
         fields["top_logprobs"] = fields.pop("logprobs")
         fields["logprobs"] = True
+    if "prediction" in fields:
+        fields["prediction"] = {"type": "content", "content": fields["prediction"]}
     if "tools" in fields:
         fields["tools"] = [{"type": "function", "function": tool} for tool in fields["tools"]]
     if fields.get("tool_choice", "auto") not in ("auto", "none", "required"):

@@ -26,12 +26,20 @@ class PromptDetails(Struct):
     cached_tokens: int = 0
 
 
+class CompletionDetails(Struct):
+    """Tokens drafted from a prediction."""
+
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
 class Usage(Struct):
     """Tokens used."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class ItemUsage(Struct):

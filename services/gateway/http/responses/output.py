@@ -48,8 +48,8 @@ class OutputItems:
 
     def add(self, chunk: OutputChunk) -> Iterator[Event]:
         """Return the events of a chunk."""
+        self.reasoning_tokens += chunk.reasoning_tokens
         if chunk.reasoning:
-            self.reasoning_tokens += len(chunk.ids)
             yield from self._write("reasoning", _REASONING, chunk.reasoning, ())
         if chunk.text or (chunk.tokens and self._is_open("message")):
             yield from self._write("message", _TEXT, chunk.text, chunk.tokens)

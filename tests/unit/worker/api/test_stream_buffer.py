@@ -1,4 +1,4 @@
-"""What is said of requests that move on without outputs, when the gateway reads slowly and when it reads at once."""
+"""Outputs and progress of requests, when the gateway reads slowly and when it reads at once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,32 @@ from unittest.mock import Mock
 
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.compute.token_logprobs import TokenLogprobs
+from services.worker.api.spans import RequestSpans
 from services.worker.api.stream_buffer import StreamBuffer
-from services.worker.engine.output import Output, Progress
+from services.worker.engine.output import Finish, Output, Progress
 from services.worker.engine.request import EngineRequest
 
 
 def request(name: str) -> EngineRequest:
     return EngineRequest(name, [1], pb.Sampling(), attempt=3)
+
+
+async def test_outputs_of_several_steps_are_merged_and_their_counts_added() -> None:
+    drafted, plain = request("drafted"), request("plain")
+    buffer = StreamBuffer(RequestSpans(), lambda _: None, lambda _: Progress(0, 0))
+    scores = [TokenLogprobs(token_id, -1.0, 1, (), ()) for token_id in range(10)]
+    buffer.add(drafted, Output(4, (4, 5, 6), logprobs=tuple(scores[4:7]), accepted_prediction=2))
+    buffer.add(drafted, Output(7, (7,), logprobs=(scores[7],), rejected_prediction=3))
+    buffer.add(drafted, Output(8, (8, 9), Finish.STOP, logprobs=tuple(scores[8:]), accepted_prediction=1))
+    buffer.add(plain, Output(0, (1, 2)))
+    buffer.flush(1)
+    merged, other = (await buffer.take()).outputs
+    assert (merged.first_index, list(merged.ids)) == (4, [4, 5, 6, 7, 8, 9])
+    assert [row.token_id for row in merged.logprobs] == list(merged.ids)
+    assert (merged.accepted_prediction_tokens, merged.rejected_prediction_tokens) == (3, 3)
+    assert merged.finish == pb.FINISH_REASON_STOP
+    assert other == pb.Output(request_id="plain", attempt=3, ids=[1, 2]), "a count of zero is not written"
 
 
 async def test_progress_is_one_entry_for_each_request_without_outputs() -> None:

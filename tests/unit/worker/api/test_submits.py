@@ -23,6 +23,11 @@ def request(**sampling: object):
     return to_request(pb.Submit(request_id="a", prompt_ids=[5], sampling=pb.Sampling(**sampling)), MODEL, FACTS)
 
 
+def test_a_prediction_reaches_the_engine() -> None:
+    submit = pb.Submit(request_id="a", prompt_ids=[5], prediction_ids=[7, 1999])
+    assert to_request(submit, MODEL, FACTS).prediction_ids == [7, 1999]
+
+
 def test_as_many_stop_tokens_as_the_api_allows() -> None:
     assert len(request(stop_token_ids=range(2, 1026)).sampling.stop_token_ids) == 1025
 
@@ -50,6 +55,7 @@ def test_a_sampling_parameter_beyond_its_bounds_is_named(sampling: dict[str, Any
     [
         (EMBEDS, {}, "embed: this checkpoint has no output head: it embeds and cannot generate"),
         (CLASSIFIES, {}, "embed: this checkpoint has no output head: it classifies and cannot generate"),
+        (MODEL, {"prediction_ids": [2000]}, "prediction_ids: token id 2000 is outside the vocabulary of 2000"),
         (MODEL, {"second_from": 1}, "second_from: 1 is not a position of the 1 prompt tokens"),
         (MODEL, {"embed": True, "generated_ids": [7]}, "generated_ids: must be empty when embed is set"),
         (
