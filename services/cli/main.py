@@ -8,7 +8,7 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import psutil
 import typer
@@ -19,9 +19,8 @@ from services.cli.errors import CommandError
 from services.cli.keys import keys
 from services.cli.kube.commands import kube
 from services.cli.stack.default_model import ChosenModel, default_model
-from services.cli.stack.options import HOST, StackOptions, named_folder, read_engine_args
+from services.cli.stack.options import HOST, StackOptions, takes_options
 from services.cli.stack.state import read_state
-from services.common.worker_options import Dtype, EngineName, KvDtype, Quantization
 
 _DOWN_S = 60.0
 
@@ -71,103 +70,21 @@ def describe(
 
 @app.command("serve", help="The same as `up`.")
 @app.command()
+@takes_options
 def up(
-    checkpoint: Annotated[str, typer.Argument(metavar="MODEL", help="The same as --model.")] = "",
-    model: Annotated[
-        str, typer.Option(help="A checkpoint folder, a GGUF file, or a hub id.", show_default="SmolLM2")
-    ] = "",
-    served_model_name: Annotated[
-        str, typer.Option(help="Name of the model in the API; default: the folder's or repository's.")
-    ] = "",
-    workers: Annotated[int, typer.Option(min=1, max=64, help="How many workers.")] = 1,
-    tensor_parallel: Annotated[
-        int, typer.Option("--tensor-parallel", "--tensor-parallel-size", min=1, max=16, help="Ranks per worker.")
-    ] = 1,
-    engine: Annotated[EngineName, typer.Option(help="What computes: our own engine, or vLLM.")] = "native",
-    engine_arg: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of vLLM's EngineArgs; may be repeated.")
-    ] = None,
-    engine_python: Annotated[
-        str, typer.Option(metavar="PATH", help="Python of the environment with vLLM; default: this one.")
-    ] = "",
-    dtype: Annotated[Dtype, typer.Option(help="Number format of weights and activations.")] = "auto",
-    quantization: Annotated[
-        Quantization, typer.Option(help="Rounds weights while they load; auto: as they are stored.")
-    ] = "auto",
-    max_model_len: Annotated[
-        int, typer.Option(min=0, help="Longest sequence in tokens; 0: what the model was made for.")
-    ] = 0,
-    kv_tokens: Annotated[int, typer.Option(min=0, help="KV cache per worker in tokens; 0: chosen by the worker.")] = 0,
-    gpu_memory_utilization: Annotated[
-        float,
-        typer.Option(min=0.05, max=1.0, help="Share of each GPU's memory for weights, the largest step and KV cache."),
-    ] = 0.9,
-    kv_dtype: Annotated[
-        KvDtype, typer.Option(help="Numbers of the KV cache; int8 and fp8 (on GPUs) take half the memory of bf16.")
-    ] = "auto",
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=DIR", help="A LoRA adapter to serve under NAME; may be given several times."),
-    ] = None,
-    adapter_source: Annotated[
-        str, typer.Option(metavar="DIR", help="A folder whose LoRA adapters may be loaded while it runs.")
-    ] = "",
-    fine_tuning: Annotated[
-        str,
-        typer.Option(metavar="DIR", help="Train adapters of the model (/v1/fine_tuning/jobs), and keep them in DIR."),
-    ] = "",
-    host: Annotated[str, typer.Option(help="Address that the gateway listens on; 0.0.0.0: every one.")] = HOST,
-    port: Port = 8000,
-    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the public gRPC API; 0: off.")] = 0,
-    tls_cert: Annotated[
-        str, typer.Option(metavar="FILE", help="The gateway's certificate, PEM: it speaks TLS then, REST and gRPC.")
-    ] = "",
-    tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key, PEM.")] = "",
-    api_key: Annotated[
-        str, typer.Option(envvar="RYZANSTEIN_API_KEY", help="Key that callers must send; default: none is asked for.")
-    ] = "",
-    redis: Annotated[str, typer.Option(metavar="URL", help="Your Redis; default: an embedded one.")] = "",
-    policy: Annotated[str, typer.Option(help="How the router places requests: a name, or a composition.")] = "cost",
-    fallback_model: Annotated[str, typer.Option(help="Served when the asked model has no worker.")] = "",
-    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until everything is ready.")] = 120.0,
+    checkpoint: Annotated[str, typer.Argument(metavar="MODEL", help="The same as --model.")] = "", **options: Any
 ) -> None:
     """Start a whole installation on this machine; Ctrl-C stops it."""
     from services.cli import up as command  # imported here, so that other commands start faster
 
+    model = options.pop("model")
     if checkpoint and model and checkpoint != model:
         raise CommandError(f"MODEL {checkpoint} and --model {model}: give one of them")
     chosen = ChosenModel(checkpoint or model) if checkpoint or model else default_model()
     if chosen.note:
         Console().print(chosen.note, highlight=False, soft_wrap=True)
-    options = StackOptions(
-        model=chosen.model,
-        served_model_name=served_model_name or chosen.name,
-        workers=workers,
-        tensor_parallel=tensor_parallel,
-        engine=engine,
-        engine_args=read_engine_args(engine_arg or []),
-        engine_python=engine_python,
-        dtype=dtype,
-        quantization=quantization,
-        max_model_len=max_model_len,
-        kv_tokens=kv_tokens,
-        gpu_memory_utilization=gpu_memory_utilization,
-        kv_dtype=kv_dtype,
-        host=host,
-        port=port,
-        grpc_port=grpc_port,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        api_key=api_key,
-        redis_url=redis,
-        policy=policy,
-        fallback_model=fallback_model,
-        adapters=tuple(named_folder("--adapter", text) for text in adapter or ()),
-        adapter_source=adapter_source and str(Path(adapter_source).absolute()),
-        fine_tuning=fine_tuning and str(Path(fine_tuning).absolute()),
-        generation_config=chosen.generation_config,
-    )
-    command.run(options, start_timeout)
+    name = options.pop("served_model_name") or chosen.name
+    command.run(StackOptions(chosen.model, name, **options, generation_config=chosen.generation_config))
 
 
 @app.command()

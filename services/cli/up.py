@@ -58,17 +58,17 @@ class StartProgress:
         return table
 
 
-def run(options: StackOptions, start_timeout_s: float) -> None:
+def run(options: StackOptions) -> None:
     """Start the installation, print its addresses, supervise it until Ctrl-C or SIGTERM, then stop it."""
     check(options)
-    asyncio.run(_run(options, start_timeout_s, Console()))
+    asyncio.run(_run(options, Console()))
 
 
-async def _run(options: StackOptions, start_timeout_s: float, console: Console) -> None:
+async def _run(options: StackOptions, console: Console) -> None:
     began = time.monotonic()
     progress = StartProgress(console)
     stack = Stack(options, progress.report)
-    task = asyncio.ensure_future(_start_and_supervise(stack, progress, console, began, start_timeout_s))
+    task = asyncio.ensure_future(_start_and_supervise(stack, progress, console, began))
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(signum, task.cancel)
@@ -81,18 +81,16 @@ async def _run(options: StackOptions, start_timeout_s: float, console: Console) 
     console.print("Stopped; nothing is left running.", highlight=False)
 
 
-async def _start_and_supervise(
-    stack: Stack, progress: StartProgress, console: Console, began: float, start_timeout_s: float
-) -> None:
+async def _start_and_supervise(stack: Stack, progress: StartProgress, console: Console, began: float) -> None:
     with progress:
-        await stack.start(start_timeout_s)
+        await stack.start()
     elapsed = time.monotonic() - began
     card = await _model_card(stack.address_of("worker-0"))
     for table in (_processes_table(stack.processes), _startup_table(card)):
         console.print(table) if console.is_terminal else print_whole(console, table)
     console.print(f"Logs: {stack.folder / 'logs'}", highlight=False, soft_wrap=True)
     console.print(_how_to_call(card, stack.options, elapsed), highlight=False, soft_wrap=True)
-    await stack.supervise(start_timeout_s)
+    await stack.supervise()
 
 
 async def _model_card(address: str) -> worker_pb2.ModelCard:

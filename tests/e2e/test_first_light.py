@@ -78,10 +78,12 @@ def test_chat_in_a_pipe_prints_the_answer_alone(stack: RunningStack) -> None:
 def test_printed_curl_line_works_dead_processes_are_restarted_and_ctrl_c_cleans_up(tmp_path: Path) -> None:
     """In one installation, whose start takes longer than all of them. A stopped worker is in the chaos tests."""
     options = ("--api-key", "a-key", "--served-model-name", "mine", "--max-model-len", "512", "--host", "0.0.0.0")
+    options += ("--set", "playground=false")
     with running_stack(tmp_path, *options) as stack:
         assert len(processes_of(stack)) >= 7, "supervisor, redis, coordinator, router, gateway, worker, rank"
         shared_before = {p.name for p in Path("/dev/shm").iterdir()}
         assert httpx.get(f"{stack.url}/v1/models").status_code == 401
+        assert httpx.get(stack.url).status_code == 404, "the playground is off"
         (model,) = httpx.get(f"{stack.url}/v1/models", headers={"x-api-key": "a-key"}).json()["data"]
         assert (model["id"], model["max_model_len"]) == ("mine", 512)
         # The supervisor's pipe has the line by the time that the installation is stopped.
@@ -177,6 +179,13 @@ def test_broken_checkpoint_is_reported_on_a_single_line(tmp_path: Path) -> None:
     assert refused.returncode != 0
     assert len(refused.stderr.strip().splitlines()) == 1
     assert "safetensors" in refused.stderr
+
+
+def test_wrong_value_of_a_setting_is_reported_on_a_single_line(tmp_path: Path) -> None:
+    refused = ryzanstein("up", *TINY, "--port", str(free_port()), "--set", "max_running=0", runtime_dir=tmp_path)
+    assert refused.returncode != 0
+    assert len(refused.stderr.strip().splitlines()) == 1
+    assert "RYZANSTEIN_MAX_RUNNING is '0': it should be greater than or equal to 1" in refused.stderr
 
 
 def test_too_little_memory_is_reported_on_a_single_line(tmp_path: Path) -> None:

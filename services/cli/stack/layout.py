@@ -6,10 +6,10 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from services.cli.stack.options import HOST, StackOptions
+from services.cli.stack.options import GATEWAY, HOST, ROUTER, WORKER, StackOptions, variable
 from services.cli.stack.probes import Probe, grpc_alive, grpc_serving, http_alive, http_ready, redis_alive, redis_ready
 from services.common.gguf_files import model_name, split_choice
 from services.common.ports import free_port
@@ -35,43 +35,26 @@ def lay_out(
     # A picked port is not reserved. So skip the gateway's ports, which the gateway binds last.
     ports = (port for port in iter(pick_port, None) if port not in (options.port, options.grpc_port))
     specs: list[ProcessSpec] = []
-    redis_url = options.redis_url
+    redis_url = options.redis
     if not redis_url:
         socket = run_dir / "redis.sock"
         redis_url = f"unix://{socket}"
         specs.append(_redis(redis_server, socket, redis_url))
-    coordinator, router = f"{HOST}:{next(ports)}", f"{HOST}:{next(ports)}"
+    coordinator, router = next(ports), next(ports)
     shared = {"RYZANSTEIN_REDIS_URL": redis_url, "RYZANSTEIN_HOST": HOST, "RYZANSTEIN_NAMESPACE": f"up-{options.port}"}
     specs += [_worker(options, index, next(ports), shared) for index in range(options.workers)]
-    specs.append(
-        _service(
-            "kv-coordinator",
-            "services.kv_coordinator",
-            coordinator,
-            shared | {"RYZANSTEIN_COORDINATOR_PORT": _port(coordinator)},
-        )
-    )
-    specs.append(
-        _service(
-            "router",
-            "services.router",
-            router,
-            shared
-            | {
-                "RYZANSTEIN_ROUTER_PORT": _port(router),
-                "RYZANSTEIN_COORDINATOR_ADDRESS": coordinator,
-                "RYZANSTEIN_POLICY": options.policy,
-            },
-        )
-    )
+    specs.append(_service("kv-coordinator", "kv_coordinator", "coordinator_port", coordinator, shared))
+    env = shared | {"RYZANSTEIN_COORDINATOR_ADDRESS": f"{HOST}:{coordinator}"} | options.settings_of(ROUTER)
+    specs.append(_service("router", "router", "router_port", router, env))
     if options.fine_tuning:
         specs.append(_finetuner(options, next(ports), shared))
-    specs.append(_gateway(options, router, shared))
+    specs.append(_gateway(options, f"{HOST}:{router}", shared))
+    if options.settings:
+        from services.cli.stack.settings import read_settings  # imports all services' settings: a second
+
+        chosen = read_settings(options.settings, {name for spec in specs for name in spec.env})
+        specs = [replace(spec, env=spec.env | chosen) for spec in specs]  # a service ignores those of others
     return tuple(specs)
-
-
-def _port(address: str) -> str:
-    return address.rpartition(":")[2]
 
 
 def _redis(executable: Path, socket: Path, url: str) -> ProcessSpec:
@@ -80,41 +63,30 @@ def _redis(executable: Path, socket: Path, url: str) -> ProcessSpec:
 
 
 def _service(
-    name: str, module: str, address: str, env: dict[str, str], stop_s: float = 5.0, python: str = ""
+    name: str, package: str, setting: str, port: int, env: dict[str, str], stop_s: float = 5.0, python: str = ""
 ) -> ProcessSpec:
-    command = (python or sys.executable, "-m", module)
+    """A service by gRPC on this machine; `setting` is that of its port."""
+    address, command = f"{HOST}:{port}", (python or sys.executable, "-m", f"services.{package}")
+    env = env | {variable(setting): str(port)}
     return ProcessSpec(name, command, address, grpc_serving(address), grpc_alive(address), env, stop_s)
 
 
 def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]) -> ProcessSpec:
     env = shared | {
         "RYZANSTEIN_WORKER_ID": f"worker-{index}",
-        "RYZANSTEIN_WORKER_PORT": str(port),
-        "RYZANSTEIN_MODEL": options.model,
-        "RYZANSTEIN_TENSOR_PARALLEL": str(options.tensor_parallel),
-        "RYZANSTEIN_ENGINE": options.engine,
-        "RYZANSTEIN_DTYPE": options.dtype,
-        "RYZANSTEIN_KV_DTYPE": options.kv_dtype,
-        "RYZANSTEIN_GPU_MEMORY_UTILIZATION": str(options.gpu_memory_utilization),
-        "RYZANSTEIN_QUANTIZATION": options.quantization,
         "OMP_NUM_THREADS": str(options.threads_per_rank),
     }
     if options.engine == "vllm":
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # else the ranks of several workers share the first cores
+    sources = [str(Path(folder).absolute()) for folder in (options.adapter_source, options.fine_tuning) if folder]
     chosen = {
         "RYZANSTEIN_ENGINE_ARGS": json.dumps(options.engine_args) if options.engine_args else "",
-        "RYZANSTEIN_KV_TOKENS": options.kv_tokens,
-        "RYZANSTEIN_MAX_MODEL_LEN": options.max_model_len,
-        "RYZANSTEIN_SERVED_MODEL_NAME": options.served_model_name,
         "RYZANSTEIN_OVERRIDE_GENERATION_CONFIG": options.generation_config,
+        "RYZANSTEIN_ADAPTERS": json.dumps(options.adapters) if options.adapters else "",
+        "RYZANSTEIN_ADAPTER_SOURCES": ",".join(sources),
     }
-    if options.adapters:
-        chosen["RYZANSTEIN_ADAPTERS"] = json.dumps(dict(options.adapters))
-    if sources := [folder for folder in (options.adapter_source, options.fine_tuning) if folder]:
-        chosen["RYZANSTEIN_ADAPTER_SOURCES"] = ",".join(sources)
-    env |= {name: str(value) for name, value in chosen.items() if value}
-    name, address = f"worker-{index}", f"{HOST}:{port}"
-    return _service(name, "services.worker.api", address, env, stop_s=15.0, python=options.engine_python)
+    env |= options.settings_of(WORKER) | {name: value for name, value in chosen.items() if value}
+    return _service(f"worker-{index}", "worker.api", "worker_port", port, env, 15.0, options.engine_python)
 
 
 def _finetuner(options: StackOptions, port: int, shared: dict[str, str]) -> ProcessSpec:
@@ -124,7 +96,7 @@ def _finetuner(options: StackOptions, port: int, shared: dict[str, str]) -> Proc
     env = shared | {
         "RYZANSTEIN_METRICS_PORT": str(port),
         "RYZANSTEIN_FINETUNER_MODELS": json.dumps({name: f"{path}:{choice}" if choice else str(path)}),
-        "RYZANSTEIN_FINETUNER_FOLDER": options.fine_tuning,
+        "RYZANSTEIN_FINETUNER_FOLDER": str(Path(options.fine_tuning).absolute()),
     }
     url, command = f"http://{HOST}:{port}", (sys.executable, "-m", "services.finetuner")
     return ProcessSpec(
@@ -133,13 +105,15 @@ def _finetuner(options: StackOptions, port: int, shared: dict[str, str]) -> Proc
 
 
 def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> ProcessSpec:
-    env = shared | {
-        "RYZANSTEIN_HOST": options.host,
-        "RYZANSTEIN_GATEWAY_PORT": str(options.port),
-        "RYZANSTEIN_GRPC_PORT": str(options.grpc_port),
-        "RYZANSTEIN_ROUTER_ADDRESSES": router,
-        "RYZANSTEIN_FALLBACK_MODEL": options.fallback_model,
-    }
+    env = (
+        shared
+        | {
+            "RYZANSTEIN_HOST": options.host,
+            "RYZANSTEIN_GATEWAY_PORT": str(options.port),
+            "RYZANSTEIN_ROUTER_ADDRESSES": router,
+        }
+        | options.settings_of(GATEWAY)
+    )
     if options.tls_cert:
         files = {"CERTIFICATE": options.tls_cert, "KEY": options.tls_key}
         env |= {f"RYZANSTEIN_GATEWAY_TLS_{name}": str(Path(path).absolute()) for name, path in files.items()}

@@ -9,11 +9,14 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib.util import find_spec
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from typer import Option
 
 from services.cli.errors import CommandError
 from services.common import denied
@@ -21,40 +24,52 @@ from services.common.adapters import check_name, check_path
 from services.common.cores import usable_cores
 from services.common.extras import pip_install
 from services.common.gguf_files import find_model, local_path, split_choice
+from services.common.worker_options import Dtype, EngineName, KvDtype, Quantization
 
 HOST = "127.0.0.1"
 _HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 
+Texts = list[str] | None
+
+# Marks an option that is also a setting, by the same name, of this service.
+WORKER, ROUTER, GATEWAY = "worker", "router", "gateway"
+
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """The options of one local installation."""
+    """The options of one local installation. All but the last one are options of `ryzanstein up`, in this order."""
 
-    model: str  # a folder, a GGUF file, or a hub id (owner/name); :NAME chooses among GGUF files
-    served_model_name: str = ""  # empty: that of the folder, file or repository
-    workers: int = 1
-    tensor_parallel: int = 1
-    engine: str = "native"
-    engine_args: Mapping[str, Any] = field(default_factory=dict)  # arguments of vLLM's engine
-    engine_python: str = ""  # interpreter of the workers; empty: this one
-    dtype: str = "auto"
-    quantization: str = "auto"
-    max_model_len: int = 0  # 0: the model's own limit
-    kv_tokens: int = 0  # 0: the worker's default
-    gpu_memory_utilization: float = 0.9
-    kv_dtype: str = "auto"
-    host: str = HOST  # the gateway's address; all others listen on 127.0.0.1
-    port: int = 8000
-    grpc_port: int = 0  # public gRPC; 0: off
-    tls_cert: str = ""  # PEM file with the public ports' certificate; empty: plain text
-    tls_key: str = ""
-    api_key: str = ""  # empty: callers need no key
-    redis_url: str = ""  # empty: embedded
-    policy: str = "cost"
-    fallback_model: str = ""
-    adapters: tuple[tuple[str, str], ...] = ()  # names and folders of LoRA adapters
-    adapter_source: str = ""  # folder whose adapters may be loaded while it runs; empty: none
-    fine_tuning: str = ""  # folder of fine-tuning jobs and what they train; empty: no fine-tuner
+    model: Annotated[str, WORKER, Option(help="A folder, a GGUF file, or a hub id.", show_default="SmolLM2")] = ""
+    served_model_name: Annotated[str, WORKER, Option(help="Name in the API; default: the model's own.")] = ""
+    workers: Annotated[int, Option(min=1, max=64, help="How many workers.")] = 1
+    tensor_parallel: Annotated[
+        int, WORKER, Option("--tensor-parallel", "--tensor-parallel-size", min=1, max=16, help="Ranks per worker.")
+    ] = 1
+    engine: Annotated[EngineName, WORKER, Option(help="What computes: our own engine, or vLLM.")] = "native"
+    engine_arg: Annotated[Texts, Option(metavar="KEY=VALUE", help="An argument of vLLM's engine; repeatable.")] = None
+    engine_python: Annotated[str, Option(metavar="PATH", help="Python with vLLM; default: this one.")] = ""
+    dtype: Annotated[Dtype, WORKER, Option(help="Number format of weights and activations.")] = "auto"
+    quantization: Annotated[Quantization, WORKER, Option(help="Rounds weights at load; auto: as stored.")] = "auto"
+    max_model_len: Annotated[int, WORKER, Option(min=0, help="Longest sequence in tokens; 0: the model's own.")] = 0
+    kv_tokens: Annotated[int, WORKER, Option(min=0, help="KV cache per worker in tokens; 0: chosen by the worker.")] = 0
+    gpu_memory_utilization: Annotated[
+        float, WORKER, Option(min=0.05, max=1.0, help="Share of a GPU's memory for weights, largest step and KV cache.")
+    ] = 0.9
+    kv_dtype: Annotated[KvDtype, WORKER, Option(help="Numbers of the KV cache; int8 and fp8: half of bf16.")] = "auto"
+    adapter: Annotated[Texts, Option(metavar="NAME=DIR", help="A LoRA adapter served as NAME; repeatable.")] = None
+    adapter_source: Annotated[str, Option(metavar="DIR", help="Folder of LoRA adapters to load while it runs.")] = ""
+    fine_tuning: Annotated[str, Option(metavar="DIR", help="Train adapters of the model, and keep them in DIR.")] = ""
+    host: Annotated[str, Option(help="Address that the gateway listens on; 0.0.0.0: every one.")] = HOST
+    port: Annotated[int, Option(min=1, max=65535, help="Port of the gateway.")] = 8000
+    grpc_port: Annotated[int, GATEWAY, Option(min=0, max=65535, help="Port of the public gRPC API; 0: off.")] = 0
+    tls_cert: Annotated[str, Option(metavar="FILE", help="Certificate in PEM: REST and gRPC speak TLS then.")] = ""
+    tls_key: Annotated[str, Option(metavar="FILE", help="Its key, PEM.")] = ""
+    api_key: Annotated[str, Option(envvar="RYZANSTEIN_API_KEY", help="Key that callers must send.")] = ""
+    redis: Annotated[str, Option(metavar="URL", help="Your Redis; default: an embedded one.")] = ""
+    policy: Annotated[str, ROUTER, Option(help="How the router places requests: a name, or a composition.")] = "cost"
+    fallback_model: Annotated[str, GATEWAY, Option(help="Served when the asked model has no worker.")] = ""
+    start_timeout: Annotated[float, Option(min=1, help="Seconds to wait until everything is ready.")] = 120.0
+    settings: Annotated[Texts, Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable.")] = None
     generation_config: str = ""  # JSON of sampling parameters that outweigh the model's own; empty: none
 
     @property
@@ -69,32 +84,71 @@ class StackOptions:
         scheme = "https" if self.tls_cert else "http"
         return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
 
+    def settings_of(self, service: str) -> dict[str, str]:
+        """The environment of a service by its options; it chooses itself what is empty or 0."""
+        names = [each.name for each in option_parameters() if service in each.annotation.__metadata__]
+        return {variable(name): str(value) for name in names if (value := getattr(self, name))}
+
+    @property
+    def engine_args(self) -> dict[str, Any]:
+        """Arguments of vLLM's engine."""
+        return read_engine_args(self.engine_arg or ())
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """LoRA adapters: names and absolute folders."""
+        return dict(_named_folder(text) for text in self.adapter or ())
+
+
+def option_parameters() -> list[Parameter]:
+    """The fields of :class:`StackOptions` that are options, as parameters of a function."""
+    parameters = signature(StackOptions, eval_str=True).parameters.values()
+    return [each for each in parameters if hasattr(each.annotation, "__metadata__")]
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace `**options` of a command by the options of :class:`StackOptions`, for Typer to read."""
+    *own, _ = signature(command, eval_str=True).parameters.values()
+    command.__signature__ = Signature([*own, *option_parameters()])  # type: ignore[attr-defined]
+    return command
+
+
+def variable(setting: str) -> str:
+    """The environment variable of a setting."""
+    return f"RYZANSTEIN_{setting.upper()}"
+
+
+def pair(option: str, text: str, example: str) -> tuple[str, str]:
+    """The key, spelled as a name in Python, and the value of KEY=VALUE. Raises :class:`CommandError`."""
+    key, equals, value = text.partition("=")
+    key = key.strip().lstrip("-").replace("-", "_")
+    if not equals or not key:
+        raise CommandError(f"{option} {text}: expected KEY=VALUE, such as {example}")
+    return key, value
+
 
 def read_engine_args(given: Iterable[str]) -> dict[str, Any]:
     """The values of KEY=VALUE by key; a value is JSON where it can be, else text. Raises :class:`CommandError`."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for text in given:
-        key, equals, value = text.partition("=")
-        key = key.strip().lstrip("-").replace("-", "_")
-        if not equals or not key:
-            raise CommandError(f"--engine-arg {text}: expected KEY=VALUE, such as gpu_memory_utilization=0.8")
+        key, value = pair("--engine-arg", text, "gpu_memory_utilization=0.8")
         try:
-            found[key] = json.loads(value)
+            arguments[key] = json.loads(value)
         except ValueError:
-            found[key] = {"True": True, "False": False}.get(value, value)
-    return found
+            arguments[key] = {"True": True, "False": False}.get(value, value)
+    return arguments
 
 
-def named_folder(option: str, text: str) -> tuple[str, str]:
+def _named_folder(text: str) -> tuple[str, str]:
     """Return the name and the absolute folder of NAME=DIR. Raises :class:`CommandError`."""
     name, separator, folder = text.partition("=")
     if not (separator and name and folder):
-        raise CommandError(f"{option} {text}: expected NAME=DIR")
+        raise CommandError(f"--adapter {text}: expected NAME=DIR")
     try:
         check_name(name)
         check_path(folder)
     except ValueError as error:
-        raise CommandError(f"{option} NAME=DIR: {error}") from error
+        raise CommandError(f"--adapter NAME=DIR: {error}") from error
     return name, str(Path(folder).absolute())
 
 
@@ -105,7 +159,7 @@ def check(options: StackOptions) -> None:
     except PermissionError as error:
         raise CommandError(f"--model {options.model}: {denied.reason(Path(error.filename))}") from error
     _check_engine(options)
-    for name, folder in options.adapters:
+    for name, folder in options.adapters.items():
         if not (Path(folder) / "adapter_config.json").is_file():
             raise CommandError(f"--adapter {name}={folder}: no adapter_config.json there")
     if options.adapter_source and not Path(options.adapter_source).is_dir():
@@ -116,8 +170,8 @@ def check(options: StackOptions) -> None:
     _check_port(options.host, options.port)
     if options.grpc_port:
         _check_port(options.host, options.grpc_port)
-    if options.redis_url and not options.redis_url.startswith(("redis://", "rediss://", "unix://")):
-        raise CommandError(f"--redis {options.redis_url}: must start with redis://, rediss:// or unix://")
+    if options.redis and not options.redis.startswith(("redis://", "rediss://", "unix://")):
+        raise CommandError(f"--redis {options.redis}: must start with redis://, rediss:// or unix://")
     if options.api_key and os.environ.get("RYZANSTEIN_API_KEYS"):
         raise CommandError("--api-key and RYZANSTEIN_API_KEYS: give one of them")
 

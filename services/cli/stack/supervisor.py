@@ -44,7 +44,7 @@ class Stack:
         """The address of the process called `name`."""
         return next(process.spec.address for process in self.processes if process.spec.name == name)
 
-    async def start(self, start_timeout_s: float) -> None:
+    async def start(self) -> None:
         """Start all processes, workers first, and wait until all are ready; raises :class:`CommandError`."""
         for process in self._slow_first():
             await process.start()
@@ -55,14 +55,14 @@ class Stack:
         self._save(supervised=False)
         waits = [asyncio.create_task(self._wait_ready(process)) for process in self.processes]
         try:
-            async with asyncio.timeout(start_timeout_s):
+            async with asyncio.timeout(self.options.start_timeout):
                 await asyncio.gather(*waits)
         except ProcessEndedError as error:
             raise CommandError(f"{error} (logs: {self.folder / 'logs'})") from error
         except TimeoutError as error:
             late = [f"{p.spec.name} ({p.last_error()})" for p in self.processes if p.ready_after_s is None]
             raise CommandError(
-                f"not ready after {start_timeout_s:.0f} s: {', '.join(late)} (logs: {self.folder / 'logs'})"
+                f"not ready after {self.options.start_timeout:.0f} s: {', '.join(late)} (logs: {self.folder / 'logs'})"
             ) from error
         finally:
             for wait in waits:
@@ -71,12 +71,12 @@ class Stack:
     def _slow_first(self) -> list[ManagedProcess]:
         return [p for p in self.processes if p.spec.name.startswith("worker-") or p.spec.name == "redis"]
 
-    async def supervise(self, start_timeout_s: float) -> None:
+    async def supervise(self) -> None:
         """Restart processes that end or do not answer, with a growing delay, until cancelled."""
         self._save(supervised=True)
         async with asyncio.TaskGroup() as group:
             for process in self.processes:
-                group.create_task(self._keep_running(process, start_timeout_s))
+                group.create_task(self._keep_running(process))
 
     async def stop(self) -> None:
         """Stop all processes, clients of a service before the service, and remove their files."""
@@ -98,7 +98,7 @@ class Stack:
         await process.wait_ready()
         self._report(process.spec.name, f"ready after {process.ready_after_s:.1f} s")
 
-    async def _keep_running(self, process: ManagedProcess, start_timeout_s: float) -> None:
+    async def _keep_running(self, process: ManagedProcess) -> None:
         delay = _RESTART_FIRST_S
         loop = asyncio.get_running_loop()
         starting_s = 0.0  # at first, all processes are ready
@@ -112,7 +112,7 @@ class Stack:
             delay = min(2 * delay, _RESTART_MOST_S)
             _remove_stale_socket(process.spec)
             await process.start()
-            starting_s = start_timeout_s
+            starting_s = self.options.start_timeout
             self._save(supervised=True)
 
     async def _ended(self, process: ManagedProcess, starting_s: float) -> int:

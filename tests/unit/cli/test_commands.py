@@ -84,8 +84,8 @@ def test_an_installation_that_does_not_stop_is_named(monkeypatch: pytest.MonkeyP
     [
         ({"model": "/no/such"}, "no such folder"),
         ({"model": "not a hub id"}, "not a hub id"),
-        ({"model": str(TINY_MODEL), "redis_url": "http://x"}, "redis://"),
-        ({"model": str(TINY_MODEL), "engine_args": {"seed": 1}}, "give --engine vllm, too"),
+        ({"model": str(TINY_MODEL), "redis": "http://x"}, "redis://"),
+        ({"model": str(TINY_MODEL), "engine_arg": ["seed=1"]}, "give --engine vllm, too"),
         (
             {"model": str(TINY_MODEL), "engine": "vllm", "engine_python": "/no/python"},
             "--engine-python /no/python: No such",
@@ -96,7 +96,7 @@ def test_an_installation_that_does_not_stop_is_named(monkeypatch: pytest.MonkeyP
             {"model": str(TINY_MODEL), "fine_tuning": "/x", "engine": "vllm", "engine_python": "true"},
             "--fine-tuning: vLLM's engine loads no adapters",
         ),
-        ({"model": str(TINY_MODEL), "adapters": (("a", "/no"),)}, "--adapter a=/no: no adapter_config.json there"),
+        ({"model": str(TINY_MODEL), "adapter": ["a=/no"]}, "--adapter a=/no: no adapter_config.json there"),
         ({"model": str(TINY_MODEL), "adapter_source": "/no"}, "--adapter-source /no: no such folder"),
         ({"model": str(TINY_MODEL), "host": "192.0.2.1"}, "--host 192.0.2.1: not an address of this machine"),
         ({"model": str(TINY_MODEL), "host": "no.such.host.invalid"}, "--host no.such.host.invalid"),

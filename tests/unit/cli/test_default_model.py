@@ -20,7 +20,7 @@ from services.cli.stack.options import StackOptions
 def started(monkeypatch: pytest.MonkeyPatch) -> list[StackOptions]:
     """What would be started."""
     found: list[StackOptions] = []
-    monkeypatch.setattr(up, "run", lambda options, _: found.append(options))
+    monkeypatch.setattr(up, "run", found.append)
     return found
 
 

@@ -31,7 +31,7 @@ def test_every_service_of_the_architecture_runs() -> None:
 
 
 def test_an_external_redis_replaces_the_embedded_redis() -> None:
-    specs = laid_out(redis_url="redis://elsewhere:6379/3")
+    specs = laid_out(redis="redis://elsewhere:6379/3")
     assert "redis" not in specs
     assert {spec.env["RYZANSTEIN_REDIS_URL"] for spec in specs.values()} == {"redis://elsewhere:6379/3"}
 
@@ -48,8 +48,8 @@ def test_workers_are_told_the_numbers_of_their_cache() -> None:
 
 
 def test_workers_are_told_their_engine_and_its_arguments() -> None:
-    read = read_engine_args(["--max-loras=2", "enforce_eager=True", "quantization=fp8", 'hf_overrides={"a": 1}'])
-    worker = laid_out(engine="vllm", engine_args=read, engine_python="/vllm/python")["worker-0"]
+    given = ["--max-loras=2", "enforce_eager=True", "quantization=fp8", 'hf_overrides={"a": 1}']
+    worker = laid_out(engine="vllm", engine_arg=given, engine_python="/vllm/python")["worker-0"]
     assert worker.command[0] == "/vllm/python"
     env = worker.env
     settings = WorkerSettings(
@@ -64,6 +64,22 @@ def test_workers_are_told_their_engine_and_its_arguments() -> None:
     }
     with pytest.raises(CommandError, match="--engine-arg seed: expected KEY=VALUE"):
         read_engine_args(["seed"])
+
+
+def test_a_set_setting_reaches_every_process() -> None:
+    specs = laid_out(settings=["max-running=16", 'jwt_limits={"a": "b=c"}'])
+    assert {spec.env["RYZANSTEIN_MAX_RUNNING"] for spec in specs.values()} == {"16"}
+    assert specs["gateway"].env["RYZANSTEIN_JWT_LIMITS"] == '{"a": "b=c"}'
+
+
+@pytest.mark.parametrize("key", ["max_runing", "dtype", "kv_tokens", "redis_url", "worker_port", "metrics_port"])
+def test_set_rejects_options_ports_and_unknown_names_with_a_list(key: str) -> None:
+    with pytest.raises(
+        CommandError, match=f"--set {key}: expected a setting without .*: adapter_cache_mb, .*max_running,"
+    ):
+        laid_out(settings=[f"{key}=1"])
+    with pytest.raises(CommandError, match=f"--set {key}: expected KEY=VALUE, such as max_running=16"):
+        laid_out(settings=[key])
 
 
 def test_two_installations_on_one_redis_do_not_meet() -> None:
