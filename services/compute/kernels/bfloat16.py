@@ -202,35 +202,18 @@ class Bfloat16Kernels:
         self, inputs: torch.Tensor, weight: PackedCodes, bias: torch.Tensor | None, out: torch.Tensor
     ) -> None:
         """Write x W^T + bias of the `inputs` of n rows x to `out` [n, n_out], bfloat16 or float32; bias: float32."""
-        offsets = None if weight.offsets is None else weight.offsets.data_ptr()
         self._library.rz_quantized_linear(
             *(inputs.data_ptr(), weight.input_bytes, inputs.shape[0], weight.k, weight.block),
-            *(
-                weight.codes.data_ptr(),
-                weight.bits,
-                weight.input_bits,
-                weight.scales.data_ptr(),
-                offsets,
-                weight.common,
-            ),
-            *(weight.scales.dtype is torch.float16, None if bias is None else bias.data_ptr(), weight.n_out),
+            *(*weight.arguments, None if bias is None else bias.data_ptr(), weight.n_out),
             *(out.data_ptr(), out.stride(0), out.dtype is torch.float32),
         )
 
     def look_up(self, weight: PackedCodes, rows: torch.Tensor) -> torch.Tensor:
         """Return the numbers of the rows `rows` [n] int64, each rounded once: [n, n_in]."""
         out = torch.empty(len(rows), weight.n_in, dtype=torch.bfloat16)
-        offsets, order = (None if part is None else part.data_ptr() for part in (weight.offsets, weight.order))
+        order = None if weight.order is None else weight.order.data_ptr()
         self._library.rz_look_up(
-            *(
-                weight.codes.data_ptr(),
-                weight.bits,
-                weight.input_bits,
-                weight.scales.data_ptr(),
-                offsets,
-                weight.common,
-            ),
-            *(weight.scales.dtype is torch.float16, weight.k, weight.block, order, weight.n_in),
+            *(*weight.arguments, weight.k, weight.block, order, weight.n_in),
             *(rows.data_ptr(), out.data_ptr(), len(rows)),
         )
         return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 Bits = Literal[2, 4, 8]  # bits of a code
@@ -50,6 +51,13 @@ class PackedCodes:
         blocks = -(-self.k // self.block)
         lines = -(-(self.k * self.input_bits // 8 + _BLOCK_BYTES * blocks) // _LINE)
         return (lines | 1) * _LINE
+
+    @property
+    def arguments(self) -> tuple[int | None, ...]:
+        """The numbers as C functions take them: codes, bits, scales, offsets, and whether scales are float16."""
+        offsets = None if self.offsets is None else self.offsets.data_ptr()
+        numbers = (self.codes.data_ptr(), self.bits, self.input_bits, self.scales.data_ptr(), offsets, self.common)
+        return *numbers, self.scales.dtype is torch.float16
 
     def takes_inputs_of(self, other: PackedCodes) -> bool:
         """Whether both weights multiply the same rows of inputs."""

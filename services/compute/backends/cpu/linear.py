@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -47,18 +49,12 @@ def check_rows(ids: Tensor, n_rows: int) -> None:
         raise IndexError(f"a row to look up is outside 0 to {n_rows - 1}: {ids.tolist()}")
 
 
-class KernelLinear:
-    """A bfloat16 weight, packed for our own kernel."""
+class KernelProduct(ABC):
+    """A product by our kernels, which write it in bfloat16 or float32."""
 
-    def __init__(self, kernels: Bfloat16Kernels, weight: Stacked, bias: Tensor | None) -> None:
+    def __init__(self, kernels: Bfloat16Kernels, weight: Stacked) -> None:
         self._kernels = kernels
         self._n_out, self._n_in = weight.shape
-        self._missing = -self._n_in % TILE_K
-        width = self._n_in + self._missing
-        blocks = (self._padded(block) for block in weight.dense_blocks(_BLOCK, torch.bfloat16))
-        self._weight = kernels.pack_blocks(blocks, self._n_out, width)
-        self._bias = None if bias is None else bias.float()
-        self._spare = kernels.spare(width)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x W^T + bias: [n, n_in] -> [n, n_out]."""
@@ -68,6 +64,28 @@ class KernelLinear:
         """Return the unrounded sums in float32."""
         return self._product(x, torch.float32)
 
+    def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        out = torch.empty(x.shape[0], self._n_out, dtype=dtype)
+        self.write(x, out)
+        return out
+
+    @abstractmethod
+    def write(self, x: Tensor, out: Tensor) -> None:
+        """Write the product to `out` [n, n_out], bfloat16 or float32."""
+
+
+class KernelLinear(KernelProduct):
+    """A bfloat16 weight, packed for our own kernel."""
+
+    def __init__(self, kernels: Bfloat16Kernels, weight: Stacked, bias: Tensor | None) -> None:
+        super().__init__(kernels, weight)
+        self._missing = -self._n_in % TILE_K
+        width = self._n_in + self._missing
+        blocks = (self._padded(block) for block in weight.dense_blocks(_BLOCK, torch.bfloat16))
+        self._weight = kernels.pack_blocks(blocks, self._n_out, width)
+        self._bias = None if bias is None else bias.float()
+        self._spare = kernels.spare(width)
+
     def rows(self, ids: Tensor) -> Tensor:
         """Return the rows `ids` [n] of the weight, unpacked: [n, n_in]."""
         check_rows(ids, self._n_out)
@@ -75,11 +93,6 @@ class KernelLinear:
 
     def _padded(self, x: Tensor) -> Tensor:
         return F.pad(x, (0, self._missing)) if self._missing else x
-
-    def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        out = torch.empty(x.shape[0], self._n_out, dtype=dtype)
-        self.write(x, out)
-        return out
 
     def write(self, x: Tensor, out: Tensor) -> None:
         """Write the product to `out` [n, n_out], bfloat16 or float32."""

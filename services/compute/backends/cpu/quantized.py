@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from services.compute.backends.cpu.codes import Part, holds_integers, pack, plan
-from services.compute.backends.cpu.linear import KernelLinear, check_rows
+from services.compute.backends.cpu.linear import KernelLinear, KernelProduct, check_rows
 from services.compute.backends.weights import Dense, Stacked, Weight
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
 from services.compute.kernels.codes import PackedCodes
@@ -30,12 +29,11 @@ def stays_integer(weight: Stacked) -> bool:
     return any(holds_integers(part) for part in weight.parts)
 
 
-class QuantizedLinear:
+class QuantizedLinear(KernelProduct):
     """A weight of integers, perhaps with other parts, multiplied piece by piece."""
 
     def __init__(self, kernels: Bfloat16Kernels, weight: Stacked, bias: Tensor | None) -> None:
-        self._kernels = kernels
-        self._n_out = weight.shape[0]
+        super().__init__(kernels, weight)
         self._pieces, start = list[_Piece](), 0
         for parts, n_zeros in _runs(weight):
             n_out = sum(part.weight.shape[0] if isinstance(part, Part) else part.shape[0] for part in parts) + n_zeros
@@ -48,14 +46,6 @@ class QuantizedLinear:
         """Whether `rows` works: all rows are codes in one piece."""
         return len(self._pieces) == 1 and isinstance(self._pieces[0].product, PackedCodes)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return x W^T + bias: [n, n_in] -> [n, n_out]."""
-        return self._product(x, torch.bfloat16)
-
-    def in_float32(self, x: Tensor) -> Tensor:
-        """Return the unrounded sums in float32."""
-        return self._product(x, torch.float32)
-
     def rows(self, ids: Tensor) -> Tensor:
         """Return the numbers of the rows `ids` [n], each rounded once: [n, n_in]."""
         check_rows(ids, self._n_out)
@@ -63,8 +53,8 @@ class QuantizedLinear:
         assert isinstance(product, PackedCodes)
         return self._kernels.look_up(product, ids)
 
-    def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        out = torch.empty(x.shape[0], self._n_out, dtype=dtype)
+    def write(self, x: Tensor, out: Tensor) -> None:
+        """Write the product to `out` [n, n_out], bfloat16 or float32."""
         made: tuple[PackedCodes, Tensor] | None = None  # inputs that the next piece may share
         for piece in self._pieces:
             to = out[:, piece.start : piece.start + piece.n_out]
@@ -74,7 +64,6 @@ class QuantizedLinear:
             if made is None or not piece.product.takes_inputs_of(made[0]):
                 made = piece.product, self._kernels.inputs(x, piece.product)
             self._kernels.quantized_linear(made[1], piece.product, piece.bias, to)
-        return out
 
     def _piece(
         self, parts: list[Part] | list[Weight], n_zeros: int, start: int, n_out: int, bias: Tensor | None

@@ -31,14 +31,6 @@ INLINE shorts spread_shorts(const int16_t *x) { // the same pair in every place
 
 INLINE sums no_sums(void) { return _mm512_setzero_si512(); }
 
-INLINE sums add_products(shorts a, shorts b, sums c) {
-#ifdef __AVX512VNNI__
-    return _mm512_dpwssd_epi32(c, a, b);
-#else
-    return _mm512_add_epi32(c, _mm512_madd_epi16(a, b));
-#endif
-}
-
 INLINE vec floats_of(sums x) { return _mm512_cvtepi32_ps(x); }
 
 INLINE vec totals_of_sums(const sums x[WIDTH]) { // total of each, rounded once
@@ -86,8 +78,6 @@ INLINE shorts spread_shorts(const int16_t *x) { // the same pair in every place
 
 INLINE sums no_sums(void) { return _mm256_setzero_si256(); }
 
-INLINE sums add_products(shorts a, shorts b, sums c) { return _mm256_add_epi32(c, _mm256_madd_epi16(a, b)); }
-
 INLINE vec floats_of(sums x) { return _mm256_cvtepi32_ps(x); }
 
 INLINE vec totals_of_sums(const sums x[WIDTH]) { // total of each, rounded once
@@ -132,10 +122,6 @@ INLINE shorts spread_shorts(const int16_t *x) { // the same pair in every place
 
 INLINE sums no_sums(void) { return vdupq_n_s32(0); }
 
-INLINE sums add_products(shorts a, shorts b, sums c) {
-    return vaddq_s32(c, vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b)));
-}
-
 INLINE vec floats_of(sums x) { return vcvtq_f32_s32(x); }
 
 INLINE vec totals_of_sums(const sums x[WIDTH]) { // total of each, rounded once
@@ -152,3 +138,5 @@ INLINE void store_codes(int8_t *y, vec x) {
 }
 
 #endif
+
+INLINE sums add_products(shorts a, shorts b, sums c) { return add_dots_of((sums)a, (sums)b, c); }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.fused import by_kv_head, under
+from services.compute.model.families.fused import by_kv_head, in_layers
 from services.compute.model.families.naming import Family, LayerNames, Refs, standard_refs
 from services.compute.model.families.plain import GPT_SPELLING, plain_spec
 from services.compute.model.spec import ModelSpec
@@ -29,7 +29,7 @@ def read_spec(config: Config) -> ModelSpec:
 def refs(spec: ModelSpec) -> Refs:
     """Name BLOOM's tensors: q, k and v of each head are adjacent."""
     body = "transformer."
-    found = standard_refs(
+    refs = standard_refs(
         spec,
         _NAMES,
         prefix=f"{body}h.",
@@ -37,9 +37,7 @@ def refs(spec: ModelSpec) -> Refs:
         embed_norm=f"{body}word_embeddings_layernorm",
         norm=f"{body}ln_f",
     )
-    for index in range(spec.n_layers):
-        found |= under(f"layers.{index}.", by_kv_head(f"{body}h.{index}.self_attention.query_key_value", spec))
-    return found
+    return refs | in_layers(spec, lambda i: by_kv_head(f"{body}h.{i}.self_attention.query_key_value", spec))
 
 
 FAMILY = Family("BloomForCausalLM", "bloom", read_spec, refs, optional_prefix="transformer.", spelling=_SPELLING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.fused import by_kv_head, under
+from services.compute.model.families.fused import by_kv_head, in_layers
 from services.compute.model.families.llama import one_rope
 from services.compute.model.families.naming import Family, LayerNames, Refs, standard_refs
 from services.compute.model.families.plain import plain_spec
@@ -51,10 +51,8 @@ def refs(spec: ModelSpec) -> Refs:
     """Name Falcon's tensors."""
     body = "transformer."
     names = _TWO_NORMS if spec.parallel_residual and not spec.shared_norm else _NAMES
-    found = standard_refs(spec, names, prefix=f"{body}h.", embed=f"{body}word_embeddings", norm=f"{body}ln_f")
-    for index in range(spec.n_layers):
-        found |= under(f"layers.{index}.", by_kv_head(f"{body}h.{index}.self_attention.query_key_value", spec))
-    return found
+    refs = standard_refs(spec, names, prefix=f"{body}h.", embed=f"{body}word_embeddings", norm=f"{body}ln_f")
+    return refs | in_layers(spec, lambda i: by_kv_head(f"{body}h.{i}.self_attention.query_key_value", spec))
 
 
 FAMILY = Family("FalconForCausalLM", "falcon", read_spec, refs, optional_prefix="transformer.", spelling=_SPELLING)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from services.compute.model.families.naming import Refs, StackedNames, TensorRef
@@ -33,9 +33,9 @@ def by_kv_head(stored: str, spec: ModelSpec) -> Refs:
     return refs
 
 
-def under(prefix: str, refs: Refs) -> Refs:
-    """Return `refs` with `prefix` before their keys."""
-    return {prefix + key: ref for key, ref in refs.items()}
+def in_layers(spec: ModelSpec, refs_of: Callable[[int], Refs]) -> Refs:
+    """Return the references that `refs_of` gives for the index of each layer."""
+    return {f"layers.{index}.{key}": ref for index in range(spec.n_layers) for key, ref in refs_of(index).items()}
 
 
 def paired(spec: ModelSpec, refs: Refs) -> Refs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.fused import concatenated, paired, under
+from services.compute.model.families.fused import concatenated, in_layers, paired
 from services.compute.model.families.llama import base_spec
 from services.compute.model.families.naming import STANDARD, Family, LayerNames, Refs, standard_refs
 from services.compute.model.spec import ModelSpec
@@ -30,11 +30,9 @@ def _common(config: Config, family: str) -> ModelSpec:
 
 def refs(spec: ModelSpec) -> Refs:
     """Name the tensors of both."""
-    found = standard_refs(spec, _SANDWICH if spec.post_norm else STANDARD)
-    for index in range(spec.n_layers):
-        sizes = {"gate": spec.ffn_size, "up": spec.ffn_size}
-        found |= under(f"layers.{index}.", concatenated(f"model.layers.{index}.mlp.gate_up_proj", sizes))
-    return paired(spec, found)
+    halves = dict.fromkeys(("gate", "up"), spec.ffn_size)
+    fused = in_layers(spec, lambda i: concatenated(f"model.layers.{i}.mlp.gate_up_proj", halves))
+    return paired(spec, standard_refs(spec, _SANDWICH if spec.post_norm else STANDARD) | fused)
 
 
 GLM = Family("GlmForCausalLM", "glm", read_glm, refs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.fused import concatenated, under
+from services.compute.model.families.fused import concatenated, in_layers
 from services.compute.model.families.naming import UNUSED, Family, LayerNames, Refs, TensorRef, standard_refs
 from services.compute.model.families.plain import GPT_SPELLING, plain_spec
 from services.compute.model.spec import ModelSpec
@@ -32,14 +32,12 @@ def body_refs(spec: ModelSpec, names: LayerNames = _NAMES) -> Refs:
 
 def refs(spec: ModelSpec) -> Refs:
     """Name GPT-2's tensors: q, k and v are one tensor, and linear weights are transposed."""
-    found = body_refs(spec)
-    for index in range(spec.n_layers):
-        key = f"layers.{index}."
-        sizes = dict.fromkeys("qkv", spec.hidden_size)
-        found |= under(key, concatenated(f"transformer.h.{index}.attn.c_attn", sizes, bias=True))
-        for part in ("q", "k", "v", "o", "up", "down"):
-            found[key + part] = replace(found[key + part], transposed=True)
-    return found
+    sizes = dict.fromkeys("qkv", spec.hidden_size)
+    fused = in_layers(spec, lambda i: concatenated(f"transformer.h.{i}.attn.c_attn", sizes, bias=True))
+    refs = body_refs(spec) | fused
+    for key in (f"layers.{i}.{part}" for i in range(spec.n_layers) for part in ("q", "k", "v", "o", "up", "down")):
+        refs[key] = replace(refs[key], transposed=True)
+    return refs
 
 
 # The first checkpoints were stored without "transformer."; attn.bias is the causal mask.

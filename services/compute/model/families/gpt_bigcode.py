@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.fused import by_kv_head, concatenated, under
+from services.compute.model.families.fused import by_kv_head, concatenated, in_layers
 from services.compute.model.families.gpt2 import body_refs
 from services.compute.model.families.naming import UNUSED, Family, Refs
 from services.compute.model.families.plain import GPT_SPELLING, plain_spec
@@ -26,12 +26,13 @@ def read_spec(config: Config) -> ModelSpec:
 
 def refs(spec: ModelSpec) -> Refs:
     """Name GPT BigCode's tensors: q, k and v one after the other, or side by side for each head."""
-    found, sizes = body_refs(spec), {"q": spec.hidden_size, "k": spec.head_dim, "v": spec.head_dim}
-    for index in range(spec.n_layers):
+    sizes = {"q": spec.hidden_size, "k": spec.head_dim, "v": spec.head_dim}
+
+    def fused(index: int) -> Refs:
         stored = f"transformer.h.{index}.attn.c_attn"
-        fused = concatenated(stored, sizes, bias=True) if spec.n_kv_heads == 1 else by_kv_head(stored, spec)
-        found |= under(f"layers.{index}.", fused)
-    return found
+        return concatenated(stored, sizes, bias=True) if spec.n_kv_heads == 1 else by_kv_head(stored, spec)
+
+    return body_refs(spec) | in_layers(spec, fused)
 
 
 FAMILY = Family(

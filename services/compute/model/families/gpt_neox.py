@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.fused import by_kv_head, under
+from services.compute.model.families.fused import by_kv_head, in_layers
 from services.compute.model.families.llama import one_rope
 from services.compute.model.families.naming import UNUSED, Family, LayerNames, Refs, standard_refs
 from services.compute.model.families.plain import plain_spec
@@ -34,7 +34,7 @@ def read_spec(config: Config) -> ModelSpec:
 def refs(spec: ModelSpec) -> Refs:
     """Name GPT-NeoX's tensors."""
     module = "gpt_neox."
-    found = standard_refs(
+    refs = standard_refs(
         spec,
         _NAMES,
         prefix=f"{module}layers.",
@@ -42,9 +42,7 @@ def refs(spec: ModelSpec) -> Refs:
         norm=f"{module}final_layer_norm",
         head="embed_out",
     )
-    for index in range(spec.n_layers):
-        found |= under(f"layers.{index}.", by_kv_head(f"{module}layers.{index}.attention.query_key_value", spec))
-    return found
+    return refs | in_layers(spec, lambda i: by_kv_head(f"{module}layers.{i}.attention.query_key_value", spec))
 
 
 FAMILY = Family(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.fused import by_kv_head, under
+from services.compute.model.families.fused import by_kv_head, in_layers
 from services.compute.model.families.llama import base_spec
 from services.compute.model.families.naming import Family, LayerNames, Refs, standard_refs
 from services.compute.model.spec import ModelSpec
@@ -28,10 +28,8 @@ def read_spec(config: Config) -> ModelSpec:
 
 def refs(spec: ModelSpec) -> Refs:
     """Name InternLM 2's tensors."""
-    found = standard_refs(spec, _NAMES, embed="model.tok_embeddings", head="output")
-    for index in range(spec.n_layers):
-        found |= under(f"layers.{index}.", by_kv_head(f"model.layers.{index}.attention.wqkv", spec))
-    return found
+    refs = standard_refs(spec, _NAMES, embed="model.tok_embeddings", head="output")
+    return refs | in_layers(spec, lambda i: by_kv_head(f"model.layers.{i}.attention.wqkv", spec))
 
 
 FAMILY = Family("InternLM2ForCausalLM", "internlm2", read_spec, refs)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from services.compute.model.families.classifying import first_state, read_labels
 from services.compute.model.families.config import MAX_LAYERS, Config
-from services.compute.model.families.fused import concatenated, under
+from services.compute.model.families.fused import concatenated, in_layers
 from services.compute.model.families.llama import ACTIVATIONS, read_dtype, read_eos
 from services.compute.model.families.naming import UNUSED, Family, LayerNames, Refs, standard_refs
 from services.compute.model.families.rope import read_ropes
@@ -74,16 +74,15 @@ def _ropes(config: Config, head_dim: int) -> dict[str, RopeSpec]:
 def refs(spec: ModelSpec) -> Refs:
     """Name ModernBERT's tensors: q, k and v are one tensor, gate and up another, and the first layer has no norm."""
     body = "model.embeddings."
-    found = standard_refs(
-        spec, _NAMES, embed=f"{body}tok_embeddings", embed_norm=f"{body}norm", norm="model.final_norm"
-    )
-    for index in range(spec.n_layers):
-        key, module = f"layers.{index}.", f"model.layers.{index}."
-        qkv = dict.fromkeys("qkv", spec.hidden_size)
-        found |= under(key, concatenated(f"{module}attn.Wqkv", qkv, bias=spec.qkv_bias))
-        halves = dict.fromkeys(("gate", "up"), spec.ffn_size)
-        found |= under(key, concatenated(f"{module}mlp.Wi", halves, bias=spec.mlp_bias))
-    return {key: ref for key, ref in found.items() if not key.startswith("layers.0.attn_norm")}
+    refs = standard_refs(spec, _NAMES, embed=f"{body}tok_embeddings", embed_norm=f"{body}norm", norm="model.final_norm")
+    qkv, halves = dict.fromkeys("qkv", spec.hidden_size), dict.fromkeys(("gate", "up"), spec.ffn_size)
+
+    def fused(index: int) -> Refs:
+        attention = concatenated(f"model.layers.{index}.attn.Wqkv", qkv, bias=spec.qkv_bias)
+        return attention | concatenated(f"model.layers.{index}.mlp.Wi", halves, bias=spec.mlp_bias)
+
+    refs |= in_layers(spec, fused)
+    return {key: ref for key, ref in refs.items() if not key.startswith("layers.0.attn_norm")}
 
 
 def classifier(config: Config, spec: ModelSpec) -> Classifier:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.fused import concatenated, under
+from services.compute.model.families.fused import concatenated, in_layers
 from services.compute.model.families.naming import Family, LayerNames, Refs, standard_refs
 from services.compute.model.families.plain import plain_spec
 from services.compute.model.spec import ModelSpec
@@ -50,11 +50,9 @@ def _read_attention_scale(config: Config) -> float | None:
 def refs(spec: ModelSpec) -> Refs:
     """Name MPT's tensors: q, k and v are one tensor."""
     body = "transformer."
-    found = standard_refs(spec, _NAMES, prefix=f"{body}blocks.", embed=f"{body}wte", norm=f"{body}norm_f")
-    for index in range(spec.n_layers):
-        sizes = dict.fromkeys("qkv", spec.hidden_size)
-        found |= under(f"layers.{index}.", concatenated(f"{body}blocks.{index}.attn.Wqkv", sizes))
-    return found
+    refs = standard_refs(spec, _NAMES, prefix=f"{body}blocks.", embed=f"{body}wte", norm=f"{body}norm_f")
+    sizes = dict.fromkeys("qkv", spec.hidden_size)
+    return refs | in_layers(spec, lambda i: concatenated(f"{body}blocks.{i}.attn.Wqkv", sizes))
 
 
 FAMILY = Family(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.fused import concatenated, under
+from services.compute.model.families.fused import concatenated, in_layers
 from services.compute.model.families.llama import base_spec
 from services.compute.model.families.naming import Family, Refs, standard_refs
 from services.compute.model.families.windows import same_window
@@ -20,13 +20,14 @@ def read_spec(config: Config) -> ModelSpec:
 
 def refs(spec: ModelSpec) -> Refs:
     """Name Phi 3's tensors: q, k and v are one tensor, gate and up another."""
-    found = standard_refs(spec)
-    q, kv, ffn = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim, spec.ffn_size
-    for index in range(spec.n_layers):
-        key, module = f"layers.{index}.", f"model.layers.{index}."
-        found |= under(key, concatenated(f"{module}self_attn.qkv_proj", {"q": q, "k": kv, "v": kv}))
-        found |= under(key, concatenated(f"{module}mlp.gate_up_proj", {"gate": ffn, "up": ffn}))
-    return found
+    q, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    qkv, halves = {"q": q, "k": kv, "v": kv}, dict.fromkeys(("gate", "up"), spec.ffn_size)
+
+    def fused(index: int) -> Refs:
+        module = f"model.layers.{index}."
+        return concatenated(f"{module}self_attn.qkv_proj", qkv) | concatenated(f"{module}mlp.gate_up_proj", halves)
+
+    return standard_refs(spec) | in_layers(spec, fused)
 
 
 FAMILY = Family("Phi3ForCausalLM", "phi3", read_spec, refs)
