@@ -31,7 +31,7 @@ _ELSEWHERE = {
     *("router_port", "router_id", "coordinator_address"),
     *("expected_models", "expected_models_config_map", "service_account_folder"),
     *("worker_id", "worker_port", "model", "revision", "served_model_name", "tensor_parallel", "dtype", "device"),
-    *("kv_tokens", "kv_dtype", "max_model_len"),
+    *("kv_tokens", "kv_dtype", "max_model_len", "speculation"),
     *("finetuner_models", "finetuner_folder", "finetuner_job_template", "finetuner_quantizations"),
 }
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}

@@ -7,4 +7,5 @@ from typing import Literal
 EngineName = Literal["native", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 KvDtype = Literal["auto", "bf16", "int8", "fp8"]
+Speculation = Literal["auto", "off"]
 Quantization = Literal["auto", "int8", "int4", "none"]

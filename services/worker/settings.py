@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from services.common.adapters import check_name, check_path
 from services.common.settings import CommaList, ServiceSettings
-from services.common.worker_options import Dtype, EngineName, KvDtype, Quantization
+from services.common.worker_options import Dtype, EngineName, KvDtype, Quantization, Speculation
 
 
 class WorkerSettings(ServiceSettings):
@@ -104,6 +104,10 @@ class WorkerSettings(ServiceSettings):
     overlap: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Whether a step is launched before the tokens of the one before are read: auto (on GPUs), on, off",
+    )
+    speculation: Speculation = Field(
+        "auto",
+        description="Whether a step verifies drafts of several tokens where that pays: auto, off; texts are the same",
     )
     pull_mb_per_s: float = Field(
         250.0, ge=0, description="How fast KV blocks come from other workers, until it is measured; 0: never pull"

@@ -128,6 +128,12 @@ def test_two_nodes_of_eight_gpus_are_a_worker() -> None:
     [
         ("{engine: vllm, device: cuda}", "workers.pools.default.model: the vllm engine serves folders"),
         ("{engine: vllm, model: 'hf://a/b'}", "workers.pools.default.engine: the image worker-vllm is for GPUs"),
+        (
+            "{engine: vllm, device: cuda, model: 'hf://a/b', speculation: off}",
+            "workers.pools.default.speculation: is the na",
+        ),
+        ("{engine: vllm, model: 'hf://a/b', engineArgs: {speculative_config: {}}}", "speculative_config is for GPUs"),
+        ("{speculation: always}", "speculation"),
         ("{engineArgs: {seed: 1}}", "workers.pools.default.engineArgs: are vLLM's"),
         ("{engine: sglang}", "engine"),
     ],

@@ -110,7 +110,7 @@ workers:
   pools:
     default:
       {settings: {maxRunning: 8, adapters: {sql: /a/sql}, adapterPins: [sql], adapterSources: [/a, /b, /finetuning]},
-       kvTokens: 1048576, kvDtype: int8, maxModelLen: 4096, dtype: bfloat16, device: cpu,
+       kvTokens: 1048576, kvDtype: int8, speculation: off, maxModelLen: 4096, dtype: bfloat16, device: cpu,
        tensorParallel: 3, servedName: mine}
 logLevel: debug
 redis: {keyPrefix: shared}
@@ -135,6 +135,7 @@ REACHES: dict[str, dict[str, Any]] = {
         "adapter_sources": ("/a", "/b", "/finetuning"),
         "kv_tokens": 1048576,
         "kv_dtype": "int8",
+        "speculation": "off",
         "max_model_len": 4096,
         "dtype": "bfloat16",
         "device": "cpu",

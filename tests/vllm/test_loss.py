@@ -84,9 +84,19 @@ def test_a_killed_engine_costs_no_stream_a_token(stack: RunningStack, capsys: py
     stack.wait_serving(2, timeout_s=START_S)
 
 
-def test_its_wrong_arguments_are_refused_in_its_own_words(tmp_path: Path) -> None:
-    engine = ("--engine=vllm", f"--engine-python={PYTHON}", "--engine-arg=no_such_thing=1")
+@pytest.mark.parametrize(
+    ("argument", "error"),
+    [
+        ("no_such_thing=1", "unknown keyword argument 'no_such_thing'"),
+        (
+            'speculative_config={"method": "ngram", "num_speculative_tokens": 4}',
+            "speculative_config: vLLM drafts on GPUs",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused_at_the_start(tmp_path: Path, argument: str, error: str) -> None:
+    engine = ("--engine=vllm", f"--engine-python={PYTHON}", f"--engine-arg={argument}")
     start = ("--model", str(TINY_MODEL), "--port", str(free_port()), "--start-timeout", str(START_S))
     refused = ryzanstein("up", *engine, *start, runtime_dir=tmp_path, timeout_s=START_S)
     assert refused.returncode != 0
-    assert "RYZANSTEIN_ENGINE_ARGS: unknown keyword argument 'no_such_thing'" in refused.stderr + refused.stdout
+    assert f"RYZANSTEIN_ENGINE_ARGS: {error}" in refused.stderr + refused.stdout

@@ -109,6 +109,12 @@ workers.pools: at least one pool is needed
 {{- if and (eq (include "ryzanstein.worker.device" $pool) "cpu") (not (get (default dict $root.Values.image.references) "worker-vllm")) }}
 {{ $where }}.engine: the image worker-vllm is for GPUs; set device: cuda, or image.references.worker-vllm to an image of vLLM for CPUs
 {{- end -}}
+{{- if ne (toString $pool.speculation) "auto" }}
+{{ $where }}.speculation: is the native engine's; the vllm engine drafts nothing unless engineArgs has speculative_config
+{{- end -}}
+{{- if and (eq (include "ryzanstein.worker.device" $pool) "cpu") (hasKey (default dict $pool.engineArgs) "speculative_config") }}
+{{ $where }}.engineArgs: speculative_config is for GPUs, vLLM drafts nothing on CPUs
+{{- end -}}
 {{- else if $pool.engineArgs }}
 {{ $where }}.engineArgs: are vLLM's; set engine: vllm, too
 {{- end -}}

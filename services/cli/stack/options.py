@@ -24,7 +24,7 @@ from services.common.adapters import check_name, check_path
 from services.common.cores import usable_cores
 from services.common.extras import pip_install
 from services.common.gguf_files import find_model, local_path, split_choice
-from services.common.worker_options import Dtype, EngineName, KvDtype, Quantization
+from services.common.worker_options import Dtype, EngineName, KvDtype, Quantization, Speculation
 
 HOST = "127.0.0.1"
 _HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
@@ -56,6 +56,9 @@ class StackOptions:
         float, WORKER, Option(min=0.05, max=1.0, help="Share of a GPU's memory for weights, largest step and KV cache.")
     ] = 0.9
     kv_dtype: Annotated[KvDtype, WORKER, Option(help="Numbers of the KV cache; int8 and fp8: half of bf16.")] = "auto"
+    speculation: Annotated[Speculation, WORKER, Option(help="Drafts of several tokens a step where that pays.")] = (
+        "auto"
+    )
     adapter: Annotated[Texts, Option(metavar="NAME=DIR", help="A LoRA adapter served as NAME; repeatable.")] = None
     adapter_source: Annotated[str, Option(metavar="DIR", help="Folder of LoRA adapters to load while it runs.")] = ""
     fine_tuning: Annotated[str, Option(metavar="DIR", help="Train adapters of the model, and keep them in DIR.")] = ""

@@ -113,6 +113,7 @@ def group_config(settings: WorkerSettings, model: ModelFolder) -> RankGroupConfi
             gpu_kernels=settings.gpu_kernels,
             gpu_graphs=settings.gpu_graphs,
             overlap=settings.overlap,
+            speculation=settings.speculation == "auto",
             start_timeout_s=settings.start_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
             busy_timeout_s=BUSY_TIMEOUT_S[device],

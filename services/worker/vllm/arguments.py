@@ -41,6 +41,11 @@ def engine_arguments(settings: WorkerSettings, folder: str) -> dict[str, Any]:
             f"RYZANSTEIN_QUANTIZATION {settings.quantization}: rounds weights for the native engine; for vLLM name a "
             "method of its own in RYZANSTEIN_ENGINE_ARGS (quantization)"
         )
+    if settings.speculation != "auto":
+        raise StartupError(
+            f"RYZANSTEIN_SPECULATION {settings.speculation}: is the native engine's; vLLM drafts nothing unless "
+            "RYZANSTEIN_ENGINE_ARGS has speculative_config"
+        )
     node = node_of(settings)
     return {
         "model": folder,
@@ -56,6 +61,12 @@ def engine_arguments(settings: WorkerSettings, folder: str) -> dict[str, Any]:
         **(node.arguments() if node else {}),
         **settings.engine_args,
     }
+
+
+def check_device(arguments: Mapping[str, Any], device: str) -> None:
+    """Refuse arguments that end vLLM on this kind of device by an assertion; raises ValueError."""
+    if device == "cpu" and arguments.get("speculative_config"):
+        raise ValueError("speculative_config: vLLM drafts on GPUs only; leave it out, or use RYZANSTEIN_ENGINE native")
 
 
 def describe_error(error: Exception, arguments: Mapping[str, Any]) -> str:

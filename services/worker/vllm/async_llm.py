@@ -23,6 +23,7 @@ from vllm.config.kv_events import KVEventsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMError
 from vllm.inputs.engine import tokens_input
+from vllm.platforms import current_platform
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -32,7 +33,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from services.common.tasks import end_tasks
 from services.worker.engine.errors import InvalidRequestError
-from services.worker.vllm.arguments import DEFAULT_CPU_KV_TOKENS
+from services.worker.vllm.arguments import DEFAULT_CPU_KV_TOKENS, check_device
 from services.worker.vllm.core import CoreError, CoreLoss, CoreRequest, CoreStarted, CoreStep, RequestFailedError
 from services.worker.vllm.family import families, kill, reap
 from services.worker.vllm.kv_mirror import KvMirror
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 
 def configure(arguments: Mapping[str, Any], kv_tokens: int, *, headless: bool = False) -> Any:
     """vLLM's configuration. Raises ValueError or TypeError in vLLM's own words."""
+    check_device(arguments, current_platform.device_type)
     config = AsyncEngineArgs(**arguments).create_engine_config(headless=headless)
     on_cpu = config.device_config.device_type == "cpu"
     if on_cpu and not kv_tokens and not _CACHE_SIZES & arguments.keys():

@@ -64,7 +64,7 @@ async def test_prediction_goes_along_when_another_worker_resumes() -> None:
         assert details == {"accepted_prediction_tokens": 8, "rejected_prediction_tokens": 12}, "of both attempts"
 
 
-async def test_drafted_tokens_behind_a_stop_string_are_rejected_ones() -> None:
+async def test_drafted_tokens_behind_a_stop_string_are_rejected() -> None:
     ids = byte_level().encode("abcdefgh").ids
     worker = Worker("w0", token=lambda prompt, seed, index: ids[index], sizes=(len(ids),))
     async with running_stack([worker]) as stack:

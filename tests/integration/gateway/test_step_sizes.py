@@ -121,7 +121,7 @@ def tokens_before(text: str, tag: str) -> int:
     return next(count for count in range(len(ids)) if tag in byte_level().decode(ids[:count]))
 
 
-async def test_forms_reach_the_ends_that_they_are_named_for(stack: Stack) -> None:
+async def test_forms_end_as_named(stack: Stack) -> None:
     endings = {form: [choice["finish_reason"] for choice in (await answers(stack, form, [5]))[0].get("choices", ())]
                for form in FORMS}  # fmt: skip
     limited = {"limit", "limit within a character", "prompt alone", "no end", "one call, cut"}

@@ -43,8 +43,9 @@ def test_services_get_the_addresses_of_their_peers() -> None:
     assert specs["worker-0"].address.endswith(":" + specs["worker-0"].env["RYZANSTEIN_WORKER_PORT"])
 
 
-def test_workers_are_told_the_numbers_of_their_cache() -> None:
-    assert laid_out(kv_dtype="int8")["worker-0"].env["RYZANSTEIN_KV_DTYPE"] == "int8"
+def test_workers_are_told_the_numbers_of_their_cache_and_whether_to_speculate() -> None:
+    env = laid_out(kv_dtype="int8", speculation="off")["worker-0"].env
+    assert (env["RYZANSTEIN_KV_DTYPE"], env["RYZANSTEIN_SPECULATION"]) == ("int8", "off")
 
 
 def test_workers_are_told_their_engine_and_its_arguments() -> None:

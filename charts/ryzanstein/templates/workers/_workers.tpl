@@ -47,6 +47,7 @@ RYZANSTEIN_DEVICE: {{ include "ryzanstein.worker.device" . }}
 RYZANSTEIN_DTYPE: {{ .dtype }}
 RYZANSTEIN_KV_TOKENS: {{ int64 .kvTokens }}
 RYZANSTEIN_KV_DTYPE: {{ .kvDtype }}
+RYZANSTEIN_SPECULATION: {{ default "off" .speculation | quote }}
 RYZANSTEIN_MAX_MODEL_LEN: {{ int64 .maxModelLen }}
 RYZANSTEIN_DRAIN_S: {{ .drainSeconds }}
 RYZANSTEIN_ENGINE: {{ .engine }}

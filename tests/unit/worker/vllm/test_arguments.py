@@ -6,7 +6,7 @@ import pytest
 
 from services.common.lifecycle import StartupError
 from services.worker.settings import WorkerSettings
-from services.worker.vllm.arguments import engine_arguments
+from services.worker.vllm.arguments import check_device, engine_arguments
 
 
 def settings(**given: object) -> WorkerSettings:
@@ -36,8 +36,19 @@ def test_settings_and_arguments_reach_vllm() -> None:
         ({"engine_args": {"dtype": "half"}}, "RYZANSTEIN_ENGINE_ARGS: dtype: use RYZANSTEIN_DTYPE"),
         ({"engine_args": {"kv_events_config": {}}}, "kv_events_config: the worker sets it itself"),
         ({"quantization": "int8"}, "RYZANSTEIN_QUANTIZATION int8"),
+        ({"speculation": "off"}, "RYZANSTEIN_SPECULATION off: is the native engine's"),
     ],
 )
 def test_our_arguments_are_rejected_by_name(given: dict[str, object], named: str) -> None:
     with pytest.raises(StartupError, match=named):
         engine_arguments(settings(**given), "/m")
+
+
+def test_speculative_config_reaches_vllm_on_gpus_and_is_refused_on_cpus() -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+    arguments = engine_arguments(settings(engine_args={"speculative_config": drafts}), "/m")
+    assert arguments["speculative_config"] == drafts
+    check_device(arguments, "cuda")
+    with pytest.raises(ValueError, match="speculative_config: vLLM drafts on GPUs only"):
+        check_device(arguments, "cpu")
+    check_device(engine_arguments(settings(), "/m"), "cpu")
