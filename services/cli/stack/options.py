@@ -56,9 +56,7 @@ class StackOptions:
         float, WORKER, Option(min=0.05, max=1.0, help="Share of a GPU's memory for weights, largest step and KV cache.")
     ] = 0.9
     kv_dtype: Annotated[KvDtype, WORKER, Option(help="Numbers of the KV cache; int8 and fp8: half of bf16.")] = "auto"
-    speculation: Annotated[Speculation, WORKER, Option(help="Drafts of several tokens a step where that pays.")] = (
-        "auto"
-    )
+    speculation: Annotated[Speculation, WORKER, Option(help="Draft several tokens a step where it pays.")] = "auto"
     adapter: Annotated[Texts, Option(metavar="NAME=DIR", help="A LoRA adapter served as NAME; repeatable.")] = None
     adapter_source: Annotated[str, Option(metavar="DIR", help="Folder of LoRA adapters to load while it runs.")] = ""
     fine_tuning: Annotated[str, Option(metavar="DIR", help="Train adapters of the model, and keep them in DIR.")] = ""
