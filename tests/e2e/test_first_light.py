@@ -162,14 +162,6 @@ def test_port_in_use_is_reported_on_a_single_line(tmp_path: Path) -> None:
     assert refused.stderr.strip().splitlines() == [f"ryzanstein: port {port} is in use; choose another one with --port"]
 
 
-@pytest.mark.parametrize("model", ["/no/such/folder", "nothing-here"])
-def test_missing_model_is_reported_on_a_single_line(tmp_path: Path, model: str) -> None:
-    refused = ryzanstein("up", "--port", str(free_port()), "--model", model, runtime_dir=tmp_path)
-    assert refused.returncode != 0
-    assert len(refused.stderr.strip().splitlines()) == 1
-    assert model in refused.stderr
-
-
 def test_broken_checkpoint_is_reported_on_a_single_line(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()

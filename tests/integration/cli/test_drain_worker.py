@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 import redis.asyncio as redis
@@ -17,14 +16,6 @@ from services.common.rpc import open_channel
 from tests.integration.router.conftest import eligible
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import RedisServer, router_process, running, until
-
-
-@pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.fixture

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from ryzanstein_client import (
@@ -35,16 +34,10 @@ from tests.integration.clients.serving import (
     spelled,
 )
 from tests.integration.gateway.fleet import Fault, Worker
-from tests.integration.gateway.redis_server import RedisServer, running_redis
+from tests.integration.gateway.redis_server import RedisServer
 from tests.unit.gateway.made_tokenizers import byte_level
 
 both_clients = pytest.mark.parametrize("kind", ["rest", "rest-async"])
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with running_redis(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture

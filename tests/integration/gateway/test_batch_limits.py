@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,17 +11,11 @@ import pytest
 from services.common.keys import RedisKeys
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import eventually
-from tests.integration.gateway.redis_server import RedisServer, running_redis
+from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_batches import begin, begin_with, gateway, over, request, requests, results
 
 KEYS = RedisKeys("default")
 NOBODY = ""  # the tenant where no keys are asked for
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with running_redis(tmp_path) as running:
-        yield running
 
 
 async def upload(client: openai.AsyncOpenAI, content: bytes, **options: Any) -> str:

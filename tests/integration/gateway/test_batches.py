@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,10 @@ from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import Stack, running_stack
 from tests.integration.gateway.process import GatewayProcess, gateway_process
-from tests.integration.gateway.redis_server import RedisServer, running_redis
+from tests.integration.gateway.redis_server import RedisServer
 
 OVER = ("completed", "failed", "expired", "cancelled")
 COMPLETIONS = "/v1/completions"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with running_redis(tmp_path) as running:
-        yield running
 
 
 @asynccontextmanager

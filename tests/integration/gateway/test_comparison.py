@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from tests.integration.gateway.fleet import MAX_LEN, MODEL, Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.fleet import MAX_LEN, MODEL
+from tests.integration.gateway.gateways import Stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
 QUERY, DOCUMENTS = "how to read", ["a", "reading a file", "how to read it all, line by line", "nothing"]
 LONG = "many words " * 200
-
-
-@pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
-    async with running_stack([Worker("w0")]) as running:
-        yield running
 
 
 def count(*texts: str) -> int:

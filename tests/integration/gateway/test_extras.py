@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import AsyncIterator
 
 import pytest
 from ryzanstein.v1 import worker_pb2
@@ -22,12 +21,6 @@ COMPARING: tuple[tuple[str, dict[str, object]], ...] = (
     ("/v1/score", {"text_1": "a", "text_2": "b"}),
     ("/v1/rerank", {"query": "a", "documents": ["b"]}),
 )
-
-
-@pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
-    async with running_stack([Worker("w0")]) as running:
-        yield running
 
 
 def last_submit(stack: Stack) -> worker_pb2.Submit:

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from services.finetuner.main import patiently
 from services.gateway.fine_tuning.publishing import Publisher
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.gateways import Stack
-from tests.integration.gateway.redis_server import RedisServer, running_redis
+from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_batches import gateway
 
 MODEL = "tiny"
@@ -39,12 +38,6 @@ ORDER = Order(
     batch_size=1, learning_rate_multiplier=1.0, lora_rank=8, quantization="none", metadata=None, credential="",
     created_at=1,
 )  # fmt: skip
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with running_redis(tmp_path) as running:
-        yield running
 
 
 def finetuner(server: RedisServer) -> TuningStore:

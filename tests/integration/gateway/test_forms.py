@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import httpx
-import pytest
 
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import eventually, running_stack
-from tests.integration.gateway.redis_server import RedisServer, running_redis
+from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_bad_clients import raw, rest_of
 
 LIMIT = 2000
 BATCH = ('name="purpose"', b"batch")
 FILE = ('name="file"; filename="a.jsonl"', b"{}")
 TYPE = {"content-type": "multipart/form-data; boundary=B"}
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with running_redis(tmp_path) as running:
-        yield running
 
 
 def form(*parts: tuple[str, bytes], end: bytes = b"--B--\r\n") -> bytes:

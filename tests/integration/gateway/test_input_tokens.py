@@ -11,9 +11,7 @@ import pytest
 from tests.integration.gateway.fleet import CHAT_TEMPLATE, MAX_LEN, MODEL, Worker
 from tests.integration.gateway.gateways import Stack, running_stack
 from tests.integration.gateway.redis_server import RedisServer
-from tests.integration.gateway.test_tenants import entry, server, tenancy
-
-__all__ = ["server"]  # the fixture
+from tests.integration.gateway.test_tenants import entry, tenancy
 
 PATH = "/v1/responses/input_tokens"
 TOOL: Any = {"type": "function", "name": "look", "description": "Look it up", "parameters": {"type": "object"}}

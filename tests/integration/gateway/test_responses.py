@@ -17,9 +17,7 @@ from tests.integration.gateway.fleet import Fault, Worker
 from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
 from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_chat_prompts import text_of
-from tests.integration.gateway.test_tenants import entry, server
-
-__all__ = ["server"]  # the fixture
+from tests.integration.gateway.test_tenants import entry
 
 PATH = "/v1/responses"
 UNKNOWN = f"resp_{'0' * 48}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,12 @@ from services.gateway.main import Gateway, running_gateway
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import MODEL, Worker
 from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
-from tests.integration.gateway.redis_server import RedisServer, running_redis
+from tests.integration.gateway.redis_server import RedisServer
 
 PROMPT = "The quick brown fox"
 COMPLETIONS = "/v1/completions"
 KEY = {"authorization": "Bearer secret"}
 BODIES = {"/v1/chat/completions": ("messages",), "/v1/responses": ("input",), "/v1/embeddings": ("input",)}
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with running_redis(tmp_path) as running:
-        yield running
 
 
 def entry(key: str, **fields: Any) -> dict[str, Any]:

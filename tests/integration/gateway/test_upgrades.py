@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 import websockets
 
-from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import Stack
 from tests.integration.gateway.test_bad_clients import raw, rest_of
 
 BODY = json.dumps({"prompt": "a", "max_tokens": 2}).encode()
@@ -20,12 +19,6 @@ WEBSOCKET = b"connection: upgrade\r\nupgrade: websocket\r\n"
 KEY = b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 LAST = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-
-
-@pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
-    async with running_stack([Worker("w0")]) as running:
-        yield running
 
 
 def sized(fields: bytes) -> bytes:

@@ -6,7 +6,6 @@ import asyncio
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import grpc
 import pytest
@@ -22,14 +21,6 @@ from services.kv_coordinator import main
 from services.kv_coordinator.settings import CoordinatorSettings
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import RedisServer, Service, coordinator_process, running, until
-
-
-@pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.fixture

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from pathlib import Path
 
 import pytest
 import redis.asyncio as redis
@@ -18,14 +17,6 @@ from services.gateway.upstream.addresses import RouterAddresses
 from services.gateway.upstream.router import RouterClient
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import RedisServer, Service, router_process, until
-
-
-@pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
 
 
 class RouterRig:

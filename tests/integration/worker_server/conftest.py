@@ -15,6 +15,7 @@ from services.worker.native.opening import open_native
 from services.worker.settings import WorkerSettings
 from tests.integration.router.processes import RedisServer
 from tests.integration.worker_server.fake_group import FakeGroup
+from tests.integration.worker_server.gateway import Gateway
 from tests.models import BUNDLED_MODEL
 
 
@@ -78,3 +79,11 @@ async def running_worker(
 async def worker(redis_url: str) -> AsyncIterator[RunningWorker]:
     async with running_worker(redis_url) as running:
         yield running
+
+
+@pytest.fixture
+async def gateway(worker: RunningWorker) -> AsyncIterator[Gateway]:
+    """A connection to the worker, which serves."""
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        yield gateway

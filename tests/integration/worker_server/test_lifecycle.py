@@ -55,35 +55,33 @@ async def test_while_loading_submits_are_handed_off_and_only_liveness_serves(red
         assert (await gateway.complete([1, 2])).ids == generate([1, 2], 5, pb.Sampling())
 
 
-async def test_drain_finishes_short_requests_and_hands_off_long_requests(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        worker.group.step_s = 0.05  # the drain begins before the short one's end, and ends long before the long one's
-        short = await gateway.submit([1], max_tokens=20)
-        long = await gateway.submit([2], max_tokens=240)
-        await long.at_least(1)
-        done = await gateway.stub.Drain(pb.DrainRequest(grace_ms=3000))
-        assert (done.completed, done.handed_off) == (1, 1)
-        assert short.last.finish == pb.FINISH_REASON_LENGTH
-        await long.end.wait()
-        assert long.last.handoff.reason == pb.Handoff.REASON_DRAIN
-        assert 0 < len(long.ids) < 240
-        late = await gateway.complete([3])
-        assert late.last.handoff.reason == pb.Handoff.REASON_DRAIN
-        assert (await gateway.state()).phase == pb.PHASE_DRAINING
-        assert await health(worker.address) == NOT_SERVING
+async def test_drain_finishes_short_requests_and_hands_off_long_requests(
+    worker: RunningWorker, gateway: Gateway
+) -> None:
+    worker.group.step_s = 0.05  # the drain begins before the short one's end, and ends long before the long one's
+    short = await gateway.submit([1], max_tokens=20)
+    long = await gateway.submit([2], max_tokens=240)
+    await long.at_least(1)
+    done = await gateway.stub.Drain(pb.DrainRequest(grace_ms=3000))
+    assert (done.completed, done.handed_off) == (1, 1)
+    assert short.last.finish == pb.FINISH_REASON_LENGTH
+    await long.end.wait()
+    assert long.last.handoff.reason == pb.Handoff.REASON_DRAIN
+    assert 0 < len(long.ids) < 240
+    late = await gateway.complete([3])
+    assert late.last.handoff.reason == pb.Handoff.REASON_DRAIN
+    assert (await gateway.state()).phase == pb.PHASE_DRAINING
+    assert await health(worker.address) == NOT_SERVING
 
 
-async def test_drain_without_grace_hands_off_all_requests_at_once(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        worker.group.step_s = 0.05  # none ends before the last has come
-        answers = [await gateway.submit([i], max_tokens=240) for i in range(20)]
-        await gateway.wait_state(lambda state: state.running + state.waiting >= 20)
-        done = await gateway.stub.Drain(pb.DrainRequest(grace_ms=0))
-        assert done.handed_off == 20
-        await asyncio.gather(*(answer.end.wait() for answer in answers))
-        assert all(answer.last.handoff.reason == pb.Handoff.REASON_DRAIN for answer in answers)
+async def test_drain_without_grace_hands_off_all_requests_at_once(worker: RunningWorker, gateway: Gateway) -> None:
+    worker.group.step_s = 0.05  # none ends before the last has come
+    answers = [await gateway.submit([i], max_tokens=240) for i in range(20)]
+    await gateway.wait_state(lambda state: state.running + state.waiting >= 20)
+    done = await gateway.stub.Drain(pb.DrainRequest(grace_ms=0))
+    assert done.handed_off == 20
+    await asyncio.gather(*(answer.end.wait() for answer in answers))
+    assert all(answer.last.handoff.reason == pb.Handoff.REASON_DRAIN for answer in answers)
 
 
 async def test_the_stop_signal_hands_off_flushes_and_gives_the_lease_up(redis_url: str) -> None:
@@ -104,31 +102,29 @@ async def test_the_stop_signal_hands_off_flushes_and_gives_the_lease_up(redis_ur
         assert lease_of(worker) is None
 
 
-async def test_lost_ranks_hand_off_at_once_and_the_worker_comes_back(worker: RunningWorker) -> None:
+async def test_lost_ranks_hand_off_at_once_and_the_worker_comes_back(worker: RunningWorker, gateway: Gateway) -> None:
     worker.group.step_s = 0.01
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        incarnation = (await gateway.state()).incarnation
-        answer = await gateway.submit(list(range(40)), max_tokens=200)
-        await answer.at_least(2)
-        worker.group.may_start.clear()
-        worker.group.begin_to_die()
-        await asyncio.wait_for(answer.end.wait(), 60)
-        assert answer.last.handoff.reason == pb.Handoff.REASON_RANKS_LOST
-        assert "rank 1" in answer.last.handoff.detail
-        assert answer.last.handoff.in_flight
-        state = await gateway.state()
-        assert (state.phase, state.detail) == (pb.PHASE_RECOVERING, "rank 1 is dying")
-        worker.group.die()
-        await gateway.wait_state(lambda state: "killed by the test" in state.detail)
-        assert (await gateway.complete([1])).last.handoff.reason == pb.Handoff.REASON_LOADING
-        worker.group.may_start.set()
-        await gateway.wait_serving()
-        again = await gateway.complete(list(range(40)), max_tokens=200)
-        assert again.outputs[0].cached_tokens == 0
-        assert again.ids == generate(list(range(40)), 200, pb.Sampling())
-        assert (await gateway.state()).incarnation == incarnation
-        assert worker.group.starts == 2
+    incarnation = (await gateway.state()).incarnation
+    answer = await gateway.submit(list(range(40)), max_tokens=200)
+    await answer.at_least(2)
+    worker.group.may_start.clear()
+    worker.group.begin_to_die()
+    await asyncio.wait_for(answer.end.wait(), 60)
+    assert answer.last.handoff.reason == pb.Handoff.REASON_RANKS_LOST
+    assert "rank 1" in answer.last.handoff.detail
+    assert answer.last.handoff.in_flight
+    state = await gateway.state()
+    assert (state.phase, state.detail) == (pb.PHASE_RECOVERING, "rank 1 is dying")
+    worker.group.die()
+    await gateway.wait_state(lambda state: "killed by the test" in state.detail)
+    assert (await gateway.complete([1])).last.handoff.reason == pb.Handoff.REASON_LOADING
+    worker.group.may_start.set()
+    await gateway.wait_serving()
+    again = await gateway.complete(list(range(40)), max_tokens=200)
+    assert again.outputs[0].cached_tokens == 0
+    assert again.ids == generate(list(range(40)), 200, pb.Sampling())
+    assert (await gateway.state()).incarnation == incarnation
+    assert worker.group.starts == 2
 
 
 @pytest.mark.parametrize(
@@ -175,56 +171,52 @@ async def test_without_redis_the_worker_serves(tmp_path: object) -> None:
         assert len((await gateway.complete([1])).ids) == 5
 
 
-async def test_model_card_holds_the_fields_used_by_gateways(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        card = await gateway.stub.GetModelCard(pb.GetModelCardRequest())
-        assert card.model == "ryzanstein-tiny"
-        recommended = card.sampling_defaults  # by the model's generation_config.json
-        assert (round(recommended.temperature, 3), round(recommended.top_p, 3)) == (0.7, 0.95)
-        assert not recommended.HasField("top_k")
-        assert json.loads(card.tokenizer_json)["model"]
-        assert "add_generation_prompt" in card.chat_template
-        assert card.special_tokens["eos_token"]
-        assert card.eos_token_ids
-        assert card.max_model_len == 256
-        assert [(phase.name, phase.ms) for phase in card.startup] == [("load", 500.0), ("warm-up", 250.0)]
-        assert dict(card.memory_bytes) == {"process": 5, "weights": 1, "workspace": 2, "kv": 3, "computed": 6}
-        assert card.hash_root.endswith(card.dtype)
+async def test_model_card_holds_the_fields_used_by_gateways(gateway: Gateway) -> None:
+    card = await gateway.stub.GetModelCard(pb.GetModelCardRequest())
+    assert card.model == "ryzanstein-tiny"
+    recommended = card.sampling_defaults  # by the model's generation_config.json
+    assert (round(recommended.temperature, 3), round(recommended.top_p, 3)) == (0.7, 0.95)
+    assert not recommended.HasField("top_k")
+    assert json.loads(card.tokenizer_json)["model"]
+    assert "add_generation_prompt" in card.chat_template
+    assert card.special_tokens["eos_token"]
+    assert card.eos_token_ids
+    assert card.max_model_len == 256
+    assert [(phase.name, phase.ms) for phase in card.startup] == [("load", 500.0), ("warm-up", 250.0)]
+    assert dict(card.memory_bytes) == {"process": 5, "weights": 1, "workspace": 2, "kv": 3, "computed": 6}
+    assert card.hash_root.endswith(card.dtype)
 
 
-async def test_the_state_counts_and_acknowledges(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        for seq in (3, 7, 5):
-            await gateway.complete([1] * 40, ticket=pb.DispatchTicket(router_id="router", seq=seq))
-        state = await gateway.wait_state(lambda state: state.running == 0)
-        assert dict(state.acked) == {"router": 7}
-        assert state.prefill_tokens_per_s > 0
-        assert state.decode_step_ms > 0
-        assert state.kv_blocks_total == 64
-        assert state.kv_blocks_cached > 0
+async def test_the_state_counts_and_acknowledges(gateway: Gateway) -> None:
+    for seq in (3, 7, 5):
+        await gateway.complete([1] * 40, ticket=pb.DispatchTicket(router_id="router", seq=seq))
+    state = await gateway.wait_state(lambda state: state.running == 0)
+    assert dict(state.acked) == {"router": 7}
+    assert state.prefill_tokens_per_s > 0
+    assert state.decode_step_ms > 0
+    assert state.kv_blocks_total == 64
+    assert state.kv_blocks_cached > 0
 
 
-async def test_idle_worker_reports_an_unchanged_state_every_two_seconds(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        await gateway.complete([1])
-        await gateway.wait_state(lambda state: state.running == 0)
-        stream = gateway.stub.WatchState(pb.WatchStateRequest())
-        states, began = [await stream.read()], asyncio.get_running_loop().time()
-        while len(states) < 3:
-            states.append(await stream.read())
-        assert 3.8 < asyncio.get_running_loop().time() - began < 9
-        assert [state.unchanged for state in states] == [False, True, True]
-        assert len({state.incarnation for state in states}) == 1
-        assert states[0].seq < states[1].seq < states[2].seq
-        assert {field.name for field, _ in states[2].ListFields()} == {"worker_id", "incarnation", "seq", "unchanged"}
-        await gateway.complete([2])
-        assert not (await stream.read()).unchanged
+async def test_idle_worker_reports_an_unchanged_state_every_two_seconds(gateway: Gateway) -> None:
+    await gateway.complete([1])
+    await gateway.wait_state(lambda state: state.running == 0)
+    stream = gateway.stub.WatchState(pb.WatchStateRequest())
+    states, began = [await stream.read()], asyncio.get_running_loop().time()
+    while len(states) < 3:
+        states.append(await stream.read())
+    assert 3.8 < asyncio.get_running_loop().time() - began < 9
+    assert [state.unchanged for state in states] == [False, True, True]
+    assert len({state.incarnation for state in states}) == 1
+    assert states[0].seq < states[1].seq < states[2].seq
+    assert {field.name for field, _ in states[2].ListFields()} == {"worker_id", "incarnation", "seq", "unchanged"}
+    await gateway.complete([2])
+    assert not (await stream.read()).unchanged
 
 
-async def test_decoding_worker_reports_rarely_and_at_once_when_a_request_ends(worker: RunningWorker) -> None:
+async def test_decoding_worker_reports_rarely_and_at_once_when_a_request_ends(
+    worker: RunningWorker, gateway: Gateway
+) -> None:
     loop = asyncio.get_running_loop()
     worker.group.step_s = 0.01
 
@@ -232,23 +224,21 @@ async def test_decoding_worker_reports_rarely_and_at_once_when_a_request_ends(wo
         await answer.end.wait()
         return loop.time()
 
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        answer = await gateway.submit([1] * 100, max_tokens=150)
-        await answer.at_least(1)
-        states, slower, ended = [], [], asyncio.create_task(end_of(answer))
-        async for state in gateway.stub.WatchState(pb.WatchStateRequest()):
-            states.append(state)
-            if worker.group.step_s == 0.02:
-                slower.append(state)
-            elif len(answer.ids) > 75:
-                worker.group.step_s = 0.02
-            if not state.unchanged and state.running == 0:
-                break
-        told = loop.time()
-        assert abs(told - await ended) < 1.5  # the state may come before the answer's end
-        assert len(states) < 25, "150 steps of 10 and 20 ms are over 75 pauses of 20 ms"
-        assert max(state.decode_step_ms for state in slower) > 15, "steps of 20 ms after those of 10"
+    answer = await gateway.submit([1] * 100, max_tokens=150)
+    await answer.at_least(1)
+    states, slower, ended = [], [], asyncio.create_task(end_of(answer))
+    async for state in gateway.stub.WatchState(pb.WatchStateRequest()):
+        states.append(state)
+        if worker.group.step_s == 0.02:
+            slower.append(state)
+        elif len(answer.ids) > 75:
+            worker.group.step_s = 0.02
+        if not state.unchanged and state.running == 0:
+            break
+    told = loop.time()
+    assert abs(told - await ended) < 1.5  # the state may come before the answer's end
+    assert len(states) < 25, "150 steps of 10 and 20 ms are over 75 pauses of 20 ms"
+    assert max(state.decode_step_ms for state in slower) > 15, "steps of 20 ms after those of 10"
 
 
 async def test_too_many_waiting_requests_are_handed_off(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,12 +370,10 @@ async def test_the_metrics_tell_a_workers_life(redis_url: str) -> None:
         assert 0 < told["drain_seconds"] < 60
 
 
-async def test_the_same_id_again_replaces_the_earlier_request(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        first = await gateway.submit([1], max_tokens=240, request_id="same")
-        await first.at_least(2)
-        second = await gateway.complete([2], max_tokens=20, request_id="same", attempt=2)
-        assert not first.end.is_set()
-        assert second.ids == generate([2], 20, pb.Sampling())
-        await gateway.wait_state(lambda state: state.running == 0)
+async def test_the_same_id_again_replaces_the_earlier_request(gateway: Gateway) -> None:
+    first = await gateway.submit([1], max_tokens=240, request_id="same")
+    await first.at_least(2)
+    second = await gateway.complete([2], max_tokens=20, request_id="same", attempt=2)
+    assert not first.end.is_set()
+    assert second.ids == generate([2], 20, pb.Sampling())
+    await gateway.wait_state(lambda state: state.running == 0)

@@ -7,7 +7,7 @@ import json
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import psutil
@@ -18,9 +18,11 @@ from ryzanstein.v1 import worker_pb2 as pb
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from tests.integration.worker_server.gateway import Answer, Gateway, until
+from tests.integration.worker_server.gateway import Gateway, until
 from tests.integration.worker_server.processes import ServerProcess, server_process
 from tests.models import BUNDLED_MODEL
+
+Greedy = dict[str, tuple[list[int], list[int]]]  # prompt ids and continuation of each prompt
 
 PROMPTS = ["The capital of France is", "Once upon a time there was a", "<|user|>\nHello<|end|>\n<|assistant|>\n"]
 
@@ -34,8 +36,15 @@ def server(
         yield running
 
 
+@pytest.fixture
+async def gateway(server: ServerProcess) -> AsyncIterator[Gateway]:
+    async with Gateway(server.address) as gateway:
+        await gateway.wait_serving()
+        yield gateway
+
+
 @pytest.fixture(scope="module")
-def greedy() -> dict[str, tuple[list[int], list[int]]]:
+def greedy() -> Greedy:
     """Prompt ids and transformers' greedy continuation."""
     model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
     tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
@@ -47,9 +56,7 @@ def greedy() -> dict[str, tuple[list[int], list[int]]]:
     return answers
 
 
-async def test_greedy_tokens_equal_transformers(
-    server: ServerProcess, greedy: dict[str, tuple[list[int], list[int]]]
-) -> None:
+async def test_greedy_tokens_equal_transformers(server: ServerProcess, greedy: Greedy) -> None:
     async with Gateway(server.address) as gateway:
         await gateway.wait_serving()
         for ids, expected in greedy.values():
@@ -59,133 +66,84 @@ async def test_greedy_tokens_equal_transformers(
     assert 0.5 * computed < sum(memory.values()) <= computed
 
 
-async def test_company_chunks_hits_and_resumes_change_no_token(
-    server: ServerProcess, greedy: dict[str, tuple[list[int], list[int]]]
-) -> None:
+async def test_company_chunks_hits_and_resumes_change_no_token(gateway: Gateway, greedy: Greedy) -> None:
     rng = random.Random(0)
-    async with Gateway(server.address) as gateway:
-        await gateway.wait_serving()
-        noise = [
-            await gateway.submit([rng.randrange(2, 4096) for _ in range(rng.randrange(1, 300))], max_tokens=30)
-            for _ in range(12)
-        ]
-        expected = list(greedy.values())
-        whole = [await gateway.submit(ids, max_tokens=40) for ids, _ in expected]
-        resumed = [await gateway.submit(ids, max_tokens=40, generated_ids=tokens[:17]) for ids, tokens in expected]
-        await asyncio.gather(*(answer.end.wait() for answer in [*noise, *whole, *resumed]))
-        assert [answer.ids for answer in whole] == [tokens for _, tokens in expected]
-        assert [answer.ids for answer in resumed] == [tokens[17:] for _, tokens in expected]
+    noise = [
+        await gateway.submit([rng.randrange(2, 4096) for _ in range(rng.randrange(1, 300))], max_tokens=30)
+        for _ in range(12)
+    ]
+    expected = list(greedy.values())
+    whole = [await gateway.submit(ids, max_tokens=40) for ids, _ in expected]
+    resumed = [await gateway.submit(ids, max_tokens=40, generated_ids=tokens[:17]) for ids, tokens in expected]
+    await asyncio.gather(*(answer.end.wait() for answer in [*noise, *whole, *resumed]))
+    assert [answer.ids for answer in whole] == [tokens for _, tokens in expected]
+    assert [answer.ids for answer in resumed] == [tokens[17:] for _, tokens in expected]
 
 
-async def test_grammar_violation_fails_only_its_own_request(
-    server: ServerProcess, greedy: dict[str, tuple[list[int], list[int]]]
-) -> None:
+async def test_grammar_violation_fails_only_its_own_request(gateway: Gateway, greedy: Greedy) -> None:
     """Generated tokens that its grammar does not allow: a matcher that cannot go on, whatever the reason."""
     ids, expected = greedy[PROMPTS[0]]
     bound = pb.Sampling(max_tokens=9, grammar=LLMatcher.grammar_from_regex("[0-9]+"), ignore_eos=True)
-    async with Gateway(server.address) as gateway:
-        await gateway.wait_serving()
-        neighbour = await gateway.submit(ids, max_tokens=40)
-        alone, fails = (
-            await gateway.submit(ids, sampling=bound),
-            await gateway.submit(ids, sampling=bound, generated_ids=expected[:3]),
-        )
-        await asyncio.gather(*(answer.end.wait() for answer in (neighbour, alone, fails)))
-        assert fails.last.error.code == pb.RequestError.CODE_GRAMMAR
-        assert not fails.ids
-        assert neighbour.ids == expected
-        assert alone.last.finish == pb.FINISH_REASON_LENGTH
-        text = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json")).decode(alone.ids)
-        assert text.isdecimal()
+    neighbour = await gateway.submit(ids, max_tokens=40)
+    alone, fails = (
+        await gateway.submit(ids, sampling=bound),
+        await gateway.submit(ids, sampling=bound, generated_ids=expected[:3]),
+    )
+    await asyncio.gather(*(answer.end.wait() for answer in (neighbour, alone, fails)))
+    assert fails.last.error.code == pb.RequestError.CODE_GRAMMAR
+    assert not fails.ids
+    assert neighbour.ids == expected
+    assert alone.last.finish == pb.FINISH_REASON_LENGTH
+    text = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json")).decode(alone.ids)
+    assert text.isdecimal()
 
 
-async def test_malformed_neighbours_and_cancels_change_no_token(
-    server: ServerProcess, greedy: dict[str, tuple[list[int], list[int]]]
-) -> None:
-    ids, expected = greedy[PROMPTS[1]]
-    async with Gateway(server.address) as gateway:
-        await gateway.wait_serving()
-        answer = await gateway.submit(ids, max_tokens=40)
-        bad = [await gateway.submit([1, 2**31]), await gateway.submit([])]
-        gone = await gateway.submit([5] * 500, max_tokens=1000)
-        await gone.at_least(2)
-        await gateway.cancel(gone)
-        await asyncio.gather(*(other.end.wait() for other in [answer, *bad]))
-        assert answer.ids == expected
-        assert all(other.last.error.code == pb.RequestError.CODE_INVALID_ARGUMENT for other in bad)
+async def test_logprobs_and_embeddings_come_back(gateway: Gateway) -> None:
+    sampling = pb.Sampling(max_tokens=6, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+    answer = await gateway.complete(list(range(10, 50)), sampling=sampling)
+    rows = [row for output in answer.outputs for row in output.logprobs]
+    assert [row.token_id for row in rows] == answer.ids
+    assert all(row.rank == 1 and len(row.top_ids) == 3 and row.logprob <= 0 for row in rows)
+    assert [row.token_id for row in answer.outputs[0].prompt_logprobs] == list(range(11, 50))
+    embedded = await gateway.complete(list(range(10, 50)), embed=True)
+    assert sum(x * x for x in embedded.last.embedding) == pytest.approx(1, abs=1e-3)
 
 
-@pytest.fixture(scope="module")
-def drawn() -> list[Answer]:
-    """What each number of ranks has drawn."""
-    return []
+async def test_routers_hear_how_many_tokens_were_computed(gateway: Gateway) -> None:
+    counts = []
+    for prompt in ([5], [6] * 40, [6] * 40):  # third prompt: 32 cached tokens
+        await gateway.complete(prompt, max_tokens=6)
+        counts.append((await gateway.wait_state(lambda state: state.running == 0)).computed_tokens)
+    assert counts[1] - counts[0] == 40 + 5  # nobody computes the token that is drawn last
+    assert counts[2] - counts[1] == 8 + 5
 
 
-async def test_any_number_of_ranks_draws_the_same(server: ServerProcess, drawn: list[Answer]) -> None:
-    async with Gateway(server.address) as gateway:
-        await gateway.wait_serving()
-        sampling = pb.Sampling(max_tokens=16, temperature=0.8, top_p=0.95, seed=5, logprobs=2, ignore_eos=True)
-        drawn.append(await gateway.complete(list(range(2, 20)), sampling=sampling))
-    first, *others = ([row for output in answer.outputs for row in output.logprobs] for answer in drawn)
-    for rows in others:
-        assert [row.token_id for row in rows] == [row.token_id for row in first]
-        assert [row.logprob for row in rows] == pytest.approx([row.logprob for row in first], abs=1e-4)
-
-
-async def test_logprobs_and_embeddings_come_back(server: ServerProcess) -> None:
-    async with Gateway(server.address) as gateway:
-        await gateway.wait_serving()
-        sampling = pb.Sampling(max_tokens=6, logprobs=3, prompt_logprobs=2, ignore_eos=True)
-        answer = await gateway.complete(list(range(10, 50)), sampling=sampling)
-        rows = [row for output in answer.outputs for row in output.logprobs]
-        assert [row.token_id for row in rows] == answer.ids
-        assert all(row.rank == 1 and len(row.top_ids) == 3 and row.logprob <= 0 for row in rows)
-        assert [row.token_id for row in answer.outputs[0].prompt_logprobs] == list(range(11, 50))
-        embedded = await gateway.complete(list(range(10, 50)), embed=True)
-        assert sum(x * x for x in embedded.last.embedding) == pytest.approx(1, abs=1e-3)
-
-
-async def test_routers_hear_how_many_tokens_were_computed(server: ServerProcess) -> None:
-    async with Gateway(server.address) as gateway:
-        await gateway.wait_serving()
-        counts = []
-        for prompt in ([5], [6] * 40, [6] * 40):  # third prompt: 32 cached tokens
-            await gateway.complete(prompt, max_tokens=6)
-            counts.append((await gateway.wait_state(lambda state: state.running == 0)).computed_tokens)
-        assert counts[1] - counts[0] == 40 + 5  # nobody computes the token that is drawn last
-        assert counts[2] - counts[1] == 8 + 5
-
-
-async def test_an_idle_worker_uses_no_cpu(server: ServerProcess) -> None:
-    async with Gateway(server.address) as gateway:
-        await gateway.wait_serving()
-        watch = gateway.stub.WatchState(pb.WatchStateRequest())
-        await gateway.complete([1, 2, 3])
-        await asyncio.sleep(1)
-        family = [psutil.Process(server.process.pid), *server.ranks()]
-        before, began = [sum(p.cpu_times()[:2]) for p in family], time.monotonic()
-        await asyncio.sleep(4)
-        seconds = time.monotonic() - began
-        used = [(sum(p.cpu_times()[:2]) - b) / seconds for p, b in zip(family, before, strict=True)]
-        assert max(used) < 0.02, used
-        watch.cancel()
+async def test_an_idle_worker_uses_no_cpu(server: ServerProcess, gateway: Gateway) -> None:
+    watch = gateway.stub.WatchState(pb.WatchStateRequest())
+    await gateway.complete([1, 2, 3])
+    await asyncio.sleep(1)
+    family = [psutil.Process(server.process.pid), *server.ranks()]
+    before, began = [sum(p.cpu_times()[:2]) for p in family], time.monotonic()
+    await asyncio.sleep(4)
+    seconds = time.monotonic() - began
+    used = [(sum(p.cpu_times()[:2]) - b) / seconds for p, b in zip(family, before, strict=True)]
+    assert max(used) < 0.02, used
+    watch.cancel()
 
 
 async def test_a_killed_rank_hands_off_and_the_ranks_come_back(
-    server: ServerProcess, greedy: dict[str, tuple[list[int], list[int]]]
+    server: ServerProcess, gateway: Gateway, greedy: Greedy
 ) -> None:
     ids, expected = greedy[PROMPTS[0]]
-    async with Gateway(server.address) as gateway:
-        await gateway.wait_serving()
-        answer = await gateway.submit([7] * 30, max_tokens=2000)
-        await answer.at_least(3)
-        server.ranks()[-1].kill()
-        await asyncio.wait_for(answer.end.wait(), 60)
-        assert answer.last.handoff.reason == pb.Handoff.REASON_RANKS_LOST
-        await gateway.wait_state(lambda state: state.phase == pb.PHASE_RECOVERING)
-        await gateway.wait_serving()
-        assert (await gateway.complete(ids, max_tokens=40)).ids == expected
-        assert server.process.poll() is None
+    answer = await gateway.submit([7] * 30, max_tokens=2000)
+    await answer.at_least(3)
+    server.ranks()[-1].kill()
+    await asyncio.wait_for(answer.end.wait(), 60)
+    assert answer.last.handoff.reason == pb.Handoff.REASON_RANKS_LOST
+    await gateway.wait_state(lambda state: state.phase == pb.PHASE_RECOVERING)
+    await gateway.wait_serving()
+    assert (await gateway.complete(ids, max_tokens=40)).ids == expected
+    assert server.process.poll() is None
 
 
 async def test_sigterm_hands_off_requests_and_leaves_no_processes_or_segments_behind(

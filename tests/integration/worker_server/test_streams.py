@@ -14,33 +14,20 @@ from tests.unit.worker.scheduling.fake_ranks import generate
 GREEDY = pb.Sampling()
 
 
-async def test_tokens_match_the_model_and_end_with_a_finish_reason(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        await gateway.send(pb.ConnectFrame())  # a frame of a newer protocol version
-        answers = [await gateway.submit([i, 5, 9], max_tokens=20) for i in range(20)]
-        for i, answer in enumerate(answers):
-            await asyncio.wait_for(answer.end.wait(), 60)
-            assert answer.ids == generate([i, 5, 9], 20, GREEDY)
-            assert answer.last.finish == pb.FINISH_REASON_LENGTH
+async def test_tokens_match_the_model_and_end_with_a_finish_reason(gateway: Gateway) -> None:
+    await gateway.send(pb.ConnectFrame())  # a frame of a newer protocol version
+    answers = [await gateway.submit([i, 5, 9], max_tokens=20) for i in range(20)]
+    for i, answer in enumerate(answers):
+        await asyncio.wait_for(answer.end.wait(), 60)
+        assert answer.ids == generate([i, 5, 9], 20, GREEDY)
+        assert answer.last.finish == pb.FINISH_REASON_LENGTH
 
 
-async def test_message_carries_the_tokens_of_a_whole_step(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        before = worker.group.n_steps
-        answers = [await gateway.submit([i, 1], max_tokens=50) for i in range(8)]
-        await asyncio.gather(*(answer.end.wait() for answer in answers))
-        assert gateway.messages <= worker.group.n_steps - before
-
-
-async def test_resumed_request_continues_at_its_last_token(worker: RunningWorker) -> None:
-    whole = generate([1, 2, 3], 30, GREEDY)
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        answer = await gateway.complete([1, 2, 3], max_tokens=30, generated_ids=whole[:11])
-        assert answer.first_index == 11
-        assert answer.ids == whole[11:]
+async def test_message_carries_the_tokens_of_a_whole_step(worker: RunningWorker, gateway: Gateway) -> None:
+    before = worker.group.n_steps
+    answers = [await gateway.submit([i, 1], max_tokens=50) for i in range(8)]
+    await asyncio.gather(*(answer.end.wait() for answer in answers))
+    assert gateway.messages <= worker.group.n_steps - before
 
 
 async def test_a_context_that_is_too_short_for_the_probe_is_served(redis_url: str) -> None:
@@ -49,45 +36,31 @@ async def test_a_context_that_is_too_short_for_the_probe_is_served(redis_url: st
         assert (await gateway.complete([1, 2], max_tokens=3)).ids == generate([1, 2], 3, GREEDY)
 
 
-async def test_a_suspect_is_announced_before_its_tokens(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        answer = await gateway.complete([1, 2], trial_tokens=2)
-        assert [output.on_trial for output in answer.outputs][:2] == [True, False]
-        assert not answer.outputs[0].ids
-        assert answer.ids == generate([1, 2], 5, GREEDY)
-        assert not any(output.on_trial for output in (await gateway.complete([1, 2])).outputs)
+async def test_a_suspect_is_announced_before_its_tokens(gateway: Gateway) -> None:
+    answer = await gateway.complete([1, 2], trial_tokens=2)
+    assert [output.on_trial for output in answer.outputs][:2] == [True, False]
+    assert not answer.outputs[0].ids
+    assert answer.ids == generate([1, 2], 5, GREEDY)
+    assert not any(output.on_trial for output in (await gateway.complete([1, 2])).outputs)
 
 
-async def test_an_adapter_without_slots_is_refused_by_its_field(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        answer = await gateway.complete([1, 2], adapter=pb.Adapter(digest="d", source="/adapters/d", name="d"))
-        assert answer.last.error.field == "adapter"
-        assert "no slots for adapters (RYZANSTEIN_ADAPTER_SOURCES)" in answer.last.error.message
+async def test_an_adapter_without_slots_is_refused_by_its_field(gateway: Gateway) -> None:
+    answer = await gateway.complete([1, 2], adapter=pb.Adapter(digest="d", source="/adapters/d", name="d"))
+    assert answer.last.error.field == "adapter"
+    assert "no slots for adapters (RYZANSTEIN_ADAPTER_SOURCES)" in answer.last.error.message
 
 
-async def test_a_stop_token_is_the_last_id(worker: RunningWorker) -> None:
-    whole = generate([4, 4], 40, GREEDY)
-    sampling = pb.Sampling(max_tokens=40, stop_token_ids=[whole[7]], ignore_eos=True)
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        answer = await gateway.complete([4, 4], sampling=sampling)
-        assert answer.ids == whole[: whole.index(whole[7]) + 1]
-        assert answer.last.finish == pb.FINISH_REASON_STOP
-
-
-async def test_cancelled_request_emits_no_more_tokens_and_frees_its_blocks(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        worker.group.step_s = 0.02
-        answer = await gateway.submit([7] * 40, max_tokens=200)
-        await answer.at_least(3)
-        await gateway.cancel(answer)
-        await gateway.wait_state(lambda state: state.running == 0 and state.kv_blocks_used == 0)
-        told = len(answer.ids)
-        await asyncio.sleep(0.05)
-        assert len(answer.ids) == told < 200
+async def test_cancelled_request_emits_no_more_tokens_and_frees_its_blocks(
+    worker: RunningWorker, gateway: Gateway
+) -> None:
+    worker.group.step_s = 0.02
+    answer = await gateway.submit([7] * 40, max_tokens=200)
+    await answer.at_least(3)
+    await gateway.cancel(answer)
+    await gateway.wait_state(lambda state: state.running == 0 and state.kv_blocks_used == 0)
+    told = len(answer.ids)
+    await asyncio.sleep(0.05)
+    assert len(answer.ids) == told < 200
 
 
 async def test_broken_stream_cancels_only_its_own_requests(worker: RunningWorker) -> None:
@@ -121,92 +94,82 @@ async def test_broken_stream_cancels_only_its_own_requests(worker: RunningWorker
         ("request_id", {"prompt": [1], "request_id": ""}),
     ],
 )
-async def test_a_malformed_submit_names_its_field(worker: RunningWorker, field: str, submit: dict[str, object]) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        neighbour = await gateway.submit([8, 8], max_tokens=30)
-        answer = await gateway.complete(**submit)
-        assert answer.last.error.code == pb.RequestError.CODE_INVALID_ARGUMENT
-        assert answer.last.error.field == field
-        await neighbour.end.wait()
-        assert neighbour.ids == generate([8, 8], 30, GREEDY)
+async def test_a_malformed_submit_names_its_field(gateway: Gateway, field: str, submit: dict[str, object]) -> None:
+    neighbour = await gateway.submit([8, 8], max_tokens=30)
+    answer = await gateway.complete(**submit)
+    assert answer.last.error.code == pb.RequestError.CODE_INVALID_ARGUMENT
+    assert answer.last.error.field == field
+    await neighbour.end.wait()
+    assert neighbour.ids == generate([8, 8], 30, GREEDY)
 
 
-async def test_oversized_request_is_rejected_with_the_largest_size(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        most = (await gateway.state()).max_request_tokens
-        assert most == 256
-        answer = await gateway.complete([1] * most)
-        assert answer.last.error.code == pb.RequestError.CODE_TOO_LONG
-        assert answer.last.error.field == "prompt_ids"
-        assert str(most - 1) in answer.last.error.message
-        fits = await gateway.complete([1] * (most - 1), max_tokens=0)
-        assert len(fits.ids) == 1
+async def test_oversized_request_is_rejected_with_the_largest_size(gateway: Gateway) -> None:
+    most = (await gateway.state()).max_request_tokens
+    assert most == 256
+    answer = await gateway.complete([1] * most)
+    assert answer.last.error.code == pb.RequestError.CODE_TOO_LONG
+    assert answer.last.error.field == "prompt_ids"
+    assert str(most - 1) in answer.last.error.message
+    fits = await gateway.complete([1] * (most - 1), max_tokens=0)
+    assert len(fits.ids) == 1
 
 
-async def test_an_embedding_is_the_answer(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        answer = await gateway.complete([11, 2], embed=True)
-        assert list(answer.last.embedding) == [11.0]
-        assert not answer.ids
+async def test_an_embedding_is_the_answer(gateway: Gateway) -> None:
+    answer = await gateway.complete([11, 2], embed=True)
+    assert list(answer.last.embedding) == [11.0]
+    assert not answer.ids
 
 
-async def test_a_repeated_prompt_is_found_in_the_cache(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        prompt = list(range(60))
-        first = await gateway.complete(prompt)
-        second = await gateway.complete(prompt)
-        salted = await gateway.complete(prompt, cache_salt="tenant")
-        assert [a.outputs[0].cached_tokens for a in (first, second, salted)] == [0, 48, 0]
-        assert first.ids == second.ids == salted.ids
+async def test_a_repeated_prompt_is_found_in_the_cache(gateway: Gateway) -> None:
+    prompt = list(range(60))
+    first = await gateway.complete(prompt)
+    second = await gateway.complete(prompt)
+    salted = await gateway.complete(prompt, cache_salt="tenant")
+    assert [a.outputs[0].cached_tokens for a in (first, second, salted)] == [0, 48, 0]
+    assert first.ids == second.ids == salted.ids
 
 
-async def test_slow_reader_gets_merged_messages_with_every_token(worker: RunningWorker) -> None:
+async def test_slow_reader_gets_merged_messages_with_every_token(worker: RunningWorker, gateway: Gateway) -> None:
     worker.group.step_s = 0
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        stream = gateway.stub.Connect()
-        for i in range(8):
-            submit = pb.Submit(request_id=str(i), attempt=1, prompt_ids=[i], sampling=pb.Sampling(max_tokens=240))
-            submit.sampling.ignore_eos = True
-            await stream.write(pb.ConnectFrames(frames=[pb.ConnectFrame(submit=submit)]))
-        await gateway.wait_state(lambda state: state.running == state.waiting == 0 and state.kv_blocks_cached > 0)
-        ids: dict[str, list[int]] = {}
-        async for message in stream:
-            for output in message.outputs:
-                assert output.first_index == len(ids.setdefault(output.request_id, []))
-                ids[output.request_id] += output.ids
-            if all(len(ids.get(str(i), [])) == 240 for i in range(8)):
-                break
-        assert ids == {str(i): generate([i], 240, GREEDY) for i in range(8)}
-        stream.cancel()
+    stream = gateway.stub.Connect()
+    for i in range(8):
+        submit = pb.Submit(request_id=str(i), attempt=1, prompt_ids=[i], sampling=pb.Sampling(max_tokens=240))
+        submit.sampling.ignore_eos = True
+        await stream.write(pb.ConnectFrames(frames=[pb.ConnectFrame(submit=submit)]))
+    await gateway.wait_state(lambda state: state.running == state.waiting == 0 and state.kv_blocks_cached > 0)
+    ids: dict[str, list[int]] = {}
+    async for message in stream:
+        for output in message.outputs:
+            assert output.first_index == len(ids.setdefault(output.request_id, []))
+            ids[output.request_id] += output.ids
+        if all(len(ids.get(str(i), [])) == 240 for i in range(8)):
+            break
+    assert ids == {str(i): generate([i], 240, GREEDY) for i in range(8)}
+    stream.cancel()
 
 
 @pytest.mark.parametrize("wanted_ms", [0, 100])
-async def test_heartbeats_are_sent_on_an_idle_stream_only_on_request(worker: RunningWorker, wanted_ms: int) -> None:
-    async with Gateway(worker.address) as gateway:
-        await gateway.wait_serving()
-        stream = gateway.stub.Connect()
-        hello = pb.Hello(gateway_id="another", heartbeat_ms=wanted_ms)
-        await stream.write(pb.ConnectFrames(frames=[pb.ConnectFrame(hello=hello)]))
-        messages: list[pb.StepOutputs] = []
+async def test_heartbeats_are_sent_on_an_idle_stream_only_on_request(
+    worker: RunningWorker, gateway: Gateway, wanted_ms: int
+) -> None:
+    stream = gateway.stub.Connect()
+    hello = pb.Hello(gateway_id="another", heartbeat_ms=wanted_ms)
+    await stream.write(pb.ConnectFrames(frames=[pb.ConnectFrame(hello=hello)]))
+    messages: list[pb.StepOutputs] = []
 
-        async def read() -> None:
-            async for message in stream:
-                messages.append(message)  # noqa: PERF401  # seen one by one
+    async def read() -> None:
+        async for message in stream:
+            messages.append(message)  # noqa: PERF401  # seen one by one
 
-        reading = asyncio.create_task(read())
-        await (until(lambda: messages) if wanted_ms else asyncio.sleep(0.5))
-        assert [message.heartbeat for message in messages] == [True] * bool(wanted_ms), "the first one, while idle"
-        worker.group.step_s = 3.0
-        submit = pb.Submit(request_id="slow", attempt=1, prompt_ids=[7] * 20, sampling=pb.Sampling(max_tokens=1))
-        await stream.write(pb.ConnectFrames(frames=[pb.ConnectFrame(submit=submit)]))
-        await (until(lambda: len(messages) >= 5) if wanted_ms else asyncio.sleep(1.2))
-        assert not any(message.outputs for message in messages)
-        assert wanted_ms or not messages
-        await until(lambda: any(message.outputs for message in messages))
-        stream.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+    reading = asyncio.create_task(read())
+    await (until(lambda: messages) if wanted_ms else asyncio.sleep(0.5))
+    assert [message.heartbeat for message in messages] == [True] * bool(wanted_ms), "the first one, while idle"
+    worker.group.step_s = 3.0
+    submit = pb.Submit(request_id="slow", attempt=1, prompt_ids=[7] * 20, sampling=pb.Sampling(max_tokens=1))
+    await stream.write(pb.ConnectFrames(frames=[pb.ConnectFrame(submit=submit)]))
+    await (until(lambda: len(messages) >= 5) if wanted_ms else asyncio.sleep(1.2))
+    assert not any(message.outputs for message in messages)
+    assert wanted_ms or not messages
+    await until(lambda: any(message.outputs for message in messages))
+    stream.cancel()
+    await asyncio.gather(reading, return_exceptions=True)

@@ -51,23 +51,10 @@ def test_an_unfinished_character_is_held_back() -> None:
     assert pieces(tokenizer, ids) == ["", "", "", "🦄", ""]
 
 
-def test_an_unfinished_character_at_the_end_is_replaced_as_in_the_full_decoding() -> None:
-    tokenizer = byte_level()
-    ids = [tokenizer.token_to_id("ð"), tokenizer.token_to_id("Ł")]
-    assert pieces(tokenizer, ids) == ["", "", "�"]
-
-
 def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
     tokenizer = sentencepiece()
     ids = [tokenizer.token_to_id(token) for token in ("<0xC3>", "<0xA9>", "a")]
     assert pieces(tokenizer, ids) == ["", "", "éa", ""]
-
-
-def test_a_continuation_keeps_its_leading_space() -> None:
-    tokenizer = sentencepiece()
-    ids = tokenizer.encode("list", add_special_tokens=False).ids
-    assert "".join(pieces(tokenizer, ids)) == "list"
-    assert "".join(pieces(tokenizer, ids, after=ids)) == " list"
 
 
 @pytest.mark.parametrize("family", ["sentencepiece", "metaspace", *WINDOWED])
@@ -86,14 +73,6 @@ def test_a_word_piece_joins_the_word_of_the_prompt() -> None:
     assert pieces(tokenizer, ids, after=prompt) == ["o", " the", ""]
     vocabulary = Vocabulary(tokenizer)
     assert [vocabulary.token_bytes(token_id) for token_id in ids] == [b"o", b" the"]
-
-
-@pytest.mark.parametrize("family", ["suffixed", "undecorated"])
-def test_a_word_after_the_prompt_keeps_its_blank(family: str) -> None:
-    tokenizer = WINDOWED[family]()
-    ids = tokenizer.encode("the list", add_special_tokens=False).ids
-    n = len(tokenizer.encode("the", add_special_tokens=False).ids)
-    assert "".join(pieces(tokenizer, ids[n:], after=ids[:n])).startswith(" l")
 
 
 @pytest.mark.parametrize(

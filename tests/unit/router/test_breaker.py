@@ -125,16 +125,3 @@ def test_at_most_half_of_the_fleet_is_ejected(n_workers: int, data: st.DataObjec
 def test_the_latest_failed_workers_stay_ejected() -> None:
     tripped = [(i, opened(float(i))) for i in range(4)]
     assert sorted(ejected(tripped, 4, now=4.0)) == [2, 3]
-
-
-def test_the_back_off_doubles_up_to_a_minute() -> None:
-    breaker, now, pauses = Breaker(LIMITS), 0.0, []
-    for _ in range(3):
-        breaker.fault(now)
-    for _ in range(6):
-        start = now
-        while breaker.state(now) is BreakerState.OPEN:
-            now += 0.5
-        pauses.append(now - start)
-        breaker.fault(now)
-    assert pauses == [5, 10, 20, 40, 60, 60]

@@ -36,27 +36,6 @@ async def enqueue(
     return tasks
 
 
-async def test_tenants_take_turns_at_any_queue_length() -> None:
-    queue, gate = RouteQueue[int](100), Gate()
-    tasks = await enqueue(queue, gate, [("greedy", 0)] * 10 + [("modest", 0)] * 2)
-    gate.places = 4
-    queue.drain()
-    assert Counter(tenant for tenant, _ in gate.served) == {"greedy": 2, "modest": 2}
-    gate.places = 100
-    queue.drain()
-    assert await asyncio.gather(*tasks) == list(range(12))
-    assert len(queue) == 0
-
-
-async def test_priority_comes_before_fairness() -> None:
-    queue, gate = RouteQueue[int](100), Gate()
-    tasks = await enqueue(queue, gate, [("a", 1), ("b", 0), ("a", -5), ("b", 0)])
-    gate.places = 100
-    queue.drain()
-    await asyncio.gather(*tasks)
-    assert [i for _, i in gate.served] == [2, 1, 3, 0]
-
-
 async def test_a_full_queue_refuses() -> None:
     queue, gate = RouteQueue[int](2), Gate()
     await enqueue(queue, gate, [("a", 0), ("b", 0)])

@@ -33,6 +33,7 @@ def _rope(**settings: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": 10_000.0, **settings}}
 
 
+_YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 _GPT2: dict[str, Any] = {"vocab_size": 99, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
 _NO_KV_HEADS = {key: value for key, value in _SHAPE.items() if key != "num_key_value_heads"}
 _NO_FFN = {key: value for key, value in _NO_KV_HEADS.items() if key != "intermediate_size"}
@@ -126,30 +127,11 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "llama_dynamic": _make("LlamaConfig", **_rope(rope_type="dynamic", factor=3.0)),
     "llama_llama3": _make(
         "LlamaConfig",
-        **_rope(
-            rope_type="llama3",
-            factor=4.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=32,
-        ),
+        **_rope(**_YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
     ),
-    "llama_yarn": _make(
-        "LlamaConfig",
-        head_dim=32,
-        **_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.0),
-    ),
+    "llama_yarn": _make("LlamaConfig", head_dim=32, **_rope(**_YARN, beta_fast=8.0)),
     "llama_yarn_mscale": _make(
-        "LlamaConfig",
-        **_rope(
-            rope_type="yarn",
-            factor=4.0,
-            original_max_position_embeddings=32,
-            mscale=0.7,
-            mscale_all_dim=1.3,
-            beta_fast=4.0,
-            beta_slow=0.5,
-        ),
+        "LlamaConfig", **_rope(**_YARN, mscale=0.7, mscale_all_dim=1.3, beta_fast=4.0, beta_slow=0.5)
     ),
     "mistral": _make("MistralConfig", head_dim=16, **_SLIDES),
     "mixtral": _make("MixtralConfig", **_MOE, sliding_window=None),
@@ -262,12 +244,7 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **_SLIDES,
         **_LAYERS3,
         rope_parameters={
-            "full_attention": {
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-                "rope_theta": 10_000.0,
-            },
+            "full_attention": {**_YARN, "rope_theta": 10_000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         },
     ),
@@ -307,20 +284,13 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **{**_LATENT, "q_lora_rank": 20},
         **_GROUPED,
         num_nextn_predict_layers=0,
-        **_rope(
-            rope_type="yarn",
-            factor=4.0,
-            original_max_position_embeddings=32,
-            beta_fast=4.0,
-            mscale=0.7,
-            mscale_all_dim=1.3,
-        ),
+        **_rope(**_YARN, beta_fast=4.0, mscale=0.7, mscale_all_dim=1.3),
     ),
     "gpt_oss": _make(
         "GptOssConfig",
         **{**_MOE, **_SLIDES, **_LAYERS3},
         head_dim=16,
-        **_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.0, truncate=False),
+        **_rope(**_YARN, beta_fast=8.0, truncate=False),
     ),
     "llama4": _make("Llama4TextConfig", **_LLAMA4),
     "internlm2": _make("LlamaConfig"),

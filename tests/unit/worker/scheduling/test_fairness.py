@@ -40,24 +40,19 @@ class Backlog:
             self.harness.step()
 
 
-def test_two_greedy_tenants_get_the_same_within_5_percent() -> None:
-    backlog = Backlog(Harness(max_running=8, max_batched_tokens=64), {"long": (100, 40, 1), "short": (10, 5, 1)})
-    backlog.run(STEPS)
-    long, short = backlog.served("long"), backlog.served("short")
-    assert long == pytest.approx(short, rel=0.05)
-
-
-def test_a_tenant_of_weight_three_gets_three_times_as_much() -> None:
-    backlog = Backlog(Harness(max_running=8, max_batched_tokens=64), {"paid": (30, 20, 3), "free": (30, 20, 1)})
-    backlog.run(STEPS)
-    assert backlog.served("paid") == pytest.approx(3 * backlog.served("free"), rel=0.05)
-
-
-def test_more_tenants_of_one_size_each_get_their_share() -> None:
-    tenants = {name: (random.Random(name).randrange(5, 60), 10, 1) for name in "abcde"}
+@pytest.mark.parametrize(
+    "tenants",
+    [
+        {"long": (100, 40, 1), "short": (10, 5, 1)},
+        {"paid": (30, 20, 3), "free": (30, 20, 1)},
+        {name: (random.Random(name).randrange(5, 60), 10, 1) for name in "abcde"},
+    ],
+    ids=["sizes", "weights", "many"],
+)
+def test_greedy_tenants_get_what_their_weights_say_within_5_percent(tenants: dict[str, tuple[int, int, int]]) -> None:
     backlog = Backlog(Harness(max_running=8, max_batched_tokens=64), tenants)
     backlog.run(STEPS)
-    shares = [backlog.served(name) for name in tenants]
+    shares = [backlog.served(name) / weight for name, (_, _, weight) in tenants.items()]
     assert max(shares) <= 1.05 * min(shares)
 
 
