@@ -49,7 +49,7 @@ class Backlog:
     ],
     ids=["sizes", "weights", "many"],
 )
-def test_greedy_tenants_get_what_their_weights_say_within_5_percent(tenants: dict[str, tuple[int, int, int]]) -> None:
+def test_greedy_tenants_share_by_weight_within_5_percent(tenants: dict[str, tuple[int, int, int]]) -> None:
     backlog = Backlog(Harness(max_running=8, max_batched_tokens=64), tenants)
     backlog.run(STEPS)
     shares = [backlog.served(name) / weight for name, (_, _, weight) in tenants.items()]

@@ -34,6 +34,7 @@ DENSE = ("embed", "lm_head", "norm", "mlp.gate.", "block_sparse_moe.gate.")  # n
 
 Stored = Mapping[str, Tensor]  # by suffix
 Store = Callable[[Tensor], tuple[Stored, Tensor]]  # what is stored of a weight [out, in], and what it stands for
+Written = Callable[..., Sample]
 
 
 def write(made: Sample, to: Path, config: dict[str, Any], store: Store, dense: tuple[str, ...] = DENSE) -> Sample:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +9,7 @@ import torch
 from torch import Tensor
 
 from services.compute.model.spec import ModelError
-from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.formats.checkpoints import Store, Stored, check, integers, logits, write
+from tests.unit.compute.model.formats.checkpoints import Store, Stored, Written, check, integers, logits
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs lies at each place of a word, as AutoAWQ packs them
 
@@ -41,9 +38,9 @@ def _store(group: int) -> Store:
 @pytest.mark.parametrize(
     ("variant", "group"), [("llama", 16), ("phi3", 20), ("gpt_neox", 16), ("mixtral", 0), ("qwen2", 16)]
 )
-def test_groups(variant: str, group: int, sample: Callable[[str], Sample], tmp_path: Path) -> None:
+def test_groups(variant: str, group: int, written: Written) -> None:
     """4 ranks have 12 of 48 outputs each: their shares begin in the middle of words."""
-    check(write(sample(variant), tmp_path, _config(group_size=group or -1), _store(group)))
+    check(written(variant, _config(group_size=group or -1), _store(group)))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +54,7 @@ def test_groups(variant: str, group: int, sample: Callable[[str], Sample], tmp_p
     ],
 )
 def test_unimplemented_or_malformed_weights_are_rejected_by_name(
-    config: dict[str, Any], message: str, sample: Callable[[str], Sample], tmp_path: Path
+    config: dict[str, Any], message: str, written: Written
 ) -> None:
     with pytest.raises(ModelError, match=message):
-        logits(write(sample("llama"), tmp_path, config, _store(16)))
+        logits(written("llama", config, _store(16)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +9,7 @@ import transformers
 from torch import Tensor
 
 from services.compute.model.spec import ModelError
-from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.formats.checkpoints import Stored, check, logits, write
+from tests.unit.compute.model.formats.checkpoints import Stored, Written, check, logits
 
 MULTIPLIES = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
 DIVIDES = {"quant_method": "bitnet", "modules_to_not_convert": ["lm_head"]}
@@ -29,17 +26,15 @@ def _store(weight: Tensor, divides: bool) -> tuple[Stored, Tensor]:
 @pytest.mark.parametrize(("config", "divides"), [(MULTIPLIES, False), (DIVIDES, True)])
 @pytest.mark.parametrize("variant", ["llama", "phi3"])
 def test_planes_are_unpacked_before_the_split_into_ranks(
-    variant: str, config: dict[str, Any], divides: bool, sample: Callable[[str], Sample], tmp_path: Path
+    variant: str, config: dict[str, Any], divides: bool, written: Written
 ) -> None:
-    check(write(sample(variant), tmp_path, config, lambda weight: _store(weight, divides)))
+    check(written(variant, config, lambda weight: _store(weight, divides)))
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [("quantization_mode", "online"), ("use_rms_norm", True), ("linear_class", "other")]
 )
-def test_unimplemented_features_are_rejected_by_name(
-    key: str, value: object, sample: Callable[[str], Sample], tmp_path: Path
-) -> None:
-    made = write(sample("llama"), tmp_path, MULTIPLIES | {key: value}, lambda weight: _store(weight, False))
+def test_unimplemented_features_are_rejected_by_name(key: str, value: object, written: Written) -> None:
+    made = written("llama", MULTIPLIES | {key: value}, lambda weight: _store(weight, False))
     with pytest.raises(ModelError, match=f"quantization_config.{key}: {value!r} is not implemented"):
         logits(made)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +9,7 @@ import torch
 from torch import Tensor
 
 from services.compute.model.spec import ModelError
-from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.formats.checkpoints import Store, Stored, blocks, check, logits, write
+from tests.unit.compute.model.formats.checkpoints import Store, Stored, Written, blocks, check, logits
 
 _LARGEST = 448.0  # maximum of e4m3
 _BLOCKS = {"tensor": (0, 0), "channel": (1, 0), "group": (1, 16), "block": (20, 32)}
@@ -48,8 +45,8 @@ def _store(block: tuple[int, int]) -> Store:
 @pytest.mark.parametrize(
     ("strategy", "variant"), [("tensor", "phi3"), ("channel", "qwen3_moe"), ("group", "llama"), ("block", "gpt_neox")]
 )
-def test_strategies(strategy: str, variant: str, sample: Callable[[str], Sample], tmp_path: Path) -> None:
-    check(write(sample(variant), tmp_path, _config(strategy), _store(_BLOCKS[strategy])))
+def test_strategies(strategy: str, variant: str, written: Written) -> None:
+    check(written(variant, _config(strategy), _store(_BLOCKS[strategy])))
 
 
 @pytest.mark.parametrize(
@@ -66,8 +63,7 @@ def test_strategies(strategy: str, variant: str, sample: Callable[[str], Sample]
     ],
 )
 def test_unimplemented_or_malformed_weights_are_rejected_by_name(
-    config: dict[str, Any], message: str, sample: Callable[[str], Sample], tmp_path: Path
+    config: dict[str, Any], message: str, written: Written
 ) -> None:
-    made = sample("llama")
     with pytest.raises(ModelError, match=message):
-        logits(write(made, tmp_path, config, _store((1, 0))))
+        logits(written("llama", config, _store((1, 0))))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 from torch import Tensor
 
 from services.compute.model.spec import ModelError
-from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.formats.checkpoints import Store, Stored, change, check, integers, logits, write
+from tests.unit.compute.model.formats.checkpoints import Store, Stored, Written, change, check, integers, logits
 
 _Q = "model.layers.1.self_attn.q_proj"
 
@@ -47,15 +45,14 @@ def test_strategies(
     block: tuple[int, int],
     symmetric: bool,
     variant: str,
-    sample: Callable[[str], Sample],
-    tmp_path: Path,
+    written: Written,
 ) -> None:
     config = _config(strategy, symmetric=symmetric, group_size=block[1] or None)
-    check(write(sample(variant), tmp_path, config, _store(block, symmetric)))
+    check(written(variant, config, _store(block, symmetric)))
 
 
-def test_zeros_that_are_stored_though_symmetric(sample: Callable[[str], Sample], tmp_path: Path) -> None:
-    made = write(sample("llama"), tmp_path, _config("channel"), _store((1, 0), symmetric=True))
+def test_zeros_that_are_stored_though_symmetric(written: Written) -> None:
+    made = written("llama", _config("channel"), _store((1, 0), symmetric=True))
     zeros = torch.zeros(48, 1, dtype=torch.int8)
     change(made.folder, lambda tensors: tensors.update({f"{_Q}.weight_zero_point": zeros}))
     check(made, (1,))
@@ -86,10 +83,9 @@ def test_unimplemented_or_malformed_weights_are_rejected_by_name(
     config: dict[str, Any],
     edit: Callable[[dict[str, Tensor]], object],
     message: str,
-    sample: Callable[[str], Sample],
-    tmp_path: Path,
+    written: Written,
 ) -> None:
-    made = write(sample("llama"), tmp_path, config, _store((1, 0), symmetric=False))
+    made = written("llama", config, _store((1, 0), symmetric=False))
     change(made.folder, edit)
     with pytest.raises(ModelError, match=message):
         logits(made)

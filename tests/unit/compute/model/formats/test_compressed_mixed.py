@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +9,7 @@ import torch
 from torch import Tensor
 
 from services.compute.model.spec import ModelError
-from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.formats.checkpoints import Stored, change, check, integers, logits, packed, write
+from tests.unit.compute.model.formats.checkpoints import Stored, Written, change, check, integers, logits, packed
 
 _DOWN = "model.layers.1.mlp.down_proj"
 
@@ -39,10 +36,8 @@ def _store(weight: Tensor) -> tuple[Stored, Tensor]:
 
 
 @pytest.mark.parametrize("groups", [(_PACKED, _BYTES), (_BYTES, _PACKED)])
-def test_each_module_is_read_in_the_format_of_its_codes(
-    groups: tuple[dict[str, Any], ...], sample: Callable[[str], Sample], tmp_path: Path
-) -> None:
-    made = write(sample("llama"), tmp_path, _config(*groups), _store)
+def test_each_module_is_read_in_the_format_of_its_codes(groups: tuple[dict[str, Any], ...], written: Written) -> None:
+    made = written("llama", _config(*groups), _store)
     check(made, sizes=(1, 2))
     change(made.folder, lambda tensors: tensors.pop(f"{_DOWN}.weight"))
     with pytest.raises(ModelError, match=rf"{_DOWN}\.weight(_packed)?: missing"):
@@ -58,9 +53,7 @@ def test_each_module_is_read_in_the_format_of_its_codes(
         (_config(_PACKED, {**_BYTES, "twist": 1}), "config_groups.group_1.twist: 1 is not implemented"),
     ],
 )
-def test_unimplemented_features_are_rejected_by_name(
-    config: dict[str, Any], message: str, sample: Callable[[str], Sample], tmp_path: Path
-) -> None:
+def test_unimplemented_features_are_rejected_by_name(config: dict[str, Any], message: str, written: Written) -> None:
     with pytest.raises(ModelError) as refused:
-        logits(write(sample("llama"), tmp_path, config, _store))
+        logits(written("llama", config, _store))
     assert message in str(refused.value)

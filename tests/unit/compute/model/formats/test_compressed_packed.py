@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +9,7 @@ import torch
 from torch import Tensor
 
 from services.compute.model.spec import ModelError
-from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.formats.checkpoints import (
-    Store,
-    Stored,
-    change,
-    check,
-    integers,
-    logits,
-    packed,
-    write,
-)
+from tests.unit.compute.model.formats.checkpoints import Store, Stored, Written, change, check, integers, logits, packed
 
 _Q = "model.layers.1.self_attn.q_proj"
 
@@ -66,18 +54,17 @@ def test_groups(
     bits: int,
     block: tuple[int, int],
     symmetric: bool,
-    sample: Callable[[str], Sample],
-    tmp_path: Path,
+    written: Written,
 ) -> None:
     """4 ranks have 12 of 48 inputs each: their shares begin in the middle of groups and of words."""
     strategy = {"strategy": "group", "group_size": block[1]} if block[1] else {"strategy": "channel"}
     config = _config(num_bits=bits, symmetric=symmetric, **strategy)
-    check(write(sample(variant), tmp_path, config, _store(bits, block, symmetric)))
+    check(written(variant, config, _store(bits, block, symmetric)))
 
 
-def test_groups_in_an_order_of_their_own(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+def test_groups_in_an_order_of_their_own(written: Written) -> None:
     config = _config(actorder="group", symmetric=False)
-    made = write(sample("llama"), tmp_path, config, _store(4, (1, 16), symmetric=False, reordered=True))
+    made = written("llama", config, _store(4, (1, 16), symmetric=False, reordered=True))
     check(made)
     change(made.folder, lambda tensors: tensors[f"{_Q}.weight_g_idx"].fill_(3))
     with pytest.raises(ModelError, match=rf"{_Q}\.weight_g_idx: expected groups from 0 to 2"):
@@ -98,7 +85,7 @@ def test_groups_in_an_order_of_their_own(sample: Callable[[str], Sample], tmp_pa
     ],
 )
 def test_unimplemented_or_malformed_weights_are_rejected_by_name(
-    config: dict[str, Any], message: str, sample: Callable[[str], Sample], tmp_path: Path
+    config: dict[str, Any], message: str, written: Written
 ) -> None:
     with pytest.raises(ModelError, match=message):
-        logits(write(sample("llama"), tmp_path, config, _store(4, (1, 16), symmetric=True)))
+        logits(written("llama", config, _store(4, (1, 16), symmetric=True)))

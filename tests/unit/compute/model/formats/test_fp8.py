@@ -1,10 +1,9 @@
-"""FP8 checkpoints: blocks, ragged ones too, and one scale for a weight."""
+"""FP8 checkpoints: blocks, ragged ones too, one scale for a weight, and those of FBGEMM."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,16 +20,7 @@ from services.compute.model.registry import read_spec
 from services.compute.model.shard import Shard
 from services.compute.model.spec import ModelError
 from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.formats.checkpoints import (
-    VARIANTS,
-    Store,
-    Stored,
-    blocks,
-    change,
-    check,
-    logits,
-    write,
-)
+from tests.unit.compute.model.formats.checkpoints import VARIANTS, Store, Stored, Written, blocks, change, check, logits
 
 _Q = "model.layers.1.self_attn.q_proj"
 _LARGEST = 448.0  # maximum of e4m3
@@ -56,19 +46,19 @@ def _config(block: list[int] | None, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def made(sample: Callable[[str], Sample], tmp_path: Path) -> Sample:
-    return write(sample("llama"), tmp_path, _config([16, 16]), _store((16, 16)))
+def made(written: Written) -> Sample:
+    return written("llama", _config([16, 16]), _store((16, 16)))
 
 
 @pytest.mark.parametrize(("variant", "block"), [("llama", (16, 16)), *((variant, (20, 32)) for variant in VARIANTS)])
-def test_blocks(variant: str, block: tuple[int, int], sample: Callable[[str], Sample], tmp_path: Path) -> None:
+def test_blocks(variant: str, block: tuple[int, int], written: Written) -> None:
     """Those of 20 are ragged everywhere, and ranks share some."""
     config = _config(list(block), fmt="e4m3", modules_to_not_convert=["lm_head"])
-    check(write(sample(variant), tmp_path, config, _store(block)))
+    check(written(variant, config, _store(block)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_one_scale_for_a_weight(dtype: torch.dtype, sample: Callable[[str], Sample], tmp_path: Path) -> None:
+def test_one_scale_for_a_weight(dtype: torch.dtype, written: Written) -> None:
     """As AutoFP8 stores it, with a scale of activations that is not used."""
 
     def store(weight: Tensor) -> tuple[Stored, Tensor]:
@@ -76,7 +66,7 @@ def test_one_scale_for_a_weight(dtype: torch.dtype, sample: Callable[[str], Samp
         return {**stored, "input_scale": torch.tensor(0.5)}, dense
 
     config = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
-    check(write(sample("llama"), tmp_path, config, store))
+    check(written("llama", config, store))
 
 
 def test_transformers_computes_the_same_weights(made: Sample) -> None:
@@ -142,4 +132,26 @@ def test_fp8_that_no_configuration_explains_is_refused(made: Sample) -> None:
     file.write_text(file.read_text().replace("quantization_config", "_quantization_config"))
     change(made.folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.endswith("scale_inv")])
     with pytest.raises(ModelError, match=r"q_proj\.weight: expected F64 or F32 or F16 or BF16, found F8_E4M3"):
+        logits(made)
+
+
+_FBGEMM = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
+
+
+def _store_fbgemm(weight: Tensor) -> tuple[Stored, Tensor]:
+    scales = weight.abs().amax(dim=1, keepdim=True) / _LARGEST
+    codes = (weight / scales).to(torch.float8_e4m3fn)
+    stored = {"weight": codes, "weight_scale": scales, "input_scale_ub": torch.tensor([1200.0])}
+    return stored, codes.float() * scales
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3_moe"])
+def test_a_scale_for_each_output(variant: str, written: Written) -> None:
+    check(written(variant, _FBGEMM, _store_fbgemm))
+
+
+def test_other_scales_are_refused_by_name(written: Written) -> None:
+    made = written("llama", _FBGEMM, _store_fbgemm)
+    change(made.folder, lambda tensors: tensors.update({f"{_Q}.weight_scale": torch.ones(1)}))
+    with pytest.raises(ModelError, match=rf"{_Q}\.weight_scale: expected shape \[48, 1\], found \[1\]"):
         logits(made)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +9,7 @@ import torch
 from torch import Tensor
 
 from services.compute.model.spec import ModelError
-from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.formats.checkpoints import (
-    Store,
-    Stored,
-    change,
-    check,
-    integers,
-    logits,
-    packed,
-    write,
-)
+from tests.unit.compute.model.formats.checkpoints import Store, Stored, Written, change, check, integers, logits, packed
 
 _Q = "model.layers.1.self_attn.q_proj"
 
@@ -59,31 +47,27 @@ def _store(bits: int = 4, group: int = 16, *, sorted_inputs: bool = False, less:
         ("mixtral", {"group_size": -1, "desc_act": True, "sym": True}, _store(4, 0, sorted_inputs=True, sym=True)),
     ],
 )
-def test_groups(
-    variant: str, config: dict[str, Any], store: Store, sample: Callable[[str], Sample], tmp_path: Path
-) -> None:
+def test_groups(variant: str, config: dict[str, Any], store: Store, written: Written) -> None:
     """4 ranks have 12 of 48 inputs each: their shares begin in the middle of groups and of words."""
-    check(write(sample(variant), tmp_path, _config(**config), store))
+    check(written(variant, _config(**config), store))
 
 
-def test_zeros_of_weights_that_are_all_positive(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+def test_zeros_of_weights_that_are_all_positive(written: Written) -> None:
     """Their zero is 0, which the first version stores as the largest number of its bits."""
     store = _store()
-    check(write(sample("llama"), tmp_path, _config(), lambda weight: store(weight.abs())), (1, 2))
+    check(written("llama", _config(), lambda weight: store(weight.abs())), (1, 2))
 
 
 @pytest.mark.parametrize(("version", "less"), [("gptq", 0), ("gptq_v2", 1), ("gptq", 1), ("gptq_v2", 0)])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_symmetric_zeros_show_their_version(
-    version: str, less: int, bits: int, sample: Callable[[str], Sample], tmp_path: Path
-) -> None:
+def test_symmetric_zeros_show_their_version(version: str, less: int, bits: int, written: Written) -> None:
     """Some programs name another one than they write."""
     config = _config(sym=True, bits=bits, checkpoint_format=version)
-    check(write(sample("llama"), tmp_path, config, _store(bits, sym=True, less=less)), (1, 2))
+    check(written("llama", config, _store(bits, sym=True, less=less)), (1, 2))
 
 
-def test_asymmetric_zeros_are_rejected_in_a_symmetric_format(sample: Callable[[str], Sample], tmp_path: Path) -> None:
-    made = write(sample("llama"), tmp_path, _config(sym=True), _store(sym=True))
+def test_asymmetric_zeros_are_rejected_in_a_symmetric_format(written: Written) -> None:
+    made = written("llama", _config(sym=True), _store(sym=True))
 
     def move(tensors: dict[str, Tensor]) -> None:
         tensors[f"{_Q}.qzeros"][0, 0] += 1
@@ -95,13 +79,13 @@ def test_asymmetric_zeros_are_rejected_in_a_symmetric_format(sample: Callable[[s
         logits(made)
 
 
-def test_a_quantized_head(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+def test_a_quantized_head(written: Written) -> None:
     """Its 99 rows fill 13 words of zeros, the last one in part."""
-    check(write(sample("llama"), tmp_path, _config(lm_head=True), _store(), dense=("embed", "norm")))
+    check(written("llama", _config(lm_head=True), _store(), dense=("embed", "norm")))
 
 
-def test_groups_that_are_not_stored_are_in_order(sample: Callable[[str], Sample], tmp_path: Path) -> None:
-    made = write(sample("llama"), tmp_path, _config(), _store())
+def test_groups_that_are_not_stored_are_in_order(written: Written) -> None:
+    made = written("llama", _config(), _store())
     change(made.folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.endswith("g_idx")])
     check(made, (1, 4))
     file = made.folder / "config.json"
@@ -122,23 +106,23 @@ def test_groups_that_are_not_stored_are_in_order(sample: Callable[[str], Sample]
     ],
 )
 def test_unimplemented_or_malformed_weights_are_rejected_by_name(
-    config: dict[str, Any], message: str, sample: Callable[[str], Sample], tmp_path: Path
+    config: dict[str, Any], message: str, written: Written
 ) -> None:
-    made = write(sample("llama"), tmp_path, config, _store())
+    made = written("llama", config, _store())
     change(made.folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.endswith("g_idx")])
     with pytest.raises(ModelError, match=message):
         logits(made)
 
 
 @pytest.mark.parametrize("suffix", ["qweight", "qzeros", "scales"])
-def test_missing_tensors_are_named(suffix: str, sample: Callable[[str], Sample], tmp_path: Path) -> None:
-    made = write(sample("llama"), tmp_path, _config(), _store())
+def test_missing_tensors_are_named(suffix: str, written: Written) -> None:
+    made = written("llama", _config(), _store())
     change(made.folder, lambda tensors: tensors.pop(f"{_Q}.{suffix}"))
     with pytest.raises(ModelError, match=rf"{_Q}\.{suffix}: missing"):
         logits(made)
 
 
-def test_conv1d_of_gpt2_is_refused_by_name(sample: Callable[[str], Sample], tmp_path: Path) -> None:
-    made = write(sample("gpt2"), tmp_path, _config(), _store(), dense=("wte", "wpe", "ln", "c_attn", "mlp"))
+def test_conv1d_of_gpt2_is_refused_by_name(written: Written) -> None:
+    made = written("gpt2", _config(), _store(), dense=("wte", "wpe", "ln", "c_attn", "mlp"))
     with pytest.raises(ModelError, match=r"c_proj: quantized weights of this architecture are not read"):
         logits(made)
