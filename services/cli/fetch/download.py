@@ -16,7 +16,7 @@ from pathlib import Path
 from huggingface_hub import HfApi
 
 from services.cli.errors import CommandError
-from services.cli.fetch.repository import Listing, RemoteFile
+from services.common.hub import Listing, RemoteFile
 
 _AT_ONCE = 4
 _READ_BYTES = 4 << 20

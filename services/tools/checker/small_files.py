@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.common.checkpoint_files import UNWANTED, WANTED
 from services.common.gguf_files import split_choice
-from services.compute.model.loading.hub import HubSettings, local_model, snapshot
+from services.compute.model.loading.hub import local_model, snapshot
 from services.compute.model.spec import ModelError
-
-_WEIGHTS = ("*.safetensors", "*.gguf")
 
 
 def find_files(model: str) -> tuple[Path, bool]:
@@ -19,4 +16,4 @@ def find_files(model: str) -> tuple[Path, bool]:
     repository, choice = split_choice(model)
     if choice:
         raise ModelError(f"{model}: a GGUF file of a hub has to be fetched before it is checked: ryzanstein fetch")
-    return snapshot(repository, WANTED, (*UNWANTED, *_WEIGHTS), HubSettings()), False
+    return snapshot(repository, weights=False), False

@@ -20,7 +20,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from services.common.checkpoint_files import UNWANTED, WANTED
+from services.common.hub import UNWANTED, WANTED
 from services.compute.backends.base import Attention, ModelBackend
 from services.compute.backends.collectives import SingleRank
 from services.compute.backends.opening import open_backend

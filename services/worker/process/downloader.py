@@ -1,4 +1,8 @@
-"""Downloads a model in a process of its own, which ends when the caller is cancelled."""
+"""Downloads a model in a process of its own, which ends when the caller is cancelled.
+
+In the server the hub's library could not be stopped: the interpreter waits at its end for the library's threads, which
+each finish their file. The process is `python -m services.worker.process.downloader MODEL REVISION`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from services.common.lifeline import PARENT_VARIABLE
-from services.compute.model.loading.hub import Download
+from services.common.lifeline import PARENT_VARIABLE, die_with_parent
+from services.compute.model.loading.hub import Download, resolve_model
 from services.compute.model.spec import ModelError
 
 _LINE_BYTES = 16 << 20  # names and sizes of all files
@@ -24,7 +28,7 @@ async def download(model: str, revision: str, begins: Callable[[Download], None]
     A cancellation ends the download at once and deletes incomplete files.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.worker.process.download", model, revision),
+        *(sys.executable, "-m", "services.worker.process.downloader", model, revision),
         env={**os.environ, PARENT_VARIABLE: str(os.getpid()), "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -58,3 +62,28 @@ def _end(pid: int) -> None:
     for path in opened:
         if path.name.endswith(_UNFINISHED):
             path.unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Print a line of JSON when the download begins, and a last one with the model's folder or the error."""
+    die_with_parent()
+    model, revision = sys.argv[1:]
+
+    def begins(download: Download) -> None:
+        _say(begins={"model": model, "blobs": str(download.blobs), "sizes": dict(download.sizes)})
+
+    try:
+        folder = resolve_model(model, revision, begins)
+    except ModelError as error:
+        _say(error=str(error))
+    else:
+        _say(folder=str(folder))
+
+
+def _say(**fields: object) -> None:
+    sys.stdout.write(f"{json.dumps(fields)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

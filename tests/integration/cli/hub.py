@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 COMMIT, NEXT_COMMIT = "a" * 40, "b" * 40
 
@@ -70,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        hub, path = self.hub, urlsplit(self.path).path
+        hub, path = self.hub, unquote(urlsplit(self.path).path)
         hub.asked.append(path)
         if take(hub.fail, path):
             self._answer(503, b"")

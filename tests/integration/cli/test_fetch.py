@@ -15,7 +15,8 @@ import pytest
 
 from services.cli.errors import CommandError
 from services.cli.fetch.download import progress
-from services.cli.fetch.repository import Listing, ModelReference, RemoteFile
+from services.cli.fetch.repository import ModelReference
+from services.common.hub import Listing, RemoteFile
 from services.compute.model.loading.hub import resolve_model
 from services.worker.native.startup import model_revision
 from tests.integration.cli.hub import COMMIT, NEXT_COMMIT, Hub, running

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +15,11 @@ from huggingface_hub import HfApi
 from services.cli.errors import CommandError
 from services.cli.fetch.download import DamagedFileError, download
 from services.cli.fetch.fetching import fetch_patiently
-from services.cli.fetch.repository import Listing, ModelReference, RemoteFile, list_files
+from services.cli.fetch.repository import ModelReference
 from services.cli.fetch.store import ModelStore
+from services.common.hub import Listing, RemoteFile
+from services.compute.model.spec import ModelError
+from services.worker.process.downloader import download as download_model
 from tests.integration.cli.hub import COMMIT, Hub, running
 
 FILES = {"config.json": b"{}", "model.safetensors": b"numbers"}
@@ -105,23 +108,46 @@ def test_finished_download_of_a_faster_process_is_used(fetching: Fetching, compl
         assert (final / "foreign").exists()
 
 
+@pytest.fixture
+def worker(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[Path]]:
+    """A worker's download of the model."""
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    return lambda: download_model("org/tiny", "", lambda _: None)
+
+
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("names", "served"),
     [
-        ("../a.gguf", "the hub names a file outside of the model: ../a.gguf"),
-        ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf is missing beside a-00001-of-00002.gguf"),
+        (("config.json", "[a]model.safetensors", "onnx/config.json"), {"config.json", "[a]model.safetensors"}),
+        (("model.safetensors", "m.gguf"), {"m.gguf"}),
+        (("model.safetensors",), "org/tiny@main: no config.json with safetensors and no GGUF file to serve"),
     ],
 )
-def test_a_repository_that_cannot_be_served_is_refused(hub: Hub, name: str, said: str) -> None:
-    hub.files = {name: b"numbers"}
-    with pytest.raises(CommandError, match=said):
-        list_files(HfApi(endpoint=hub.url), MODEL)
+async def test_a_worker_downloads_the_files_that_are_fetched(
+    names: tuple[str, ...], served: set[str] | str, fetching: Fetching, worker: Callable[[], Awaitable[Path]]
+) -> None:
+    fetching.hub.files = dict.fromkeys(names, b"{}")
+    if isinstance(served, str):
+        with pytest.raises(CommandError, match=served):
+            fetching()
+        with pytest.raises(ModelError, match=served):
+            await worker()
+        assert not fetching.hub.sent
+    else:
+        fetched = {path.name for path in fetching().iterdir()} - {".complete"}
+        place = await worker()
+        folder = place if place.is_dir() else place.parent
+        assert fetched == {path.name for path in folder.iterdir()} == served
 
 
-def test_a_gated_model_says_where_to_ask(fetching: Fetching) -> None:
+async def test_a_gated_model_says_where_to_ask(fetching: Fetching, worker: Callable[[], Awaitable[Path]]) -> None:
     fetching.hub.gated = True
     with pytest.raises(CommandError, match="org/tiny: access must be asked for on its page"):
         fetching()
+    with pytest.raises(ModelError, match="org/tiny: access must be asked for on its page"):
+        await worker()
 
 
 def test_file_that_differs_from_its_listing_is_removed(hub: Hub, tmp_path: Path) -> None:

@@ -89,12 +89,12 @@ async def test_a_download_that_fails_says_why(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        with pytest.raises(ModelError, match="org/tiny: :Q8_0 chooses among GGUF files, and there is none"):
+        with pytest.raises(ModelError, match="org/tiny@main: :Q8_0 chooses among GGUF files, and there is none"):
             await download("org/tiny:Q8_0", "", begun.append)
         assert not begun
         downloading = asyncio.create_task(download("org/tiny", "", begun.append))
         assert await asyncio.to_thread(hub.waiting.wait, GATE_S)
-        (child,) = (one for one in psutil.Process().children() if "services.worker.process.download" in one.cmdline())
+        (child,) = (one for one in psutil.Process().children() if "services.worker.process.downloader" in one.cmdline())
         os.kill(child.pid, signal.SIGKILL)
         with pytest.raises(ModelError, match="org/tiny: the download ended with status -9"):
             await downloading

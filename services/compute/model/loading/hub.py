@@ -6,31 +6,16 @@ A folder or repository of several GGUF models needs a choice, as in `owner/name:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import glob
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.checkpoint_files import UNWANTED, WANTED
-from services.common.gguf_files import choose, find_model, local_path, parts_of, split_choice
+from services.common.gguf_files import find_model, local_path, split_choice
+from services.common.hub import first_line, list_files, why_hopeless
 from services.compute.model.spec import ModelError
 
-
-@dataclass(frozen=True, slots=True)
-class HubSettings:
-    """Settings of the hub; None leaves a choice to huggingface_hub and its environment variables."""
-
-    revision: str | None = None  # branch, tag or commit
-    token: str | None = None
-    cache_dir: Path | None = None
-    offline: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class HubFile:
-    """A file of a repository."""
-
-    blob: str  # its name in the cache
-    size: int  # bytes
+_WEIGHTS = (".safetensors", ".gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +39,15 @@ class Download:
         return found
 
 
-def resolve_model(
-    model: str, settings: HubSettings = HubSettings(), begins: Callable[[Download], None] = lambda _: None
-) -> Path:
+def resolve_model(model: str, revision: str = "", begins: Callable[[Download], None] = lambda _: None) -> Path:
     """Return the local folder or GGUF file of `model`, a path or a hub id such as "org/name". Raises ModelError.
 
-    Calls `begins` with the files to download before the download, if the hub is reachable.
+    Calls `begins` with the files to download before the download, if the hub answers.
     """
     if (local := local_model(model)) is not None:
         return local
     repository, choice = split_choice(model)
-    return _within(_download(repository, choice, settings, begins), choice)
+    return _within(snapshot(repository, choice, revision, begins), choice)
 
 
 def local_model(model: str) -> Path | None:
@@ -88,79 +71,48 @@ def _within(folder: Path, choice: str) -> Path:
         raise ModelError(f"{folder}: {error}") from error
 
 
-def _download(model: str, choice: str, settings: HubSettings, begins: Callable[[Download], None]) -> Path:
-    from huggingface_hub import constants
+def snapshot(
+    model: str,
+    choice: str = "",
+    revision: str = "",
+    begins: Callable[[Download], None] = lambda _: None,
+    *,
+    weights: bool = True,
+) -> Path:
+    """Return the folder of a repository's served files, without `weights` of the small ones. Raises ModelError.
 
-    wanted = [*WANTED]
-    files = None if settings.offline or constants.HF_HUB_OFFLINE else _listing(model, settings)
-    if files is not None:
-        wanted = _wanted(model, choice, files)
-        begins(_announced(model, wanted, files, settings))
-    elif choice:
-        settings = replace(settings, offline=True)
-    return snapshot(model, wanted, UNWANTED, settings)
-
-
-def snapshot(model: str, wanted: Sequence[str], unwanted: Sequence[str], settings: HubSettings) -> Path:
-    """Return the folder of a repository's files by patterns, from the hub or the local cache. Raises ModelError."""
-    # Imported here, because the import takes a quarter of a second, which a local folder does not need.
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    try:
-        folder = snapshot_download(
-            model,
-            revision=settings.revision,
-            token=settings.token,
-            cache_dir=settings.cache_dir,
-            local_files_only=settings.offline,
-            allow_patterns=[*wanted],
-            ignore_patterns=[*unwanted],
-        )
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise ModelError(f"{model}: not in the local cache, and the hub is not asked or not reached") from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ModelError(f"{model}: {error}") from error
-    return Path(folder)
-
-
-def _wanted(model: str, choice: str, files: Mapping[str, HubFile]) -> list[str]:
-    """Return patterns of the files to download: those of the chosen GGUF model, or of a checkpoint folder."""
-    if not choice and any(name.endswith(".safetensors") for name in files):
-        return [*WANTED]
-    try:
-        first = choose(files, choice)
-    except ValueError as error:
-        raise ModelError(f"{model}: {error}") from error
-    if first is None:
-        return [*WANTED]
-    folder, _, name = first.rpartition("/")
-    return [f"{folder}/{part}" if folder else part for part in parts_of(name)]
-
-
-def _announced(model: str, wanted: list[str], files: Mapping[str, HubFile], settings: HubSettings) -> Download:
-    """Return the download of the `wanted` files."""
-    from huggingface_hub import constants
+    If the hub does not answer, the local cache has to suffice.
+    """
+    from huggingface_hub import HfApi, constants, errors, snapshot_download
     from huggingface_hub.file_download import repo_folder_name
-    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
-
-    names = filter_repo_objects(files, allow_patterns=wanted, ignore_patterns=list(UNWANTED))
-    sizes = {files[name].blob: files[name].size for name in names}
-    cache = Path(settings.cache_dir or constants.HF_HUB_CACHE)
-    return Download(model, cache / repo_folder_name(repo_id=model, repo_type="model") / "blobs", sizes)
-
-
-def _listing(model: str, settings: HubSettings) -> dict[str, HubFile] | None:
-    """The files of a repository; None if the hub does not answer, in which case the cache may suffice."""
-    from huggingface_hub import HfApi, constants, errors
 
     http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]  # the installed HTTP library's
+    revision = revision or constants.DEFAULT_REVISION
     try:
-        revision = settings.revision or constants.DEFAULT_REVISION
-        info = HfApi(token=settings.token).model_info(model, revision=revision, files_metadata=True)
-    except (http_error, errors.HfHubHTTPError, errors.HFValidationError, OSError):  # the download reports it as well
-        return None
-    return {
-        file.rfilename: HubFile((file.lfs.sha256 if file.lfs else file.blob_id) or "", file.size or 0)
-        for file in info.siblings or []
-    }
+        listing = list_files(HfApi(), model, revision, choice)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+    except (http_error, OSError) as error:
+        return _cached(model, revision, error)
+    files = [file for file in listing.files if weights or not file.name.endswith(_WEIGHTS)]
+    if not files:
+        raise ModelError(f"{model}: its GGUF file has to be fetched before it is checked: ryzanstein fetch")
+    folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=model, repo_type="model"), "blobs")
+    begins(Download(model, folder, {file.sha256 or file.git_sha1: file.size for file in files}))
+    patterns = [glob.escape(file.name) for file in files]
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except (http_error, OSError) as error:
+        raise ModelError(why_hopeless(error, model, revision) or f"{model}: {error}") from error
+
+
+def _cached(model: str, revision: str, error: Exception) -> Path:
+    """Return the folder of a repository in the local cache. Raises ModelError, with the hub's `error` if it is one."""
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except errors.LocalEntryNotFoundError:
+        if isinstance(error, errors.HfHubHTTPError):
+            raise ModelError(why_hopeless(error, model, revision) or f"{model}: {first_line(error)}") from error
+        raise ModelError(f"{model}: not in the local cache, and the hub is not asked or not reached") from error

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from services.common.lifecycle import StartupError
-from services.compute.model.loading.hub import HubFile, _wanted, local_model
+from services.compute.model.loading.hub import local_model
 from services.compute.model.loading.vocabulary import read_vocabulary
 from services.compute.model.spec import ModelError
 from services.worker.native.startup import model_folder, model_revision, read_model
@@ -104,14 +104,3 @@ async def test_a_model_name_resolves_to_its_file_or_folder(file: Path, tmp_path:
     for wrong in (f"{file}:Q8_0", str(tmp_path / "config.json"), str(tmp_path / "none.gguf"), "none.gguf"):
         with pytest.raises(ModelError, match=r"a file; allowed|no such folder or GGUF file"):
             local_model(wrong)
-
-
-def test_only_the_chosen_files_of_a_repository_are_downloaded() -> None:
-    files = {name: HubFile(name, 1) for name in (*SEVERAL, "F16/m-F16-00001-of-00002.gguf", "config.json")}
-    assert _wanted("o/n", "Q8_0", files) == ["m-Q8_0.gguf"]
-    assert _wanted("o/n", "F16", files) == ["F16/m-F16-00001-of-00002.gguf", "F16/m-F16-00002-of-00002.gguf"]
-    with pytest.raises(ModelError, match="o/n: 3 GGUF models fit ''; choose"):
-        _wanted("o/n", "", files)
-    assert "*.safetensors" in _wanted("o/n", "", files | {"model.safetensors": HubFile("x", 1)})
-    with pytest.raises(ModelError, match="o/n: :Q8_0 chooses among GGUF files, and there is none"):
-        _wanted("o/n", "Q8_0", {"config.json": HubFile("x", 1)})
