@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 SIZES = (8, 4, 2)  # longest first; pairs recur by chance, but find a source again soonest after an edit
+MIN_MATCH = SIZES[-1]
 MAX_MATCH = 64  # compared tokens
 TOKENS_A_CALL = 2048  # one or two milliseconds of indexing
 NEARBY = 64  # tokens after a divergence that are searched for the way back
@@ -77,11 +78,11 @@ class Cursor:
             self.match = min(self.match + 1, MAX_MATCH)
 
     def nearby(self, source: Sequence[int], tail: tuple[int, ...]) -> Place | None:
-        """The first place of the longest match, a pair at least, among the NEARBY tokens after a divergence."""
+        """The first place of the longest match, MIN_MATCH at least, among the NEARBY tokens after a divergence."""
         window = source[self.position : self.position + NEARBY]
         ends = [n for n, token in enumerate(window, self.position + 1) if token == tail[-1]]
         places = (Place(end, match_length(source, end, tail)) for end in ends if end < len(source))
-        return max((place for place in places if place.match > 1), key=lambda place: place.match, default=None)
+        return max((place for place in places if place.match >= MIN_MATCH), key=lambda place: place.match, default=None)
 
     def prefer(self, place: Place | None) -> None:
         """Follow `place` instead if its match is the longer one."""

@@ -49,6 +49,14 @@ def test_a_followed_place_is_left_only_for_a_longer_match() -> None:
     assert drafter.draft(text, 2) == ("prompt_lookup", [2, 3], 4)
 
 
+def test_a_longer_match_takes_over_from_a_followed_place() -> None:
+    drafter = PromptLookup()
+    text = [1, 2, 3, 4, 5, 90, 2, 3, 4, 91, 92, 1, 2, 3]
+    assert drafter.draft(text, 2) == ("prompt_lookup", [4, 91], 2)
+    text.append(4)
+    assert drafter.draft(text, 2) == ("prompt_lookup", [5, 90], 4)
+
+
 def test_a_repetition_is_continued_beyond_the_end_of_the_text() -> None:
     assert PromptLookup().draft([9, 1, 2, 3, 1, 2, 3], 7) == ("prompt_lookup", [1, 2, 3, 1, 2, 3, 1], 3)
     assert PromptLookup().draft([5, 5, 5], 2) == ("prompt_lookup", [5, 5], 2)

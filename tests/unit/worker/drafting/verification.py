@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hypothesis import strategies as st
+
 from services.worker.drafting.draft import Drafter
-from services.worker.drafting.ngrams import MAX_MATCH, NEARBY, SIZES
+from services.worker.drafting.ngrams import MAX_MATCH, MIN_MATCH, NEARBY, SIZES
 
 MOST = 8
 
@@ -47,6 +49,20 @@ def nearby(source: Sequence[int], tail: Sequence[int], anchor: int) -> int | Non
     """The first place of the longest match within NEARBY tokens after `anchor`."""
     matches = {n: suffix(source[:n], tail) for n in range(anchor + 1, min(anchor + NEARBY + 1, len(source)))}
     return next((n for n, match in matches.items() if match == max(matches.values()) > 1), None)
+
+
+def continuation(texts: Sequence[list[int]], tail: Sequence[int]) -> tuple[list[int], int] | None:
+    """The latest continuation in `texts` of the longest suffix of `tail` that has one, and this suffix's length."""
+    places = [(suffix(text[:place], tail), text[place:]) for text in texts for place in range(1, len(text))]
+    longest = max((length for length, _ in places), default=0)
+    rest = next((rest for length, rest in reversed(places) if length == longest), [])
+    return (rest, longest) if longest >= MIN_MATCH else None
+
+
+def repetitive() -> st.SearchStrategy[list[int]]:
+    """Texts of few tokens, some longer than MAX_MATCH and periodic."""
+    tokens = st.lists(st.integers(0, 2), max_size=12)
+    return st.builds(lambda period, n, rest: period * n + rest, tokens, st.sampled_from([1, 1, 2, 9]), tokens)
 
 
 class Reference:
