@@ -103,9 +103,9 @@ def decode_plans(batch: int, prompt_tokens: int, steps: int, block_tokens: int) 
     slots = range(batch)
     prompts = [tuple(1 + (7 * i + slot) % 97 for i in range(prompt_tokens)) for slot in slots]
     admissions = tuple(Admission(slot, Sampling(), prompts[slot], prompt_tokens) for slot in slots)
-    prefill = tuple(Chunk(slot, 0, prompt_tokens, n_draws=1, new_blocks=blocks[slot]) for slot in slots)
+    prefill = tuple(Chunk(slot, 0, prompt_tokens, draws=True, new_blocks=blocks[slot]) for slot in slots)
     decode = [
-        StepPlan(1 + i, chunks=tuple(Chunk(slot, prompt_tokens + i, 1, n_draws=1) for slot in slots))
+        StepPlan(1 + i, chunks=tuple(Chunk(slot, prompt_tokens + i, 1, draws=True) for slot in slots))
         for i in range(steps)
     ]
     return [StepPlan(0, admissions=admissions, chunks=prefill), *decode]

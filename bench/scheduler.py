@@ -16,7 +16,7 @@ from ryzanstein.v1.worker_pb2 import Sampling
 from bench.reading import lower, write_readings
 from bench.stats import percentile
 from services.worker.engine.kv_events import KvEventLog
-from services.worker.protocol.plan import StepPlan, StepResult
+from services.worker.protocol.plan import SlotResult, StepPlan, StepResult
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
@@ -37,8 +37,8 @@ def step_costs(running: int, steps: int) -> list[float]:
         while (plan := scheduler.plan()) is not None:
             plans.append(plan)
         planned = time.perf_counter() - began
-        slots = tuple(chunk.slot for chunk in plans[0].chunks if chunk.n_draws)
-        result = StepResult(plans.popleft().step, slots, (50,) * len(slots))
+        plan = plans.popleft()
+        result = StepResult(plan.step, tuple(SlotResult(chunk.slot, (50,)) for chunk in plan.chunks if chunk.draws))
         began = time.perf_counter()
         scheduler.apply(result)
         costs.append((planned + time.perf_counter() - began) * 1e6)

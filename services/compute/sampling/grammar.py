@@ -143,6 +143,11 @@ class Matchers:
         failures, self._failures = self._failures, {}
         return failures
 
+    def forced(self, slot: int) -> tuple[int, ...]:
+        """Return the tokens that continue the slot's text in the only way that its grammar allows; often none."""
+        matcher = self._of.get(slot)
+        return () if matcher is None or matcher.is_stopped() else tuple(matcher.compute_ff_tokens())
+
     def _take_built(self, slots: list[int]) -> None:
         """Move the matchers of `slots` out of `_building`, waiting for unfinished ones."""
         for slot in slots:

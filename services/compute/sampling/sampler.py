@@ -141,6 +141,17 @@ class Sampler:
         logprobs = self._logprobs(raw, slots[wanted].tolist(), token_ids[wanted], n_top)
         return Draws(token_ids, logprobs, failures)
 
+    def needs_history(self, slots: Slots) -> NDArray[np.bool_]:
+        """Return which of `slots` [n] draw by the tokens before, or report log-probabilities by slot.
+
+        Such a slot draws one row at a time. The draws of the others depend on their logits, seed and position alone.
+        """
+        return self._params.on_host[slots]
+
+    def forced(self, slot: int) -> tuple[int, ...]:
+        """Return the tokens that the slot's grammar, if any, forces next."""
+        return self._matchers.forced(slot) if self._params.constrained[slot] else ()
+
     def score_prompt(self, logits: Tensor, next_ids: NDArray[np.int64], n_top: int) -> list[TokenLogprobs]:
         """Return the log-probabilities of known tokens `next_ids` [n] under `logits` [n, vocab_local]."""
         tokens = torch.from_numpy(next_ids).to(self._device)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+PREDICTION = "prediction"  # the drafter whose counts are part of a request's usage
+
 
 class Draft(NamedTuple):
     """Tokens that a request may generate next. A NamedTuple, for speed: there may be one per token."""

@@ -1,13 +1,17 @@
 """Plan of one step, which the scheduler sends to all ranks, and rank 0's result.
 
 The scheduler decides in the server process. Every rank keeps the same state per slot (known tokens, block table,
-sampling parameters) and changes it only by these deltas. A decode chunk carries no token, because the rank knows
+sampling parameters) and changes it only by these deltas. A decode chunk carries no known token, because the rank knows
 the token it drew in the step before; so the server can plan step n + 1 while the ranks compute step n.
+
+A decode chunk may carry proposals: guesses of the tokens that follow. The rank draws a token at every row, as it would
+without the guesses, up to the first draw that differs from the guess. So a step yields one token or several.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from ryzanstein.v1.worker_pb2 import Sampling
 
@@ -34,8 +38,9 @@ class Chunk:
     slot: int
     start: int
     n_tokens: int
-    n_draws: int  # number of last rows that draw; each draws the token of the next position
+    draws: bool  # the last row draws the token of the next position; with proposals all rows do, in order
     new_blocks: tuple[int, ...] = ()  # appended to the slot's block table before the step
+    proposals: tuple[int, ...] = ()  # guesses of the tokens after `start`; all rows but the first compute them
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +72,22 @@ class StepTimes:
         return {field.name: getattr(self, field.name) / 1e6 for field in fields(self)}
 
 
+class SlotResult(NamedTuple):
+    """What a step computed for a slot. A NamedTuple, for speed: there is one per running request and step."""
+
+    slot: int
+    token_ids: tuple[int, ...] = ()  # drawn, in order: the accepted proposals, then one more
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if requested
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the chunk's rows, if requested
+    pooled: tuple[float, ...] = ()  # [hidden_size]
+    failure: str = ""  # why its grammar failed after these tokens
+    forced: tuple[int, ...] = ()  # tokens that its grammar forces next
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Rank 0's answer to a plan. `slots[i]` drew `token_ids[i]`; a slot with several draws occurs once per draw."""
+    """Rank 0's answer to a plan: a record for each slot that drew, failed, was pooled or scored."""
 
     step: int
-    slots: tuple[int, ...] = ()
-    token_ids: tuple[int, ...] = ()
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by slot, where requested
-    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by slot, of its chunk's rows
-    pooled: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by slot, [hidden_size]
-    failures: dict[int, str] = field(default_factory=dict)  # by slot: why its grammar failed; its token is discarded
+    slots: tuple[SlotResult, ...] = ()
     times: StepTimes = StepTimes()

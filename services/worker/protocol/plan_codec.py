@@ -1,7 +1,7 @@
 """StepPlan as flat int32: chunks become columns, so that ranks need no Python object per chunk.
 
-header    kind, step (2 words), counts of released, chunks, new blocks, admissions
-columns   released | slot | start | n_tokens | n_draws | count of new blocks | new blocks
+header    kind, step (2 words), counts of released, chunks, new blocks, proposals, admissions
+columns   released | slot | start | n_tokens | draws | count of new blocks | count of proposals | new blocks | proposals
 then      one record per admission: slot, n_prompt, embed, second_from, adapter, n_tokens, tokens, sampling
 """
 
@@ -26,7 +26,7 @@ from services.worker.protocol.words import (
     split64,
 )
 
-_HEADER = 7
+_HEADER = 8
 _ADMISSION = 6
 
 
@@ -45,7 +45,7 @@ class AdmissionView:
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """A StepPlan in columns. `new_blocks` concatenates the chunks' new blocks."""
+    """A StepPlan in columns. `new_blocks` and `proposals` concatenate those of the chunks."""
 
     step: int
     released: Words  # [n_released]
@@ -53,24 +53,29 @@ class PlanView:
     slots: Words  # [n_chunks]
     starts: Words  # [n_chunks]
     n_tokens: Words  # [n_chunks]
-    n_draws: Words  # [n_chunks]
+    draws: Words  # [n_chunks], 0 or 1
     block_counts: Words  # [n_chunks]
+    proposal_counts: Words  # [n_chunks]
     new_blocks: Words  # [sum of block_counts]
+    proposals: Words  # [sum of proposal_counts]
 
 
 def encode_plan(plan: StepPlan) -> memoryview:
     """Return the plan as bytes."""
     chunks = plan.chunks
     counts = [len(chunk.new_blocks) for chunk in chunks]
-    words = array("i", (Kind.PLAN, *split64(plan.step), len(plan.released), len(chunks), sum(counts)))
+    proposed = [len(chunk.proposals) for chunk in chunks]
+    words = array("i", (Kind.PLAN, *split64(plan.step), len(plan.released), len(chunks), sum(counts), sum(proposed)))
     words.append(len(plan.admissions))
     words.extend(plan.released)
     words.extend([chunk.slot for chunk in chunks])
     words.extend([chunk.start for chunk in chunks])
     words.extend([chunk.n_tokens for chunk in chunks])
-    words.extend([chunk.n_draws for chunk in chunks])
+    words.extend([chunk.draws for chunk in chunks])
     words.extend(counts)
+    words.extend(proposed)
     words.extend(chain.from_iterable([chunk.new_blocks for chunk in chunks if chunk.new_blocks]))
+    words.extend(chain.from_iterable([chunk.proposals for chunk in chunks if chunk.proposals]))
     for admission in plan.admissions:
         _encode_admission(admission, words)
     return memoryview(words).cast("B")
@@ -80,15 +85,15 @@ def decode_plan(words: Words) -> PlanView:
     """Return a view of an encoded plan, which references the message. Raises MalformedMessageError."""
     if len(words) < _HEADER or words[0] != Kind.PLAN:
         raise MalformedMessageError("not a plan")
-    low, high, n_released, n_chunks, n_blocks, n_admissions = words[1:_HEADER].tolist()
+    low, high, n_released, n_chunks, n_blocks, n_proposals, n_admissions = words[1:_HEADER].tolist()
     cursor = WordCursor(words, _HEADER)
     released = cursor.take(n_released)
-    slots, starts, n_tokens, n_draws, counts = cursor.take(5 * n_chunks).reshape(5, n_chunks)
-    new_blocks = cursor.take(n_blocks)
+    slots, starts, n_tokens, draws, blocks, proposed = cursor.take(6 * n_chunks).reshape(6, n_chunks)
+    new_blocks, proposals = cursor.take(n_blocks), cursor.take(n_proposals)
     admissions = tuple(_decode_admission(cursor) for _ in range(n_admissions))
     cursor.finish()
     step = join64(low, high)
-    return PlanView(step, released, admissions, slots, starts, n_tokens, n_draws, counts, new_blocks)
+    return PlanView(step, released, admissions, slots, starts, n_tokens, draws, blocks, proposed, new_blocks, proposals)
 
 
 def view_plan(plan: StepPlan) -> PlanView:

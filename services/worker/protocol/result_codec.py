@@ -1,19 +1,19 @@
 """StepResult as flat int32.
 
-header    kind, step (2 words), times (4), counts of drawn tokens, logprobs, prompt logprobs, pooled vectors,
-          failures
-columns   slot | token id
-then      logprobs: (slot, record); prompt logprobs: (slot, n, records); pooled: (slot, n, floats); failures:
-          (slot, text)
+header    kind, step (2 words), times (4), counts of slots and of slots with more than tokens
+columns   slot | count of tokens | tokens
+then      for each slot with more: its index; counts of logprobs, prompt logprobs, pooled numbers and forced tokens;
+          their records or words; the failure's text
 record    token id, logprob, rank, n, n token ids, n logprobs
 """
 
 from __future__ import annotations
 
 from array import array
+from itertools import chain
 
 from services.compute.token_logprobs import TokenLogprobs
-from services.worker.protocol.plan import StepResult, StepTimes
+from services.worker.protocol.plan import SlotResult, StepResult, StepTimes
 from services.worker.protocol.words import (
     Kind,
     MalformedMessageError,
@@ -26,31 +26,26 @@ from services.worker.protocol.words import (
     words_float,
 )
 
-_HEADER = 12
+_HEADER = 9
 
 
 def encode_result(result: StepResult) -> memoryview:
     """Return the result as bytes."""
-    times = result.times
+    times, slots = result.times, result.slots
+    more = [(index, slot) for index, slot in enumerate(slots) if any(slot[2:])]
     words = array("i", (Kind.RESULT, *split64(result.step)))
     words.extend((times.wait, times.forward, times.communication, times.sample))
-    words.extend((len(result.slots), len(result.logprobs), len(result.prompt_logprobs), len(result.pooled)))
-    words.append(len(result.failures))
-    words.extend(result.slots)
-    words.extend(result.token_ids)
-    for slot, logprobs in result.logprobs.items():
-        words.append(slot)
-        _encode_logprobs(logprobs, words)
-    for slot, rows in result.prompt_logprobs.items():
-        words.extend((slot, len(rows)))
-        for row in rows:
-            _encode_logprobs(row, words)
-    for slot, vector in result.pooled.items():
-        words.extend((slot, len(vector)))
-        words.extend(float_words(vector))
-    for slot, failure in result.failures.items():
-        words.append(slot)
-        words.extend(text_words(failure))
+    words.extend((len(slots), len(more)))
+    words.extend([slot.slot for slot in slots])
+    words.extend([len(slot.token_ids) for slot in slots])
+    words.extend(chain.from_iterable([slot.token_ids for slot in slots]))
+    for index, slot in more:
+        words.extend((index, len(slot.logprobs), len(slot.prompt_logprobs), len(slot.pooled), len(slot.forced)))
+        for record in chain(slot.logprobs, slot.prompt_logprobs):
+            _encode_logprobs(record, words)
+        words.extend(float_words(slot.pooled))
+        words.extend(slot.forced)
+        words.extend(text_words(slot.failure))
     return memoryview(words).cast("B")
 
 
@@ -58,21 +53,30 @@ def decode_result(words: Words) -> StepResult:
     """Inverse of `encode_result`; floats are rounded to float32. Raises MalformedMessageError."""
     if len(words) < _HEADER or words[0] != Kind.RESULT:
         raise MalformedMessageError("not a result")
-    low, high, *times, n, n_logprobs, n_prompt, n_pooled, n_failures = words[1:_HEADER].tolist()
+    low, high, *times, n_slots, n_more = words[1:_HEADER].tolist()
     cursor = WordCursor(words, _HEADER)
-    slots, token_ids = cursor.take(n).tolist(), cursor.take(n).tolist()
-    result = StepResult(
-        step=join64(low, high),
-        slots=tuple(slots),
-        token_ids=tuple(token_ids),
-        logprobs={int(cursor.take(1)[0]): _decode_logprobs(cursor) for _ in range(n_logprobs)},
-        prompt_logprobs=dict(_decode_prompt(cursor) for _ in range(n_prompt)),
-        pooled=dict(_decode_pooled(cursor) for _ in range(n_pooled)),
-        failures={int(cursor.take(1)[0]): cursor.take_text() for _ in range(n_failures)},
-        times=StepTimes(*times),
-    )
+    names, counts = cursor.take(n_slots).tolist(), cursor.take(n_slots).tolist()
+    slots = [SlotResult(slot, tuple(cursor.take(n).tolist())) for slot, n in zip(names, counts, strict=True)]
+    for _ in range(n_more):
+        index = int(cursor.take(1)[0])
+        if not 0 <= index < n_slots:
+            raise MalformedMessageError(f"slot {index} of {n_slots}")
+        slots[index] = _decode_more(cursor, slots[index])
     cursor.finish()
-    return result
+    return StepResult(join64(low, high), tuple(slots), StepTimes(*times))
+
+
+def _decode_more(cursor: WordCursor, slot: SlotResult) -> SlotResult:
+    n_logprobs, n_prompt, n_pooled, n_forced = cursor.take(4).tolist()
+    return SlotResult(
+        slot.slot,
+        slot.token_ids,
+        logprobs=tuple(_decode_logprobs(cursor) for _ in range(n_logprobs)),
+        prompt_logprobs=tuple(_decode_logprobs(cursor) for _ in range(n_prompt)),
+        pooled=tuple(words_float(cursor.take(n_pooled))),
+        forced=tuple(cursor.take(n_forced).tolist()),
+        failure=cursor.take_text(),
+    )
 
 
 def _encode_logprobs(logprobs: TokenLogprobs, words: array[int]) -> None:
@@ -93,13 +97,3 @@ def _decode_logprobs(cursor: WordCursor) -> TokenLogprobs:
         top_ids=tuple(cursor.take(n).tolist()),
         top_logprobs=tuple(words_float(cursor.take(n))),
     )
-
-
-def _decode_prompt(cursor: WordCursor) -> tuple[int, tuple[TokenLogprobs, ...]]:
-    slot, n = cursor.take(2).tolist()
-    return slot, tuple(_decode_logprobs(cursor) for _ in range(n))
-
-
-def _decode_pooled(cursor: WordCursor) -> tuple[int, tuple[float, ...]]:
-    slot, n = cursor.take(2).tolist()
-    return slot, tuple(words_float(cursor.take(n)))

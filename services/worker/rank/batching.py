@@ -16,44 +16,43 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class DrawingRows:
-    """Rows that draw a token each; rows of a sequence are in order."""
+    """Rows that draw a token each; rows of a slot follow each other, in order."""
 
-    slots: Ints  # [n_draws]
-    positions: Ints  # [n_draws], positions of the drawn tokens
-    rows: Ints  # [n_draws], indices of the step's rows
+    slots: Ints  # [n_rows]
+    positions: Ints  # [n_rows], positions of the drawn tokens
+    rows: Ints  # [n_rows], indices of the step's rows
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """The step's sequences in batch order: sequences with one row come first."""
+    """The step's sequences in batch order: sequences with one row come first.
+
+    A proposal is a sequence of its own with one row, over its slot's blocks: the rows of a draft are decodes, so a
+    device computes them as the decodes of as many requests, bit for bit, and replays what it has captured for these.
+    """
 
     slots: Ints  # [n_sequences]
     starts: Ints  # [n_sequences], position of the first row
     ends: Ints  # [n_sequences], position after the last row
     row_ends: Ints  # [n_sequences], index after the last row
-    n_draws: NDArray[np.int32]  # [n_sequences], number of last rows that draw
+    draws: NDArray[np.int32]  # [n_sequences], 1 if the last row draws
 
     def drawing(self, sequences: Ints) -> DrawingRows:
-        """Return the rows of `sequences` that draw."""
-        counts = self.n_draws[sequences]
-        if counts.max(initial=0) <= 1:  # most steps
-            return DrawingRows(self.slots[sequences], self.ends[sequences], self.row_ends[sequences] - 1)
-        before_last = np.repeat(np.cumsum(counts), counts) - np.arange(1, counts.sum() + 1)
-        ends, row_ends = (np.repeat(values[sequences], counts) - before_last for values in (self.ends, self.row_ends))
-        return DrawingRows(np.repeat(self.slots[sequences], counts), ends, row_ends - 1)
+        """Return the last rows of `sequences`, which draw."""
+        return DrawingRows(self.slots[sequences], self.ends[sequences], self.row_ends[sequences] - 1)
 
 
 def lay_out(table: SlotTable, plan: PlanView) -> tuple[StepNumbers, BatchLayout]:
     """Lay out the chunks of `plan`, which must not be empty. Raises MalformedPlanError."""
     table.require_computable(plan, plan.starts + plan.n_tokens)
-    slots, starts, n_sequences = plan.slots.astype(np.int64), plan.starts.astype(np.int64), len(plan.slots)
-    if plan.n_tokens.max() == 1:  # only decodes: the most frequent and the shortest steps
-        n_draws, n_decode, row_slots, positions = plan.n_draws, n_sequences, slots, starts
-        ends, row_ends = starts + 1, np.arange(1, n_sequences + 1)
+    slots, starts, n_tokens, draws = _sequences(plan)
+    if n_tokens.max() == 1:  # only decodes: the most frequent and the shortest steps
+        n_decode, row_slots, positions = len(slots), slots, starts
+        ends, row_ends = starts + 1, np.arange(1, n_decode + 1)
     else:
-        order = np.argsort(plan.n_tokens > 1, kind="stable")
-        slots, starts, n_draws = slots[order], starts[order], plan.n_draws[order]
-        counts = plan.n_tokens[order].astype(np.int64)
+        order = np.argsort(n_tokens > 1, kind="stable")
+        slots, starts, draws = slots[order], starts[order], draws[order]
+        counts = n_tokens[order].astype(np.int64)
         n_decode = int((counts == 1).sum())
         ends, row_ends = starts + counts, np.cumsum(counts)
         row_slots = np.repeat(slots, counts)
@@ -74,4 +73,16 @@ def lay_out(table: SlotTable, plan: PlanView) -> tuple[StepNumbers, BatchLayout]
         token_types=table.token_types(row_slots, positions),
         adapters=AdapterNumbers.of(table.adapters[row_slots]) if table.adapters[slots].max() >= 0 else None,
     )
-    return numbers, BatchLayout(slots, starts, ends, row_ends, n_draws)
+    return numbers, BatchLayout(slots, starts, ends, row_ends, draws)
+
+
+def _sequences(plan: PlanView) -> tuple[Ints, Ints, NDArray[np.int32], NDArray[np.int32]]:
+    """Return slot, start, number of rows and whether the last row draws, of each sequence."""
+    slots, starts = plan.slots.astype(np.int64), plan.starts.astype(np.int64)
+    if not len(plan.proposals):
+        return slots, starts, plan.n_tokens, plan.draws
+    copies = plan.proposal_counts + 1  # a chunk with proposals is as many sequences of one row
+    first = np.repeat(np.cumsum(copies) - copies, copies)
+    starts = np.repeat(starts, copies) + np.arange(len(first)) - first
+    n_tokens = np.repeat(np.where(copies > 1, 1, plan.n_tokens), copies)
+    return np.repeat(slots, copies), starts, n_tokens, np.repeat(plan.draws, copies)

@@ -38,7 +38,7 @@ class DrawnTokens:
         return token_ids
 
     def begin(self, token_ids: Tensor, drawing: DrawingRows) -> Pending:
-        """Put references to the drawn `token_ids` [n_draws] into the table, and begin to read them."""
+        """Put references to the drawn `token_ids` [n_rows] into the table, and begin to read them."""
         self._table.append(drawing.slots, drawing.positions, -1 - drawing.slots)
         return self._transfers.down(token_ids)
 

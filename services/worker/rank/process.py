@@ -165,4 +165,5 @@ def _make_runner(
         eos_token_ids=config.eos_token_ids,
         transfers=backend.transfers,
         overlaps=config.overlaps,
+        speculates=config.speculation,
     )

@@ -7,7 +7,7 @@ A step has two halves. `launch` applies the plan and starts its computations; `f
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -27,11 +27,13 @@ from services.compute.token_logprobs import TokenLogprobs
 from services.worker.protocol.plan import (
     Admission,
     Chunk,
+    SlotResult,
     StepPlan,
     StepResult,
     StepTimes,
 )
 from services.worker.protocol.plan_codec import PlanView, view_plan
+from services.worker.rank.acceptor import Acceptor
 from services.worker.rank.batching import BatchLayout, DrawingRows, lay_out
 from services.worker.rank.drawn import DrawnTokens
 from services.worker.rank.forward import Forward, Model
@@ -96,10 +98,12 @@ class Runner(Generic[Cache]):
         eos_token_ids: Sequence[int] = (),
         transfers: Transfers | None = None,
         overlaps: bool = False,
+        speculates: bool = False,
     ) -> None:
         """`head`: layers over pooled states. `embeds`: the model has no logits. `n_blocks` 0: nothing is cached.
 
         `overlaps`: draw on the device, so that another step may be launched before the tokens are read.
+        `speculates`: results name the tokens that grammars force next.
         """
         self._embeds = embeds
         self._decoder, self._comm, self._device = decoder, comm, device
@@ -116,6 +120,7 @@ class Runner(Generic[Cache]):
             vocabulary=vocabulary,
             eos_token_ids=eos_token_ids,
         )
+        self._acceptor = Acceptor(self._sampler, self._table, device, forces=speculates)
         self._drawn = DrawnTokens(self._table, self._sampler, transfers, device) if overlaps else None
         self._forward = Forward(decoder, cache, transfers, self._drawn)
 
@@ -151,8 +156,8 @@ class Runner(Generic[Cache]):
             return
         n_blocks = -(-(n_tokens + 1) // self._table.block_tokens)
         admission = Admission(0, Sampling(temperature=1.0), (0,) * n_tokens, n_prompt=n_tokens)
-        prefill = Chunk(0, 0, n_tokens, n_draws=1, new_blocks=tuple(range(1, n_blocks + 1)))
-        decode = Chunk(0, n_tokens, 1, n_draws=1)
+        prefill = Chunk(0, 0, n_tokens, draws=True, new_blocks=tuple(range(1, n_blocks + 1)))
+        decode = Chunk(0, n_tokens, 1, draws=True)
         plans = (
             StepPlan(0, admissions=(admission,), chunks=(prefill,)),
             StepPlan(0, chunks=(decode,)),
@@ -169,7 +174,7 @@ class Runner(Generic[Cache]):
     def _warm_up_embedding(self, n_tokens: int) -> None:
         n_blocks = -(-n_tokens // self._table.block_tokens) if self._table.n_blocks else 0
         admission = Admission(0, Sampling(), (0,) * n_tokens, n_prompt=n_tokens, embed=True)
-        chunk = Chunk(0, 0, n_tokens, n_draws=1, new_blocks=tuple(range(1, n_blocks + 1)))
+        chunk = Chunk(0, 0, n_tokens, draws=True, new_blocks=tuple(range(1, n_blocks + 1)))
         self.rehearse((StepPlan(0, admissions=(admission,), chunks=(chunk,)), StepPlan(0, released=(0,))))
 
     def _launch(self, plan: PlanView, wait_us: int = 0) -> Launched:
@@ -180,9 +185,10 @@ class Runner(Generic[Cache]):
         numbers, layout = lay_out(self._table, plan)
         sequences = self._drawing_sequences(layout)
         drawing = layout.drawing(sequences)
-        every_row = bool(self._prompt_logprobs) or self._pools.any() or len(drawing.rows) > len(sequences)
+        every_row = bool(self._prompt_logprobs) or self._pools.any()
         last_of = None if every_row else sequences.tolist()
-        drawn = None if last_of is None else self._forward.draw(numbers, drawing, last_of)
+        # Proposals are verified on the host.
+        drawn = None if last_of is None or len(plan.proposals) else self._forward.draw(numbers, drawing, last_of)
         hidden = self._forward.states(numbers, last_of) if drawn is None else None
         communication = self._comm.take_elapsed_us()
         forward = (time.perf_counter_ns() - began) // 1000 - communication
@@ -194,24 +200,20 @@ class Runner(Generic[Cache]):
         if step is None:
             return StepResult(launched.step, times=StepTimes(wait=launched.wait_us)) if self._comm.rank == 0 else None
         drawing, hidden = step.drawing, step.hidden
-        scored: dict[int, tuple[TokenLogprobs, ...]] = {}
-        pooled: dict[int, tuple[float, ...]] = {}
         if self._drawn is not None and step.drawn is not None:
-            draws = Draws(self._drawn.read(step.drawn, drawing), {})
+            slots = self._acceptor.results(drawing.slots, Draws(self._drawn.read(step.drawn, drawing), {}))
         else:
             assert hidden is not None
-            scored = self._score_prompts(hidden, step.layout)
-            pooled = self._pool(hidden, step.layout)
+            read = [*self._score_prompts(hidden, step.layout), *self._pool(hidden, step.layout)]
             if step.every_row:
                 hidden = hidden[torch.from_numpy(drawing.rows).to(self._device)]
-            draws = self._draw(hidden, drawing)
+            slots = _merged(self._draw(hidden, drawing), read)
         if self._comm.rank != 0:
             return None
         communication, forward = self._comm.take_elapsed_us(), step.times
         sample = (time.perf_counter_ns() - began) // 1000 - communication
         times = StepTimes(forward.wait, forward.forward, forward.communication + communication, sample)
-        slots, token_ids = tuple(drawing.slots.tolist()), tuple(draws.token_ids.tolist())
-        return StepResult(launched.step, slots, token_ids, draws.logprobs, scored, pooled, draws.failures, times)
+        return StepResult(launched.step, slots, times)
 
     def _apply(self, plan: PlanView) -> None:
         self._table.release(plan.released)
@@ -221,6 +223,7 @@ class Runner(Generic[Cache]):
             self._table.admit(admission)
             self._forget(admission.slot)
             self._sampler.admit(admission.slot, admission.sampling, admission.token_ids, admission.n_prompt)
+            self._acceptor.admit(admission.slot, admission.sampling)
             if admission.embed:
                 self._pools.admit(admission.slot)
             if admission.sampling.HasField("prompt_logprobs"):
@@ -234,24 +237,19 @@ class Runner(Generic[Cache]):
 
     def _drawing_sequences(self, layout: BatchLayout) -> Ints:
         """Return the sequences that draw tokens; pooled sequences never do."""
-        rows = np.flatnonzero(layout.n_draws)
+        rows = np.flatnonzero(layout.draws)
         if not self._pools.any():
             return rows
         return np.array([row for row in rows if not self._pools.holds(int(layout.slots[row]))], np.int64)
 
-    def _draw(self, hidden: Tensor, drawing: DrawingRows) -> Draws:
+    def _draw(self, hidden: Tensor, drawing: DrawingRows) -> tuple[SlotResult, ...]:
         """Draw the tokens that follow the rows `drawing`, with hidden states `hidden`, and store them in the table."""
-        if not len(drawing.rows):
-            return Draws(np.empty(0, np.int64), {})
-        draws = self._sampler.draw(self._decoder.logits(hidden), drawing.slots, drawing.positions)
-        self._table.append(drawing.slots, drawing.positions, draws.token_ids)
-        return draws
+        return self._acceptor.draw(self._decoder.logits(hidden), drawing) if len(drawing.rows) else ()
 
-    def _score_prompts(self, hidden: Tensor, layout: BatchLayout) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """Return the log-probabilities of the prompt tokens that follow this step's rows."""
+    def _score_prompts(self, hidden: Tensor, layout: BatchLayout) -> Iterator[SlotResult]:
+        """Yield the log-probabilities of the prompt tokens that follow this step's rows."""
         if not self._prompt_logprobs:
-            return {}
-        found = {}
+            return
         for index, slot in enumerate(layout.slots.tolist()):
             n_top = self._prompt_logprobs.get(slot)
             start = int(layout.starts[index])
@@ -260,8 +258,7 @@ class Runner(Generic[Cache]):
                 first_row = int(layout.row_ends[index] - (layout.ends[index] - layout.starts[index]))
                 rows = hidden[first_row : first_row + end - start]
                 following = self._table.token_ids[slot, start + 1 : end + 1].astype(np.int64)
-                found[slot] = self._score(rows, following, n_top)
-        return found
+                yield SlotResult(slot, prompt_logprobs=self._score(rows, following, n_top))
 
     def _score(self, hidden: Tensor, following: Ints, n_top: int) -> tuple[TokenLogprobs, ...]:
         scores: list[TokenLogprobs] = []
@@ -271,16 +268,25 @@ class Runner(Generic[Cache]):
             scores.extend(self._sampler.score_prompt(logits, following[part], n_top))
         return tuple(scores)
 
-    def _pool(self, hidden: Tensor, layout: BatchLayout) -> dict[int, tuple[float, ...]]:
-        """Add to the pooled slots; return the embeddings of the slots whose last token was computed."""
+    def _pool(self, hidden: Tensor, layout: BatchLayout) -> Iterator[SlotResult]:
+        """Add to the pooled slots; yield the embeddings of the slots whose last token was computed."""
         if not self._pools.any():
-            return {}
-        finished = {}
+            return
         for index, slot in enumerate(layout.slots.tolist()):
             if not self._pools.holds(slot):
                 continue
             start, end, row_end = layout.starts[index], layout.ends[index], layout.row_ends[index]
             self._pools.add(slot, int(start), hidden[row_end - (end - start) : row_end])
             if end == self._table.n_known[slot]:
-                finished[slot] = self._pools.result(slot)
-        return finished
+                yield SlotResult(slot, pooled=self._pools.result(slot))
+
+
+def _merged(drawn: tuple[SlotResult, ...], read: Sequence[SlotResult]) -> tuple[SlotResult, ...]:
+    """Return one record for each slot; a prompt is scored in the step that draws its first token."""
+    if not read:
+        return drawn
+    results = {result.slot: result for result in read}
+    for result in drawn:
+        scored = results.get(result.slot)
+        results[result.slot] = result._replace(prompt_logprobs=scored.prompt_logprobs) if scored else result
+    return tuple(results.values())

@@ -53,10 +53,12 @@ class SlotTable:
         self.second_from[slot] = admission.second_from or len(self.token_ids[slot])
 
     def extend(self, plan: PlanView) -> None:
-        """Append the chunks' new blocks to their slots' block tables."""
+        """Append the chunks' new blocks to their slots' block tables, and their proposals to the known tokens."""
         self._require_slots(plan.slots)
         if len(plan.slots) > 1 and np.bincount(plan.slots).max() > 1:
             raise MalformedPlanError(f"a slot has two chunks in step {plan.step}: {plan.slots.tolist()}")
+        if len(plan.proposals):
+            self._propose(plan)
         if not len(plan.new_blocks):
             return
         if plan.new_blocks.min() < 1 or plan.new_blocks.max() > self.n_blocks:
@@ -70,6 +72,20 @@ class SlotTable:
         column = np.arange(len(plan.new_blocks)) + np.repeat(held - first, counts)
         self.block_tables[np.repeat(plan.slots, counts), column] = plan.new_blocks
         self.n_held[plan.slots] += counts
+
+    def _propose(self, plan: PlanView) -> None:
+        """Take the proposals for known tokens until the step has drawn, which keeps some and forgets the others."""
+        counts = plan.proposal_counts
+        chosen = np.flatnonzero(counts)
+        slots, counts = plan.slots[chosen], counts[chosen]
+        if (plan.n_tokens[chosen] != counts + 1).any() or (plan.starts[chosen] != self.n_known[slots] - 1).any():
+            raise MalformedPlanError(f"step {plan.step}: proposals that do not follow the last known token")
+        if (self.n_known[slots] + counts).max() > self.max_model_len:
+            raise MalformedPlanError(f"step {plan.step}: proposals beyond position {self.max_model_len}")
+        first = np.cumsum(counts) - counts
+        positions = np.arange(len(plan.proposals)) + np.repeat(self.n_known[slots] - first, counts)
+        self.token_ids[np.repeat(slots, counts), positions] = plan.proposals
+        self.n_known[slots] += counts
 
     def token_types(self, slots: Ints, positions: Ints) -> Ints | None:
         """Return 1 for positions in the second of two texts, else 0; None if there are no second texts."""
@@ -90,11 +106,9 @@ class SlotTable:
         most = self.n_known[plan.slots]
         if self.n_blocks:
             most = np.minimum(most, self.n_held[plan.slots] * self.block_tokens)
-        draws = (plan.n_draws >= 0) & (plan.n_draws <= plan.n_tokens)
-        if plan.n_tokens.min() >= 1 and plan.starts.min() >= 0 and (ends <= most).all() and draws.all():
+        if plan.n_tokens.min() >= 1 and plan.starts.min() >= 0 and (ends <= most).all():
             return  # the usual case; finding the faulty slot takes longer
         self._require(plan, (plan.n_tokens >= 1) & (plan.starts >= 0), "an empty or negative range", ends)
-        self._require(plan, draws, "fewer rows than draws, or a negative number of them", ends)
         self._require(plan, ends <= self.n_known[plan.slots], "a token that is not known", ends)
         blocks = -(-ends // self.block_tokens)
         self._require(plan, blocks <= self.n_held[plan.slots], "a position without a block", ends)

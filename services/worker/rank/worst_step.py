@@ -161,7 +161,7 @@ def _in_turn(steps: Sequence[Sequence[_Piece]]) -> tuple[StepPlan, ...]:
 def _piece(config: RankGroupConfig, slot: int, n_known: int, n_rows: int, sampling: Sampling = _SAMPLING) -> _Piece:
     n_blocks = -(-n_known // config.block_tokens)
     admission = Admission(slot, sampling, (0,) * n_known, n_prompt=n_known)
-    return admission, Chunk(slot, n_known - n_rows, n_rows, n_draws=1, new_blocks=(1,) * n_blocks)
+    return admission, Chunk(slot, n_known - n_rows, n_rows, draws=True, new_blocks=(1,) * n_blocks)
 
 
 @contextmanager

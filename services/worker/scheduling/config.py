@@ -18,7 +18,7 @@ class SchedulerConfig:
     max_batched_tokens: int = 2048
     max_in_flight: int = 2  # plans whose results are outstanding
     share_max_steps: int = 64  # longest wait for the blocks of a producer
-    speculation: bool = False  # decodes carry drafts where that pays
+    speculation: bool = False  # decodes carry proposals where that pays
     age_s: float = 30.0  # seconds of waiting that raise a request by one level of priority
 
     @property

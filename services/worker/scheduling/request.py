@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -9,8 +10,9 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import HASH_BLOCK_TOKENS, extend_chain, wire_hash
 from services.compute.token_logprobs import TokenLogprobs
-from services.worker.engine.output import Finish, Prefill
-from services.worker.protocol.plan import Admission
+from services.worker.drafting.drafts import Drafts
+from services.worker.engine.output import Finish, Output, Prefill
+from services.worker.protocol.plan import Admission, Chunk, SlotResult
 
 
 class Status(Enum):
@@ -30,7 +32,7 @@ class Request:
 
     Positions of the sequence are always in this order:
 
-        0 <= n_published * block_tokens <= n_written <= n_planned <= len(tokens) + n_pending <= limit
+        0 <= n_published * block_tokens <= n_written <= n_planned <= n_expected <= limit
     """
 
     token_ids: list[int]  # prompt, then generated tokens (those of earlier attempts included)
@@ -54,8 +56,7 @@ class Request:
     admitted_at: float = 0.0  # first admission
     slot: int = -1
     limit: int = 0  # the sequence never grows beyond this many tokens
-    n_pending: int = 0  # tokens that plans in flight will draw
-    n_planned: int = 0  # positions covered by plans
+    n_planned: int = 0  # positions covered by plans; those of proposals that fall are planned anew
     n_written: int = 0  # positions covered by returned plans
     n_published: int = 0  # blocks offered to the prefix cache
     n_charged: int = 0  # positions charged to its tenant
@@ -70,6 +71,7 @@ class Request:
     patient: bool = True  # may still wait for the blocks of a producer
     end_token_ids: frozenset[int] = field(init=False)  # copy of `sampling.stop_token_ids` for fast look-ups
     scores_prompt: bool = field(init=False)  # prompt log-probabilities are wanted
+    drafts: Drafts | None = None  # None: nothing is proposed
 
     def __post_init__(self) -> None:
         self.end_token_ids = frozenset(self.sampling.stop_token_ids)
@@ -86,11 +88,41 @@ class Request:
         return len(self.token_ids) - self.n_prompt
 
     @property
-    def ending(self) -> Finish | None:
-        """Finish reason of the newest generated token; None when the request continues."""
-        if self.token_ids[-1] in self.end_token_ids:
-            return Finish.STOP
-        return Finish.LENGTH if len(self.token_ids) >= self.limit else None
+    def n_expected(self) -> int:
+        """Number of known tokens once the plans in flight have returned, if all of their proposals stand."""
+        return max(len(self.token_ids), self.n_planned + 1)
+
+    def advance(self, chunk: Chunk, record: SlotResult) -> Output | None:
+        """Take the result of a chunk; returns its output if the chunk drew."""
+        index, n_rows = self.n_generated, chunk.n_tokens
+        n, finish = self._append(record.token_ids)
+        if chunk.proposals:
+            n_rows = max(1, n)  # those that computed the tokens before the last
+            self.n_planned = chunk.start + n_rows
+        self.n_written = chunk.start + n_rows
+        if self.scores_prompt and not self.announced:
+            self.prompt_logprobs += record.prompt_logprobs
+        if not chunk.draws:
+            return None
+        if self.drafts is not None:
+            self.drafts.forced = record.forced
+        prefill = None if self.announced else self.prefill()
+        self.announced = True
+        if self.embed:
+            return Output(0, (), Finish.EMBEDDED, prefill, embedding=record.pooled)
+        if record.failure and finish is None:
+            finish = Finish.FAILED
+        return Output(index, record.token_ids[:n], finish, prefill, record.logprobs[:n], failure=record.failure)
+
+    def _append(self, token_ids: Sequence[int]) -> tuple[int, Finish | None]:
+        """Append drawn tokens up to the end of the text; returns their number and the finish reason, if it ends."""
+        for n, token in enumerate(token_ids, start=1):
+            self.token_ids.append(token)
+            if token in self.end_token_ids:
+                return n, Finish.STOP
+            if len(self.token_ids) >= self.limit:
+                return n, Finish.LENGTH
+        return len(token_ids), None
 
     def admission(self) -> Admission:
         """The message by which ranks learn of the request, before its first chunk."""
@@ -111,7 +143,7 @@ class Request:
     def check(self, block_tokens: int, *, caches: bool = True) -> None:
         """Raise AssertionError when the positions of a running request are out of order."""
         assert self.n_published * block_tokens <= self.n_written <= self.n_planned
-        assert self.n_planned <= len(self.token_ids) + self.n_pending <= self.limit
+        assert self.n_planned <= self.n_expected <= self.limit
         assert not caches or self.n_planned <= len(self.blocks) * block_tokens
 
     def extend_digests(self) -> None:

@@ -12,10 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from services.worker.drafting.draft import Draft
 from services.worker.engine.kv_events import KvEventLog
-from services.worker.engine.output import Finish, Output
+from services.worker.engine.output import Output
 from services.worker.engine.state import EngineCounters
-from services.worker.protocol.plan import StepPlan, StepResult
+from services.worker.protocol.plan import Chunk, SlotResult, StepPlan, StepResult
 from services.worker.scheduling.admission import Capacity, WaitingQueue, fresh_blocks
 from services.worker.scheduling.block_pool import BlockPool
 from services.worker.scheduling.config import SchedulerConfig
@@ -25,6 +26,7 @@ from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.prefix_cache import PrefixCache
 from services.worker.scheduling.quarantine import Quarantine
 from services.worker.scheduling.request import Request, Status
+from services.worker.scheduling.speculation import Speculator
 from services.worker.scheduling.step_builder import PlannedStep, Slots, StepBuilder, StepLoad
 from services.worker.scheduling.transfers import Arrival, BlockTransfers
 
@@ -48,6 +50,7 @@ class Scheduler:
         # The engine sets both from the measured step times.
         self.prefill_budget = PrefillBudget(config.max_batched_tokens)  # for prompts in a step that also decodes
         self.share_min_tokens = 64  # a shorter prefix is computed again, because waiting costs about a step
+        self.speculator = Speculator(config, self.counters)
         self._events = events
         self._clock = clock
         self._next_step = 0
@@ -111,6 +114,7 @@ class Scheduler:
         request.cacheable = request.cacheable and self.config.caches
         if request.cacheable:
             request.extend_digests()
+        request.drafts = self.speculator.open(request)
         self.ledger.enter(request.tenant, request.weight)
         if deferred:
             request.status = Status.DEFERRED
@@ -152,9 +156,11 @@ class Scheduler:
     # -- planning --------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step; None when there is nothing to compute or `max_in_flight` steps are in flight."""
+        """The next step; None when there is nothing to compute or when a result has to come first."""
         if len(self.in_flight) >= self.config.max_in_flight:
             return None
+        if self.in_flight and (self.in_flight[-1].proposes or self._choose_drafts()):
+            return None  # the tokens in flight are worth waiting for: proposals follow from them
         builder = StepBuilder(self.config.max_batched_tokens)
         prefills = self._plan_decodes(builder)
         if builder.work:
@@ -170,24 +176,32 @@ class Scheduler:
         self._events.flush()
         return plan
 
+    def _choose_drafts(self) -> dict[Request, Draft]:
+        """Proposals for the next step; none beside waiting prompts, which need the rows."""
+        return {} if self._queue.tokens else self.speculator.choose(list(self._running))
+
     def _plan_decodes(self, builder: StepBuilder) -> list[Request]:
-        """Plan one row for each running request that needs exactly one; returns the requests that need more."""
+        """Plan the rows of each running request that needs one, and of its proposals; returns those that need more."""
         prefills = []
         block_tokens = self.config.block_tokens
+        drafts = {} if self.in_flight else self._choose_drafts()
         for request in list(self._running):
             start = request.n_planned
-            known = len(request.token_ids) + request.n_pending
-            if known - start > 1:
+            if request.n_expected - start > 1:
                 prefills.append(request)
                 continue
-            if known >= request.limit or request.status is not Status.RUNNING:
+            if request.n_expected >= request.limit or request.status is not Status.RUNNING:
                 continue
             new_blocks: tuple[int, ...] = ()
             if start >= len(request.blocks) * block_tokens:
                 new_blocks = self._grow(request, builder)
                 if not new_blocks:
                     continue
-            builder.add(request, start + 1, 1, new_blocks)
+            draft = drafts.get(request)
+            if draft is None:
+                builder.add(request, 1, new_blocks)
+            else:
+                self.speculator.add(builder, request, draft, new_blocks, self._pool)
         return prefills
 
     def _plan_prefills(self, builder: StepBuilder, prefills: list[Request]) -> None:
@@ -215,7 +229,7 @@ class Scheduler:
         """Plan as many of the known tokens as the budget allows; the admission allocated their blocks."""
         start, known = request.n_planned, len(request.token_ids)
         end = start + builder.rows_for(start, known - start)
-        builder.add(request, end, int(end == known), new_blocks)
+        builder.add(request, end - start, new_blocks, draws=end == known)
         self.counters.prefill_tokens += end - start
         self.ledger.charge_known(request, start, end, PREFILL_COST)
 
@@ -302,47 +316,34 @@ class Scheduler:
         """Take the result of the oldest plan in flight; returns the outputs of its requests."""
         planned = self.in_flight.popleft()
         assert planned.step == result.step, f"result of step {result.step}, but {planned.step} is the oldest in flight"
-        drawn = dict(zip(result.slots, result.token_ids, strict=True))
+        results = {record.slot: record for record in result.slots}
         outputs: list[tuple[Request, Output]] = []
-        block_tokens = self.config.block_tokens
         for request, chunk in planned.work:
+            record = results.get(chunk.slot, SlotResult(chunk.slot))
             request.n_in_flight -= 1
-            request.n_pending -= chunk.n_draws
             if request.status is Status.DONE:
-                self.counters.discarded_tokens += chunk.n_draws
-            else:
-                request.n_written = written = chunk.start + chunk.n_tokens
-                if written // block_tokens > chunk.start // block_tokens:
-                    self._wake(self._prefixes.publish(request, chunk.start // block_tokens))
-                if request.scores_prompt and not request.announced:
-                    request.prompt_logprobs += result.prompt_logprobs.get(chunk.slot, ())
-                if chunk.n_draws:
-                    outputs.append((request, self._draw(request, result, drawn)))
+                self.counters.discarded_tokens += len(record.token_ids)
+            elif (output := self._advance(request, chunk, record)) is not None:
+                outputs.append((request, output))
             if request.n_in_flight == 0 and request in self._lingering:
                 self._let_go(request)
         self._events.flush()
         return outputs
 
-    def _draw(self, request: Request, result: StepResult, drawn: dict[int, int]) -> Output:
-        """Output of a request whose chunk drew a token, a pooled state or a failure."""
-        prefill = None if request.announced else request.prefill()
-        request.announced = True
-        slot = request.slot
-        if request.embed:
+    def _advance(self, request: Request, chunk: Chunk, record: SlotResult) -> Output | None:
+        """Move a request on by the result of its chunk; returns its output, if the chunk drew."""
+        output, size = request.advance(chunk, record), self.config.block_tokens
+        if request.n_written // size > chunk.start // size:
+            self._wake(self._prefixes.publish(request, chunk.start // size))
+        if output is None:
+            return None
+        if chunk.proposals:
+            output = self.speculator.returned(request, output, self.ledger)
+        self.counters.generated_tokens += len(output.token_ids)
+        self.ledger.charge(request.tenant, OUTPUT_COST * len(output.token_ids))
+        if output.finish is not None:
             self._end(request)
-            return Output(0, (), Finish.EMBEDDED, prefill, embedding=result.pooled[slot])
-        index = len(request.token_ids) - request.n_prompt
-        if (failure := result.failures.get(slot)) is not None:
-            self._end(request)
-            return Output(index, (), Finish.FAILED, prefill, failure=failure)
-        token = drawn[slot]
-        request.token_ids.append(token)
-        self.counters.generated_tokens += 1
-        self.ledger.charge(request.tenant, OUTPUT_COST)
-        if (finish := request.ending) is not None:
-            self._end(request)
-        logprobs = (result.logprobs[slot],) if slot in result.logprobs else ()
-        return Output(index, (token,), finish, prefill, logprobs)
+        return output
 
     # -- endings ---------------------------------------------------------------------------------------------
 

@@ -19,14 +19,16 @@ class StepLoad:
     n_rows: int
     n_prefill_rows: int = 0
     n_keys: float = 0.0  # keys that the prefill rows attend to, summed over the rows
+    n_proposals: int = 0
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> StepLoad:
         """The load of a plan's chunks."""
         n_rows = sum([chunk.n_tokens for chunk in chunks])
-        prefills = [chunk for chunk in chunks if chunk.n_tokens > 1]
+        prefills = [chunk for chunk in chunks if chunk.n_tokens > 1 and not chunk.proposals]
         n_keys = sum([chunk.n_tokens * (chunk.start + chunk.n_tokens / 2) for chunk in prefills])
-        return cls(n_rows, sum([chunk.n_tokens for chunk in prefills]), n_keys)
+        n_proposals = sum([len(chunk.proposals) for chunk in chunks])
+        return cls(n_rows, sum([chunk.n_tokens for chunk in prefills]), n_keys, n_proposals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,11 @@ class PlannedStep:
     work: Work
     load: StepLoad
     planned_at: float
+
+    @property
+    def proposes(self) -> bool:
+        """Whether a chunk has proposals: what follows is known with the result only."""
+        return self.load.n_proposals > 0
 
 
 @dataclass(slots=True)
@@ -71,15 +78,22 @@ class StepBuilder:
         """Number of rows of a prompt from position `start` on, at most `wanted`, that room and budget allow."""
         return min(wanted, self.room, self.prefill_budget.rows(start, self.budget))
 
-    def add(self, request: Request, end: int, n_draws: int, new_blocks: tuple[int, ...]) -> None:
-        """Plan the request's positions up to `end`, of which the last `n_draws` draw a token each."""
+    def add(
+        self,
+        request: Request,
+        n_rows: int,
+        new_blocks: tuple[int, ...],
+        *,
+        draws: bool = True,
+        proposals: tuple[int, ...] = (),
+    ) -> None:
+        """Plan the request's next `n_rows` positions, of which the last draws; with `proposals`, all of them do."""
         start = request.n_planned
-        request.n_planned = end
-        request.n_pending += n_draws
+        request.n_planned += n_rows
         request.n_in_flight += 1
-        self.room -= end - start
-        self.budget -= self.prefill_budget.cost(start, end - start)
-        self.work.append((request, Chunk(request.slot, start, end - start, n_draws, new_blocks)))
+        self.room -= n_rows
+        self.budget -= self.prefill_budget.cost(start, n_rows)
+        self.work.append((request, Chunk(request.slot, start, n_rows, draws, new_blocks, proposals)))
 
     def finish(self, step: int, released: list[int]) -> StepPlan:
         """The plan for the ranks."""

@@ -95,4 +95,4 @@ class Conversation:
             self.submit()
             await self.result()
         await self.result()
-        return list(zip(*(result.token_ids for result in self.results), strict=True))
+        return list(zip(*([record.token_ids[0] for record in result.slots] for result in self.results), strict=True))

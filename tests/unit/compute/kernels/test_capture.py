@@ -298,9 +298,9 @@ def test_a_warm_rank_records_no_graph(make_pair: MakePair, max_running: int, n_b
     for slot in slots:
         admission = Admission(slot, Sampling(), (1,) * 40, n_prompt=40)
         chunk = Chunk(slot, 0, 40, True, tuple(range(3 * slot + 1, 3 * slot + 4)))
-        decodes = tuple(Chunk(before, 40 + slot - before - 1, 1, n_draws=1) for before in range(slot))
+        decodes = tuple(Chunk(before, 40 + slot - before - 1, 1, draws=True) for before in range(slot))
         runner.execute(StepPlan(1 + slot, admissions=(admission,), chunks=(*decodes, chunk)))
-    runner.execute(StepPlan(9, chunks=tuple(Chunk(slot, 40 + slots[-1] - slot, 1, n_draws=1) for slot in slots)))
+    runner.execute(StepPlan(9, chunks=tuple(Chunk(slot, 40 + slots[-1] - slot, 1, draws=True) for slot in slots)))
     assert (pair.decodes._graph, pair.layers._graph) == captured
 
 

@@ -12,7 +12,7 @@ from services.common.blockhash import chain_root
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.native.startup import DEFAULT_BATCHED_TOKENS
 from services.worker.native.step_cost import LEAST_PROMPT_S, StepTimer
-from services.worker.protocol.plan import StepPlan, StepResult
+from services.worker.protocol.plan import SlotResult, StepPlan, StepResult
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
@@ -63,8 +63,8 @@ class Gpu:
             step = scheduler.in_flight[0]
             self.timer.returned(step.load, self.now - max(step.planned_at, last))
             last = self.now
-            slots = tuple(chunk.slot for chunk in plan.chunks if chunk.n_draws)
-            for request, output in scheduler.apply(StepResult(plan.step, slots, (1,) * len(slots))):
+            slots = tuple(SlotResult(chunk.slot, (1,)) for chunk in plan.chunks if chunk.draws)
+            for request, output in scheduler.apply(StepResult(plan.step, slots)):
                 self.waited.setdefault(request, self.now - self.sent[request])
                 if output.finish is not None and len(self.sent) < self.rounds * CLIENTS:
                     self.send(scheduler)

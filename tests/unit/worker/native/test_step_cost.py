@@ -14,13 +14,13 @@ from services.worker.scheduling.step_builder import StepLoad
 def prefilled(timer: StepTimer, n_rows: int, seconds: float, start: int = 0, steps: int = 1) -> None:
     """It sees steps of one prompt's rows from a position on."""
     for _ in range(steps):
-        timer.returned(StepLoad.of((Chunk(0, start, n_rows, n_draws=1),)), seconds)
+        timer.returned(StepLoad.of((Chunk(0, start, n_rows, draws=True),)), seconds)
 
 
 def decoded(timer: StepTimer, n_decodes: int, step_ms: float, steps: int = 1) -> None:
     """It sees steps of decodes alone."""
     for _ in range(steps):
-        timer.returned(StepLoad.of([Chunk(i, 9, 1, n_draws=1) for i in range(n_decodes)]), step_ms / 1e3)
+        timer.returned(StepLoad.of([Chunk(i, 9, 1, draws=True) for i in range(n_decodes)]), step_ms / 1e3)
 
 
 def measured(prefill_tokens_per_s: int, decode_step_ms: float | None) -> StepTimer:

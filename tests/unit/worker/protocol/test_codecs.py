@@ -28,7 +28,7 @@ from services.worker.protocol.order_codec import (
     encode_answer,
     encode_order,
 )
-from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult, StepTimes
+from services.worker.protocol.plan import Admission, Chunk, SlotResult, StepPlan, StepResult, StepTimes
 from services.worker.protocol.plan_codec import PlanView, decode_plan, encode_plan
 from services.worker.protocol.rank_config import RankSettings, ServerEndpoint
 from services.worker.protocol.result_codec import decode_result, encode_result
@@ -69,7 +69,9 @@ admissions = st.builds(
     embed=st.booleans(),
     adapter=st.integers(-1, 300),
 )
-chunks = st.builds(Chunk, slot=ids, start=ids, n_tokens=ids, n_draws=ids, new_blocks=tuples(ids))
+chunks = st.builds(
+    Chunk, slot=ids, start=ids, n_tokens=ids, draws=st.booleans(), new_blocks=tuples(ids), proposals=tuples(ids)
+)
 plans = st.builds(
     StepPlan,
     step=st.integers(0, 2**63 - 1),
@@ -97,31 +99,38 @@ logprobs = st.integers(0, 4).flatmap(
 )
 
 
-@st.composite
-def results(draw: st.DrawFn) -> StepResult:
-    drawn = draw(tuples(st.tuples(ids, ids), 8))
-    return StepResult(
-        step=draw(st.integers(0, 2**63 - 1)),
-        slots=tuple(slot for slot, _ in drawn),
-        token_ids=tuple(token for _, token in drawn),
-        logprobs=draw(st.dictionaries(ids, logprobs, max_size=3)),
-        prompt_logprobs=draw(st.dictionaries(ids, tuples(logprobs, 3), max_size=3)),
-        pooled=draw(st.dictionaries(ids, tuples(floats, 6), max_size=3)),
-        failures=draw(st.dictionaries(ids, st.text(max_size=9), max_size=3)),
-        times=draw(st.builds(StepTimes, wait=ids, forward=ids, communication=ids, sample=ids)),
-    )
+slot_results = st.builds(
+    SlotResult,
+    slot=ids,
+    token_ids=tuples(ids),
+    logprobs=tuples(logprobs, 3),
+    prompt_logprobs=tuples(logprobs, 3),
+    pooled=tuples(floats, 6),
+    failure=st.text(max_size=9),
+    forced=tuples(ids),
+)
+results = st.builds(
+    StepResult,
+    step=st.integers(0, 2**63 - 1),
+    slots=tuples(st.tuples(ids, tuples(ids)).map(lambda row: SlotResult(*row)) | slot_results, 8),
+    times=st.builds(StepTimes, wait=ids, forward=ids, communication=ids, sample=ids),
+)
+
+
+def split(words: Words, counts: Words) -> list[tuple[int, ...]]:
+    ends = np.cumsum(counts)
+    return [tuple(words[end - count : end].tolist()) for end, count in zip(ends, counts, strict=True)]
 
 
 def as_written(view: PlanView) -> StepPlan:
     """The plan as the scheduler wrote it."""
-    ends = np.cumsum(view.block_counts)
-    blocks = [tuple(part.tolist()) for part in np.split(view.new_blocks, ends[:-1])] if len(ends) else []
-    columns = (view.slots.tolist(), view.starts.tolist(), view.n_tokens.tolist(), view.n_draws.tolist())
+    columns = (view.slots.tolist(), view.starts.tolist(), view.n_tokens.tolist(), view.draws.tolist())
     admissions = [
         Admission(a.slot, a.sampling, tuple(a.token_ids.tolist()), a.n_prompt, a.embed, a.second_from, a.adapter)
         for a in view.admissions
     ]
-    chunks = tuple(Chunk(*row) for row in zip(*columns, blocks, strict=True))
+    blocks, proposals = split(view.new_blocks, view.block_counts), split(view.proposals, view.proposal_counts)
+    chunks = tuple(Chunk(*row) for row in zip(*columns, blocks, proposals, strict=True))
     return StepPlan(view.step, tuple(view.released.tolist()), tuple(admissions), chunks)
 
 
@@ -130,7 +139,7 @@ def test_plan_round_trip(plan: StepPlan) -> None:
     assert as_written(decode_plan(read_words(bytes(encode_plan(plan))))) == plan
 
 
-@given(results())
+@given(results)
 def test_result_round_trip(result: StepResult) -> None:
     assert decode_result(read_words(bytes(encode_result(result)))) == result
 
@@ -199,7 +208,7 @@ def test_a_message_of_another_kind_is_refused(decode: Callable[[Words], object],
 
 
 def test_minus_infinity_survives() -> None:
-    result = StepResult(1, logprobs={3: TokenLogprobs(5, float("-inf"), 96)})
+    result = StepResult(1, (SlotResult(3, (5,), (TokenLogprobs(5, float("-inf"), 96),)),))
     assert decode_result(read_words(encode_result(result))) == result
 
 

@@ -114,7 +114,8 @@ def launch(folder: Path, plans: list[StepPlan], *, graphs: bool) -> tuple[list[d
             assert awaited.awaited or not awaited.computing
             results.append(runner.finish(awaited))
         awaited = launched
-    return [dict(zip(result.slots, result.token_ids, strict=True)) for result in results if result], device
+    drawn = [{record.slot: record.token_ids[0] for record in result.slots} for result in results if result]
+    return drawn, device
 
 
 def decodes(*starts: tuple[int, int]) -> tuple[Chunk, ...]:
@@ -198,7 +199,7 @@ def test_steps_that_need_the_host_are_computed_singly(folder: Path, monkeypatch:
     monkeypatch.setattr(decoder, "logits", asking)
     runner = make_runner(decoder, decoder.make_cache(N_BLOCKS, BLOCK), device, overlaps=True)
     results = [runner.execute(plan) for plan in plans]
-    assert [result.token_ids[0] for result in results if result] == [tokens[0] for tokens in expected]
+    assert [result.slots[0].token_ids[0] for result in results if result] == [tokens[0] for tokens in expected]
     assert (backend.recorder.n_probed, len(backend.recorder.tapes)) == (1, 0)
 
 

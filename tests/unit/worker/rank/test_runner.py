@@ -10,7 +10,7 @@ import torch
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.compute.backends.collectives import SingleRank
-from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult
+from services.worker.protocol.plan import Admission, Chunk, SlotResult, StepPlan, StepResult
 from services.worker.rank.runner import Runner
 from services.worker.rank.slot_table import MalformedPlanError
 from tests.unit.compute.model.harness import lone_rank
@@ -94,8 +94,8 @@ def test_any_schedule_computes_the_same_tokens(seed: int) -> None:
             admissions = tuple(Admission(r.slot, GREEDY, tuple(r.prompt), len(r.prompt)) for r in fresh)
             plan = StepPlan(step, (), admissions, tuple(r.chunk(rng.choice([1, 1, 2, 5, 30])) for r in batch))
             result, step = result_of(runner, plan), step + 1
-            drawn = dict(zip(result.slots, result.token_ids, strict=True))
-            assert set(drawn) == {chunk.slot for chunk in plan.chunks if chunk.n_draws}
+            drawn = {record.slot: record.token_ids[0] for record in result.slots}
+            assert set(drawn) == {chunk.slot for chunk in plan.chunks if chunk.draws}
             for request in requests:
                 if request.slot in drawn:
                     request.generated.append(drawn[request.slot])
@@ -105,17 +105,52 @@ def test_any_schedule_computes_the_same_tokens(seed: int) -> None:
         step += 1
 
 
-def test_the_last_rows_of_a_chunk_draw_a_token_each() -> None:
-    """As one after the other: what is drawn at a row depends on the tokens up to there alone."""
-    runner, prompts = make_runner(), {1: [5, 6, 7, 8], 4: [9, 2]}
-    admissions = tuple(Admission(slot, GREEDY, tuple(ids), len(ids)) for slot, ids in prompts.items())
-    chunks = (Chunk(1, 0, 4, 3, (9, 3)), Chunk(4, 0, 2, 1, (4,)))
-    result = result_of(runner, StepPlan(0, (), admissions, chunks))
-    expected = [(1, continuation(prompts[1][:n], 1)[0]) for n in (2, 3, 4)] + [(4, continuation(prompts[4], 1)[0])]
-    assert list(zip(result.slots, result.token_ids, strict=True)) == expected
-    for n_draws in (-1, 2):
-        with pytest.raises(MalformedPlanError, match="fewer rows than draws"):
-            runner.execute(StepPlan(1, chunks=(Chunk(4, 2, 1, n_draws),)))
+@pytest.mark.parametrize("n_right", [0, 1, 3])
+def test_proposals_stand_up_to_the_first_that_is_not_drawn(n_right: int) -> None:
+    """Whether its draws need the history or not, a slot has the tokens and log-probabilities of single steps."""
+    scored = Sampling(logprobs=2, frequency_penalty=0.5, presence_penalty=0.5, repetition_penalty=1.2)
+    prompts = {1: ([5, 6, 7, 8], GREEDY), 4: ([9, 2], scored)}
+    admissions = tuple(Admission(slot, of, tuple(ids), len(ids)) for slot, (ids, of) in prompts.items())
+    prefills = tuple(
+        Chunk(slot, 0, len(ids), True, tuple(range(10 * slot, 10 * slot + 4))) for slot, (ids, _) in prompts.items()
+    )
+    single = make_runner()
+    steps = [result_of(single, StepPlan(0, (), admissions, prefills))]
+    for n in range(5):
+        chunks = tuple(Chunk(slot, len(ids) + n, 1, True) for slot, (ids, _) in prompts.items())
+        steps.append(result_of(single, StepPlan(n + 1, chunks=chunks)))
+    alone = {slot: [record for step in steps for record in step.slots if record.slot == slot] for slot in prompts}
+
+    runner = make_runner()
+    runner.execute(StepPlan(0, (), admissions, prefills))
+    chunks = []
+    for slot, (ids, _) in prompts.items():
+        right = [record.token_ids[0] for record in alone[slot][1:4]]
+        guesses = [token if n < n_right else (token + 1) % VOCAB for n, token in enumerate(right)]
+        chunks.append(Chunk(slot, len(ids), 4, True, (), tuple(guesses)))
+    verified = result_of(runner, StepPlan(1, chunks=tuple(chunks)))
+    chunks = tuple(Chunk(slot, len(ids) + n_right + 1, 1, True) for slot, (ids, _) in prompts.items())
+    following = result_of(runner, StepPlan(2, chunks=chunks))
+    for slot in prompts:
+        records = [record for step in (verified, following) for record in step.slots if record.slot == slot]
+        for name in ("token_ids", "logprobs"):
+            expected = [row for record in alone[slot][1 : n_right + 3] for row in getattr(record, name)]
+            assert [row for record in records for row in getattr(record, name)] == expected
+
+
+@pytest.mark.parametrize(
+    ("chunk", "message"),
+    [
+        (Chunk(4, 1, 2, True, (), (7,)), "do not follow the last known token"),
+        (Chunk(4, 2, 2, True, (), (7, 7)), "do not follow the last known token"),
+        (Chunk(4, 2, 1 + LENGTH, True, (), (7,) * LENGTH), "beyond position"),
+    ],
+)
+def test_proposals_that_cannot_follow_are_refused(chunk: Chunk, message: str) -> None:
+    runner = make_runner()
+    runner.execute(StepPlan(0, (), (Admission(4, GREEDY, (9, 2), 2),), (Chunk(4, 0, 2, True, (4,)),)))
+    with pytest.raises(MalformedPlanError, match=message):
+        runner.execute(StepPlan(1, chunks=(chunk,)))
 
 
 def test_resume_continues_with_the_tokens_generated_before() -> None:
@@ -128,7 +163,7 @@ def test_resume_continues_with_the_tokens_generated_before() -> None:
         (Admission(1, GREEDY, tuple(known), n_prompt=3),),
         (Chunk(1, 0, len(known), True, (9, 3)),),
     )
-    assert result_of(runner, plan).token_ids == tuple(continuation(known, 1))
+    assert result_of(runner, plan).slots == (SlotResult(1, tuple(continuation(known, 1))),)
 
 
 def test_prompt_logprobs_of_a_chunked_prompt() -> None:
@@ -137,13 +172,13 @@ def test_prompt_logprobs_of_a_chunked_prompt() -> None:
     request = Admission(2, Sampling(prompt_logprobs=2), tuple(prompt), len(prompt))
     first = result_of(runner, StepPlan(0, (), (request,), (Chunk(2, 0, 5, False, (1, 2)),)))
     second = result_of(runner, StepPlan(1, chunks=(Chunk(2, 5, 3, True),)))
-    found = [*first.prompt_logprobs[2], *second.prompt_logprobs[2]]
+    found = [row for result in (first, second) for record in result.slots for row in record.prompt_logprobs]
     exact = torch.log_softmax(all_logits(prompt).double(), dim=-1)
     assert [row.token_id for row in found] == prompt[1:]
     for position, row in enumerate(found):
         assert row.logprob == pytest.approx(exact[position, prompt[position + 1]].item(), abs=1e-4)
         assert row.top_ids == tuple(exact[position].topk(2).indices.tolist())
-    assert not result_of(runner, StepPlan(2, chunks=(Chunk(2, 8, 1, True, (3,)),))).prompt_logprobs
+    assert not result_of(runner, StepPlan(2, chunks=(Chunk(2, 8, 1, True, (3,)),))).slots[0].prompt_logprobs
 
 
 def test_pooled_request_returns_the_normalised_mean_and_no_token() -> None:
@@ -152,19 +187,21 @@ def test_pooled_request_returns_the_normalised_mean_and_no_token() -> None:
     pooled = Admission(0, GREEDY, tuple(tokens), len(tokens), embed=True)
     other = Admission(1, GREEDY, (8,), 1)
     first = StepPlan(0, (), (pooled, other), (Chunk(0, 0, 4, False, (1,)), Chunk(1, 0, 1, True, (2,))))
-    assert result_of(runner, first).pooled == {}
+    assert [record.slot for record in result_of(runner, first).slots] == [1]
     result = result_of(runner, StepPlan(1, chunks=(Chunk(0, 4, 2, True, (3,)),)))
     scale = 1 + torch.arange(6).unsqueeze(-1) / 7
     hidden = (StandinDecoder(SingleRank()).embedding[tokens] * scale).cumsum(dim=0)
     expected = torch.nn.functional.normalize(hidden.mean(dim=0), dim=0)
-    assert result.slots == ()
-    assert np.allclose(result.pooled[0], expected.numpy(), atol=1e-5)
+    (record,) = result.slots
+    assert record.token_ids == ()
+    assert np.allclose(record.pooled, expected.numpy(), atol=1e-5)
 
 
 def test_result_carries_logprobs_and_times() -> None:
     request = Admission(4, Sampling(logprobs=1), (1, 2), 2)
     result = result_of(make_runner(), StepPlan(0, (), (request,), (Chunk(4, 0, 2, True, (1,)),)))
-    assert result.logprobs[4].token_id == result.token_ids[0]
+    (record,) = result.slots
+    assert [row.token_id for row in record.logprobs] == list(record.token_ids)
     assert result.times.forward > 0
     assert result.times.sample > 0
 

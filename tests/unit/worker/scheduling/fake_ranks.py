@@ -12,7 +12,7 @@ from zlib import crc32
 
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult
+from services.worker.protocol.plan import Admission, Chunk, SlotResult, StepPlan, StepResult
 
 VOCAB = 97
 
@@ -62,16 +62,18 @@ class FakeRanks:
             assert 0 <= admission.slot < self.max_running
             self.slots[admission.slot] = _Slot(admission, list(admission.token_ids))
         assert len({chunk.slot for chunk in plan.chunks}) == len(plan.chunks)
-        drawn = {chunk.slot: token for chunk in plan.chunks if (token := self._compute(chunk)) is not None}
-        pooled = {slot: (float(self.slots[slot].tokens[0]),) for slot in drawn if self.slots[slot].admission.embed}
-        tokens = {slot: token for slot, token in drawn.items() if slot not in pooled}
-        return StepResult(plan.step, tuple(tokens), tuple(tokens.values()), pooled=pooled)
+        return StepResult(plan.step, tuple(self._compute(chunk) for chunk in plan.chunks))
 
-    def _compute(self, chunk: Chunk) -> int | None:
+    def _compute(self, chunk: Chunk) -> SlotResult:
         slot = self.slots[chunk.slot]
         slot.table += chunk.new_blocks
         end = chunk.start + chunk.n_tokens
         assert chunk.n_tokens > 0
+        if chunk.proposals:
+            assert chunk.draws
+            assert chunk.n_tokens == 1 + len(chunk.proposals)
+            assert chunk.start == len(slot.tokens) - 1, "proposals that do not follow the last token"
+            slot.tokens += chunk.proposals
         assert end <= len(slot.tokens), "the rank does not know these tokens"
         assert end <= len(slot.table) * self.block_tokens, "no block for these positions"
         state = self._kv(slot, chunk.start - 1) if chunk.start else 0
@@ -79,13 +81,24 @@ class FakeRanks:
             state = extend(state, slot.tokens[position])
             self.kv[slot.table[position // self.block_tokens]][position % self.block_tokens] = state
         self.rows += chunk.n_tokens
-        if not chunk.n_draws:
-            return None
+        if not chunk.draws:
+            return SlotResult(chunk.slot)
         assert end == len(slot.tokens)
         self._verify(slot, end)
-        token = next_token(state, slot.admission.sampling)
-        slot.tokens.append(token)
-        return token
+        if slot.admission.embed:
+            return SlotResult(chunk.slot, pooled=(float(slot.tokens[0]),))
+        return SlotResult(chunk.slot, self._accept(slot, chunk))
+
+    def _accept(self, slot: _Slot, chunk: Chunk) -> tuple[int, ...]:
+        """The drawn tokens: the proposals that a draw repeats, and the draw after them."""
+        del slot.tokens[chunk.start + chunk.n_tokens - len(chunk.proposals) :]
+        first = len(slot.tokens)
+        for proposal in (*chunk.proposals, None):
+            token = next_token(self._kv(slot, len(slot.tokens) - 1), slot.admission.sampling)
+            slot.tokens.append(token)
+            if token != proposal:
+                break
+        return tuple(slot.tokens[first:])
 
     def _kv(self, slot: _Slot, position: int) -> int:
         return self.kv[slot.table[position // self.block_tokens]][position % self.block_tokens]

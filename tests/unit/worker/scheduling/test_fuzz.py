@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 
 import pytest
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import HASH_BLOCK_TOKENS, chain_root, extend_chain
+from services.worker.drafting.draft import Draft
 from services.worker.engine.errors import TooLongError
 from services.worker.engine.output import Finish
 from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.request import Request
+from services.worker.scheduling.speculation import RowCost
 from services.worker.scheduling.transfers import Arrival, Pin
 from tests.unit.worker.scheduling.fake_ranks import generate
 from tests.unit.worker.scheduling.harness import Harness, cache_of
 
 STEPS = int(os.environ.get("RYZANSTEIN_FUZZ_STEPS", "10000"))
 SEEDS = range(8)
+
+
+class Guesses:
+    """A drafter that often knows the answer."""
+
+    name = "guesses"
+
+    def __init__(self, answer: list[int], n_prompt: int, rng: random.Random) -> None:
+        self.answer, self.n_prompt, self.random = answer, n_prompt, rng
+
+    def draft(self, token_ids: Sequence[int], most: int) -> Draft | None:
+        rest = [*self.answer[len(token_ids) - self.n_prompt :], 5, 6]  # and beyond the end
+        guesses = [token if self.random.random() < 0.9 else 3 for token in rest[: self.random.randrange(most + 1)]]
+        return Draft(self.name, guesses, 8) if guesses else None
 
 
 class Traffic:
@@ -37,7 +54,9 @@ class Traffic:
             max_batched_tokens=choice([max_running, 40, 500]),
             share_max_steps=choice([2, 64]),
             kept_events=10**7,
+            speculation=choice([False, True, True]),
         )
+        self.harness.scheduler.speculator.cost = choice([RowCost(1.0, 0.01), RowCost(1.0, 0.3)])
         self.harness.scheduler.prefill_budget = PrefillBudget(choice([5, 100, 10_000]), choice([0.0, 0.001, 1.0]))
         self.prefixes = [[self.random.randrange(97) for _ in range(150)] for _ in range(3)]
         self.cancelled: set[Request] = set()
@@ -72,6 +91,8 @@ class Traffic:
             self.expect(request)
         n = 0 if request.embed else request.limit - len(prompt)
         self.expected[request] = generate(prompt, n, sampling)
+        if request.drafts is not None:
+            request.drafts.drafters = [Guesses(self.expected[request], request.n_prompt, rng)]
 
     def expect(self, request: Request) -> None:
         """A request was told that another worker holds its beginning."""
@@ -164,3 +185,5 @@ def test_random_traffic_breaks_no_invariant(seed: int) -> None:
     assert scheduler.pool.used == 0
     assert len(scheduler.transfers) == 0
     assert scheduler.counters.generated_tokens > 0
+    if scheduler.config.speculation and scheduler.config.max_running > 1:
+        assert scheduler.counters.proposed_tokens["guesses"] > scheduler.counters.accepted_tokens["guesses"] > 0

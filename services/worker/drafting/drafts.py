@@ -1,0 +1,52 @@
+"""A request's drafters, and what became of their proposals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.worker.drafting.draft import Draft, Drafter
+
+_FADING = 0.98  # weight of the older drafts, with each new one
+_FORGETTING = 0.995  # weight of the evidence against a kind of draft, each time that it prevents one
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What became of proposals: how many were verified, and how many of them stood."""
+
+    verified: float = 0.0
+    stood: float = 0.0
+
+    def add(self, n_proposed: int, n_accepted: int) -> None:
+        """Learn from a draft. After a proposal that falls, the following ones say nothing."""
+        self.verified = self.verified * _FADING + min(n_proposed, n_accepted + 1)
+        self.stood = self.stood * _FADING + n_accepted
+
+    def probability(self, before: float, weight: float) -> float:
+        """The estimate, where `before` was estimated without this evidence."""
+        return (self.stood + weight * before) / (self.verified + weight)
+
+    def forget(self) -> None:
+        """Weigh less, so that what it prevents is tried again in time."""
+        self.verified *= _FORGETTING
+        self.stood *= _FORGETTING
+
+
+@dataclass(slots=True)
+class Drafts:
+    """A request's drafters, and what became of its proposals."""
+
+    drafters: Sequence[Drafter]
+    own: dict[str, Evidence] = field(default_factory=dict)  # by drafter
+    seen: int = -1  # number of tokens that `newest` follows
+    newest: Draft | None = None  # the best that the drafters have
+    carried: Draft | None = None  # proposals of the step in flight
+    forced: tuple[int, ...] = ()  # tokens that the request's grammar forces next
+
+    def at(self, token_ids: Sequence[int], most: int) -> Draft | None:
+        """The draft with the longest match."""
+        if self.seen != len(token_ids):
+            drafts = [draft for drafter in self.drafters if (draft := drafter.draft(token_ids, most)) is not None]
+            self.seen, self.newest = len(token_ids), max(drafts, key=lambda draft: draft.match, default=None)
+        return self.newest

@@ -1,0 +1,158 @@
+"""Which running requests carry proposals in a step, and how many: those that raise the tokens per second.
+
+A row more costs a step `row_s`; a proposal adds a token with a probability that is learnt from what became of others
+like it. Rows are taken in the order of their probabilities, while a row's token costs less than the step's tokens do.
+So drafts end by themselves where they do not pay: in large batches, and for texts that drafters guess badly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+from typing import NamedTuple
+
+from services.worker.drafting.draft import PREDICTION, Draft
+from services.worker.drafting.drafts import Drafts, Evidence
+from services.worker.drafting.prompt_lookup import PromptLookup
+from services.worker.engine.output import Output
+from services.worker.engine.state import EngineCounters
+from services.worker.scheduling.block_pool import BlockPool
+from services.worker.scheduling.config import SchedulerConfig
+from services.worker.scheduling.fairness import PREFILL_COST, TenantLedger
+from services.worker.scheduling.request import Request
+from services.worker.scheduling.step_builder import StepBuilder
+
+_MOST = 31  # proposals of a request in a step
+_OWN_WEIGHT = 6.0  # evidence of other requests counts as much as this many of the request's own proposals
+_PRIOR_WEIGHT = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class RowCost:
+    """Seconds of a step of decodes, by its rows."""
+
+    fixed_s: float = 0.0  # 0: not measured, so that nothing is proposed
+    row_s: float = 0.0
+
+    def step_s(self, n_rows: float) -> float:
+        """Seconds of a step with `n_rows`."""
+        return self.fixed_s + self.row_s * n_rows
+
+
+class _Candidate(NamedTuple):
+    """The `n`th proposal of a draft. Candidates order by their gain, the largest first."""
+
+    negative_gain: float
+    request: int  # its index
+    n: int
+    probability: float  # that a proposal stands, if those before it do
+    draft: Draft
+
+    @property
+    def gain(self) -> float:
+        """The tokens that it adds to the step, on average: the probability that all proposals up to it stand."""
+        return -self.negative_gain
+
+    def following(self) -> _Candidate:
+        """The draft's next proposal."""
+        return self._replace(negative_gain=self.negative_gain * self.probability, n=self.n + 1)
+
+
+class Speculator:
+    """Chooses proposals, and learns from what became of them."""
+
+    def __init__(self, config: SchedulerConfig, counters: EngineCounters) -> None:
+        self.cost = RowCost()  # the engine sets it from the measured step times
+        self._config, self._counters = config, counters
+        self._evidence: dict[tuple[str, int], Evidence] = {}  # by drafter and size of the match
+
+    def open(self, request: Request) -> Drafts | None:
+        """The drafters of a new request; None if it shall have none."""
+        if not self._config.speculation or request.embed or request.trial_tokens:
+            return None
+        return Drafts([PromptLookup()])
+
+    def choose(self, running: Sequence[Request]) -> dict[Request, Draft]:
+        """Proposals for a step of decodes; none if a prompt is being computed, which needs the rows."""
+        cost, tokens, rows = self.cost, float(len(running)), len(running)
+        if not cost.fixed_s or not running or cost.row_s * tokens >= cost.step_s(rows):
+            return {}  # not even a sure token would pay
+        if any(request.n_planned < len(request.token_ids) - 1 for request in running):
+            return {}
+        heap, chosen = self._candidates(running), {}
+        while heap and rows < self._config.max_running:
+            best = heap[0]
+            if best.gain * cost.step_s(rows) <= cost.row_s * tokens:
+                break
+            tokens, rows = tokens + best.gain, rows + 1
+            chosen[running[best.request]] = best.draft._replace(token_ids=best.draft.token_ids[: best.n])
+            if best.n < len(best.draft.token_ids):
+                heapreplace(heap, best.following())
+            else:
+                heappop(heap)
+        for candidate in heap:
+            if candidate.n == 1:
+                self._of(candidate.draft).forget()
+        return chosen
+
+    def _candidates(self, running: Sequence[Request]) -> list[_Candidate]:
+        """A heap of the first proposals of the requests' drafts, the likeliest on top."""
+        heap = []
+        for index, request in enumerate(running):
+            if (draft := self._draft(request)) is not None:
+                probability = self._probability(request, draft)
+                heap.append(_Candidate(-probability, index, 1, probability, draft))
+        heapify(heap)
+        return heap
+
+    def add(
+        self, builder: StepBuilder, request: Request, draft: Draft, new_blocks: tuple[int, ...], pool: BlockPool
+    ) -> None:
+        """Plan a decode and as many of its proposals as there are blocks for without taking those that others need."""
+        n, start, size = len(draft.token_ids), request.n_planned, self._config.block_tokens
+        wanted = -(-(start + 1 + n) // size) - len(request.blocks)
+        if wanted > 0:
+            more = pool.allocate(min(wanted, max(0, pool.available - self._config.max_running)))
+            request.blocks += more
+            new_blocks += tuple(more)
+            n = min(n, len(request.blocks) * size - start - 1)
+        proposals = tuple(draft.token_ids[:n])
+        if proposals:
+            assert request.drafts is not None
+            request.drafts.carried = draft._replace(token_ids=proposals)
+        builder.add(request, 1 + n, new_blocks, proposals=proposals)
+
+    def returned(self, request: Request, output: Output, ledger: TenantLedger) -> Output:
+        """Learn what became of a request's proposals; its tenant pays for the rows of those that fell."""
+        drafts = request.drafts
+        assert drafts is not None
+        draft, drafts.carried = drafts.carried, None
+        assert draft is not None
+        n_proposed, n_accepted = len(draft.token_ids), max(0, len(output.token_ids) - 1)
+        n_rejected = n_proposed - n_accepted
+        for evidence in (self._of(draft), drafts.own.setdefault(draft.drafter, Evidence())):
+            evidence.add(n_proposed, n_accepted)
+        self._counters.proposed_tokens[draft.drafter] += n_proposed
+        self._counters.accepted_tokens[draft.drafter] += n_accepted
+        ledger.charge(request.tenant, PREFILL_COST * n_rejected)
+        if draft.drafter != PREDICTION:
+            return output
+        return output._replace(accepted_prediction=n_accepted, rejected_prediction=n_rejected)
+
+    def _draft(self, request: Request) -> Draft | None:
+        most = min(_MOST, request.limit - len(request.token_ids) - 1)
+        if request.drafts is None or most < 1:
+            return None
+        return request.drafts.at(request.token_ids, most)
+
+    def _of(self, draft: Draft) -> Evidence:
+        return self._evidence.setdefault((draft.drafter, draft.match.bit_length()), Evidence())
+
+    def _probability(self, request: Request, draft: Draft) -> float:
+        """Probability that a proposal stands, if those before it do."""
+        assert request.drafts is not None
+        prior = min(0.9, 0.15 * draft.match.bit_length())
+        general = self._of(draft).probability(prior, _PRIOR_WEIGHT)
+        own = request.drafts.own.get(draft.drafter)
+        return general if own is None else own.probability(general, _OWN_WEIGHT)
