@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.worker.drafting.draft import Draft, Drafter
+from services.worker.drafting.forced import ForcedTokens
 
 _FADING = 0.98  # weight of the older drafts, with each new one
 _FORGETTING = 0.995  # weight of the evidence against a kind of draft, each time that it prevents one
@@ -42,7 +43,7 @@ class Drafts:
     seen: int = -1  # number of tokens that `newest` follows
     newest: Draft | None = None  # the best that the drafters have
     carried: Draft | None = None  # proposals of the step in flight
-    forced: tuple[int, ...] = ()  # tokens that the request's grammar forces next
+    forced: ForcedTokens | None = None  # one of the drafters, for a request with a grammar
 
     def at(self, token_ids: Sequence[int], most: int) -> Draft | None:
         """The draft with the longest match."""

@@ -39,6 +39,7 @@ class LiveRequest(Request):
             embed=asked.embed,
             second_from=asked.second_from,
             trial_tokens=asked.trial_tokens,
+            prediction_ids=asked.prediction_ids,
         )
 
     @property

@@ -48,6 +48,7 @@ class Request:
     cacheable: bool = True  # False: neither reads nor feeds the prefix cache (start-up probe)
     adapter: int = -1  # slot of its adapter on the ranks; -1: none. Set before the request is queued
     trial_tokens: int = 0  # > 0: a suspect; it runs without another suspect until it generated this many tokens here
+    prediction_ids: Sequence[int] = ()  # tokens of an expected answer, from which drafts are taken
 
     # Kept by the scheduler.
     status: Status = Status.WAITING
@@ -104,8 +105,8 @@ class Request:
             self.prompt_logprobs += record.prompt_logprobs
         if not chunk.draws:
             return None
-        if self.drafts is not None:
-            self.drafts.forced = record.forced
+        if self.drafts is not None and self.drafts.forced is not None:
+            self.drafts.forced.force(record.forced, len(self.token_ids))
         prefill = None if self.announced else self.prefill()
         self.announced = True
         if self.embed:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from services.worker.drafting.draft import PREDICTION, Draft
+from services.worker.drafting.draft import PREDICTION, Draft, Drafter
 from services.worker.drafting.drafts import Drafts, Evidence
+from services.worker.drafting.forced import ForcedTokens
+from services.worker.drafting.prediction import PredictionLookup
 from services.worker.drafting.prompt_lookup import PromptLookup
 from services.worker.engine.output import Output
 from services.worker.engine.state import EngineCounters
@@ -26,6 +28,7 @@ from services.worker.scheduling.step_builder import StepBuilder
 _MOST = 31  # proposals of a request in a step
 _OWN_WEIGHT = 6.0  # evidence of other requests counts as much as this many of the request's own proposals
 _PRIOR_WEIGHT = 4.0
+_LEAST_PRIOR = {PREDICTION: 0.7}  # the client expects it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,11 @@ class Speculator:
         """The drafters of a new request; None if it shall have none."""
         if not self._config.speculation or request.embed or request.trial_tokens:
             return None
-        return Drafts([PromptLookup()])
+        drafters: list[Drafter] = [PromptLookup()]
+        if request.prediction_ids:
+            drafters.append(PredictionLookup(request.prediction_ids, request.n_prompt))
+        forced = ForcedTokens() if request.sampling.grammar else None
+        return Drafts([*drafters, forced] if forced else drafters, forced=forced)
 
     def choose(self, running: Sequence[Request]) -> dict[Request, Draft]:
         """Proposals for a step of decodes; none if a prompt is being computed, which needs the rows."""
@@ -152,7 +159,7 @@ class Speculator:
     def _probability(self, request: Request, draft: Draft) -> float:
         """Probability that a proposal stands, if those before it do."""
         assert request.drafts is not None
-        prior = min(0.9, 0.15 * draft.match.bit_length())
+        prior = max(_LEAST_PRIOR.get(draft.drafter, 0.0), min(0.9, 0.15 * draft.match.bit_length()))
         general = self._of(draft).probability(prior, _PRIOR_WEIGHT)
         own = request.drafts.own.get(draft.drafter)
         return general if own is None else own.probability(general, _OWN_WEIGHT)

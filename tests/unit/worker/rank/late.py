@@ -25,8 +25,10 @@ from services.worker.rank.runner import Runner
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
+from services.worker.scheduling.speculation import RowCost
 from tests.unit.compute.backends.tape import CPU, Direct
 from tests.unit.compute.model.harness import lone_rank
+from tests.unit.worker.scheduling.harness import Guesses
 
 BLOCK, N_BLOCKS, SLOTS, LENGTH = 16, 11, 5, 96  # too few blocks for all slots: requests are preempted
 
@@ -122,11 +124,23 @@ def make_runner(decoder: Model[Any], cache: Any, device: SlowDevice, *, overlaps
     )
 
 
-def serve(requests: list[Request], runner: Runner[Any], cache: Any, device: SlowDevice, seed: int) -> set[int]:
-    """Serve all requests; returns which of them were cancelled."""
-    scheduler = Scheduler(SchedulerConfig(N_BLOCKS, BLOCK, LENGTH, SLOTS, max_batched_tokens=24), KvEventLog())
+def serve(
+    requests: list[Request],
+    runner: Runner[Any],
+    cache: Any,
+    device: SlowDevice,
+    seed: int,
+    guesses: Sequence[Sequence[int]] = (),
+) -> set[int]:
+    """Serve all requests; returns which of them were cancelled. `guesses`: texts that drafts are taken from."""
+    config = SchedulerConfig(N_BLOCKS, BLOCK, LENGTH, SLOTS, max_batched_tokens=24, speculation=bool(guesses))
+    scheduler = Scheduler(config, KvEventLog())
+    scheduler.speculator.cost = RowCost(1.0, 0.01)
     for request in requests:
         scheduler.submit(request)
+    for request, text in zip(requests, guesses, strict=False):
+        if request.drafts is not None:
+            request.drafts.drafters = [Guesses(text[request.n_prompt :], request.n_prompt, random.Random(seed))]
     server = Server(scheduler, random.Random(seed), requests)
     StepLoop(server, runner, BlockCopier(cache.layers, memoryview(bytearray(1 << 16))), refuse_adapter).run()
     assert not device.n_unread

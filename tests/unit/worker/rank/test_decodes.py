@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -46,13 +48,20 @@ def load(folder: Path, device: SlowDevice, *, graphs: bool, mixed: bool = False)
 
 
 def served(
-    folder: Path, requests: list[Request], seed: int, *, graphs: bool, overlaps: bool, mixed: bool = False
+    folder: Path,
+    requests: list[Request],
+    seed: int,
+    *,
+    graphs: bool,
+    overlaps: bool,
+    mixed: bool = False,
+    guesses: Sequence[Sequence[int]] = (),
 ) -> tuple[list[Request], set[int], SlowDevice, TapedBackend]:
     device = SlowDevice(random.Random(seed))
     decoder, backend = load(folder, device, graphs=graphs, mixed=mixed)
     cache = decoder.make_cache(N_BLOCKS, BLOCK)
     runner = make_runner(decoder, cache, device, overlaps=overlaps)
-    cut = serve(requests, runner, cache, device, seed)
+    cut = serve(requests, runner, cache, device, seed, guesses)
     return requests, cut, device, backend
 
 
@@ -89,7 +98,7 @@ KINDS = st.tuples(SAMPLINGS, st.integers(1, 20), st.integers(1, 12))  # tokens o
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kinds=st.lists(KINDS, min_size=1, max_size=6), seed=st.integers(0, 100))
-def test_tokens_are_the_same_with_and_without_overlap_and_graphs(
+def test_tokens_are_the_same_with_and_without_overlap_graphs_and_drafts(
     kinds: list[tuple[Sampling, int, int]], seed: int, folder: Path
 ) -> None:
     def make() -> list[Request]:
@@ -97,8 +106,9 @@ def test_tokens_are_the_same_with_and_without_overlap_and_graphs(
         return [Request(ids, len(ids), kind[0], max_tokens=kind[2]) for ids, kind in zip(prompts, kinds, strict=True)]
 
     expected, cut, _, _ = served(folder, make(), seed, graphs=False, overlaps=False)
-    for graphs, overlaps in ((False, True), (True, False), (True, True)):
-        found, also_cut, _, _ = served(folder, make(), seed, graphs=graphs, overlaps=overlaps)
+    texts = [request.token_ids for request in expected]
+    for graphs, overlaps, guesses in product((False, True), (False, True), ([], texts)):
+        found, also_cut, _, _ = served(folder, make(), seed, graphs=graphs, overlaps=overlaps, guesses=guesses)
         assert_same(expected, found, cut | also_cut)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
+from collections.abc import Sequence
 
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import chain_root
+from services.worker.drafting.draft import Draft
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Finish, Output
 from services.worker.protocol.plan import StepPlan, StepResult
@@ -15,6 +18,20 @@ from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
 from services.worker.scheduling.transfers import Arrival
 from tests.unit.worker.scheduling.fake_ranks import FakeRanks, extend
+
+
+class Guesses:
+    """A drafter that often knows the answer."""
+
+    name = "guesses"
+
+    def __init__(self, answer: Sequence[int], n_prompt: int, rng: random.Random) -> None:
+        self.answer, self.n_prompt, self.random = answer, n_prompt, rng
+
+    def draft(self, token_ids: Sequence[int], most: int) -> Draft | None:
+        rest = [*self.answer[len(token_ids) - self.n_prompt :], 5, 6]  # and beyond the end
+        guesses = [token if self.random.random() < 0.9 else 3 for token in rest[: self.random.randrange(most + 1)]]
+        return Draft(self.name, guesses, 8) if guesses else None
 
 
 class Harness:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
 
 import pytest
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import HASH_BLOCK_TOKENS, chain_root, extend_chain
-from services.worker.drafting.draft import Draft
 from services.worker.engine.errors import TooLongError
 from services.worker.engine.output import Finish
 from services.worker.scheduling.prefill_budget import PrefillBudget
@@ -18,24 +16,10 @@ from services.worker.scheduling.request import Request
 from services.worker.scheduling.speculation import RowCost
 from services.worker.scheduling.transfers import Arrival, Pin
 from tests.unit.worker.scheduling.fake_ranks import generate
-from tests.unit.worker.scheduling.harness import Harness, cache_of
+from tests.unit.worker.scheduling.harness import Guesses, Harness, cache_of
 
 STEPS = int(os.environ.get("RYZANSTEIN_FUZZ_STEPS", "10000"))
 SEEDS = range(8)
-
-
-class Guesses:
-    """A drafter that often knows the answer."""
-
-    name = "guesses"
-
-    def __init__(self, answer: list[int], n_prompt: int, rng: random.Random) -> None:
-        self.answer, self.n_prompt, self.random = answer, n_prompt, rng
-
-    def draft(self, token_ids: Sequence[int], most: int) -> Draft | None:
-        rest = [*self.answer[len(token_ids) - self.n_prompt :], 5, 6]  # and beyond the end
-        guesses = [token if self.random.random() < 0.9 else 3 for token in rest[: self.random.randrange(most + 1)]]
-        return Draft(self.name, guesses, 8) if guesses else None
 
 
 class Traffic:
