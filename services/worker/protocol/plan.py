@@ -78,7 +78,7 @@ class SlotResult(NamedTuple):
     slot: int
     token_ids: tuple[int, ...] = ()  # drawn, in order: the accepted proposals, then one more
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if requested
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the chunk's rows, if requested
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # rows of the chunk, if requested
     pooled: tuple[float, ...] = ()  # [hidden_size]
     failure: str = ""  # why its grammar failed after these tokens
     forced: tuple[int, ...] = ()  # tokens that its grammar forces next

@@ -31,7 +31,7 @@ async def test_copies_keep_their_place_between_steps_and_count_like_computed_blo
     given_up = asyncio.create_task(group.write_blocks([7], [bytes(ranks * BLOCK_BYTES)]))
     await asyncio.sleep(0)
     given_up.cancel()
-    expected = (await conversation.result()).token_ids[0]
+    expected = (await conversation.result()).slots[0].token_ids
     first, *rest = [(await task)[0] for task in (early, *others)]
     assert len(first) == ranks * BLOCK_BYTES
     assert rest[1] == first
@@ -40,7 +40,7 @@ async def test_copies_keep_their_place_between_steps_and_count_like_computed_blo
     assert await group.read_blocks([9, 3, 1], BLOCK_BYTES) == [first, first, rest[0]]
     again = Admission(2, Sampling(), tuple(PROMPT), len(PROMPT))
     group.submit(StepPlan(1, (), (again,), (Chunk(2, BLOCK, len(PROMPT) - BLOCK, True, (9, 10)),)))
-    assert (await conversation.result()).token_ids == (expected,)
+    assert [record.token_ids for record in (await conversation.result()).slots] == [expected]
 
 
 async def test_invalid_copy_is_rejected_and_the_next_order_succeeds(make_group: MakeGroup) -> None:

@@ -106,7 +106,7 @@ def test_any_schedule_computes_the_same_tokens(seed: int) -> None:
 
 
 @pytest.mark.parametrize("n_right", [0, 1, 3])
-def test_proposals_stand_up_to_the_first_that_is_not_drawn(n_right: int) -> None:
+def test_proposals_stand_up_to_the_first_wrong_one(n_right: int) -> None:
     """Whether its draws need the history or not, a slot has the tokens and log-probabilities of single steps."""
     scored = Sampling(logprobs=2, frequency_penalty=0.5, presence_penalty=0.5, repetition_penalty=1.2)
     prompts = {1: ([5, 6, 7, 8], GREEDY), 4: ([9, 2], scored)}
@@ -146,7 +146,7 @@ def test_proposals_stand_up_to_the_first_that_is_not_drawn(n_right: int) -> None
         (Chunk(4, 2, 1 + LENGTH, True, (), (7,) * LENGTH), "beyond position"),
     ],
 )
-def test_proposals_that_cannot_follow_are_refused(chunk: Chunk, message: str) -> None:
+def test_proposals_after_another_token_than_the_last_are_refused(chunk: Chunk, message: str) -> None:
     runner = make_runner()
     runner.execute(StepPlan(0, (), (Admission(4, GREEDY, (9, 2), 2),), (Chunk(4, 0, 2, True, (4,)),)))
     with pytest.raises(MalformedPlanError, match=message):
