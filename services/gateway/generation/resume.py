@@ -36,7 +36,7 @@ from services.gateway.errors import (
 )
 from services.gateway.generation.attempt import Attempt, Cause, Interruption, Late, Rejection
 from services.gateway.generation.budget import BudgetExhaustedError, ResumeBudget
-from services.gateway.generation.poison import PoisonDetector
+from services.gateway.generation.poison import Broken, PoisonDetector
 from services.gateway.generation.request import GenerationRequest
 from services.gateway.generation.tokens import FinishReason, Takeover, TokenBatch
 from services.gateway.spans import name_generation, note
@@ -149,6 +149,8 @@ class ResumableStream:
             raise self._late() from None
 
     async def _search(self) -> _Running:
+        if self._poison.convicted:
+            await self._judge()
         pause = _FIRST_PAUSE_S
         while True:
             try:
@@ -292,7 +294,9 @@ class ResumableStream:
         self._report(running, Result.RESULT_HANDOFF if end.handoff else Result.RESULT_FAULT, end.detail)
         if end.death and running.attempt.begun:
             alone = running.attempt.on_trial and self._poison.trial_tokens > 0
-            self._poison.died(len(self._generated), alone=alone, gave=running.first_token_at > 0)
+            broken = Broken(ref, asyncio.get_running_loop().time()) if end.cause is Cause.CONNECTION_LOST else None
+            gave = running.first_token_at > 0
+            self._poison.died(len(self._generated), alone=alone, gave=gave, supposed_by=broken)
         self._handoffs += end.handoff
         # A worker that was lost before it began a suspect counts neither against it nor as a fault.
         self._faults += running.attempt.begun and end.cause in _FAULTS
@@ -324,15 +328,24 @@ class ResumableStream:
         )  # fmt: skip
         note("interrupted", worker=worker_id, cause=str(cause), tokens=len(self._generated))
         if self._poison.convicted:
+            return  # it is judged before the next attempt
+        if now >= self._resume_by:
+            raise self._failed(unavailable(f"No worker could be reached in time, last: {detail}"))
+        if self._faults > policy.max_faults or self._handoffs > policy.max_handoffs:
+            raise self._failed(interrupted(f"The request was interrupted too often, last by {cause}: {detail}"))
+
+    async def _judge(self) -> None:
+        """Raise for a request whose workers have died; forgive it the deaths of those that live behind a cut line."""
+        for broken in self._poison.supposed:
+            if await self._upstream.router.outlives(broken.worker, broken.at):
+                self._poison.outlived(broken)
+        if self._poison.convicted:
             log.warning(
                 "poison: workers died computing this request, it is ended",
                 extra={"generation_id": self._request.request_id, "tenant": self._request.caller.tenant},
             )
             raise self._failed(interrupted("Workers failed repeatedly while computing this request.", "poison"))
-        if now >= self._resume_by:
-            raise self._failed(unavailable(f"No worker could be reached in time, last: {detail}"))
-        if self._faults > policy.max_faults or self._handoffs > policy.max_handoffs:
-            raise self._failed(interrupted(f"The request was interrupted too often, last by {cause}: {detail}"))
+        self._resume_by = asyncio.get_running_loop().time() + self._upstream.policy.deadline_s
 
     def _may_wait(self, error: NoWorkerError) -> None:
         """Return while a worker may still be found for a request that had one, or whose group has one; else raise."""

@@ -17,6 +17,7 @@ from opentelemetry import trace
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2
 
 from services.common.batches import MAX_BATCH
+from services.common.leases import LEASE_TTL_S
 from services.common.rpc import open_channel
 from services.common.shared_call import CallBrokenError, PeerSilentError, Routes, share_routes
 from services.common.tasks import end_tasks
@@ -35,6 +36,7 @@ _DOWN_S = 1.0  # for this long after a failure, a router is asked last
 _MAX_REPORTS = 10_000  # kept while a router is away; the oldest are dropped
 _LIST_TIMEOUT_S = 2.0
 _PROBE_PAUSE_S = 0.25
+_GONE_S = LEASE_TTL_S + 3.0  # from a worker's death until each router, and each gateway's list, has lost it
 _NO_MODEL = "-"  # a model without workers, for probes
 
 
@@ -165,16 +167,29 @@ class RouterClient:
         for endpoint in self._by_health():
             if not await self._reachable(endpoint):
                 continue
+            as_of = asyncio.get_running_loop().time()
             try:
                 answer = await endpoint.stub.ListWorkers(routing_pb2.ListWorkersRequest(), timeout=_LIST_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 self._mark_down(endpoint, error)
                 continue
             expected = self.listed.expected if answer.expected_unread else frozenset(answer.expected_models)
-            self.listed, self.answered = WorkerList(tuple(answer.workers), expected), True
+            self.listed, self.answered = WorkerList(tuple(answer.workers), expected, as_of), True
             return self.listed
         self.answered = False
         return None
+
+    async def outlives(self, ref: WorkerRef, lost_at: float) -> bool:
+        """Whether a worker process lives on after its connection broke at `lost_at`, in event-loop time.
+
+        Returns once the process is listed no more, or is listed for longer than the lease of a dead one lasts.
+        """
+        clock = asyncio.get_running_loop().time
+        while clock() < lost_at + _GONE_S:
+            if self.listed.as_of > lost_at and not self.listed.has(ref):
+                return False
+            await asyncio.sleep(_PROBE_PAUSE_S)
+        return True
 
     def report(self, outcome: routing_pb2.Outcome) -> None:
         """Send a report on a request to every router, without waiting."""

@@ -17,6 +17,7 @@ class WorkerList:
 
     views: tuple[routing_pb2.WorkerView, ...] = ()
     expected: frozenset[str] | None = None  # models that are known without a worker; None: no router has read them yet
+    as_of: float = 0.0  # event-loop time
 
     def refs(self) -> frozenset[WorkerRef]:
         """The refs of all worker processes."""
@@ -25,6 +26,12 @@ class WorkerList:
     def awaited(self) -> frozenset[str]:
         """The models whose requests wait: the expected ones, and those of workers, which may still be loading."""
         return (self.expected or frozenset()) | self.models()
+
+    def has(self, ref: WorkerRef) -> bool:
+        """Whether a worker process holds its lease. A router that has just started may not know which process it is."""
+        return any(
+            view.worker_id == ref.worker_id and view.state.incarnation in ("", ref.incarnation) for view in self.views
+        )
 
     def models(self) -> set[str]:
         """The models that a worker serves or will serve."""

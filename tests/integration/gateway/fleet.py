@@ -7,6 +7,7 @@ compared with an undisturbed one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
@@ -84,9 +85,52 @@ def model_card(
 class Fault:
     """What happens when a worker is about to send token `index`; used up by its first use."""
 
-    # break, hush, stall, gap, repeat, wrong_attempt, foreign_finish; one of HANDOFFS or REFUSALS
+    # break (of the process, which is started again), cut (of its line), hush, stall, gap, repeat, wrong_attempt,
+    # foreign_finish; one of HANDOFFS or REFUSALS
     kind: str
     index: int
+
+
+class Line:
+    """A TCP connection's way to a worker, which can be cut."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.cuts = 0
+        self._open: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    async def lay(self, port: int) -> None:
+        """Carry connections to the worker's port."""
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+            ends = {writer, far_writer}
+            self._open |= ends
+            await asyncio.gather(_pass_on(reader, far_writer), _pass_on(far_reader, writer))
+            self._open -= ends
+
+        self._server = await asyncio.start_server(carry, "127.0.0.1", self.port)
+
+    def cut(self) -> None:
+        """Break all connections; later ones are carried again."""
+        self.cuts += 1
+        for end in self._open:
+            end.transport.abort()
+
+    def close(self) -> None:
+        """Carry no more."""
+        if self._server is not None:
+            self._server.close()
+        self.cut()
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
 
 
 @dataclass
@@ -113,6 +157,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     no_adapter: str = ""  # why it takes none
     adapter_gate: asyncio.Event | None = None  # adapters are inspected once it is set
     steps: asyncio.Semaphore | None = None  # each step takes one
+    line: Line | None = None  # between gateways and the worker
 
     def __post_init__(self) -> None:
         self.incarnation = uuid.uuid4().hex
@@ -127,15 +172,19 @@ class Worker(worker_pb2_grpc.WorkerServicer):
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"127.0.0.1:{self.line.port if self.line else self.port}"
 
     async def start(self) -> None:
         self._server = new_server()
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
         bind(self._server, "127.0.0.1", self.port)
         await self._server.start()
+        if self.line is not None:
+            await self.line.lay(self.port)
 
     async def stop(self) -> None:
+        if self.line is not None:
+            self.line.close()
         if self._server is not None:
             await self._server.stop(0)
             self._server = None
@@ -315,7 +364,11 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         if fault.kind in ("stall", "hush"):
             await asyncio.Event().wait()
         if fault.kind == "break":
+            self.incarnation = uuid.uuid4().hex
             await out.put(None)
+            return True
+        if fault.kind == "cut":
+            self.line.cut()
             return True
         played, ends = self._played(fault.kind, submit, position)
         await out.put(played)

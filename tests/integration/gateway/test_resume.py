@@ -10,7 +10,7 @@ import openai
 import pytest
 from ryzanstein.v1 import routing_pb2, worker_pb2
 
-from tests.integration.gateway.fleet import MODEL, Fault, Worker, scripted_token
+from tests.integration.gateway.fleet import MODEL, Fault, Line, Worker, scripted_token
 from tests.integration.gateway.gateways import Stack, eventually, running_stack
 from tests.integration.gateway.placing import Router
 from tests.unit.gateway.made_tokenizers import byte_level
@@ -158,6 +158,17 @@ async def test_request_is_poison_when_its_solo_trial_dies_at_the_place_of_two_de
         assert [submit.trial_tokens > 0 for submit in submits] == [False, False, True], (
             "no fourth worker is put at risk"
         )
+
+
+async def test_request_is_no_poison_when_lines_to_its_workers_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the places where three deaths would convict it: the workers' processes live, and are listed as before."""
+    monkeypatch.setattr("services.gateway.upstream.router._GONE_S", 2.5)  # no lease is involved
+    workers = [Worker(f"w{i}", faults=[Fault("cut", 3)], line=Line(), step_s=0.1) for i in range(3)]
+    async with running_stack(workers) as stack:
+        assert (await stream_once(stack, 1))[1] == expected_ids(1)
+        assert [worker.line.cuts for worker in workers if worker.line] == [1, 1, 1]
+        submits = sorted((submit for worker in workers for submit in worker.submits), key=lambda submit: submit.attempt)
+        assert [submit.trial_tokens > 0 for submit in submits] == [False, False, True, False]
 
 
 async def test_suspect_is_retried_when_its_worker_dies_further_on() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from services.gateway.generation.poison import CLEARING_TOKENS, MOST_DEATHS, MOST_TRIALS, PoisonDetector
+from services.gateway.generation.poison import CLEARING_TOKENS, MOST_DEATHS, MOST_TRIALS, Broken, PoisonDetector
+from services.gateway.upstream.connection import WorkerRef
 
 
 def suspect(place: int = 5) -> PoisonDetector:
@@ -55,6 +56,26 @@ def test_a_request_beyond_the_place_of_a_death_is_cleared() -> None:
     assert not detector.trial_tokens
     detector.died(40, alone=False, gave=True)
     assert not detector.trial_tokens
+
+
+def test_death_that_its_worker_outlived_counts_no_more() -> None:
+    broken = [Broken(WorkerRef("w", "process", "host:1"), at) for at in (1.0, 2.0, 3.0)]
+    detector = PoisonDetector()
+    for each in broken:
+        detector.died(5, alone=bool(detector.trial_tokens), gave=False, supposed_by=each)
+    assert detector.convicted
+    assert detector.supposed == broken
+    detector.outlived(broken[2])
+    assert not detector.convicted
+    detector.died(5, alone=True, gave=False)
+    assert detector.convicted, "ranks have died for certain"
+    detector = PoisonDetector()
+    for number in range(MOST_DEATHS):
+        detector.progressed(40 * number)
+        detector.died(40 * number, alone=False, gave=True, supposed_by=broken[number % 3])
+    assert detector.convicted
+    detector.outlived(broken[0])
+    assert not detector.convicted
 
 
 def test_there_is_an_end_to_deaths_at_ever_new_places() -> None:
