@@ -36,6 +36,7 @@ _COLUMNS = (
     "sessions",
 )
 _ADAPTERS = "adapters"  # a column where workers have slots for them
+_DRAFTS = "drafts accepted"  # a column where workers have drafted
 
 
 def show(
@@ -103,6 +104,9 @@ def _print_workers(console: Console, listed: routing_pb2.ListWorkersResponse) ->
     if any(view.state.adapter_slots for view in listed.workers):
         columns += (_ADAPTERS,)
         rows = [(*row, _adapters(view.state)) for row, view in zip(rows, listed.workers, strict=True)]
+    if any(view.state.drafted_tokens for view in listed.workers):
+        columns += (_DRAFTS,)
+        rows = [(*row, _drafts(view.state)) for row, view in zip(rows, listed.workers, strict=True)]
     table = Table(*columns, title=f"Workers (router {listed.router_id}, policy {listed.policy})", title_justify="left")
     for row in rows:
         table.add_row(*row)
@@ -132,6 +136,11 @@ def _cells(view: routing_pb2.WorkerView) -> tuple[str, ...]:
         f"{state.decode_step_ms:.1f}",
         str(view.sessions),
     )
+
+
+def _drafts(state: worker_pb2.WorkerState) -> str:
+    """The share of drafted tokens that were drawn."""
+    return f"{state.accepted_tokens / state.drafted_tokens:.0%}" if state.drafted_tokens else "-"
 
 
 def _adapters(state: worker_pb2.WorkerState) -> str:

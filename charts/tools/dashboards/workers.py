@@ -65,13 +65,16 @@ DASHBOARD = Dashboard(
                     (rate("ryzanstein_worker_prefill_tokens_total", "", _POOL), "prompt tokens computed/s"),
                     (rate("ryzanstein_worker_generated_tokens_total", "", _POOL), "generated/s"),
                     (rate("ryzanstein_worker_discarded_tokens_total", "", _POOL), "drawn after the end/s"),
-                    about="All workers together.",
+                    (rate("ryzanstein_worker_drafted_tokens_total", "drafter", _POOL), "drafted by {{drafter}}/s"),
+                    (rate("ryzanstein_worker_accepted_tokens_total", "drafter", _POOL), "accepted of {{drafter}}/s"),
+                    about="All workers together. Accepted drafts are among the generated tokens; the others cost rows of steps.",
                 ),
                 graph(
                     "Time of a step",
                     "s",
                     *quantiles("ryzanstein_worker_step_seconds", 0.5, 0.99, by="instance", where=_POOL),
-                    about="Every running request gets a token from each. " + runbook("slow-tokens"),
+                    about="Every running request gets a token from each, or several with drafts. "
+                    + runbook("slow-tokens"),
                 ),
                 graph(
                     "Tokens in a step",

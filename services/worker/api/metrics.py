@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.worker.engine.base import StepReport, phase_name
-from services.worker.engine.state import EngineCounters, EngineState
+from services.worker.engine.state import DRAFTERS, EngineCounters, EngineState
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _COUNTERS = {
@@ -40,6 +40,10 @@ class EngineTotals(Collector):
 
     def __init__(self, counters: EngineCounters, state: Callable[[], EngineState]) -> None:
         self._counters = counters
+        self._drafts = {
+            "drafted_tokens": ("Drafted tokens that steps verified, by drafter", counters.proposed_tokens),
+            "accepted_tokens": ("Drafted tokens that were drawn, by drafter", counters.accepted_tokens),
+        }
         self._state = state
 
     def collect(self) -> Iterable[Metric]:
@@ -47,6 +51,11 @@ class EngineTotals(Collector):
         state = self._state()
         for name, text in _COUNTERS.items():
             yield CounterMetricFamily(f"ryzanstein_worker_{name}", text, value=getattr(self._counters, name))
+        for name, (text, totals) in self._drafts.items():
+            family = CounterMetricFamily(f"ryzanstein_worker_{name}", text, labels=["drafter"])
+            for drafter in DRAFTERS:
+                family.add_metric([drafter], totals[drafter])
+            yield family
         for name, (field, text) in _GAUGES.items():
             yield GaugeMetricFamily(f"ryzanstein_worker_{name}", text, value=getattr(state, field))
         resident = GaugeMetricFamily(

@@ -24,7 +24,7 @@ MIN_HEARTBEAT_S = 0.1
 # Fields that change with every token wait for the heartbeat or a change by a tenth: every state goes to all routers.
 _DRIFTING = (
     *("kv_blocks_used", "kv_blocks_cached", "prefill_tokens_per_s", "decode_step_ms", "pull_bytes_per_s"),
-    "computed_tokens",
+    *("computed_tokens", "drafted_tokens", "accepted_tokens"),
 )
 _DRIFT = 0.1
 _CODES = {

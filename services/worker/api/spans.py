@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from opentelemetry import trace
 from opentelemetry.trace import Span
@@ -12,12 +13,22 @@ from services.worker.engine.output import Prefill
 from services.worker.engine.request import EngineRequest
 
 
+@dataclass(slots=True)
+class _Open:
+    """The open spans of a request, and what its steps verified."""
+
+    request: Span
+    decode: Span | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+
 class RequestSpans:
     """Open spans by request; empty while tracing is off."""
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("ryzanstein.worker")
-        self._open: dict[EngineRequest, list[Span]] = {}  # the request's span, then the span of its decode
+        self._open: dict[EngineRequest, _Open] = {}
 
     def begin(self, request: EngineRequest, traceparent: str) -> None:
         """Start the span of a new request."""
@@ -31,14 +42,14 @@ class RequestSpans:
             },
         )
         if span.is_recording():
-            self._open[request] = [span]
+            self._open[request] = _Open(span)
 
     def prefilled(self, request: EngineRequest, prefill: Prefill) -> None:
         """At the first output, record the spans of queue and prefill and start the span of the decode."""
-        if (spans := self._open.get(request)) is None:
+        if (opened := self._open.get(request)) is None:
             return
-        spans[0].add_event("first output", {"cached_tokens": prefill.cached_tokens})
-        context = trace.set_span_in_context(spans[0])
+        opened.request.add_event("first output", {"cached_tokens": prefill.cached_tokens})
+        context = trace.set_span_in_context(opened.request)
         now = time.time_ns()
         clock = now - time.monotonic_ns()  # the engine's times are monotonic
         queued, admitted = (int(t * 1e9) + clock for t in (prefill.queued_at, prefill.admitted_at))
@@ -48,15 +59,25 @@ class RequestSpans:
             "ryzanstein.cached_tokens": prefill.cached_tokens,
         }
         self._tracer.start_span("worker.prefill", context, attributes=tokens, start_time=admitted).end(now)
-        spans.append(self._tracer.start_span("worker.decode", context, start_time=now))
+        opened.decode = self._tracer.start_span("worker.decode", context, start_time=now)
+
+    def verified(self, request: EngineRequest, drafted: int, accepted: int) -> None:
+        """Count drafted tokens that a step verified, and those of them that were drawn."""
+        if (opened := self._open.get(request)) is not None:
+            opened.drafted_tokens += drafted
+            opened.accepted_tokens += accepted
 
     def end(self, request: EngineRequest, how: str, n_generated: int | None = None) -> None:
         """End the spans of a request."""
-        spans = self._open.pop(request, None)
-        if spans is None:
+        opened = self._open.pop(request, None)
+        if opened is None:
             return
         if n_generated is not None:
-            spans[0].set_attribute("ryzanstein.generated_tokens", n_generated)
-        spans[0].set_attribute("ryzanstein.end", how)
-        for span in reversed(spans):
-            span.end()
+            opened.request.set_attribute("ryzanstein.generated_tokens", n_generated)
+        if opened.drafted_tokens:
+            opened.request.set_attribute("ryzanstein.drafted_tokens", opened.drafted_tokens)
+            opened.request.set_attribute("ryzanstein.accepted_tokens", opened.accepted_tokens)
+        opened.request.set_attribute("ryzanstein.end", how)
+        if opened.decode is not None:
+            opened.decode.end()
+        opened.request.end()

@@ -31,11 +31,13 @@ class StateForRouters:
     def __call__(self) -> pb.WorkerState:
         """The current state with a new sequence number."""
         self._seq += 1
-        state = self._engine.state()
+        state, counters = self._engine.state(), self._engine.counters
         return pb.WorkerState(
             worker_id=self._identity.worker_id,
             incarnation=self._identity.incarnation,
             seq=self._seq,
             acked=self._acked,
+            drafted_tokens=counters.proposed_tokens.total(),
+            accepted_tokens=counters.accepted_tokens.total(),
             **{name: getattr(state, name) for name in _FIELDS},
         )

@@ -69,14 +69,10 @@ class StreamBuffer:
             self._spans.prefilled(request, output.prefill)
         if output.embedding:
             message.embedding.extend(output.embedding)
-        if output.finish is Finish.FAILED:
-            grammar, field = output.failed_field == "grammar", output.failed_field
-            code = pb.RequestError.CODE_GRAMMAR if grammar else pb.RequestError.CODE_INVALID_ARGUMENT
-            error = pb.RequestError(code=code, field=field, message=output.failure)
-            message.error.CopyFrom(error)
-        elif output.finish is not None:
-            message.finish = _FINISH[output.finish]
+        if output.proposed:
+            self._spans.verified(request, output.proposed, len(output.token_ids) - 1)
         if output.finish is not None:
+            _write_end(message, output.finish, output)
             self.live.pop(request.request_id, None)
             self._spans.end(request, output.finish.value, output.first_index + len(output.token_ids))
 
@@ -158,6 +154,16 @@ class StreamBuffer:
             message = self._message.outputs.add(request_id=request.request_id, attempt=request.attempt)
             self._open[request] = message
         return message
+
+
+def _write_end(message: pb.Output, finish: Finish, output: Output) -> None:
+    """Write why a request ended."""
+    if finish is not Finish.FAILED:
+        message.finish = _FINISH[finish]
+        return
+    grammar, field = output.failed_field == "grammar", output.failed_field
+    code = pb.RequestError.CODE_GRAMMAR if grammar else pb.RequestError.CODE_INVALID_ARGUMENT
+    message.error.CopyFrom(pb.RequestError(code=code, field=field, message=output.failure))
 
 
 def _to_proto(row: TokenLogprobs) -> pb.TokenLogprobs:

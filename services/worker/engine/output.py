@@ -46,5 +46,6 @@ class Output(NamedTuple):
     embedding: tuple[float, ...] = ()
     failure: str = ""  # message of a failed request
     failed_field: str = "grammar"  # the field of the request that could not be followed any further
+    proposed: int = 0  # drafted tokens that the step verified; all tokens but the last one are accepted ones
     accepted_prediction: int = 0  # tokens of the request's prediction that were drafted in this step and drawn
     rejected_prediction: int = 0  # and those that were drafted and not drawn

@@ -35,6 +35,9 @@ class EngineState:
     adapter_waiting: int = 0  # requests whose adapter is being loaded or waits for a slot
 
 
+DRAFTERS = ("prompt_lookup", "suffix", "grammar", "prediction")
+
+
 @dataclass(slots=True)
 class EngineCounters:
     """Totals since the start."""
@@ -45,7 +48,9 @@ class EngineCounters:
     preemptions: int = 0
     discarded_tokens: int = 0  # tokens drawn after the request had ended
     adapter_evictions: int = 0  # adapters that lost their slots to others
-    proposed_tokens: Counter[str] = field(default_factory=Counter)  # drafted tokens that steps verified, by drafter
+    proposed_tokens: Counter[str] = field(
+        default_factory=Counter
+    )  # drafted tokens that steps verified, by one of DRAFTERS
     accepted_tokens: Counter[str] = field(default_factory=Counter)  # those that were drawn
 
 

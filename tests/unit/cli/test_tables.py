@@ -48,6 +48,18 @@ def test_status_shows_every_heading_and_every_number(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 240])
+def test_status_shows_the_accepted_share_of_drafts(width: int) -> None:
+    state = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SERVING, drafted_tokens=200, accepted_tokens=126)
+    drafting = routing_pb2.WorkerView(worker_id="drafting", model="m", eligible=True, state=state)
+    for views, shown in (([VIEW], False), ([VIEW, drafting], True)):
+        terminal, stream = console(width)
+        _print_workers(terminal, routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=views))
+        text = " ".join(stream.getvalue().split())
+        assert ("drafts accepted" in text, "63%" in text) == (shown, shown)
+    assert max(map(len, stream.getvalue().splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [80, 240])
 def test_status_shows_adapters_of_workers_with_slots(width: int) -> None:
     adapters = [worker_pb2.ResidentAdapter(name=name, in_slot=name != "kept") for name in ("one", "two", "kept")]
     state = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SERVING, adapters=adapters, adapter_slots=8)

@@ -75,7 +75,7 @@ class NoObserver:
 
 class FakeEngine(Engine):
     def __init__(self, step_s: float = STEP_S) -> None:
-        super().__init__(MODEL, 1, NoObserver(), "loading")
+        super().__init__(MODEL, NoObserver(), "loading")
         self.step_s = step_s
         self._n_steps = 0
         self._cached: dict[int, None] = {}
