@@ -14,7 +14,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import httpx
 import msgspec
@@ -28,12 +28,10 @@ from services.compute.model.families.recurrent import RECURRENT
 from services.compute.model.formats.compressed_tensors import MIXED
 from services.compute.model.formats.registry import FORMATS
 from services.finetuner.settings import FinetunerSettings
-from services.gateway.api import options, schema
 from services.gateway.api.fields import advisory_fields, neutral_values
-from services.gateway.http import adapters, tokens
-from services.gateway.http.messages import schema as messages
-from services.gateway.http.responses import counting
-from services.gateway.http.responses import schema as responses
+from services.gateway.batches import routes as batches
+from services.gateway.fine_tuning import routes as fine_tuning
+from services.gateway.http.handlers import hot_routes
 from services.gateway.main import running_gateway
 from services.gateway.settings import GatewaySettings
 from services.kv_coordinator.settings import CoordinatorSettings
@@ -207,32 +205,15 @@ def _tested(family: ListedFamily) -> str:
     return "; ".join([*parts, *(f"weights of {name}" for name in family.served)])
 
 
-BODIES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
-    ("POST /v1/chat/completions", schema.ChatBody),
-    ("A message of `messages`", schema.Message),
-    ("A part of a message's `content`", options.TextPart),
-    ("POST /v1/messages", messages.MessagesBody),
-    ("A tool of `tools`", messages.ClientTool),
-    ("POST /v1/messages/count_tokens", messages.CountBody),
-    ("POST /v1/completions", schema.CompletionBody),
-    ("`stream_options` of both", schema.StreamOptions),
-    ("POST /v1/responses", responses.ResponsesBody),
-    ("`text` of it", responses.TextConfig),
-    ("`reasoning` of it", responses.ReasoningConfig),
-    ("A message of `input`", responses.MessageItem),
-    ("A function of `tools`", responses.FunctionTool),
-    ("A custom tool of `tools`", responses.CustomTool),
-    ("POST /v1/responses/input_tokens", counting.InputTokensBody),
-    ("POST /v1/embeddings", schema.EmbeddingBody),
-    ("POST /v1/score", schema.ScoreBody),
-    ("POST /v1/rerank", schema.RerankBody),
-    ("POST /v1/classify", schema.ClassifyBody),
-    ("POST /tokenize", tokens.TokenizeBody),
-    ("POST /detokenize", tokens.DetokenizeBody),
-    ("POST /v1/fine_tuning/jobs", schema.FineTuningBody),
-    ("POST /v1/load_lora_adapter", adapters.LoadBody),
-    ("POST /v1/unload_lora_adapter", adapters.UnloadBody),
-)
+def _bodies() -> Iterator[tuple[str, type[msgspec.Struct]]]:
+    """Each body and the structs inside it, with their titles."""
+    unused: Any = None  # handlers are made, and not called
+    routes = hot_routes(GatewaySettings(), *[unused] * 5)
+    documented = {route.path: route.documented for route in routes}
+    documented |= {batches.PATH: batches.DOCUMENTED, fine_tuning.PATH: fine_tuning.DOCUMENTED}
+    for path, entry in documented.items():
+        yield f"POST {path}", entry.body
+        yield from entry.parts.items()
 
 
 def fields() -> str:
@@ -244,7 +225,7 @@ def fields() -> str:
         "that is not in these tables is [left out and named](../serving.md#what-is-left-out). The WebSocket takes the",
         "same bodies.",
     ]
-    for title, kind in BODIES:
+    for title, kind in _bodies():
         lines += ["", f"## {title}", "", "| | |", "|---|---|"]
         advisory, refused = advisory_fields(kind), neutral_values(kind)
         names = [name for name in kind.__struct_encode_fields__ if name not in advisory and name not in refused]

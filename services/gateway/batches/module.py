@@ -11,7 +11,7 @@ from services.common.redis_client import open_redis
 from services.gateway.asgi import ASGIApp
 from services.gateway.batches.file_routes import UploadEndpoint, add_files
 from services.gateway.batches.files import FileStore, StorageLimits
-from services.gateway.batches.routes import DOCUMENTED, BatchHandler, add_batches
+from services.gateway.batches.routes import DOCUMENTED, PATH, BatchHandler, add_batches
 from services.gateway.batches.run import BatchContext
 from services.gateway.batches.runner import BatchRunner
 from services.gateway.batches.store import BatchStore
@@ -53,14 +53,14 @@ class Batches:
     @property
     def documented(self) -> dict[str, Documentation]:
         """The routes that take JSON."""
-        return {"/v1/batches": DOCUMENTED}
+        return {PATH: DOCUMENTED}
 
     def endpoints(self, entrance: Entrance, limits: BodyLimits) -> dict[str, Endpoint]:
         """The hot routes."""
         handler = BatchHandler(self._store, entrance.gate.credential, self._woken.set)
         return {
             "/v1/files": UploadEndpoint(self._store.files, entrance, limits.timeout_s),
-            "/v1/batches": JsonEndpoint(entrance, limits, handler),
+            PATH: JsonEndpoint(entrance, limits, handler),
         }
 
     def add_routes(self, app: FastAPI) -> None:

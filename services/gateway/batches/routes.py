@@ -23,6 +23,7 @@ from services.gateway.tenants.redis_guard import RedisAwayError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+PATH = "/v1/batches"
 DOCUMENTED = Documentation(
     summary="Answer all requests of a file when there is room for them",
     tag="batches",
@@ -100,7 +101,7 @@ class BatchHandler:
 def add_batches(app: FastAPI, store: BatchStore, on_cancel: Callable[[], None]) -> None:
     """Add all routes except the creation of a batch."""
 
-    @app.get("/v1/batches", summary="Your batches, the latest first", tags=["batches"])
+    @app.get(PATH, summary="Your batches, the latest first", tags=["batches"])
     async def batches(
         tenant: CallingTenant,
         after: Annotated[str, Query(max_length=64, description="An id: only batches made before it")] = "",
@@ -109,11 +110,11 @@ def add_batches(app: FastAPI, store: BatchStore, on_cancel: Callable[[], None]) 
         found, more = await store.list(tenant.name, after, limit)
         return listed(found, more=more)
 
-    @app.get("/v1/batches/{batch_id}", summary="One batch", tags=["batches"])
+    @app.get(PATH + "/{batch_id}", summary="One batch", tags=["batches"])
     async def batch(batch_id: str, tenant: CallingTenant) -> Response:
         return as_json(await store.get(tenant.name, batch_id))
 
-    @app.post("/v1/batches/{batch_id}/cancel", summary="End a batch; what has been answered is kept", tags=["batches"])
+    @app.post(PATH + "/{batch_id}/cancel", summary="End a batch; what has been answered is kept", tags=["batches"])
     async def cancel(batch_id: str, tenant: CallingTenant) -> Response:
         found = await store.cancel(tenant.name, batch_id)
         on_cancel()

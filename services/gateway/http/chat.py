@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from services.gateway.api.decode import BodyDecoder
-from services.gateway.api.schema import ChatBody
+from services.gateway.api.options import TextPart
+from services.gateway.api.schema import ChatBody, Message
 from services.gateway.errors import ApiError
 from services.gateway.generation.chat_body import ChatBodyPreparer
 from services.gateway.generation.choice import Choice
@@ -53,6 +54,7 @@ DOCUMENTED = Documentation(
             "prompt_tokens_details": {"cached_tokens": 0},
         },
     },
+    parts={"A message of `messages`": Message, "A part of a message's `content`": TextPart},
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.api.decode import BodyDecoder
-from services.gateway.api.schema import CompletionBody
+from services.gateway.api.schema import CompletionBody, StreamOptions
 from services.gateway.errors import ApiError
 from services.gateway.generation.choice import Choice
 from services.gateway.generation.completions import CompletionPreparer, billed_prompt
@@ -38,6 +38,7 @@ DOCUMENTED = Documentation(
         "choices": [{"index": 0, "text": " there was", "logprobs": None, "finish_reason": "length"}],
         "usage": {"prompt_tokens": 4, "completion_tokens": 16, "total_tokens": 20},
     },
+    parts={"`stream_options` of completions and chat completions": StreamOptions},
 )
 
 

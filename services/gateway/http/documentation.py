@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -20,3 +21,4 @@ class Documentation:
     body: type[msgspec.Struct]
     example: dict[str, Any]
     answer: dict[str, Any]
+    parts: Mapping[str, type[msgspec.Struct]] = field(default_factory=dict)  # structs inside the body, by their titles

@@ -18,7 +18,14 @@ from services.gateway.generation.request import Caller
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import ApiDialect, ErrorShape, Exchange
 from services.gateway.http.messages.errors import error_body, error_frames
-from services.gateway.http.messages.schema import CountBody, MessagesBody, ThinkingAdaptive, ThinkingOff, ThinkingOn
+from services.gateway.http.messages.schema import (
+    ClientTool,
+    CountBody,
+    MessagesBody,
+    ThinkingAdaptive,
+    ThinkingOff,
+    ThinkingOn,
+)
 from services.gateway.http.messages.serializer import PING, MessagesSerializer, Thoughts
 from services.gateway.http.messages.translation import chat_of, sampled_chat_of
 from services.gateway.http.serializer import Answer
@@ -50,6 +57,7 @@ MESSAGES = Documentation(
             "cache_read_input_tokens": None,
         },
     },
+    parts={"A tool of `tools` of messages": ClientTool},
 )
 COUNT = Documentation(
     summary="Tokens of a prompt, in Anthropic's form",

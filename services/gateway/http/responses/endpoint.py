@@ -19,7 +19,14 @@ from services.gateway.generation.request import Caller
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.responses.chat import chat_of
 from services.gateway.http.responses.output import OutputItems
-from services.gateway.http.responses.schema import ResponsesBody
+from services.gateway.http.responses.schema import (
+    CustomTool,
+    FunctionTool,
+    MessageItem,
+    ReasoningConfig,
+    ResponsesBody,
+    TextConfig,
+)
 from services.gateway.http.responses.serializer import ResponseSerializer
 from services.gateway.http.responses.store import (
     ResponseStore,
@@ -53,6 +60,13 @@ DOCUMENTED = Documentation(
         ],
         "store": True,
         "usage": {"input_tokens": 12, "output_tokens": 3, "total_tokens": 15},
+    },
+    parts={
+        "`text` of responses": TextConfig,
+        "`reasoning` of responses": ReasoningConfig,
+        "A message of `input`": MessageItem,
+        "A function of `tools` of responses": FunctionTool,
+        "A custom tool of `tools` of responses": CustomTool,
     },
 )
 
