@@ -54,7 +54,7 @@ class AdmittedRequest:
 
     __slots__ = (
         "__weakref__", "_admitted_at", "_gate", "_time_limit_s", "_work", "admission", "answering", "ignored", "model",
-        "models", "on_start", "prepared", "tenant", "used",
+        "models", "on_start", "prepared", "starting", "tenant", "used",
     )  # fmt: skip
 
     admission: Permit
@@ -70,6 +70,7 @@ class AdmittedRequest:
         self.tenant = tenant
         self.ignored = ignored
         self.used = _NOTHING
+        self.starting = True  # until it runs on its model
         self.answering = False  # from the first chunk on
         # Called whenever it has started on a model. A function that keeps the request makes a cycle, for the collector.
         self.on_start: Callable[[AdmittedRequest], None] = lambda request: None
@@ -172,11 +173,12 @@ class AdmittedRequest:
         await self._start_on(self.models.after(self.model, error, self.tenant), self._work)
 
     async def _start_on(self, model: ServedModel, work: _Work) -> None:
+        self.starting = True
         require_generation(model)
         caller = self.caller(work.session, work.body.priority, work.traceparent)
         prepared = await work.preparer.prepare(work.body, model, caller)
         if model.name != work.asked:
             self.models.count_fallback(work.asked)
         await self.admission.reserve(prepared.reserved_tokens())
-        self.model, self.prepared, self._work = model, prepared, work
+        self.model, self.prepared, self._work, self.starting = model, prepared, work, False
         self.on_start(self)

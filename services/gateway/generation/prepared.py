@@ -58,6 +58,10 @@ class GeneratingBody(Protocol):
         """The priority asked for."""
 
     @property
+    def stream(self) -> bool | None:
+        """Whether the client asks for a stream."""
+
+    @property
     def session(self) -> str:
         """The session, whose requests go to one worker; empty when the body names none."""
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.options import TextPart
 from services.gateway.api.schema import ChatBody, Message
 from services.gateway.errors import ApiError
@@ -16,10 +15,11 @@ from services.gateway.generation.chat_body import ChatBodyPreparer
 from services.gateway.generation.choice import Choice
 from services.gateway.generation.logprobs import LogprobWriter
 from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
+from services.gateway.generation.prepared import Prepared
 from services.gateway.generation.request import Caller
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import DONE, OPENAI_ERRORS
-from services.gateway.http.serializer import Answer
+from services.gateway.http.serializer import Serializer
 from services.gateway.text.codec import ServedModel
 from services.gateway.tools.calls import CallDelta, call_deltas, call_json, function_json, join_calls
 from services.gateway.usage import Usage, usage_json
@@ -58,23 +58,16 @@ DOCUMENTED = Documentation(
 )
 
 
-class ChatEndpoint:
-    """Chats, written as chat completions."""
+class ChatSerializer(Serializer[ChatBody]):
+    """Writes chat completions. The frames of plain text are built once, around the text."""
 
     def __init__(self, preparer: ChatBodyPreparer) -> None:
         self._preparer = preparer
-        self.decode = BodyDecoder(ChatBody).decode
 
-    async def answer(self, body: ChatBody, model: ServedModel, caller: Caller) -> Answer:
-        """See :class:`GeneratingEndpoint`."""
+    async def prepare(self, body: ChatBody, model: ServedModel, caller: Caller) -> Prepared:
+        """See :class:`Serializer`."""
         prepared = await self._preparer.prepare(body, model, caller)
-        return Answer(prepared, ChatSerializer(prepared.request_id, model, body))
-
-
-class ChatSerializer:
-    """Writes chat completions. The frames of plain text are built once, around the text."""
-
-    def __init__(self, request_id: str, model: ServedModel, body: ChatBody) -> None:
+        request_id = prepared.request_id
         self._legacy = bool(body.functions)
         options = body.stream_options
         self._common = {"id": request_id, "created": int(time.time()), "model": model.name}
@@ -87,6 +80,7 @@ class ChatSerializer:
         self._head = b"data: " + start + b',"choices":[{"index":'
         self._delta = b',"delta":{"content":'
         self._tail = b'},"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
+        return prepared
 
     @property
     def _usage_null(self) -> bytes:
@@ -95,10 +89,6 @@ class ChatSerializer:
     def opening(self, index: int, generation: Generation) -> bytes:
         """See :class:`Serializer`."""
         return self._frame(index, {"role": "assistant", "content": ""}, None, None, {}, generation)
-
-    def new_choice(self) -> Choice:
-        """See :class:`Serializer`."""
-        return Choice()
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         return self._writer.chat(tokens) if self._writer else None

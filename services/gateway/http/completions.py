@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import CompletionBody, StreamOptions
 from services.gateway.errors import ApiError
 from services.gateway.generation.choice import Choice
@@ -20,7 +19,7 @@ from services.gateway.generation.prompts import split_prompts
 from services.gateway.generation.request import Caller
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import DONE, OPENAI_ERRORS
-from services.gateway.http.serializer import Answer
+from services.gateway.http.serializer import Serializer
 from services.gateway.text.codec import ServedModel
 from services.gateway.usage import Usage, usage_json
 
@@ -42,24 +41,15 @@ DOCUMENTED = Documentation(
 )
 
 
-class CompletionEndpoint:
-    """Texts that go on, written as text completions."""
+class CompletionSerializer(Serializer[CompletionBody]):
+    """Writes text completions."""
 
     def __init__(self, preparer: CompletionPreparer) -> None:
         self._preparer = preparer
-        self.decode = BodyDecoder(CompletionBody).decode
 
-    async def answer(self, body: CompletionBody, model: ServedModel, caller: Caller) -> Answer:
-        """See :class:`GeneratingEndpoint`."""
-        prepared = await self._preparer.prepare(body, model, caller)
-        return Answer(prepared, CompletionSerializer(prepared, body))
-
-
-class CompletionSerializer:
-    """Writes text completions."""
-
-    def __init__(self, prepared: Prepared, body: CompletionBody) -> None:
-        options, model = body.stream_options, prepared.model
+    async def prepare(self, body: CompletionBody, model: ServedModel, caller: Caller) -> Prepared:
+        """See :class:`Serializer`."""
+        prepared, options = await self._preparer.prepare(body, model, caller), body.stream_options
         self._common = {
             "id": prepared.request_id, "object": "text_completion", "created": int(time.time()), "model": model.name,
         }  # fmt: skip
@@ -78,6 +68,7 @@ class CompletionSerializer:
         self._head = b"data: " + _encode(self._common)[:-1] + b',"choices":[{"index":'
         usage = b',"usage":null' if self._usage_field else b""
         self._tail = b',"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
+        return prepared
 
     def opening(self, index: int, generation: Generation) -> bytes:
         """See :class:`Serializer`."""
@@ -89,10 +80,6 @@ class CompletionSerializer:
         if self._with_ids:
             extra = {"token_ids": [], "prompt_token_ids": self._prompt_ids(index)}
         return self._frame(index, text, logprobs, None, extra, generation)
-
-    def new_choice(self) -> Choice:
-        """See :class:`Serializer`."""
-        return Choice()
 
     def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         return self._writer.completion(tokens, self._shift(index)) if self._scored else None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.chat_body import ChatBodyPreparer
 from services.gateway.generation.completions import CompletionPreparer
@@ -17,8 +20,11 @@ from services.gateway.http.endpoint import Endpoint, Handler, JsonEndpoint
 from services.gateway.http.exchange import OPENAI_DIALECT, ApiDialect, BodyLimits
 from services.gateway.http.generate import GenerateHandler
 from services.gateway.http.messages import endpoint as messages
+from services.gateway.http.messages.schema import MessagesBody
+from services.gateway.http.messages.serializer import MessagesSerializer
 from services.gateway.http.responses import counting
 from services.gateway.http.responses import endpoint as responses
+from services.gateway.http.responses.schema import ResponsesBody
 from services.gateway.http.responses.serializer import DIALECT as RESPONSES_DIALECT
 from services.gateway.http.responses.store import ResponseStore
 from services.gateway.settings import GatewaySettings
@@ -52,11 +58,17 @@ def hot_routes(
     score, rerank = comparison.ScoreForm(), comparison.RerankForm()
     return [
         Route(
-            "/v1/chat/completions", GenerateHandler(chat.ChatEndpoint(ChatBodyPreparer(chats)), beat_s), chat.DOCUMENTED
+            "/v1/chat/completions",
+            GenerateHandler(
+                BodyDecoder(ChatBody).decode, partial(chat.ChatSerializer, ChatBodyPreparer(chats)), beat_s
+            ),
+            chat.DOCUMENTED,
         ),
         Route(
             "/v1/responses",
-            GenerateHandler(responses.ResponsesEndpoint(chats, store), beat_s),
+            GenerateHandler(
+                BodyDecoder(ResponsesBody).decode, partial(responses.ConversationSerializer, chats, store), beat_s
+            ),
             responses.DOCUMENTED,
             RESPONSES_DIALECT,
         ),
@@ -68,12 +80,14 @@ def hot_routes(
         ),
         Route(
             "/v1/completions",
-            GenerateHandler(completions.CompletionEndpoint(completing), beat_s),
+            GenerateHandler(
+                BodyDecoder(CompletionBody).decode, partial(completions.CompletionSerializer, completing), beat_s
+            ),
             completions.DOCUMENTED,
         ),
         Route(
             "/v1/messages",
-            GenerateHandler(messages.MessagesEndpoint(chats), beat_s),
+            GenerateHandler(messages.MessagesDecoder(MessagesBody).decode, partial(MessagesSerializer, chats), beat_s),
             messages.MESSAGES,
             messages.DIALECT,
         ),

@@ -77,7 +77,7 @@ async def test_a_long_silence_of_a_response_has_events_that_clients_take() -> No
         events: list[dict[str, Any]] = []
         released = 0
         assert worker.steps
-        async with stack.client.responses.stream(model="", **RESPONSE) as stream:
+        async with stack.client.responses.stream(model="", extra_body={"seed": 1}, **RESPONSE) as stream:
             async for event in stream:
                 events.append(event.to_dict())
                 deltas = [one["type"] for one in events].count("response.output_text.delta")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from hashlib import blake2b
 from typing import Any
@@ -11,10 +12,18 @@ from typing import Any
 import msgspec
 
 from services.gateway.errors import ApiError
+from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.choice import Choice
 from services.gateway.generation.output import Generation, OutputChunk
+from services.gateway.generation.prepared import Prepared
+from services.gateway.generation.request import Caller
 from services.gateway.generation.tokens import FinishReason
 from services.gateway.http.messages.errors import error_frames
+from services.gateway.http.messages.schema import MessagesBody, ThinkingAdaptive, ThinkingOff, ThinkingOn
+from services.gateway.http.messages.translation import sampled_chat_of, translated
+from services.gateway.http.serializer import Serializer
+from services.gateway.ids import new_id
+from services.gateway.text.codec import ServedModel
 from services.gateway.tools.calls import CallDelta
 from services.gateway.usage import Usage
 
@@ -30,24 +39,39 @@ class Thoughts(Enum):
     LEFT_OUT = "left_out"
 
 
-class MessagesSerializer:
+def _thoughts(body: MessagesBody) -> Thoughts:
+    match body.thinking:
+        case ThinkingOff():
+            return Thoughts.LEFT_OUT
+        case ThinkingOn(display="omitted") | ThinkingAdaptive(display="omitted"):
+            return Thoughts.OMITTED
+    return Thoughts.SHOWN
+
+
+class MessagesSerializer(Serializer[MessagesBody]):
     """Writes one answer."""
 
-    def __init__(self, request_id: str, model: str, thoughts: Thoughts, *, full: bool) -> None:
-        """`full`: more tokens were asked for than the context has room for."""
-        self._head = {"id": request_id, "type": "message", "role": "assistant", "model": model}
-        self._thoughts = thoughts
-        self._full = full
+    def __init__(self, chats: ChatPreparer) -> None:
+        self._chats = chats
+
+    async def prepare(self, body: MessagesBody, model: ServedModel, caller: Caller) -> Prepared:
+        """See :class:`Serializer`."""
+        chat = await translated(sampled_chat_of, body, model, caller.ignored)
+        prompt = await self._chats.prompt(chat, model)
+        room = model.max_len - len(prompt.ids)
+        self._full = 0 < room < body.max_tokens  # more tokens were asked for than the context has room for
+        if self._full:
+            chat = replace(chat, max_tokens=room)
+        prepared = await self._chats.prepare(chat, model, caller, new_id("msg"), prompt)
+        self._head = {"id": prepared.request_id, "type": "message", "role": "assistant", "model": model.name}
+        self._thoughts = _thoughts(body)
         self._blocks = _Blocks()
+        return prepared
 
     def opening(self, index: int, generation: Generation) -> bytes:
         """See :class:`Serializer`."""
         message = self._message([], None, None, Usage(generation.usage.prompt_tokens))
         return _event({"type": "message_start", "message": message})
-
-    def new_choice(self) -> Choice:
-        """See :class:`Serializer`."""
-        return Choice()
 
     def frame(self, index: int, chunk: OutputChunk, generation: Generation) -> bytes:
         """See :class:`Serializer`."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,10 +17,25 @@ from services.gateway.api.parts import TEXT_ONLY, is_media, own_text, stand_in, 
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.messages import schema
 from services.gateway.http.messages.tools import read_tools
+from services.gateway.text.codec import ServedModel
 
 _SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
+_INLINE_BLOCKS = 500  # translated within a millisecond
 _INDEX = re.compile(r"\[\d+\]")
+Body = TypeVar("Body", bound=schema.CountBody)
 NAMES = FieldNames(continued="messages", stop="stop_sequences")
+
+
+async def translated(
+    translate: Callable[[Body, Ignored], ChatRequest], body: Body, model: ServedModel, ignored: Ignored
+) -> ChatRequest:
+    """The chat of a body; raises :class:`ApiError` (400), for too many blocks before any is looked at."""
+    for field, contents in (("system", [body.system or ""]), ("messages", [turn.content for turn in body.messages])):
+        count = sum(1 if isinstance(content, str) else max(1, len(content)) for content in contents)
+        if count > model.max_len:  # a block costs a token at the least
+            message = f"`{field}` may hold at most {model.max_len} blocks for this model, got {count}."
+            raise invalid(message, field, "invalid_value")
+    return await model.off_loop(count, partial(translate, body, ignored), _INLINE_BLOCKS)
 
 
 def chat_of(body: schema.CountBody, ignored: Ignored) -> ChatRequest:

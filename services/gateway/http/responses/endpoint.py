@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import msgspec
 
-from services.gateway.api.decode import BodyDecoder
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.logprobs import LogprobWriter
@@ -35,7 +33,6 @@ from services.gateway.http.responses.store import (
 )
 from services.gateway.http.responses.tools import ToolOffer, read_tools
 from services.gateway.http.responses.turns import INLINE_ITEMS, ResponseTurn, Turns, as_much_as_fits, not_kept_here
-from services.gateway.http.serializer import Answer
 from services.gateway.text.codec import ServedModel
 
 DOCUMENTED = Documentation(
@@ -71,26 +68,25 @@ DOCUMENTED = Documentation(
 )
 
 
-class ResponsesEndpoint:
-    """Chats that go on from kept ones, written as responses."""
+class ConversationSerializer(ResponseSerializer):
+    """Prepares a response to a conversation that goes on from kept ones, and keeps it."""
+
+    _turn: ResponseTurn
 
     def __init__(self, chat: ChatPreparer, store: ResponseStore) -> None:
         self._chat = chat
         self._store = store
-        self._turns = Turns(store)
-        self.decode = BodyDecoder(ResponsesBody).decode
 
-    async def answer(self, body: ResponsesBody, model: ServedModel, caller: Caller) -> Answer:
-        """See :class:`GeneratingEndpoint`."""
+    async def prepare(self, body: ResponsesBody, model: ServedModel, caller: Caller) -> Prepared:
+        """See :class:`Serializer`."""
         await self._check_store(body)
-        turn = await self._turns.read(body, model, caller.tenant, caller.ignored)
+        turn = self._turn = await Turns(self._store).read(body, model, caller.tenant, caller.ignored)
         offer = read_tools(body, turn.items, len(turn.given), caller.ignored)
         if not caller.session and body.store is not False:
             caller = replace(caller, session=turn.session)
-        output = OutputItems(stem_of(turn.response_id), self._writer(body, model), offer)
-        serializer = ResponseSerializer(self._facts(turn, model, offer), output, partial(self._keep, turn))
-        prepared = await self._prepared(turn, model, caller, offer)
-        return Answer(prepared, serializer, serializer.idle_event)
+        self._output = OutputItems(stem_of(turn.response_id), self._writer(body, model), offer)
+        self._facts = self._facts_of(turn, model, offer)
+        return await self._prepared(turn, model, caller, offer)
 
     async def _check_store(self, body: ResponsesBody) -> None:
         """Refuse now what could not be kept later; raises :class:`ApiError` 400 or 503."""
@@ -114,7 +110,7 @@ class ResponsesEndpoint:
     def _writer(body: ResponsesBody, model: ServedModel) -> LogprobWriter | None:
         return LogprobWriter(model, body.top_logprobs or 0) if body.logprobs else None
 
-    def _facts(self, turn: ResponseTurn, model: ServedModel, offer: ToolOffer) -> dict[str, Any]:
+    def _facts_of(self, turn: ResponseTurn, model: ServedModel, offer: ToolOffer) -> dict[str, Any]:
         """The response but for its answer; raises :class:`ApiError` (400)."""
         body = turn.body
         text, reasoning = body.text, body.reasoning
@@ -155,10 +151,11 @@ class ResponsesEndpoint:
             raise invalid("The body is nested too deeply.", code="invalid_json") from error
         return facts
 
-    async def _keep(self, turn: ResponseTurn, response: dict[str, Any]) -> bool:
-        """Whether the response is kept now; raises :class:`ApiError` when that was demanded and is not possible."""
+    async def _keep(self, response: dict[str, Any]) -> bool:
+        """See :class:`ResponseSerializer`."""
         if not response["store"]:
             return False
+        turn = self._turn
         data = msgspec.Raw(msgspec.json.encode(response))
         listed = turn.listed() if len(turn.given) <= INLINE_ITEMS else await asyncio.to_thread(turn.listed)
         size = turn.past.size + len(bytes(data)) + sum(len(msgspec.json.encode(item)) for item in listed)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,11 +14,12 @@ from services.gateway.generation.choice import Choice
 from services.gateway.generation.output import Generation, OutputChunk
 from services.gateway.http.exchange import ApiDialect, ErrorShape
 from services.gateway.http.responses.output import Event, OutputItems
+from services.gateway.http.responses.schema import ResponsesBody
+from services.gateway.http.serializer import Serializer
 from services.gateway.usage import Usage
 
 _encode = msgspec.json.encode
 _IN_PROGRESS = "response.in_progress"
-Keep = Callable[[dict[str, Any]], Awaitable[bool]]
 
 
 def _frame(event: Event) -> bytes:
@@ -45,14 +47,16 @@ class _ItemsChoice(Choice):
             pass
 
 
-class ResponseSerializer:
-    """Writes one response; `facts` is the object without what the answer adds."""
+class ResponseSerializer(Serializer[ResponsesBody]):
+    """Writes one response."""
 
-    def __init__(self, facts: dict[str, Any], output: OutputItems, keep: Keep) -> None:
-        self._facts = facts
-        self._output = output
-        self._keep = keep
-        self._number = 0
+    _facts: dict[str, Any]  # the response without what the answer adds
+    _output: OutputItems
+    _number = 0  # number of the next event
+
+    @abstractmethod
+    async def _keep(self, response: dict[str, Any]) -> bool:
+        """Whether the response is kept now; raises :class:`ApiError` when that was demanded and is not possible."""
 
     def opening(self, index: int, generation: Generation) -> bytes:
         """See :class:`Serializer`; empty where an idle stream has been opened."""
@@ -62,7 +66,7 @@ class ResponseSerializer:
         return self._begun("response.created", _IN_PROGRESS)
 
     def idle_event(self, generation: Generation) -> bytes:
-        """See :class:`Answer`; clients take no event before the first, and a repeated state for none."""
+        """See :class:`Serializer`; clients take no event before the first, and a repeated state for none."""
         return self.opening(0, generation) or self._begun(_IN_PROGRESS)
 
     def _begun(self, *kinds: str) -> bytes:
