@@ -54,6 +54,22 @@ def test_compose_sets_the_same_variables_as_the_chart(service: str) -> None:
             assert name.endswith("_ADDRESSES") or of_chart[name] == value, name
 
 
+def test_compose_lets_its_services_alone_reach_redis() -> None:
+    """It has no password."""
+    networks = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["networks"]
+    services = _compose()
+    assert networks["redis"] == {"internal": True}
+    assert services["redis"]["networks"] == ["redis"]
+    assert not services["redis"].get("ports")
+    assert {name for name, service in services.items() if "redis" in service.get("networks", [])} == {
+        "redis",
+        *SERVICES,
+    }
+    published = [port for service in services.values() for port in service.get("ports", ())]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
 def test_compose_has_the_images_of_the_chart() -> None:
     # The command line makes secrets and runs `helm test`: nobody serves by it.
     of_chart = {image for pod in render().pods if ":cli-" not in (image := pod.containers[0]["image"])}
