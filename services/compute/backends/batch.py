@@ -101,8 +101,8 @@ class StepBatch:
     def _adapters_of(self, adapters: AdapterRows, numbers: list[int], rows: torch.Tensor) -> AdapterRows | None:
         """Return the adapters of the rows with these `numbers`."""
         assert adapters.numbers is not None, "a graph computes all rows of a step"
-        kept = AdapterNumbers.of(adapters.numbers.slots[numbers])
-        return None if kept is None else kept.on_device(adapters.slots[rows], self.rows_of(kept.order))
+        chosen = AdapterNumbers.of(adapters.numbers.slots[numbers])
+        return None if chosen is None else chosen.on_device(adapters.slots[rows], self.rows_of(chosen.order))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +121,12 @@ class StepNumbers:
 
     def arrays(self) -> list[Ints]:
         """Return what goes to the device."""
-        found = [self.token_ids, self.positions, self.kv_slots, self.lengths, self.block_tables]
+        arrays = [self.token_ids, self.positions, self.kv_slots, self.lengths, self.block_tables]
         if self.token_types is not None:
-            found.append(self.token_types)
+            arrays.append(self.token_types)
         if self.adapters is not None:
-            found += [self.adapters.slots, self.adapters.order]
-        return found
+            arrays += [self.adapters.slots, self.adapters.order]
+        return arrays
 
     def batch(self, tensors: Sequence[torch.Tensor]) -> StepBatch:
         """Return the step, given its `arrays` on the device."""

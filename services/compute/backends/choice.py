@@ -73,9 +73,9 @@ def check_attention(
         plan = attention.plan(batch, _BLOCK_SIZE, window)
         size = (attention.n_rows(plan), shape.n_heads * shape.head_dim)
         q = torch.randn(size, generator=generator).to(device, dtype)
-        found = attention.attend(q, cache, 0, plan)[: len(batch.token_ids)].float()
-        exact = reference.attend(q[: len(found)].float(), cache, 0, reference.plan(batch, _BLOCK_SIZE, window))
-        error = (found - exact).abs().max().item()
+        attended = attention.attend(q, cache, 0, plan)[: len(batch.token_ids)].float()
+        exact = reference.attend(q[: len(attended)].float(), cache, 0, reference.plan(batch, _BLOCK_SIZE, window))
+        error = (attended - exact).abs().max().item()
         if not error <= tolerance:  # NaN also fails
             return f"window {window}: differs from the reference by {error:.2g}"
     return None

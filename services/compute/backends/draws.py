@@ -69,10 +69,10 @@ class DrawNumbers:
 
     def arrays(self) -> list[NDArray[Any]]:
         """Return what goes to the device."""
-        found: list[NDArray[Any]] = [self.slots, self.temperature, self.seeds, self.positions]
+        arrays: list[NDArray[Any]] = [self.slots, self.temperature, self.seeds, self.positions]
         if (limits := self.filtered) is not None:
-            found += [limits.rows, limits.top_k, limits.top_p, limits.min_p]
-        return found
+            arrays += [limits.rows, limits.top_k, limits.top_p, limits.min_p]
+        return arrays
 
     def draws(self, tensors: Sequence[Tensor]) -> DrawRows:
         """Return the draws, given their `arrays` on the device."""

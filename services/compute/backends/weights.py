@@ -86,12 +86,12 @@ class Grouped:
 
     def band(self, start: int, stop: int) -> Grouped:
         """Return the weight of the rows [start, stop), as a view."""
-        zero, offset = (None if kept is None else kept[start:stop] for kept in (self.zero, self.offset))
+        zero, offset = (None if part is None else part[start:stop] for part in (self.zero, self.offset))
         return Grouped(self.codes[start:stop], self.scale[start:stop], zero, self.groups, offset)
 
     def take(self, rows: Tensor) -> Grouped:
         """Return the weight of the rows with the numbers `rows` [n]."""
-        zero, offset = (None if kept is None else kept.index_select(0, rows) for kept in (self.zero, self.offset))
+        zero, offset = (None if part is None else part.index_select(0, rows) for part in (self.zero, self.offset))
         return Grouped(self.codes.index_select(0, rows), self.scale.index_select(0, rows), zero, self.groups, offset)
 
     def ends(self) -> tuple[float, float]:
@@ -240,14 +240,14 @@ class Rounded:
         """Return the weight of the rows [start, stop)."""
         size = self.group
         low, high = self.start // size, -(-self.stop // size)  # groups
-        found = self.values[start:stop, low * size : high * size].float()
-        missing = (high - low) * size - found.shape[1]
-        cells = F.pad(found, (0, missing)).view(len(found), high - low, size)
+        numbers = self.values[start:stop, low * size : high * size].float()
+        missing = (high - low) * size - numbers.shape[1]
+        cells = F.pad(numbers, (0, missing)).view(len(numbers), high - low, size)
         center = 1 << (self.bits - 1)
         low_end, high_end = torch.aminmax(cells, dim=-1)
         scale = _half(torch.where(high_end > -low_end, high_end, low_end) / -center)
         inverse = torch.where(scale != 0, 1 / scale.float(), 0.0).unsqueeze(-1)
-        codes = (cells * inverse).round_().clamp_(-center, center - 1).view(len(found), -1)
+        codes = (cells * inverse).round_().clamp_(-center, center - 1).view(len(numbers), -1)
         codes = codes[:, self.start - low * size : self.stop - low * size]
         zero = torch.full(scale.shape, center, dtype=torch.uint8)
         return Grouped((codes + center).to(torch.uint8), scale, zero, self.groups)
@@ -299,14 +299,14 @@ class Stacked:
                 file.give_back()
 
     def _rows(self, start: int, stop: int) -> Tensor:
-        found, first = [], 0
+        bands, first = [], 0
         for part in self.parts:
             n_out = part.shape[0]
             low, high = max(start - first, 0), min(stop - first, n_out)
             if low < high:
-                found.append(part.rows(low, high))
+                bands.append(part.rows(low, high))
             first += n_out
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return bands[0] if len(bands) == 1 else torch.cat(bands)
 
 
 def read_rows(weight: Weight, height: int) -> Iterator[slice]:

@@ -96,14 +96,14 @@ def compile_kernels(compiler: Compiler, kind: CpuTarget, made: Path, *more: str)
     if not cache:
         _compile(compiler, kind, made, more)
         return
-    kept = Path(cache) / _made_from([*compiler(kind), *_FLAGS], kind.folder, more)
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
+    cached = Path(cache) / _made_from([*compiler(kind), *_FLAGS], kind.folder, more)
+    if not cached.exists():
+        cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             fresh = Path(folder) / made.name
             _compile(compiler, kind, fresh, more)
-            fresh.replace(kept)  # two builds at once store the same
-    shutil.copyfile(kept, made)
+            fresh.replace(cached)  # two builds at once store the same
+    shutil.copyfile(cached, made)
 
 
 def _made_from(command: Sequence[str], folder: str, more: Sequence[str]) -> str:

@@ -52,10 +52,10 @@ def read_functions(header: Path = HEADER) -> tuple[Function, ...]:
 def _read_parameters(function: str, parameters: str) -> tuple[tuple[str, ...], tuple[Kind, ...]]:
     names, kinds = list[str](), list[Kind]()
     for parameter in parameters.split(","):
-        found = _PARAMETER.fullmatch(parameter.strip())
-        if found is None:
+        match = _PARAMETER.fullmatch(parameter.strip())
+        if match is None:
             raise ValueError(f"{function}: cannot read the parameter {parameter.strip()!r}")
-        type_, star, name = found.groups()
+        type_, star, name = match.groups()
         if not star and type_ not in _IN_C:
             allowed = ", ".join(kind for kind in _IN_C if kind != "pointer")
             raise ValueError(f"{function}: {name} is {type_}; arguments are pointers, {allowed}")

@@ -46,7 +46,7 @@ def check_shapes(config: Config, family: Family, spec: ModelSpec, source: Checkp
     for key in source:
         shape = logical_shape(key, shapes)
         stored = source.stored_shape(key, tuple(size.value for size in shape))
-        if stored.found == stored.wanted:
+        if stored.actual == stored.wanted:
             continue
         by_dimension = [tuple(rows[source.name(key)]), *(size.keys for size in shape[1:])]
         if stored.transposed:
@@ -56,13 +56,13 @@ def check_shapes(config: Config, family: Family, spec: ModelSpec, source: Checkp
         keys = dict.fromkeys(
             name
             for index, names in enumerate(by_dimension)
-            if len(stored.found) != len(stored.wanted) or stored.found[index] != stored.wanted[index]
+            if len(stored.actual) != len(stored.wanted) or stored.actual[index] != stored.wanted[index]
             for name in names
         )
-        said = " and ".join(f"{name} ({config.raw(name)!r})" for name in keys)
+        deciding = " and ".join(f"{name} ({config.raw(name)!r})" for name in keys)
         raise ModelError(
-            f"{stored.file}: {stored.name}: expected shape {list(stored.wanted)}, found {list(stored.found)}; "
-            f"{said} of {config.file.name} decide the first"
+            f"{stored.file}: {stored.name}: expected shape {list(stored.wanted)}, found {list(stored.actual)}; "
+            f"{deciding} of {config.file.name} decide the first"
         )
 
 
@@ -89,8 +89,8 @@ def _count(family: Family, refs: Refs, key: str, names: Collection[str]) -> int:
     """Count the different numbers in `names` in the place of the last 0 of `key`, for any form of storage."""
     modules = (
         ref.name.rpartition(".")[0].removeprefix(family.optional_prefix)
-        for found, ref in refs.items()
-        if found.startswith(key) and found.count(".experts.") == key.count(".experts.")
+        for name, ref in refs.items()
+        if name.startswith(key) and name.count(".experts.") == key.count(".experts.")
     )
     places = [module.rpartition(".0.") for module in modules]
     before, after = {place[0] for place in places}, {place[2] for place in places}

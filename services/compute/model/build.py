@@ -123,7 +123,7 @@ def build_decoder(
     if spec.n_token_types:
         types = Shard.whole("token_types", (spec.n_token_types, spec.hidden_size))
         token_types = load.weight([types]).dense(backend.dtype, backend.device)
-    formats = {kind: _in_words(forms) for kind, forms in load.kept.items()}
+    formats = {kind: _in_words(forms) for kind, forms in load.forms.items()}
     logger.info("weights: %s", ", ".join(f"{kind} {form}" for kind, form in formats.items()))
     tables = [rope_tables(rope, max_positions) for rope in spec.ropes]
     tables += [query_scale_tables(scale, spec.head_dim, max_positions) for scale in spec.query_scales]

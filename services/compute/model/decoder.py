@@ -174,8 +174,8 @@ class Decoder:
             return StepRows(self._kv_shape(block_tokens))
         for reach in self._tables.reaches:
             if reach.chunk is not None and reach.chunk % block_tokens:
-                said = f"expected a multiple of the {block_tokens} tokens of a block, found {reach.chunk}"
-                raise ModelError(f"config.json: attention_chunk_size: {said}")
+                problem = f"expected a multiple of the {block_tokens} tokens of a block, found {reach.chunk}"
+                raise ModelError(f"config.json: attention_chunk_size: {problem}")
         backend, shape = self._backend, self._kv_shape(block_tokens)
         of = (self.spec.n_layers, n_blocks, shape, backend.dtype, backend.device)
         return KvCache(backend.kv_format, *of, backend.ops)

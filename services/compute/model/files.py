@@ -35,12 +35,12 @@ def refuse_pointer(file: Path) -> None:
     """Raise ModelError if the file is a Git LFS pointer to a large file, or cannot be read."""
     try:
         with file.open("rb") as stream:
-            found = stream.read(len(_POINTER))
+            begin = stream.read(len(_POINTER))
     except PermissionError as error:
         raise ModelError(f"{file}: {denied.reason(file)}") from error
     except OSError as error:
         raise ModelError(f"{file}: {error.strerror}") from error
-    if found == _POINTER:
+    if begin == _POINTER:
         raise ModelError(f"{file}: a git-lfs pointer, not the file itself; `git lfs pull` brings it")
 
 
@@ -81,16 +81,16 @@ def read_header(file: Path) -> dict[str, StoredEntry]:
             header = json.loads(stream.read(length))
             header.pop("__metadata__", None)
             data = _HEADER_LENGTH + length
-            found = {
+            entries = {
                 name: StoredEntry(entry["dtype"], tuple(entry["shape"]), *(data + at for at in entry["data_offsets"]))
                 for name, entry in header.items()
             }
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ModelError(f"{file}: its safetensors header is broken: {error}") from error
-    wanted = max((entry.stop for entry in found.values()), default=data)
+    wanted = max((entry.stop for entry in entries.values()), default=data)
     if size < wanted:
         raise ModelError(f"{file}: cut off: {size} bytes of {wanted}")
-    return found
+    return entries
 
 
 @dataclass(frozen=True, slots=True)

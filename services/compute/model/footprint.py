@@ -59,8 +59,8 @@ class Footprint:
         }
         if self.adapters:
             parts["adapters"] = self.adapters
-        said = ", ".join(f"{name} {in_mib(size)}" for name, size in parts.items())
-        return said if self.ranks == 1 else f"on each of {self.ranks} ranks: {said}"
+        listed = ", ".join(f"{name} {in_mib(size)}" for name, size in parts.items())
+        return listed if self.ranks == 1 else f"on each of {self.ranks} ranks: {listed}"
 
 
 def in_mib(size: int) -> str:
@@ -121,9 +121,9 @@ def _stored_bytes(layout: Layout, dense: float) -> float:
     if any(dtype.startswith("F") for dtype in codes.dtypes):
         return dense
     bits = 8 if codes.packing is None or layout.microscaled else codes.packing.bits
-    kept = next(size for size in (2, 4, 8) if size >= bits)
+    stored_bits = next(size for size in (2, 4, 8) if size >= bits)
     numbers = 1 if layout.zeros is None else 2  # numbers per group: a scale, and an offset in place of a zero
-    return kept / 8 + (numbers * _FLOAT / group if group else 0)
+    return stored_bits / 8 + (numbers * _FLOAT / group if group else 0)
 
 
 def local_vocabulary(vocab_size: int, ranks: int) -> int:

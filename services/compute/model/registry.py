@@ -47,12 +47,12 @@ def find_family(config: Config) -> Family:
     if not isinstance(architectures, list) or len(architectures) != 1:
         raise config.error("architectures", f"expected a list of one name, found {architectures!r}")
     name = str(architectures[0])
-    found = FAMILIES.get(name) or _BODIES.get(name) or _CLASSIFIERS.get(name) or _ALIASES.get(name)
-    if found is None and name in RECURRENT:
+    family = FAMILIES.get(name) or _BODIES.get(name) or _CLASSIFIERS.get(name) or _ALIASES.get(name)
+    if family is None and name in RECURRENT:
         raise config.error("architectures", f"{name!r} is not implemented: {RECURRENT[name]}")
-    if found is None:
+    if family is None:
         raise config.error("architectures", f"{name!r} is not implemented; known: {', '.join(FAMILIES)}")
-    return found
+    return family
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,16 @@ SERVED, REFUSED, PARTLY = 0, 1, 3
 
 def main() -> int:
     """Run the command line; returns the exit status."""
-    asked = _parser().parse_args()
-    if asked.command == "models":
+    args = _parser().parse_args()
+    if args.command == "models":
         models = list_models()
-        print(json.dumps(models.as_json(), indent=2) if asked.json else models_text(models))  # noqa: T201
+        print(json.dumps(models.as_json(), indent=2) if args.json else models_text(models))  # noqa: T201
         return SERVED
-    report = check(asked.model, [int(count) for count in asked.ranks.split(",")], asked.device)
-    print(json.dumps(report.as_json(), indent=2) if asked.json else report_text(report))  # noqa: T201
-    if report.problems or not any(not found.problem for found in report.ranks):
+    report = check(args.model, [int(count) for count in args.ranks.split(",")], args.device)
+    print(json.dumps(report.as_json(), indent=2) if args.json else report_text(report))  # noqa: T201
+    if report.problems or not any(not rank_report.problem for rank_report in report.ranks):
         return REFUSED
-    return PARTLY if any(found.problem for found in report.ranks) else SERVED
+    return PARTLY if any(rank_report.problem for rank_report in report.ranks) else SERVED
 
 
 def _parser() -> argparse.ArgumentParser:

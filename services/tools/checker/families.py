@@ -90,6 +90,6 @@ def _listed(family: Family, tested: Mapping[str, Any]) -> ListedFamily:
     module = sys.modules[family.read_spec.__module__]
     about = (module.__doc__ or "").strip().splitlines()[0].rstrip(".")
     in_gguf = any(known.hub == family.architecture for known in ARCHITECTURES.values())
-    said = {key: tuple(tested.get(key, ())) for key in ("features", "divided", "random", "published", "served")}
+    evidence = {key: tuple(tested.get(key, ())) for key in ("features", "divided", "random", "published", "served")}
     formats = ("safetensors", "GGUF") if in_gguf else ("safetensors",)
-    return ListedFamily(family.architecture, family.model_type, abilities(family), about, formats=formats, **said)
+    return ListedFamily(family.architecture, family.model_type, abilities(family), about, formats=formats, **evidence)

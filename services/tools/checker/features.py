@@ -10,7 +10,7 @@ def features(spec: ModelSpec) -> tuple[str, ...]:
     layers = spec.layers
     mixtures = [layer.moe for layer in layers if layer.moe is not None]
     scaled = {rope.kind for rope in spec.ropes} - {"default"}
-    found = {
+    present = {
         "no KV cache": spec.bidirectional,
         "latent attention": spec.latent is not None,
         "sliding window": any(layer.window is not None for layer in layers),
@@ -25,4 +25,4 @@ def features(spec: ModelSpec) -> tuple[str, ...]:
         "softcaps": spec.attention_softcap is not None or spec.logit_softcap is not None,
         "vision left out": bool(spec.left_out),
     }
-    return tuple(name for name, there in found.items() if there)
+    return tuple(name for name, there in present.items() if there)

@@ -51,7 +51,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON's types."""
-        served = not self.problems and all(not found.problem for found in self.ranks)
+        served = not self.problems and all(not rank_report.problem for rank_report in self.ranks)
         return {"servable": served, **asdict(self)}
 
 
@@ -72,15 +72,15 @@ def check(model: str, ranks: Sequence[int], device: str) -> Report:
                 pass  # names, shapes and counts of all tensors agree with the configuration
     except (StartupError, ModelError) as error:
         return Report(model, files.architecture, problems=(str(error),))
-    found = tuple(_on_ranks(settings, files, count) for count in ranks)
+    rank_reports = tuple(_on_ranks(settings, files, count) for count in ranks)
     return Report(
         model,
         files.architecture,
         _does(files.spec),
         config.dtype,
         config.max_model_len,
-        ranks=found,
-        nearest=tuple(_nearest(settings, files, one) for one in found if one.problem),
+        ranks=rank_reports,
+        nearest=tuple(_nearest(settings, files, one) for one in rank_reports if one.problem),
     )
 
 
@@ -95,22 +95,22 @@ def _on_ranks(settings: WorkerSettings, files: ModelFolder, count: int) -> RankR
         config = group_config(settings.model_copy(update={"tensor_parallel": count}), files)
     except StartupError as error:
         return RankReport(count, problem=str(error))
-    found, problem = footprint(files.spec, config), ""
+    memory, problem = footprint(files.spec, config), ""
     try:
         require_room(settings, files.spec, config, host_room())
     except StartupError as error:
         problem = str(error)
-    total = found.total(config.kv_tokens or 0)
-    return RankReport(count, found.weights, 1000 * found.kv_token, total, problem)
+    total = memory.total(config.kv_tokens or 0)
+    return RankReport(count, memory.weights, 1000 * memory.kv_token, total, problem)
 
 
-def _nearest(settings: WorkerSettings, files: ModelFolder, found: RankReport) -> str:
-    """Return the nearest thing that works instead of `found`; "" for nothing."""
-    fitting = [count for count in files.spec.rank_counts() if count <= found.ranks]
-    if found.ranks not in fitting:
+def _nearest(settings: WorkerSettings, files: ModelFolder, rank_report: RankReport) -> str:
+    """Return the nearest thing that works instead of `rank_report`; "" for nothing."""
+    fitting = [count for count in files.spec.rank_counts() if count <= rank_report.ranks]
+    if rank_report.ranks not in fitting:
         return f"--tensor-parallel {fitting[-1]}"
     for kind in _SMALLER:
-        smaller = settings.model_copy(update={"tensor_parallel": found.ranks, "quantization": kind})
+        smaller = settings.model_copy(update={"tensor_parallel": rank_report.ranks, "quantization": kind})
         try:
             require_room(smaller, files.spec, group_config(smaller, files), host_room())
         except StartupError:
@@ -136,16 +136,16 @@ def report_text(report: Report) -> str:
         return "\n".join([*lines, *(f"nearest: {nearest}" for nearest in report.nearest)])
     lines = [f"{report.model}: {report.architecture}, {report.does}"]
     lines.append(f"computed in {report.dtype}; the longest sequence has {report.max_model_len:,} tokens")
-    for found in report.ranks:
-        ranks = "1 rank" if found.ranks == 1 else f"{found.ranks} ranks"
-        if found.problem:
-            lines.append(f"{ranks}: cannot be served: {found.problem}")
+    for rank_report in report.ranks:
+        ranks = "1 rank" if rank_report.ranks == 1 else f"{rank_report.ranks} ranks"
+        if rank_report.problem:
+            lines.append(f"{ranks}: cannot be served: {rank_report.problem}")
             continue
-        kv = found.kv_bytes_per_1000_tokens
+        kv = rank_report.kv_bytes_per_1000_tokens
         cache = f"{kv / (1 << 20):,.2f} MiB for 1,000 tokens of KV" if kv else "no KV cache"
-        each = "" if found.ranks == 1 else " on each"
+        each = "" if rank_report.ranks == 1 else " on each"
         lines.append(
-            f"{ranks}: can be served: {in_mib(found.weights_bytes)} MiB of weights and {cache}{each}; "
-            f"{in_mib(found.total_bytes)} MiB in all"
+            f"{ranks}: can be served: {in_mib(rank_report.weights_bytes)} MiB of weights and {cache}{each}; "
+            f"{in_mib(rank_report.total_bytes)} MiB in all"
         )
     return "\n".join([*lines, *(f"nearest: {nearest}" for nearest in report.nearest)])

@@ -17,10 +17,10 @@ from services.tools.converter.run import AUTO, ConversionOptions, convert
 
 def main() -> int:
     """Run the command line; returns the exit status."""
-    asked = _parser().parse_args()
+    args = _parser().parse_args()
     try:
-        source = resolve_model(asked.source)
-        request = ConversionOptions(source, Path(asked.out).absolute(), asked.type, asked.shard_bytes, asked.force)
+        source = resolve_model(args.source)
+        request = ConversionOptions(source, Path(args.out).absolute(), args.type, args.shard_bytes, args.force)
         convert(request, lambda done, of: _say({"phase": "convert", "done": done, "of": of}))
     except ModelError as error:
         _say({"error": str(error)})

@@ -106,8 +106,8 @@ def factor_tensors(spec: ModelSpec) -> Iterator[tuple[str, torch.Tensor]]:
 
 def check_written(file: Path, wanted: ModelSpec) -> None:
     """Raise ModelError if a written file does not describe the model that was converted."""
-    found = describe(file).spec
-    differ = [key for key, value in _comparable(wanted).items() if not _equal(value, _comparable(found)[key])]
+    written = describe(file).spec
+    differ = [key for key, value in _comparable(wanted).items() if not _equal(value, _comparable(written)[key])]
     if differ:
         raise ModelError(f"{file.name}: GGUF cannot hold this model: it would be read with another {', '.join(differ)}")
 

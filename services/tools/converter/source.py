@@ -37,13 +37,13 @@ class Source:
 @contextmanager
 def open_source(path: Path) -> Iterator[Source]:
     """Open a folder or a GGUF file. Raises ModelError."""
-    found = describe(path)
-    family, spec = interpret(Config(found.config.values, path))
+    description = describe(path)
+    family, spec = interpret(Config(description.config.values, path))
     if not spec.generates:
         raise ModelError(f"{path}: the body of a model, without its head, is not converted")
-    with open_checkpoint(found, torch.float32) as (stored, checkpoint):
+    with open_checkpoint(description, torch.float32) as (stored, checkpoint):
         tied = checkpoint.is_one("embed", "head")
-        values = {**found.config.values, "tie_word_embeddings": tied}
+        values = {**description.config.values, "tie_word_embeddings": tied}
         for key in ("quantization_config", "compression_config"):
             values.pop(key, None)
         yield Source(
@@ -53,6 +53,6 @@ def open_source(path: Path) -> Iterator[Source]:
             replace(stored, tied=tied),
             replace(spec, tied=tied, quantization=()),
             family,
-            read_shapes(found.config, found.family, stored),
-            found.gguf,
+            read_shapes(description.config, description.family, stored),
+            description.gguf,
         )

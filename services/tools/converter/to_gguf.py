@@ -85,8 +85,8 @@ def _type_of(stored: StoredTensor, kind: str) -> GgmlType:
         return GgmlType.F32
     if kind in _FOUR_BITS and stored.key in ("embed", "head"):
         kind = "Q8_0"
-    found = GgmlType[kind]
-    return found if stored.shape[-1] % gguf.GGML_QUANT_SIZES[found][0] == 0 else GgmlType.F16
+    ggml_type = GgmlType[kind]
+    return ggml_type if stored.shape[-1] % gguf.GGML_QUANT_SIZES[ggml_type][0] == 0 else GgmlType.F16
 
 
 def _declare(writer: gguf.GGUFWriter, stored: StoredTensor, kind: GgmlType) -> None:

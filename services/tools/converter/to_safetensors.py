@@ -67,8 +67,8 @@ def _with_offset(read: LogicalReader, spec: ModelSpec) -> Callable[[str], Tensor
     """Return norms as the family stores them."""
 
     def one(key: str) -> Tensor:
-        found = read(key)
-        return found - spec.norm_offset if is_norm(key) else found
+        tensor = read(key)
+        return tensor - spec.norm_offset if is_norm(key) else tensor
 
     return one
 

@@ -20,10 +20,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m services.tools.merger", allow_abbrev=False)
     for name in ("base", "adapter", "out"):
         parser.add_argument(name)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
-        out = Path(asked.out).absolute()
-        merge(resolve_model(asked.base), Path(asked.adapter), out, lambda done, of: _say("merge", done, of))
+        out = Path(args.out).absolute()
+        merge(resolve_model(args.base), Path(args.adapter), out, lambda done, of: _say("merge", done, of))
     except ModelError as error:
         print(json.dumps({"error": str(error)}), flush=True)  # noqa: T201
         return 1

@@ -38,30 +38,30 @@ def changes(peft: PeftFolder, stacks: Stacks, named: Callable[[str], str]) -> di
     """
     peft.require_plain(but=MERGED)
     peft.require_finite()
-    found = dict[str, Change]()
+    by_target = dict[str, Change]()
     for module in peft.modules:
         if of_experts := targeted(peft, named(module), stacks):
             name, factors = stack_factors(peft, module, of_experts)
-            found |= {part.stored: Change(experts=(factors, part)) for part in stacks[name].parts}
+            by_target |= {part.stored: Change(experts=(factors, part)) for part in stacks[name].parts}
         else:
             target = named(f"{module.replace(INNER, '')}.weight")
-            if target in found:
+            if target in by_target:
                 raise ModelError(f"{peft.file}: {BEFORE}{module}{A}: {target} has other factors, too")
-            found[target] = Change(peft.factors_of(module))
+            by_target[target] = Change(peft.factors_of(module))
     for name in peft.others():
         target, change = _other(peft, name)
         target = named(target)
-        before = found.get(target, Change())
-        found[target] = replace(
+        before = by_target.get(target, Change())
+        by_target[target] = replace(
             before,
             magnitude=change.magnitude or before.magnitude,
             embedding=change.embedding or before.embedding,
             whole=change.whole or before.whole,
         )
-    _check_dora(peft, found)
-    if not found:
+    _check_dora(peft, by_target)
+    if not by_target:
         raise ModelError(f"{peft.file}: holds no tensors")
-    return found
+    return by_target
 
 
 def _other(peft: PeftFolder, name: str) -> tuple[str, Change]:
@@ -83,10 +83,10 @@ def _other(peft: PeftFolder, name: str) -> tuple[str, Change]:
     raise ModelError(f"{peft.file}: {name}: not implemented")
 
 
-def _check_dora(peft: PeftFolder, found: dict[str, Change]) -> None:
+def _check_dora(peft: PeftFolder, by_target: dict[str, Change]) -> None:
     """Raise ModelError if magnitudes and factors do not belong together as `use_dora` says."""
     dora = bool(peft.config.get("use_dora"))
-    for target, change in found.items():
+    for target, change in by_target.items():
         adapted = change.factors is not None or bool(change.embedding)
         if change.magnitude and not (adapted and dora):
             why = "has no factors beside it" if dora else "use_dora is not set"
@@ -127,7 +127,7 @@ def changed(base: Tensor, change: Change, read: Read, peft: PeftFolder, name: st
     return (weight.t() if transposed else weight).to(base.dtype).contiguous()
 
 
-def _require(found: Tensor, wanted: tuple[int, ...], peft: PeftFolder, name: str) -> None:
-    if tuple(found.shape) != wanted:
+def _require(tensor: Tensor, wanted: tuple[int, ...], peft: PeftFolder, name: str) -> None:
+    if tuple(tensor.shape) != wanted:
         hint = "; a vocabulary of another size is not implemented" if len(wanted) > 1 else ""
-        raise ModelError(f"{peft.file}: {name}: shape {list(found.shape)}, but the base's is {list(wanted)}{hint}")
+        raise ModelError(f"{peft.file}: {name}: shape {list(tensor.shape)}, but the base's is {list(wanted)}{hint}")

@@ -63,21 +63,21 @@ class StackFactors:
         """Return the tensor `base` of the part after its change, in its dtype."""
         a, b = read(self.a).float(), read(self.b).float()
         a, b = a.view(self.n_experts, -1, a.shape[1]), b.view(b.shape[0], -1, self.n_experts)
-        found, experts = base.clone(), range(self.n_experts) if part.expert is None else (part.expert,)
+        total, experts = base.clone(), range(self.n_experts) if part.expert is None else (part.expert,)
         for expert in experts:
             change = self.scale * (b[:, :, expert] @ a[expert])
             change = (change.t() if self.turned else change)[part.start : part.stop]
-            place = found if part.expert is not None else found[expert]
+            place = total if part.expert is not None else total[expert]
             place.copy_(place.float() + (change.t() if part.transposed else change))
-        return found
+        return total
 
 
 def find_stacks(model: Description, stored: Mapping[str, StoredEntry]) -> Stacks:
     """Return the parameters of experts, stored as one tensor or as one for each expert's projection."""
     refs, prefix = model.family.refs(model.spec), model.family.optional_prefix
     by_name: dict[str, Refs] = defaultdict(dict)
-    for found in (stacked_refs(model.spec, model.family.stacked), refs):
-        for key, ref in found.items():
+    for named in (stacked_refs(model.spec, model.family.stacked), refs):
+        for key, ref in named.items():
             if ref.place is not None and not key.endswith(".bias"):
                 by_name[ref.name][key] = ref
     stacks: dict[str, ExpertParameter] = {}
@@ -123,15 +123,15 @@ def targeted(peft: PeftFolder, module: str, stacks: Stacks) -> dict[str, ExpertP
     Raises ModelError for other parameters.
     """
     inner = module.replace(INNER, "")
-    found = {}
+    parameters = {}
     for target in peft.config.get("target_parameters") or ():
         container, _, leaf = str(target).rpartition(".")
         name = f"{inner}.{leaf}"
         if name in stacks and (not container or f".{inner}".endswith(f".{container}")):
-            found[name] = stacks[name]
+            parameters[name] = stacks[name]
         elif container and leaf != "weight" and f".{inner}".endswith(f".{container}"):
             raise peft.error("target_parameters", f"{target} is not implemented for this model")
-    return found
+    return parameters
 
 
 def stack_factors(peft: PeftFolder, module: str, stacks: Mapping[str, ExpertParameter]) -> tuple[str, StackFactors]:

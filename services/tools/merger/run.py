@@ -103,14 +103,14 @@ class _Names:
         return embedding, f"{outer}{_OWN_HEAD}" if tied else ""
 
 
-def _plan(found: Mapping[str, Change], names: _Names, peft: PeftFolder) -> _Plan:
-    places = {name: names.place(name) for name in found}
+def _plan(changes: Mapping[str, Change], names: _Names, peft: PeftFolder) -> _Plan:
+    places = {name: names.place(name) for name in changes}
     embedding, head = names.head()
-    change = found.get(_OWN_HEAD) if head else None
+    change = changes.get(_OWN_HEAD) if head else None
     missing = [name for name, place in places.items() if not place and not (head and name == _OWN_HEAD)]
     if missing:
         raise ModelError(f"{peft.file}: the base has no tensor {missing[0]} ({len(missing)} in all)")
-    by_stored = {place: found[name] for name, place in places.items() if place}
+    by_stored = {place: changes[name] for name, place in places.items() if place}
     follows = bool(peft.config.get("ensure_weight_tying"))  # without a change of its own, the head has the embedding's
     own = head and (change is not None or (embedding in by_stored and not follows))
     return _Plan(by_stored, (embedding, head, change) if own else None)

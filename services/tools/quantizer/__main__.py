@@ -21,22 +21,22 @@ from services.tools.quantizer.run import QuantizationOptions, quantize
 
 def main() -> int:
     """Run the command line; returns the exit status."""
-    asked = _parser().parse_args()
+    args = _parser().parse_args()
     try:
-        model = resolve_model(asked.model)
+        model = resolve_model(args.model)
         request = QuantizationOptions(
             model,
-            Path(asked.out).absolute(),
-            asked.method,
-            asked.bits,
-            asked.group,
-            asked.extra,
-            symmetric=not asked.asymmetric,
-            calibration=Path(asked.calibration) if asked.calibration else None,
-            samples=asked.samples,
-            length=asked.length,
+            Path(args.out).absolute(),
+            args.method,
+            args.bits,
+            args.group,
+            args.extra,
+            symmetric=not args.asymmetric,
+            calibration=Path(args.calibration) if args.calibration else None,
+            samples=args.samples,
+            length=args.length,
         )
-        note = quantize(request, _device(asked.device), _report)
+        note = quantize(request, _device(args.device), _report)
     except ModelError as error:
         _say({"error": str(error)})
         return 1

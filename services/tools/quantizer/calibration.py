@@ -33,17 +33,17 @@ def read_texts(file: Path | None) -> list[str]:
 
 
 def _lines(file: Path, text: str) -> list[str]:
-    found = []
+    texts = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
             value = json.loads(line)
         except ValueError as error:
             raise ModelError(f"--calibration {file}: line {number}: not JSON: {error}") from error
-        said = value.get("text") if isinstance(value, dict) else None
-        if not isinstance(said, str):
+        content = value.get("text") if isinstance(value, dict) else None
+        if not isinstance(content, str):
             raise ModelError(f'--calibration {file}: line {number}: expected an object with the string "text"')
-        found.append(said)
-    return found
+        texts.append(content)
+    return texts
 
 
 def digest(texts: list[str]) -> str:

@@ -39,20 +39,20 @@ def read_layer(
 
     `dtype` is that of other matrices if they are stored quantized.
     """
-    found, quantized = LayerTensors({}, {}), {key for unit in units for key in unit.keys}
+    tensors, quantized = LayerTensors({}, {}), {key for unit in units for key in unit.keys}
     for key in (key for key in source if key.startswith(f"layers.{index}.")):
         shape = shapes(key)
         if len(shape) == 1:
-            found.whole[key] = source.vector(key, shape[0]).clone()
+            tensors.whole[key] = source.vector(key, shape[0]).clone()
             continue
         weight = source.weight(Shard.whole(key, (shape[0], shape[1])))
         if key in quantized:
-            found.weights[key] = Stacked((weight,)).dense(torch.float32, device)
+            tensors.weights[key] = Stacked((weight,)).dense(torch.float32, device)
         elif isinstance(weight, Dense):
-            found.whole[key] = weight.values.clone()
+            tensors.whole[key] = weight.values.clone()
         else:
-            found.whole[key] = Stacked((weight,)).dense(dtype, torch.device("cpu"))
-    return found
+            tensors.whole[key] = Stacked((weight,)).dense(dtype, torch.device("cpu"))
+    return tensors
 
 
 @dataclass(frozen=True, slots=True)

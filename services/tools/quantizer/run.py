@@ -170,10 +170,10 @@ class _Work:
     def description(self) -> dict[str, Any]:
         """Return all that the result depends on."""
         paths = ("model", "out", "calibration")
-        asked = {key: value for key, value in asdict(self.request).items() if key not in paths}
+        options = {key: value for key, value in asdict(self.request).items() if key not in paths}
         sizes = {file.name: file.stat().st_size for file in sorted(self.request.model.glob("*.safetensors"))}
         model = sha256((self.request.model / _CONFIG).read_bytes() + json.dumps(sizes).encode()).hexdigest()
-        return {"model": model, "calibration": self.text, **asked, "group": self.usual.group}
+        return {"model": model, "calibration": self.text, **options, "group": self.usual.group}
 
     def survey(self, folder: PartialFolder, record: dict[str, Any], progress: Progress) -> None:
         """Record the relative errors of every unit, rounded to both numbers of bits, on the model's own rows."""
@@ -288,16 +288,16 @@ class _Work:
 
     def _outside(self) -> dict[str, Tensor]:
         """Return the tensors that are in no layer and stay as they are; a tied table once."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for key in self.source:
             if key.startswith("layers.") or (key == "head" and self._quantizes_head()):
                 continue
             shape = self.shapes(key)
             if len(shape) == 1:
-                found |= store_whole({key: self.source.vector(key, shape[0])}, self.target)
+                tensors |= store_whole({key: self.source.vector(key, shape[0])}, self.target)
             elif key != "head" or not self.source.is_one("embed", "head"):
-                found |= store_whole({key: self._dense(key).to(self.dtype)}, self.target)
-        return found
+                tensors |= store_whole({key: self._dense(key).to(self.dtype)}, self.target)
+        return tensors
 
     def _dense(self, key: str) -> Tensor:
         n_out, n_in = self.shapes(key)

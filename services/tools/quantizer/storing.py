@@ -40,7 +40,7 @@ def store_whole(tensors: Mapping[str, Tensor], target: QuantizationTarget) -> di
     for key, tensor in tensors.items():
         place = target.place(key, len(tensor))
         parts[place.name].append((place, tensor.cpu()))
-    return {name: _assembled(found) for name, found in parts.items()}
+    return {name: _assembled(blocks) for name, blocks in parts.items()}
 
 
 def _assembled(parts: list[tuple[StoredRows, Tensor]]) -> Tensor:

@@ -15,6 +15,7 @@ PRONOUN = re.compile(
     r"_(?:who|whom|whose|whoever|what|whatever|it|itself|they|them|he|she|we|us|you|"
     r"no_one|(?:no|any|every|some)(?:thing|body)|(?:any|every|some)one|ones|others|those_(?:that|who))(?=_|$)"
 )
+VAGUE = ("found", "asked", "said", "kept")  # a result has the name of its value
 FRAGMENT = re.compile(r"\S {2}# of ")
 
 
@@ -32,6 +33,17 @@ def repeated_classes(sources: Mapping[str, str]) -> dict[str, list[str]]:
     return {name: where for name, where in places.items() if len(where) > 1}
 
 
+def vague_names(source: str) -> list[int]:
+    """The lines that assign to a vague name, or take an argument of it."""
+    nodes = ast.walk(ast.parse(source))
+    return sorted(
+        node.lineno
+        for node in nodes
+        if (isinstance(node, ast.arg) and node.arg in VAGUE)
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE)
+    )
+
+
 def test_test_names_have_no_pronouns() -> None:
     names = ((file, name) for file in sources("tests") for name in NAME.findall(file.read_text()))
     assert [f"{file.relative_to(PROJECT)}: {name}" for file, name in names if PRONOUN.search(name)] == []
@@ -45,6 +57,15 @@ def test_trailing_comments_stand_alone() -> None:
         if FRAGMENT.search(line)
     )
     assert list(lines) == []
+
+
+def test_values_in_the_library_and_its_tools_have_names_of_their_own() -> None:
+    files = [file for file in sources("services/compute", "services/tools") if "sampling" not in file.parts]
+    assert [f"{file}:{line}" for file in files for line in vague_names(file.read_text())] == []
+
+
+def test_vague_names_are_detected() -> None:
+    assert vague_names("def f(asked):\n    found = 1\n    for kept in found:\n        said.x = kept") == [1, 2, 3]
 
 
 def test_public_class_names_are_unique_in_services() -> None:

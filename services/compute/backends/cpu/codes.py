@@ -66,15 +66,15 @@ def divide(groups: Tensor, most: int) -> Blocks:
     """
     n_in = len(groups)
     order = torch.argsort(groups, stable=True)
-    found, counts = torch.unique_consecutive(groups[order], return_counts=True)
+    distinct, counts = torch.unique_consecutive(groups[order], return_counts=True)
     padded = -(-counts // LEAST_BLOCK) * LEAST_BLOCK
     k = int(padded.sum())
-    if len(found) == 1:
-        return Blocks(k, most, -(-k // most), (int(found[0]),), None)
+    if len(distinct) == 1:
+        return Blocks(k, most, -(-k // most), (int(distinct[0]),), None)
     size = math.gcd(most, *padded[:-1].tolist())
     blocks = -(-padded // size)
     common = math.gcd(*blocks[:-1].tolist())
-    of_scales = tuple(found.repeat_interleave(-(-blocks // common)).tolist())
+    of_scales = tuple(distinct.repeat_interleave(-(-blocks // common)).tolist())
     if torch.equal(padded[:-1], counts[:-1]) and torch.equal(order, torch.arange(n_in)):
         return Blocks(k, size, common, of_scales, None)
     places = torch.full((k,), -1, dtype=torch.int32)
@@ -99,22 +99,22 @@ def plan(weight: Weight) -> Part | None:
         # 4 bits that were just rounded lose far more than inputs of 8 bits do; stored ones keep their quality.
         input_bits: InputBits = 8 if weight.bits == 4 else 16
         return Part(weight, weight.bits, 0, False, divide(weight.groups, MOST_BLOCK[input_bits]), input_bits)
-    found = weight.band(0, 1) if isinstance(weight, InBlocks) else weight
-    groups = torch.zeros(weight.shape[1], dtype=torch.int64) if isinstance(found, PerChannel) else found.groups
+    codes = weight.band(0, 1) if isinstance(weight, InBlocks) else weight
+    groups = torch.zeros(weight.shape[1], dtype=torch.int64) if isinstance(codes, PerChannel) else codes.groups
     blocks = divide(groups, MOST_BLOCK[16])
-    if found.codes.dtype is torch.int8:
-        return Part(weight, 8, 0, isinstance(found, Grouped) and found.offset is not None, blocks)
-    assert isinstance(found, Grouped)
+    if codes.codes.dtype is torch.int8:
+        return Part(weight, 8, 0, isinstance(codes, Grouped) and codes.offset is not None, blocks)
+    assert isinstance(codes, Grouped)
     if isinstance(weight, InBlocks):
         low, high = 0, weight.split.n_codes - 1
     else:
-        low, high = (int(end) for end in torch.aminmax(found.codes))
+        low, high = (int(end) for end in torch.aminmax(codes.codes))
     bits = next(bits for bits in _BITS if high < 1 << bits)
-    zeros = torch.zeros(1, dtype=torch.uint8) if found.zero is None else found.zero
+    zeros = torch.zeros(1, dtype=torch.uint8) if codes.zero is None else codes.zero
     zero, center = int(zeros.flatten()[0]), 1 << (bits - 1)
     # Codes less a common zero are codes of the kernels if they have the bits; otherwise the zeros become offsets.
     common = bool((zeros == zero).all()) and low - zero >= -center and high - zero < center
-    offsets = found.offset is not None or not common
+    offsets = codes.offset is not None or not common
     return Part(weight, bits, center - zero if common else 0, offsets, blocks)
 
 

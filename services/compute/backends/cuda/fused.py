@@ -114,12 +114,12 @@ class TritonOps(CudaOps):
         generator, size = torch.Generator().manual_seed(3), rows.shape[1]
         a, b = (torch.randn(shape, generator=generator) / 8 for shape in ((3, size), (32, 3)))
         slots = torch.tensor([1, -1, 0, 1, -1], device=self._device)
-        found = torch.zeros(5, 32, dtype=self._dtype, device=self._device)
+        ours = torch.zeros(5, 32, dtype=self._dtype, device=self._device)
         layer = self.low_rank(32, size, 2, 5)
         layer.put(1, a, b)
-        layer.add_(found, rows, AdapterRows(slots, ()))
+        layer.add_(ours, rows, AdapterRows(slots, ()))
         exact = (rows.float() @ a.T.to(self._device) @ b.T.to(self._device)) * (slots == 1).unsqueeze(1)
-        error = (found - exact).abs().max().item()
+        error = (ours - exact).abs().max().item()
         if not error <= _TOLERANCE[self._dtype]:
             logger.warning("adapters are computed by torch: products differ from the reference by %.2g", error)
             self._low_rank = None

@@ -151,8 +151,8 @@ class LayerGraphs:
         if batch.adapters is not None:
             given.adapters[:n] = batch.adapters.slots
         tile_rows = self._attention.tile_rows
-        found, tiles = prompt_tiles(batch, tile_rows), np.zeros((_most_tiles(sizes.n_rows, tile_rows), 4), np.int32)
-        tiles[: len(found)] = found
+        needed, tiles = prompt_tiles(batch, tile_rows), np.zeros((_most_tiles(sizes.n_rows, tile_rows), 4), np.int32)
+        tiles[: len(needed)] = needed
         self._uploads.up_to([tiles], given.tiles[: tiles.nbytes])
 
     def _tables(self, sizes: MixedSizes) -> Tensor:

@@ -247,12 +247,12 @@ def prompt_tiles(batch: StepBatch, tile_rows: int) -> NDArray[np.int32]:
 
     Of each its sequence, first row, number of rows and first position.
     """
-    found = []
+    tiles = []
     for sequence in range(batch.n_decode, batch.n_sequences):
         first, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
         to_position = batch.context_lens[sequence] - end
-        found += [(sequence, row, min(tile_rows, end - row), row + to_position) for row in range(first, end, tile_rows)]
-    return np.array(sorted(found, key=lambda tile: -tile[3]), np.int32).reshape(-1, 4)
+        tiles += [(sequence, row, min(tile_rows, end - row), row + to_position) for row in range(first, end, tile_rows)]
+    return np.array(sorted(tiles, key=lambda tile: -tile[3]), np.int32).reshape(-1, 4)
 
 
 def _n_splits(n_keys: int, window: int | None) -> int:

@@ -38,8 +38,8 @@ class PinnedNumbers:
     def values(self) -> Ints:
         """Wait for the numbers."""
         self.copied.synchronize()
-        found: Ints = self.numbers.numpy()
-        return found
+        numbers: Ints = self.numbers.numpy()
+        return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class PinnedTransfers:
 
     def down(self, numbers: Tensor) -> PinnedNumbers:
         """Begin to copy `numbers` [n] to the host."""
-        found = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)  # torch keeps freed pinned memory
-        found.copy_(numbers, non_blocking=True)
+        pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)  # torch keeps freed pinned memory
+        pinned.copy_(numbers, non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
-        return PinnedNumbers(found, copied)
+        return PinnedNumbers(pinned, copied)

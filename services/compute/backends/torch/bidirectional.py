@@ -64,9 +64,10 @@ class BidirectionalAttention:
         kv = rows.view(len(rows), 2, shape.n_kv_heads, shape.head_dim)
         for tile in plan.tiles:
             k, v = (part.repeat_interleave(shape.group, 1) for part in kv[tile.keys].unbind(1))
-            heads = [x.transpose(0, 1).unsqueeze(0) for x in (queries[tile.rows], k, v)]  # [1, n_heads, n, head_dim]
-            found = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=tile.mask, scale=shape.scale)
-            results[tile.rows] = found[0].transpose(0, 1)
+            # [1, n_heads, n, head_dim] each
+            rows_of_tile, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (queries[tile.rows], k, v))
+            attended = F.scaled_dot_product_attention(rows_of_tile, k, v, attn_mask=tile.mask, scale=shape.scale)
+            results[tile.rows] = attended[0].transpose(0, 1)
         return out
 
 

@@ -155,8 +155,8 @@ class Router:
         routing = self._routing
         groups = choice.view(len(choice), routing.n_groups, -1)  # [n, n_groups, size]
         best = _sum_in_order(groups.topk(2 if routing.group_score == "top2" else 1, dim=-1).values).squeeze(-1)
-        kept = torch.topk(best, routing.n_kept_groups, dim=-1).indices
-        outside = torch.ones_like(best, dtype=torch.bool).scatter_(-1, kept, False)
+        best_groups = torch.topk(best, routing.n_kept_groups, dim=-1).indices
+        outside = torch.ones_like(best, dtype=torch.bool).scatter_(-1, best_groups, False)
         return outside.unsqueeze(-1).expand_as(groups).flatten(1)
 
 

@@ -109,8 +109,8 @@ class PagedSdpa:
         """Attend with `q` [n_rows, n_heads * head_dim]; returns the same shape."""
         if not plan.prefill and len(plan.decode) == 1:
             padding = len(q) - plan.n_rows
-            found = self._decode(q[: plan.n_rows] if padding else q, cache, layer, plan.decode[0])
-            return F.pad(found, (0, 0, 0, padding)) if padding else found
+            attended = self._decode(q[: plan.n_rows] if padding else q, cache, layer, plan.decode[0])
+            return F.pad(attended, (0, 0, 0, padding)) if padding else attended
         out = q.new_zeros(q.shape)
         for group in plan.decode:
             out[group.rows] = self._decode(q[group.rows], cache, layer, group)
@@ -127,8 +127,8 @@ class PagedSdpa:
         if not self._group_padding:
             return self._sdpa(heads, k, v, group.mask, sinks).reshape(n, -1)
         sinks = None if sinks is None else F.pad(sinks, (0, self._group_padding))
-        found = self._sdpa(F.pad(heads, (0, 0, 0, self._group_padding)), k, v, group.mask, sinks)
-        return found[:, :, : shape.group].reshape(n, -1)
+        attended = self._sdpa(F.pad(heads, (0, 0, 0, self._group_padding)), k, v, group.mask, sinks)
+        return attended[:, :, : shape.group].reshape(n, -1)
 
     def _prefill(self, q: torch.Tensor, out: torch.Tensor, cache: KvCache, layer: int, tile: PrefillTile) -> None:
         shape = self._shape
@@ -137,9 +137,9 @@ class PagedSdpa:
         k, v = kv.permute(1, 2, 3, 0, 4).expand(-1, -1, shape.group, -1, -1)  # [n_kv, group, n_keys, head_dim] each
         rows = q[tile.first : tile.first + tile.n_padded].view(grouped).permute(1, 2, 0, 3)
         sinks = None if self._sinks is None else self._sinks[layer].unsqueeze(-1)
-        found = self._sdpa(rows, k, v, tile.mask, sinks)  # [n_kv, group, n_padded, head_dim]
+        attended = self._sdpa(rows, k, v, tile.mask, sinks)  # [n_kv, group, n_padded, head_dim]
         last = tile.first + tile.n_rows
-        out[tile.first : last].view(grouped).copy_(found[:, :, : tile.n_rows].permute(2, 0, 1, 3))
+        out[tile.first : last].view(grouped).copy_(attended[:, :, : tile.n_rows].permute(2, 0, 1, 3))
 
     def _gather(self, cache: KvCache, layer: int, slots: torch.Tensor) -> torch.Tensor:
         """Return [n_keys, 2 * n_kv * head_dim]; large results in a workspace that the next call overwrites."""
@@ -169,14 +169,14 @@ class PagedSdpa:
     ) -> torch.Tensor:
         """Attend with one more key of score `sinks` and value 0: it takes its share from the other keys' weights."""
         scale = self._shape.scale
-        found: torch.Tensor
+        attended: torch.Tensor
         if self._device.type == "cpu":
             kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-            found, mass = kernel(q, k, v, attn_mask=mask, scale=scale)  # mass: logsumexp of the scores, float32
+            attended, mass = kernel(q, k, v, attn_mask=mask, scale=scale)  # mass: logsumexp of the scores, float32
         else:
-            found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
             mass = (torch.matmul(q, k.mT).float() * scale + mask).logsumexp(dim=-1)
-        return found * sigmoid(mass - sinks).unsqueeze(-1).to(q.dtype)
+        return attended * sigmoid(mass - sinks).unsqueeze(-1).to(q.dtype)
 
     def _decode_groups(self, batch: StepBatch, block_tokens: int, window: int | None) -> Iterator[DecodeGroup]:
         lengths = batch.context_lens[: batch.n_decode]

@@ -30,8 +30,8 @@ def check_finite(file: Path, tensors: Mapping[str, StoredEntry], scales: Mapping
             numbers = stored[start : min(entry.stop, start + _PIECE * kind.itemsize)].view(kind)
             largest = float(np.abs(_as_floats(numbers, entry.dtype)).max())  # NaN, if one is
             if not largest * scales.get(name, 1.0) <= _LARGEST:
-                found = f"{largest:g}, times {scales[name]:g}," if scales.get(name, 1.0) != 1.0 else f"{largest:g}"
-                raise ModelError(f"{file}: {name}: not all numbers are finite: it holds {found} beyond float32")
+                size = f"{largest:g}, times {scales[name]:g}," if scales.get(name, 1.0) != 1.0 else f"{largest:g}"
+                raise ModelError(f"{file}: {name}: not all numbers are finite: it holds {size} beyond float32")
 
 
 def _as_floats(numbers: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:

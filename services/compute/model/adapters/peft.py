@@ -100,9 +100,9 @@ class PeftFolder:
             pickles = (folder / "adapter_model.bin").is_file()
             why = "adapter_model.bin is a pickle, which is refused: reading one runs the code in it" if pickles else ""
             raise ModelError(f"{folder}: no {TENSORS}" + (f"; {why}" if why else ""))
-        found = cls(folder, config, read_header(folder / TENSORS))
-        found._check_config()
-        return found
+        peft = cls(folder, config, read_header(folder / TENSORS))
+        peft._check_config()
+        return peft
 
     @property
     def file(self) -> Path:

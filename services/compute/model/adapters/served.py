@@ -109,11 +109,11 @@ def digest_of(folder: Path, on_read: Callable[[int], None] = lambda n_bytes: Non
 
 def _layers(model: Description) -> Mapping[str, dict[str, TensorRef]]:
     """Return the layers that can be adapted, by transformers' name of their module, then by logical key."""
-    found: dict[str, dict[str, TensorRef]] = defaultdict(dict)
+    layers: dict[str, dict[str, TensorRef]] = defaultdict(dict)
     for key, ref in find_family(model.config).refs(model.spec).items():
         if key.rpartition(".")[2] in ADAPTED and ".experts." not in key:
-            found[ref.name.removesuffix(".weight")][key] = ref
-    return found
+            layers[ref.name.removesuffix(".weight")][key] = ref
+    return layers
 
 
 def _left_out(name: str, model: Description) -> bool:

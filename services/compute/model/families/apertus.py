@@ -25,11 +25,11 @@ def read_spec(config: Config) -> ModelSpec:
 
 def refs(spec: ModelSpec) -> Refs:
     """Name Apertus' tensors."""
-    found = standard_refs(spec, _NAMES)
+    refs = standard_refs(spec, _NAMES)
     for index in range(spec.n_layers if spec.activation == "xielu" else 0):
         module = f"model.layers.{index}.mlp.act_fn."
-        found |= {f"layers.{index}.{number}": TensorRef(f"{module}{number}") for number in _NUMBERS}
-    return found
+        refs |= {f"layers.{index}.{number}": TensorRef(f"{module}{number}") for number in _NUMBERS}
+    return refs
 
 
 # The last number bounds where the exponential of numbers near 0 is computed.

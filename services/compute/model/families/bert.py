@@ -51,16 +51,16 @@ def encoder_spec(config: Config, family: str) -> ModelSpec:
 def encoder_refs(spec: ModelSpec, prefix: str) -> Refs:
     """Name the tensors of an encoder whose names begin with `prefix`."""
     body = f"{prefix}embeddings."
-    found = standard_refs(
+    refs = standard_refs(
         spec,
         _NAMES,
         prefix=f"{prefix}encoder.layer.",
         embed=f"{body}word_embeddings",
         embed_norm=f"{body}LayerNorm",
     )
-    found["positions"] = TensorRef(f"{body}position_embeddings.weight")
-    found["token_types"] = TensorRef(f"{body}token_type_embeddings.weight")
-    return found
+    refs["positions"] = TensorRef(f"{body}position_embeddings.weight")
+    refs["token_types"] = TensorRef(f"{body}token_type_embeddings.weight")
+    return refs
 
 
 def read_spec(config: Config) -> ModelSpec:

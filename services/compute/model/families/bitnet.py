@@ -20,12 +20,12 @@ def read_spec(config: Config) -> ModelSpec:
 
 def refs(spec: ModelSpec) -> Refs:
     """Name BitNet's tensors."""
-    found = standard_refs(spec)
+    refs = standard_refs(spec)
     for index in range(spec.n_layers):
         key, module = f"layers.{index}.", f"model.layers.{index}."
-        found[f"{key}o_norm"] = TensorRef(f"{module}self_attn.attn_sub_norm.weight")
-        found[f"{key}down_norm"] = TensorRef(f"{module}mlp.ffn_sub_norm.weight")
-    return found
+        refs[f"{key}o_norm"] = TensorRef(f"{module}self_attn.attn_sub_norm.weight")
+        refs[f"{key}down_norm"] = TensorRef(f"{module}mlp.ffn_sub_norm.weight")
+    return refs
 
 
 # The alias is the name beside the published weights' own code.

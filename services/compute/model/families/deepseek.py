@@ -54,39 +54,39 @@ def _with_latents(config: Config, family: str) -> ModelSpec:
     return replace(spec, n_kv_heads=1, head_dim=latent.rank + rope_dim, latent=latent, attention_scale=scale)
 
 
-def _check_repeated(config: Config, key: str, value: int, said: str) -> None:
-    """Raise ModelError if `key` is there and is not the `value` of the keys `said`."""
-    found = config.raw(key)
-    if found is not None and found != value:
-        raise config.error(key, f"expected {said} {value}, found {found!r}")
+def _check_repeated(config: Config, key: str, value: int, first_keys: str) -> None:
+    """Raise ModelError if `key` is there and is not the `value` of the keys `first_keys`."""
+    repeated = config.raw(key)
+    if repeated is not None and repeated != value:
+        raise config.error(key, f"expected {first_keys} {value}, found {repeated!r}")
 
 
 def refs(spec: ModelSpec) -> Refs:
     """Name the tensors; the rotated parts of queries and of the key are stored in pairs."""
-    found, sizes = standard_refs(spec), spec.latent
+    refs, sizes = standard_refs(spec), spec.latent
     assert sizes is not None
     for index in range(spec.n_layers):
         key, module = f"layers.{index}.", f"model.layers.{index}.self_attn."
         for part in ("k", "v"):
-            del found[key + part]
-        found[f"{key}q"] = TensorRef(
+            del refs[key + part]
+        refs[f"{key}q"] = TensorRef(
             f"{module}{'q_b_proj' if sizes.query_rank else 'q_proj'}.weight",
             unit=sizes.query_dim,
             first_paired=sizes.nope_dim,
             n_paired=sizes.rope_dim,
         )
         if sizes.query_rank:
-            found[f"{key}q_latent"] = TensorRef(f"{module}q_a_proj.weight")
-            found[f"{key}q_latent_norm"] = TensorRef(f"{module}q_a_layernorm.weight")
-        found[f"{key}kv_latent"] = TensorRef(
+            refs[f"{key}q_latent"] = TensorRef(f"{module}q_a_proj.weight")
+            refs[f"{key}q_latent_norm"] = TensorRef(f"{module}q_a_layernorm.weight")
+        refs[f"{key}kv_latent"] = TensorRef(
             f"{module}kv_a_proj_with_mqa.weight",
             unit=sizes.rank + sizes.rope_dim,
             first_paired=sizes.rank,
             n_paired=sizes.rope_dim,
         )
-        found[f"{key}kv_latent_norm"] = TensorRef(f"{module}kv_a_layernorm.weight")
-        found[f"{key}kv_heads"] = TensorRef(f"{module}kv_b_proj.weight")
-    return found
+        refs[f"{key}kv_latent_norm"] = TensorRef(f"{module}kv_a_layernorm.weight")
+        refs[f"{key}kv_heads"] = TensorRef(f"{module}kv_b_proj.weight")
+    return refs
 
 
 DEEPSEEK2 = Family("DeepseekV2ForCausalLM", "deepseek_v2", read_deepseek2, refs)

@@ -40,13 +40,13 @@ def in_layers(spec: ModelSpec, refs_of: Callable[[int], Refs]) -> Refs:
 
 def paired(spec: ModelSpec, refs: Refs) -> Refs:
     """Return `refs` of a model with an interleaved rope: q and k are read in rotate-half order."""
-    found = dict(refs)
+    paired_refs = dict(refs)
     for index, layer in enumerate(spec.layers):
         for part in ("q", "k", "q.bias", "k.bias"):
             key = f"layers.{index}.{part}"
-            if layer.rope is not None and key in found:
-                found[key] = replace(found[key], unit=spec.head_dim, n_paired=layer.rope.rotary_dim)
-    return found
+            if layer.rope is not None and key in paired_refs:
+                paired_refs[key] = replace(paired_refs[key], unit=spec.head_dim, n_paired=layer.rope.rotary_dim)
+    return paired_refs
 
 
 def stacked_refs(spec: ModelSpec, names: StackedNames | None, prefix: str = "model.layers.") -> Refs:

@@ -24,10 +24,10 @@ def read_spec(config: Config) -> ModelSpec:
 def body_refs(spec: ModelSpec, names: LayerNames = _NAMES) -> Refs:
     """Name the tensors of GPT-2 and of the models that followed it: q, k and v are one module in each layer."""
     prefix = "transformer."
-    found = standard_refs(spec, names, prefix=f"{prefix}h.", embed=f"{prefix}wte", norm=f"{prefix}ln_f", head="lm_head")
+    refs = standard_refs(spec, names, prefix=f"{prefix}h.", embed=f"{prefix}wte", norm=f"{prefix}ln_f", head="lm_head")
     if spec.learned_positions:
-        found["positions"] = TensorRef(f"{prefix}wpe.weight")
-    return found
+        refs["positions"] = TensorRef(f"{prefix}wpe.weight")
+    return refs
 
 
 def refs(spec: ModelSpec) -> Refs:

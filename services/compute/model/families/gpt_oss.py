@@ -41,22 +41,22 @@ def refs(spec: ModelSpec) -> Refs:
 
     Unquantized matrices are stored [in, out].
     """
-    found = standard_refs(spec, _NAMES)
+    refs = standard_refs(spec, _NAMES)
     for index, layer in enumerate(spec.layers):
         assert layer.moe is not None
         key, module, n = f"layers.{index}.", f"model.layers.{index}.", layer.moe.n_experts
-        found[f"{key}sinks"] = TensorRef(f"{module}self_attn.sinks")
+        refs[f"{key}sinks"] = TensorRef(f"{module}self_attn.sinks")
         if layer.moe.bias:
-            found[f"{key}router.bias"] = TensorRef(f"{module}{_NAMES.router}.bias")
+            refs[f"{key}router.bias"] = TensorRef(f"{module}{_NAMES.router}.bias")
         for expert in range(n):
             for name, part in (("gate", 0), ("up", 1), ("down", None)):
                 stored = f"{module}mlp.experts.{'down' if part is None else 'gate_up'}_proj"
                 ref = TensorRef(stored, transposed=True, place=expert, n_stacked=n)
                 ref = ref if part is None else replace(ref, unit=1, part=part, n_parts=2)
-                found[f"{key}experts.{expert}.{name}"] = ref
+                refs[f"{key}experts.{expert}.{name}"] = ref
                 if layer.moe.bias:
-                    found[f"{key}experts.{expert}.{name}.bias"] = replace(ref, name=f"{stored}_bias", transposed=False)
-    return found
+                    refs[f"{key}experts.{expert}.{name}.bias"] = replace(ref, name=f"{stored}_bias", transposed=False)
+    return refs
 
 
 FAMILY = Family("GptOssForCausalLM", "gpt_oss", read_spec, refs, stacked=None)

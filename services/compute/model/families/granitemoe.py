@@ -24,16 +24,16 @@ def read_spec(config: Config) -> ModelSpec:
 
 def refs(spec: ModelSpec) -> Refs:
     """Name Granite MoE's tensors: all experts of a layer are two tensors."""
-    found = standard_refs(spec, _NAMES)
+    refs = standard_refs(spec, _NAMES)
     for index, layer in enumerate(spec.layers):
         assert layer.moe is not None
         module, n, ffn = f"model.layers.{index}.{_MODULE}", layer.moe.n_experts, layer.moe.ffn_size
         for expert in range(n):
             key, name = f"layers.{index}.experts.{expert}.", f"{module}input_linear.weight"
-            found[f"{key}gate"] = TensorRef(name, n_stored=2 * ffn, place=expert, n_stacked=n)
-            found[f"{key}up"] = TensorRef(name, start=ffn, n_stored=2 * ffn, place=expert, n_stacked=n)
-            found[f"{key}down"] = TensorRef(f"{module}output_linear.weight", place=expert, n_stacked=n)
-    return found
+            refs[f"{key}gate"] = TensorRef(name, n_stored=2 * ffn, place=expert, n_stacked=n)
+            refs[f"{key}up"] = TensorRef(name, start=ffn, n_stored=2 * ffn, place=expert, n_stacked=n)
+            refs[f"{key}down"] = TensorRef(f"{module}output_linear.weight", place=expert, n_stacked=n)
+    return refs
 
 
 FAMILY = Family(

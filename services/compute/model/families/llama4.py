@@ -87,7 +87,7 @@ def _read_mixed(config: Config, n_layers: int) -> list[int]:
 
 def refs(spec: ModelSpec) -> Refs:
     """Name Llama 4's tensors: the experts of a layer are stacked and stored [in, out]; the rope is interleaved."""
-    found = paired(spec, standard_refs(spec, _NAMES))
+    refs = paired(spec, standard_refs(spec, _NAMES))
     for index, layer in enumerate(spec.layers):
         if layer.moe is None:
             continue
@@ -95,9 +95,9 @@ def refs(spec: ModelSpec) -> Refs:
         for expert in range(n):
             key = f"layers.{index}.experts.{expert}."
             gate = TensorRef(f"{module}gate_up_proj", True, n_stored=2 * ffn, place=expert, n_stacked=n)
-            found[f"{key}gate"], found[f"{key}up"] = gate, replace(gate, start=ffn)
-            found[f"{key}down"] = TensorRef(f"{module}down_proj", True, place=expert, n_stacked=n)
-    return found
+            refs[f"{key}gate"], refs[f"{key}up"] = gate, replace(gate, start=ffn)
+            refs[f"{key}down"] = TensorRef(f"{module}down_proj", True, place=expert, n_stacked=n)
+    return refs
 
 
 FAMILY = Family(

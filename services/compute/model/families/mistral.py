@@ -22,9 +22,9 @@ def read_ministral3(config: Config) -> ModelSpec:
     settings = config.raw("rope_parameters")
     if not isinstance(settings, dict):
         raise config.error("rope_parameters", f"expected an object, found {settings!r}")
-    kept = {key: value for key, value in settings.items() if key not in ("llama_4_scaling_beta", "type")}
-    kept.pop("max_position_embeddings", None)  # repeats the key outside
-    config.override("rope_parameters", {"rope_type": settings.get("type", "default")} | kept)
+    rope = {key: value for key, value in settings.items() if key not in ("llama_4_scaling_beta", "type")}
+    rope.pop("max_position_embeddings", None)  # repeats the key outside
+    config.override("rope_parameters", {"rope_type": settings.get("type", "default")} | rope)
     spec = base_spec(config, "ministral3", norm_eps=1e-5, theta=1e6)
     beta, period, scale = settings.get("llama_4_scaling_beta"), spec.ropes[0].original_max_positions, None
     if beta is not None:

@@ -94,8 +94,8 @@ def classifier(config: Config, spec: ModelSpec) -> Classifier:
         activation=config.choice("classifier_activation", _ACTIVATIONS, "gelu"),
         norm="head.norm",
     )
-    found = first_state(config, dense, HeadLayer("classifier", len(read_labels(config))))
-    return replace(found, pooling=config.choice("classifier_pooling", _POOLINGS, "cls"))
+    head = first_state(config, dense, HeadLayer("classifier", len(read_labels(config))))
+    return replace(head, pooling=config.choice("classifier_pooling", _POOLINGS, "cls"))
 
 
 FAMILY = Family(

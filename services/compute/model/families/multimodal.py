@@ -97,9 +97,9 @@ def _qwen(config: Config) -> None:
     for key in ("rope_scaling", "rope_parameters"):
         settings = config.raw(key)
         if isinstance(settings, dict):
-            kept = {name: value for name, value in settings.items() if not name.startswith("mrope")}
-            usual = {name: "default" for name in ("type", "rope_type") if kept.get(name) == "mrope"}
-            config.override(key, kept | usual)
+            rope = {name: value for name, value in settings.items() if not name.startswith("mrope")}
+            usual = {name: "default" for name in ("type", "rope_type") if rope.get(name) == "mrope"}
+            config.override(key, rope | usual)
 
 
 GEMMA3 = _family("Gemma3ForConditionalGeneration", "gemma3", {"gemma3_text": gemma.GEMMA3}, _gemma3)

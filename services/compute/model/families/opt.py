@@ -29,12 +29,12 @@ def read_spec(config: Config) -> ModelSpec:
 def refs(spec: ModelSpec) -> Refs:
     """Name OPT's tensors."""
     body = "model.decoder."
-    found = standard_refs(
+    refs = standard_refs(
         spec, _NAMES, prefix=f"{body}layers.", embed=f"{body}embed_tokens", norm=f"{body}final_layer_norm"
     )
     n_stored = spec.max_positions + _N_UNUSED
-    found["positions"] = TensorRef(f"{body}embed_positions.weight", start=_N_UNUSED, n_stored=n_stored)
-    return found
+    refs["positions"] = TensorRef(f"{body}embed_positions.weight", start=_N_UNUSED, n_stored=n_stored)
+    return refs
 
 
 FAMILY = Family("OPTForCausalLM", "opt", read_spec, refs, spelling=_SPELLING)

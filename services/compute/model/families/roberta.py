@@ -24,10 +24,10 @@ def read_spec(config: Config) -> ModelSpec:
 
 def refs(spec: ModelSpec) -> Refs:
     """Name their tensors."""
-    found = encoder_refs(spec, "roberta.")
+    refs = encoder_refs(spec, "roberta.")
     n_stored = spec.max_positions + _UNUSED_ROWS
-    found["positions"] = replace(found["positions"], start=_UNUSED_ROWS, n_stored=n_stored)
-    return found
+    refs["positions"] = replace(refs["positions"], start=_UNUSED_ROWS, n_stored=n_stored)
+    return refs
 
 
 def classifier(config: Config, spec: ModelSpec) -> Classifier:

@@ -153,19 +153,19 @@ def _rotary_dim(numbers: _Numbers, kind: str, head_dim: int) -> int:
     part = numbers.one("partial_rotary_factor")
     if part > 1:
         raise error(f"partial_rotary_factor: expected 1 at most, found {part:g}")
-    rotary_dim, said = int(head_dim * part), f"head_dim {head_dim} and partial_rotary_factor {part:g}"
+    rotary_dim, sizes = int(head_dim * part), f"head_dim {head_dim} and partial_rotary_factor {part:g}"
     if rotary_dim % 2 or not rotary_dim:
-        raise error(f"{said}: {rotary_dim} rotated elements of a head cannot be paired")
+        raise error(f"{sizes}: {rotary_dim} rotated elements of a head cannot be paired")
     if kind == "dynamic" and rotary_dim == 2:
-        raise error(f"{said}: a lone pair cannot be rotated by rope_type 'dynamic'")
+        raise error(f"{sizes}: a lone pair cannot be rotated by rope_type 'dynamic'")
     if kind in ("dynamic", "yarn") and (theta := numbers.one("rope_theta")) <= 1:
         raise error(f"rope_theta: expected a number above 1 for rope_type {kind!r}, found {theta:g}")
     if kind == "llama3" and (low := numbers.one("low_freq_factor", 1.0)) > numbers.one("high_freq_factor", 4.0):
         raise error(f"high_freq_factor: expected low_freq_factor {low:g} at least")
     for name in ("short_factor", "long_factor") if kind == "longrope" else ():
-        if (found := len(numbers.several(name))) != rotary_dim // 2:
+        if (count := len(numbers.several(name))) != rotary_dim // 2:
             source = f"head_dim, else hidden_size / num_attention_heads: {head_dim}"
-            raise error(f"{name}: expected {rotary_dim // 2} numbers, a number for each pair ({source}), found {found}")
+            raise error(f"{name}: expected {rotary_dim // 2} numbers, a number for each pair ({source}), found {count}")
     return rotary_dim
 
 

@@ -112,8 +112,8 @@ class _Keys:
 
     def size(self, value: int, *names: str) -> Size:
         """Return a size with the keys `names` that determine it, or the keys that replace absent ones."""
-        found = dict.fromkeys(key for name in names for key in self._spelled(name))
-        return Size(value, tuple(found))
+        keys = dict.fromkeys(key for name in names for key in self._spelled(name))
+        return Size(value, tuple(keys))
 
     def _spelled(self, name: str) -> tuple[str, ...]:
         key = self._family.spelling.get(name, name)

@@ -51,12 +51,12 @@ def split_groups(config: Config) -> list[Config]:
     """Return the configuration of each group of one in :data:`MIXED`, in the group's format. Raises ModelError."""
     groups = config.section("config_groups")
     config.pass_over(*_PASSED, "sparsity_config", "transform_config")  # each group's configuration repeats them
-    found = {name: groups.raw(name) for name in config.raw("config_groups")}
-    if not found or not all(isinstance(group, dict) for group in found.values()):
-        raise config.error("config_groups", f"expected groups of layers, found {found!r}")
-    if bare := [name for name, group in found.items() if not group.get("format")]:
+    by_name = {name: groups.raw(name) for name in config.raw("config_groups")}
+    if not by_name or not all(isinstance(group, dict) for group in by_name.values()):
+        raise config.error("config_groups", f"expected groups of layers, found {by_name!r}")
+    if bare := [name for name, group in by_name.items() if not group.get("format")]:
         raise config.error("config_groups", f"{', '.join(bare)} must have a format of its own in {MIXED}")
-    alone = [config.but(format=group.get("format"), config_groups={name: group}) for name, group in found.items()]
+    alone = [config.but(format=group.get("format"), config_groups={name: group}) for name, group in by_name.items()]
     for made in alone:
         made.pass_over("quant_method")
     return alone

@@ -75,11 +75,11 @@ class GridReader:
         assert packing is not None, "symmetric codes have packed zeros"
         middle = 1 << (packing.bits - 1)
         stored = (zero - packing.less) % (1 << packing.bits)
-        if not any((stored == said).all() for said in (middle, middle - 1)):
+        if not any((stored == value).all() for value in (middle, middle - 1)):
             name = self._name(grid, shard.key)
-            found = ", ".join(map(str, sorted(set(stored.flatten().tolist()))))
+            zeros = ", ".join(map(str, sorted(set(stored.flatten().tolist()))))
             raise ModelError(
-                f"{self._files.file(name)}: {name}: zeros {found}, but sym is true: expected {middle - 1} in all "
+                f"{self._files.file(name)}: {name}: zeros {zeros}, but sym is true: expected {middle - 1} in all "
                 f"(gptq), or {middle} in all (gptq_v2)"
             )
         return torch.full_like(zero, middle)
@@ -102,8 +102,8 @@ class GridReader:
     def _per_group(self, grid: Grid, shard: Shard, groups: Span) -> Tensor:
         """Return the number of each row in each of `groups`."""
         block = grid.block[0]
-        found = self._cells(grid, replace(shard, rows=_covering(shard.rows, block), cols=groups))
-        return found if block == 1 else found.index_select(0, _places(shard.rows, block))
+        cells = self._cells(grid, replace(shard, rows=_covering(shard.rows, block), cols=groups))
+        return cells if block == 1 else cells.index_select(0, _places(shard.rows, block))
 
     def _codes(self, shard: Shard) -> Tensor:
         """Return the stored codes; packed codes become bytes."""
@@ -143,9 +143,9 @@ class GridReader:
         if grid.transposed:
             spans.reverse()
         shape: tuple[int, ...] = sizes
-        found = self._files.shape(name)
-        if len(found) < 2 and [size for size in found if size > 1] == [size for size in sizes if size > 1]:
-            shape = found  # a single number, or a vector of those along the other dimension
+        actual = self._files.shape(name)
+        if len(actual) < 2 and [size for size in actual if size > 1] == [size for size in sizes if size > 1]:
+            shape = actual  # a single number, or a vector of those along the other dimension
         stored = self._files.slice(name, shape, grid.dtypes)
         if len(shape) < 2:
             stored = self._files.whole(name).reshape(sizes)

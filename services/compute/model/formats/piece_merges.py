@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 def piece_merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return all pairs of pieces that form a piece, best-scored pieces first, which is SentencePiece's order."""
-    found = [
+    merges = [
         (-score, whole[:cut], whole[cut:])
         for whole, score in scores.items()
         for cut in range(1, len(whole))
         if whole[:cut] in scores and whole[cut:] in scores
     ]
-    found.sort(key=lambda merge: merge[0])
-    return [(left, right) for _, left, right in found]
+    merges.sort(key=lambda merge: merge[0])
+    return [(left, right) for _, left, right in merges]

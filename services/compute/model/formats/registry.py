@@ -15,8 +15,8 @@ _KEYS = ("quantization_config", "compression_config")  # older checkpoints use t
 
 
 def _found(name: str) -> Format:
-    found: Format = import_module(f"{quantized.__name__}.{name}").FORMAT
-    return found
+    quantized_format: Format = import_module(f"{quantized.__name__}.{name}").FORMAT
+    return quantized_format
 
 
 FORMATS = tuple(_found(module.name) for module in iter_modules(quantized.__path__))

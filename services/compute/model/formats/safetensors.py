@@ -45,10 +45,10 @@ class TensorFiles:
         absent = sorted(name for name in stored.index.keys() - holders.keys() if not self._is_ignored(name))
         if absent:
             raise ModelError(f"{index}: weight_map: no file holds {absent[0]} ({len(absent)} tensors in all)")
-        for name, found in holders.items():
-            if len(found) > 1 and stored.index.get(name) not in found:
-                raise ModelError(f"{index}: weight_map: {name} is in {' and '.join(found)}; it has to say in which")
-            file, handle = found.get(stored.index.get(name, "")) or next(iter(found.values()))
+        for name, files in holders.items():
+            if len(files) > 1 and stored.index.get(name) not in files:
+                raise ModelError(f"{index}: weight_map: {name} is in {' and '.join(files)}; it has to say in which")
+            file, handle = files.get(stored.index.get(name, "")) or next(iter(files.values()))
             self._where[renamed(name, self._prefixes)] = file, handle, name
             if stored.index and name not in stored.index:
                 self._unlisted.add(renamed(name, self._prefixes))
@@ -93,9 +93,9 @@ class TensorFiles:
         """Return an object to index for a part of a tensor. Raises ModelError for another shape or dtype."""
         file, handle, name = self._where[name]
         stored = handle.get_slice(name)
-        found = tuple(stored.get_shape())
-        if found != shape:
-            raise ModelError(f"{file}: {name}: expected shape {list(shape)}, found {list(found)}")
+        stored_shape = tuple(stored.get_shape())
+        if stored_shape != shape:
+            raise ModelError(f"{file}: {name}: expected shape {list(shape)}, found {list(stored_shape)}")
         if stored.get_dtype() not in dtypes:
             raise ModelError(f"{file}: {name}: expected {' or '.join(dtypes)}, found {stored.get_dtype()}")
         return stored

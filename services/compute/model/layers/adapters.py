@@ -60,19 +60,19 @@ class AdapterLayers:
         """Return the parts of a layer that merges `shards`; () if it has none that can be adapted."""
         if not self.slots:
             return ()
-        found, start = [], 0
+        parts, start = [], 0
         for shard in shards:
             if shard.key.rpartition(".")[2] in ADAPTED:
                 low_rank = ops.low_rank(len(shard.rows), len(shard.cols), self.slots, self.max_rank)
-                found.append(AdaptedPart(shard, start, low_rank))
+                parts.append(AdaptedPart(shard, start, low_rank))
             start += len(shard.rows)
-        self._parts.update({part.shard.key: part for part in found})
-        return tuple(found)
+        self._parts.update({part.shard.key: part for part in parts})
+        return tuple(parts)
 
     @torch.inference_mode()
     def read(self, adapter: ServedAdapter) -> AdapterTensors:
         """Return this rank's share of an adapter, in float32. Raises ModelError naming the tensor."""
-        file, found = adapter.folder / TENSORS, dict[str, tuple[torch.Tensor, torch.Tensor]]()
+        file, factors = adapter.folder / TENSORS, dict[str, tuple[torch.Tensor, torch.Tensor]]()
         try:
             with safe_open(file, framework="pt") as stored:
                 for target in adapter.targets:
@@ -82,10 +82,10 @@ class AdapterLayers:
                     b = _rows(stored.get_slice(target.factors.b), target, shard).float() * target.factors.scale
                     if not (a.isfinite().all() and b.isfinite().all()):
                         raise ModelError(f"{file}: {target.factors.a}: not all numbers are finite")
-                    found[target.key] = a, b
+                    factors[target.key] = a, b
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{file}: {error}") from error
-        return found
+        return factors
 
     @torch.inference_mode()
     def put(self, slot: int, tensors: AdapterTensors) -> None:
@@ -111,5 +111,5 @@ def pad_adapters(adapters: AdapterRows | None, n_rows: int) -> AdapterRows | Non
 def _rows(stored: torch.Tensor, target: AdapterTarget, shard: Shard) -> torch.Tensor:
     """Return the rows of B of a part: [len(shard.rows), rank]."""
     rows, order = stored_rows(target.ref, shard.rows)
-    found = stored[rows.start : rows.stop]
-    return found if order is None else found[order]
+    rows_of_rank = stored[rows.start : rows.stop]
+    return rows_of_rank if order is None else rows_of_rank[order]

@@ -80,7 +80,7 @@ def load_dense(folder: Path, modules: Sequence[DenseHead], hidden_size: int, dev
             bias = files.slice("linear.bias", (module.n_out,))[:] if module.bias else None
         finally:
             files.close()
-        floats = [None if found is None else found.to(device, torch.float32) for found in (weight, bias)]
+        floats = [None if tensor is None else tensor.to(device, torch.float32) for tensor in (weight, bias)]
         assert floats[0] is not None
         layers.append(PooledLayer(floats[0], floats[1], module.activation))
     return tuple(layers)

@@ -62,8 +62,8 @@ class LatentAttention:
     def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:
         """Attend with the rows' queries; returns [n_rows, hidden_size], to be summed over the ranks."""
         sizes = self._sizes
-        found = self._attention.attend(q, step.cache, self._index, step.plans[self._places.plan])
-        latents = found.view(len(found), -1, sizes.rope_dim + sizes.rank)[..., sizes.rope_dim :].contiguous()
+        attended = self._attention.attend(q, step.cache, self._index, step.plans[self._places.plan])
+        latents = attended.view(len(attended), -1, sizes.rope_dim + sizes.rank)[..., sizes.rope_dim :].contiguous()
         return self._o(self._expand(latents).flatten(1), step.adapters)
 
 

@@ -34,7 +34,7 @@ class LinearLoader:
     backend: ModelBackend
     quantization: Quantization = field(default="none", kw_only=True)  # rounding of weights that are stored unquantized
     adapters: AdapterLayers = field(default_factory=AdapterLayers, kw_only=True)  # those of the layers built so far
-    kept: Mapping[str, Counter[str]] = field(  # the forms in which the device keeps weights, by `kind_of`
+    forms: Mapping[str, Counter[str]] = field(  # the forms in which the device keeps weights, by `kind_of`
         default_factory=lambda: defaultdict(Counter), kw_only=True
     )
 
@@ -87,20 +87,20 @@ class LinearLoader:
         """
         parts = [self._weight(shard) for shard in shards]
         for shard, part in zip(shards, parts, strict=True):
-            self.kept[kind_of(shard.key)][self.backend.ops.form(part, dense=dense)] += 1
+            self.forms[kind_of(shard.key)][self.backend.ops.form(part, dense=dense)] += 1
         if n_padding:
             parts.append(Dense(torch.zeros(n_padding, len(shards[0].cols), dtype=self.backend.dtype)))
         return Stacked(tuple(parts))
 
     def _weight(self, shard: Shard) -> Weight:
-        found, rounding = self.source.weight(shard), rounding_of(self.quantization, shard.key)
-        if rounding is None or not isinstance(found, Dense):
-            return found
+        stored, rounding = self.source.weight(shard), rounding_of(self.quantization, shard.key)
+        if rounding is None or not isinstance(stored, Dense):
+            return stored
         columns = shard.cols
         if len(columns) < shard.shape[1]:  # scales are those of whole rows: all ranks have the same codes
-            found = self.source.weight(replace(shard, cols=Span(0, shard.shape[1])))
-            assert isinstance(found, Dense)
-        return Rounded(found.values, columns.start, columns.stop, rounding.bits, rounding.group)
+            stored = self.source.weight(replace(shard, cols=Span(0, shard.shape[1])))
+            assert isinstance(stored, Dense)
+        return Rounded(stored.values, columns.start, columns.stop, rounding.bits, rounding.group)
 
     def bias(self, shards: Sequence[Shard], *, n_padding: int = 0) -> torch.Tensor | None:
         """Return the concatenated biases of `shards`, followed by `n_padding` zeros; None if none are stored."""

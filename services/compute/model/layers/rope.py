@@ -33,11 +33,11 @@ def query_scale_tables(scale: QueryScale, head_dim: int, max_positions: int) -> 
 
 def explain_rope(spec: RopeSpec, max_positions: int) -> str:
     """Describe the rope of sequences of up to `max_positions` in one line, for the log."""
-    said = f"{spec.kind}, theta {spec.theta:g}, tables of {max_positions} positions"
+    text = f"{spec.kind}, theta {spec.theta:g}, tables of {max_positions} positions"
     if spec.kind != "longrope":
-        return said
+        return text
     factors = "long" if spec.serves_long(max_positions) else "short"
-    return f"{said}, {factors} factors (the model was first trained for {spec.original_max_positions})"
+    return f"{text}, {factors} factors (the model was first trained for {spec.original_max_positions})"
 
 
 def check_tables(ropes: Iterable[RopeSpec], max_positions: int, available: int) -> None:

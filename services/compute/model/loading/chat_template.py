@@ -38,21 +38,21 @@ def _joined(named: dict[str, str]) -> str:
 
 def _from_files(folder: Path) -> dict[str, str]:
     files = {"default": folder / _FILE} | {file.stem: file for file in sorted((folder / _FOLDER).glob("*.jinja"))}
-    found = {}
+    templates = {}
     for name, file in files.items():
         try:
             if file.is_file():
                 refuse_pointer(file)
-                found[name] = _checked(file.read_text(encoding="utf-8"))
+                templates[name] = _checked(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ModelError(f"{file}: {error}") from error
-    return found
+    return templates
 
 
 def _from_config(file: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
     value = tokenizer_config.get("chat_template") or ""
     entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
-    found = {}
+    templates = {}
     try:
         for entry in entries:
             if not isinstance(entry, dict) or not {"name", "template"} <= entry.keys():
@@ -60,10 +60,10 @@ def _from_config(file: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]
             if not isinstance(entry["template"], str):
                 kind = type(entry["template"]).__name__
                 raise ValueError(f"chat_template must be a text or a list of named ones, not {kind}")
-            found[str(entry["name"])] = _checked(entry["template"])
+            templates[str(entry["name"])] = _checked(entry["template"])
     except ValueError as error:
         raise ModelError(f"{file}: {error}") from error
-    return found
+    return templates
 
 
 def _checked(template: str) -> str:

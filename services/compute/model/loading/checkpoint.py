@@ -25,7 +25,7 @@ class StoredShape:
 
     file: Path
     name: str
-    found: tuple[int, ...]
+    actual: tuple[int, ...]
     wanted: tuple[int, ...]
     transposed: bool  # stored [in, out]
 
@@ -86,16 +86,16 @@ class Checkpoint:
             wanted = wanted[::-1]
         if ref.place is not None:
             wanted = (ref.n_stacked, *wanted)
-        found = self._files.shape(name) or (1,)  # a single number
-        return StoredShape(self._files.file(name), name, found, wanted, transposed)
+        stored = self._files.shape(name) or (1,)  # a single number
+        return StoredShape(self._files.file(name), name, stored, wanted, transposed)
 
     def number(self, key: str) -> float:
         """Return a single number. Raises ModelError."""
         ref = self._refs[key]
-        found = self._files.whole(ref.name).reshape(1, -1)
-        if found.numel() != 1:
-            raise ModelError(f"{self._files.file(ref.name)}: {ref.name}: expected one number, found {found.numel()}")
-        return float(self._finite(Dense(found), ref).values)
+        stored = self._files.whole(ref.name).reshape(1, -1)
+        if stored.numel() != 1:
+            raise ModelError(f"{self._files.file(ref.name)}: {ref.name}: expected one number, found {stored.numel()}")
+        return float(self._finite(Dense(stored), ref).values)
 
     def vector(self, key: str, size: int, span: Span | None = None) -> torch.Tensor:
         """Return elements `span` of the vector `key` of `size` elements. Raises ModelError."""
@@ -103,11 +103,11 @@ class Checkpoint:
         rows, interleaved = stored_rows(ref, span or Span(0, size))
         stored: tuple[int, ...] = (stored_size(ref, size),)
         if ref.place is not None:
-            found = self._files.slice(ref.name, (ref.n_stacked, *stored))[ref.place, rows.start : rows.stop]
+            vector = self._files.slice(ref.name, (ref.n_stacked, *stored))[ref.place, rows.start : rows.stop]
         else:
-            found = self._files.slice(ref.name, stored)[rows.start : rows.stop]
-        found = found if interleaved is None else found[interleaved]
-        return self._finite(Dense(found.unsqueeze(0)), ref).values[0]
+            vector = self._files.slice(ref.name, stored)[rows.start : rows.stop]
+        vector = vector if interleaved is None else vector[interleaved]
+        return self._finite(Dense(vector.unsqueeze(0)), ref).values[0]
 
     def weight(self, shard: Shard) -> Weight:
         """Return a part of a matrix in its stored form. Raises ModelError."""
@@ -115,8 +115,8 @@ class Checkpoint:
         rows, interleaved = stored_rows(ref, shard.rows)
         stored = Shard(_module(ref), (stored_size(ref, shard.shape[0]), shard.shape[1]), rows, shard.cols)
         quantized = self._reader_of(ref)
-        found = self._dense(ref, stored) if quantized is None else quantized.weight(_within_stack(ref, stored))
-        return self._finite(found if interleaved is None else found.take(interleaved), ref)
+        weight = self._dense(ref, stored) if quantized is None else quantized.weight(_within_stack(ref, stored))
+        return self._finite(weight if interleaved is None else weight.take(interleaved), ref)
 
     def _dense(self, ref: TensorRef, stored: Shard) -> Dense:
         rows, cols = (slice(span.start, span.stop) for span in (stored.rows, stored.cols))
@@ -129,14 +129,14 @@ class Checkpoint:
             return Dense(self._files.slice(ref.name, (ref.n_stacked, *stored.shape))[ref.place, rows, cols])
         return Dense(self._files.slice(ref.name, stored.shape)[rows, cols])
 
-    def _finite(self, found: WeightT, ref: TensorRef) -> WeightT:
-        """Return `found`. Raises ModelError if an element is not finite in the served dtype."""
-        low, high = found.ends()
+    def _finite(self, weight: WeightT, ref: TensorRef) -> WeightT:
+        """Return `weight`. Raises ModelError if an element is not finite in the served dtype."""
+        low, high = weight.ends()
         largest = torch.finfo(self._dtype).max
         if not -largest <= low <= high <= largest:  # also False for NaN
             name, end = _module(ref), high if abs(low) <= largest else low
             raise ModelError(f"{self._file(ref)}: {name}: holds {end}, which is not finite in {self._dtype}")
-        return found
+        return weight
 
     def _file(self, ref: TensorRef) -> Path:
         quantized = self._reader_of(ref)

@@ -32,11 +32,11 @@ class Download:
 
     def _there(self, name: str) -> int:
         """Bytes present of a file. Incomplete files have a suffix; a killed process may have left another one."""
-        found = 0
+        n_bytes = 0
         for path in self.blobs.glob(f"{name}*"):
             with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
-                found = max(found, path.stat().st_size)
-        return found
+                n_bytes = max(n_bytes, path.stat().st_size)
+        return n_bytes
 
 
 def resolve_model(model: str, revision: str = "", begins: Callable[[Download], None] = lambda _: None) -> Path:

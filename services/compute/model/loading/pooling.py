@@ -157,16 +157,16 @@ def _dense(folder: Path, path: str) -> DenseHead:
 
 
 def _kind(file: Path, settings: dict[str, Any]) -> PoolingKind:
-    asked = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value]
+    kinds = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value]
     name = settings.get("pooling_mode")
     if name is not None:
-        asked = [str(part) for part in (name if isinstance(name, list) else [name])]
-    unknown = [key for key in asked if key not in _KINDS]
-    if unknown or len(asked) != 1:
+        kinds = [str(part) for part in (name if isinstance(name, list) else [name])]
+    unknown = [key for key in kinds if key not in _KINDS]
+    if unknown or len(kinds) != 1:
         known = ", ".join(_KINDS)
         raise ModelError(
-            f"{file}: pooling {' + '.join(asked) or 'none'} is not implemented; known, one of them: {known}"
+            f"{file}: pooling {' + '.join(kinds) or 'none'} is not implemented; known, one of them: {known}"
         )
     if settings.get("include_prompt", True) is not True:
         raise ModelError(f"{file}: include_prompt: {settings['include_prompt']!r} is not implemented; allowed: true")
-    return _KINDS[asked[0]]
+    return _KINDS[kinds[0]]

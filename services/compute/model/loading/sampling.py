@@ -44,7 +44,7 @@ def named(*sources: SamplingDefaults) -> dict[str, float]:
 
 
 def _checked(place: str, generation: Mapping[str, Any]) -> SamplingDefaults:
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for name, (low, high) in _RANGES.items():
         value = generation.get(name)
         if value is None:
@@ -52,5 +52,5 @@ def _checked(place: str, generation: Mapping[str, Any]) -> SamplingDefaults:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not low <= value <= high or (name == "top_k" and value != int(value)):
             raise ModelError(f"{place}`{name}` must be from {low} to {high}, not {value!r}")
-        found[name] = max(0, int(value) if name == "top_k" else value)  # a top_k of -1 means off, like 0
-    return SamplingDefaults(**found)
+        defaults[name] = max(0, int(value) if name == "top_k" else value)  # a top_k of -1 means off, like 0
+    return SamplingDefaults(**defaults)

@@ -83,8 +83,8 @@ def _whole(folder: Path, config: dict[str, Any]) -> tuple[bytes, dict[str, str]]
 
 
 def _other_formats(folder: Path) -> str:
-    found = [name for name in ("tekken.json", "vocab.json", "vocab.txt") if (folder / name).is_file()]
-    return f" ({found[0]} alone has to be converted, see docs/serving.md)" if found else ""
+    others = [name for name in ("tekken.json", "vocab.json", "vocab.txt") if (folder / name).is_file()]
+    return f" ({others[0]} alone has to be converted, see docs/serving.md)" if others else ""
 
 
 def _merged(config: dict[str, Any], special_map: dict[str, Any]) -> dict[str, Any]:
@@ -154,9 +154,9 @@ def _add_listed(tokenizer: Tokenizer, folder: Path, config: dict[str, Any], spec
             log.warning("%s: the model has no embedding for %r (%d)", file, token.content, token_id)
             continue
         _add(tokenizer, token)
-        found = tokenizer.token_to_id(token.content)
-        if found != token_id:
-            raise ModelError(f"{file}: {token.content!r} would be token {found} instead of {token_id}")
+        known_id = tokenizer.token_to_id(token.content)
+        if known_id != token_id:
+            raise ModelError(f"{file}: {token.content!r} would be token {known_id} instead of {token_id}")
 
 
 def _token_id(file: Path, text: str, value: str | int) -> int:

@@ -22,7 +22,7 @@ def _attend_keys(
     q,  # [m, n_dims]
     best,  # [m] highest score so far
     mass,  # [m] sum of the weights so far
-    found,  # [m, n_dims] weighted sum of the values so far
+    acc,  # [m, n_dims] weighted sum of the values so far
     positions,  # [m] of the rows
     slopes,  # [m]
     cache,
@@ -84,20 +84,20 @@ def _attend_keys(
         mass = mass * rest + tl.sum(weights, 1)
         if coded:
             weights *= tl.load(of_keys + n_kv_heads * run // 2, mask=present, other=0.0).to(tl.float32)[None, :]
-        found = found * rest[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        acc = acc * rest[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         best = higher
-    return best, mass, found
+    return best, mass, acc
 
 
 @triton.jit
-def _divided(best, mass, found, sinks, has_sinks: tl.constexpr):
-    """Return `found` over the sum of the weights, a sink's included."""
+def _divided(best, mass, acc, sinks, has_sinks: tl.constexpr):
+    """Return `acc` over the sum of the weights, a sink's included."""
     if has_sinks:
         sunk = sinks * _LOG2_E
         top = tl.maximum(best, sunk)
         share = tl.exp2(best - top)
-        return found * (share / (mass * share + tl.exp2(sunk - top)))[:, None]
-    return found / mass[:, None]
+        return acc * (share / (mass * share + tl.exp2(sunk - top)))[:, None]
+    return acc / mass[:, None]
 
 
 @triton.jit(do_not_specialize=["q_stride", "table_stride", "window", "n_splits"])
@@ -144,7 +144,7 @@ def decode(
     ours, real = members < group, dims < head_dim
     inside = ours[:, None] & real[None, :]
     places = heads[:, None] * head_dim + dims[None, :]
-    best, mass, found = _attend_keys(
+    best, mass, acc = _attend_keys(
         tl.load(q + row * q_stride + places, mask=inside, other=0.0),
         tl.full([n_members], float("-inf"), tl.float32),
         tl.zeros([n_members], tl.float32),
@@ -172,11 +172,11 @@ def decode(
     n_heads: tl.constexpr = n_kv_heads * group
     if direct:
         sunk = tl.load(sinks + heads, mask=ours, other=0.0) if has_sinks else mass
-        result = _divided(best, mass, found, sunk, has_sinks)
+        result = _divided(best, mass, acc, sunk, has_sinks)
         tl.store(out + row * (n_heads * head_dim) + places, result.to(out.dtype.element_ty), mask=inside)
     else:
         slots = (row * n_heads + heads) * n_splits + split
-        tl.store(parts + slots[:, None] * head_dim + dims[None, :], found, mask=inside)
+        tl.store(parts + slots[:, None] * head_dim + dims[None, :], acc, mask=inside)
         tl.store(weights + slots * 2, best, mask=ours)
         tl.store(weights + slots * 2 + 1, mass, mask=ours)
 
@@ -208,7 +208,7 @@ def merge(
     real = dims < head_dim
     best = tl.full([1], float("-inf"), tl.float32)
     mass = tl.zeros([1], tl.float32)
-    found = tl.zeros([1, n_dims], tl.float32)
+    acc = tl.zeros([1, n_dims], tl.float32)
     for first in range(0, n_used, n_merged):
         splits = first + tl.arange(0, n_merged)
         used = splits < n_used
@@ -220,10 +220,10 @@ def merge(
         higher = tl.maximum(best, tl.max(tops, 0))
         shares, rest = tl.exp2(tops - higher), tl.exp2(best - higher)
         mass = mass * rest + tl.sum(masses * shares, 0)
-        found = found * rest[:, None] + tl.sum(values * shares[:, None], 0)[None, :]
+        acc = acc * rest[:, None] + tl.sum(values * shares[:, None], 0)[None, :]
         best = higher
     sunk = tl.load(sinks + head + tl.zeros([1], tl.int32)) if has_sinks else mass
-    result = _divided(best, mass, found, sunk, has_sinks)
+    result = _divided(best, mass, acc, sunk, has_sinks)
     places = (row * n_heads + head) * head_dim + dims[None, :]
     tl.store(out + places, result.to(out.dtype.element_ty), mask=real[None, :])
 
@@ -269,7 +269,7 @@ def prefill(
     inside = ours[:, None] & real[None, :]
     numbers = (first_row + rows).to(tl.int64)[:, None]
     places = heads[:, None] * head_dim + dims[None, :]
-    best, mass, found = _attend_keys(
+    best, mass, acc = _attend_keys(
         tl.load(q + numbers * q_stride + places, mask=inside, other=0.0),
         tl.full([tile_rows * n_members], float("-inf"), tl.float32),
         tl.zeros([tile_rows * n_members], tl.float32),
@@ -295,6 +295,6 @@ def prefill(
         coded,
     )
     sunk = tl.load(sinks + heads, mask=ours, other=0.0) if has_sinks else mass
-    result = _divided(best, mass, found, sunk, has_sinks)
+    result = _divided(best, mass, acc, sunk, has_sinks)
     stride: tl.constexpr = n_kv_heads * group * head_dim
     tl.store(out + numbers * stride + places, result.to(out.dtype.element_ty), mask=inside)

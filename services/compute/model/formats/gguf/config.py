@@ -86,7 +86,7 @@ def _size(value: object) -> int:
 def _repeated(keys: Keys, values: Mapping[str, Any], sizes: _Sizes) -> dict[str, float]:
     """Return the values with which keys only say again what others do."""
     scale = values.get("query_pre_attn_scalar", sizes.head)
-    found = {
+    repeated = {
         "attention.head_count_kv": sizes.heads,
         "attention.key_length_swa": sizes.head,
         "attention.value_length_swa": sizes.head,
@@ -97,8 +97,8 @@ def _repeated(keys: Keys, values: Mapping[str, Any], sizes: _Sizes) -> dict[str,
     }
     window = keys.metadata.get(f"{keys.prefix}attention.sliding_window")
     if isinstance(window, int) and window >= _size(values.get("max_position_embeddings")) > 0:
-        found["attention.sliding_window"] = window  # it covers all positions
-    return {key: value for key, value in found.items() if isinstance(value, int | float)}
+        repeated["attention.sliding_window"] = window  # it covers all positions
+    return {key: value for key, value in repeated.items() if isinstance(value, int | float)}
 
 
 def _by_tensors(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
@@ -110,18 +110,18 @@ def _by_tensors(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
     if n_tokens > embedding.shape[0]:
         raise file.metadata.error(_TOKENS, f"{n_tokens} tokens, but {EMBEDDING} has {embedding.shape[0]} rows")
     kinds = Counter(info.type.name for info in file.tensors.values() if len(info.shape) > 1)
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": HEAD not in file.tensors,
         "dtype": _DTYPES.get(next(iter(kinds)), "bfloat16") if len(kinds) == 1 else "bfloat16",
     }
-    return found | {key: True for key, name in architecture.biases.items() if name in file.tensors}
+    return values | {key: True for key, name in architecture.biases.items() if name in file.tensors}
 
 
 def _of_heads(keys: Keys, architecture: Architecture, values: Mapping[str, Any], sizes: _Sizes) -> dict[str, Any]:
     """Check the sizes of heads, and return what follows from them."""
-    if (found := keys.integer("attention.value_length", sizes.head)) != sizes.head:
-        raise keys.error("attention.value_length", f"expected attention.key_length {sizes.head}, found {found}")
+    if (value_length := keys.integer("attention.value_length", sizes.head)) != sizes.head:
+        raise keys.error("attention.value_length", f"expected attention.key_length {sizes.head}, found {value_length}")
     rotated = keys.integer("rope.dimension_count", sizes.head)
     if not architecture.partial and rotated != sizes.head:
         raise keys.error("rope.dimension_count", f"expected {sizes.head}, the size of a head, found {rotated}")
@@ -146,12 +146,12 @@ def _of_family(keys: Keys, architecture: Architecture, values: Mapping[str, Any]
         case "Gemma2ForCausalLM":
             return _of_gemma(sizes, 46) | _alternating(keys, architecture, sizes)
         case "Gemma3ForCausalLM":
-            found = _of_gemma(sizes, 62) | _alternating(keys, architecture, sizes)
-            found["rope_local_base_freq"] = keys.number("rope.freq_base_swa", 10_000.0)
-            found["final_logit_softcapping"] = values.get("final_logit_softcapping") or None  # 0: none
+            family_keys = _of_gemma(sizes, 62) | _alternating(keys, architecture, sizes)
+            family_keys["rope_local_base_freq"] = keys.number("rope.freq_base_swa", 10_000.0)
+            family_keys["final_logit_softcapping"] = values.get("final_logit_softcapping") or None  # 0: none
             if not values.get("sliding_window"):
-                found["layer_types"] = [FULL] * sizes.layers
-            return found
+                family_keys["layer_types"] = [FULL] * sizes.layers
+            return family_keys
         case "GraniteForCausalLM":
             if keys.values("rope.scaling.finetuned") is False:
                 raise keys.error("rope.scaling.finetuned", "false, a Granite without a rope, is not implemented")
@@ -217,9 +217,9 @@ def _rope_scaling(keys: Keys, file: GgufFile, architecture: Architecture) -> dic
 
 def _check_extension(keys: Keys, kind: str) -> None:
     """Refuse a rope that YaRN only scales in part; a number below 0 stands for the default."""
-    found = keys.number("rope.scaling.yarn_ext_factor", 1.0)
-    if (found > 0 and found != 1.0) or (found == 0 and kind == "yarn"):
-        raise keys.error("rope.scaling.yarn_ext_factor", f"{found:g} is not implemented; allowed: 1")
+    factor = keys.number("rope.scaling.yarn_ext_factor", 1.0)
+    if (factor > 0 and factor != 1.0) or (factor == 0 and kind == "yarn"):
+        raise keys.error("rope.scaling.yarn_ext_factor", f"{factor:g} is not implemented; allowed: 1")
 
 
 def _yarn(keys: Keys, factor: float, original: int, attention: float) -> dict[str, Any]:

@@ -87,9 +87,9 @@ class _Header:
         return GgufFile(metadata, self._placed(described, start, alignment))
 
     def _read_magic(self) -> None:
-        found = self._take(len(MAGIC), "its first bytes")
-        if found != MAGIC:
-            raise self._error(f"not a GGUF file: it begins with {found!r} instead of {MAGIC!r}")
+        magic = self._take(len(MAGIC), "its first bytes")
+        if magic != MAGIC:
+            raise self._error(f"not a GGUF file: it begins with {magic!r} instead of {MAGIC!r}")
         (version,) = self._unpack("<I")
         if version & 0xFFFF == 0:
             raise self._error("in big-endian byte order, which is not read; convert it with gguf_convert_endian.py")
@@ -135,31 +135,31 @@ class _Header:
         for name, shape, kind, offset in sorted(described, key=lambda one: one[3]):
             if name in tensors:
                 raise self._error(f"{name}: twice in the header")
-            found = TensorInfo(name, shape, self._type(name, kind), self._file, start + offset, 0)
-            n_bytes = self._n_bytes(found)
+            info = TensorInfo(name, shape, self._type(name, kind), self._file, start + offset, 0)
+            n_bytes = self._n_bytes(info)
             if offset % alignment:
                 raise self._error(f"{name}: its offset {offset} is no multiple of the alignment {alignment}")
-            if found.offset + n_bytes > self._size:
+            if info.offset + n_bytes > self._size:
                 raise self._error(
-                    f"{name}: needs bytes {found.offset} to {found.offset + n_bytes}, but the file has {self._size}: "
+                    f"{name}: needs bytes {info.offset} to {info.offset + n_bytes}, but the file has {self._size}: "
                     "it is cut off, or the header is wrong"
                 )
-            if found.offset < end:
-                raise self._error(f"{name}: begins at byte {found.offset}, inside of {before}, which ends at {end}")
-            tensors[name] = TensorInfo(name, shape, found.type, self._file, found.offset, n_bytes)
-            end, before = found.offset + n_bytes, name
+            if info.offset < end:
+                raise self._error(f"{name}: begins at byte {info.offset}, inside of {before}, which ends at {end}")
+            tensors[name] = TensorInfo(name, shape, info.type, self._file, info.offset, n_bytes)
+            end, before = info.offset + n_bytes, name
         return tensors
 
     def _type(self, name: str, kind: int) -> TensorType:
-        found = TYPES.get(kind)
-        if found is None:
+        tensor_type = TYPES.get(kind)
+        if tensor_type is None:
             known = ", ".join(other.name for other in TYPES.values())
-            said = UNREAD.get(kind, f"number {kind}")
+            label = UNREAD.get(kind, f"number {kind}")
             raise self._error(
-                f"{name}: tensors of type {said} are not read; take a file of another quantization, such as Q4_K_M or "
+                f"{name}: tensors of type {label} are not read; take a file of another quantization, such as Q4_K_M or "
                 f"Q8_0, or requantize it with llama-quantize (read are {known})"
             )
-        return found
+        return tensor_type
 
     def _n_bytes(self, info: TensorInfo) -> int:
         row, kind = info.shape[-1], info.type
@@ -174,7 +174,7 @@ class _Header:
 
     def _texts(self, what: str, count: int) -> list[str]:
         """Return `count` texts; without a call for each, because vocabularies are long."""
-        found, read, left = [], self._stream.read, self._left
+        texts, read, left = [], self._stream.read, self._left
         for _ in range(count):
             length = int.from_bytes(read(_LENGTH), "little")
             if length > _MAX_TEXT:
@@ -182,10 +182,10 @@ class _Header:
             left -= _LENGTH + length
             if left < 0:
                 raise self._error(f"cut off in {what}: {length} bytes are needed and {max(left + length, 0)} left")
-            found.append(read(length))
+            texts.append(read(length))
         self._left = left
         try:
-            return [text.decode() for text in found]
+            return [text.decode() for text in texts]
         except UnicodeDecodeError as error:
             raise self._error(f"{what}: not UTF-8: {error}") from error
 
@@ -196,10 +196,10 @@ class _Header:
         if n_bytes > self._left:
             raise self._error(f"cut off in {what}: {n_bytes} bytes are needed and {self._left} left")
         self._left -= n_bytes
-        found = self._stream.read(n_bytes)
-        if len(found) != n_bytes:
+        data = self._stream.read(n_bytes)
+        if len(data) != n_bytes:
             raise self._error(f"cut off in {what} while it was read")
-        return found
+        return data
 
     def _check_count(self, what: str, count: int, least: int, most: int) -> None:
         """Refuse a number of things of `least` bytes that the rest of the file cannot hold, or that is absurd."""
@@ -211,8 +211,8 @@ class _Header:
 
 
 def _alignment(metadata: GgufMetadata) -> int:
-    found = metadata.integer("general.alignment", _ALIGNMENT)
-    if found not in _ALIGNMENTS or found & (found - 1):
-        said = f"expected a power of 2 from {_ALIGNMENTS.start} to {_ALIGNMENTS.stop - 1}, found {found}"
-        raise metadata.error("general.alignment", said)
-    return found
+    alignment = metadata.integer("general.alignment", _ALIGNMENT)
+    if alignment not in _ALIGNMENTS or alignment & (alignment - 1):
+        problem = f"expected a power of 2 from {_ALIGNMENTS.start} to {_ALIGNMENTS.stop - 1}, found {alignment}"
+        raise metadata.error("general.alignment", problem)
+    return alignment

@@ -97,5 +97,5 @@ class GgufMetadata(Mapping[str, Value]):
 def _said(value: Value) -> str:
     if isinstance(value, tuple):
         return f"a list of {len(value)}"
-    said = repr(value)
-    return said if len(said) <= 60 else f"{said[:60]}…"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

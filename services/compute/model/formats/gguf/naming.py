@@ -64,23 +64,23 @@ def _integer_part(matrices: Sequence[TensorInfo]) -> IntegerPart | None:
 
 
 def _refs(spec: ModelSpec, architecture: Architecture) -> Refs:
-    found = standard_refs(spec, _NAMES, prefix=_LAYERS, embed="token_embd", norm="output_norm", head="output")
+    refs = standard_refs(spec, _NAMES, prefix=_LAYERS, embed="token_embd", norm="output_norm", head="output")
     if spec.learned_positions:
-        found["positions"] = TensorRef("position_embd.weight")
+        refs["positions"] = TensorRef("position_embd.weight")
     q, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     for index, layer in enumerate(spec.layers):
         key, module = f"layers.{index}.", f"{_LAYERS}{index}."
         if architecture.one_qkv:
-            found |= _concatenated(key, f"{module}attn_qkv", {"q": q, "k": kv, "v": kv}, bias=spec.qkv_bias)
+            refs |= _concatenated(key, f"{module}attn_qkv", {"q": q, "k": kv, "v": kv}, bias=spec.qkv_bias)
         if architecture.one_gate_up:
-            found |= _concatenated(key, f"{module}ffn_up", {"gate": spec.ffn_size, "up": spec.ffn_size}, bias=False)
+            refs |= _concatenated(key, f"{module}ffn_up", {"gate": spec.ffn_size, "up": spec.ffn_size}, bias=False)
         if layer.moe is not None:
-            found |= _experts(key, module, layer.moe)
+            refs |= _experts(key, module, layer.moe)
         if architecture.paired:  # whole heads, also in layers without a rope: only adapters see the order there
             for part in ("q", "k", "q.bias", "k.bias"):
-                if key + part in found:
-                    found[key + part] = replace(found[key + part], unit=spec.head_dim, n_paired=spec.head_dim)
-    return found
+                if key + part in refs:
+                    refs[key + part] = replace(refs[key + part], unit=spec.head_dim, n_paired=spec.head_dim)
+    return refs
 
 
 def _concatenated(key: str, stored: str, sizes: Mapping[str, int], *, bias: bool) -> Refs:

@@ -27,9 +27,9 @@ def read_gguf(file: Path) -> GgufFile:
     parts = [read_container(part) for part in files]
     tensors: dict[str, TensorInfo] = {}
     for number, part in enumerate(parts):
-        said = part.metadata.integer("split.no", 0), part.metadata.integer("split.count", 0) or 1
-        if said != (number, len(parts)):
-            problem = f"says that it is part {said[0] + 1} of {said[1]}, found as part {number + 1} of {len(parts)}"
+        split = part.metadata.integer("split.no", 0), part.metadata.integer("split.count", 0) or 1
+        if split != (number, len(parts)):
+            problem = f"says that it is part {split[0] + 1} of {split[1]}, found as part {number + 1} of {len(parts)}"
             raise part.metadata.error("split.no", problem)
         if twice := sorted(tensors.keys() & part.tensors.keys()):
             raise ModelError(f"{files[number]}: {twice[0]}: is in {tensors[twice[0]].file.name}, too")

@@ -106,8 +106,8 @@ class BlockReader:
         kind, blocks = QUANTIZED[self._files.dtype(name)], self._files.blocks(name)
         size = shard.shape[1] // blocks.shape[1]  # elements of a block
         wide = _covering(cols, size)
-        found = blocks[shard.rows.start : shard.rows.stop, wide.start : wide.stop]
-        return InBlocks(found, ColumnSplit(kind, Span(cols.start - wide.start * size, cols.stop - wide.start * size)))
+        cells = blocks[shard.rows.start : shard.rows.stop, wide.start : wide.stop]
+        return InBlocks(cells, ColumnSplit(kind, Span(cols.start - wide.start * size, cols.stop - wide.start * size)))
 
 
 class ColumnSplit:

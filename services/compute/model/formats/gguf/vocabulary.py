@@ -120,7 +120,7 @@ def read_vocabulary(metadata: GgufMetadata) -> GgufVocabulary:
 
 def _special(metadata: GgufMetadata, model: str, n_tokens: int) -> dict[str, int]:
     """The named special tokens of a file, and those that files of its tokenizer leave out. Raises ModelError."""
-    found = {name: index for name, index in _DEFAULTS.get(model, {}).items() if index < n_tokens}
+    special = {name: index for name, index in _DEFAULTS.get(model, {}).items() if index < n_tokens}
     for name, key in _IDS.items():
         try:
             token_id = _token_id(metadata, key, n_tokens)
@@ -130,18 +130,18 @@ def _special(metadata: GgufMetadata, model: str, n_tokens: int) -> dict[str, int
             log.warning("%s; the file has no %s then", error, name)
             continue
         if token_id is not None:
-            found[name] = token_id
-    return found
+            special[name] = token_id
+    return special
 
 
 def _token_id(metadata: GgufMetadata, name: str, n_tokens: int) -> int | None:
     key = PREFIX + name
     if key not in metadata:
         return None
-    found = metadata.integer(key)
-    if not 0 <= found < n_tokens:
-        raise metadata.error(key, f"{found} is no token; the vocabulary has {n_tokens}")
-    return found
+    token_id = metadata.integer(key)
+    if not 0 <= token_id < n_tokens:
+        raise metadata.error(key, f"{token_id} is no token; the vocabulary has {n_tokens}")
+    return token_id
 
 
 def _ends(metadata: GgufMetadata, ids: Mapping[str, int], types: tuple[int, ...], eos: int | None) -> tuple[int, ...]:
@@ -151,4 +151,4 @@ def _ends(metadata: GgufMetadata, ids: Mapping[str, int], types: tuple[int, ...]
     if _MARKUP in known and types[ids[_MARKUP]] != TokenType.CONTROL:
         known -= {_MARKUP}
     named = [eos, *(_token_id(metadata, name, len(ids)) for name in _ENDS)]
-    return tuple(dict.fromkeys([found for found in named if found is not None] + sorted(ids[text] for text in known)))
+    return tuple(dict.fromkeys([end for end in named if end is not None] + sorted(ids[text] for text in known)))
