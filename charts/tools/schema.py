@@ -24,14 +24,13 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "worker": WorkerSettings,
     "finetuner": FinetunerSettings,
 }
-# Fields that have a place of their own among the values, or that the chart keeps to itself.
+# Fields that the chart keeps to itself, or that have a value of another name or at another place.
 _ELSEWHERE = {
     *ServiceSettings.model_fields,
-    *("gateway_port", "grpc_port", "router_addresses", "tenancy", "api_keys_file", "api_keys"),
+    *("gateway_port", "grpc_port", "router_addresses", "api_keys_file", "api_keys"),
     *("router_port", "router_id", "coordinator_address"),
     *("expected_models", "expected_models_config_map", "service_account_folder"),
-    *("worker_id", "worker_port", "model", "revision", "served_model_name", "tensor_parallel", "dtype", "device"),
-    *("kv_tokens", "kv_dtype", "max_model_len", "speculation"),
+    *("worker_id", "worker_port", "revision", "served_model_name", "node_service"),
     *("finetuner_models", "finetuner_folder", "finetuner_job_template", "finetuner_quantizations"),
 }
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
@@ -83,6 +82,8 @@ class _Builder:
     def of_map(self, value: Value) -> Schema:
         """The strict schema of a map of ours."""
         properties = {child.key: self.of(child) for child in value.children}
+        if settings := properties.get("settings"):  # without those that have a value of their own next to it
+            settings["properties"] = {key: of for key, of in settings["properties"].items() if key not in properties}
         shared = self.pod if value.schema.get("pod") else {}
         return {"type": "object", "additionalProperties": False, "properties": {**shared, **properties}}
 
