@@ -41,13 +41,13 @@ class Drafts:
     drafters: Sequence[Drafter]
     own: dict[str, Evidence] = field(default_factory=dict)  # by drafter
     seen: int = -1  # number of tokens that `newest` follows
-    newest: Draft | None = None  # the best that the drafters have
+    newest: Sequence[Draft] = ()  # what the drafters have
     carried: Draft | None = None  # proposals of the step in flight
     forced: ForcedTokens | None = None  # one of the drafters, for a request with a grammar
 
-    def at(self, token_ids: Sequence[int], most: int) -> Draft | None:
-        """The draft with the longest match."""
+    def after(self, token_ids: Sequence[int], most: int) -> Sequence[Draft]:
+        """What the drafters have for the request's tokens so far."""
         if self.seen != len(token_ids):
-            drafts = [draft for drafter in self.drafters if (draft := drafter.draft(token_ids, most)) is not None]
-            self.seen, self.newest = len(token_ids), max(drafts, key=lambda draft: draft.match, default=None)
+            self.seen = len(token_ids)
+            self.newest = [draft for drafter in self.drafters if (draft := drafter.draft(token_ids, most)) is not None]
         return self.newest

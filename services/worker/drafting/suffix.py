@@ -44,7 +44,7 @@ class TenantTexts:
     number of accepted tokens tells of the source of a draft, so a draft never has a source in another scope.
     """
 
-    def __init__(self, generation_tokens: int = 16_384, most_scopes: int = 64) -> None:
+    def __init__(self, generation_tokens: int = 8_192, most_scopes: int = 32) -> None:
         self._generation_tokens = generation_tokens
         self._most_scopes = most_scopes
         self._answers: OrderedDict[str, RecentAnswers] = OrderedDict()  # least recently used first

@@ -1,9 +1,8 @@
 """Plans each step. Pure Python, no torch, no I/O, no threads.
 
-There is no prefill phase and no decode phase. A request has known tokens and planned positions. Each step
-spends a budget of rows, first on requests that need one row (decodes), then on the rest of running prompts,
-then on admissions. Step n + 1 is planned while step n is computed, so a plan assumes that the request continues
-after the token that step n draws; when that token ends the request, the later row is discarded.
+Prompts and decodes differ in nothing: a request has known tokens and planned positions. Each step spends a budget of
+rows on decodes, then on running prompts, then on admissions. Step n + 1 is planned while step n is computed, on the
+assumption that a request goes on after the token in flight; else the row is discarded. Proposals follow from tokens.
 """
 
 from __future__ import annotations
@@ -355,6 +354,7 @@ class Scheduler:
     def _end(self, request: Request) -> None:
         """End a request that is not in the queue."""
         self.ledger.leave(request.tenant)
+        self.speculator.close(request)
         if request.status is Status.RUNNING:
             self._stop_running(request, Status.DONE)
         else:  # DEFERRED, or RETIRING, which frees its blocks when its last plan returns

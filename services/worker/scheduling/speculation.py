@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
+from operator import itemgetter
 from typing import NamedTuple
 
 from services.worker.drafting.draft import PREDICTION, Draft, Drafter
@@ -17,6 +18,7 @@ from services.worker.drafting.drafts import Drafts, Evidence
 from services.worker.drafting.forced import ForcedTokens
 from services.worker.drafting.prediction import PredictionLookup
 from services.worker.drafting.prompt_lookup import PromptLookup
+from services.worker.drafting.suffix import SuffixLookup, TenantTexts
 from services.worker.engine.output import Output
 from services.worker.engine.state import EngineCounters
 from services.worker.scheduling.block_pool import BlockPool
@@ -28,6 +30,7 @@ from services.worker.scheduling.step_builder import StepBuilder
 _MOST = 31  # proposals of a request in a step
 _OWN_WEIGHT = 6.0  # evidence of other requests counts as much as this many of the request's own proposals
 _PRIOR_WEIGHT = 4.0
+_LEAST_ANSWER = 16  # tokens; a shorter answer is not remembered
 _LEAST_PRIOR = {PREDICTION: 0.7}  # the client expects it
 
 
@@ -68,17 +71,23 @@ class Speculator:
     def __init__(self, config: SchedulerConfig, counters: EngineCounters) -> None:
         self.cost = RowCost()  # the engine sets it from the measured step times
         self._config, self._counters = config, counters
+        self._texts = TenantTexts()
         self._evidence: dict[tuple[str, int], Evidence] = {}  # by drafter and size of the match
 
     def open(self, request: Request) -> Drafts | None:
         """The drafters of a new request; None if it shall have none."""
         if not self._config.speculation or request.embed or request.trial_tokens:
             return None
-        drafters: list[Drafter] = [PromptLookup()]
+        drafters: list[Drafter] = [PromptLookup(), SuffixLookup(self._texts, _scope(request))]
         if request.prediction_ids:
             drafters.append(PredictionLookup(request.prediction_ids, request.n_prompt))
         forced = ForcedTokens() if request.sampling.grammar else None
         return Drafts([*drafters, forced] if forced else drafters, forced=forced)
+
+    def close(self, request: Request) -> None:
+        """Let the tenant's next requests find drafts in the answer of a request that ends."""
+        if request.drafts is not None and request.n_generated >= _LEAST_ANSWER:
+            self._texts.add(_scope(request), request.token_ids[request.n_prompt :])
 
     def choose(self, running: Sequence[Request]) -> dict[Request, Draft]:
         """Proposals for a step of decodes; none if a prompt is being computed, which needs the rows."""
@@ -107,8 +116,9 @@ class Speculator:
         """A heap of the first proposals of the requests' drafts, the likeliest on top."""
         heap = []
         for index, request in enumerate(running):
-            if (draft := self._draft(request)) is not None:
-                probability = self._probability(request, draft)
+            drafts = [(self._probability(request, draft), draft) for draft in self._drafts(request)]
+            if drafts:
+                probability, draft = max(drafts, key=itemgetter(0))
                 heap.append(_Candidate(-probability, index, 1, probability, draft))
         heapify(heap)
         return heap
@@ -147,11 +157,11 @@ class Speculator:
             return output
         return output._replace(accepted_prediction=n_accepted, rejected_prediction=n_rejected)
 
-    def _draft(self, request: Request) -> Draft | None:
+    def _drafts(self, request: Request) -> Sequence[Draft]:
         most = min(_MOST, request.limit - len(request.token_ids) - 1)
         if request.drafts is None or most < 1:
-            return None
-        return request.drafts.at(request.token_ids, most)
+            return ()
+        return request.drafts.after(request.token_ids, most)
 
     def _of(self, draft: Draft) -> Evidence:
         return self._evidence.setdefault((draft.drafter, draft.match.bit_length()), Evidence())
@@ -163,3 +173,8 @@ class Speculator:
         general = self._of(draft).probability(prior, _PRIOR_WEIGHT)
         own = request.drafts.own.get(draft.drafter)
         return general if own is None else own.probability(general, _OWN_WEIGHT)
+
+
+def _scope(request: Request) -> str:
+    """What two requests share if one may find drafts in the other's answer: the tenant, the salt and the adapter."""
+    return f"{request.tenant}/{request.chain_root.hex()}"
