@@ -1,0 +1,127 @@
+"""Results of bench.speculation: ratios, differences of texts, accepted drafts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.table import Table
+
+from bench.reading import Reading, higher
+from bench.stats import median
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The text of an answer, its length, and its end."""
+
+    text: str
+    n_tokens: int
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """Requests that ran together, with the proposed and accepted tokens of each drafter."""
+
+    answers: Sequence[Answer]
+    seconds: float
+    proposed: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens over the time from the first request to the last answer."""
+        return sum(answer.n_tokens for answer in self.answers) / self.seconds
+
+
+@dataclass
+class Cell:
+    """A workload at a concurrency: a run of each side in every round."""
+
+    workload: str
+    concurrency: int
+    repeated: list[float] = field(default_factory=list)  # share of each answer's 8-grams that stand in its source
+    on: list[Run] = field(default_factory=list)
+    off: list[Run] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The workload and the concurrency."""
+        return f"{self.workload}, {self.concurrency} at once" if self.concurrency > 1 else f"{self.workload}, alone"
+
+    @property
+    def ratio(self) -> float:
+        """Speed with speculation over speed without, the median over the rounds."""
+        return median([on.tokens_per_s / off.tokens_per_s for on, off in zip(self.on, self.off, strict=True)])
+
+    def differences(self) -> Iterator[str]:
+        """Yield a line for each answer that differs between the sides, with both texts from there on."""
+        for turn, runs in enumerate(zip(self.on, self.off, strict=True), 1):
+            for index, (on, off) in enumerate(zip(*(run.answers for run in runs), strict=True)):
+                if on != off:
+                    at = equal_characters(on.text, off.text)
+                    parts = " and ".join(
+                        f"{each.text[at : at + 40]!r} ({each.n_tokens} tokens, {each.finish_reason})"
+                        for each in (on, off)
+                    )
+                    yield f"{self.name}, round {turn}, request {index}: after {at} characters {parts}"
+
+
+def equal_characters(one: str, other: str) -> int:
+    """The length of the common beginning."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def speed_table(model: str, cells: Sequence[Cell]) -> Table:
+    """A row for each cell: speeds, ratio, repeated share, accepted drafts."""
+    table = Table(title=f"{model}: output tokens/s with speculation and without, medians over rounds")
+    for column in ("requests", "on", "off", "ratio", "in the source", "accepted of proposed tokens, by drafter"):
+        table.add_column(column)
+    for cell in cells:
+        on, off = (median([run.tokens_per_s for run in runs]) for runs in (cell.on, cell.off))
+        share = sum(cell.repeated) / len(cell.repeated) if cell.repeated else 0.0
+        table.add_row(
+            cell.name,
+            f"{on:,.1f}",
+            f"{off:,.1f}",
+            f"{cell.ratio:.2f}",
+            f"{share:.0%}" if share else "",
+            drafts(cell.on),
+        )
+    return table
+
+
+def drafts(runs: Sequence[Run]) -> str:
+    """The accepted and proposed tokens of all runs, by drafter."""
+    proposed, accepted = Counter[str](), Counter[str]()
+    for run in runs:
+        proposed.update(run.proposed)
+        accepted.update(run.accepted)
+    parts = [f"{name} {accepted[name]:,} of {n:,} ({accepted[name] / n:.0%})" for name, n in proposed.items() if n]
+    return ", ".join(parts) or "none proposed"
+
+
+def peer_table(cell: Cell, peers: Mapping[str, Sequence[Run]]) -> Table:
+    """A row for each server: its speed, and ours with speculation over it."""
+    table = Table(title=f"{cell.name}: output tokens/s beside llama.cpp, medians over rounds")
+    for column in ("server", "tokens/s", "ours with speculation over it", "accepted of proposed tokens"):
+        table.add_column(column)
+    ours = median([run.tokens_per_s for run in cell.on])
+    for name, runs in {"ours": cell.on, **peers}.items():
+        rate = median([run.tokens_per_s for run in runs])
+        table.add_row(name, f"{rate:,.1f}", f"{ours / rate:.2f}", drafts(runs))
+    return table
+
+
+def readings(model: str, cells: Sequence[Cell], peers: Mapping[str, Sequence[Run]]) -> Iterator[Reading]:
+    """Yield the speeds and ratios of all cells, and the speeds of llama.cpp."""
+    for cell in cells:
+        name = f"speculation/{model}, {cell.name}"
+        for side, runs in (("on", cell.on), ("off", cell.off)):
+            yield higher(f"{name}/{side}", median([run.tokens_per_s for run in runs]), "tokens/s")
+        yield higher(f"{name}/on over off", cell.ratio, "ratio")
+    for peer, runs in peers.items():
+        yield higher(f"speculation/{model}, {peer}/edit, alone", median([r.tokens_per_s for r in runs]), "tokens/s")
