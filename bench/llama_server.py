@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 import xllamacpp
 
-DRAFTERS = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+from bench.servers import LLAMA_DRAFTERS
 
 
 def main(
@@ -21,7 +21,7 @@ def main(
     threads: Annotated[int, typer.Option(min=1)] = 1,
     slots: Annotated[int, typer.Option(min=1, help="Requests computed at a time.")] = 64,
     context: Annotated[int, typer.Option(min=1, help="Tokens of a slot.")] = 1_536,
-    drafter: Annotated[str, typer.Option(help=f"One of {', '.join(DRAFTERS)}, with its defaults.")] = "none",
+    drafter: Annotated[str, typer.Option(help=f"One of {', '.join(LLAMA_DRAFTERS)}, with its defaults.")] = "none",
 ) -> None:
     """Serve FILE until SIGINT or SIGTERM."""
     ends = {signal.SIGINT, signal.SIGTERM}

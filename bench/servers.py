@@ -20,6 +20,7 @@ import psutil
 from services.common.ports import free_port
 
 PEERS = Path(__file__).with_name("peers.toml")
+LLAMA_DRAFTERS = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod")  # bench.llama_server's
 
 
 @dataclass(frozen=True)

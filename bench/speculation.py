@@ -9,9 +9,9 @@ one computes at a time. Answers of the two are compared byte for byte; the exit 
 the tokens of all answers over the time from the first request to the last answer; tables have medians over the rounds.
 
 A small model repeats some files and gets lost in others. So before the rounds, an installation without speculation
-edits `--candidates` files, and the rounds edit those that it repeated best. The tables show how much of the answers
-stands in their sources. `--llama` measures the edits of one user on llama.cpp's server with each of its ways to draft;
-it needs the package `xllamacpp`.
+edits `--candidates` files, and the rounds edit those that it repeated best. The table shows which share of the answers'
+8-grams of words stands in their sources. `--llama` measures the edits of one user on llama.cpp's server with each of
+its ways to draft; it needs the package `xllamacpp`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -34,18 +34,20 @@ import typer
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from bench.llama_server import DRAFTERS
 from bench.reading import write_readings
 from bench.serve import first_model
-from bench.servers import Asked, Peer, started
+from bench.servers import LLAMA_DRAFTERS, Asked, Peer, started
 from bench.speculation_report import Answer, Cell, Run, peer_table, readings, speed_table
 from bench.speculation_workloads import (
     CONCURRENCIES,
-    N_EDITS,
+    EDITS,
     NAMES,
+    PREDICTIONS,
     Ask,
     Workload,
     edits,
+    n_requests,
+    predicted_edits,
     repeated_share,
     warm_up,
     workloads,
@@ -55,14 +57,16 @@ from services.cli.stack.options import StackOptions
 from services.cli.stack.process import ManagedProcess
 from services.cli.stack.supervisor import Stack
 from services.common.ports import free_port
+from services.common.worker_options import Speculation
 from services.tools.converter.run import ConversionOptions, convert
 from services.worker.native.startup import read_model
 
 _START_S = 300.0
 _KV_TOKENS = 65_536
+_LEAST_EDITS = sum(map(n_requests, EDITS))
 _LLAMA_FIELDS = ("messages", "prompt", "max_tokens", "stop", "temperature")
 # Requests queue without limit, as in bench/peers.toml.
-_PATIENCE = {"RYZANSTEIN_QUEUE_TIMEOUT_S": "3600", "RYZANSTEIN_ROUTE_TIMEOUT_S": "3700"}
+_PATIENCE = ["queue_timeout_s=3600", "route_timeout_s=3700"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Target:
 
     url: str
     model: str
-    metrics_url: str = ""  # of the worker; empty: there is none
+    metrics_url: str = ""  # empty: the server has none
 
     async def send(self, asks: Sequence[Ask], concurrency: int) -> Run:
         """Send the requests; raises RuntimeError for an answer that is an error."""
@@ -99,7 +103,7 @@ class Target:
     async def _drafted(self, client: httpx.AsyncClient) -> tuple[Counter[str], Counter[str]]:
         """The proposed and accepted tokens by drafter since the worker's start."""
         proposed, accepted = Counter[str](), Counter[str]()
-        totals = {"ryzanstein_worker_proposed_tokens": proposed, "ryzanstein_worker_accepted_tokens": accepted}
+        totals = {"ryzanstein_worker_drafted_tokens": proposed, "ryzanstein_worker_accepted_tokens": accepted}
         text = (await client.get(self.metrics_url)).raise_for_status().text if self.metrics_url else ""
         for metric in text_string_to_metric_families(text):
             for sample in metric.samples if metric.name in totals else ():
@@ -121,20 +125,22 @@ def _llama_drafts(bodies: Sequence[dict[str, Any]]) -> tuple[Counter[str], Count
 
 
 @asynccontextmanager
-async def installation(model: str, speculation: str) -> AsyncIterator[Target]:
-    """Run an installation with one worker while the block runs. `speculation`: auto or off."""
-    stack = Stack(StackOptions(model, port=free_port(), kv_tokens=_KV_TOKENS), lambda name, state: None)
-    metrics_port = free_port()
-    own = {"RYZANSTEIN_SPECULATION": speculation, "RYZANSTEIN_METRICS_PORT": str(metrics_port)}
+async def installation(model: str, speculation: Speculation) -> AsyncIterator[Target]:
+    """Run an installation with one worker, which has metrics, while the block runs."""
+    port, metrics_port = free_port(), free_port()
+    options = StackOptions(
+        model, kv_tokens=_KV_TOKENS, speculation=speculation, port=port, start_timeout=_START_S, settings=_PATIENCE
+    )
+    stack = Stack(options, lambda name, state: None)
+    own = {"RYZANSTEIN_METRICS_PORT": str(metrics_port)}
     stack.processes = tuple(
-        ManagedProcess(
-            replace(each.spec, env=each.spec.env | _PATIENCE | (own if each.spec.name == "worker-0" else {})),
-            each.log_file,
-        )
+        ManagedProcess(replace(each.spec, env=each.spec.env | own), each.log_file)
+        if each.spec.name == "worker-0"
+        else each
         for each in stack.processes
     )
     try:
-        await stack.start(_START_S)
+        await stack.start()
         yield Target(
             stack.options.url, await first_model(stack.options.url), f"http://127.0.0.1:{metrics_port}/metrics"
         )
@@ -150,25 +156,39 @@ class Plan:
     chat: bool
     rounds: int
     candidates: int
-    max_tokens: int  # of an answer
+    max_tokens: int  # longest answer
     concurrencies: Sequence[int]
-    drafters: Sequence[str]  # of llama.cpp
+    drafters: Sequence[str]  # llama.cpp's
 
 
-async def choose_edits(plan: Plan) -> list[Ask]:
-    """Edit the candidates without speculation; returns the edits that repeated most of their files, in chance order."""
-    asks = [ask.capped(plan.max_tokens) for ask in islice(edits(chat=plan.chat), plan.candidates)]
+async def choose(plan: Plan, asks: Iterable[Ask], n: int, n_tried: int) -> list[Ask]:
+    """Send edits without speculation; returns the `n` whose answers are nearest to their files, in chance order."""
+    tried = [ask.capped(plan.max_tokens) for ask in islice(asks, n_tried)]
     async with installation(plan.model, "off") as target:
-        answers = (await target.send(asks, 16)).answers
-    shares = [repeated_share(ask.source, answer.text) for ask, answer in zip(asks, answers, strict=True)]
-    best = sorted(range(len(asks)), key=lambda index: -shares[index])[:N_EDITS]
-    half = sum(share >= 0.5 for share in shares)
+        answers = (await target.send(tried, max(CONCURRENCIES))).answers
+    shares = [_nearness(ask.source, answer.text) for ask, answer in zip(tried, answers, strict=True)]
+    best = sorted(range(len(tried)), key=lambda index: -shares[index])[:n]
     print(
-        f"{half} of {len(asks)} edits repeat half of their file and more; the worst of the {len(best)} used: "
-        f"{shares[best[-1]]:.0%}",
-        flush=True,
+        f"edits: {n} of {len(tried)} are used; nearness to the files: {shares[best[0]]:.2f} to {shares[best[-1]]:.2f}"
     )
-    return [asks[index] for index in random.Random(0).sample(best, len(best))]
+    return [tried[index] for index in random.Random(0).sample(best, n)]
+
+
+def _nearness(source: str, answer: str) -> float:
+    """The share of the answer that stands in the source, times the share of the source that stands in the answer."""
+    return repeated_share(source, answer) * repeated_share(answer, source)
+
+
+async def choose_all(plan: Plan, wanted: Sequence[str]) -> list[Workload]:
+    """The wanted workloads; those of edits are chosen first. A base model has no chats, so no predictions."""
+    edited, predicted = list[Ask](), list[Ask]()
+    if {"edit", "edit, sampled"} & set(wanted):
+        edited = await choose(plan, edits(), _LEAST_EDITS, plan.candidates)
+    if plan.chat and "edit, prediction" in wanted:
+        used = {ask.source for ask in edited}
+        fresh = (ask for ask in predicted_edits() if ask.source not in used)
+        predicted = await choose(plan, fresh, n_requests(PREDICTIONS), plan.candidates // 4)
+    return [load for load in workloads(edited, predicted, chat=plan.chat) if load.name in wanted]
 
 
 async def measure(plan: Plan, loads: Sequence[Workload], logs: Path) -> tuple[list[Cell], dict[str, list[Run]]]:
@@ -214,20 +234,20 @@ def main(
     model: Annotated[str, typer.Argument(help="A GGUF file or a folder.", show_default="SmolLM2")] = "",
     bf16: Annotated[bool, typer.Option("--bf16", help="Convert the file to bfloat16 first.")] = False,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    candidates: Annotated[int, typer.Option(min=N_EDITS, help="Files that are tried before the rounds.")] = 64,
+    candidates: Annotated[int, typer.Option(min=_LEAST_EDITS, help="Files that are tried before the rounds.")] = 64,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer; a small number is for a quick look.")] = 1_400,
     workload: Annotated[
         list[str] | None, typer.Option(help=f"Again for each, all if left out: {'; '.join(NAMES)}.")
     ] = None,
     at_once: Annotated[list[int] | None, typer.Option(help="Concurrent requests, again for each: 1, 4, 16.")] = None,
     llama: Annotated[
-        list[str] | None, typer.Option(help=f"A drafter of llama.cpp, again for each: {', '.join(DRAFTERS)}.")
+        list[str] | None, typer.Option(help=f"A drafter of llama.cpp, again for each: {', '.join(LLAMA_DRAFTERS)}.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:
     """Measure MODEL with speculation and without."""
-    if unknown := set(llama or []) - set(DRAFTERS):
-        raise typer.BadParameter(f"--llama {', '.join(sorted(unknown))}: allowed: {', '.join(DRAFTERS)}")
+    if unknown := set(llama or []) - set(LLAMA_DRAFTERS):
+        raise typer.BadParameter(f"--llama {', '.join(sorted(unknown))}: allowed: {', '.join(LLAMA_DRAFTERS)}")
     if unknown := set(workload or []) - set(NAMES):
         raise typer.BadParameter(f"--workload {', '.join(sorted(unknown))}: allowed: {'; '.join(NAMES)}")
     if llama and (bf16 or (workload and NAMES[0] not in workload) or (at_once and 1 not in at_once)):
@@ -237,8 +257,7 @@ def main(
         served = _converted(Path(source), Path(folder)) if bf16 else source
         chat = bool(read_model(Path(served)).chat_template)
         plan = Plan(served, chat, rounds, candidates, max_tokens, tuple(at_once or CONCURRENCIES), tuple(llama or ()))
-        edited = asyncio.run(choose_edits(plan)) if not workload or any("edit" in name for name in workload) else ()
-        loads = [load for load in workloads(edited, chat=chat) if not workload or load.name in workload]
+        loads = asyncio.run(choose_all(plan, workload or NAMES))
         logs = Path(tempfile.mkdtemp(prefix="speculation-logs-"))
         cells, peers = asyncio.run(measure(plan, loads, logs))
     name = f"{Path(source).stem}{' in bfloat16' if bf16 else ''}"

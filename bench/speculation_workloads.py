@@ -1,13 +1,12 @@
 """Requests of bench.speculation: edits, quotes and JSON of real texts, and open questions.
 
-The texts are from the Python standard library. A model with a chat template is asked by chat; a base model continues a
-text.
+The texts are from the Python standard library. Edits are completions, because small models repeat a file there and
+rarely in a chat; all else is asked by chat where the model has a chat template.
 """
 
 from __future__ import annotations
 
 import ast
-import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -24,17 +23,6 @@ _FILE_CHARS = range(2_000, 4_201)
 _PASSAGE_CHARS = range(600, 1_401)
 _GRAM = 8  # words
 _FENCE = "```"
-_EXAMPLE = '''def area(width, height):
-    """Return the area of a rectangle."""
-    if width < 0 or height < 0:
-        raise ValueError("sides must not be negative")
-    return width * height
-
-
-def volume(width, height, depth):
-    """Return the volume of a box."""
-    return area(width, height) * depth
-'''
 _STRING = {"type": "string", "maxLength": 300}
 _SCHEMA = {
     "type": "object",
@@ -90,54 +78,55 @@ def n_requests(concurrencies: Sequence[int]) -> int:
     return sum(max(2, concurrency) for concurrency in concurrencies)
 
 
-_EDITS = (CONCURRENCIES, (1, 4), (1,))  # plain, sampled, with prediction
-N_EDITS = sum(map(n_requests, _EDITS))
+EDITS = (CONCURRENCIES, (1, 4))  # plain, sampled
+PREDICTIONS = (1,)
 
 
-def workloads(edits: Sequence[Ask], *, chat: bool) -> list[Workload]:
-    """All workloads, as `NAMES` has them. `edits`: `N_EDITS` requests, or none without the workloads of edits.
+def workloads(edits: Sequence[Ask], predictions: Sequence[Ask], *, chat: bool) -> list[Workload]:
+    """The workloads of `NAMES` that have requests.
 
-    A base model has no `prediction`, which is a field of chats.
+    `edits`: as many as `EDITS` take, or none; `predictions`: as many as `PREDICTIONS` take, or none.
     """
     rest, passages = iter(edits), _passages()
-    plain, sampled, predicted = (tuple(islice(rest, n_requests(each))) for each in _EDITS)
+    plain, sampled = (tuple(islice(rest, n_requests(each))) for each in EDITS)
+    drawn = [ask.with_fields(temperature=0.5, seed=seed) for seed, ask in enumerate(sampled)]
     n_passages = n_requests(CONCURRENCIES)
-    found = [
+    found = (
+        Workload("edit", plain),
+        Workload("edit, sampled", drawn, EDITS[1]),
+        Workload("edit, prediction", predictions, PREDICTIONS),
         Workload("quote", [_quote(passage, chat=chat) for passage in islice(passages, n_passages)]),
         Workload("JSON", [_extract(passage, chat=chat) for passage in islice(passages, n_passages)]),
         Workload("prose", [_question(f"Write a short story about {topic}.", 256, chat=chat) for topic in _TOPICS]),
         Workload("chat", [_question(f"What should I know about {topic}?", 256, chat=chat) for topic in _TOPICS]),
-    ]
-    if not edits:
-        return found
-    drawn = [ask.with_fields(temperature=0.5, seed=seed) for seed, ask in enumerate(sampled)]
-    known = [ask.with_fields(prediction={"type": "content", "content": ask.source}) for ask in predicted]
-    changes = [Workload("edit", plain), Workload("edit, sampled", drawn, _EDITS[1])]
-    return [*changes, *([Workload("edit, prediction", known, _EDITS[2])] if chat else []), *found]
+    )
+    return [load for load in found if load.asks]
 
 
-def edits(*, chat: bool) -> Iterator[Ask]:
-    """Ask for 100 lines of each long module with one name changed. The source is the unchanged file."""
+def edits() -> Iterator[Ask]:
+    """Yield completions: 100 lines of each long module, to be continued by the same lines with one name changed."""
     for code, name in _files():
-        options = {"max_tokens": len(code) // 3, "stop": [_FENCE], "temperature": 0}
-        if chat:
-            example = _renaming(_EXAMPLE, "area"), _fenced(_renamed(_EXAMPLE, "area")), _renaming(code, name)
-            turns = [
-                {"role": role, "content": text}
-                for role, text in zip(("user", "assistant", "user"), example, strict=True)
-            ]
-            yield Ask("chat/completions", options | {"messages": turns}, code)
-        else:
-            prompt = f"{_renaming(code, name)}\n\nThe whole file with the new name:\n\n{_FENCE}python\n"
-            yield Ask("completions", options | {"prompt": prompt}, code)
+        prompt = f"# A file, and the same file after `{name}` was renamed to `{_new(name)}`.\n\nBefore:\n\n"
+        text = f"{prompt}{_fenced(code)}\n\nAfter:\n\n{_FENCE}python\n"
+        yield Ask("completions", {"prompt": text, **_edit_options(code)}, code)
 
 
-def _renaming(code: str, name: str) -> str:
-    return f"Rename `{name}` to `{_new(name)}`. Answer with the whole file.\n\n{_fenced(code)}"
+def predicted_edits() -> Iterator[Ask]:
+    """Yield chats: the same edits, with the file as prediction. The answer's first line is given."""
+    for code, name in _files():
+        text = f"Rename `{name}` to `{_new(name)}`. Answer with the whole file.\n\n{_fenced(code)}"
+        first_line = code.partition("\n")[0].replace(name, _new(name))
+        turns = [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": f"{_FENCE}python\n{first_line}\n"},
+        ]
+        started = {"messages": turns, "add_generation_prompt": False, "continue_final_message": True}
+        prediction = {"prediction": {"type": "content", "content": code}}
+        yield Ask("chat/completions", {**started, **prediction, **_edit_options(code)}, code)
 
 
-def _renamed(code: str, name: str) -> str:
-    return re.sub(rf"\b{name}\b", _new(name), code)
+def _edit_options(code: str) -> dict[str, Any]:
+    return {"max_tokens": len(code) // 3, "stop": [_FENCE], "temperature": 0}
 
 
 def _new(name: str) -> str:
