@@ -23,6 +23,8 @@ def split_choice(model: str) -> tuple[str, str]:
 def local_path(model: str) -> Path | None:
     """The folder or GGUF file that a model's name stands for; None for a hub id. Raises ValueError for all else."""
     name, choice = split_choice(model)
+    if not name.strip():
+        raise ValueError(f"{model!r}: empty; allowed: a folder, a GGUF file, or a hub id like owner/name")
     path = Path(name).expanduser()
     if path.is_dir():
         return path

@@ -15,6 +15,7 @@ MAX_GRAMMAR_BYTES = 64 * 1024
 _NO_TEXT = "no text follows it: it contradicts itself, refers to itself without end, or matches nothing"
 _TOO_COSTLY = "one of its steps costs too much: make repetitions and alternatives smaller"
 _WORDS = (
+    (r"recursion limit exceeded.*", "it is nested too deeply"),
     (r"NoExtension(?:Bias)?\b", _NO_TEXT),
     (r"lexer error: .*|(?:Lexer|Parser)TooComplex\b.*", _TOO_COSTLY),
     (r"oneOf constraints are not.*", "`oneOf` is not supported where two of its schemas may hold"),

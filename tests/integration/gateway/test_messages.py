@@ -252,7 +252,7 @@ def served_result(kind: str, content: Any, call: str = "server_tool_use") -> lis
 
 
 # Blocks of an assistant, the words of the prompt, and what is left out.
-ANSWERED: list[tuple[list[dict[str, Any]], str, str]] = [
+ANSWERED: list[tuple[list[dict[str, Any]] | None, str, str]] = [
     ([SEARCHED, FOUND, {"type": "text", "text": "So."}], 'web_search{"query": "q"}|Lists\nhttps://a.example|So.', ""),
     ([SEARCHED, {"type": "text", "text": "So."}], "So.", "server_tool_use"),
     ([FOUND], "", "web_search_tool_result"),
@@ -273,6 +273,7 @@ ANSWERED: list[tuple[list[dict[str, Any]], str, str]] = [
     ([{"type": "fallback", "from": {"model": "a"}}, {"type": "text", "text": "ho"}], "ho", "fallback"),
     ([{"type": "of_next_year", "text": "x"}, {"type": "text", "text": "ho"}], "ho", "of_next_year"),
     ([{"type": "text", "text": "ho", "citations": [], "parsed": 1}], "ho", ".parsed"),
+    (None, "", ""),
 ]  # fmt: skip
 # Contents of a tool's result.
 RESULTS: list[tuple[list[dict[str, Any]], str, str]] = [
@@ -290,7 +291,7 @@ SHOWS = (
 
 
 async def test_blocks_of_a_history_are_read_or_left_out_with_their_names() -> None:
-    call = {"type": "tool_use", "id": "c", "name": "g", "input": {}}
+    call = {"type": "tool_use", "id": "c", "name": "g", "input": None}
     async with served(Worker("w0", template=SHOWS)) as (stack, _client):
         for content, prompt, left_out in ANSWERED:
             turns = [HELLO, {"role": "assistant", "content": content}, HELLO]

@@ -83,6 +83,7 @@ def test_an_installation_that_does_not_stop_is_named(monkeypatch: pytest.MonkeyP
     ("options", "said"),
     [
         ({"model": "/no/such"}, "no such folder"),
+        ({"model": " "}, "' ': empty; allowed: a folder"),
         ({"model": "not a hub id"}, "not a hub id"),
         ({"model": str(TINY_MODEL), "redis": "http://x"}, "redis://"),
         ({"model": str(TINY_MODEL), "engine_arg": ["seed=1"]}, "give --engine vllm, too"),

@@ -139,6 +139,14 @@ def test_an_image_in_an_output_or_a_history_has_a_note_in_its_place() -> None:
     assert ignored.split(", ") == [f"input[].{name}" for name in (*lists, "outputs[].type=image")]
 
 
+def test_null_in_a_history_is_an_empty_text() -> None:
+    called = {"type": "function_call", "call_id": "f", "name": "look", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "f", "output": None}
+    turns, ignored = read(ASKED, {"role": "assistant", "content": None}, called, output, ASKED)
+    assert [(turn.role, turn.texts) for turn in turns[1:3]] == [("assistant", [""]), ("tool", [""])]
+    assert ignored == ""
+
+
 def test_too_deep_nesting_is_rejected() -> None:
     deep: Any = {}
     for _ in range(20_000):

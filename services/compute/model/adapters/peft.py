@@ -186,19 +186,17 @@ class PeftFolder:
 
     def _check_config(self) -> None:
         config = self.config
-        for key, least in (("r", 1), ("lora_alpha", 0)):
-            value = config.get(key)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-                raise self.error(key, f"expected a number from {least} on, found {value!r}")
-        for key in ("rank_pattern", "alpha_pattern"):
-            patterns = config.get(key) or {}
-            try:
-                for pattern, value in patterns.items():
-                    re.compile(pattern)
-                    if isinstance(value, bool) or not isinstance(value, int | float):
-                        raise ValueError(f"expected a number for {pattern!r}, found {value!r}")
-            except (AttributeError, TypeError, ValueError, re.error) as error:
-                raise self.error(key, f"expected numbers by pattern: {error}") from error
+        try:
+            _require_number("r", config.get("r"), 1, whole=True)
+            _require_number("lora_alpha", config.get("lora_alpha"), 0)
+            for key in ("use_rslora", "fan_in_fan_out"):
+                if not isinstance(config.get(key), bool | None):
+                    raise ValueError(f"{key}: expected true or false, found {config[key]!r}")
+            for key, least in (("rank_pattern", 1), ("alpha_pattern", 0)):
+                for pattern, value in _patterns(key, config.get(key)).items():
+                    _require_number(f"{key}: {pattern!r}", value, least, whole=key == "rank_pattern")
+        except ValueError as error:
+            raise ModelError(f"{self.folder / CONFIG}: {error}") from error
         self._check_meaning()
 
     def _check_meaning(self) -> None:
@@ -213,3 +211,21 @@ class PeftFolder:
         for key, value in self.config.items():
             if key not in _KNOWN and value:
                 raise self.error(key, f"{value!r} is not known; PEFT 0.21 has no such key for LoRA")
+
+
+def _require_number(key: str, value: object, least: int, *, whole: bool = False) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and value >= least  # False for NaN
+    if not number or (whole and value % 1):  # type: ignore[operator]
+        kind = "whole number" if whole else "number"
+        raise ValueError(f"{key}: expected a {kind} from {least} on, found {value!r}")
+
+
+def _patterns(key: str, found: object) -> dict[str, object]:
+    """Return values by pattern; raises ValueError."""
+    try:
+        patterns: dict[str, object] = dict(found or {})  # type: ignore[call-overload]
+        for pattern in patterns:
+            re.compile(pattern)
+    except (TypeError, ValueError, re.error) as error:
+        raise ValueError(f"{key}: expected numbers by pattern: {error}") from error
+    return patterns

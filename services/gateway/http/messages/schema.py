@@ -41,7 +41,7 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use", forbid_unknown_fiel
 
     id: NonEmpty
     name: NonEmpty
-    input: dict[str, Any]
+    input: Annotated[dict[str, Any] | None, Meta(description="null: no arguments")]
     cache_control: Annotated[Any, ADVISORY] = None
     caller: Annotated[Any, ADVISORY] = None
     toolset_name: Annotated[str | None, ADVISORY] = None
@@ -64,7 +64,7 @@ class MessageParam(Struct, forbid_unknown_fields=True):
     """A message. The last one may be the beginning of the assistant's answer."""
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Block]
+    content: Annotated[str | list[Block] | None, Meta(description="null: empty")]
 
 
 class ClientTool(Struct, kw_only=True, forbid_unknown_fields=True):

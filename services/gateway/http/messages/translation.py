@@ -30,7 +30,10 @@ async def translated(
     translate: Callable[[Body, Ignored], ChatRequest], body: Body, model: ServedModel, ignored: Ignored
 ) -> ChatRequest:
     """The chat of a body; raises :class:`ApiError` (400), for too many blocks before any is looked at."""
-    for field, contents in (("system", [body.system or ""]), ("messages", [turn.content for turn in body.messages])):
+    for field, contents in (
+        ("system", [body.system or ""]),
+        ("messages", [turn.content or "" for turn in body.messages]),
+    ):
         count = sum(1 if isinstance(content, str) else max(1, len(content)) for content in contents)
         if count > model.max_len:  # a block costs a token at the least
             message = f"`{field}` may hold at most {model.max_len} blocks for this model, got {count}."
@@ -117,8 +120,8 @@ def _turns(body: schema.CountBody, ignored: Ignored) -> list[Turn]:
     last = len(body.messages) - 1
     for index, turn in enumerate(body.messages):
         reader = _Reader(f"messages[{index}].content", ignored, new=index == last)
-        if isinstance(turn.content, str) or turn.role in ("system", "developer"):
-            added = [Turn(turn.role, _texts(turn.content, reader))]
+        if turn.content is None or isinstance(turn.content, str) or turn.role in ("system", "developer"):
+            added = [Turn(turn.role, _texts(turn.content or "", reader))]
         elif turn.role == "assistant":
             added = _assistant(turn.content, reader, names)
         else:
@@ -177,7 +180,7 @@ def _assistant(blocks: Sequence[schema.Block], reader: _Reader, names: dict[str,
                 turn.reasoning_content = "\n".join(filter(None, [turn.reasoning_content, thinking])) or None
             case schema.ToolUseBlock(id=call_id, name=name, input=arguments):
                 names[call_id] = name
-                turn.calls.append(Call(name, _json(arguments, f"{reader.where}[{index}].input"), call_id))
+                turn.calls.append(Call(name, _json(arguments or {}, f"{reader.where}[{index}].input"), call_id))
             case schema.RedactedThinkingBlock():
                 continue  # for its maker's eyes only
             case Unserved():

@@ -126,8 +126,8 @@ class _History:
         self._ignored.add(f"input[].type={item.kind}")
 
     def _texts(self, content: Content, field: str) -> list[str]:
-        if isinstance(content, str):
-            return [content]
+        if content is None or isinstance(content, str):
+            return [content or ""]
         where = f"input[].{field}[]"
         return [stand_in(part, where, self._ignored) if isinstance(part, Unserved) else part.text for part in content]
 

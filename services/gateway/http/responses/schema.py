@@ -42,7 +42,7 @@ class Refusal(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=Tru
 
 
 Part = InputText | OutputText | Refusal | Unserved
-Content = str | list[Part]
+Content = str | list[Part] | None  # None: empty
 
 
 class _Listed(Struct, kw_only=True, forbid_unknown_fields=True):

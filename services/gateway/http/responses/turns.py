@@ -58,9 +58,9 @@ class ResponseTurn:
         stem, listed = stem_of(self.response_id), []
         for index, item in enumerate(self.given):
             raw = _as_given(item)
-            if isinstance(item, MessageItem) and isinstance(item.content, str):
+            if isinstance(item, MessageItem) and not isinstance(item.content, list):
                 kind = "output_text" if item.role == "assistant" else "input_text"
-                raw["content"] = [{"type": kind, "text": item.content}]
+                raw["content"] = [{"type": kind, "text": item.content or ""}]
             made = f"{_PREFIXES.get(raw['type'], 'item')}_{stem}in{index:04x}"
             listed.append({"status": "completed", **raw, "id": raw.get("id", made)})
         return listed

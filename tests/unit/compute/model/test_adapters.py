@@ -203,6 +203,12 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
         r"q_proj.lora_B.weight: .* it holds 3e\+38, times 2, beyond float32",
     ),
     "a rank that is not the tensors'": (lambda f: spoil(f, r=5), "q_proj.lora_A.weight: rank 4 .* says 5"),
+    "half a rank": (lambda f: spoil(f, r=4.5), "r: expected a whole number from 1 on, found 4.5"),
+    "half a rank of a pattern": (
+        lambda f: spoil(f, rank_pattern={"q_proj": 4.5}),
+        "rank_pattern: 'q_proj': expected a whole number from 1 on, found 4.5",
+    ),
+    "a flag that is a word": (lambda f: spoil(f, use_rslora="no"), "use_rslora: expected true or false, found 'no'"),
     "a pattern": (lambda f: spoil(f, alpha_pattern={"(": 1}), "alpha_pattern: expected numbers by pattern"),
     "an embedding": (
         lambda f: spoil(f, tensors={"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 9)}),

@@ -59,6 +59,7 @@ def test_gbnf_escapes_of_no_character_are_refused(gbnf: str) -> None:
             'start: %json {"patternProperties": {"^a": {}, "b$": {}}}',
             "`patternProperties` has /^a/ and /b$/, which may",
         ),
+        ("start: %json " + '{"items": ' * 200 + "{}" + "}" * 200, "it is nested too deeply"),
         ('start: %json {"oneOf": [{"type": "number"}, {"type": "integer"}]}', "`oneOf` is not supported where"),
     ],
 )

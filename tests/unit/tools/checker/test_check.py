@@ -77,6 +77,7 @@ def test_all_reasons_equal_those_of_a_worker(run: Any, tmp_path: Path) -> None:
     ("model", "said"),
     [
         ("./nowhere", "./nowhere: no such folder or GGUF file, and not a hub id like owner/name"),
+        ("", "'': empty; allowed: a folder, a GGUF file, or a hub id like owner/name"),
         ("org/tiny:Q8_0", "a GGUF file of a hub has to be fetched before it is checked: ryzanstein fetch"),
         ("org/tiny", "org/tiny: not in the local cache, and the hub is not asked or not reached"),
         ("not an id", "not an id: no such folder or GGUF file"),
