@@ -24,6 +24,7 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
 from services.cli.stack.default_model import TINY_MODEL
 from services.common.ports import free_port
+from tests.shell import captured
 
 COMMAND = str(Path(sys.executable).parent / "ryzanstein")
 START_S = 180
@@ -159,9 +160,7 @@ def environment(runtime_dir: Path) -> dict[str, str]:
 
 def ryzanstein(*args: str, runtime_dir: Path, timeout_s: float = START_S) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    return subprocess.run(
-        [COMMAND, *args], env=environment(runtime_dir), capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+    return captured([COMMAND, *args], env=environment(runtime_dir), timeout=timeout_s)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import zlib
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import yaml
 
 from tests.charts.rendering import Object, Rendered, environment, render
 from tests.programs import program
+from tests.shell import captured
 
 OPERATOR = "monitoring: {mode: operator, operator: {labels: {release: prometheus}}}"
 WATCHERS = {"prometheus", "grafana", "jaeger"}
@@ -109,9 +109,7 @@ def test_prometheus_takes_its_configuration(inline: str, tmp_path: Path) -> None
     data = render(inline=inline).named("ConfigMap", "ryzanstein-prometheus")["data"]
     (tmp_path / "rules.yml").write_text(data["rules.yml"])
     (tmp_path / "prometheus.yml").write_text(data["prometheus.yml"].replace("/etc/prometheus", str(tmp_path)))
-    done = subprocess.run(
-        [promtool, "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True, check=False
-    )
+    done = captured([promtool, "check", "config", str(tmp_path / "prometheus.yml")])
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -16,6 +16,7 @@ import yaml
 
 from services.common.ports import free_port
 from tests.programs import CHART, program, search_path
+from tests.shell import captured
 
 Object = dict[str, Any]
 
@@ -174,9 +175,7 @@ class Kube:
     def _run(self, command: list[str], stdin: str, timeout_s: float) -> str:
         environment = {**os.environ, "PATH": search_path(), "KUBECONFIG": str(self.kubeconfig)}
         try:
-            done = subprocess.run(
-                command, input=stdin, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-            )
+            done = captured(command, input=stdin, env=environment, timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
             raise CommandError(f"{' '.join(command)}: not done after {timeout_s} s") from error
         if done.returncode:

@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from tests.programs import CHART, program, search_path
+from tests.shell import captured
 
 # No node of the test's cluster has Grafana's image.
 HELM = """#!/bin/sh
@@ -51,9 +52,7 @@ class Terminal:
         path = f"{self.folder / 'bin'}{os.pathsep}{search_path()}"
         environment = {**os.environ, "PATH": path, "KUBECONFIG": str(self.kubeconfig)}
         command = ["bash", "-euo", "pipefail", "-c", FORWARD.sub(FORWARDED, text)]
-        return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-        )
+        return captured(command, cwd=self.folder, env=environment, timeout=600)
 
     def type(self, text: str) -> str:
         """What it prints; it must succeed, and find what it asks for."""

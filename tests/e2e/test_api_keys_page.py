@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from services.cli.stack.default_model import TINY_MODEL
 from services.common.ports import free_port
 from tests.commands import BLOCK, ROOT
 from tests.programs import program
+from tests.shell import captured
 from tests.stack import running_stack
 
 PAGE = (ROOT / "docs/api-keys.md").read_text()
@@ -22,10 +22,7 @@ FIRST, SECOND = (block["text"] for block in BLOCK.finditer(SECTION))
 
 
 def typed(text: str, folder: Path, **environment: str) -> str:
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text],
-        cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = captured(["bash", "-euo", "pipefail", "-c", text], cwd=folder, env={**os.environ, **environment})
     assert done.returncode == 0, done
     return done.stdout
 

@@ -17,6 +17,7 @@ from services.cli.stack.default_model import TINY_MODEL
 from services.common.ports import free_port
 from tests.commands import PAGES, ROOT, Command, Place, commands
 from tests.programs import PROGRAMS, program
+from tests.shell import captured
 from tests.stack import RunningStack, running_stack
 
 # Once each, in the order of the pages; what stops the installation comes last.
@@ -122,9 +123,6 @@ def test_a_command_works(
     for name in set(re.findall(r"(?:^|[|\n] *)([\w-]+)", text)) & PROGRAMS.keys():
         program(name)
     shell = ["timeout", "3", "bash"] if command.text in ENDLESS else ["bash"]
-    done = subprocess.run(
-        [*shell, "-euo", "pipefail", "-c", text],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = captured([*shell, "-euo", "pipefail", "-c", text], cwd=ROOT, env=environment)
     assert done.returncode == (124 if command.text in ENDLESS else 0), done
     assert re.search(SHOWS.get(command.text, r"\S"), done.stdout), done

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 
 from services.cli.stack.default_model import TINY_MODEL
 from services.common.ports import free_port
+from tests.shell import captured
 from tests.stack import COMMAND, RunningStack, running_stack, ryzanstein
 
 TINY = ("--model", str(TINY_MODEL))
@@ -59,13 +59,8 @@ def test_status_json_is_for_programs(stack: RunningStack) -> None:
 
 
 def test_chat_in_a_pipe_prints_the_answer_alone(stack: RunningStack) -> None:
-    answered = subprocess.run(
-        [COMMAND, "chat", "--url", stack.url, "--max-tokens", "16", "--temperature", "0"],
-        input="What is a list?\n",
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    answered = captured(
+        [COMMAND, "chat", "--url", stack.url, "--max-tokens", "16", "--temperature", "0"], input="What is a list?\n"
     )
     assert answered.returncode == 0, answered.stderr
     ask = {"messages": [{"role": "user", "content": "What is a list?\n"}], "max_tokens": 16, "temperature": 0}
@@ -130,10 +125,7 @@ def processes_of(stack: RunningStack) -> list[psutil.Process]:
 
 def typed(command: str) -> str:
     """What a shell shows."""
-    done = subprocess.run(
-        ["bash", "-c", command], env=os.environ | {"RYZANSTEIN_API_KEY": "a-key"},
-        capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
+    done = captured(["bash", "-c", command], env=os.environ | {"RYZANSTEIN_API_KEY": "a-key"}, check=True)
     return done.stdout
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.stack.default_model import NAME, PACKAGE
+from tests.shell import captured
 from tests.stack import RunningStack, environment, running_stack
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -70,15 +71,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
 
 
 def run(block: Block, stack: RunningStack) -> str:
-    ran = subprocess.run(
+    ran = captured(
         block.at(stack.port),
         cwd=PROJECT,
         env=environment(stack.runtime_dir) | {"no_proxy": "127.0.0.1"},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     assert ran.returncode == 0, f"{block.text}\n{ran.stdout}\n{ran.stderr}"
     return ran.stdout
@@ -119,12 +116,10 @@ def test_no_other_block_is_left_unrun() -> None:
 def test_make_target_runs_the_tested_command(target: str, starts: str) -> None:
     """What is not run is the setting-up; `ryzanstein up` is what the other tests here started."""
     assert f"make {target} " in BLOCKS[0].text
-    plan = subprocess.run(
+    plan = captured(
         [shutil.which("make") or "make", "--dry-run", "--no-print-directory", target],
         cwd=PROJECT,
         env=os.environ | {"ARGS": "", "PYTEST_ARGS": "", "MAKEFLAGS": ""},
-        capture_output=True,
-        text=True,
         timeout=120,
         check=True,
     )

@@ -81,5 +81,7 @@ def test_trace_spans_the_request_to_prefill_and_decode(
     assert prefill.end_time_unix_nano == decode.start_time_unix_nano
     assert whole.start_time_unix_nano <= queue.start_time_unix_nano < prefill.end_time_unix_nano
     assert decode.end_time_unix_nano <= whole.end_time_unix_nano + 1_000_000, "the arrival's span lasts to the end"
-    attributes = {a.key: a.value for a in prefill.attributes}
+    attributes = {a.key: a.value for span in (prefill, spans["route"][1]) for a in span.attributes}
     assert attributes["ryzanstein.prompt_tokens"].int_value > 0
+    assert attributes["route.worker"].string_value == "worker-0"
+    assert attributes["route.cost_ms"].double_value > 0

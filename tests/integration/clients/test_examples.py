@@ -19,6 +19,7 @@ from ryzanstein_client.websocket import WebSocketClient
 from services.common.ports import free_port
 from tests.integration.clients.conftest import CLIENT
 from tests.integration.clients.serving import DIRECT
+from tests.shell import captured
 from tests.stack import running_stack
 
 STUBS = CLIENT.parents[1] / "generated"
@@ -97,10 +98,9 @@ def test_readme_installs_the_client_from_a_clone_and_runs(
     installation: Installation, installed: Path, clone: Path
 ) -> None:
     ports = [address.rpartition(":")[2] for address in (installation.http, installation.grpc)]
-    done = subprocess.run(
-        [installed, "-I", Path(__file__).with_name("run_page.py"), clone / "clients/python/README.md", *ports],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = captured(
+        [installed, "-I", Path(__file__).with_name("run_page.py"), clone / "clients/python/README.md", *ports]
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -108,10 +108,9 @@ def _typed(text: str, folder: Path, programs: Path) -> subprocess.CompletedProce
     """What a shell makes of `text` in `folder`, with `programs` first on its path."""
     path = os.pathsep.join([str(programs), os.environ["PATH"]])
     once = {"PIP_NO_COMPILE": "1"}  # what is installed is used once
-    return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text],
-        cwd=folder, env={**os.environ, "PATH": path, **once}, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+    return captured(
+        ["bash", "-euo", "pipefail", "-c", text], cwd=folder, env={**os.environ, "PATH": path, **once}, timeout=500
+    )
 
 
 def test_chat_ends_quietly_at_the_end_of_its_input(installation: Installation) -> None:
@@ -124,7 +123,4 @@ def _example(name: str, target: str, typed: str) -> subprocess.CompletedProcess[
         **{key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")},
         "PYTHONPATH": os.pathsep.join(map(str, (CLIENT, STUBS))),
     }
-    return subprocess.run(
-        [sys.executable, str(Path(CLIENT, "examples", f"{name}.py")), target],
-        env=environment, input=typed, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    return captured([sys.executable, str(Path(CLIENT, "examples", f"{name}.py")), target], env=environment, input=typed)

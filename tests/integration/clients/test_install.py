@@ -8,11 +8,11 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+from tests.shell import captured
+
 
 def test_the_repository_has_no_links(clone: Path) -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "--stage"], cwd=clone, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    listed = captured(["git", "ls-files", "--stage"], cwd=clone, check=True).stdout.splitlines()
     assert not [line for line in listed if line.split()[0] not in ("100644", "100755")]
     names = [line.partition("\t")[2] for line in listed]
     small = [clone / name for name in names if (clone / name).stat().st_size < 200]

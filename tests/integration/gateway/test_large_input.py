@@ -24,87 +24,64 @@ from tests.integration.gateway.gateways import Stack, running_stack
 LONGEST_S = 1.5  # CPU time of this process, independent of the machine's load
 
 
+def many(piece: bytes, n: int) -> bytes:
+    """A list of one value, again and again."""
+    return b"[" + (piece + b",") * n + piece + b"]"
+
+
+def pairs(n: int) -> bytes:
+    return b",".join(b'"%d": 1' % i for i in range(n))
+
+
+TEXT = b'"' + b"x " * 7_000_000 + b'"'
+MESSAGE = b'{"role": "user", "content": []}'
+BLOCK = b'{"type": "text", "text": "x x"}'
+
+
 @functools.cache
 def bodies() -> dict[str, tuple[str, bytes, str]]:
     """By what is large in each: the path, the body, and the field that the refusal names."""
-    id_list = b"[1]," * 3_500_000 + b"[1]"
-    id_lists = b'{"prompt": [' + id_list + b"]}"
-    message = b'{"role": "user", "content": []},'
-    odd = b'{"role": "user", "content": [], "mood": 1},'
-    block = b'{"type": "text", "text": "x x"},'
-    return {
-        "text": ("/v1/completions", b'{"prompt": "' + b"x " * 7_000_000 + b'"}', "prompt"),
-        "ids": ("/v1/completions", b'{"prompt": [' + b"5," * 7_000_000 + b"5]}", "prompt"),
-        "lists of ids": ("/v1/completions", id_lists, "prompt"),
-        "a batch of texts": ("/v1/completions", b'{"prompt": [' + b'"x",' * 3_500_000 + b'"x"]}', "prompt"),
-        "text to embed": ("/v1/embeddings", b'{"input": ["' + b"x " * 7_000_000 + b'"]}', "input"),
-        "ids to embed": ("/v1/embeddings", id_lists.replace(b"prompt", b"input"), "input"),
-        "one message": (
-            "/v1/chat/completions",
-            b'{"messages": [{"role": "user", "content": "' + b"x " * 7_000_000 + b'"}]}',
-            "messages",
-        ),
-        "messages": ("/v1/chat/completions", b'{"messages": [' + message * 450_000 + message[:-1] + b"]}", "messages"),
-        "fewer messages": (
-            "/v1/chat/completions",
-            b'{"messages": [' + message * 100_000 + message[:-1] + b"]}",
-            "messages",
-        ),
+    ids, texts, lists = many(b"5", 7_000_000), many(b'"x"', 3_500_000), many(b"[1]", 3_500_000)
+    messages, blocks = many(MESSAGE, 100_000), many(BLOCK, 130_000)
+    odd = many(MESSAGE.removesuffix(b"}") + b', "mood": 1}', 90_000)
+    parts = many(b'{"type": "input_text", "text": "x"}', 130_000)
+    completions, chat, large = "/v1/completions", "/v1/chat/completions", b"LARGE"
+    made: dict[str, tuple[str, bytes, bytes, str]] = {
+        "text": (completions, b'{"prompt": LARGE}', TEXT, "prompt"),
+        "ids": (completions, b'{"prompt": LARGE}', ids, "prompt"),
+        "lists of ids": (completions, b'{"prompt": LARGE}', lists, "prompt"),
+        "a batch of texts": (completions, b'{"prompt": LARGE}', texts, "prompt"),
+        "text to embed": ("/v1/embeddings", b'{"input": [LARGE]}', TEXT, "input"),
+        "ids to embed": ("/v1/embeddings", b'{"input": LARGE}', lists, "input"),
+        "one message": (chat, b'{"messages": [{"role": "user", "content": LARGE}]}', TEXT, "messages"),
+        "messages": (chat, b'{"messages": LARGE}', many(MESSAGE, 450_000), "messages"),
+        "fewer messages": (chat, b'{"messages": LARGE}', messages, "messages"),
         "template variables": (
-            "/v1/chat/completions",
-            b'{"messages": [{"role": "user"}], "chat_template_kwargs": {"a": [' + id_list + b"]}}",
+            chat, b'{"messages": [{"role": "user"}], "chat_template_kwargs": {"a": LARGE}}', lists,
             "chat_template_kwargs",
         ),
-        "biases": (
-            "/v1/completions",
-            b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d": 1' % i for i in range(1_000_000)) + b"}}",
-            "logit_bias",
-        ),
-        "some biases": (
-            "/v1/completions",
-            b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d": 1' % i for i in range(1_025)) + b"}}",
-            "logit_bias",
-        ),
-        "a stop string": ("/v1/completions", b'{"prompt": "a", "stop": "' + b"x" * 200_000 + b'"}', "stop"),
+        "biases": (completions, b'{"prompt": "a", "logit_bias": {LARGE}}', pairs(1_000_000), "logit_bias"),
+        "some biases": (completions, b'{"prompt": "a", "logit_bias": {LARGE}}', pairs(1_025), "logit_bias"),
+        "a stop string": (completions, b'{"prompt": "a", "stop": LARGE}', b'"' + b"x" * 200_000 + b'"', "stop"),
         "blocks": (
-            "/v1/messages",
-            b'{"max_tokens": 1, "messages": [{"role": "user", "content": [' + block * 130_000 + block[:-1] + b"]}]}",
-            "messages",
+            "/v1/messages", b'{"max_tokens": 1, "messages": [{"role": "user", "content": LARGE}]}', blocks, "messages",
         ),
         "blocks of the system": (
-            "/v1/messages/count_tokens",
-            b'{"messages": [{"role": "user", "content": "a"}], "system": [' + block * 130_000 + block[:-1] + b"]}",
+            "/v1/messages/count_tokens", b'{"messages": [{"role": "user", "content": "a"}], "system": LARGE}', blocks,
             "system",
         ),
-        "turns": (
-            "/v1/messages",
-            b'{"max_tokens": 1, "messages": [' + message * 100_000 + message[:-1] + b"]}",
-            "messages",
-        ),
-        "items": ("/v1/responses", b'{"input": [' + message * 100_000 + message[:-1] + b"]}", "input"),
-        "parts of an item": (
-            "/v1/responses",
-            b'{"input": [{"role": "user", "content": ['
-            + b'{"type": "input_text", "text": "x"},' * 130_000
-            + b'{"type": "input_text", "text": "x"}]}]}',
-            "input",
-        ),
-        "a text that is answered": ("/v1/responses", b'{"input": "' + b"x " * 7_000_000 + b'"}', "input"),
-        "a document": ("/v1/rerank", b'{"query": "a", "documents": ["' + b"x " * 7_000_000 + b'"]}', "documents[0]"),
-        "documents": ("/v1/rerank", b'{"query": "a", "documents": [' + b'"x",' * 3_500_000 + b'"x"]}', "documents"),
-        "text to tokenize": ("/tokenize", b'{"prompt": "' + b"x " * 7_000_000 + b'"}', "prompt"),
-        "ids to detokenize": ("/detokenize", b'{"tokens": [' + b"5," * 7_000_000 + b"5]}", "tokens"),
-        "unknown fields": (
-            "/v1/completions",
-            b'{"prompt": "a", ' + b",".join(b'"%d": 1' % i for i in range(1_000_000)) + b"}",
-            "0",
-        ),
-        "unknown fields of messages": (
-            "/v1/messages",
-            b'{"max_tokens": 1, "messages": [' + odd * 90_000 + odd[:-1] + b"]}",
-            "messages",
-        ),
-    }
+        "turns": ("/v1/messages", b'{"max_tokens": 1, "messages": LARGE}', messages, "messages"),
+        "items": ("/v1/responses", b'{"input": LARGE}', messages, "input"),
+        "parts of an item": ("/v1/responses", b'{"input": [{"role": "user", "content": LARGE}]}', parts, "input"),
+        "a text that is answered": ("/v1/responses", b'{"input": LARGE}', TEXT, "input"),
+        "a document": ("/v1/rerank", b'{"query": "a", "documents": [LARGE]}', TEXT, "documents[0]"),
+        "documents": ("/v1/rerank", b'{"query": "a", "documents": LARGE}', texts, "documents"),
+        "text to tokenize": ("/tokenize", b'{"prompt": LARGE}', TEXT, "prompt"),
+        "ids to detokenize": ("/detokenize", b'{"tokens": LARGE}', ids, "tokens"),
+        "unknown fields": (completions, b'{"prompt": "a", LARGE}', pairs(1_000_000), "0"),
+        "unknown fields of messages": ("/v1/messages", b'{"max_tokens": 1, "messages": LARGE}', odd, "messages"),
+    }  # fmt: skip
+    return {name: (path, body.replace(large, value), field) for name, (path, body, value, field) in made.items()}
 
 
 @pytest.fixture(scope="module", autouse=True)

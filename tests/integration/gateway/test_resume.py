@@ -271,21 +271,6 @@ async def test_few_parts_of_a_request_are_in_the_routers_queue() -> None:
         assert (await asked).status_code == 200
 
 
-async def test_an_empty_pool_is_503_and_not_404() -> None:
-    async with running_stack() as stack:
-        stack.router.hidden = {"w0", "w1", "w2"}
-        await eventually(lambda: not stack.gateway.catalog.available())
-        answer = await stack.complete(prompt=PROMPT, model=MODEL)
-        assert answer.status_code == 503
-        assert answer.json()["error"]["code"] == "no_workers"
-        assert int(answer.headers["retry-after"]) >= 1
-        health = await stack.http.get("/health")
-        assert health.status_code == 503
-        stack.router.hidden = set()
-        await eventually(lambda: stack.gateway.catalog.available())
-        assert (await stack.complete(prompt=PROMPT)).status_code == 200
-
-
 async def test_without_any_router_requests_and_running_streams_go_on() -> None:
     async with running_stack([Worker(f"w{i}", step_s=0.1) for i in range(3)]) as stack:
         running = asyncio.create_task(stream_once(stack, 1, 40))

@@ -233,10 +233,6 @@ async def test_head_and_a_slash_at_the_end(stack: Stack) -> None:
     assert (await stack.http.post("/v1/completions/", json={"prompt": "a"})).status_code == 200
 
 
-async def test_a_slow_head_is_cut_off(stack: Stack) -> None:
-    assert await _raw(stack, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n") == b""
-
-
 async def test_other_methods_and_paths(stack: Stack) -> None:
     answer = await stack.http.get(CHAT)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 
 import pytest
@@ -88,9 +88,3 @@ async def fleet(redis_server: RedisServer) -> AsyncIterator[RouterRig]:
             fleet = RouterRig(redis_server, stack, processes)
             yield fleet
         await fleet.redis.aclose()
-
-
-@pytest.fixture
-def request_ids() -> Callable[[], str]:
-    numbers = iter(range(1_000_000))
-    return lambda: f"request-{next(numbers)}"

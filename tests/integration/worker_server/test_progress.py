@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
-from ryzanstein.v1 import routing_pb2
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.worker.kv_transfer import puller
-from tests.integration.gateway.gateways import running_stack
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
 from tests.integration.worker_server.gateway import Answer, Gateway, until
 from tests.integration.worker_server.test_adapters import adapters
-from tests.integration.worker_server.test_pull_failures import PROMPT, N, a_source, good
-from tests.models import BUNDLED_MODEL
+from tests.integration.worker_server.test_pull_failures import PROMPT, a_source, good
 
 __all__ = ["adapters"]  # a fixture
 
@@ -135,55 +130,3 @@ async def test_retry_reuses_the_prefilled_blocks_of_a_cancelled_prompt(redis_url
         worker.group.step_s = 0.001
         again = await gateway.complete(PROMPT, attempt=2)
         assert again.outputs[0].cached_tokens >= 48
-
-
-@dataclass
-class Placed:
-    """A running worker, as a router of the gateway's tests places requests on it."""
-
-    worker: RunningWorker
-    incarnation: str
-    model: str = BUNDLED_MODEL.name
-    loading: bool = False
-
-    @property
-    def worker_id(self) -> str:
-        return self.worker.settings.worker_id
-
-    @property
-    def address(self) -> str:
-        return self.worker.address
-
-    async def start(self) -> None:
-        """It runs."""
-
-    async def stop(self) -> None:
-        """Its block ends it."""
-
-
-async def test_gateway_waits_for_a_progressing_prompt_and_hands_off_a_stalled_prompt(redis_url: str) -> None:
-    async with a_worker(redis_url) as (one, first), a_worker(redis_url) as (two, second):
-        workers: list[Any] = [
-            Placed(one, (await first.state()).incarnation),
-            Placed(two, (await second.state()).incarnation),
-        ]
-        async with running_stack(workers, progress_timeout_s=1.0) as stack:
-            stack.router.away = {workers[1].worker_id}
-            one.group.step_s = 0.4
-            ask = {"prompt": PROMPT, "max_tokens": N, "seed": 1, "ignore_eos": True, "return_token_ids": True}
-            assert (await stack.complete(**ask)).status_code == 200
-            await until(lambda: stack.router.outcomes)
-            assert stack.router.outcomes[0].result == routing_pb2.Outcome.RESULT_OK
-            assert stack.router.outcomes[0].ttft_ms > 3000, "several times the limit"
-
-            one.group.step_s = 3600.0
-            ask["prompt"] = PROMPT[::-1]
-            answering = asyncio.create_task(stack.complete(**ask))
-            await first.wait_state(lambda state: state.running == 1)
-            stack.router.away = {workers[0].worker_id}
-            moved, whole = (await answering).json(), (await stack.complete(**ask)).json()
-            assert moved["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
-            await until(lambda: len(stack.router.outcomes) >= 3)
-            results = [outcome.result for outcome in stack.router.outcomes[1:3]]
-            assert results == [routing_pb2.Outcome.RESULT_FAULT, routing_pb2.Outcome.RESULT_OK]
-            await first.wait_state(lambda state: state.running == 0)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
+
+from tests.shell import captured
 
 # A client whose server ends: gRPC's core has a line for it in about every other run.
 LOSES_A_CONNECTION = """
@@ -37,8 +38,6 @@ asyncio.run(main())
 @pytest.mark.parametrize(("given", "own_lines"), [({}, False), ({"GRPC_VERBOSITY": "INFO"}, True)])
 def test_grpc_logs_only_when_configured(given: dict[str, str], own_lines: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"} | given
-    done = subprocess.run(
-        [sys.executable, "-c", LOSES_A_CONNECTION], env=environment, capture_output=True, text=True, check=True
-    )
+    done = captured([sys.executable, "-c", LOSES_A_CONNECTION], env=environment, check=True)
     assert [json.loads(line)["message"] for line in done.stdout.splitlines()] == ["done"]
     assert bool(done.stderr) is own_lines, done.stderr

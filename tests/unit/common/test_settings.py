@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from datetime import timedelta
 from ipaddress import ip_address
@@ -17,6 +16,7 @@ from services.common.settings import ServiceSettings
 from services.common.tls.issuing import Authority
 from services.router.settings import RouterSettings
 from services.worker.settings import WorkerSettings
+from tests.shell import captured
 
 SERVICES = ("gateway", "router", "kv_coordinator", "worker.api")
 
@@ -58,14 +58,7 @@ def test_a_service_link_is_reported_in_one_line(service: str) -> None:
         variable: "tcp://10.96.7.1:80",
         "RYZANSTEIN_REDIS_URL": "host:6379",
     }
-    ended = subprocess.run(
-        [sys.executable, "-m", f"services.{service}"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    ended = captured([sys.executable, "-m", f"services.{service}"], env=environment)
     assert (ended.returncode, ended.stderr) == (1, "")
     line = json.loads(ended.stdout)  # a single one
     assert line["level"] == "error"

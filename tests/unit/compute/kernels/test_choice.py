@@ -20,6 +20,7 @@ from services.compute.cpu import has_amx, has_avx2, has_avx512, has_avx512_bf16,
 from services.compute.kernels import attention, bfloat16
 from services.compute.model.build import load_model
 from services.compute.model.registry import describe
+from tests.shell import captured
 from tests.unit.compute.model.harness import CPU
 from tests.unit.compute.model.zoo import write_checkpoint
 
@@ -212,9 +213,7 @@ for chunks in ([1, 2, 3], [64], [33, *[1] * 40], [31, 32]):
 
 def test_where_the_operating_system_refuses_tiles_torch_serves_with_a_warning(amx: None, checkpoint: Path) -> None:
     """Rows do not depend on their company then, either."""
-    done = subprocess.run(
-        [sys.executable, "-c", _REFUSED, str(checkpoint)], cwd=PROJECT, capture_output=True, text=True, check=False
-    )
+    done = captured([sys.executable, "-c", _REFUSED, str(checkpoint)], cwd=PROJECT)
     assert done.returncode == 0, done.stderr
     assert "WARNING the operating system refuses the tile registers: torch's kernels serve" in done.stderr
     assert "INFO kernels: torch's, because the operating system refuses the tile registers" in done.stderr
