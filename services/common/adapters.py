@@ -50,7 +50,7 @@ class RegisteredAdapter:
             raise ValueError(f"not an adapter: {error}") from error
 
 
-def read_registered(found: Mapping[str | bytes, str | bytes]) -> dict[str, RegisteredAdapter]:
+def read_registered(entries: Mapping[str | bytes, str | bytes]) -> dict[str, RegisteredAdapter]:
     """The adapters of the hash, by name. Raises ValueError."""
-    texts = {name if isinstance(name, str) else name.decode(): text for name, text in found.items()}
+    texts = {name if isinstance(name, str) else name.decode(): text for name, text in entries.items()}
     return {name: RegisteredAdapter.from_json(name, text) for name, text in texts.items()}

@@ -99,11 +99,11 @@ def _memberships(file: Path) -> dict[str, str]:
     """This process's group, by controller for version 1 and by "2" for version 2; see cgroups(7)."""
     if not file.exists():
         return {}
-    found: dict[str, str] = {}
+    groups: dict[str, str] = {}
     for line in file.read_text().splitlines():
         _, controllers, group = line.split(":", 2)
-        found |= dict.fromkeys(controllers.split(",") if controllers else ("2",), group)
-    return found
+        groups |= dict.fromkeys(controllers.split(",") if controllers else ("2",), group)
+    return groups
 
 
 def _mounts(file: Path) -> Iterator[tuple[str, str, PurePosixPath]]:

@@ -12,11 +12,11 @@ def reason(path: Path) -> str:
     """A message that names the file or folder that denies access, its owner, its mode, and this process's user."""
     target = Path(os.path.realpath(path))
     closed = next((place for place in (*reversed(target.parents), target) if not _opens(place, target)), target)
-    found = closed.stat()
+    status = closed.stat()
     which = "it" if closed == target else str(closed)
-    mode = f"{stat.S_IMODE(found.st_mode):04o}"
+    mode = f"{stat.S_IMODE(status.st_mode):04o}"
     return (
-        f"Permission denied: {which} belongs to {_user(found.st_uid)} with mode {mode}, read as {_user(os.geteuid())}"
+        f"Permission denied: {which} belongs to {_user(status.st_uid)} with mode {mode}, read as {_user(os.geteuid())}"
     )
 
 

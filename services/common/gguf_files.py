@@ -69,15 +69,15 @@ def choose(names: Iterable[str], choice: str) -> str | None:
     fitting = [name for name in models if _fits(name, choice)]
     if len(fitting) == 1:
         return fitting[0]
-    found = f"no GGUF file fits {choice!r}" if not fitting else f"{len(fitting)} GGUF models fit {choice!r}"
-    raise ValueError(f"{found}; choose with MODEL:NAME, such as :Q4_K_M, among {', '.join(models)}")
+    problem = f"no GGUF file fits {choice!r}" if not fitting else f"{len(fitting)} GGUF models fit {choice!r}"
+    raise ValueError(f"{problem}; choose with MODEL:NAME, such as :Q4_K_M, among {', '.join(models)}")
 
 
 def find_model(folder: Path, choice: str) -> Path | None:
     """Return the first file of the model that `choose` finds in a folder and its folders. Raises ValueError."""
     names = (str(file.relative_to(folder)) for depth in ("", "*/") for file in folder.glob(f"{depth}*{SUFFIX}"))
-    found = choose(names, choice)
-    return None if found is None else folder / found
+    name = choose(names, choice)
+    return None if name is None else folder / name
 
 
 def _begins_model(path: str) -> bool:
@@ -89,5 +89,5 @@ def _begins_model(path: str) -> bool:
 
 def _fits(path: str, choice: str) -> bool:
     """Whether a file is of a quantization, which ends its name: `model-Q4_K_M.gguf`, `model.q4_k_m.gguf`."""
-    stem, asked = model_name(path).lower(), choice.lower()
-    return not asked or stem == asked or (stem.endswith(asked) and not stem[-len(asked) - 1].isalnum())
+    stem, ending = model_name(path).lower(), choice.lower()
+    return not ending or stem == ending or (stem.endswith(ending) and not stem[-len(ending) - 1].isalnum())

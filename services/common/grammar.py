@@ -34,10 +34,10 @@ _QUOTED = re.compile(r"(?m)^ +\d+ \| .*$|^ +\^+$")
 
 def explain(error: str) -> str:
     """Rewrite an error of llguidance without its internal terms and the lines that it quotes."""
-    found = _QUOTED.sub("", error.replace("<non-verbose/>", "")).strip()
-    for words, said in _WORDS:
-        found = re.sub(words, said, found)
-    return " ".join(found.split())
+    text = _QUOTED.sub("", error.replace("<non-verbose/>", "")).strip()
+    for words, plain in _WORDS:
+        text = re.sub(words, plain, text)
+    return " ".join(text.split())
 
 
 def parser_limits() -> LLParserLimits:

@@ -143,8 +143,8 @@ class ServiceSettings(BaseSettings):
         towards: list[tuple[int, Any]] = list(_SOMEWHERE)
         if redis_host := self.redis.host:
             with contextlib.suppress(OSError):  # its name may not resolve yet
-                found = socket.getaddrinfo(redis_host, _ANY_PORT, type=socket.SOCK_DGRAM)
-                towards = [(int(family), address[:2]) for family, *_, address in found] + towards
+                addresses = socket.getaddrinfo(redis_host, _ANY_PORT, type=socket.SOCK_DGRAM)
+                towards = [(int(family), address[:2]) for family, *_, address in addresses] + towards
         for family, address in towards:
             with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect(address)  # sends nothing

@@ -103,11 +103,15 @@ class JobRun:
                 return
             attempts = 0 if self._step > before else attempts + outcome.counts
             if attempts >= self._settings.finetuner_attempts:
-                message = f"Training ended {attempts} times without progress (status {outcome.status}): {outcome.said}"
+                message = (
+                    f"Training ended {attempts} times without progress (status {outcome.status}): {outcome.reason}"
+                )
                 await self._fail(JobError(code="training_failed", message=message))
                 return
-            said = f"Training ended (status {outcome.status}: {outcome.said}) and goes on from its last checkpoint."
-            self._events.append(new_event(said, "warn"))
+            message = (
+                f"Training ended (status {outcome.status}: {outcome.reason}) and goes on from its last checkpoint."
+            )
+            self._events.append(new_event(message, "warn"))
             await asyncio.sleep(_PAUSE_S)
 
     async def _fail(self, error: JobError) -> None:

@@ -119,8 +119,8 @@ class Finetuner:
 
     async def appear(self) -> None:
         """Say again and again what can be trained here."""
-        found = ["none", "nf4"] if find_spec("bitsandbytes") else ["none"]
-        quantizations = list(self.settings.finetuner_quantizations) or found
+        installed = ["none", "nf4"] if find_spec("bitsandbytes") else ["none"]
+        quantizations = list(self.settings.finetuner_quantizations) or installed
         presence = Presence(models=sorted(self.settings.finetuner_models), quantizations=quantizations)
         while True:
             await self.store.appear(self.owner, presence)

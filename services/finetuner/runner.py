@@ -39,7 +39,7 @@ class TrainingOutcome:
     """How a training ended."""
 
     status: int  # exit status of its process
-    said: str  # why, in words
+    reason: str  # in words
     counts: bool = True  # as an attempt of the job; False if the training was ended from outside
 
 

@@ -48,10 +48,10 @@ class ModelHistograms(Collector):
 
     def of(self, model: str) -> TokenHistogram:
         """The histogram of a model."""
-        found = self._by_model.get(model)
-        if found is None:
-            found = self._by_model[model] = TokenHistogram(self.bounds)
-        return found
+        histogram = self._by_model.get(model)
+        if histogram is None:
+            histogram = self._by_model[model] = TokenHistogram(self.bounds)
+        return histogram
 
     def collect(self) -> Iterator[Metric]:
         """Collect for the registry."""

@@ -58,12 +58,12 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
         """Answer one request."""
         began = time.perf_counter()
         chain = list(request.hashes)  # a list is several times faster to index than a repeated field
-        found = []
+        depths = []
         for depth, mask in self._index.depths(chain):
             for slot in self._index.members(mask):
                 slot.depth.blocks = depth
-                found.append(slot.depth)
-        response = kv_pb2.LookupResponse(depths=found, tag=request.tag)
+                depths.append(slot.depth)
+        response = kv_pb2.LookupResponse(depths=depths, tag=request.tag)
         self._hot.count(chain)
         self._metrics.looked_up(hit=bool(response.depths), seconds=time.perf_counter() - began)
         return response

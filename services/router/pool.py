@@ -155,12 +155,12 @@ class Pool:
 
     def _why_not(self, saturated: NDArray[np.bool_], now: float) -> NDArray[np.uint8]:
         why_not = self._membership.why_not()
-        for verdict, found in (
+        for verdict, mask in (
             (IneligibleReason.SILENT, self._membership.silent(now)),
             (IneligibleReason.SATURATED, saturated),
         ):
-            if found is not None and np.count_nonzero(found):  # rare; the masked assignment takes ten times as long
-                why_not[found & (why_not == 0)] = verdict
+            if mask is not None and np.count_nonzero(mask):  # rare; the masked assignment takes ten times as long
+                why_not[mask & (why_not == 0)] = verdict
         for index in self.breakers.ejected(now):
             why_not[index] = why_not[index] or IneligibleReason.BREAKER
         return why_not

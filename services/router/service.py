@@ -176,10 +176,10 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         self, request: routing_pb2.DrainWorkerRequest, context: Context
     ) -> worker_pb2.DrainResponse:
         """Send no more requests to a worker, and ask it to hand its requests off."""
-        found = self._fleet.find(request.worker_id)
-        if found is None:
+        place = self._fleet.find(request.worker_id)
+        if place is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"worker_id: {request.worker_id!r} is not known")
-        pool, member = found
+        pool, member = place
         pool.set_draining(request.worker_id, True)
         try:
             async with open_channel(member.address, to="worker", tls=self._tls) as channel:

@@ -113,14 +113,14 @@ class TuningStore:
     async def events(self, tenant: str, job_id: str) -> list[Event]:
         """A job's events, the oldest first."""
         key = self._keys.tuning_events(self._keys.member(tenant, job_id))
-        found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))
-        return [Event.model_validate_json(text) for text in found]
+        texts: Any = await self._run(lambda: self._client.lrange(key, 0, -1))
+        return [Event.model_validate_json(text) for text in texts]
 
     async def checkpoints(self, tenant: str, job_id: str) -> list[JobCheckpoint]:
         """A job's checkpoints, the oldest first."""
         key = self._keys.tuning_checkpoints(self._keys.member(tenant, job_id))
-        found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))
-        return [JobCheckpoint.model_validate_json(text) for text in found]
+        texts: Any = await self._run(lambda: self._client.lrange(key, 0, -1))
+        return [JobCheckpoint.model_validate_json(text) for text in texts]
 
     # --- for gateways and fine-tuners --------------------------------------------------------------------------------
 
@@ -181,8 +181,8 @@ class TuningStore:
 
     async def served_folders(self) -> frozenset[str]:
         """The folders of all adapters that were loaded while the installation ran."""
-        found: Any = await self._run(lambda: self._client.hgetall(self._keys.adapters))
-        return frozenset(adapter.source for adapter in read_registered(found).values())
+        entries: Any = await self._run(lambda: self._client.hgetall(self._keys.adapters))
+        return frozenset(adapter.source for adapter in read_registered(entries).values())
 
     async def appear(self, owner: str, presence: Presence) -> None:
         """Say that a fine-tuner is there; to be said again every few seconds."""
@@ -195,23 +195,23 @@ class TuningStore:
 
     async def present(self) -> list[Presence]:
         """The fine-tuners that are there."""
-        found: Any = await self._run(lambda: self._client.hgetall(self._keys.tuners))
-        said, now = {owner: Presence.model_validate_json(text) for owner, text in found.items()}, await self._now()
-        for owner in [owner for owner, one in said.items() if one.seen_at < now - _PRESENCE_S]:
-            del said[owner]
+        texts: Any = await self._run(lambda: self._client.hgetall(self._keys.tuners))
+        tuners, now = {owner: Presence.model_validate_json(text) for owner, text in texts.items()}, await self._now()
+        for owner in [owner for owner, one in tuners.items() if one.seen_at < now - _PRESENCE_S]:
+            del tuners[owner]
             await self._run(partial(self._client.hdel, self._keys.tuners, owner))
-        return list(said.values())
+        return list(tuners.values())
 
     async def _now(self) -> int:
         """Seconds since the epoch, by Redis's clock."""
-        found: Any = await self._run(self._client.time)
-        return int(found[0])
+        time: Any = await self._run(self._client.time)
+        return int(time[0])
 
     async def file(self, tenant: str, file_id: str) -> bytes:
         """The content of a file; empty when it is gone."""
         key = self._keys.file_pieces(tenant, file_id)
-        found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))
-        return b"".join(found)
+        pieces: Any = await self._run(lambda: self._client.lrange(key, 0, -1))
+        return b"".join(pieces)
 
 
 def _job_of(fields: Mapping[str, bytes]) -> Job:

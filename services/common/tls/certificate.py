@@ -91,7 +91,7 @@ def _read(path: Path) -> bytes:
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
     """Return a value that changes when a file is replaced or written; None while it cannot be read."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -71,16 +71,16 @@ class Tls:
             return
         self._stamp = stamp
         try:
-            found = Certificate.read(self._folder)
+            renewed = Certificate.read(self._folder)
         except CertificateError as error:
             log.error("the certificate is not renewed, the last one is kept: %s", error)
             return
-        if found.identity != self._certificate.identity:
-            names = found.identity.uri, self._certificate.identity.uri
+        if renewed.identity != self._certificate.identity:
+            names = renewed.identity.uri, self._certificate.identity.uri
             log.error("the certificate is not renewed: it is of %s, this process is %s", *names)
             return
-        self._certificate = found
-        log.info("certificate renewed", extra={"ends": found.ends})
+        self._certificate = renewed
+        log.info("certificate renewed", extra={"ends": renewed.ends})
 
     def _files(self) -> tuple[tuple[int, int, int] | None, ...]:
         return tuple(file_stamp(self._folder / name) for name in (CERTIFICATE, KEY, AUTHORITIES))

@@ -44,16 +44,16 @@ class Cluster:
 
     def create_job(self, job: Any) -> Object | None:
         """Create a Job; returns it as it is now, or None if there is one of that name."""
-        return _asked(lambda: self._batch.create_namespaced_job(self._namespace, job, **_RAW), _ALREADY_EXISTS)
+        return _result(lambda: self._batch.create_namespaced_job(self._namespace, job, **_RAW), _ALREADY_EXISTS)
 
     def job(self, name: str) -> Object | None:
         """A Job, if it is there."""
-        return _asked(lambda: self._batch.read_namespaced_job(name, self._namespace, **_RAW), _NOT_FOUND)
+        return _result(lambda: self._batch.read_namespaced_job(name, self._namespace, **_RAW), _NOT_FOUND)
 
     def delete_job(self, name: str) -> None:
         """Delete a Job; it is there until its pods have ended."""
         how = {"propagation_policy": "Foreground", **_RAW}
-        _asked(lambda: self._batch.delete_namespaced_job(name, self._namespace, **how), _NOT_FOUND)
+        _result(lambda: self._batch.delete_namespaced_job(name, self._namespace, **how), _NOT_FOUND)
 
     def jobs(self, labels: dict[str, str]) -> list[Object]:
         """The Jobs with these labels."""
@@ -63,37 +63,37 @@ class Cluster:
     def pods(self, job: str) -> list[Object]:
         """A Job's pods, the newest last."""
         selector = f"{_JOB_NAME}={job}"
-        found = _items(lambda: self._core.list_namespaced_pod(self._namespace, label_selector=selector, **_RAW))
-        return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+        pods = _items(lambda: self._core.list_namespaced_pod(self._namespace, label_selector=selector, **_RAW))
+        return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
     def deployment_uid(self, name: str) -> str:
         """The UID of a Deployment."""
-        found = _asked(lambda: self._apps.read_namespaced_deployment(name, self._namespace, **_RAW), _NOT_FOUND)
-        if found is None:
+        deployment = _result(lambda: self._apps.read_namespaced_deployment(name, self._namespace, **_RAW), _NOT_FOUND)
+        if deployment is None:
             raise ClusterError(f"there is no Deployment {self._namespace}/{name}")
-        return str(found["metadata"]["uid"])
+        return str(deployment["metadata"]["uid"])
 
 
 _RAW: dict[str, Any] = {"_preload_content": False, "_request_timeout": _TIMEOUT_S}
 
 
-def _asked(call: Callable[[], Any], none_for: int = 0) -> Object | None:
+def _result(call: Callable[[], Any], none_for: int = 0) -> Object | None:
     """Return a call's result; None for the status `none_for`."""
     try:
-        found: Object = json.loads(call().data)
+        answer: Object = json.loads(call().data)
     except client.ApiException as error:
         if error.status == none_for:
             return None
-        said = f"the API server refuses with {error.status} {error.reason}: {_message(error)}"
-        raise (ClusterAwayError if error.status in _TRANSIENT else ClusterError)(said) from error
+        refusal = f"the API server refuses with {error.status} {error.reason}: {_message(error)}"
+        raise (ClusterAwayError if error.status in _TRANSIENT else ClusterError)(refusal) from error
     except HTTPError as error:
         raise ClusterAwayError(f"the API server does not answer: {error}") from error
-    return found
+    return answer
 
 
 def _items(call: Callable[[], Any]) -> list[Object]:
-    found = _asked(call)
-    return list(found["items"]) if found else []
+    answer = _result(call)
+    return list(answer["items"]) if answer else []
 
 
 def _message(error: client.ApiException) -> str:

@@ -31,12 +31,12 @@ class Journal:
         with self.path.open("rb") as file:
             file.seek(offset)
             data = file.read()
-        found: list[tuple[TrainingMessage, int]] = []
+        messages: list[tuple[TrainingMessage, int]] = []
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
             offset += len(line)
             if line.strip():
                 try:
-                    found.append((json.loads(line), offset))
+                    messages.append((json.loads(line), offset))
                 except ValueError:  # its writer was killed within a line
                     log.warning("%s: half a line", self.path)
-        return found
+        return messages

@@ -92,7 +92,7 @@ class KubernetesRun:
         return False
 
     async def _follow(self) -> AsyncIterator[TrainingMessage]:
-        said, deleted = "", False
+        announced, deleted = "", False
         while True:
             if self._stopping.is_set() and not deleted:
                 await self._delete()
@@ -102,8 +102,8 @@ class KubernetesRun:
             condition = None if gone or job is None or deleted else ended(job)
             if job is not None and not gone and not condition and not runs(job):
                 pods = await _patiently(lambda: self._cluster.pods(self._name))
-                if (reason := waiting(pods)) and reason != said:
-                    said = reason
+                if (reason := waiting(pods)) and reason != announced:
+                    announced = reason
                     yield {"kind": "waits", "message": reason}
             # Asked for after the state: what a training said before its end is there.
             for message, offset in await asyncio.to_thread(self._journal.after, self._offset):

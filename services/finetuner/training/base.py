@@ -19,14 +19,14 @@ class BaseError(RefusedError):
     code, param = "base_unavailable", "model"
 
 
-def base_folder(source: str, kept: Path, job_id: str) -> Path:
-    """Return a folder of safetensors; a GGUF file is converted once, into `kept`. Raises :class:`BaseError`."""
+def base_folder(source: str, converted: Path, job_id: str) -> Path:
+    """Return a folder of safetensors; a GGUF file is converted once, into `converted`. Raises :class:`BaseError`."""
     path = Path(split_choice(source)[0])
     if not path.exists():
         raise BaseError(f"there is no {path} where the training runs")
     if (path / "config.json").is_file():
         return path
-    folder = kept / hashlib.sha256(source.encode()).hexdigest()[:16]
+    folder = converted / hashlib.sha256(source.encode()).hexdigest()[:16]
     if not folder.is_dir():
         _convert(source, folder, folder.with_name(f".{folder.name}.{job_id}"))
     return folder
@@ -38,9 +38,9 @@ def _convert(source: str, folder: Path, beside: Path) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, errors="replace", check=False)
     if done.returncode:
         lines = done.stdout.splitlines()
-        said = json.loads(lines[-1]).get("error") if lines and lines[-1].startswith("{") else None
+        reason = json.loads(lines[-1]).get("error") if lines and lines[-1].startswith("{") else None
         shutil.rmtree(beside, ignore_errors=True)
-        raise BaseError(f"{source} was not converted: {said or f'the converter ended with {done.returncode}'}")
+        raise BaseError(f"{source} was not converted: {reason or f'the converter ended with {done.returncode}'}")
     try:
         beside.rename(folder)
     except OSError:

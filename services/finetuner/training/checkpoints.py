@@ -26,8 +26,8 @@ class TrainingCheckpoint:
 
     def state(self) -> dict[str, Any]:
         """The optimizer's state and the tokens trained."""
-        found: dict[str, Any] = torch.load(self.folder / _STATE, weights_only=True)
-        return found
+        state: dict[str, Any] = torch.load(self.folder / _STATE, weights_only=True)
+        return state
 
 
 class Checkpoints:
@@ -38,8 +38,8 @@ class Checkpoints:
 
     def last(self) -> TrainingCheckpoint | None:
         """The one to resume from."""
-        found = [one for one in self._all() if (one.folder / _STATE).exists()]
-        return found[-1] if found else None
+        whole = [one for one in self._all() if (one.folder / _STATE).exists()]
+        return whole[-1] if whole else None
 
     def save(self, model: PeftModel, step: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint; returns its folder."""
@@ -59,8 +59,10 @@ class Checkpoints:
         return folder
 
     def _all(self) -> list[TrainingCheckpoint]:
-        found = [TrainingCheckpoint(path, int(path.name.removeprefix("step-"))) for path in self._folder.glob("step-*")]
-        return sorted(found, key=lambda one: one.step)
+        checkpoints = [
+            TrainingCheckpoint(path, int(path.name.removeprefix("step-"))) for path in self._folder.glob("step-*")
+        ]
+        return sorted(checkpoints, key=lambda one: one.step)
 
 
 def save_adapter(model: PeftModel, folder: Path) -> None:

@@ -44,20 +44,20 @@ class Tokenizer:
 
     def read(self, path: Path) -> list[TokenizedExample]:
         """All examples of a file; raises :class:`RefusedError`, which names the first lines that are wrong."""
-        found: list[TokenizedExample] = []
+        examples: list[TokenizedExample] = []
         wrong: list[str] = []
         for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
             if line.strip():
                 try:
-                    found += self.examples(json.loads(line))
+                    examples += self.examples(json.loads(line))
                 except (RefusedError, TemplateError, TypeError, KeyError) as error:
                     wrong.append(f"line {number}: {error}")
         if wrong:
             more = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
             raise RefusedError(f"{path.stem} file: {'; '.join(wrong[:_MOST_NAMED])}{more}")
-        if not any(example.targets for example in found):
+        if not any(example.targets for example in examples):
             raise RefusedError(f"The {path.stem} file has no token of an assistant to train on.")
-        return [example for example in found if example.targets]
+        return [example for example in examples if example.targets]
 
     def examples(self, line: Mapping[str, Any]) -> Iterable[TokenizedExample]:
         """The examples of a conversation: one, or more where the template renders early turns in another way later."""

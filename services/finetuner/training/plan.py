@@ -66,10 +66,10 @@ class TrainingPlan:
 
 def groups(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Split examples into groups whose padded size is at most `max_tokens`, long ones first."""
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
-        if found and lengths[found[-1][0]] * (len(found[-1]) + 1) <= max_tokens:
-            found[-1].append(index)
+        if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= max_tokens:
+            groups[-1].append(index)
         else:
-            found.append([index])
-    return found
+            groups.append([index])
+    return groups

@@ -173,10 +173,10 @@ class Training:
 
     def _served(self) -> list[Example]:
         """The first validation examples."""
-        found, room = [], _MOST_SERVED
+        served, room = [], _MOST_SERVED
         for one in self._valid:
             room -= len(one.tokens)
             if room < 0:
                 break
-            found.append(Example(tokens=list(one.tokens), trained=list(one.trained)))
-        return found
+            served.append(Example(tokens=list(one.tokens), trained=list(one.trained)))
+        return served

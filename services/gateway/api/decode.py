@@ -98,10 +98,10 @@ class BodyDecoder(Generic[Body]):
         try:
             self._decoder.decode(data)
         except msgspec.ValidationError as error:
-            found = explain(error, self._kind)
+            refusal = explain(error, self._kind)
             limit = f"Unknown fields may have at most {_MAX_OPTION_BYTES} bytes together. "
-            text = f"{limit if found.code == 'unknown_field' else ''}{found.message}"
-            raise invalid(text, found.param, found.code or "invalid_value") from error
+            text = f"{limit if refusal.code == 'unknown_field' else ''}{refusal.message}"
+            raise invalid(text, refusal.param, refusal.code or "invalid_value") from error
 
     def _explained(self, data: bytes, ignored: Ignored) -> Body:
         try:
@@ -159,7 +159,7 @@ def _beyond_doubles(data: bytes, error: msgspec.ValidationError) -> ApiError | N
 def lone_surrogate(data: bytes | str) -> ApiError | None:
     """An error (400) for JSON with an unpaired surrogate escape; None when it has none."""
     text = data if isinstance(data, str) else str(data, "latin-1")
-    lone = next((found["lone"] for found in _SURROGATES.finditer(text) if found["lone"]), None)
+    lone = next((match["lone"] for match in _SURROGATES.finditer(text) if match["lone"]), None)
     if lone is None:
         return None
     return invalid(f"The text holds the lone surrogate `{lone}`: it stands for no character.", code="invalid_unicode")
@@ -199,10 +199,10 @@ def converted(raw: dict[str, Any], kind: type[Body], where: str, ignored: Ignore
     try:
         return _known_part(raw, kind, where, ignored)
     except msgspec.ValidationError as error:
-        found = explain(error, kind)
-        param = f"{where}.{found.param}" if found.param else where
-        message = found.message.replace(f"`{found.param}`" if found.param else "the body", f"`{param}`")
-        raise invalid(message, param, found.code or "invalid_value") from error
+        refusal = explain(error, kind)
+        param = f"{where}.{refusal.param}" if refusal.param else where
+        message = refusal.message.replace(f"`{refusal.param}`" if refusal.param else "the body", f"`{param}`")
+        raise invalid(message, param, refusal.code or "invalid_value") from error
 
 
 def _known_part(raw: dict[str, Any], kind: type[Body], where: str, ignored: Ignored) -> Body:

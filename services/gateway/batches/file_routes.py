@@ -109,9 +109,9 @@ def add_files(app: FastAPI, store: FileStore) -> None:
         order: Literal["asc", "desc"] = "desc",
         purpose: Purpose | None = None,
     ) -> Response:
-        found = [file for file in await store.list(tenant.name) if purpose in (None, file.purpose)]
-        found = _behind(found, after, order)
-        return listed(found[:limit], more=len(found) > limit)
+        chosen = [file for file in await store.list(tenant.name) if purpose in (None, file.purpose)]
+        chosen = _behind(chosen, after, order)
+        return listed(chosen[:limit], more=len(chosen) > limit)
 
     @app.get("/v1/files/{file_id}", summary="One file", tags=["batches"])
     async def file(file_id: str, tenant: CallingTenant) -> Response:
@@ -125,9 +125,9 @@ def add_files(app: FastAPI, store: FileStore) -> None:
         responses={200: {"content": {"application/octet-stream": {}}}},
     )
     async def content(file_id: str, tenant: CallingTenant) -> Response:
-        found = await store.get(tenant.name, file_id)
-        headers = {"content-length": str(found.bytes)}
-        pieces = await _begun(store.pieces(tenant.name, file_id, found.bytes), file_id)
+        file = await store.get(tenant.name, file_id)
+        headers = {"content-length": str(file.bytes)}
+        pieces = await _begun(store.pieces(tenant.name, file_id, file.bytes), file_id)
         return StreamingResponse(pieces, media_type="application/octet-stream", headers=headers)
 
     @app.delete(

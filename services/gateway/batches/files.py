@@ -60,8 +60,8 @@ class FileStore:
     async def list(self, tenant: str) -> list[File]:
         """A tenant's files, the oldest first."""
         client, key = self.guard.client, self.keys.files(tenant)
-        found = await self.guard.run(lambda: client.hgetall(key))
-        files = [msgspec.json.decode(text, type=File) for text in found.values()]
+        texts = await self.guard.run(lambda: client.hgetall(key))
+        files = [msgspec.json.decode(text, type=File) for text in texts.values()]
         return sorted((file for file in files if file.expires_at > time.time()), key=lambda file: file.id)
 
     async def get(self, tenant: str, file_id: str) -> File:
@@ -79,12 +79,12 @@ class FileStore:
         count = await self.guard.run(lambda: client.llen(key))
         step = max(1, _READ_BYTES * count // max(size, 1))
         while size > 0:
-            found: list[Any] = await self.guard.run(partial(client.lrange, key, begin, begin + step - 1))
-            if not found:
+            pieces: list[Any] = await self.guard.run(partial(client.lrange, key, begin, begin + step - 1))
+            if not pieces:
                 raise FileGoneError(file_id)
-            begin += len(found)
-            size -= sum(map(len, found))
-            yield b"".join(found)
+            begin += len(pieces)
+            size -= sum(map(len, pieces))
+            yield b"".join(pieces)
 
     def begin(self, tenant: str) -> Upload:
         """Begin a new file, which the caller writes and publishes."""

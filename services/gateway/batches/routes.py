@@ -45,8 +45,8 @@ DOCUMENTED = Documentation(
 
 def window_s(text: str, most_s: int) -> int:
     """A completion window in seconds; raises :class:`ApiError` (400)."""
-    found = _WINDOW.fullmatch(text)
-    seconds = int(found[1]) * _UNITS_S[found[2]] if found else 0
+    match = _WINDOW.fullmatch(text)
+    seconds = int(match[1]) * _UNITS_S[match[2]] if match else 0
     if not 0 < seconds <= most_s:
         message = f"`completion_window` must be like `24h`: a number and s, m, h or d, at most {most_s} s."
         raise invalid(message, "completion_window")
@@ -107,8 +107,8 @@ def add_batches(app: FastAPI, store: BatchStore, on_cancel: Callable[[], None]) 
         after: Annotated[str, Query(max_length=64, description="An id: only batches made before it")] = "",
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
     ) -> Response:
-        found, more = await store.list(tenant.name, after, limit)
-        return listed(found, more=more)
+        page, more = await store.list(tenant.name, after, limit)
+        return listed(page, more=more)
 
     @app.get(PATH + "/{batch_id}", summary="One batch", tags=["batches"])
     async def batch(batch_id: str, tenant: CallingTenant) -> Response:
@@ -116,6 +116,6 @@ def add_batches(app: FastAPI, store: BatchStore, on_cancel: Callable[[], None]) 
 
     @app.post(PATH + "/{batch_id}/cancel", summary="End a batch; what has been answered is kept", tags=["batches"])
     async def cancel(batch_id: str, tenant: CallingTenant) -> Response:
-        found = await store.cancel(tenant.name, batch_id)
+        batch = await store.cancel(tenant.name, batch_id)
         on_cancel()
-        return as_json(found)
+        return as_json(batch)

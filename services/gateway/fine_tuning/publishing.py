@@ -64,14 +64,14 @@ class Publisher:
         request = msgspec.json.encode(body)
         answer = await post(self._routes, "/v1/completions", job.order.credential, new_id("req"), request)
         if not answer.ok:
-            said = answer.body.decode(errors="replace")
+            message = answer.body.decode(errors="replace")
             raise (
-                unavailable(f"The adapter is loaded and does not answer: {said}")
+                unavailable(f"The adapter is loaded and does not answer: {message}")
                 if answer.later
-                else ValidationRefusedError(said)
+                else ValidationRefusedError(message)
             )
-        found: list[Any] = msgspec.json.decode(answer.body)["choices"][0]["prompt_logprobs"]
-        return found
+        scores: list[Any] = msgspec.json.decode(answer.body)["choices"][0]["prompt_logprobs"]
+        return scores
 
     async def write_results(self, job: Job, events: Sequence[Event]) -> str:
         """Write a table of losses by step as a file; returns its id. Raises :class:`ApiError`."""

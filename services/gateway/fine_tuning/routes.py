@@ -90,7 +90,7 @@ class FineTuningHandler:
         except RedisAwayError as error:
             raise storage_away() from error
         self._on_new()
-        await exchange.send_json(200, as_object(_found(job, order.id)), list(request.admission.headers))
+        await exchange.send_json(200, as_object(_existing(job, order.id)), list(request.admission.headers))
 
     async def _order(self, tenant: Tenant, body: FineTuningBody, credential: str) -> Order:
         hyper = hyperparameters(body)
@@ -171,17 +171,17 @@ def has_metadata(job: Job, wanted: dict[str, str] | None) -> bool:
     return wanted.items() <= own.items() if wanted else not own
 
 
-def _found(job: Job | None, job_id: str) -> Job:
+def _existing(job: Job | None, job_id: str) -> Job:
     if job is None:
         message = f"Could not find fine tune: {job_id}"
         raise ApiError(404, message, "invalid_request_error", "fine_tuning_job_id", "fine_tune_not_found")
     return job
 
 
-def _page(found: Sequence[One], after: str, limit: int, written: Callable[[One], Any]) -> Response:
+def _page(items: Sequence[One], after: str, limit: int, written: Callable[[One], Any]) -> Response:
     """A page of a list, which begins behind the id `after`."""
-    ids = [one.id for one in found]
-    rest = found[ids.index(after) + 1 :] if after in ids else (found if not after else [])
+    ids = [one.id for one in items]
+    rest = items[ids.index(after) + 1 :] if after in ids else (items if not after else [])
     shown = [written(one) for one in rest[:limit]]
     ends = (
         {"first_id": rest[0].id, "last_id": rest[len(shown) - 1].id} if shown else {"first_id": None, "last_id": None}
@@ -209,27 +209,27 @@ def _add_jobs(app: FastAPI, store: TuningStore) -> None:
         metadata: Annotated[str | None, Query(description=_METADATA)] = None,  # for the document
     ) -> Response:
         wanted = wanted_metadata(request.query_params.multi_items())
-        found: list[Job] = []
+        chosen: list[Job] = []
         for job_id in [one for one in await store.ids(tenant.name) if not after or one < after]:
-            if len(found) > limit:
+            if len(chosen) > limit:
                 break
             job = await store.get(tenant.name, job_id)
             if job and has_metadata(job, wanted):
-                found.append(job)
-        return _page([as_object(job) for job in found], "", limit, lambda job: job)
+                chosen.append(job)
+        return _page([as_object(job) for job in chosen], "", limit, lambda job: job)
 
     @app.get(PATH + "/{job_id}", summary="One fine-tuning job", tags=_TAGS)
     async def job(job_id: str, tenant: CallingTenant) -> Response:
-        return as_json(as_object(_found(await store.get(tenant.name, job_id), job_id)))
+        return as_json(as_object(_existing(await store.get(tenant.name, job_id), job_id)))
 
 
 def _add_turns(app: FastAPI, store: TuningStore) -> None:
     async def turn(tenant: Tenant, job_id: str, status: Status, allowed: Sequence[Status], verb: str) -> Response:
         turned = await store.turn(tenant.name, job_id, status, allowed)
-        found = _found(await store.get(tenant.name, job_id), job_id)
+        job = _existing(await store.get(tenant.name, job_id), job_id)
         if not turned:
-            raise invalid(f"A job with the status `{found.status}` cannot be {verb}.", None, "invalid_status")
-        return as_json(as_object(found))
+            raise invalid(f"A job with the status `{job.status}` cannot be {verb}.", None, "invalid_status")
+        return as_json(as_object(job))
 
     @app.post(PATH + "/{job_id}/cancel", summary="End a fine-tuning job", tags=_TAGS)
     async def cancel(job_id: str, tenant: CallingTenant) -> Response:
@@ -249,13 +249,13 @@ def _add_logs(app: FastAPI, store: TuningStore) -> None:
     async def events(
         job_id: str, tenant: CallingTenant, after: After = "", limit: Annotated[int, Query(ge=1, le=1000)] = 20
     ) -> Response:
-        _found(await store.get(tenant.name, job_id), job_id)
+        _existing(await store.get(tenant.name, job_id), job_id)
         return _page((await store.events(tenant.name, job_id))[::-1], after, limit, event_object)
 
     @app.get(PATH + "/{job_id}/checkpoints", summary="A job's last three checkpoints, the latest first", tags=_TAGS)
     async def checkpoints(
         job_id: str, tenant: CallingTenant, after: After = "", limit: Annotated[int, Query(ge=1, le=100)] = 10
     ) -> Response:
-        found = _found(await store.get(tenant.name, job_id), job_id)
+        job = _existing(await store.get(tenant.name, job_id), job_id)
         saved = kept_checkpoints(await store.checkpoints(tenant.name, job_id))[::-1]
-        return _page(saved, after, limit, lambda one: checkpoint_object(found, one))
+        return _page(saved, after, limit, lambda one: checkpoint_object(job, one))

@@ -101,10 +101,10 @@ class FineTuningRunner:
         except ApiError as error:
             await self._fail_or_wait(claim, error)
             return
-        said = [new_event(f"New fine-tuned model created: {job.order.served_name}", data=losses)]
+        created = [new_event(f"New fine-tuned model created: {job.order.served_name}", data=losses)]
         fields: dict[str, Argument] = {name: repr(value) for name, value in losses.items()}
         fields |= {"model": job.order.served_name, "result_file": result_file}
-        await self._store.end(claim, "succeeded", [*said, new_event("The job has successfully completed")], fields)
+        await self._store.end(claim, "succeeded", [*created, new_event("The job has successfully completed")], fields)
 
     async def _served_loss(self, claim: Claim, job: Job, result: Result) -> dict[str, float]:
         if not result.examples:

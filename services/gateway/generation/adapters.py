@@ -21,10 +21,10 @@ class AdapterRegistry:
         """The adapters by name; None while Redis is away."""
         client = self._guard.client
         try:
-            found = await self._guard.run(lambda: client.hgetall(self._key))
+            texts = await self._guard.run(lambda: client.hgetall(self._key))
         except RedisAwayError:
             return None
-        return read_registered(found)
+        return read_registered(texts)
 
     async def write(self, adapter: RegisteredAdapter, *, replace: bool) -> bool:
         """Add an adapter; returns False, and changes nothing, if its name is taken and not to be replaced."""

@@ -41,7 +41,7 @@ class _Work:
     body: GeneratingBody
     session: str
     traceparent: str
-    asked: str  # the model
+    requested: str  # the model
 
 
 class AdmittedRequest:
@@ -105,13 +105,13 @@ class AdmittedRequest:
     @property
     def fell_back(self) -> bool:
         """Whether another model answers than the one asked for."""
-        return self._work is not None and self.model.name != self._work.asked
+        return self._work is not None and self.model.name != self._work.requested
 
     async def start(self, preparer: Preparer[Body], body: Body, session: str = "", traceparent: str = "") -> None:
         """Prepare it on the model asked for, or on the fallback model if that has no worker; raises ApiError."""
         session = named_session(session) or body.session
-        asked, model = await self.models.choose(body.model or "", self.tenant)
-        await self._start_on(model, _Work(preparer, body, session, traceparent, asked))
+        requested, model = await self.models.choose(body.model or "", self.tenant)
+        await self._start_on(model, _Work(preparer, body, session, traceparent, requested))
 
     async def chunks(self) -> AsyncGenerator[tuple[int, OutputChunk], None]:
         """Chunks of all sequences as they come, with the index of their sequence; raises :class:`ApiError`."""
@@ -177,8 +177,8 @@ class AdmittedRequest:
         require_generation(model)
         caller = self.caller(work.session, work.body.priority, work.traceparent)
         prepared = await work.preparer.prepare(work.body, model, caller)
-        if model.name != work.asked:
-            self.models.count_fallback(work.asked)
+        if model.name != work.requested:
+            self.models.count_fallback(work.requested)
         await self.admission.reserve(prepared.reserved_tokens())
         self.model, self.prepared, self._work, self.starting = model, prepared, work, False
         self.on_start(self)

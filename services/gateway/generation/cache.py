@@ -96,7 +96,7 @@ class _CachedSource:
         self._cache = cache
         self._digest = digest_of(request)
         self._ids: list[int] = []
-        self._asked = False
+        self._looked_up = False
         self._done = False
 
     @property
@@ -106,12 +106,12 @@ class _CachedSource:
 
     async def next(self) -> TokenBatch:
         """See :class:`TokenSource`."""
-        if not self._asked:
-            self._asked = True
-            kept = await self._cache.get(self._digest)
-            if kept is not None:
+        if not self._looked_up:
+            self._looked_up = True
+            cached = await self._cache.get(self._digest)
+            if cached is not None:
                 self._done = True
-                return kept
+                return cached
         batch = await self._live.next()
         self._ids += batch.ids
         if batch.finish is not None:

@@ -52,11 +52,11 @@ def template_turn(turn: Turn) -> dict[str, Any]:
     }
     texts = turn.texts
     content = texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
-    found: dict[str, Any] = {"role": turn.role, "content": content}
-    found |= {name: value for name, value in extra.items() if value is not None}
+    message: dict[str, Any] = {"role": turn.role, "content": content}
+    message |= {name: value for name, value in extra.items() if value is not None}
     if turn.calls:
-        found["tool_calls"] = [_template_call(call) for call in turn.calls]
-    return found
+        message["tool_calls"] = [_template_call(call) for call in turn.calls]
+    return message
 
 
 def _template_call(call: Call) -> dict[str, Any]:

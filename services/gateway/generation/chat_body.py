@@ -81,13 +81,13 @@ def _goes_on(body: ChatBody) -> bool:
 
 def _variables(body: ChatBody) -> dict[str, Any]:
     """For the chat template; what `chat_template_kwargs` says counts most."""
-    asked, effort, on = body.reasoning, body.reasoning_effort, body.enable_thinking
+    reasoning, effort, on = body.reasoning, body.reasoning_effort, body.enable_thinking
     if on is None and body.thinking is not None:
         on = body.thinking.type != "disabled"
-    if asked is not None:
-        effort, on = asked.effort if effort is None else effort, asked.enabled if on is None else on
-    found: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-    return found | ({} if on is None else thinking_variables(on=on)) | (body.chat_template_kwargs or {})
+    if reasoning is not None:
+        effort, on = reasoning.effort if effort is None else effort, reasoning.enabled if on is None else on
+    variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    return variables | ({} if on is None else thinking_variables(on=on)) | (body.chat_template_kwargs or {})
 
 
 def turns_of(messages: Sequence[Message], ignored: Ignored) -> list[Turn]:
@@ -160,8 +160,8 @@ def _turn(message: Message, place: _Place) -> Turn:
 
 def _text_of_details(details: Sequence[Mapping[str, Any]]) -> str | None:
     """The readable text of `reasoning_details`; encrypted ones have none."""
-    found = (detail.get("text") or detail.get("summary") for detail in details)
-    return "".join(text for text in found if isinstance(text, str)) or None
+    texts = (detail.get("text") or detail.get("summary") for detail in details)
+    return "".join(text for text in texts if isinstance(text, str)) or None
 
 
 def _tools(body: ChatBody, ignored: Ignored) -> OfferedTools:
@@ -181,35 +181,35 @@ def _tools(body: ChatBody, ignored: Ignored) -> OfferedTools:
 
 def _functions(tools: Sequence[Tool], ignored: Ignored) -> list[FunctionDefinition]:
     """The functions among tools; raises :class:`ApiError` (400)."""
-    found = []
+    functions = []
     for index, tool in enumerate(tools):
         if tool.function is not None:
-            found.append(tool.function)
+            functions.append(tool.function)
         elif tool.custom is not None:
             form = tool.custom.format or {}
             grammar = form.get("grammar") if form.get("type") == "grammar" else None
             shown = grammar if isinstance(grammar, dict) else None
-            found.append(custom_function(tool.custom.name, tool.custom.description, shown))
+            functions.append(custom_function(tool.custom.name, tool.custom.description, shown))
         elif tool.type in _SERVED_TOOLS:
             raise _missing(f"tools[{index}].{tool.type or 'function'}")
         else:
             ignored.add(f"tools[].type={tool.type}")
-    return found
+    return functions
 
 
 def _allowed(functions: Sequence[FunctionDefinition], choice: ChosenTool, parallel: bool) -> OfferedTools:
-    asked = choice.allowed_tools
-    if asked is None:
+    allowed = choice.allowed_tools
+    if allowed is None:
         raise _missing("tool_choice.allowed_tools")
-    named = [tool.function or tool.custom for tool in asked.tools]
-    for index, tool in enumerate(asked.tools):
+    named = [tool.function or tool.custom for tool in allowed.tools]
+    for index, tool in enumerate(allowed.tools):
         if named[index] is None and tool.type in _SERVED_TOOLS:
             raise _missing(f"tool_choice.allowed_tools.tools[{index}].{tool.type or 'function'}")
     names = {one.name for one in named if one}
     if unknown := names - {function.name for function in functions}:
         message = f"`tool_choice.allowed_tools.tools` names `{min(unknown)}`, which is not among `tools`."
         raise invalid(message, "tool_choice.allowed_tools.tools", "invalid_value")
-    return OfferedTools([function for function in functions if function.name in names], asked.mode, parallel)
+    return OfferedTools([function for function in functions if function.name in names], allowed.mode, parallel)
 
 
 def _name(choice: str | ChosenTool | ChosenFunction | None) -> str:

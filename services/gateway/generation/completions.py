@@ -66,9 +66,9 @@ class CompletionPreparer:
         )
 
     def _options(self, body: CompletionBody, model: ServedModel, prompt: Prompt, grammar: str) -> SamplingOptions:
-        asked = _DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+        max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
         if body.max_tokens is None:
-            asked = fit_max_tokens(model, len(prompt.ids), None, "prompt", _DEFAULT_MAX_TOKENS)
+            max_tokens = fit_max_tokens(model, len(prompt.ids), None, "prompt", _DEFAULT_MAX_TOKENS)
         prompt_logprobs = body.prompt_logprobs
         if prompt_logprobs is None and body.echo:
             prompt_logprobs = body.logprobs
@@ -76,7 +76,7 @@ class CompletionPreparer:
             body,
             model.sampling_defaults,
             # A worker generates at least one token: with max_tokens=0 it is thrown away.
-            max_tokens=fit_max_tokens(model, len(prompt.ids), asked, "prompt", None),
+            max_tokens=fit_max_tokens(model, len(prompt.ids), max_tokens, "prompt", None),
             logprobs=body.logprobs,
             prompt_logprobs=prompt_logprobs,
             grammar=grammar,

@@ -52,11 +52,11 @@ class MessageReader:
             reasoning, answer = reasoning + rest[0], answer + rest[1]
         if self._calls is None:
             return MessageDelta(answer, reasoning, [], count)
-        found = self._calls.push(answer)
-        content, calls = found.content, found.calls
+        parsed = self._calls.push(answer)
+        content, calls = parsed.content, parsed.calls
         if final:
-            rest_found = self._calls.finish()
-            content, calls = content + rest_found.content, calls + rest_found.calls
+            last = self._calls.finish()
+            content, calls = content + last.content, calls + last.calls
         for call in calls:
             if call.name is not None:
                 call.id = new_call_id()
@@ -71,8 +71,8 @@ class MessageReader:
         for position, piece in enumerate(pieces):
             if self._reasoning.done:
                 return reasoning, answer + self._reasoning.push("".join(pieces[position:]))[1], count
-            thought, said = self._reasoning.push(piece)
-            reasoning, answer, count = reasoning + thought, answer + said, count + self._reasoning.begun
+            thought, text = self._reasoning.push(piece)
+            reasoning, answer, count = reasoning + thought, answer + text, count + self._reasoning.begun
         return reasoning, answer, count
 
     def finish_of(self, finish: FinishReason) -> FinishReason:

@@ -34,15 +34,15 @@ class Models:
         """The name of the model asked for, and the model that answers; raises :class:`ApiError`."""
         catalog, fallback = self._catalog, self._fallback(tenant)
         try:
-            asked = await self.find(name, tenant)
+            model = await self.find(name, tenant)
         except ApiError as error:
             if error.code != NO_WORKERS or fallback is None:
                 raise
             return name, fallback
         # Requests for an expected model wait first, so that the autoscaler sees the demand for its workers.
-        if fallback is None or catalog.expects(asked.name) or asked in catalog.available():
-            return asked.name, asked
-        return asked.name, fallback
+        if fallback is None or catalog.expects(model.name) or model in catalog.available():
+            return model.name, model
+        return model.name, fallback
 
     def after(self, model: ServedModel, error: ApiError, tenant: Tenant) -> ServedModel:
         """The model that answers after `model` has failed with `error` before its first token.
@@ -54,9 +54,9 @@ class Models:
             raise error
         return fallback
 
-    def count_fallback(self, asked: str) -> None:
+    def count_fallback(self, requested: str) -> None:
         """Another model answers than the one asked for."""
-        self._fallbacks.labels(asked).inc()
+        self._fallbacks.labels(requested).inc()
 
     def _fallback(self, tenant: Tenant) -> ServedModel | None:
         """The fallback model, if there is one with a worker that the tenant may use."""

@@ -93,11 +93,13 @@ def check_prompt(model: ServedModel, prompt_ids: list[int], param: str) -> None:
         raise invalid(f"`{param}` holds token id {worst}; ids of this model are 0 to {limit - 1}.", param)
 
 
-def fit_max_tokens(model: ServedModel, prompt_tokens: int, asked: int | None, param: str, default: int | None) -> int:
+def fit_max_tokens(
+    model: ServedModel, prompt_tokens: int, max_tokens: int | None, param: str, default: int | None
+) -> int:
     """How many tokens to generate: as asked, else `default`, else what fits; raises :class:`ApiError` (400)."""
     room = model.max_len - prompt_tokens
-    if room < 1 or (asked is not None and asked > room):
-        raise too_long(model.max_len, prompt_tokens, 1 if asked is None else asked, param)
-    if asked is not None:
-        return asked
+    if room < 1 or (max_tokens is not None and max_tokens > room):
+        raise too_long(model.max_len, prompt_tokens, 1 if max_tokens is None else max_tokens, param)
+    if max_tokens is not None:
+        return max_tokens
     return room if default is None else min(default, room)

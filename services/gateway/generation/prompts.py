@@ -35,14 +35,14 @@ def split_prompts(value: str | Sequence[str | int | list[int]], field: str) -> l
     return prompts
 
 
-def truncation_limit(asked: int | None, max_len: int) -> int | None:
+def truncation_limit(limit: int | None, max_len: int) -> int | None:
     """The first tokens that count by `truncate_prompt_tokens`; None: all. Raises :class:`ApiError` (400)."""
-    if asked is None or asked == -1:
-        return asked and max_len
-    if not 0 < asked <= max_len:
-        message = f"`truncate_prompt_tokens` must be 1 to {max_len} for this model, or -1, got {asked}."
+    if limit is None or limit == -1:
+        return limit and max_len
+    if not 0 < limit <= max_len:
+        message = f"`truncate_prompt_tokens` must be 1 to {max_len} for this model, or -1, got {limit}."
         raise invalid(message, "truncate_prompt_tokens", "invalid_value")
-    return asked
+    return limit
 
 
 async def encode_prediction(model: ServedModel, prediction: str | PredictedContent | None) -> list[int] | None:
@@ -78,12 +78,12 @@ async def encode_prompts(
     encoded = []
     for prompt in prompts:
         if limit is not None:
-            found = Prompt(await model.encode_start(prompt, limit) if isinstance(prompt, str) else prompt[:limit], None)
+            read = Prompt(await model.encode_start(prompt, limit) if isinstance(prompt, str) else prompt[:limit], None)
         elif isinstance(prompt, str):
-            found = Prompt(await model.encode(prompt, field, add_special_tokens=add_special_tokens), prompt)
+            read = Prompt(await model.encode(prompt, field, add_special_tokens=add_special_tokens), prompt)
         else:
-            found = Prompt(prompt, None)
-        check_prompt(model, found.ids, field)
-        encoded.append(found)
+            read = Prompt(prompt, None)
+        check_prompt(model, read.ids, field)
+        encoded.append(read)
         await asyncio.sleep(0)  # a batch gives way after each prompt
     return encoded

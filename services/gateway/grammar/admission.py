@@ -78,8 +78,8 @@ class GrammarCompiler:
             await process.wait()
 
     def _knows(self, key: bytes) -> bool:
-        found = self._verdicts.get(key)
-        if found is None or found.until < time.monotonic():
+        verdict = self._verdicts.get(key)
+        if verdict is None or verdict.until < time.monotonic():
             return False
         self._verdicts.move_to_end(key)
         return True

@@ -103,11 +103,11 @@ def _key(value: object) -> object:
 
 def _types(node: Node, values: list[Any] | None) -> set[str] | None:
     if values is not None:
-        found = {_TYPES.get(type(value), "number") for value in values}
+        kinds = {_TYPES.get(type(value), "number") for value in values}
     elif isinstance(node.get("type"), str):
-        found = {node["type"]}
+        kinds = {node["type"]}
     elif isinstance(node.get("type"), list):
-        found = {str(kind) for kind in node["type"]}
+        kinds = {str(kind) for kind in node["type"]}
     else:
         return None
-    return {"number" if kind == "integer" else kind for kind in found}
+    return {"number" if kind == "integer" else kind for kind in kinds}

@@ -23,19 +23,19 @@ _SAYS = ("additionalProperties", "unevaluatedProperties")
 
 @dataclass(slots=True)
 class _Names:
-    """The names in all schemas of one object; `said`: one of the schemas decides about further properties."""
+    """The names in all schemas of one object; `decided`: one of the schemas decides about further properties."""
 
     properties: dict[str, Any] = field(default_factory=dict)
     patterns: dict[str, Any] = field(default_factory=dict)
     least: int = 0
-    said: bool = False
+    decided: bool = False
 
     def add(self, node: Node) -> None:
         self.properties |= dict.fromkeys([*node.get("properties", ()), *node.get("required", ())], True)
         self.patterns |= dict.fromkeys(node.get("patternProperties", ()), True)
         self.least = max(self.least, node.get("minProperties", 0))
-        said = "propertyNames" in node and "patternProperties" not in node
-        self.said = self.said or said or any(keyword in node for keyword in _SAYS)
+        described = "propertyNames" in node and "patternProperties" not in node
+        self.decided = self.decided or described or any(keyword in node for keyword in _SAYS)
 
     @property
     def closable(self) -> bool:
@@ -87,7 +87,7 @@ def _close(root: Node, node: Node, *, alone: bool) -> None:
     for part in combined(root, node):
         names.add(part)
     empty = alone or "properties" in node
-    if names.said or not (names.closable or (empty and not names.least)):
+    if names.decided or not (names.closable or (empty and not names.least)):
         return
     node["properties"] = names.properties | node.get("properties", {})
     if names.patterns:

@@ -76,15 +76,17 @@ def enforce(root: Node, *, closed: bool) -> tuple[Unenforced, ...]:
     """
     name_few(root)
     # Must come before objects are closed: closing could make alternatives look distinct.
-    found = [Unenforced("oneOf", at) for at, node in walk(root) if "oneOf" in node and not merge_one_of(root, node)]
+    unenforced = [
+        Unenforced("oneOf", at) for at, node in walk(root) if "oneOf" in node and not merge_one_of(root, node)
+    ]
     shared = close_objects(root, by_default=closed)
     for pointer, node in walk(root):
         make_exact(root, pointer, node)
         keywords = [keyword for rewrite in _REWRITES for keyword in rewrite(root, node)]
         follow_patterns(pointer, node)
         keywords += count_properties(root, pointer, node, shared=id(node) in shared)
-        found += [Unenforced(keyword, pointer) for keyword in keywords]
-    return tuple(found)
+        unenforced += [Unenforced(keyword, pointer) for keyword in keywords]
+    return tuple(unenforced)
 
 
 def _drop_format(root: Node, node: Node) -> list[str]:
@@ -153,9 +155,9 @@ def _repeat_nothing(root: Node, node: Node) -> list[str]:
     least, most = node.pop("minItems", 0), min(node.pop("maxItems", len(distinct)), len(distinct))
     del node["items"]
     node["anyOf"] = [
-        {"type": "array", "prefixItems": [{"const": value} for value in found], "items": False, "minItems": length}
+        {"type": "array", "prefixItems": [{"const": value} for value in items], "items": False, "minItems": length}
         for length in range(least, most + 1)
-        for found in permutations(distinct, length)
+        for items in permutations(distinct, length)
     ]
     return []
 

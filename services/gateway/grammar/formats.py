@@ -66,14 +66,14 @@ def constraint_of(body: TextOptions, names: FieldNames = CHAT_COMPLETIONS, *, cl
 
     `closed`: an object without `additionalProperties` allows only the properties that its schema names.
     """
-    found = [*_response_format(body, names, closed), *_structured_outputs(body, closed), *_guided(body, closed)]
-    if not found:
+    builds = [*_response_format(body, names, closed), *_structured_outputs(body, closed), *_guided(body, closed)]
+    if not builds:
         return None
-    fields = [field for field, _ in found]
-    if len(found) > 1:
+    fields = [field for field, _ in builds]
+    if len(builds) > 1:
         message = f"Only one of {', '.join(f'`{field}`' for field in fields)} may be given."
         raise invalid(message, fields[1], "invalid_value")
-    field, build = found[0]
+    field, build = builds[0]
     try:
         grammar, check = build()
     except ApiError:
@@ -89,71 +89,71 @@ Build = tuple[str, Callable[[], tuple[str, Check | None]]]
 
 
 def _response_format(body: TextOptions, names: FieldNames, closed: bool) -> list[Build]:
-    asked = body.response_format
-    if asked is None or asked.type == "text":
+    form = body.response_format
+    if form is None or form.type == "text":
         return []
-    if (given := asked.schema) is not None and asked.type in _JSON_TYPES and asked.json_schema is None:
-        direct = SchemaRules("response_format.schema", closed, asked.strict is True)
+    if (given := form.schema) is not None and form.type in _JSON_TYPES and form.json_schema is None:
+        direct = SchemaRules("response_format.schema", closed, form.strict is True)
         return [(direct.field, lambda: of_client_schema(given, direct))]
-    if asked.type == "json_object" and asked.value is None:
+    if form.type == "json_object" and form.value is None:
         return [(names.format, lambda: (of_schema(_JSON_OBJECT), None))]
-    if asked.type == "structural_tag":
-        return [("response_format.structures", lambda: (of_structural_tag(asked, closed=closed), None))]
-    if asked.type == "json_schema" and asked.json_schema is not None:
-        schema, strict = asked.json_schema.schema, asked.json_schema.strict is True
+    if form.type == "structural_tag":
+        return [("response_format.structures", lambda: (of_structural_tag(form, closed=closed), None))]
+    if form.type == "json_schema" and form.json_schema is not None:
+        schema, strict = form.json_schema.schema, form.json_schema.strict is True
         rules = SchemaRules(names.schema, closed, strict)
         return [(rules.field, lambda: of_client_schema({} if schema is None else schema, rules))]
-    if asked.value is None:
-        field = "response_format.json_schema" if asked.type == "json_schema" else "response_format.value"
+    if form.value is None:
+        field = "response_format.json_schema" if form.type == "json_schema" else "response_format.value"
         raise invalid(f"Missing required field `{field}`.", field, "missing_field")
-    value = asked.value
-    if asked.type == "regex":
+    value = form.value
+    if form.type == "regex":
         return [("response_format.value", lambda: (of_regex(value), None))]
     return [("response_format.value", lambda: of_client_schema(value, SchemaRules("response_format.value", closed)))]
 
 
 def _structured_outputs(body: TextOptions, closed: bool) -> list[Build]:
-    asked = body.structured_outputs
-    if asked is None:
+    outputs = body.structured_outputs
+    if outputs is None:
         return []
-    found = _kinds("structured_outputs.", asked.regex, asked.choice, asked.grammar)
-    if (schema := asked.json) is not None:
-        rules = SchemaRules("structured_outputs.json", closed or asked.disable_additional_properties is True)
-        found.append((rules.field, lambda: of_client_schema(schema, rules, _whitespace(asked))))
-    if (tag := asked.structural_tag) is not None:
-        found.append(("structured_outputs.structural_tag", lambda: (_of_tag_text(tag, closed=closed), None)))
-    if asked.json_object:
-        found.append(("structured_outputs.json_object", lambda: (of_schema(_JSON_OBJECT, _whitespace(asked)), None)))
-    if not found:
+    builds = _kinds("structured_outputs.", outputs.regex, outputs.choice, outputs.grammar)
+    if (schema := outputs.json) is not None:
+        rules = SchemaRules("structured_outputs.json", closed or outputs.disable_additional_properties is True)
+        builds.append((rules.field, lambda: of_client_schema(schema, rules, _whitespace(outputs))))
+    if (tag := outputs.structural_tag) is not None:
+        builds.append(("structured_outputs.structural_tag", lambda: (_of_tag_text(tag, closed=closed), None)))
+    if outputs.json_object:
+        builds.append(("structured_outputs.json_object", lambda: (of_schema(_JSON_OBJECT, _whitespace(outputs)), None)))
+    if not builds:
         message = "`structured_outputs` needs one of json, regex, choice, grammar, json_object, structural_tag."
         raise invalid(message, "structured_outputs", "missing_field")
-    return found
+    return builds
 
 
-def _whitespace(asked: StructuredOutputs) -> str:
-    if asked.disable_any_whitespace:
+def _whitespace(outputs: StructuredOutputs) -> str:
+    if outputs.disable_any_whitespace:
         return _NO_WHITESPACE
-    return _WHITESPACE if asked.whitespace_pattern is None else asked.whitespace_pattern
+    return _WHITESPACE if outputs.whitespace_pattern is None else outputs.whitespace_pattern
 
 
 def _guided(body: TextOptions, closed: bool) -> list[Build]:
-    found = _kinds("guided_", body.guided_regex, body.guided_choice, body.guided_grammar)
+    builds = _kinds("guided_", body.guided_regex, body.guided_choice, body.guided_grammar)
     if (schema := body.guided_json) is not None:
         whitespace = _WHITESPACE if body.guided_whitespace_pattern is None else body.guided_whitespace_pattern
         rules = SchemaRules("guided_json", closed)
-        found.append((rules.field, lambda: of_client_schema(schema, rules, whitespace)))
-    return found
+        builds.append((rules.field, lambda: of_client_schema(schema, rules, whitespace)))
+    return builds
 
 
 def _kinds(prefix: str, regex: str | None, choice: Sequence[str] | None, grammar: str | None) -> list[Build]:
-    found: list[Build] = []
+    builds: list[Build] = []
     if regex is not None:
-        found.append((f"{prefix}regex", lambda: (of_regex(regex), None)))
+        builds.append((f"{prefix}regex", lambda: (of_regex(regex), None)))
     if choice is not None:
-        found.append((f"{prefix}choice", lambda: (of_choice(choice), None)))
+        builds.append((f"{prefix}choice", lambda: (of_choice(choice), None)))
     if grammar is not None:
-        found.append((f"{prefix}grammar", lambda: (grammar, None)))
-    return found
+        builds.append((f"{prefix}grammar", lambda: (grammar, None)))
+    return builds
 
 
 def of_client_schema(schema: Schema, rules: SchemaRules, whitespace: str = _WHITESPACE) -> tuple[str, Check | None]:
@@ -183,16 +183,16 @@ def of_regex(pattern: object) -> str:
 
 
 def _of_tag_text(text: str, *, closed: bool) -> str:
-    asked = msgspec.json.decode(text, type=ResponseFormat)
-    if asked.type != "structural_tag":
+    form = msgspec.json.decode(text, type=ResponseFormat)
+    if form.type != "structural_tag":
         raise ValueError("its `type` must be `structural_tag`")
-    return of_structural_tag(asked, closed=closed)
+    return of_structural_tag(form, closed=closed)
 
 
-def of_structural_tag(asked: ResponseFormat, *, closed: bool) -> str:
+def of_structural_tag(form: ResponseFormat, *, closed: bool) -> str:
     """The grammar of free text in which JSON and `end` follow each `begin`. Raises ValueError."""
-    triggers, tags = asked.triggers or (), []
-    for structure in asked.structures or ():
+    triggers, tags = form.triggers or (), []
+    for structure in form.structures or ():
         trigger = next((trigger for trigger in triggers if structure.begin.startswith(trigger)), None)
         if trigger is None:
             raise ValueError(f"`{structure.begin}` begins with none of `triggers`")

@@ -71,12 +71,12 @@ class _Reader:
             raise _ManyError
         self._advance()
         self._takes("?")
-        repeated, found = [""], [""] if least == 0 else []
+        repeated, names = [""], [""] if least == 0 else []
         for count in range(1, (least if most is None else int(most[1:])) + 1):
             repeated = _few(text + more for text in repeated for more in texts)
             if count >= least:
-                found = _few([*found, *repeated])
-        return found
+                names = _few([*names, *repeated])
+        return names
 
     def _atom(self) -> list[str]:
         token = self._advance()
@@ -97,7 +97,7 @@ class _Reader:
         """The characters of `[...]`."""
         if self._takes("^"):
             raise _ManyError
-        found: list[str] = []
+        characters: list[str] = []
         while not self._takes("]"):
             first = _characters(self._advance())
             if self._takes("-"):
@@ -108,8 +108,8 @@ class _Reader:
                 else:
                     codes = range(ord(first[0]), ord(_characters(self._advance())[0]) + 1)
                     first = [chr(code) for code in codes[: _MOST + 1]]
-            found = _few([*found, *first])
-        return found
+            characters = _few([*characters, *first])
+        return characters
 
     def _advance(self) -> re.Match[str]:
         token = self.token
@@ -129,23 +129,23 @@ class _Reader:
 def _characters(token: re.Match[str]) -> list[str]:
     """The characters that a token outside all brackets stands for."""
     if code := token["u"] or token["x"]:
-        found = [chr(int(code, 16))]
+        characters = [chr(int(code, 16))]
     elif token["escape"] == "d":
-        found = list("0123456789")
+        characters = list("0123456789")
     elif token["escape"] is not None and token["escape"].isalnum():
         raise _ManyError
     else:
-        found = [token["escape"] or token[0]]
-    if len(found[0]) > 1 or found[0] in (_BEGIN, _END):
+        characters = [token["escape"] or token[0]]
+    if len(characters[0]) > 1 or characters[0] in (_BEGIN, _END):
         raise _ManyError
-    return found
+    return characters
 
 
 def _few(texts: Iterable[str]) -> list[str]:
     """The distinct texts; raises :class:`_ManyError` when they are many."""
-    found: dict[str, None] = {}
+    distinct: dict[str, None] = {}
     for text in texts:
-        found[text] = None
-        if len(found) > _MOST or len(text) > _LONGEST:
+        distinct[text] = None
+        if len(distinct) > _MOST or len(text) > _LONGEST:
             raise _ManyError
-    return list(found)
+    return list(distinct)

@@ -30,18 +30,18 @@ def followable(pattern: str) -> list[str] | None:
     """Patterns without look-ahead that a text must all match instead of `pattern`; None if there are none."""
     if pattern in _KNOWN:
         return list(_KNOWN[pattern])
-    found = []
+    patterns = []
     rest = pattern.removeprefix("^")
     while pattern.startswith("^") and (ahead := _AHEAD.match(rest)):
         part = f"^{ahead[2].removeprefix('^')}" if ahead[1] == "=" else _complement(ahead[2])
         if part is None:
             return None
-        found.append(part)
+        patterns.append(part)
         rest = rest[ahead.end() :]
-    found.append(f"^{rest}" if found else pattern)
-    if found[1:] and _has_alternatives(rest):
+    patterns.append(f"^{rest}" if patterns else pattern)
+    if patterns[1:] and _has_alternatives(rest):
         return None  # `^` applies to the first alternative only
-    return None if any(map(_is_unsupported, found)) else found
+    return None if any(map(_is_unsupported, patterns)) else patterns
 
 
 def _complement(ahead: str) -> str | None:

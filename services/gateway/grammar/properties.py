@@ -123,16 +123,16 @@ class _Count:
 
     def _with_others(self) -> list[Node]:
         """A branch for each choice of needed properties, which allows further ones."""
-        found = [{"required": [*self.required, *names]} for names in combinations(self.optional, self.missing)]
-        return found if self.closed else [*found, self._only((), minProperties=self.least)]
+        branches = [{"required": [*self.required, *names]} for names in combinations(self.optional, self.missing)]
+        return branches if self.closed else [*branches, self._only((), minProperties=self.least)]
 
     def _exactly(self, spare: int) -> list[Node]:
         """A branch for each choice of listed properties that an answer has."""
-        found = []
+        branches = []
         for size in range(self.missing if self.closed else 0, min(spare, len(self.optional)) + 1):
             counts = {} if self.closed else {"minProperties": self.least, "maxProperties": self.most}
-            found += [self._only(names, **counts) for names in combinations(self.optional, size)]
-        return found
+            branches += [self._only(names, **counts) for names in combinations(self.optional, size)]
+        return branches
 
     def _only(self, names: tuple[str, ...], **counts: int | None) -> Node:
         left_out = dict.fromkeys((name for name in self.optional if name not in names), False)

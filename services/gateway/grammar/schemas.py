@@ -97,9 +97,9 @@ def ready(schema: Schema, rules: SchemaRules) -> ReadySchema:
 
 
 def _refused(rules: SchemaRules, unenforced: tuple[Unenforced, ...]) -> ApiError:
-    found = ", ".join(map(str, unenforced[:_NAMED])) + (", ..." if len(unenforced) > _NAMED else "")
+    keywords = ", ".join(map(str, unenforced[:_NAMED])) + (", ..." if len(unenforced) > _NAMED else "")
     checked = ", or leave `strict` out to have the finished text checked" if rules.checkable else ""
-    message = f"{rules.subject} uses {found}, which no grammar enforces: change the schema{checked}."
+    message = f"{rules.subject} uses {keywords}, which no grammar enforces: change the schema{checked}."
     return invalid(message, rules.field, "unsupported_keyword")
 
 

@@ -57,16 +57,16 @@ def target_of(root: Node, node: Node) -> Node | None:
     reference = node.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
-    found: Any = root
+    target: Any = root
     for token in reference.split("/")[1:]:
         key = token.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, Mapping):
-            found = found.get(key)
-        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
+        if isinstance(target, Mapping):
+            target = target.get(key)
+        elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            target = target[int(key)]
         else:
             return None
-    return found if isinstance(found, dict) and (reference == "#" or "/" in reference) else None
+    return target if isinstance(target, dict) and (reference == "#" or "/" in reference) else None
 
 
 def applied(root: Node, node: Node) -> Iterator[tuple[str, Node]]:

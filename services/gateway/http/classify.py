@@ -50,11 +50,11 @@ class ClassifyHandler:
         session = named_session(exchange.header(b"x-session-id")) or body.user or ""
         caller = request.caller(session, body.priority, exchange.traceparent)
         async with UntilDisconnect(exchange):
-            found = await self._embedder.embed(request, model, inputs, caller)
+            vectors = await self._embedder.embed(request, model, inputs, caller)
             exchange.answer_headers = list(request.admission.headers)
             classes, tokens = model.card.classes, request.used.prompt_tokens
             data: list[dict[str, Any]] = []
-            for index, numbers in enumerate(found):
+            for index, numbers in enumerate(vectors):
                 scores = label_scores(classes, numbers)
                 best = max(range(len(scores)), key=scores.__getitem__)
                 label = {"index": index, "label": classes.labels[best]}

@@ -159,9 +159,9 @@ class ComparisonHandler(Generic[Body]):
         """See :class:`Handler`."""
         model = await request.find_model(body.model)
         exchange.model = model.name
-        asked = self._form.comparison(body, model.max_len)
+        compared = self._form.comparison(body, model.max_len)
         require_score(model)
-        inputs = await (_joined(model, asked) if model.classifies else _encoded(model, asked.texts))
+        inputs = await (_joined(model, compared) if model.classifies else _encoded(model, compared.texts))
         session = named_session(exchange.header(b"x-session-id")) or body.user or ""
         caller = request.caller(session, body.priority, exchange.traceparent)
         async with UntilDisconnect(exchange):
@@ -170,8 +170,8 @@ class ComparisonHandler(Generic[Body]):
             if model.classifies:
                 scores = [label_scores(model.card.classes, numbers)[0] for numbers in vectors]
             else:
-                size = len(asked.pairs) * model.card.hidden_size
-                scores = await model.off_loop(size, partial(_cosines, vectors, asked.pairs), _INLINE_FLOATS)
+                size = len(compared.pairs) * model.card.hidden_size
+                scores = await model.off_loop(size, partial(_cosines, vectors, compared.pairs), _INLINE_FLOATS)
             tokens = request.used.prompt_tokens
             await exchange.send_json(200, self._form.answer(body, model.name, scores, tokens))
 
@@ -182,18 +182,18 @@ def _texts(value: str | Sequence[str], field: str, limit: int | None) -> list[Te
     return [Text(text, f"{field}[{index}]", limit) for index, text in enumerate(value)]
 
 
-async def _joined(model: ServedModel, asked: Comparison) -> list[TextInput]:
+async def _joined(model: ServedModel, compared: Comparison) -> list[TextInput]:
     """Both texts of every pair, as a cross-encoder reads them."""
     inputs = []
-    for one, other in asked.pairs:
-        first, second = asked.texts[one], asked.texts[other]
+    for one, other in compared.pairs:
+        first, second = compared.texts[one], compared.texts[other]
         for text in (first, second):
             model.check_length(len(text.value), text.field)
             if not text.value:
                 raise invalid(f"`{text.field}` is empty: at least one token is needed.", text.field)
-        found = TextInput(*await model.encode_pair(first.value, second.value, asked.limit, asked.second_limit))
-        check_prompt(model, found.ids, second.field)
-        inputs.append(found)
+        pair = TextInput(*await model.encode_pair(first.value, second.value, compared.limit, compared.second_limit))
+        check_prompt(model, pair.ids, second.field)
+        inputs.append(pair)
         await asyncio.sleep(0)  # let other tasks run after each pair
     return inputs
 

@@ -29,8 +29,8 @@ def add_models(app: FastAPI, catalog: Catalog) -> None:
     async def model(name: str, request: Request, tenant: CallingTenant) -> dict[str, Any]:
         check_permission(name, tenant)
         unknown = catalog.expects(name) and not catalog.knows(name)
-        found = None if unknown else catalog.get(name, tenant.models)
-        return _anthropic_model(name, found) if is_messages_client(request.scope) else _openai_model(name, found)
+        served = None if unknown else catalog.get(name, tenant.models)
+        return _anthropic_model(name, served) if is_messages_client(request.scope) else _openai_model(name, served)
 
 
 def _openai_model(name: str, model: ServedModel | None) -> dict[str, Any]:

@@ -178,12 +178,12 @@ def _operation(route: Documentation, schema: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}, "example": route.answer}}
     if route.tag in _STREAMS and "`stream`" in route.summary:
         content["text/event-stream"] = {"example": _STREAMS[route.tag]}
-    asked = {"application/json": {"schema": schema, "example": route.example}}
+    accepted = {"application/json": {"schema": schema, "example": route.example}}
     error = _MESSAGES_ERROR if route.tag == "messages" else _ERROR
     return {
         "summary": route.summary,
         "tags": [route.tag],
         "security": _SECURITY,
-        "requestBody": {"required": True, "content": asked},
+        "requestBody": {"required": True, "content": accepted},
         "responses": {"200": {"description": "The answer", "content": content}, **dict.fromkeys(_CODES, error)},
     }

@@ -53,9 +53,11 @@ class ReasoningParser:
         if end:
             self.done = True
             return before, self._answer(after)
-        kept = next((n for n in range(min(len(self._end) - 1, len(text)), 0, -1) if self._end.startswith(text[-n:])), 0)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept], ""
+        n_held = next(
+            (n for n in range(min(len(self._end) - 1, len(text)), 0, -1) if self._end.startswith(text[-n:])), 0
+        )
+        self._held = text[len(text) - n_held :]
+        return text[: len(text) - n_held], ""
 
     _answering = False  # blanks between reasoning and answer are dropped
 

@@ -41,8 +41,8 @@ class IssuedKey(Tenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def opens(self, secret: str, now: float) -> bool:
         """Whether a secret opens the key now. All hashes are compared, so the time leaks nothing."""
-        found = [one.opens(secret, now) for one in self.secrets]
-        return any(found) and not (self.until and now >= self.until)
+        matches = [one.opens(secret, now) for one in self.secrets]
+        return any(matches) and not (self.until and now >= self.until)
 
 
 @dataclass(frozen=True, slots=True)

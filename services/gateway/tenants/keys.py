@@ -40,7 +40,7 @@ def digest_of(key: str) -> str:
 
 def read_keys(path: str, inline: str) -> dict[str, Tenant]:
     """Tenants by key digest, and issued keys by id, of a file and of a JSON text; raises :class:`StartupError`."""
-    found: dict[str, Tenant] = {}
+    tenants: dict[str, Tenant] = {}
     try:
         texts = ([Path(path).read_bytes().removeprefix(BOM_UTF8)] if path else []) + (
             [inline.encode()] if inline else []
@@ -49,13 +49,13 @@ def read_keys(path: str, inline: str) -> dict[str, Tenant]:
             for raw in msgspec.json.decode(text, type=list[dict[str, object]]):
                 if "id" in raw:
                     issued = msgspec.convert(raw, IssuedKey)
-                    found[issued.id] = issued
+                    tenants[issued.id] = issued
                 else:
                     entry = msgspec.convert(raw, _KeyEntry)
-                    found[entry.key_sha256] = entry
+                    tenants[entry.key_sha256] = entry
     except (OSError, msgspec.DecodeError) as error:
         raise StartupError(f"API keys: {error}") from error
-    return found
+    return tenants
 
 
 class KeyDirectory:
@@ -72,8 +72,8 @@ class KeyDirectory:
         presented = PresentedKey.parse(key)
         if presented is None:
             return await self.of_credential(digest_of(key))
-        found = await self._find(presented.id)
-        issued = found if isinstance(found, IssuedKey) else NO_KEY
+        tenant = await self._find(presented.id)
+        issued = tenant if isinstance(tenant, IssuedKey) else NO_KEY
         if not issued.opens(presented.secret, time.time()):
             raise unauthorized("The API key is not known.")
         return issued

@@ -189,12 +189,12 @@ class ServedModel:
     def _encode_start(self, text: str, limit: int) -> list[int]:
         tokenizer, around = self.tokenizer, self.tokenizer.num_special_tokens_to_add(is_pair=False)
         add_bos = self.card.add_bos_token and self._bos_id is not None
-        kept = max(0, limit - max(around, int(add_bos)))
+        room = max(0, limit - max(around, int(add_bos)))
         enough = _INLINE_CHARS + _CHARS_PER_TOKEN * limit
         start = tokenizer.encode(text[:enough], add_special_tokens=False)
-        if len(start) <= kept and len(text) > enough:
+        if len(start) <= room and len(text) > enough:
             start = tokenizer.encode(text[: max(enough, limit * self._longest_token)], add_special_tokens=False)
-        start.truncate(kept)
+        start.truncate(room)
         return self._with_bos(tokenizer.post_process(start).ids, text)[:limit]
 
     def encode_parts(self, parts: Sequence[PromptPart], param: str, *, add_special_tokens: bool = False) -> list[int]:

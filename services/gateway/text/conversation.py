@@ -96,11 +96,11 @@ def _render(model: ServedModel, template: ChatTemplate, conversation: Conversati
         message = f"The model's chat template refused the messages: {error}"
         raise invalid(message, conversation.names.messages, "chat_template_error") from error
     if conversation.continue_final_message:
-        kept = marks.cut(text)
-        if kept is None:
+        rest = marks.cut(text)
+        if rest is None:
             message = "The chat template drops the final message: it cannot be continued."
             raise invalid(message, conversation.names.continued, "chat_template_error")
-        text = kept
+        text = rest
     return control.parts(text, marks)
 
 

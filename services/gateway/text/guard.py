@@ -70,8 +70,8 @@ class ControlTokens:
 
     def _ends(self, text: str) -> tuple[int | None, int | None]:
         """The start of the first control token in a text, and the end of the last one."""
-        found = list(self._pattern.finditer(text)) if self._pattern is not None else []
-        return (found[0].start(), found[-1].end()) if found else (None, None)
+        spellings = list(self._pattern.finditer(text)) if self._pattern is not None else []
+        return (spellings[0].start(), spellings[-1].end()) if spellings else (None, None)
 
 
 class Marks:
@@ -82,9 +82,9 @@ class Marks:
         self._open, self._close = f"\ue000{number}\ue001", f"\ue001{number}\ue000"
         self.end = f"\ue002{number}\ue003"  # follows the message that the model continues
 
-    def around(self, found: re.Match[str]) -> str:
+    def around(self, match: re.Match[str]) -> str:
         """Put a spelling between marks."""
-        return self._open + found[0] + self._close
+        return self._open + match[0] + self._close
 
     def split(self, text: str) -> Sequence[str]:
         """Split a text into alternating text and spellings."""

@@ -32,9 +32,9 @@ class StopBuffer:
         if not self._stops:
             return Emitted(text)
         text = self._held + text
-        found = self._earliest(text)
-        if found is not None:
-            start, stop = found
+        hit = self._earliest(text)
+        if hit is not None:
+            start, stop = hit
             self._held = ""
             return Emitted(text[: start + len(stop)] if self._include else text[:start], stop)
         keep = self._possible_start(text)
@@ -48,8 +48,8 @@ class StopBuffer:
 
     def _earliest(self, text: str) -> tuple[int, str] | None:
         """The stop string that ends first, as a reader character by character would find it."""
-        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
-        return min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]), default=None)
+        hits = [(text.find(stop), stop) for stop in self._stops if stop in text]
+        return min(hits, key=lambda hit: (hit[0] + len(hit[1]), hit[0]), default=None)
 
     def _possible_start(self, text: str) -> int:
         """The length of the longest suffix of `text` that begins a stop string."""

@@ -55,15 +55,15 @@ def _plain(turn: Turn) -> Turn:
 
 def with_roles_in_turn(turns: Sequence[Turn]) -> list[Turn]:
     """One system message at the beginning, later ones as the user's, and one message for the user's in succession."""
-    found: list[Turn] = []
+    merged: list[Turn] = []
     for index, turn in enumerate(turns):
         late = turn["role"] in SYSTEM_ROLES and any(before["role"] not in SYSTEM_ROLES for before in turns[:index])
         role = "user" if late else turn["role"]
-        if found and role == found[-1]["role"] and role in ("user", *SYSTEM_ROLES):
-            found[-1] = found[-1] | {"content": f"{joined(found[-1]['content'])}\n\n{joined(turn['content'])}"}
+        if merged and role == merged[-1]["role"] and role in ("user", *SYSTEM_ROLES):
+            merged[-1] = merged[-1] | {"content": f"{joined(merged[-1]['content'])}\n\n{joined(turn['content'])}"}
         else:
-            found.append(turn | {"role": role})
-    return found
+            merged.append(turn | {"role": role})
+    return merged
 
 
 def with_text_arguments(turns: Sequence[Turn]) -> list[Turn]:

@@ -56,7 +56,7 @@ def function_json(call: CallDelta) -> dict[str, str]:
 
 
 @dataclass(slots=True)
-class Found:
+class Parsed:
     """The content and calls in a piece of text, and the number of earlier calls."""
 
     n_calls: int = 0
@@ -94,26 +94,26 @@ class JsonCall:
         self._value = ""
         self._arguments = ""
 
-    def feed(self, char: str, found: Found) -> None:
+    def feed(self, char: str, parsed: Parsed) -> None:
         """Read a character. Raises MalformedCallError."""
         if self._in_string or char == '"':
-            self._read_string(char, found)
+            self._read_string(char, parsed)
         elif char in "{[":
             self._depth += 1
-            self._take(char, found)
+            self._take(char, parsed)
         elif char in "}]":
-            self._close(char, found)
+            self._close(char, parsed)
         elif self._depth > 1:
-            self._take(char, found)
+            self._take(char, parsed)
         elif char == ":":
             self._key, self._value = str(_decoded(self._value)), ""
         elif char == ",":
-            self._end_value(found)
+            self._end_value(parsed)
         elif not char.isspace():
-            self._take(char, found)
+            self._take(char, parsed)
 
-    def _read_string(self, char: str, found: Found) -> None:
-        self._take(char, found)
+    def _read_string(self, char: str, parsed: Parsed) -> None:
+        self._take(char, parsed)
         if not self._in_string:
             self._in_string = True
         elif self._escaped:
@@ -123,39 +123,39 @@ class JsonCall:
         elif char == '"':
             self._in_string = False
 
-    def _close(self, char: str, found: Found) -> None:
+    def _close(self, char: str, parsed: Parsed) -> None:
         self._depth -= 1
         if self._depth:
-            self._take(char, found)
+            self._take(char, parsed)
             return
-        self._end_value(found)
+        self._end_value(parsed)
         if not self.begun:
             raise MalformedCallError("a call has no name")
         if not self._arguments:
-            found.arguments("{}")
+            parsed.arguments("{}")
         self.complete = True
 
     @property
     def _passes_on(self) -> bool:
         return self.begun and self._key in ("arguments", "parameters") and self._value.startswith("{")
 
-    def _take(self, char: str, found: Found) -> None:
+    def _take(self, char: str, parsed: Parsed) -> None:
         self._value += char
         if self._passes_on:
-            found.arguments(char)
+            parsed.arguments(char)
 
-    def _end_value(self, found: Found) -> None:
+    def _end_value(self, parsed: Parsed) -> None:
         if self._key == "name":
             name = _decoded(self._value)
             if not isinstance(name, str) or (self._names is not None and name not in self._names):
                 raise MalformedCallError(f"{name!r} is no tool")
             self.begun = True
-            found.begin(name)
-            found.arguments(self._arguments)
+            parsed.begin(name)
+            parsed.arguments(self._arguments)
         elif self._key in ("arguments", "parameters"):
             passed_on, self._arguments = self._passes_on, _as_object(self._value)
             if self.begun and not passed_on:
-                found.arguments(self._arguments)
+                parsed.arguments(self._arguments)
         self._key, self._value = None, ""
 
 
@@ -169,10 +169,10 @@ class JsonCalls:
         self._in_array = False
         self._call: JsonCall | None = None
 
-    def feed(self, char: str, found: Found) -> None:
+    def feed(self, char: str, parsed: Parsed) -> None:
         """Read a character. Raises MalformedCallError."""
         if self._call is not None:
-            self._call.feed(char, found)
+            self._call.feed(char, parsed)
             self.begun = self.begun or self._call.begun
             if self._call.complete:
                 self._call, self.complete = None, not self._in_array

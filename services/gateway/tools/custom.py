@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.api.options import FunctionDefinition
-from services.gateway.tools.calls import CallDelta, Found
+from services.gateway.tools.calls import CallDelta, Parsed
 from services.gateway.tools.parser import CallReader
 
 _INPUT: dict[str, Any] = {
@@ -36,10 +36,10 @@ def input_arguments(text: str) -> str:
 def input_of(arguments: str) -> str:
     """The input of a custom tool; arguments of another form are the input themselves."""
     try:
-        found = msgspec.json.decode(arguments, type=dict[str, Any])
+        given = msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return arguments
-    text = found.get("input")
+    text = given.get("input")
     return text if isinstance(text, str) else arguments
 
 
@@ -52,19 +52,19 @@ class CustomReader:
         self._names = names
         self._open: CallDelta | None = None  # a call of a custom tool, with its arguments so far
 
-    def push(self, text: str) -> Found:
+    def push(self, text: str) -> Parsed:
         """See :class:`CallReader`."""
         return self._marked(self._calls.push(text))
 
-    def finish(self) -> Found:
+    def finish(self) -> Parsed:
         """See :class:`CallReader`."""
-        found = self._marked(self._calls.finish())
-        found.calls += self._ended()
-        return found
+        parsed = self._marked(self._calls.finish())
+        parsed.calls += self._ended()
+        return parsed
 
-    def _marked(self, found: Found) -> Found:
+    def _marked(self, parsed: Parsed) -> Parsed:
         calls: list[CallDelta] = []
-        for call in found.calls:
+        for call in parsed.calls:
             if call.name is None and self._open is not None:
                 self._open.arguments += call.arguments
                 continue
@@ -75,8 +75,8 @@ class CustomReader:
                 calls.append(CallDelta(call.index, call.name, custom=True))
             else:
                 calls.append(call)
-        found.calls = calls
-        return found
+        parsed.calls = calls
+        return parsed
 
     def _ended(self) -> list[CallDelta]:
         """The input of the open call, if there is one: it has ended."""

@@ -6,7 +6,7 @@ V3.1 writes the name before the separator, and the arguments, without a fence, a
 
 from __future__ import annotations
 
-from services.gateway.tools.calls import Found, MalformedCallError
+from services.gateway.tools.calls import MalformedCallError, Parsed
 from services.gateway.tools.parser import Body, ToolParser
 from services.gateway.tools.values import JsonValue
 
@@ -20,7 +20,7 @@ class _Call:
         self._head = ""
         self._value = JsonValue()
 
-    def feed(self, char: str, found: Found) -> None:
+    def feed(self, char: str, parsed: Parsed) -> None:
         """Read a character. Raises MalformedCallError."""
         if not self.begun and char == "{":
             kind, separator, name = self._head.partition(_SEPARATOR)
@@ -28,9 +28,9 @@ class _Call:
             if not separator or not name:
                 raise MalformedCallError("a call has no name")
             self.begun = True
-            found.begin(name)
+            parsed.begin(name)
         if self.begun:
-            self._value.feed(char, found)
+            self._value.feed(char, parsed)
             self.complete = self._value.complete
         else:
             self._head += char

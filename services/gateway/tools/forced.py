@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.gateway.tools.calls import Found
+from services.gateway.tools.calls import Parsed
 from services.gateway.tools.hermes import HermesParser
 from services.gateway.tools.parser import ToolParser
 
@@ -27,16 +27,16 @@ class NamedParser:
         self._name = name
         self._begun = False
 
-    def push(self, text: str) -> Found:
+    def push(self, text: str) -> Parsed:
         """Read a piece."""
-        found = Found(int(self._begun))
+        parsed = Parsed(int(self._begun))
         if text and not self._begun:
             self._begun = True
-            found.begin(self._name)
+            parsed.begin(self._name)
         if text:
-            found.arguments(text)
-        return found
+            parsed.arguments(text)
+        return parsed
 
-    def finish(self) -> Found:
+    def finish(self) -> Parsed:
         """The text has ended."""
-        return Found(int(self._begun))
+        return Parsed(int(self._begun))

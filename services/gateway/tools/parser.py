@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from typing import Protocol
 
-from services.gateway.tools.calls import Found, JsonCalls, MalformedCallError
+from services.gateway.tools.calls import JsonCalls, MalformedCallError, Parsed
 
 
 class Body(Protocol):
@@ -14,7 +14,7 @@ class Body(Protocol):
     begun: bool  # a name was found, so the text is a call
     complete: bool
 
-    def feed(self, char: str, found: Found) -> None:
+    def feed(self, char: str, parsed: Parsed) -> None:
         """Read a character. Raises MalformedCallError."""
         ...
 
@@ -22,11 +22,11 @@ class Body(Protocol):
 class CallReader(Protocol):
     """Finds calls in a text that arrives in pieces."""
 
-    def push(self, text: str) -> Found:
+    def push(self, text: str) -> Parsed:
         """Read a piece."""
         ...
 
-    def finish(self) -> Found:
+    def finish(self) -> Parsed:
         """End the text; returns what was held back."""
         ...
 
@@ -58,41 +58,41 @@ class ToolParser:
         """A reader for the next call."""
         return JsonCalls(self._names if bare else None)
 
-    def push(self, text: str) -> Found:
+    def push(self, text: str) -> Parsed:
         """Read a piece."""
-        found = Found(self._n_calls)
+        parsed = Parsed(self._n_calls)
         pending = self._held + text
         self._held = ""
         while pending:
-            rest = self._read_body(pending, found) if self._body is not None else self._read_text(pending, found)
+            rest = self._read_body(pending, parsed) if self._body is not None else self._read_text(pending, parsed)
             if rest is None:
                 self._held = pending
                 break
             pending = rest
-        self._n_calls = found.n_calls
-        return found
+        self._n_calls = parsed.n_calls
+        return parsed
 
-    def finish(self) -> Found:
+    def finish(self) -> Parsed:
         """End the text; returns what was held back."""
-        found = Found(self._n_calls)
+        parsed = Parsed(self._n_calls)
         if self._body is not None and not self._body.begun:
-            found.content = "" if self.enforced else self._raw
+            parsed.content = "" if self.enforced else self._raw
         elif self._body is None and not self._after:
-            found.content = self._held
+            parsed.content = self._held
         self._body, self._held = None, ""
-        return found
+        return parsed
 
-    def _read_body(self, text: str, found: Found) -> str:
+    def _read_body(self, text: str, parsed: Parsed) -> str:
         """Feed the body until it is complete; returns the rest of the text."""
         assert self._body is not None
         for at, char in enumerate(text):
             if not self._body.begun:
                 self._raw += char
             try:
-                self._body.feed(char, found)
+                self._body.feed(char, parsed)
             except MalformedCallError:
                 if not self._body.begun:
-                    found.content += self._raw
+                    parsed.content += self._raw
                 self._body, self._open = None, False
                 return text[at + 1 :]
             if self._body.complete:
@@ -100,7 +100,7 @@ class ToolParser:
                 return text[at + 1 :]
         return ""
 
-    def _read_text(self, text: str, found: Found) -> str | None:
+    def _read_text(self, text: str, parsed: Parsed) -> str | None:
         """Pass on content up to the next call; returns the rest of the text, or None when more text is needed."""
         if self._after and (rest := self._skip_after(text)) != text:
             return rest or None
@@ -111,18 +111,18 @@ class ToolParser:
             return stripped
         start, mark = min(((text.find(mark), mark) for mark in self.begins if mark in text), default=(-1, ""))
         if start >= 0:
-            self._pass_on(text[:start].rstrip(), found)
+            self._pass_on(text[:start].rstrip(), parsed)
             self._begin(text[len(text[:start].rstrip()) : start + len(mark)], bare=False)
             return text[start + len(mark) :]
-        kept = self._may_begin(text)
-        if kept == len(text):
+        n_held = self._may_begin(text)
+        if n_held == len(text):
             return None
-        self._pass_on(text[: len(text) - kept], found)
-        return text[len(text) - kept :]
+        self._pass_on(text[: len(text) - n_held], parsed)
+        return text[len(text) - n_held :]
 
-    def _pass_on(self, text: str, found: Found) -> None:
+    def _pass_on(self, text: str, parsed: Parsed) -> None:
         if text:
-            found.content += text
+            parsed.content += text
             self._open = self._after = False
 
     def _begin(self, raw: str, *, bare: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import json
 
-from services.gateway.tools.calls import Found, MalformedCallError
+from services.gateway.tools.calls import MalformedCallError, Parsed
 from services.gateway.tools.parser import Body, ToolParser
 
 
@@ -22,7 +22,7 @@ class _Calls:
         self._quote = ""
         self._escaped = False
 
-    def feed(self, char: str, found: Found) -> None:
+    def feed(self, char: str, parsed: Parsed) -> None:
         """Read a character. Raises MalformedCallError."""
         self._text += char
         if self._quote:
@@ -33,17 +33,17 @@ class _Calls:
         elif char in "[({":
             self._depth += 1
         elif char in "])}":
-            self._close(found)
+            self._close(parsed)
 
-    def _close(self, found: Found) -> None:
+    def _close(self, parsed: Parsed) -> None:
         self._depth -= 1
         if self._depth == 1 and self._text.endswith(")"):
             name, arguments = read_call(self._text.lstrip("[, \n\t"))
             if self._names is not None and name not in self._names:
                 raise MalformedCallError(f"{name!r} is no tool")
             self.begun, self._text = True, ""
-            found.begin(name)
-            found.arguments(arguments)
+            parsed.begin(name)
+            parsed.arguments(arguments)
         elif self._depth == 0:
             if not self.begun:
                 raise MalformedCallError("a list without calls")

@@ -34,11 +34,11 @@ class ToolUse:
 
     def definitions(self) -> list[dict[str, Any]]:
         """The tools in the form that chat templates expect."""
-        found = []
+        definitions = []
         for function in self.offered.functions:
             about = {"name": function.name, "description": function.description or ""}
-            found.append({"type": "function", "function": {**about, "parameters": function.parameters or {}}})
-        return found
+            definitions.append({"type": "function", "function": {**about, "parameters": function.parameters or {}}})
+        return definitions
 
     @property
     def constrained(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.gateway.tools.calls import Found
+from services.gateway.tools.calls import Parsed
 
 
 class JsonValue:
@@ -15,9 +15,9 @@ class JsonValue:
         self._depth = 0
         self._in_string = self._escaped = False
 
-    def feed(self, char: str, found: Found) -> None:
+    def feed(self, char: str, parsed: Parsed) -> None:
         """Read a character; the first is the brace that opens the object."""
-        found.arguments(char)
+        parsed.arguments(char)
         if self._in_string:
             self._in_string = self._escaped or char != '"'
             self._escaped = char == "\\" and not self._escaped

@@ -24,11 +24,11 @@ async def inspect(
     serving = [view for view in views if view.model == base and view.state.phase == worker_pb2.PHASE_SERVING]
     if not serving:
         raise unavailable(f"No worker serves the model `{base}` at the moment.")
-    found = await asyncio.gather(*(_inspect_on(view, source, tls) for view in serving))
-    digests = {adapter.digest for adapter in found}
+    adapters = await asyncio.gather(*(_inspect_on(view, source, tls) for view in serving))
+    digests = {adapter.digest for adapter in adapters}
     if len(digests) > 1:
         raise invalid(f"`lora_path`: workers see different adapters in {source}.", "lora_path")
-    return RegisteredAdapter(name, base, found[0].digest, source)
+    return RegisteredAdapter(name, base, adapters[0].digest, source)
 
 
 async def _inspect_on(view: routing_pb2.WorkerView, source: str, tls: Tls | None) -> worker_pb2.Adapter:

@@ -16,8 +16,8 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:
     """All addresses of a host as ``ip:port``; raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    ips = sorted({str(address[0]) for *_, address in found})
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ips = sorted({str(address[0]) for *_, address in addresses})
     return [f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip in ips]
 
 

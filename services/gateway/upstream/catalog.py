@@ -94,8 +94,8 @@ class Catalog:
             for base, model in self._models.items()
             for adapter in model.card.adapters
         }
-        found = self._registered | fixed
-        return {name: adapter for name, adapter in found.items() if name not in self._models}
+        adapters = self._registered | fixed
+        return {name: adapter for name, adapter in adapters.items() if name not in self._models}
 
     def adapter_slots(self, base: str) -> int:
         """How many slots for adapters a worker of a model has; 0: none, or not known."""
@@ -104,9 +104,9 @@ class Catalog:
 
     async def read_adapters(self) -> None:
         """Read the registry again; the last known list stays while Redis is away."""
-        found = await self._read_registered()
-        if found is not None:
-            self._registered = found
+        registered = await self._read_registered()
+        if registered is not None:
+            self._registered = registered
 
     def _with_adapter(self, name: str) -> ServedModel | None:
         """The model of an adapter; None if there is no such adapter, or no worker has ever served its base."""
@@ -133,11 +133,11 @@ class Catalog:
 
         If `allowed` is not empty, only those models.
         """
-        found: dict[str, ServedModel | None] = {name: self._models.get(name) for name in self._router.listed.awaited()}
-        found |= {model.name: model for model in self.available()}
+        models: dict[str, ServedModel | None] = {name: self._models.get(name) for name in self._router.listed.awaited()}
+        models |= {model.name: model for model in self.available()}
         adapters = self.adapters()
-        ordered = sorted(found, key=lambda name: (name in adapters, name))
-        return {name: found[name] for name in ordered if not allowed or name in allowed}
+        ordered = sorted(models, key=lambda name: (name in adapters, name))
+        return {name: models[name] for name in ordered if not allowed or name in allowed}
 
     async def _wait_for(self, name: str, tenant: str) -> None:
         """Wait until the model is known; raises :class:`ApiError` (503) when the routers' queue gives up."""

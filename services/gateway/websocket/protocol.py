@@ -109,12 +109,12 @@ def read(data: bytes | str) -> ClientMessage:
 def _check_body(body: SamplingBody) -> None:
     """Refuse fields whose results these messages cannot carry; raises :class:`ApiError` (400)."""
     options = body.stream_options
-    for name, asked in (
+    for name, given in (
         ("echo", getattr(body, "echo", None)),
         ("prompt_logprobs", getattr(body, "prompt_logprobs", None) is not None),
         ("stream_options.continuous_usage_stats", options is not None and options.continuous_usage_stats),
     ):
-        if asked:
+        if given:
             raise invalid(f"`{name}` is not supported on a WebSocket.", name, "unsupported_field")
 
 

@@ -36,12 +36,12 @@ class Candidates:
     departure: str = "session rebound"  # the reason, if the session leaves its worker
     stale: bool = False  # `left` has shrunk since `scored` was computed
 
-    def narrow(self, kept: Mask) -> None:
+    def narrow(self, mask: Mask) -> None:
         """Keep only the workers of the mask; ignore a mask that would leave none."""
         if self.left is not None:
-            kept = kept & self.left
-        if np.count_nonzero(kept):
-            self.left, self.stale = kept, True
+            mask = mask & self.left
+        if np.count_nonzero(mask):
+            self.left, self.stale = mask, True
 
     @property
     def costs(self) -> Floats:

@@ -55,11 +55,11 @@ class Policy:
         for part in self._filters if query.session_key else self._filters_without_session:
             if part.busy_only and not busy:
                 continue
-            kept = part.narrow(candidates)
-            if isinstance(kept, Pick):
-                return kept
-            if kept is not None:
-                candidates.narrow(kept)
+            narrowed = part.narrow(candidates)
+            if isinstance(narrowed, Pick):
+                return narrowed
+            if narrowed is not None:
+                candidates.narrow(narrowed)
         pick = self._picker.pick(candidates)
         if not (query.session_key and self.uses_sessions and query.bindings_known):
             return pick

@@ -31,8 +31,8 @@ from services.router.policies.scorers.time_to_first_token import TimeToFirstToke
 def _find(folder: ModuleType, kind: type[PolicyPart]) -> Mapping[str, type[PolicyPart]]:
     """The parts that the files of a folder define, by type, in the files' order."""
     modules = [import_module(f"{folder.__name__}.{file.name}") for file in iter_modules(folder.__path__)]
-    found = (part for module in modules for part in vars(module).values() if _is_own(part, kind, module))
-    return MappingProxyType({part.model_fields["type"].default: part for part in found})
+    parts = (part for module in modules for part in vars(module).values() if _is_own(part, kind, module))
+    return MappingProxyType({part.model_fields["type"].default: part for part in parts})
 
 
 def _is_own(part: object, kind: type[PolicyPart], module: ModuleType) -> bool:

@@ -138,7 +138,7 @@ async def test_a_training_goes_on_with_the_next_fine_tuner_and_in_the_next_pod(
         await third.end_pod(await third.pod(but=next_pod), 1, "Traceback\nMemoryError: all of it")
         await third.until("the end is seen", lambda: third.ended)
         outcome = await third.run.outcome()
-        assert (outcome.status, outcome.said, outcome.counts) == (1, "Error: MemoryError: all of it", True)
+        assert (outcome.status, outcome.reason, outcome.counts) == (1, "Error: MemoryError: all of it", True)
         assert not kube.items("jobs", TRAININGS), "it made room for the next one"
 
 

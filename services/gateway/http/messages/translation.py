@@ -81,19 +81,19 @@ def sampled_chat_of(body: schema.MessagesBody, ignored: Ignored) -> ChatRequest:
 
 def _variables(body: schema.CountBody) -> dict[str, Any]:
     effort = body.output_config.effort if body.output_config else None
-    found: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
     if body.thinking is not None:
-        found |= thinking_variables(on=not isinstance(body.thinking, schema.ThinkingOff))
-    return found
+        variables |= thinking_variables(on=not isinstance(body.thinking, schema.ThinkingOff))
+    return variables
 
 
 def _format(body: schema.CountBody) -> ResponseFormat | None:
-    asked = body.output_config.format if body.output_config else None
-    if asked and body.output_format:
+    form = body.output_config.format if body.output_config else None
+    if form and body.output_format:
         message = "Only one of `output_config.format` and `output_format` may be given."
         raise invalid(message, "output_format", "invalid_value")
-    asked = asked or body.output_format
-    return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=asked.schema)) if asked else None
+    form = form or body.output_format
+    return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=form.schema)) if form else None
 
 
 def _function(tool: schema.ClientTool) -> FunctionDefinition:
@@ -115,7 +115,7 @@ def _choice(choice: schema.Choice | None) -> str:
 
 def _turns(body: schema.CountBody, ignored: Ignored) -> list[Turn]:
     """A chat's turns. Those of the same role that follow each other are one: many templates want them in turn."""
-    found = [Turn("system", _texts(body.system, _Reader("system", ignored, new=True)))] if body.system else []
+    turns = [Turn("system", _texts(body.system, _Reader("system", ignored, new=True)))] if body.system else []
     names: dict[str, str] = {}  # names of called tools, by the calls' ids
     last = len(body.messages) - 1
     for index, turn in enumerate(body.messages):
@@ -127,11 +127,11 @@ def _turns(body: schema.CountBody, ignored: Ignored) -> list[Turn]:
         else:
             added = _user(turn.content, reader, names)
         for one in added:
-            if found and one.role == found[-1].role in ("user", "assistant"):
-                found[-1] = _joined(found[-1], one)
+            if turns and one.role == turns[-1].role in ("user", "assistant"):
+                turns[-1] = _joined(turns[-1], one)
             else:
-                found.append(one)
-    return found
+                turns.append(one)
+    return turns
 
 
 def _joined(first: Turn, second: Turn) -> Turn:
@@ -169,10 +169,10 @@ class _Reader:
 
 def _assistant(blocks: Sequence[schema.Block], reader: _Reader, names: dict[str, str]) -> list[Turn]:
     """The assistant's turns: more than one if a provider's server has called tools between them."""
-    found = [Turn("assistant", [])]
+    turns = [Turn("assistant", [])]
     served = _ServedCalls(reader)
     for index, block in enumerate(blocks):
-        turn = found[-1]
+        turn = turns[-1]
         match block:
             case schema.TextBlock(text=text):
                 turn.texts.append(text)
@@ -184,11 +184,11 @@ def _assistant(blocks: Sequence[schema.Block], reader: _Reader, names: dict[str,
             case schema.RedactedThinkingBlock():
                 continue  # for its maker's eyes only
             case Unserved():
-                found += served.read(block, turn)
+                turns += served.read(block, turn)
             case _:
                 raise reader.misplaced(str(block.__struct_config__.tag), index)
     served.end()
-    return found if len(found) == 1 or found[-1] != Turn("assistant", []) else found[:-1]
+    return turns if len(turns) == 1 or turns[-1] != Turn("assistant", []) else turns[:-1]
 
 
 class _ServedCalls:
@@ -232,7 +232,7 @@ def _json(value: Any, field: str) -> str:
 
 def _user(blocks: Sequence[schema.Block], reader: _Reader, names: Mapping[str, str]) -> list[Turn]:
     """A turn, and one before it for each result of a tool, whose images clients may put next to it."""
-    found: list[Turn] = []
+    turns: list[Turn] = []
     texts: list[str] = []
     if any(isinstance(block, schema.ToolResultBlock) for block in blocks):
         reader = replace(reader, new=False)
@@ -241,12 +241,12 @@ def _user(blocks: Sequence[schema.Block], reader: _Reader, names: Mapping[str, s
             case schema.TextBlock(text=text):
                 texts.append(text)
             case schema.ToolResultBlock():
-                found.append(_result(block, replace(reader, where=f"{reader.where}[{index}]"), names))
+                turns.append(_result(block, replace(reader, where=f"{reader.where}[{index}]"), names))
             case Unserved():
                 texts.append(reader.text(block, index))
             case _:
                 raise reader.misplaced(str(block.__struct_config__.tag), index)
-    return [*found, Turn("user", texts)] if texts or not found else found
+    return [*turns, Turn("user", texts)] if texts or not turns else turns
 
 
 def _result(block: schema.ToolResultBlock, reader: _Reader, names: Mapping[str, str]) -> Turn:

@@ -52,13 +52,13 @@ def _options(body: ResponsesBody) -> TextOptions:
     )
 
 
-def _format(asked: TextFormat | None) -> ResponseFormat | None:
-    if asked is None or asked.type == "text":
+def _format(form: TextFormat | None) -> ResponseFormat | None:
+    if form is None or form.type == "text":
         return None
-    if asked.type == "json_object":
+    if form.type == "json_object":
         return ResponseFormat(type="json_object")
-    if asked.schema is None or asked.name is None:
-        missing = "text.format.schema" if asked.schema is None else "text.format.name"
+    if form.schema is None or form.name is None:
+        missing = "text.format.schema" if form.schema is None else "text.format.name"
         raise invalid(f"Missing required field `{missing}`.", missing, "missing_field")
-    schema = JsonSchemaFormat(asked.name, asked.schema, asked.description, asked.strict)
+    schema = JsonSchemaFormat(form.name, form.schema, form.description, form.strict)
     return ResponseFormat(type="json_schema", json_schema=schema)

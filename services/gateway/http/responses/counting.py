@@ -67,12 +67,12 @@ class InputTokensHandler:
         """See :class:`Handler`."""
         model = await request.find_model(body.model)
         exchange.model = model.name
-        asked = ResponsesBody(**{name: getattr(body, name) for name in _OF_RESPONSES})
-        turn = await self._turns.read(asked, model, request.tenant.name, request.ignored)
-        offer = read_tools(asked, turn.items, len(turn.given), request.ignored)
+        whole = ResponsesBody(**{name: getattr(body, name) for name in _OF_RESPONSES})
+        turn = await self._turns.read(whole, model, request.tenant.name, request.ignored)
+        offer = read_tools(whole, turn.items, len(turn.given), request.ignored)
 
         async def attempt(start: int) -> int:
-            return len((await self._chats.prompt(chat_of(asked, turn.items[start:], offer), model)).ids)
+            return len((await self._chats.prompt(chat_of(whole, turn.items[start:], offer), model)).ids)
 
         count = await as_much_as_fits(turn, attempt, lambda _count: None)
         exchange.answer_headers = list(request.admission.headers)

@@ -114,8 +114,8 @@ class ConversationSerializer(ResponseSerializer):
         """The response but for its answer; raises :class:`ApiError` (400)."""
         body = turn.body
         text, reasoning = body.text, body.reasoning
-        asked = text.format if text and text.format else None
-        chosen = {"type": "text"} if asked is None else _without_none(asked)
+        form = text.format if text and text.format else None
+        chosen = {"type": "text"} if form is None else _without_none(form)
         facts: dict[str, Any] = {
             "id": turn.response_id,
             "object": "response",
@@ -159,9 +159,9 @@ class ConversationSerializer(ResponseSerializer):
         data = msgspec.Raw(msgspec.json.encode(response))
         listed = turn.listed() if len(turn.given) <= INLINE_ITEMS else await asyncio.to_thread(turn.listed)
         size = turn.past.size + len(bytes(data)) + sum(len(msgspec.json.encode(item)) for item in listed)
-        kept = StoredResponse(response=data, items=listed, chain=turn.past.chain, size=size, session=turn.session)
+        stored = StoredResponse(response=data, items=listed, chain=turn.past.chain, size=size, session=turn.session)
         try:
-            await self._store.keep(turn.tenant, turn.response_id, kept)
+            await self._store.keep(turn.tenant, turn.response_id, stored)
         except ApiError:
             if turn.body.store:
                 raise
@@ -170,4 +170,4 @@ class ConversationSerializer(ResponseSerializer):
 
 
 def _without_none(value: msgspec.Struct) -> dict[str, Any]:
-    return {key: found for key, found in msgspec.to_builtins(value).items() if found is not None}
+    return {key: field for key, field in msgspec.to_builtins(value).items() if field is not None}

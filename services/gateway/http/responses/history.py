@@ -134,8 +134,8 @@ class _History:
     def _result(self, item: Unserved, fields: Sequence[str]) -> str | None:
         """The result in the first of the fields that has one; None if there is none."""
         for name in fields:
-            if (found := item.value.get(name)) is not None:
-                parts = found if isinstance(found, list) else [found]
+            if (value := item.value.get(name)) is not None:
+                parts = value if isinstance(value, list) else [value]
                 return "\n".join(self._part(part, f"input[].{name}[]") for part in parts)
         return None
 
@@ -168,10 +168,10 @@ def _hosted_name(item: Unserved) -> str:
 
 def _hosted_arguments(item: Unserved) -> str:
     field = _ARGUMENTS[item.kind]
-    found = item.value.get(field)
-    if isinstance(found, str) and field == "arguments":
-        return found or "{}"
-    return _json(found if isinstance(found, dict) else {field: found})
+    value = item.value.get(field)
+    if isinstance(value, str) and field == "arguments":
+        return value or "{}"
+    return _json(value if isinstance(value, dict) else {field: value})
 
 
 def _json(value: Any) -> str:

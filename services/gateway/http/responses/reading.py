@@ -19,14 +19,14 @@ def read_items(
     """The items of a body; raises :class:`ApiError` (400)."""
     if isinstance(value, str):
         return [MessageItem(role="user", content=value)]
-    found = []
+    items = []
     for index, raw in enumerate(value):
         kind, where = _kind(raw), f"{field}[{index}]"
         if not isinstance(kind, str) or kind in COMMANDS:
             raise unsupported_value(f"{where}.type", kind, tuple(ITEMS))
         struct = ITEMS.get(kind)
-        found.append(converted({**raw, "type": kind}, struct, where, ignored) if struct else Unserved(kind, raw))
-    return found
+        items.append(converted({**raw, "type": kind}, struct, where, ignored) if struct else Unserved(kind, raw))
+    return items
 
 
 def _kind(raw: dict[str, Any]) -> object:

@@ -27,8 +27,8 @@ def add_routes(app: FastAPI, store: ResponseStore) -> None:
     async def retrieve(response_id: str, request: Request, tenant: CallingTenant) -> Response:
         if request.query_params.get("stream", "false").lower() not in ("false", "0"):
             raise invalid("`stream` is not supported for kept responses.", "stream", "unsupported_field")
-        kept = await store.get(tenant.name, response_id)
-        return Response(bytes(kept.response), media_type="application/json")
+        stored = await store.get(tenant.name, response_id)
+        return Response(bytes(stored.response), media_type="application/json")
 
     @app.delete("/v1/responses/{response_id}", summary="Delete a kept response", tags=["responses"])
     async def delete(response_id: str, tenant: CallingTenant) -> dict[str, Any]:

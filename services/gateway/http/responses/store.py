@@ -73,8 +73,8 @@ def stem_of(response_id: str) -> str:
 
 def response_of_item(item_id: str) -> str | None:
     """Return the id of an item's response; None for an id of another format."""
-    found = _ITEM_ID.fullmatch(item_id)
-    return found and f"resp_{found[1]}"
+    match = _ITEM_ID.fullmatch(item_id)
+    return match and f"resp_{match[1]}"
 
 
 def _missing(response_id: str) -> ApiError:
@@ -106,9 +106,9 @@ class ResponseStore:
         except RedisAwayError as error:
             raise _away(error) from error
 
-    async def keep(self, tenant: str, response_id: str, kept: StoredResponse) -> None:
+    async def keep(self, tenant: str, response_id: str, response: StoredResponse) -> None:
         """Keep a response; the tenant's least recently used ones make room. Raises 400 when it is too large."""
-        data = await _off_loop(kept.size, lambda: msgspec.json.encode(kept))
+        data = await _off_loop(response.size, lambda: msgspec.json.encode(response))
         if len(data) > self.limits.response_bytes:
             limit = self.limits.response_bytes
             message = f"A response that is kept may have at most {limit} bytes, this one has {len(data)}."
@@ -160,23 +160,23 @@ class ResponseStore:
 
     async def items(self, tenant: str, response_id: str) -> list[dict[str, Any]]:
         """Return the input and output items of a response, without the turns before it; raises 404."""
-        kept = await self.get(tenant, response_id)
-        return [*kept.items, *await _output_of(kept)]
+        stored = await self.get(tenant, response_id)
+        return [*stored.items, *await _output_of(stored)]
 
-    async def _turns(self, tenant: str, ids: Sequence[str], asked: str) -> list[StoredResponse]:
+    async def _turns(self, tenant: str, ids: Sequence[str], requested: str) -> list[StoredResponse]:
         known = all(map(_ID.fullmatch, ids))
-        found = await self._run(self._use, tenant, *ids) if known else []
-        lost = [response_id for response_id, data in zip(ids, found, strict=True) if not data] if known else [asked]
+        texts = await self._run(self._use, tenant, *ids) if known else []
+        lost = [response_id for response_id, data in zip(ids, texts, strict=True) if not data] if known else [requested]
         if lost:
-            shown, param = asked[:100], "previous_response_id"
+            shown, param = requested[:100], "previous_response_id"
             message = f"Previous response with id `{shown}` not found: it was never kept, has expired or was deleted."
-            if lost != [asked]:
+            if lost != [requested]:
                 message = f"The conversation of `{shown}` needs a response that is not kept any more, `{lost[0]}`."
             raise invalid(message, param, "previous_response_not_found")
         try:
-            return [await _decoded(data) for data in found]
+            return [await _decoded(data) for data in texts]
         except msgspec.DecodeError as error:
-            message = f"The conversation of `{asked[:100]}` was kept by another version of the gateway."
+            message = f"The conversation of `{requested[:100]}` was kept by another version of the gateway."
             raise invalid(message, "previous_response_id", "previous_response_not_found") from error
 
     async def _run(self, script: Any, tenant: str, *arguments: str | bytes) -> Any:
@@ -195,11 +195,11 @@ async def _off_loop(size: int, work: Any) -> Any:
 
 
 async def _decoded(data: bytes) -> StoredResponse:
-    kept: StoredResponse = await _off_loop(len(data), lambda: msgspec.json.decode(data, type=StoredResponse))
-    return kept
+    stored: StoredResponse = await _off_loop(len(data), lambda: msgspec.json.decode(data, type=StoredResponse))
+    return stored
 
 
-async def _output_of(kept: StoredResponse) -> list[dict[str, Any]]:
-    data = bytes(kept.response)
+async def _output_of(stored: StoredResponse) -> list[dict[str, Any]]:
+    data = bytes(stored.response)
     answer: _Answer = await _off_loop(len(data), lambda: msgspec.json.decode(data, type=_Answer))
     return answer.output

@@ -76,15 +76,15 @@ class ToolOffer:
 
     def names(self, choice: ToolChoice, where: str) -> list[str]:
         """Return the model's names of the tools in a choice; raises :class:`ApiError` (400)."""
-        found = [
+        names = [
             offered.name
             for offered in self.tools
             if choice.name in (offered.tool.name, offered.name) and choice.namespace in (None, offered.namespace)
         ]
-        if not found:
+        if not names:
             message = f"`{where}` names `{choice.name}`, which is not among the tools."
             raise invalid(message, where, "invalid_value")
-        return found
+        return names
 
 
 def read_tools(body: ResponsesBody, items: Sequence[Item], given: int, ignored: Ignored) -> ToolOffer:

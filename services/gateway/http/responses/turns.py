@@ -126,24 +126,24 @@ class Turns:
     async def _resolved(self, tenant: str, items: Sequence[Item | ReferenceItem]) -> list[Item]:
         """Return the items, with kept items in place of references; raises :class:`ApiError`."""
         known: dict[str, dict[str, Any]] = {}
-        asked: set[str] = set()
+        read: set[str] = set()
         resolved: list[Item] = []
         for item in items:
             if not isinstance(item, ReferenceItem):
                 resolved.append(item)
                 continue
             response_id = response_of_item(item.id)
-            if response_id and response_id not in asked:
-                asked.add(response_id)
-                if len(asked) > _MAX_REFERRED:
+            if response_id and response_id not in read:
+                read.add(response_id)
+                if len(read) > _MAX_REFERRED:
                     message = f"`input` may refer to items of at most {_MAX_REFERRED} responses."
                     raise invalid(message, "input", "invalid_value")
                 known |= {raw["id"]: raw for raw in await self._kept_items(tenant, response_id)}
             if item.id not in known:
                 message = f"`input` refers to an item `{item.id[:100]}` that is not kept."
                 raise invalid(message, "input", "item_not_found")
-            kept = read_items([known[item.id]], Ignored())
-            resolved += [found for found in kept if not isinstance(found, ReferenceItem)]
+            stored = read_items([known[item.id]], Ignored())
+            resolved += [entry for entry in stored if not isinstance(entry, ReferenceItem)]
         return resolved
 
     async def _kept_items(self, tenant: str, response_id: str) -> list[dict[str, Any]]:
@@ -189,12 +189,12 @@ async def _first_that_fits(
     while low < high:
         middle = (low + high) // 2
         try:
-            found = await attempt(starts[middle])
+            result = await attempt(starts[middle])
         except ApiError as error:
             if error.code != "context_length_exceeded":
                 raise
             low = middle + 1
         else:
             discard(best)
-            best, high = found, middle
+            best, high = result, middle
     return best

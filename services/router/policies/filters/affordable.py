@@ -20,5 +20,5 @@ class Affordable(Filter):
 
     def narrow(self, candidates: Candidates) -> Mask:
         """The workers within the limit."""
-        kept: Mask = candidates.costs <= self.factor * candidates.cheapest() + self.ms
-        return kept
+        mask: Mask = candidates.costs <= self.factor * candidates.cheapest() + self.ms
+        return mask

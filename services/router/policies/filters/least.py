@@ -26,8 +26,8 @@ class Least(Filter):
             return None
         values = _values(snapshot, self.of)
         among = values if candidates.left is None else np.where(candidates.left, values, np.inf)
-        kept: Mask = values <= among[among.argmin()] + self.within  # several times as fast as min()
-        return kept
+        mask: Mask = values <= among[among.argmin()] + self.within  # several times as fast as min()
+        return mask
 
 
 def _values(snapshot: Snapshot, of: str) -> Floats:
