@@ -20,16 +20,24 @@ MAX_TOOLS = 4096
 
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """A part of a message, or of an expected answer."""
+    """A part of a message."""
 
     text: str
     cache_control: Annotated[Any, ADVISORY] = None
 
 
-class PredictedContent(Struct, tag_field="type", tag="content", forbid_unknown_fields=True):
+class PredictedPart(Struct, forbid_unknown_fields=True):
+    """A part of an expected answer."""
+
+    type: Literal["text"]  # a tag would be optional, where there is no other part
+    text: str
+
+
+class PredictedContent(Struct, forbid_unknown_fields=True):
     """An expected answer: where the model writes the same tokens, several of them take one step."""
 
-    content: str | list[TextPart]
+    type: Literal["content"]
+    content: str | list[PredictedPart]
 
     @property
     def text(self) -> str:

@@ -150,10 +150,7 @@ class Generation:
         chunk.text = "".join(pieces)
         self._sent_chars += len(chunk.text)
         if self._prediction is not None:
-            # Drafted tokens behind a stop string are no part of the text.
-            accepted = min(batch.accepted_prediction, len(chunk.ids))
-            behind = batch.accepted_prediction - accepted
-            self._prediction += PredictionUsage(accepted, batch.rejected_prediction + behind)
+            self._prediction += _prediction_usage(batch, len(chunk.ids))
         if self._scored:
             chunk.tokens = self._release(final=chunk.finish is not None)
         if self._reader is not None:
@@ -223,3 +220,9 @@ class Generation:
             count = len(self._scored)
         released, self._scored = self._scored[:count], self._scored[count:]
         return released
+
+
+def _prediction_usage(batch: TokenBatch, n_kept: int) -> PredictionUsage:
+    """What was drafted from the prediction; accepted tokens behind a stop string are no part of the text."""
+    accepted = min(batch.accepted_prediction, n_kept)
+    return PredictionUsage(accepted, batch.rejected_prediction + batch.accepted_prediction - accepted)

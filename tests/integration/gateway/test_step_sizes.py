@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ryzanstein.v1 import inference_pb2 as pb
 
 from tests.integration.gateway.fleet import Fault, Worker
 from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.test_inference_grpc import inference
+from tests.integration.gateway.test_stream_socket import Client, connect
 from tests.unit.gateway.made_tokenizers import byte_level
 
 TEXT = "<think>Größe 🙂 then</think>\n\nHello, 你好 👍🏽 you. STOP here, and stop there."
@@ -113,6 +116,33 @@ async def test_answer_is_that_of_steps_of_one_token(
     stack: Stack, form: str, sizes: list[int], lost_at: int | None
 ) -> None:
     assert await answers(stack, form, sizes, lost_at) == await answers(stack, form, [1])
+
+
+@pytest.mark.parametrize("sizes", [(5,), (1, 7, 2), (16,)])
+async def test_grpc_and_websocket_answers_are_those_of_steps_of_one_token(sizes: tuple[int, ...]) -> None:
+    ids = byte_level().encode(TEXT).ids
+    worker = Worker("w0", template=TEMPLATE, token=lambda prompt, seed, position: ids[position], end_at=len(ids))
+    options = pb.GenerationOptions(max_tokens=60, n=2, logprobs=1, stop=["P h"])
+    request = pb.GenerateRequest(prompt="a", echo=True, options=options)
+    body = {"prompt": "a", "max_tokens": 60, "stop": ["P h"], "logprobs": 1, "include_stop_str_in_output": True}
+    found: list[Any] = []
+    async with inference([worker]) as (stack, stub):
+        for worker.sizes in ((1,), sizes):
+            wholes = [pb.GenerateResponse() for _ in range(2)]
+            async for response in stub.Generate(request):
+                whole = wholes[response.choice]
+                assert response.first_index == len(whole.ids)
+                text, finish = whole.text + response.text, whole.finish_reason + response.finish_reason
+                whole.MergeFrom(response)
+                whole.text, whole.finish_reason, whole.request_id, whole.first_index = text, finish, "", 0
+            wholes[0].usage.MergeFrom(wholes[1].usage)  # stands in the stream's last message
+            async with connect(stack) as socket:
+                client = Client(socket)
+                await client.send(type="start", id="x", kind="completion", request=body)
+                done = await client.until("done")
+            found.append((wholes[0], wholes[1].ids, client.text, client.ids, done))
+    assert found[0] == found[1]
+    assert found[0][2]["x"].endswith("STOP h")
 
 
 def tokens_before(text: str, tag: str) -> int:
