@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from ryzanstein.v1.worker_pb2 import Sampling
 from torch import Tensor
 
 from services.compute.sampling.sampler import Draws, Sampler
@@ -32,27 +31,23 @@ class _Draft:
     first: int
     row: int  # the newest that is drawn
     end: int
-    ends: frozenset[int]  # tokens after which nothing is drawn
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     failure: str = ""
 
     def stands(self, token: int, known: NDArray[np.int32]) -> bool:
         """Whether the proposal after the newest row is `token`, so that the next row may be drawn."""
-        more = self.row + 1 < self.end and not self.failure and token not in self.ends
-        return more and token == known[self.row]
+        return self.row + 1 < self.end and not self.failure and token == known[self.row]
 
 
 class Acceptor:
-    """Draws for every slot of a step, and puts the tokens into the slot table."""
+    """Draws for every slot of a step, and puts the tokens into the slot table.
+
+    It does not know where a text ends: the server drops the tokens behind an end token, as it drops later steps.
+    """
 
     def __init__(self, sampler: Sampler, table: SlotTable, device: torch.device, *, forces: bool = False) -> None:
         """`forces`: the server wants to know the tokens that grammars force next."""
         self._sampler, self._table, self._device, self._forces = sampler, table, device, forces
-        self._ends: dict[int, frozenset[int]] = {}  # by slot
-
-    def admit(self, slot: int, sampling: Sampling) -> None:
-        """Set up a slot for a new request."""
-        self._ends[slot] = frozenset(sampling.stop_token_ids)
 
     def draw(self, logits: Tensor, drawing: DrawingRows) -> tuple[SlotResult, ...]:
         """Draw for rows with `logits` [n, vocab_local], which may be overwritten."""
@@ -91,7 +86,7 @@ class Acceptor:
         tokens = np.empty(len(drawing.slots), np.int64)
         ends = [*first[1:].tolist(), len(tokens)]
         drafts = [
-            _Draft(slot, start, start, end, self._ends.get(slot, frozenset()))
+            _Draft(slot, start, start, end)
             for slot, start, end in zip(drawing.slots[first].tolist(), first.tolist(), ends, strict=True)
         ]
         stepwise = self._sampler.needs_history(drawing.slots)

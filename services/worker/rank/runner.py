@@ -223,7 +223,6 @@ class Runner(Generic[Cache]):
             self._table.admit(admission)
             self._forget(admission.slot)
             self._sampler.admit(admission.slot, admission.sampling, admission.token_ids, admission.n_prompt)
-            self._acceptor.admit(admission.slot, admission.sampling)
             if admission.embed:
                 self._pools.admit(admission.slot)
             if admission.sampling.HasField("prompt_logprobs"):

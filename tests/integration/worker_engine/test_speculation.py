@@ -1,0 +1,100 @@
+"""Drafts change no token, on real ranks: sampled and greedy, penalised, biased, scored and bound by a grammar."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from llguidance import LLMatcher
+from ryzanstein.v1.worker_pb2 import Sampling
+
+from services.compute.token_logprobs import TokenLogprobs
+from services.worker.engine.output import Finish
+from services.worker.native.offline import OfflineEngine, open_offline
+from services.worker.scheduling.request import Request
+from services.worker.scheduling.speculation import RowCost
+from services.worker.settings import WorkerSettings
+from tests.models import BUNDLED_MODEL
+from tests.unit.worker.scheduling.harness import Guesses
+
+SCHEMA = (
+    '{"type": "object", "properties": {"first name": {"type": "boolean"}, "second name": {"enum": ["red", "green"]}}, '
+)
+SCHEMA += '"required": ["first name", "second name"], "additionalProperties": false}'
+KINDS = (
+    {},
+    {"temperature": 0.9},
+    {"temperature": 1.1, "top_p": 0.9, "seed": 3},
+    {"temperature": 0.8, "top_k": 20, "min_p": 0.02, "seed": 4},
+    {"temperature": 0.7, "frequency_penalty": 0.6, "presence_penalty": 0.4, "seed": 5},
+    {"repetition_penalty": 1.3},
+    {"logit_bias": {300: 3.0, 301: -3.0}, "temperature": 0.5},
+    {"logprobs": 3, "temperature": 1.0, "seed": 6},
+    {"min_tokens": 30, "temperature": 1.0, "seed": 7, "stop_token_ids": tuple(range(260, 1000))},
+    {"stop_token_ids": tuple(range(260, 600)), "temperature": 1.0, "seed": 8},
+    {"grammar": LLMatcher.grammar_from_json_schema(SCHEMA), "stop_token_ids": (0, 1)},
+    {"grammar": LLMatcher.grammar_from_regex(r"(red|green|blue){3,9}[0-9]{5}"), "temperature": 1.0, "logprobs": 1},
+)
+Answer = tuple[list[int], Finish | None, list[TokenLogprobs]]
+
+
+def requests() -> list[Request]:
+    prompts = [[5 + (7 * i + number) % 250 for i in range(20 + number)] for number in range(len(KINDS))]
+    made = []
+    for number, (prompt, fields) in enumerate(zip(prompts, KINDS, strict=True)):
+        sampling = Sampling(max_tokens=40 + number, **fields)  # type: ignore[arg-type]
+        made.append(Request(prompt, len(prompt), sampling, max_tokens=sampling.max_tokens, tenant=str(number)))
+    return made
+
+
+async def answers(engine: OfflineEngine, guesses: Sequence[Answer] = ()) -> list[Answer]:
+    """What the requests answer, computed together; with `guesses` from drafts that often know it."""
+    made = requests()
+    ends: dict[Request, Finish | None] = {}
+    scores: dict[Request, list[TokenLogprobs]] = {request: [] for request in made}
+
+    def apply(result: object) -> None:
+        for request, output in engine.scheduler.apply(result):  # type: ignore[arg-type]
+            ends[request] = output.finish
+            scores[request] += output.logprobs
+
+    engine.apply = apply  # type: ignore[method-assign]
+    engine.scheduler.speculator.cost = RowCost(1.0, 0.001) if guesses else RowCost()
+    submit = engine.scheduler.submit
+
+    def submit_with_guesses(request: Request, *, deferred: bool = False) -> None:
+        submit(request, deferred=deferred)
+        if guesses and request.drafts is not None:
+            text = guesses[made.index(request)][0]
+            drafter = Guesses(text, request.n_prompt, random.Random(request.n_prompt))
+            request.drafts.drafters = [*request.drafts.drafters, drafter]
+
+    engine.scheduler.submit = submit_with_guesses  # type: ignore[method-assign]
+    await engine.run(made)
+    engine.scheduler.submit = submit  # type: ignore[method-assign]
+    return [(request.token_ids[request.n_prompt :], ends[request], scores[request]) for request in made]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kv_dtype", "blocks"), [(1, "auto", 512), (2, "int8", 512), (4, "auto", 512), (1, "int8", 24)]
+)
+async def test_drafts_change_no_answer(ranks: int, kv_dtype: str, blocks: int) -> None:
+    """Twenty-four blocks are too few: requests are preempted, and go on later."""
+    settings = WorkerSettings(
+        model=str(BUNDLED_MODEL),
+        tensor_parallel=ranks,
+        kv_dtype=kv_dtype,
+        kv_tokens=blocks * 16,
+        max_model_len=256,
+        max_running=32,
+    )
+    async with open_offline(settings) as engine:
+        expected = await answers(engine)
+        drafted = await answers(engine, expected)
+        counters = engine.scheduler.counters
+        assert drafted == expected
+        assert counters.proposed_tokens["guesses"] > counters.accepted_tokens["guesses"] > (100 if blocks > 100 else 0)
+        assert counters.accepted_tokens["grammar"] > 5 or blocks < 100
+        assert {finish for _, finish, _ in expected} == {Finish.STOP, Finish.LENGTH}
+        assert (counters.preemptions > 0) == (blocks < 100)
