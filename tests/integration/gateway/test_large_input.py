@@ -127,26 +127,24 @@ async def refusal(stack: Stack, path: str, body: bytes, key: str = "") -> tuple[
     return status, answer["error"] | answer["error"].get("details", {})
 
 
-async def test_largest_bodies_are_rejected_by_field_name_without_delaying_other_requests():
-    async with running_stack([Worker("w0")]) as stack:
-        for name, (path, body, param) in bodies().items():
-            async with no_gap():
-                began = time.process_time()
-                status, error = await refusal(stack, path, body)
-            assert (status, error["param"]) == (400, param), (name, error)
-            assert time.process_time() - began < 5, name
-        assert not stack.workers[0].submits
+async def test_largest_bodies_are_rejected_by_field_name_without_delaying_other_requests(stack: Stack):
+    for name, (path, body, param) in bodies().items():
+        async with no_gap():
+            began = time.process_time()
+            status, error = await refusal(stack, path, body)
+        assert (status, error["param"]) == (400, param), (name, error)
+        assert time.process_time() - began < 5, name
+    assert not stack.workers[0].submits
 
 
-async def test_requests_that_fit_are_served_with_large_fields():
-    async with running_stack([Worker("w0")]) as stack:
-        text = "x" * (MAX_LEN - 20)
-        ran = await stack.complete(prompt=text, max_tokens=1, metadata={"a": "b" * 100_000})
-        assert ran.status_code == 200, ran.text
-        assert (
-            stack.workers[0].submits[0].prompt_ids
-            == (await stack.http.post("/tokenize", json={"prompt": text})).json()["tokens"]
-        )
+async def test_requests_that_fit_are_served_with_large_fields(stack: Stack):
+    text = "x" * (MAX_LEN - 20)
+    ran = await stack.complete(prompt=text, max_tokens=1, metadata={"a": "b" * 100_000})
+    assert ran.status_code == 200, ran.text
+    assert (
+        stack.workers[0].submits[0].prompt_ids
+        == (await stack.http.post("/tokenize", json={"prompt": text})).json()["tokens"]
+    )
 
 
 async def test_the_same_over_grpc():
@@ -185,14 +183,13 @@ def start(url: str, kind: str, body: bytes) -> dict:
         return json.loads(socket.recv())
 
 
-async def test_the_same_over_a_websocket():
-    async with running_stack([Worker("w0")]) as stack:
-        for name in ("text", "lists of ids", "one message"):
-            path, body, param = bodies()[name]
-            async with no_gap():
-                kind = "chat" if "chat" in path else "completion"
-                answer = await asyncio.to_thread(start, stack.url, kind, body)
-            assert answer["error"]["param"] == param, name
+async def test_the_same_over_a_websocket(stack: Stack):
+    for name in ("text", "lists of ids", "one message"):
+        path, body, param = bodies()[name]
+        async with no_gap():
+            kind = "chat" if "chat" in path else "completion"
+            answer = await asyncio.to_thread(start, stack.url, kind, body)
+        assert answer["error"]["param"] == param, name
 
 
 async def test_rate_limited_request_gets_429_before_its_prompt_is_read(tmp_path):

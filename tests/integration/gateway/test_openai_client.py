@@ -9,7 +9,7 @@ import pytest
 from ryzanstein.v1 import routing_pb2
 
 from tests.integration.gateway.fleet import MODEL, Worker, scripted_token
-from tests.integration.gateway.gateways import eventually, running_stack
+from tests.integration.gateway.gateways import Stack, eventually, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
 PROMPT = "The quick brown"
@@ -21,14 +21,13 @@ def expected_text(prompt: str, seed: int, count: int) -> str:
     return tokenizer.decode([scripted_token(ids, seed, position) for position in range(count)])
 
 
-async def test_a_whole_completion() -> None:
-    async with running_stack() as stack:
-        answer = await stack.client.completions.create(model=MODEL, prompt=PROMPT, seed=5, max_tokens=12)
-        assert answer.choices[0].text == expected_text(PROMPT, 5, 12)
-        assert answer.choices[0].finish_reason == "length"
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens == 12
-        assert answer.usage.prompt_tokens == len(byte_level().encode(PROMPT).ids)
+async def test_a_whole_completion(stack: Stack) -> None:
+    answer = await stack.client.completions.create(model=MODEL, prompt=PROMPT, seed=5, max_tokens=12)
+    assert answer.choices[0].text == expected_text(PROMPT, 5, 12)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 12
+    assert answer.usage.prompt_tokens == len(byte_level().encode(PROMPT).ids)
 
 
 async def test_streamed_completion_equals_the_unstreamed_completion() -> None:
@@ -46,20 +45,17 @@ async def test_streamed_completion_equals_the_unstreamed_completion() -> None:
         assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-async def test_chat_streamed_and_whole_are_equal() -> None:
+async def test_chat_streamed_and_whole_are_equal(stack: Stack) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "naïve 🙂?"}]
-    async with running_stack() as stack:
-        ask = {"model": MODEL, "messages": messages, "seed": 9, "max_completion_tokens": 30}
-        whole = await stack.client.chat.completions.create(**ask)
-        stream = await stack.client.chat.completions.create(**ask, stream=True)
-        chunks = [chunk async for chunk in stream]
-        assert chunks[0].choices[0].delta.role == "assistant"
-        assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content
-        assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
-        prompt = (
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nnaïve 🙂?<|im_end|>\n<|im_start|>assistant\n"
-        )
-        assert whole.choices[0].message.content == expected_text(prompt, 9, 30)
+    ask = {"model": MODEL, "messages": messages, "seed": 9, "max_completion_tokens": 30}
+    whole = await stack.client.chat.completions.create(**ask)
+    stream = await stack.client.chat.completions.create(**ask, stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    prompt = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nnaïve 🙂?<|im_end|>\n<|im_start|>assistant\n"
+    assert whole.choices[0].message.content == expected_text(prompt, 9, 30)
 
 
 async def test_eos_ends_a_sequence_and_is_not_text() -> None:
@@ -70,23 +66,19 @@ async def test_eos_ends_a_sequence_and_is_not_text() -> None:
         assert answer.usage.completion_tokens == 5
 
 
-async def test_many_choices_and_prompts_keep_their_order() -> None:
-    async with running_stack() as stack:
-        answer = await stack.client.completions.create(
-            model=MODEL, prompt=["User:", "def f"], n=3, seed=20, max_tokens=6
-        )
-        texts = [choice.text for choice in answer.choices]
-        assert [choice.index for choice in answer.choices] == list(range(6))
-        assert texts == [expected_text(prompt, 20 + i, 6) for prompt in ("User:", "def f") for i in range(3)]
-        prompts = sum(len(byte_level().encode(prompt).ids) for prompt in ("User:", "def f"))
-        assert answer.usage.prompt_tokens == prompts
-        assert answer.usage.completion_tokens == 36
+async def test_many_choices_and_prompts_keep_their_order(stack: Stack) -> None:
+    answer = await stack.client.completions.create(model=MODEL, prompt=["User:", "def f"], n=3, seed=20, max_tokens=6)
+    texts = [choice.text for choice in answer.choices]
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert texts == [expected_text(prompt, 20 + i, 6) for prompt in ("User:", "def f") for i in range(3)]
+    prompts = sum(len(byte_level().encode(prompt).ids) for prompt in ("User:", "def f"))
+    assert answer.usage.prompt_tokens == prompts
+    assert answer.usage.completion_tokens == 36
 
 
-async def test_requests_without_a_seed_differ() -> None:
-    async with running_stack() as stack:
-        answers = [await stack.client.completions.create(model=MODEL, prompt=PROMPT) for _ in range(2)]
-        assert answers[0].choices[0].text != answers[1].choices[0].text
+async def test_requests_without_a_seed_differ(stack: Stack) -> None:
+    answers = [await stack.client.completions.create(model=MODEL, prompt=PROMPT) for _ in range(2)]
+    assert answers[0].choices[0].text != answers[1].choices[0].text
 
 
 @pytest.mark.parametrize("include", [False, True])
@@ -106,18 +98,17 @@ async def test_a_stop_string_ends_the_text(include: bool) -> None:
         await eventually(lambda: [o.result for o in stack.router.outcomes] == [routing_pb2.Outcome.RESULT_OK])
 
 
-async def test_client_retries_only_retryable_errors() -> None:
-    async with running_stack([Worker("w0")]) as stack:
-        client = stack.client.with_options(max_retries=3)
-        stack.router.busy, stack.router.retry_after_s = True, 1
-        asked = asyncio.create_task(client.completions.create(model=MODEL, prompt=PROMPT, seed=5, max_tokens=4))
-        await eventually(lambda: len(stack.router.routes) == 1)
-        stack.router.busy = False
-        assert (await asked).choices[0].text == expected_text(PROMPT, 5, 4)
-        routes = len(stack.router.routes)
-        with pytest.raises(openai.BadRequestError):
-            await client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=10_000)
-        assert len(stack.router.routes) == routes, "a bad request stays bad"
+async def test_client_retries_only_retryable_errors(stack: Stack) -> None:
+    client = stack.client.with_options(max_retries=3)
+    stack.router.busy, stack.router.retry_after_s = True, 1
+    asked = asyncio.create_task(client.completions.create(model=MODEL, prompt=PROMPT, seed=5, max_tokens=4))
+    await eventually(lambda: len(stack.router.routes) == 1)
+    stack.router.busy = False
+    assert (await asked).choices[0].text == expected_text(PROMPT, 5, 4)
+    routes = len(stack.router.routes)
+    with pytest.raises(openai.BadRequestError):
+        await client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=10_000)
+    assert len(stack.router.routes) == routes, "a bad request stays bad"
 
 
 async def test_incomplete_character_is_streamed_as_an_empty_chunk() -> None:

@@ -35,31 +35,29 @@ async def opens_a_socket(stack: Stack, origin: str | None) -> bool:
     return False
 
 
-async def test_another_page_can_use_a_keyless_gateway_in_no_way():
-    async with running_stack([Worker("w0")]) as stack:
-        own = stack.url
-        for origin in (FOREIGN, "null", "http://localhost:1", own + "0"):
-            answer = await post(stack, origin=origin)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
-            assert not await opens_a_socket(stack, origin)
-            asked = await stack.http.options(
-                "/v1/completions", headers={"origin": origin, "access-control-request-method": "POST"}
-            )
-            assert asked.is_error
-            read = await stack.http.get("/v1/models", headers={"origin": origin})
-            assert not [name for name in [*asked.headers, *read.headers] if name.startswith("access-control")]
-        assert not stack.workers[0].submits
-        for origin in (None, own):
-            assert (await post(stack, **({"origin": origin} if origin else {}))).status_code == 200
-            assert await opens_a_socket(stack, origin)
+async def test_another_page_can_use_a_keyless_gateway_in_no_way(stack: Stack):
+    own = stack.url
+    for origin in (FOREIGN, "null", "http://localhost:1", own + "0"):
+        answer = await post(stack, origin=origin)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
+        assert not await opens_a_socket(stack, origin)
+        asked = await stack.http.options(
+            "/v1/completions", headers={"origin": origin, "access-control-request-method": "POST"}
+        )
+        assert asked.is_error
+        read = await stack.http.get("/v1/models", headers={"origin": origin})
+        assert not [name for name in [*asked.headers, *read.headers] if name.startswith("access-control")]
+    assert not stack.workers[0].submits
+    for origin in (None, own):
+        assert (await post(stack, **({"origin": origin} if origin else {}))).status_code == 200
+        assert await opens_a_socket(stack, origin)
 
 
-async def test_a_name_that_points_at_loopback_is_not_its_own_address():
-    async with running_stack([Worker("w0")]) as stack:
-        rebound = f"evil.example:{stack.gateway.http.port}"
-        assert (await post(stack, origin=f"http://{rebound}", host=rebound)).status_code == 403
-        own = f"localhost:{stack.gateway.http.port}"
-        assert (await post(stack, origin=f"http://{own}", host=own)).status_code == 200
+async def test_a_name_that_points_at_loopback_is_not_its_own_address(stack: Stack):
+    rebound = f"evil.example:{stack.gateway.http.port}"
+    assert (await post(stack, origin=f"http://{rebound}", host=rebound)).status_code == 403
+    own = f"localhost:{stack.gateway.http.port}"
+    assert (await post(stack, origin=f"http://{own}", host=own)).status_code == 200
 
 
 async def test_listed_pages_may_ask_read_and_open_sockets():
@@ -93,14 +91,13 @@ async def test_any_page_may_where_the_list_says_so():
 
 
 @pytest.mark.parametrize("media", ["text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded"])
-async def test_body_of_another_media_type_gets_415(media: str):
-    async with running_stack([Worker("w0")]) as stack:
-        for path in ("/v1/completions", "/v1/embeddings", "/tokenize"):
-            answer = await stack.http.post(path, content=json.dumps(BODY), headers={"content-type": media})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
-        for fine in ({"content-type": "Application/JSON; charset=utf-8"}, {}):
-            answer = await stack.http.post("/v1/completions", content=json.dumps(BODY), headers=fine)
-            assert answer.status_code == 200
+async def test_body_of_another_media_type_gets_415(stack: Stack, media: str):
+    for path in ("/v1/completions", "/v1/embeddings", "/tokenize"):
+        answer = await stack.http.post(path, content=json.dumps(BODY), headers={"content-type": media})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+    for fine in ({"content-type": "Application/JSON; charset=utf-8"}, {}):
+        answer = await stack.http.post("/v1/completions", content=json.dumps(BODY), headers=fine)
+        assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("entry", ["chat.example.com", "https://a.example/", "https://", "https://a.example/x"])

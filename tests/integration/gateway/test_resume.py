@@ -259,16 +259,15 @@ async def test_parts_of_a_request_queue_only_behind_parts_of_the_same_request() 
             assert (await stack.complete(**body)).status_code == 429
 
 
-async def test_few_parts_of_a_request_are_in_the_routers_queue() -> None:
-    async with running_stack([Worker("w0")]) as stack:
-        stack.router.queue_s = 30.0
-        stack.router.hidden.add("w0")
-        asked = asyncio.create_task(stack.complete(prompt=[PROMPT] * 64, max_tokens=1))
-        await eventually(lambda: stack.router.queued)
-        await asyncio.sleep(0.1)
-        assert stack.router.queued == 8
-        stack.router.hidden.clear()
-        assert (await asked).status_code == 200
+async def test_few_parts_of_a_request_are_in_the_routers_queue(stack: Stack) -> None:
+    stack.router.queue_s = 30.0
+    stack.router.hidden.add("w0")
+    asked = asyncio.create_task(stack.complete(prompt=[PROMPT] * 64, max_tokens=1))
+    await eventually(lambda: stack.router.queued)
+    await asyncio.sleep(0.1)
+    assert stack.router.queued == 8
+    stack.router.hidden.clear()
+    assert (await asked).status_code == 200
 
 
 async def test_without_any_router_requests_and_running_streams_go_on() -> None:

@@ -14,7 +14,7 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.upstream.addresses import RouterAddresses
 from services.gateway.upstream.router import RouterClient
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import eventually, running_stack
+from tests.integration.gateway.gateways import Stack, eventually, running_stack
 from tests.integration.gateway.placing import Router
 
 PORT = 50052
@@ -91,13 +91,12 @@ async def test_every_router_behind_the_name_gets_the_reports() -> None:
             assert [outcome.request_id for outcome in two.outcomes] == ["b"]
 
 
-async def test_a_gateway_finds_its_router_by_name() -> None:
-    async with running_stack([Worker("w0")]) as stack:
-        name = f"dns:localhost:{stack.router.port}"
-        async with running_stack([], router_addresses=name) as other:
-            await eventually(lambda: other.gateway.catalog.available())
-            assert (await other.complete(prompt="a", max_tokens=1)).status_code == 200
-            assert stack.router.routes
+async def test_a_gateway_finds_its_router_by_name(stack: Stack) -> None:
+    name = f"dns:localhost:{stack.router.port}"
+    async with running_stack([], router_addresses=name) as other:
+        await eventually(lambda: other.gateway.catalog.available())
+        assert (await other.complete(prompt="a", max_tokens=1)).status_code == 200
+        assert stack.router.routes
 
 
 @pytest.mark.parametrize("addresses", ["dns:", "dns:host", "dns:host:0", "host", "a:1,dns:http://b:2"])

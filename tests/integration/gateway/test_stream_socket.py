@@ -76,8 +76,8 @@ async def test_several_generations_share_a_connection() -> None:
             assert ends[f"g{seed}"]["usage"]["completion_tokens"] == 20 + seed
 
 
-async def test_chat_and_ping() -> None:
-    async with running_stack() as stack, connect(stack) as socket:
+async def test_chat_and_ping(stack: Stack) -> None:
+    async with connect(stack) as socket:
         client = Client(socket)
         await client.send(type="ping")
         assert (await client.receive()) == {"type": "pong"}
@@ -93,8 +93,8 @@ async def test_chat_and_ping() -> None:
         assert (await client.until("started", "d"))["ignored"] == "nonsense"
 
 
-async def test_field_unsupported_over_websocket_is_rejected_by_name() -> None:
-    async with running_stack([Worker("w0")]) as stack, connect(stack) as socket:
+async def test_field_unsupported_over_websocket_is_rejected_by_name(stack: Stack) -> None:
+    async with connect(stack) as socket:
         client = Client(socket)
         for field, fields in (
             ("echo", {"echo": True, "max_tokens": 0}),

@@ -114,14 +114,13 @@ async def test_broken_streams_and_closed_sockets_are_counted_by_reason() -> None
         assert [seen["websocket_closes_total", code] for code in ("other", "1001", "1005")] == [1, 1, 1]
 
 
-async def test_routes_outside_the_hot_path_are_counted() -> None:
-    async with running_stack([Worker("w0")]) as stack:
-        for path in ("/v1/models", f"/v1/models/{MODEL}", "/v1/models/nope", "/nothing", "/nothing/else"):
-            await stack.http.get(path)
-        seen = await scrape_until(stack, 2, "requests_total", "rest", "", "other", "404")  # paths of clients: one route
-        assert seen["requests_total", "rest", "", "/v1/models", "200"] == 1
-        assert seen["requests_total", "rest", "", "/v1/models/{name:path}", "200"] == 1
-        assert seen["requests_total", "rest", "", "/v1/models/{name:path}", "404"] == 1
+async def test_routes_outside_the_hot_path_are_counted(stack: Stack) -> None:
+    for path in ("/v1/models", f"/v1/models/{MODEL}", "/v1/models/nope", "/nothing", "/nothing/else"):
+        await stack.http.get(path)
+    seen = await scrape_until(stack, 2, "requests_total", "rest", "", "other", "404")  # paths of clients: one route
+    assert seen["requests_total", "rest", "", "/v1/models", "200"] == 1
+    assert seen["requests_total", "rest", "", "/v1/models/{name:path}", "200"] == 1
+    assert seen["requests_total", "rest", "", "/v1/models/{name:path}", "404"] == 1
 
 
 async def test_websocket_generations_are_counted_and_timed_like_requests() -> None:
@@ -168,13 +167,12 @@ async def test_grpc_calls_are_counted_and_timed_like_requests() -> None:
         await scrape_until(stack, 0, "in_flight_requests", "grpc", "Generate")
 
 
-async def test_the_callers_trace_context_reaches_the_worker() -> None:
-    async with running_stack([Worker("w0")]) as stack:
-        body = {"prompt": "a", "max_tokens": 1}
-        await stack.http.post("/v1/completions", json=body, headers={"traceparent": PARENT})
-        assert stack.workers[0].submits[-1].traceparent == PARENT
-        await stack.http.post("/v1/completions", json=body, headers={"traceparent": "nonsense"})
-        assert stack.workers[0].submits[-1].traceparent == ""
+async def test_the_callers_trace_context_reaches_the_worker(stack: Stack) -> None:
+    body = {"prompt": "a", "max_tokens": 1}
+    await stack.http.post("/v1/completions", json=body, headers={"traceparent": PARENT})
+    assert stack.workers[0].submits[-1].traceparent == PARENT
+    await stack.http.post("/v1/completions", json=body, headers={"traceparent": "nonsense"})
+    assert stack.workers[0].submits[-1].traceparent == ""
 
 
 @pytest.fixture(scope="module")
