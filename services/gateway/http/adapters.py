@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI
 from msgspec import Struct
@@ -41,6 +42,7 @@ class UnloadBody(Struct, kw_only=True, forbid_unknown_fields=True):
     lora_name: str
 
 
+Body = TypeVar("Body", bound=Struct)
 LOAD = Documentation(
     summary="Load a LoRA adapter: it becomes a model name on all workers of its base",
     tag="administration",
@@ -92,7 +94,11 @@ class AdapterAdmin:
         message = f"The adapter `{adapter.name}` is served."
         return {"message": message, "id": adapter.name, "parent": base, "digest": adapter.digest}
 
-    async def unload(self, name: str, field: str = "lora_name") -> dict[str, str]:
+    async def unload(self, body: UnloadBody) -> dict[str, str]:
+        """Take an adapter from the list; raises :class:`ApiError`."""
+        return await self.remove(body.lora_name, "lora_name")
+
+    async def remove(self, name: str, field: str) -> dict[str, str]:
         """Take an adapter from the list; raises :class:`ApiError` with the field that names it."""
         removed = await self.registry.remove(name)
         await self.catalog.read_adapters()
@@ -142,38 +148,24 @@ def add_deletion(app: FastAPI, admin: AdapterAdmin) -> None:
     async def delete(name: str, tenant: CallingTenant) -> dict[str, Any]:
         _require_admin(tenant)
         await admin.check_deletable(name, tenant)
-        await admin.unload(name, "model")
+        await admin.remove(name, "model")
         return {"id": name, "object": "model", "deleted": True}
 
 
-class LoadHandler:
-    """Loads an adapter."""
+class AdapterHandler(Generic[Body]):
+    """Loads or unloads an adapter."""
 
-    def __init__(self, admin: AdapterAdmin) -> None:
-        self._admin = admin
-        self.decode = BodyDecoder(LoadBody).decode
+    def __init__(
+        self, kind: type[Body], admin: AdapterAdmin, act: Callable[[AdapterAdmin, Body], Awaitable[dict[str, str]]]
+    ) -> None:
+        self._admin, self._act = admin, act
+        self.decode = BodyDecoder(kind).decode
 
-    async def answer(self, exchange: Exchange, body: LoadBody, request: AdmittedRequest) -> None:
+    async def answer(self, exchange: Exchange, body: Body, request: AdmittedRequest) -> None:
         """See :class:`Handler`."""
         _require_admin(request.tenant)
         try:
-            await exchange.send_json(200, await self._admin.load(body))
-        except RedisAwayError as error:
-            raise storage_away() from error
-
-
-class UnloadHandler:
-    """Unloads an adapter."""
-
-    def __init__(self, admin: AdapterAdmin) -> None:
-        self._admin = admin
-        self.decode = BodyDecoder(UnloadBody).decode
-
-    async def answer(self, exchange: Exchange, body: UnloadBody, request: AdmittedRequest) -> None:
-        """See :class:`Handler`."""
-        _require_admin(request.tenant)
-        try:
-            await exchange.send_json(200, await self._admin.unload(body.lora_name))
+            await exchange.send_json(200, await self._act(self._admin, body))
         except RedisAwayError as error:
             raise storage_away() from error
 

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
+from msgspec.json import encode
 
 from services.gateway.api.options import TextPart
 from services.gateway.api.schema import ChatBody, Message
-from services.gateway.errors import ApiError
 from services.gateway.generation.chat_body import ChatBodyPreparer
 from services.gateway.generation.choice import Choice
 from services.gateway.generation.logprobs import LogprobWriter
 from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
 from services.gateway.generation.prepared import Prepared
 from services.gateway.generation.request import Caller
+from services.gateway.http.chunks import ChunkSerializer
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
-from services.gateway.http.exchange import DONE, OPENAI_ERRORS
-from services.gateway.http.serializer import Serializer
 from services.gateway.text.codec import ServedModel
 from services.gateway.tools.calls import CallDelta, call_deltas, call_json, function_json, join_calls
 from services.gateway.usage import Usage, usage_json
 
-_encode = msgspec.json.encode
 DOCUMENTED = Documentation(
     summary="Continue a conversation; server-sent events with `stream`",
     tag="generation",
@@ -58,8 +54,8 @@ DOCUMENTED = Documentation(
 )
 
 
-class ChatSerializer(Serializer[ChatBody]):
-    """Writes chat completions. The frames of plain text are built once, around the text."""
+class ChatSerializer(ChunkSerializer[ChatBody]):
+    """Writes chat completions."""
 
     def __init__(self, preparer: ChatBodyPreparer) -> None:
         self._preparer = preparer
@@ -67,28 +63,15 @@ class ChatSerializer(Serializer[ChatBody]):
     async def prepare(self, body: ChatBody, model: ServedModel, caller: Caller) -> Prepared:
         """See :class:`Serializer`."""
         prepared = await self._preparer.prepare(body, model, caller)
-        request_id = prepared.request_id
+        self._begin("chat.completion.chunk", prepared.request_id, model.name, body)
         self._legacy = bool(body.functions)
-        options = body.stream_options
-        self._common = {"id": request_id, "created": int(time.time()), "model": model.name}
-        self._with_ids = bool(body.return_token_ids)
-        self._usage_field = options is not None and bool(options.include_usage)
-        self._running_usage = options is not None and bool(options.continuous_usage_stats)
-        self._with_workers = options is not None and bool(options.include_workers)
         self._writer = LogprobWriter(model, body.top_logprobs or 0) if body.logprobs else None
-        start = _encode({"id": request_id, "object": "chat.completion.chunk"} | self._common)[:-1]
-        self._head = b"data: " + start + b',"choices":[{"index":'
-        self._delta = b',"delta":{"content":'
-        self._tail = b'},"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
         return prepared
-
-    @property
-    def _usage_null(self) -> bytes:
-        return b',"usage":null' if self._usage_field else b""
 
     def opening(self, index: int, generation: Generation) -> bytes:
         """See :class:`Serializer`."""
-        return self._frame(index, {"role": "assistant", "content": ""}, None, None, {}, generation)
+        delta = {"role": "assistant", "content": ""}
+        return self._frame({"index": index, "delta": delta, "logprobs": None, "finish_reason": None}, generation)
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         return self._writer.chat(tokens) if self._writer else None
@@ -96,22 +79,18 @@ class ChatSerializer(Serializer[ChatBody]):
     def frame(self, index: int, chunk: OutputChunk, generation: Generation) -> bytes:
         """See :class:`Serializer`."""
         plain = not (chunk.calls or chunk.reasoning)
-        takeover = chunk.takeover if self._with_workers else None
-        quick = plain and chunk.finish is None and not self._with_ids and takeover is None
-        if quick and not chunk.tokens and not self._running_usage:
+        if plain and self._is_text(chunk):
             if not chunk.ids:
                 return b""
-            return b"%b%d%b%b%b" % (self._head, index, self._delta, _encode(chunk.text), self._tail)
-        extra: dict[str, Any] = {"token_ids": chunk.ids} if self._with_ids else {}
-        if takeover is not None:
-            extra["worker"] = takeover.json()
+            return b'%b%d,"delta":{"content":%b}%b' % (self._head, index, encode(chunk.text), self._tail)
         logprobs = self._logprobs(chunk.tokens) if chunk.tokens else None
         delta: dict[str, Any] = {"content": chunk.text} if chunk.text or (plain and chunk.finish is None) else {}
         if chunk.reasoning:
             delta["reasoning_content"] = chunk.reasoning
         if chunk.calls:
             delta |= self._calls_delta(chunk.calls)
-        return self._frame(index, delta, logprobs, chunk.finish, extra, generation)
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": chunk.finish}
+        return self._frame(choice | self._extra(chunk), generation)
 
     def _calls_delta(self, calls: Sequence[CallDelta]) -> dict[str, Any]:
         if self._legacy:
@@ -120,41 +99,11 @@ class ChatSerializer(Serializer[ChatBody]):
             return {"function_call": function_json(first)}
         return {"tool_calls": call_deltas(calls)}
 
-    def _frame(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        logprobs: object,
-        finish: str | None,
-        extra: dict[str, Any],
-        generation: Generation,
-    ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **extra}
-        usage: dict[str, Any] = {"usage": None} if self._usage_field else {}
-        if self._running_usage:
-            usage = {"usage": usage_json(generation.usage)}
-        return (
-            b"data: "
-            + _encode({"object": "chat.completion.chunk", **self._common, "choices": [choice], **usage})
-            + b"\n\n"
-        )
-
-    async def ending(self, usage: Usage) -> bytes:
-        """See :class:`Serializer`."""
-        if not self._usage_field:
-            return DONE
-        chunk = {"object": "chat.completion.chunk", **self._common, "choices": [], "usage": usage_json(usage)}
-        return b"data: " + _encode(chunk) + b"\n\n" + DONE
-
-    def failure(self, error: ApiError) -> bytes:
-        """See :class:`Serializer`."""
-        return OPENAI_ERRORS.frames(error)
-
     async def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
         """See :class:`Serializer`."""
         return {
-            "object": "chat.completion",
             **self._common,
+            "object": "chat.completion",
             "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
             "usage": usage_json(usage),
         }

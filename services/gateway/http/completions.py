@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
+from msgspec.json import encode
 
 from services.gateway.api.schema import CompletionBody, StreamOptions
-from services.gateway.errors import ApiError
 from services.gateway.generation.choice import Choice
 from services.gateway.generation.completions import CompletionPreparer, billed_prompt
 from services.gateway.generation.logprobs import LogprobWriter
@@ -17,13 +15,11 @@ from services.gateway.generation.output import Generation, OutputChunk, ScoredTo
 from services.gateway.generation.prepared import Prepared
 from services.gateway.generation.prompts import split_prompts
 from services.gateway.generation.request import Caller
+from services.gateway.http.chunks import ChunkSerializer
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
-from services.gateway.http.exchange import DONE, OPENAI_ERRORS
-from services.gateway.http.serializer import Serializer
 from services.gateway.text.codec import ServedModel
 from services.gateway.usage import Usage, usage_json
 
-_encode = msgspec.json.encode
 DOCUMENTED = Documentation(
     summary="Continue a text; server-sent events with `stream`",
     tag="generation",
@@ -41,7 +37,7 @@ DOCUMENTED = Documentation(
 )
 
 
-class CompletionSerializer(Serializer[CompletionBody]):
+class CompletionSerializer(ChunkSerializer[CompletionBody]):
     """Writes text completions."""
 
     def __init__(self, preparer: CompletionPreparer) -> None:
@@ -49,25 +45,16 @@ class CompletionSerializer(Serializer[CompletionBody]):
 
     async def prepare(self, body: CompletionBody, model: ServedModel, caller: Caller) -> Prepared:
         """See :class:`Serializer`."""
-        prepared, options = await self._preparer.prepare(body, model, caller), body.stream_options
-        self._common = {
-            "id": prepared.request_id, "object": "text_completion", "created": int(time.time()), "model": model.name,
-        }  # fmt: skip
+        prepared = await self._preparer.prepare(body, model, caller)
+        self._begin("text_completion", prepared.request_id, model.name, body)
         self._model = model
         self._prompts = split_prompts(body.prompt, "prompt")
         self._prepared = prepared
         self._echo = bool(body.echo)
         self._silent = body.max_tokens == 0  # only the prompt is scored: what was generated is not shown
-        self._with_ids = bool(body.return_token_ids)
-        self._usage_field = options is not None and bool(options.include_usage)
-        self._running_usage = options is not None and bool(options.continuous_usage_stats)
-        self._with_workers = options is not None and bool(options.include_workers)
         self._scored = body.logprobs is not None
         self._prompt_scored = body.prompt_logprobs is not None
         self._writer = LogprobWriter(model, max(body.logprobs or 0, body.prompt_logprobs or 0))
-        self._head = b"data: " + _encode(self._common)[:-1] + b',"choices":[{"index":'
-        usage = b',"usage":null' if self._usage_field else b""
-        self._tail = b',"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
         return prepared
 
     def opening(self, index: int, generation: Generation) -> bytes:
@@ -79,7 +66,8 @@ class CompletionSerializer(Serializer[CompletionBody]):
         extra: dict[str, Any] = {}
         if self._with_ids:
             extra = {"token_ids": [], "prompt_token_ids": self._prompt_ids(index)}
-        return self._frame(index, text, logprobs, None, extra, generation)
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+        return self._frame(choice | extra, generation)
 
     def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         return self._writer.completion(tokens, self._shift(index)) if self._scored else None
@@ -87,43 +75,18 @@ class CompletionSerializer(Serializer[CompletionBody]):
     def frame(self, index: int, chunk: OutputChunk, generation: Generation) -> bytes:
         """See :class:`Serializer`."""
         if self._silent:
-            return b"" if chunk.finish is None else self._frame(index, "", None, "length", {}, generation)
-        takeover = chunk.takeover if self._with_workers else None
-        quick = chunk.finish is None and not self._with_ids and takeover is None
-        if quick and not chunk.tokens and not self._running_usage:
+            silence = {"index": index, "text": "", "logprobs": None, "finish_reason": "length"}
+            return b"" if chunk.finish is None else self._frame(silence, generation)
+        if self._is_text(chunk):
             if not chunk.ids:
                 return b""
-            return b'%b%d,"text":%b%b' % (self._head, index, _encode(chunk.text), self._tail)
-        extra: dict[str, Any] = {"token_ids": chunk.ids} if self._with_ids else {}
-        if takeover is not None:
-            extra["worker"] = takeover.json()
+            return b'%b%d,"text":%b%b' % (self._head, index, encode(chunk.text), self._tail)
         logprobs = self._logprobs(index, chunk.tokens) if chunk.tokens else None
-        return self._frame(index, chunk.text, logprobs, chunk.finish, extra, generation)
+        choice = {"index": index, "text": chunk.text, "logprobs": logprobs, "finish_reason": chunk.finish}
+        return self._frame(choice | self._extra(chunk), generation)
 
-    def _frame(
-        self,
-        index: int,
-        text: str,
-        logprobs: object,
-        finish: str | None,
-        extra: dict[str, Any],
-        generation: Generation,
-    ) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish, **extra}
-        usage: dict[str, Any] = {"usage": None} if self._usage_field else {}
-        if self._running_usage:
-            usage = {"usage": usage_json(billed_prompt(generation) if self._silent else generation.usage)}
-        return b"data: " + _encode({**self._common, "choices": [choice], **usage}) + b"\n\n"
-
-    async def ending(self, usage: Usage) -> bytes:
-        """See :class:`Serializer`."""
-        if not self._usage_field:
-            return DONE
-        return b"data: " + _encode({**self._common, "choices": [], "usage": usage_json(usage)}) + b"\n\n" + DONE
-
-    def failure(self, error: ApiError) -> bytes:
-        """See :class:`Serializer`."""
-        return OPENAI_ERRORS.frames(error)
+    def _usage(self, generation: Generation) -> Usage:
+        return billed_prompt(generation) if self._silent else generation.usage
 
     async def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
         """See :class:`Serializer`."""

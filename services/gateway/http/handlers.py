@@ -14,7 +14,7 @@ from services.gateway.generation.completions import CompletionPreparer
 from services.gateway.generation.embedding import Embedder
 from services.gateway.generation.entrance import Entrance
 from services.gateway.http import chat, classify, comparison, completions, embeddings, tokens
-from services.gateway.http.adapters import LOAD, UNLOAD, AdapterAdmin, LoadHandler, UnloadHandler
+from services.gateway.http.adapters import LOAD, UNLOAD, AdapterAdmin, AdapterHandler, LoadBody, UnloadBody
 from services.gateway.http.documentation import Documentation
 from services.gateway.http.endpoint import Endpoint, Handler, JsonEndpoint
 from services.gateway.http.exchange import OPENAI_DIALECT, ApiDialect, BodyLimits
@@ -108,6 +108,6 @@ def hot_routes(
         Route("/v1/classify", classify.ClassifyHandler(embedder), classify.DOCUMENTED, aliases=("/classify",)),
         Route("/tokenize", tokens.TokenizeHandler(chats), tokens.TOKENIZE),
         Route("/detokenize", tokens.DetokenizeHandler(), tokens.DETOKENIZE),
-        Route("/v1/load_lora_adapter", LoadHandler(adapters), LOAD),
-        Route("/v1/unload_lora_adapter", UnloadHandler(adapters), UNLOAD),
+        Route("/v1/load_lora_adapter", AdapterHandler(LoadBody, adapters, AdapterAdmin.load), LOAD),
+        Route("/v1/unload_lora_adapter", AdapterHandler(UnloadBody, adapters, AdapterAdmin.unload), UNLOAD),
     ]

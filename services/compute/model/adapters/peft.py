@@ -220,10 +220,10 @@ def _require_number(key: str, value: object, least: int, *, whole: bool = False)
         raise ValueError(f"{key}: expected a {kind} from {least} on, found {value!r}")
 
 
-def _patterns(key: str, found: object) -> dict[str, object]:
+def _patterns(key: str, value: object) -> dict[str, object]:
     """Return values by pattern; raises ValueError."""
     try:
-        patterns: dict[str, object] = dict(found or {})  # type: ignore[call-overload]
+        patterns: dict[str, object] = dict(value or {})  # type: ignore[call-overload]
         for pattern in patterns:
             re.compile(pattern)
     except (TypeError, ValueError, re.error) as error:
