@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from itertools import islice
-
-import httpx
 import pytest
 
-from bench.soaking.faults import Fault, FaultKind, schedule
-from bench.soaking.load import Served, ask, make_cases
+from bench.soaking.faults import FaultKind
+from bench.soaking.load import Served
 from bench.soaking.memory import Sample, growth
 from bench.soaking.texts import Answer, Difference, difference
 from bench.soaking.verdict import FaultRecord, judge
@@ -28,31 +25,6 @@ EXPECTED = Answer("abcd", (1, 2, 3, 4), "length")
 )
 def test_differences_have_names(got: Answer, found: Difference) -> None:
     assert difference(EXPECTED, got) is found
-
-
-def test_the_schedule_is_fixed_by_its_seed_and_meets_every_kind_each_round() -> None:
-    def draw(seed: int) -> list[Fault]:
-        return list(islice(schedule(seed, workers=3), 21))
-
-    assert draw(4) == draw(4)
-    assert draw(4) != draw(5)
-    for begin in (0, 7, 14):
-        assert {fault.kind for fault in draw(4)[begin : begin + 7]} == set(FaultKind)
-    victims = {fault.victim for fault in draw(4) if fault.kind in (FaultKind.KILL_RANK, FaultKind.STOP_WORKER)}
-    assert victims <= {"worker-0", "worker-1", "worker-2"}
-
-
-@pytest.mark.parametrize(("counted", "error"), [(2, ""), (3, "the usage counts 3 of 2 tokens")])
-async def test_a_usage_that_counts_other_tokens_is_an_error(counted: int, error: str) -> None:
-    events = [
-        '{"choices": [{"text": "ab", "token_ids": [1, 2], "finish_reason": "length"}]}',
-        f'{{"choices": [], "usage": {{"completion_tokens": {counted}}}}}',
-        "[DONE]",
-    ]
-    stream = httpx.Response(httpx.codes.OK, text="".join(f"data: {event}\n\n" for event in events))
-    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: stream), base_url="http://gateway") as client:
-        answered = await ask(client, 0, make_cases(1, 2, seed=0)[0])
-    assert (answered.error, answered.answer) == (error, Answer("ab", (1, 2), "length"))
 
 
 def served(case: int = 0, answer: Answer = EXPECTED, error: str = "") -> Served:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.reading import lower, write_readings
+from bench.reading import lower
 from bench.suite import rounds
 from bench.suite.rounds import BenchError, gather, run_round
 from bench.suite.steps import Step
@@ -88,11 +88,6 @@ def started_by(folder: Path) -> list[list[str]]:
             if process.environ().get("STARTED_BY") == str(folder):
                 found.append(process.cmdline())
     return found
-
-
-def test_two_readings_of_one_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="readings with the same name: a/b"):
-        write_readings(tmp_path / "readings.json", [lower("a/b", 1, "ms"), lower("a/b", 2, "ms")])
 
 
 def test_a_metric_that_a_round_lacks_is_refused() -> None:
