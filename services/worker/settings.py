@@ -123,6 +123,13 @@ class WorkerSettings(ServiceSettings):
     )
     drain_s: float = Field(5.0, ge=0, description="How long SIGTERM lets running requests go on before handing off")
 
+    @field_validator("served_model_name")
+    @classmethod
+    def _served_model_name(cls, name: str) -> str:
+        if name:
+            check_name(name)
+        return name
+
     @field_validator("adapters")
     @classmethod
     def _adapters(cls, adapters: dict[str, str]) -> dict[str, str]:

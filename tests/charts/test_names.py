@@ -152,6 +152,20 @@ def test_a_pool_name_that_does_not_fit_is_refused() -> None:
     assert [pool for pool in wrong if f"workers.pools.{pool}: a pool's name has" not in str(refused.value)] == []
 
 
+@pytest.mark.parametrize("key", ["servedName", "model"])
+def test_models_with_hidden_characters_are_rejected(key: str) -> None:
+    """Each line of the models' ConfigMap would be a model of its own."""
+
+    def values(text: str) -> str:
+        return yaml.safe_dump({"workers": {"pools": {"default": {key: text}}}})
+
+    good = {"servedName": "名前/m:v2 (x)", "model": "pvc://claim/a b"}[key]
+    render(inline=values(good))
+    for text in (good.replace("m", "\n", 1), f"{good}\n", f"{good}\u202e", f"\u200b{good}"):
+        with pytest.raises(RenderError, match=rf"workers.pools.default.{key}: it should be .*printable characters"):
+            render(inline=values(text))
+
+
 def test_adapter_names_with_hidden_characters_are_rejected() -> None:
     def values(adapters: dict[str, str]) -> str:
         return yaml.safe_dump({"workers": {"pools": {"default": {"settings": {"adapters": adapters}}}}})

@@ -22,7 +22,10 @@
 {{- range $target, $digest := .Values.image.digests -}}
 {{- $forms = append $forms (list (printf "image.digests.%s" $target) $digest "^(sha256:[0-9a-f]{64})?$" "sha256: and 64 digits of 0-9 and a-f") -}}
 {{- end -}}
+{{- $printable := "[^\\p{C}\\p{Zl}\\p{Zp}]" -}}
 {{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
+{{- $forms = append $forms (list (printf "workers.pools.%s.servedName" $name) $pool.servedName (printf "^$|^[^\\p{C}\\p{Z}](%s{0,254}[^\\p{C}\\p{Z}])?$" $printable) "1 to 256 printable characters, no control or format characters, no space at an end") -}}
+{{- $forms = append $forms (list (printf "workers.pools.%s.model" $name) $pool.model (printf "^%s*$" $printable) "one line of printable characters") -}}
 {{- $forms = append $forms (list (printf "workers.pools.%s.model" $name) $pool.model (include "ryzanstein.model.forms" .) "empty (the bundled model), hf://org/name[:quantization][@revision], pvc://claim[/path], oci://image[/path], hostpath:///folder or file:///folder") -}}
 {{- end -}}
 {{- toJson $forms -}}

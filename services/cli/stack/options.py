@@ -156,7 +156,7 @@ def _named_folder(text: str) -> tuple[str, str]:
 def check(options: StackOptions) -> None:
     """Raise :class:`CommandError` for options that would fail, before any process starts."""
     try:
-        _check_model(options.model)
+        _check_model(options.model, options.served_model_name)
     except PermissionError as error:
         raise CommandError(f"--model {options.model}: {denied.reason(Path(error.filename))}") from error
     _check_engine(options)
@@ -177,11 +177,15 @@ def check(options: StackOptions) -> None:
         raise CommandError("--api-key and RYZANSTEIN_API_KEYS: give one of them")
 
 
-def _check_model(model: str) -> None:
+def _check_model(model: str, name: str) -> None:
     try:
         path = local_path(model)
     except ValueError as error:
         raise CommandError(f"--model {error}") from error
+    try:
+        check_name(name or "default")
+    except ValueError as error:
+        raise CommandError(f"--served-model-name: {error}") from error
     choice = split_choice(model)[1]
     if path is not None and path.is_dir() and (choice or not (path / "config.json").is_file()):
         _check_gguf(model, path, choice)

@@ -108,11 +108,17 @@ def test_wrong_options_name_the_option(options: dict[str, Any], said: str) -> No
         check(StackOptions(**{"port": free_port(), **options}))
 
 
-@pytest.mark.parametrize("text", ["a\nb=/a", "a\u202eb=/a", " a=/a", "a=/a\n"])
-def test_an_adapter_with_hidden_characters_in_name_or_folder_is_rejected(text: str) -> None:
-    answer = CliRunner().invoke(app, ["up", "--model", str(TINY_MODEL), "--adapter", text])
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        *(("--adapter", text) for text in ("a\nb=/a", "a\u202eb=/a", " a=/a", "a=/a\n")),
+        *(("--served-model-name", text) for text in ("a\nb", "a\u202eb", " a", "a" * 257)),
+    ],
+)
+def test_name_or_folder_with_hidden_characters_is_rejected(option: str, text: str) -> None:
+    answer = CliRunner().invoke(app, ["up", "--model", str(TINY_MODEL), option, text])
     assert answer.exit_code == 1
-    assert "--adapter NAME=DIR: expected 1 to " in answer.stderr
+    assert f"{option}{' NAME=DIR' if option == '--adapter' else ''}: expected 1 to " in answer.stderr
     assert answer.stderr.rstrip("\n").isprintable()
 
 

@@ -103,6 +103,14 @@ def test_a_setting_without_a_default_is_named(monkeypatch: pytest.MonkeyPatch) -
         read_settings(WorkerSettings)
 
 
+@pytest.mark.parametrize("name", ["a\nb", "a\u202eb", "a "])
+def test_served_name_with_hidden_characters_is_rejected(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("RYZANSTEIN_MODEL", "m")
+    monkeypatch.setenv("RYZANSTEIN_SERVED_MODEL_NAME", name)
+    with pytest.raises(StartupError, match=r"RYZANSTEIN_SERVED_MODEL_NAME.* expected 1 to 256 printable characters"):
+        read_settings(WorkerSettings)
+
+
 def test_contradictory_settings_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("b")
     for variable, value in (("PASSWORD", "a"), ("PASSWORD_FILE", str(tmp_path / "password"))):
