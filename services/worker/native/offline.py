@@ -88,7 +88,7 @@ class OfflineEngine:
         self.config: RankGroupConfig = group.config
         self.files = files
         self.scheduler = Scheduler(scheduler_config(group.config, started.n_blocks), KvEventLog())
-        self._group = group
+        self.group = group
 
     async def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
         """The generated tokens of each prompt. Raises TooLongError, RanksFailedError."""
@@ -100,20 +100,20 @@ class OfflineEngine:
         """Compute the requests together, to their end. Raises TooLongError, RanksFailedError."""
         for request in requests:
             self.scheduler.submit(request)
-        async with aclosing(self._group.results()) as results:
+        async with aclosing(self.group.results()) as results:
             while not self.scheduler.idle:
                 while self.plan() is not None:
                     pass
                 result = await anext(results, None)
                 if result is None:
-                    raise RanksFailedError(await self._group.wait_failed())
+                    raise RanksFailedError(await self.group.wait_failed())
                 self.apply(result)
 
     def plan(self) -> StepPlan | None:
         """Hand the next step to the ranks; None while enough are in flight."""
         plan = self.scheduler.plan()
         if plan is not None:
-            self._group.submit(plan)
+            self.group.submit(plan)
         return plan
 
     def apply(self, result: StepResult) -> None:
