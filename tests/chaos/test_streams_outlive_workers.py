@@ -12,6 +12,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 
+import httpx
 import pytest
 
 from tests.chaos.calls import Call, run_calls
@@ -64,6 +65,30 @@ def test_calls_of_a_killed_worker(stack: RunningStack) -> None:
         assert json.loads(call.arguments)["notes"]
         assert (call.name, call.arguments, call.finish) == (expected.name, expected.arguments, "tool_calls")
     assert len({call_id for call in calls for call_id in call.ids}) == CALLS
+    stack.wait_serving(3)
+
+
+def test_a_worker_killed_while_it_verifies_drafts(stack: RunningStack) -> None:
+    """The prediction is the answer, so that steps have drafts; the survivor goes on in the middle of one."""
+    body = {"prompt": "class Stack:\n", "max_tokens": 1500, "temperature": 0.9, "seed": 3, "ignore_eos": True}
+    expected = stack.complete(**body).json()["choices"][0]["text"]
+    predicted = {**body, "model": "ryzanstein-tiny", "prediction": expected, "stream": True}
+    predicted["stream_options"] = {"include_usage": True, "include_workers": True}
+    text, workers, usage = "", [], {}
+    with httpx.stream("POST", f"{stack.url}/v1/completions", json=predicted, timeout=120) as events:
+        for line in events.iter_lines():
+            event = json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else {}
+            usage = event.get("usage") or usage
+            for choice in event.get("choices", ()):
+                text += choice["text"]
+                workers += [choice["worker"]["id"]] if "worker" in choice else []
+            if len(workers) == 1 and len(text) > len(expected) // 4:
+                os.kill(stack.pid_of(workers[0]), signal.SIGKILL)
+                workers.append("killed")
+    assert text == expected
+    assert len(set(workers)) == 3
+    assert usage["completion_tokens"] == body["max_tokens"]
+    assert usage["completion_tokens_details"]["accepted_prediction_tokens"] > 100
     stack.wait_serving(3)
 
 
