@@ -11,6 +11,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -68,13 +69,21 @@ def test_calls_of_a_killed_worker(stack: RunningStack) -> None:
     stack.wait_serving(3)
 
 
-def test_a_worker_killed_while_it_verifies_drafts(stack: RunningStack) -> None:
+def test_a_worker_killed_during_drafts(stack: RunningStack) -> None:
     """The prediction is the answer, so that steps have drafts; the survivor goes on in the middle of one."""
-    body = {"prompt": "class Stack:\n", "max_tokens": 1500, "temperature": 0.9, "seed": 3, "ignore_eos": True}
+    body: dict[str, Any] = {
+        "prompt": "class Stack:\n",
+        "max_tokens": 1500,
+        "temperature": 0.9,
+        "seed": 3,
+        "ignore_eos": True,
+    }
     expected = stack.complete(**body).json()["choices"][0]["text"]
     predicted = {**body, "model": "ryzanstein-tiny", "prediction": expected, "stream": True}
     predicted["stream_options"] = {"include_usage": True, "include_workers": True}
-    text, workers, usage = "", [], {}
+    text = ""
+    workers: list[str] = []
+    usage: dict[str, Any] = {}
     with httpx.stream("POST", f"{stack.url}/v1/completions", json=predicted, timeout=120) as events:
         for line in events.iter_lines():
             event = json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else {}
