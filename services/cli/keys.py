@@ -23,6 +23,7 @@ _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d"
 _HOURS = re.compile(rf"(?P<start>{_TIME})-(?P<end>{_TIME})")
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _UTC = "UTC"
+_LAST_S = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # a key may end later than any date
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_month", "max_concurrent")
 
 Url = Annotated[
@@ -65,6 +66,10 @@ def create(
     body = {"name": name, "admin": admin} | _changes(model, limits, hours, days, timezone)
     if expires_in:
         body["expires_in_s"] = _seconds("--expires-in", expires_in)
+        if not body["expires_in_s"]:
+            raise CommandError(
+                f"--expires-in {expires_in}: expected at least 1s; without the option it is valid for ever"
+            )
     print(_call("POST", url, "", token, token_file, body)["key"])  # noqa: T201
 
 
@@ -178,7 +183,7 @@ def _seconds(option: str, text: str) -> int:
 
 
 def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M") if seconds else "-"
+    return datetime.fromtimestamp(min(seconds, _LAST_S), UTC).strftime("%Y-%m-%d %H:%M") if seconds else "-"
 
 
 def _call(

@@ -23,22 +23,21 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.tenants.issued import IssuedKey
 from services.gateway.tenants.key_registry import KeyRegistry
 from services.gateway.tenants.keys import key_of, unauthorized
-from services.gateway.tenants.tenant import Gate, Tenant
+from services.gateway.tenants.tenant import Gate, TenantLimits
 
 audit = logging.getLogger("services.gateway.audit")
 
 _MAX_BODY_BYTES = 64 * 1024
 _LONGEST_OVERLAP_S = 30 * 24 * 3600
+_LONGEST_LIFE_S = 100 * 365 * 24 * 3600
 _NEVER = "secrets", "id", "created_at", "until"  # fields of a record that are no limits
 
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
-
-class NewKey(Tenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewKey(TenantLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /admin/keys`."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$")]
-    expires_in_s: Seconds = 0
+    expires_in_s: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_LIFE_S)] = 0  # 0: never
 
 
 class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +46,7 @@ class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     overlap_s: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_OVERLAP_S)] = 3600
 
 
-class KeyPatch(Tenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeyPatch(TenantLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields that `PATCH /admin/keys/{id}` may name; `name` must stay as it is."""
 
 

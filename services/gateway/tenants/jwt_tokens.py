@@ -18,7 +18,7 @@ import msgspec
 
 from services.gateway.errors import ApiError
 from services.gateway.tenants.keys import unauthorized
-from services.gateway.tenants.tenant import Tenant
+from services.gateway.tenants.tenant import Tenant, TenantLimits
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _LEEWAY_S = 30
 _MAX_REMEMBERED = 10_000
 
 
-class TokenLimits(Tenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TokenLimits(TenantLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The limits of a tenant that comes by a token."""
 
 

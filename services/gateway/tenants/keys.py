@@ -21,7 +21,7 @@ from services.common.lifecycle import StartupError
 from services.gateway.errors import ApiError
 from services.gateway.tenants.issued import NO_KEY, IssuedKey, PresentedKey
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
-from services.gateway.tenants.tenant import Tenant
+from services.gateway.tenants.tenant import Tenant, TenantLimits
 
 _KNOWN_S = 1.0  # a change of a key takes effect within this time
 _UNKNOWN_S = 1.0
@@ -29,7 +29,7 @@ _DIGEST_LENGTH = 64
 _MAX_REMEMBERED = 10_000  # bounds the memory that unknown keys can take
 
 
-class _KeyEntry(Tenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _KeyEntry(TenantLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     key_sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
+from services.common.adapters import MAX_NAME, check_name
+from services.common.worker_options import MAX_WEIGHT
 from services.gateway.tenants.hours import Hours
 from services.gateway.usage import Usage
 
@@ -24,6 +26,25 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     weight: int = 0
     admin: bool = False
     hours: Hours | None = None  # when new requests are admitted; None: always
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # Redis counts in doubles
+
+
+class TenantLimits(Tenant, frozen=True, kw_only=True):
+    """The limits of a tenant as operators write them, each within its range."""
+
+    models: tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)], ...] = ()
+    requests_per_minute: Count = 0
+    tokens_per_minute: Count = 0
+    tokens_per_month: Count = 0
+    max_concurrent: Count = 0
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
+    weight: Annotated[int, msgspec.Meta(ge=0, le=MAX_WEIGHT)] = 0
+
+    def __post_init__(self) -> None:
+        for model in self.models:
+            check_name(model)
 
 
 class Permit(Protocol):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.grammar import MAX_GRAMMAR_BYTES
+from services.common.worker_options import MAX_WEIGHT
 from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import EngineFacts, EngineModel
@@ -16,7 +17,6 @@ from services.worker.engine.state import EngineFacts, EngineModel
 MAX_LOGPROBS = 20
 MAX_STOP_TOKENS = 1024
 MAX_LOGIT_BIAS = 1024
-MAX_WEIGHT = 1000
 MIN_REPETITION_PENALTY = 1e-3  # a lower penalty would scale logits beyond float32's range
 
 

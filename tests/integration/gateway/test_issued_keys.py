@@ -89,6 +89,11 @@ async def test_a_key_is_issued_limited_rotated_and_revoked(tmp_path: Path, caplo
         for text in (json.dumps(listed), stored.decode(), caplog.text):
             assert presented.secret not in text
 
+        endless = json.loads(stored)
+        endless["until"] = 1e30  # no date
+        there.redis.client.hset("rz:default:issued-keys", presented.id, json.dumps(endless))
+        assert "9999-12-30" in await there.keys("list")
+
         await there.keys("limit", presented.id, "--model", "another")
         later = datetime.now(UTC) + timedelta(hours=2)
         closed = await there.keys(
@@ -121,6 +126,26 @@ async def test_a_key_is_issued_limited_rotated_and_revoked(tmp_path: Path, caplo
         (f"API key {what}", "token")
         for what in ("created", "limited", "created", "limited", "rotated", "rotated", "revoked")
     ]
+
+
+WRONG_LIMITS: list[tuple[str, Any]] = [
+    *((name, n) for name in ("requests_per_minute", "tokens_per_month", "max_concurrent") for n in (-1, 10**20)),
+    *(("priority", 101), ("weight", -1), ("weight", 1001), ("models", [""]), ("models", ["a\nb"])),
+]
+
+
+async def test_limits_beyond_their_ranges_are_rejected() -> None:
+    """A key with one would fail at every request, and one with no date at its end would end `keys list`."""
+    port = free_port()
+    async with running_stack([], admin_port=port, admin_token=TOKEN) as stack:
+        for field, value in (*WRONG_LIMITS, ("expires_in_s", 1e30)):
+            body, headers = {"name": "acme", field: value}, {"authorization": f"Bearer {TOKEN}"}
+            answer = await stack.http.post(f"http://127.0.0.1:{port}/admin/keys", json=body, headers=headers)
+            assert answer.status_code == 400, answer.text
+            assert (answer.json()["error"]["param"] or "").split("[")[0] in (field, ""), answer.text
+    for field, value in WRONG_LIMITS:
+        with pytest.raises(StartupError, match="API keys: "):
+            read_keys("", json.dumps([{"key_sha256": digest_of("k"), "name": "acme", field: value}]))
 
 
 async def test_only_administrators_administrate(tmp_path: Path) -> None:

@@ -165,6 +165,10 @@ def test_fine_tuning_names_its_missing_packages(monkeypatch: pytest.MonkeyPatch)
         ("chat --port 9", "http://127.0.0.1:9 does not answer: "),
         ("finetune pyproject.toml --model m --port 9", "http://127.0.0.1:9 does not answer: "),
         (
+            "keys create t --expires-in 0d",
+            "--expires-in 0d: expected at least 1s; without the option it is valid for ever",
+        ),
+        (
             "keys create t --expires-in 5x",
             "--expires-in 5x: expected a number and a unit, such as 90s",
         ),
