@@ -92,7 +92,7 @@ async def test_a_key_is_issued_limited_rotated_and_revoked(tmp_path: Path, caplo
         endless = json.loads(stored)
         endless["until"] = 1e30  # no date
         there.redis.client.hset("rz:default:issued-keys", presented.id, json.dumps(endless))
-        assert "9999-12-30" in await there.keys("list")
+        assert "9999-12-31" in await there.keys("list")
 
         await there.keys("limit", presented.id, "--model", "another")
         later = datetime.now(UTC) + timedelta(hours=2)
