@@ -54,8 +54,8 @@ class GatewayApi:
 
     def events(self, job_id: str) -> list[dict[str, Any]]:
         """The last events of a job, the oldest first."""
-        found: list[dict[str, Any]] = self.ask("GET", f"fine_tuning/jobs/{job_id}/events?limit=1000")["data"]
-        return found[::-1]
+        events: list[dict[str, Any]] = self.ask("GET", f"fine_tuning/jobs/{job_id}/events?limit=1000")["data"]
+        return events[::-1]
 
 
 def run(

@@ -81,12 +81,12 @@ def list_keys(
     token_file: TokenFile = None,
 ) -> None:
     """Show the keys: their beginnings, tenants and limits."""
-    found = _call("GET", url, "", token, token_file)["keys"]
+    issued = _call("GET", url, "", token, token_file)["keys"]
     if as_json:
-        print(json.dumps(found, indent=1))  # noqa: T201
+        print(json.dumps(issued, indent=1))  # noqa: T201
         return
     table = Table("id", "tenant", "models", "limits", "created", "ends")
-    for key in found:
+    for key in issued:
         limits = [f"{name.replace('_', ' ')} {key[name]}" for name in _LIMITS if key[name]]
         window = key["hours"]
         limits += [f"{window['start']}-{window['end']} {window['timezone']}"] if window else []
@@ -167,12 +167,12 @@ def _window(hours: str, days: str, timezone: str) -> dict[str, Any]:
             ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise CommandError(f"--timezone {timezone}: no time zone; a name such as Europe/Berlin or UTC") from error
-    found: dict[str, Any] = {"start": window["start"], "end": window["end"], "timezone": timezone}
+    limits: dict[str, Any] = {"start": window["start"], "end": window["end"], "timezone": timezone}
     if days:
-        found["days"] = [day.strip().lower() for day in days.split(",")]
-        if not {*found["days"]} <= {*_DAYS}:
+        limits["days"] = [day.strip().lower() for day in days.split(",")]
+        if not {*limits["days"]} <= {*_DAYS}:
             raise CommandError(f"--days {days}: expected some of {','.join(_DAYS)}, such as mon,tue,wed")
-    return found
+    return limits
 
 
 def _seconds(option: str, text: str) -> int:
@@ -206,5 +206,5 @@ def _call(
         raise CommandError(f"{address}: {error}. Is RYZANSTEIN_ADMIN_PORT set at the gateway?") from error
     if answer.is_error:
         raise CommandError(error_message(answer))
-    found: dict[str, Any] = answer.json() if answer.content else {}
-    return found
+    content: dict[str, Any] = answer.json() if answer.content else {}
+    return content

@@ -36,16 +36,16 @@ class Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except CommandError as error:
-            said: Exception = error
+            cause: Exception = error
             message, status = str(error), error.status
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package in ("services", "ryzanstein"):
                 raise
-            said, status = error, 1
+            cause, status = error, 1
             message = f"this needs the Python package {package}: {sys.executable} -m pip install {package}"
         Console(stderr=True).print(f"ryzanstein: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(status) from said
+        raise typer.Exit(status) from cause
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -53,8 +53,8 @@ Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway."
 Url = Annotated[str, typer.Option(help="Base URL of a gateway elsewhere, instead of --port.")]
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"ryzanstein {version('ryzanstein')}")  # noqa: T201
         raise typer.Exit
 

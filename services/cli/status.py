@@ -146,5 +146,5 @@ def _drafts(state: worker_pb2.WorkerState) -> str:
 def _adapters(state: worker_pb2.WorkerState) -> str:
     """The adapters in slots, the slots, and the adapters that are in memory only."""
     in_slots = sum(adapter.in_slot for adapter in state.adapters)
-    kept = f", {len(state.adapters) - in_slots} kept" if len(state.adapters) > in_slots else ""
-    return f"{in_slots}/{state.adapter_slots}{kept}"
+    cached = f", {len(state.adapters) - in_slots} kept" if len(state.adapters) > in_slots else ""
+    return f"{in_slots}/{state.adapter_slots}{cached}"

@@ -53,18 +53,18 @@ def show(request: str, jaeger: str, *, as_json: bool) -> None:
 def _find(request: str, jaeger: str) -> dict[str, Any]:
     """The trace as Jaeger returns it, with spans and processes."""
     if _TRACE_ID.fullmatch(request):
-        found = _get(f"{jaeger}/api/traces/{request}", {})
+        traces = _get(f"{jaeger}/api/traces/{request}", {})
     else:
         now = int(time.time() * 1e6)
         tags = json.dumps({"ryzanstein.request_id": request})
         window = {"start": now - int(_LOOKBACK_S * 1e6), "end": now, "lookback": "custom"}
-        found = _get(f"{jaeger}/api/traces", {"service": _ARRIVALS, "tags": tags, "limit": 1, **window})
-    if not found:
+        traces = _get(f"{jaeger}/api/traces", {"service": _ARRIVALS, "tags": tags, "limit": 1, **window})
+    if not traces:
         raise CommandError(
             f"Jaeger at {jaeger} has no trace of {request}: it was not sampled (tracing.ratio; a client's "
             "`traceparent` with the flag 01 always is), is not exported yet (5 s), or is older than what Jaeger keeps"
         )
-    trace: dict[str, Any] = found[0]
+    trace: dict[str, Any] = traces[0]
     return trace
 
 

@@ -130,15 +130,15 @@ def _startup_table(card: worker_pb2.ModelCard) -> Table:
 
 
 def _kinds_by_format(card: worker_pb2.ModelCard) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    kinds: dict[str, list[str]] = {}
     for kind, form in sorted(card.weight_formats.items()):
-        found.setdefault(form, []).append(kind)
-    return found
+        kinds.setdefault(form, []).append(kind)
+    return kinds
 
 
 def _how_to_call(card: worker_pb2.ModelCard, options: StackOptions, elapsed_s: float) -> str:
-    path, asked = _example(card)
-    body = shlex.quote(json.dumps({"model": card.model, **asked}))
+    path, example = _example(card)
+    body = shlex.quote(json.dumps({"model": card.model, **example}))
     key = ' -H "Authorization: Bearer $RYZANSTEIN_API_KEY"' if options.api_key else ""
     return (
         f"\nReady in {elapsed_s:.1f} s at {options.url} (a page, and OpenAI's API: /docs). Try it:\n\n"

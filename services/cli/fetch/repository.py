@@ -26,10 +26,10 @@ class ModelReference:
 
         Raises CommandError.
         """
-        found = _MODEL.match(text)
-        if found is None or (revision and found["revision"] and found["revision"] != revision):
+        match = _MODEL.match(text)
+        if match is None or (revision and match["revision"] and match["revision"] != revision):
             raise CommandError(f"{text}: not a model of the hub like owner/name or hf://owner/name:Q4_K_M@revision")
-        return cls(found["id"], found["revision"] or revision or "main", found["choice"] or "")
+        return cls(match["id"], match["revision"] or revision or "main", match["choice"] or "")
 
     @property
     def place(self) -> str:

@@ -80,8 +80,8 @@ class ModelStore:
         link = self.folder / name
         if link.exists() and not link.is_symlink():
             raise CommandError(f"{link} is in the way: it is not a link that fetch made")
-        found = Complete.read(link)
-        return found if found is not None and found.is_of(reference) else None
+        record = Complete.read(link)
+        return record if record is not None and record.is_of(reference) else None
 
     @contextmanager
     def locked(self, reference: ModelReference) -> Iterator[bool]:
@@ -146,10 +146,10 @@ class ModelStore:
 
     def name(self, reference: ModelReference, name: str, folder: Path) -> None:
         """Link NAME to a complete folder, atomically, and record the revision there."""
-        found = Complete.read(folder)
-        assert found is not None
-        if not found.is_of(reference):
-            replace(found, revisions=(*found.revisions, reference.revision)).write(folder)
+        record = Complete.read(folder)
+        assert record is not None
+        if not record.is_of(reference):
+            replace(record, revisions=(*record.revisions, reference.revision)).write(folder)
         link, temporary = self.folder / name, self.folder / f".link-{uuid.uuid4().hex}"
         temporary.symlink_to(folder.name)
         temporary.replace(link)

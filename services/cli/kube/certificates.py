@@ -72,11 +72,11 @@ class _Secrets:
     def read(self, name: str) -> dict[str, bytes]:
         """The data of a secret, empty if there is none."""
         full = f"{self._plan.prefix}-{name}"
-        found = secret(self._plan.namespace, full)
-        if found is None:
+        stored = secret(self._plan.namespace, full)
+        if stored is None:
             return {}
-        self._read[name] = found
-        return {key: base64.b64decode(value) for key, value in (found.data or {}).items()}
+        self._read[name] = stored
+        return {key: base64.b64decode(value) for key, value in (stored.data or {}).items()}
 
     def write(self, name: str, data: Mapping[str, bytes], kind: str) -> list[str]:
         """Create or replace a secret unless it holds `data`; return its name if it was written."""

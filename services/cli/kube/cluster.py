@@ -102,7 +102,7 @@ def certificates(namespace: str, release: str) -> list[Object]:
 
 def _certificates(namespace: str, pods: list[Object], unread: set[str]) -> list[Object]:
     volumes = [volume for pod in pods for volume in pod["spec"].get("volumes") or () if volume["name"] == TLS_VOLUME]
-    found = []
+    certificates = []
     for secret in sorted({volume["secret"]["secretName"] for volume in volumes if "secret" in volume}):
         with asking(f"secret {namespace}/{secret}"):
             try:
@@ -113,8 +113,8 @@ def _certificates(namespace: str, pods: list[Object], unread: set[str]) -> list[
                 unread |= {"secrets"} if error.status != _NOT_FOUND else set()
                 continue
         data = {key: value for key, value in (read.data or {}).items() if key.endswith(".crt")}
-        found.append({"metadata": {"name": secret}, "data": data})
-    return found
+        certificates.append({"metadata": {"name": secret}, "data": data})
+    return certificates
 
 
 def only_release(namespace: str) -> str:
@@ -122,10 +122,10 @@ def only_release(namespace: str) -> str:
     return _only(releases(_pods(namespace, CHART)), namespace)
 
 
-def _only(found: list[str], namespace: str) -> str:
-    if len(found) > 1:
-        raise CommandError(f"namespace {namespace} has several releases, --release NAME takes one: {', '.join(found)}")
-    return found[0] if found else _DEFAULT_RELEASE
+def _only(names: list[str], namespace: str) -> str:
+    if len(names) > 1:
+        raise CommandError(f"namespace {namespace} has several releases, --release NAME takes one: {', '.join(names)}")
+    return names[0] if names else _DEFAULT_RELEASE
 
 
 def ready_pods(namespace: str, release: str, component: str) -> list[Object]:
@@ -184,10 +184,10 @@ def _listed(kind: str, listing: Callable[[], Any], unread: set[str]) -> list[Obj
     """The objects of a kind, with the API's field names; a kind that cannot be read is added to `unread`."""
     with asking(f"{kind} can't be listed"):
         try:
-            found: dict[str, Any] = json.loads(listing().data)
+            objects: dict[str, Any] = json.loads(listing().data)
         except client.ApiException as error:
             if error.status not in _UNREADABLE:
                 raise
             unread.add(kind)
             return []
-    return list(found["items"])
+    return list(objects["items"])

@@ -23,9 +23,9 @@ def ensure_passwords(namespace: str, name: str, keys: Sequence[str], labels: dic
     Raises:
         CommandError: it exists without one of `keys`, or the API server refuses.
     """
-    if (found := secret(namespace, name)) is not None:
-        if missing := [key for key in keys if key not in (found.data or {})]:
-            there = f"only {sorted(found.data or {})}; add it or delete the secret"
+    if (stored := secret(namespace, name)) is not None:
+        if missing := [key for key in keys if key not in (stored.data or {})]:
+            there = f"only {sorted(stored.data or {})}; add it or delete the secret"
             raise CommandError(f"secret {namespace}/{name} has no key {missing[0]!r}, {there}")
         return False
     wanted = client.V1Secret(

@@ -61,8 +61,8 @@ async def empty(router: str, pod: str, grace_s: float, tls: Tls | None = None) -
             names = {view.worker_id for view in (await _list(stub)).workers}
             if pod not in names:
                 raise CommandError(f"the router knows no worker {pod}, only {', '.join(sorted(names)) or 'none'}")
-            asked = routing_pb2.DrainWorkerRequest(worker_id=pod, grace_ms=int(grace_s * 1000))
-            await stub.DrainWorker(asked, timeout=grace_s + _RPC_S)
+            request = routing_pb2.DrainWorkerRequest(worker_id=pod, grace_ms=int(grace_s * 1000))
+            await stub.DrainWorker(request, timeout=grace_s + _RPC_S)
             deadline = time.monotonic() + grace_s + _RPC_S
             while any(view.worker_id == pod and view.state.running for view in (await _list(stub)).workers):
                 if time.monotonic() > deadline:

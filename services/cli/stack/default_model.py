@@ -38,6 +38,6 @@ def default_model(tiny: Path = TINY_MODEL) -> ChosenModel:
 
 def _installed() -> Path | None:
     """The file in the wheel. The package is looked for, not imported: it needs packages that are not installed."""
-    found = find_spec(PACKAGE)
-    folders = [Path(folder) for folder in (found and found.submodule_search_locations) or ()]
+    spec = find_spec(PACKAGE)
+    folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
     return next((file for folder in folders for file in sorted(folder.glob("*.gguf"))), None)

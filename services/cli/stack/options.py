@@ -209,10 +209,10 @@ def _check_engine(options: StackOptions) -> None:
         return
     python = options.engine_python or sys.executable
     try:
-        found = subprocess.run([python, "-c", _HAS_VLLM], capture_output=True, check=False).returncode == 0
+        installed = subprocess.run([python, "-c", _HAS_VLLM], capture_output=True, check=False).returncode == 0
     except OSError as error:
         raise CommandError(f"--engine-python {python}: {error.strerror}") from error
-    if not found:
+    if not installed:
         raise CommandError(
             f"--engine vllm: {python} has no vLLM. It needs an environment of its own, because its pins exclude the "
             f"gateway's: python -m venv DIR; {pip_install('vllm', 'DIR/bin/pip')}; then --engine-python DIR/bin/python"
@@ -232,10 +232,10 @@ def _check_certificate(options: StackOptions) -> None:
 
 def _check_gguf(model: str, folder: Path, choice: str) -> None:
     try:
-        found = find_model(folder, choice)
+        file = find_model(folder, choice)
     except ValueError as error:
         raise CommandError(f"--model {model}: {error}") from error
-    if found is None:
+    if file is None:
         raise CommandError(f"--model {model}: the folder has neither config.json nor a GGUF file")
 
 

@@ -19,5 +19,5 @@ _CHECKS: tuple[Callable[[ClusterSnapshot], Iterator[Finding]], ...] = (
 
 def diagnose(snapshot: ClusterSnapshot) -> list[Finding]:
     """All findings, each cause once."""
-    found = dict.fromkeys(finding for check in _CHECKS for finding in check(snapshot))
-    return list(found)
+    findings = dict.fromkeys(finding for check in _CHECKS for finding in check(snapshot))
+    return list(findings)

@@ -52,8 +52,8 @@ def _of_ingress(snapshot: ClusterSnapshot, ingress: Object) -> Iterator[Finding]
         yield Finding(where, "without an address", why, do, harmless=True)
 
 
-def _has_address(found: Object) -> bool:
-    return bool((found.get("status", {}).get("loadBalancer") or {}).get("ingress"))
+def _has_address(service: Object) -> bool:
+    return bool((service.get("status", {}).get("loadBalancer") or {}).get("ingress"))
 
 
 def _of_one_class(ingress: Object, other: Object) -> bool:
@@ -69,8 +69,8 @@ def _of_route(snapshot: ClusterSnapshot, route: Object) -> Iterator[Finding]:
     for parent in parents:
         for condition in parent.get("conditions") or ():
             if condition["type"] in ("Accepted", "ResolvedRefs") and condition["status"] == "False":
-                said = condition.get("message") or condition.get("reason")
-                why = f"{parent['parentRef']['name']} does not accept it: {said}"
+                message = condition.get("message") or condition.get("reason")
+                why = f"{parent['parentRef']['name']} does not accept it: {message}"
                 yield Finding(
                     f"httproute/{name(route)}",
                     "unreachable",

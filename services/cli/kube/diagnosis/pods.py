@@ -68,9 +68,9 @@ def _failed(snapshot: ClusterSnapshot, pod: Object) -> Finding:
 def _of_containers(snapshot: ClusterSnapshot, pod: Object) -> Iterator[Finding]:
     status = pod["status"]
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    found = [finding for container in containers for finding in _of_container(snapshot, pod, container)]
-    yield from found
-    if is_ready(pod) or not all(finding.harmless for finding in found):
+    findings = [finding for container in containers for finding in _of_container(snapshot, pod, container)]
+    yield from findings
+    if is_ready(pod) or not all(finding.harmless for finding in findings):
         return
     mounts = [
         event
@@ -96,11 +96,11 @@ def _of_container(snapshot: ClusterSnapshot, pod: Object, container: Object) -> 
     elif reason == "CreateContainerConfigError":
         yield _not_configured(snapshot, pod, message)
     elif reason == "CrashLoopBackOff" or container.get("restartCount", 0) > 0:
-        found = _restarting(snapshot, pod, container)
+        finding = _restarting(snapshot, pod, container)
         yield (
-            replace(found, what="well again, and was restarting", harmless=True)
+            replace(finding, what="well again, and was restarting", harmless=True)
             if _steady(snapshot, container)
-            else found
+            else finding
         )
     elif container["name"] == "fetch" and "running" in container.get("state", {}):
         yield Finding(
@@ -125,17 +125,17 @@ def _not_pulled(snapshot: ClusterSnapshot, pod: Object, container: Object, messa
     events = [
         event["message"] for event in snapshot.events("Pod", name(pod)) if "pull" in event.get("message", "").lower()
     ]
-    said = next((text for text in reversed(events) if "Back-off" not in text), message)
-    if re.search(r"401|403|unauthorized|denied|authentication", said, re.IGNORECASE):
+    error = next((text for text in reversed(events) if "Back-off" not in text), message)
+    if re.search(r"401|403|unauthorized|denied|authentication", error, re.IGNORECASE):
         why, do = (
             "the registry wants a password",
             snapshot.upgrade('--set-json \'global.imagePullSecrets=[{"name":"SECRET"}]\''),
         )
-    elif re.search(r"not found|manifest unknown|404", said, re.IGNORECASE):
+    elif re.search(r"not found|manifest unknown|404", error, re.IGNORECASE):
         why, do = "the registry has no such image", snapshot.upgrade("--set image.tag=TAG")
     else:
         why, do = "the registry is not reached", snapshot.upgrade("--set global.imageRegistry=MIRROR")
-    return Finding(f"pod/{name(pod)}", "Pending", f"the image {image} can't be pulled, {why}: {said}", (do,))
+    return Finding(f"pod/{name(pod)}", "Pending", f"the image {image} can't be pulled, {why}: {error}", (do,))
 
 
 def _not_configured(snapshot: ClusterSnapshot, pod: Object, message: str) -> Finding:
@@ -194,10 +194,10 @@ def _restarting(snapshot: ClusterSnapshot, pod: Object, container: Object) -> Fi
         return Finding(which, "restarting", f"it did not answer its liveness probe for 30 s ({times} times)", (logs,))
     code = last.get("exitCode", "unknown")
     why = f"its process ends with status {code}" + (", killed from outside" if code == _KILLED else "")
-    said = _last_words(last.get("message") or "")
-    needed = _MEMORY_LIMIT.search(said)
+    words = _last_words(last.get("message") or "")
+    needed = _MEMORY_LIMIT.search(words)
     raised = (_raise_memory(snapshot, pod, f"{needed[1].replace(',', '')}Mi"),) if needed else ()
-    return Finding(which, "restarting", f"{why} ({times} times)" + (f": {said}" if said else ""), (*raised, logs))
+    return Finding(which, "restarting", f"{why} ({times} times)" + (f": {words}" if words else ""), (*raised, logs))
 
 
 def _last_words(log: str) -> str:
@@ -210,8 +210,8 @@ def _last_words(log: str) -> str:
 
 
 def _limit(pod: Object, container: str) -> str:
-    (found,) = [each for each in pod["spec"]["containers"] if each["name"] == container] or [{}]
-    return str(found.get("resources", {}).get("limits", {}).get("memory", "the node"))
+    (spec,) = [each for each in pod["spec"]["containers"] if each["name"] == container] or [{}]
+    return str(spec.get("resources", {}).get("limits", {}).get("memory", "the node"))
 
 
 def _raise_memory(snapshot: ClusterSnapshot, pod: Object, size: str) -> str:
@@ -229,9 +229,9 @@ def _not_ready(snapshot: ClusterSnapshot, pod: Object) -> Finding:
     component = labels(pod).get(COMPONENT, "")
     waits = f"it is ready when {_READY_WHEN[component]}" if component in _READY_WHEN else "its readiness probe fails"
     events = [event["message"] for event in snapshot.events("Pod", name(pod)) if event.get("reason") == "Unhealthy"]
-    said = f"; the kubelet says: {events[-1]}" if events else ""
+    probe = f"; the kubelet says: {events[-1]}" if events else ""
     others = [each for each in ("redis", "router") if not any(map(is_ready, snapshot.own("pods", each)))]
     missing = f"; not ready itself: {', '.join(others)}" if others and component not in others else ""
     return Finding(
-        f"pod/{name(pod)}", "not ready", f"{waits}{missing}{said}", (snapshot.kubectl(f"logs {name(pod)} --tail=20"),)
+        f"pod/{name(pod)}", "not ready", f"{waits}{missing}{probe}", (snapshot.kubectl(f"logs {name(pod)} --tail=20"),)
     )

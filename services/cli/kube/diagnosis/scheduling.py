@@ -14,31 +14,31 @@ _UNITS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi":
 def unschedulable(snapshot: ClusterSnapshot, pod: Object) -> Iterator[Finding]:
     """A finding for each reason that the scheduler gives."""
     conditions = pod["status"].get("conditions") or ()
-    said = next((each.get("message", "") for each in conditions if each["type"] == "PodScheduled"), "")
-    where, found = f"pod/{name(pod)}", False
-    for resource in dict.fromkeys(re.findall(r"Insufficient ([\w./-]+?)(?=[,.]? |[,.]?$)", said)):
-        found = True
+    message = next((each.get("message", "") for each in conditions if each["type"] == "PodScheduled"), "")
+    where, explained = f"pod/{name(pod)}", False
+    for resource in dict.fromkeys(re.findall(r"Insufficient ([\w./-]+?)(?=[,.]? |[,.]?$)", message)):
+        explained = True
         yield Finding(where, "Pending", *_too_large(snapshot, pod, resource))
-    for taint in dict.fromkeys(re.findall(r"untolerated taint\(?s?\)? \{([^}:]+)", said)):
-        found = True
+    for taint in dict.fromkeys(re.findall(r"untolerated taint\(?s?\)? \{([^}:]+)", message)):
+        explained = True
         value = f'--set-json \'{_place(pod)}.tolerations=[{{"key":"{taint}","operator":"Exists"}}]\''
         yield Finding(
             where, "Pending", f"nodes have the taint {taint}, which it does not tolerate", (snapshot.upgrade(value),)
         )
-    if "node affinity" in said or "node selector" in said:
-        found = True
+    if "node affinity" in message or "node selector" in message:
+        explained = True
         wanted = pod["spec"].get("nodeSelector") or "its affinity"
         yield Finding(where, "Pending", f"no node has the labels of {wanted}", ("kubectl get nodes --show-labels",))
-    if "topology spread" in said:
-        found = True
+    if "topology spread" in message:
+        explained = True
         why = "podDefaults.topologySpread is hard, and every node has one of it already"
         yield Finding(
             where, "Pending", why, (snapshot.upgrade("--set podDefaults.topologySpread=soft"), "or add a node")
         )
     claims = list(_claims(snapshot, pod))
     yield from claims
-    if not (found or claims):
-        why = said or "the scheduler has not looked at it yet"
+    if not (explained or claims):
+        why = message or "the scheduler has not looked at it yet"
         yield Finding(where, "Pending", why, (snapshot.kubectl(f"describe pod {name(pod)}"),))
 
 
@@ -77,8 +77,8 @@ def _unbound(snapshot: ClusterSnapshot, claim: Object) -> tuple[str, tuple[str, 
     if why := snapshot.missing_class("StorageClass", claim["spec"].get("storageClassName")):
         return why, (snapshot.upgrade("--set …storage.storageClass=CLASS"),)
     events = snapshot.events("PersistentVolumeClaim", name(claim))
-    said = events[-1]["message"] if events else "its provisioner has not answered"
-    return said, (snapshot.kubectl(f"describe pvc {name(claim)}"),)
+    message = events[-1]["message"] if events else "its provisioner has not answered"
+    return message, (snapshot.kubectl(f"describe pvc {name(claim)}"),)
 
 
 def _place(pod: Object) -> str:
@@ -88,8 +88,8 @@ def _place(pod: Object) -> str:
 
 def _requested(container: Object, resource: str) -> float:
     resources = container.get("resources") or {}
-    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return _quantity(asked.get(resource, "0"))
+    amounts = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return _quantity(amounts.get(resource, "0"))
 
 
 def _quantity(text: str) -> float:

@@ -29,17 +29,17 @@ class ClusterSnapshot:
 
     def own(self, kind: str, component: str = "") -> list[Object]:
         """The objects of the release, or of one component of it."""
-        found = [each for each in self.all(kind) if labels(each).get(INSTANCE) == self.release]
-        return [each for each in found if not component or labels(each).get(COMPONENT) == component]
+        objects = [each for each in self.all(kind) if labels(each).get(INSTANCE) == self.release]
+        return [each for each in objects if not component or labels(each).get(COMPONENT) == component]
 
     def events(self, kind: str, name: str) -> list[Object]:
         """The events of an object, newest last."""
-        found = [
+        events = [
             event
             for event in self.all("events")
             if event["involvedObject"].get("kind") == kind and event["involvedObject"].get("name") == name
         ]
-        return sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+        return sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
     def missing_class(self, kind: str, wanted: str | None) -> str:
         """Why there is no class `wanted`, or no default one, of a kind, e.g. `StorageClass`; empty if there is."""
@@ -68,21 +68,21 @@ class ClusterSnapshot:
         return f"helm -n {self.namespace} upgrade {self.release} CHART --reuse-values {values}"
 
 
-def name(found: Object) -> str:
+def name(resource: Object) -> str:
     """The name of an object."""
-    return str(found["metadata"]["name"])
+    return str(resource["metadata"]["name"])
 
 
-def labels(found: Object) -> dict[str, str]:
+def labels(resource: Object) -> dict[str, str]:
     """The labels of an object."""
-    return found["metadata"].get("labels") or {}
+    return resource["metadata"].get("labels") or {}
 
 
 def releases(objects: Iterable[Object]) -> list[str]:
     """The names of the releases of these objects."""
     key, _, value = CHART.partition("=")
-    found = {labels(each).get(INSTANCE) for each in objects if labels(each).get(key) == value}
-    return sorted(release for release in found if release)
+    names = {labels(each).get(INSTANCE) for each in objects if labels(each).get(key) == value}
+    return sorted(release for release in names if release)
 
 
 def is_ready(pod: Object) -> bool:

@@ -52,15 +52,15 @@ def _not_made(snapshot: ClusterSnapshot, kind: str, maker: Object) -> Iterator[F
     failures = [each for each in snapshot.events(kind, name(maker)) if each.get("reason") == "FailedCreate"]
     if not failures:
         return
-    said = failures[-1]["message"]
+    message = failures[-1]["message"]
     do: tuple[str, ...] = (snapshot.kubectl(f"describe {kind.lower()} {name(maker)}"),)
     why = "its pods are refused"
-    if "exceeded quota" in said:
+    if "exceeded quota" in message:
         why, do = "the namespace's quota is used up", (snapshot.kubectl("describe resourcequota"), *do)
-    elif "violates PodSecurity" in said:
+    elif "violates PodSecurity" in message:
         why = "the namespace's Pod Security refuses its pods"
         do = (f"kubectl get namespace {snapshot.namespace} --show-labels", *do)
-    yield Finding(f"{kind.lower()}/{name(maker)}", "no pods", f"{why}: {said}", do)
+    yield Finding(f"{kind.lower()}/{name(maker)}", "no pods", f"{why}: {message}", do)
 
 
 def _stuck(snapshot: ClusterSnapshot, wanted: Object) -> Iterator[Finding]:
@@ -83,8 +83,8 @@ def _blind(snapshot: ClusterSnapshot, scaler: Object) -> Iterator[Finding]:
             and condition["status"] == "False"
             and condition.get("reason") != "ScalingDisabled"
         ):
-            said = condition.get("message", "")
-            do = "kubectl top pods" if re.search("resource metric|cpu utilization", said) else "see keda.prometheusUrl"
+            text = condition.get("message", "")
+            do = "kubectl top pods" if re.search("resource metric|cpu utilization", text) else "see keda.prometheusUrl"
             yield Finding(
-                f"hpa/{name(scaler)}", "not scaling", said, (snapshot.kubectl(f"describe hpa {name(scaler)}"), do)
+                f"hpa/{name(scaler)}", "not scaling", text, (snapshot.kubectl(f"describe hpa {name(scaler)}"), do)
             )
