@@ -98,7 +98,7 @@ class StepPump:
         scheduler.share_min_tokens = self._step_timer.share_min_tokens(scheduler.config.block_tokens)
         measured = self._step_timer.prefill_budget(self._prefill_step_s, scheduler.n_running)
         scheduler.prefill_budget = measured or scheduler.prefill_budget
-        scheduler.speculator.cost = self._step_timer.row_cost()
+        scheduler.speculator.cost = self._step_timer.draft_cost(scheduler.n_running)
 
     def _on_kick(self) -> None:
         self._kicked = False

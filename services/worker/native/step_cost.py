@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from services.common.fitted_line import FittedLine
 from services.worker.scheduling.prefill_budget import PrefillBudget
-from services.worker.scheduling.speculation import RowCost
+from services.worker.scheduling.speculation import DraftCost
 from services.worker.scheduling.step_builder import StepLoad
 
 _WEIGHT = 0.1  # weight of the newest step in the moving averages
@@ -22,7 +22,10 @@ _BEYOND_S = 0.008  # seconds by which long steps may be lengthened in addition
 # Seconds by which prompts may lengthen any step, by device. A GPU's steps are so short that several of them are no
 # pause to a reader, and one with prompts costs 10 ms whatever it holds: paced by two steps, 64 prompts waited 7.5 s.
 LEAST_PROMPT_S = {"cpu": 0.0, "cuda": 0.05}
-_RECENT_STEPS = 30.0  # number of recent steps from which the cost of prompts, and of decodes by rows, is learnt
+_PROMPT_STEPS = 30.0  # number of recent steps from which the cost of prompts is learnt
+_LEARNT = 1 / 30  # share of the older steps with proposals that is forgotten with each new one
+_FORGOTTEN = 1 / 100  # and with each step without any
+_PRIOR_ROWS = 8.0
 _ENOUGH_STEPS, _ENOUGH_SPREAD = 10.0, 0.25  # steps, and their relative spread, needed to learn the fixed part
 _LEAST_SLOPE = 1 / 64  # smaller slopes, relative to the mean cost of a row, are noise
 _FEW_KEYS = 256  # keys per row on average: prompts up to it measure the cost of a row, others that of a key
@@ -49,8 +52,8 @@ class StepTimer:
         self._prefill_rows = 0.0  # average number of prefill rows of steps with prompts
         self._prefill_s = 0.0  # average seconds of these steps
         self._decode_s: dict[int, float] = {}  # usual seconds of a decode step, by the bit length of its decodes
-        self._decodes = FittedLine(_RECENT_STEPS)  # seconds of steps of decodes, by rows
-        self._prompts = FittedLine(_RECENT_STEPS)  # seconds that prompts add to a step, without their keys, by rows
+        self._draft_s = self._draft_rows = 0.0  # decaying sums: seconds that proposals added, and their number
+        self._prompts = FittedLine(_PROMPT_STEPS)  # seconds that prompts add to a step, without their keys, by rows
         self._key_s = 0.0  # seconds that a key of a prefill row adds
 
     @property
@@ -73,26 +76,36 @@ class StepTimer:
             decodes_s = min(self._step_s(n_decodes), seconds / 2) if n_decodes else 0.0
             self._learn_prompt(step, seconds - decodes_s)
         elif step.n_prefill_rows == 0:
-            expected_s = self.row_cost().step_s(step.n_rows)
-            self._decodes.learn(step.n_rows, min(seconds, _AT_MOST * expected_s or seconds))
             if step.n_proposals:
+                self._learn_draft(step, seconds)
                 return StepCost(seconds, step.n_rows, 0)
+            self._forget_drafts(_FORGOTTEN)  # a cost that prevents proposals is measured again in time
             at_most_ms = _AT_MOST * self.decode_step_ms or seconds * 1e3
             self.decode_step_ms = _blend(self.decode_step_ms, min(seconds * 1e3, at_most_ms))
             bits = n_decodes.bit_length()
             self._decode_s[bits] = _usual(self._decode_s.get(bits, seconds), seconds)
         return StepCost(seconds, step.n_rows, step.n_prefill_rows)
 
-    def row_cost(self) -> RowCost:
-        """Cost of a step of decodes by its rows. Until steps of several sizes were measured, a row costs a prompt's."""
-        steps = self._decodes
-        if not steps.weight:
-            return RowCost()
-        row_s = self._prompt_s()[1] or steps.mean_y / 8
-        if steps.weight >= _ENOUGH_STEPS and steps.variance >= (_ENOUGH_SPREAD * steps.mean_x) ** 2:
-            row_s = max(steps.slope, _LEAST_SLOPE * steps.mean_y / steps.mean_x)
-        row_s = min(row_s, steps.mean_y / steps.mean_x * (1 - _LEAST_SLOPE))
-        return RowCost(steps.mean_y - row_s * steps.mean_x, row_s)
+    def _learn_draft(self, step: StepLoad, seconds: float) -> None:
+        """Learn the cost of proposals from what they added to a step's time."""
+        added_s = max(0.0, seconds - self._step_s(step.n_rows - step.n_proposals))
+        at_most_s = _AT_MOST * step.n_proposals * self.draft_cost(1).proposal_s
+        self._forget_drafts(_LEARNT)
+        self._draft_s += min(added_s, at_most_s)
+        self._draft_rows += step.n_proposals
+
+    def _forget_drafts(self, share: float) -> None:
+        self._draft_s *= 1 - share
+        self._draft_rows *= 1 - share
+
+    def draft_cost(self, n_decodes: int) -> DraftCost:
+        """Cost of proposals beside `n_decodes` decodes: that of rows of a prompt, while there were none lately."""
+        decode_s = self._step_s(n_decodes)
+        if not decode_s:
+            return DraftCost()
+        prior_s = self._prompt_s()[1] or decode_s / 8
+        rows = self._draft_rows + _PRIOR_ROWS
+        return DraftCost(decode_s, (self._draft_s + _PRIOR_ROWS * prior_s) / rows)
 
     def _learn_prompt(self, step: StepLoad, seconds: float) -> None:
         """Learn the cost of prompts from `seconds`, the part of a step's time that its prompts added."""

@@ -1,7 +1,7 @@
 """Which running requests carry proposals in a step, and how many: those that raise the tokens per second.
 
-A row more costs a step `row_s`; a proposal adds a token with a probability that is learnt from what became of others
-like it. Rows are taken in the order of their probabilities, while a row's token costs less than the step's tokens do.
+A proposal adds seconds to a step, and a token with a probability that is learnt from what became of others like it.
+Proposals are taken in the order of their probabilities, while a token of theirs costs less than the step's tokens do.
 So drafts end by themselves where they do not pay: in large batches, and for texts that drafters guess badly.
 """
 
@@ -35,15 +35,12 @@ _LEAST_PRIOR = {PREDICTION: 0.7}  # the client expects it
 
 
 @dataclass(frozen=True, slots=True)
-class RowCost:
-    """Seconds of a step of decodes, by its rows."""
+class DraftCost:
+    """Seconds of a step of the running decodes, and what proposals add to them."""
 
-    fixed_s: float = 0.0  # 0: not measured, so that nothing is proposed
-    row_s: float = 0.0
-
-    def step_s(self, n_rows: float) -> float:
-        """Seconds of a step with `n_rows`."""
-        return self.fixed_s + self.row_s * n_rows
+    decode_s: float = 0.0  # without proposals; 0: not measured, so that nothing is proposed
+    proposal_s: float = 0.0  # each
+    wait_s: float = 0.0005  # the ranks wait for the plan, because the step cannot be planned ahead
 
 
 class _Candidate(NamedTuple):
@@ -69,7 +66,7 @@ class Speculator:
     """Chooses proposals, and learns from what became of them."""
 
     def __init__(self, config: SchedulerConfig, counters: EngineCounters) -> None:
-        self.cost = RowCost()  # the engine sets it from the measured step times
+        self.cost = DraftCost()  # the engine sets it from the measured step times
         self._config, self._counters = config, counters
         self._texts = TenantTexts()
         self._evidence: dict[tuple[str, int], Evidence] = {}  # by drafter and size of the match
@@ -91,17 +88,18 @@ class Speculator:
 
     def choose(self, running: Sequence[Request]) -> dict[Request, Draft]:
         """Proposals for a step of decodes; none if a prompt is being computed, which needs the rows."""
-        cost, tokens, rows = self.cost, float(len(running)), len(running)
-        if not cost.fixed_s or not running or cost.row_s * tokens >= cost.step_s(rows):
+        cost, n = self.cost, len(running)
+        if not cost.decode_s or not n or cost.proposal_s * n >= cost.decode_s + cost.wait_s:
             return {}  # not even a sure token would pay
         if any(request.n_planned < len(request.token_ids) - 1 for request in running):
             return {}
         heap, chosen = self._candidates(running), {}
+        tokens, seconds, rows = float(n), cost.decode_s + cost.wait_s, n
         while heap and rows < self._config.max_running:
             best = heap[0]
-            if best.gain * cost.step_s(rows) <= cost.row_s * tokens:
+            if best.gain * seconds <= cost.proposal_s * tokens:
                 break
-            tokens, rows = tokens + best.gain, rows + 1
+            tokens, seconds, rows = tokens + best.gain, seconds + cost.proposal_s, rows + 1
             chosen[running[best.request]] = best.draft._replace(token_ids=best.draft.token_ids[: best.n])
             if best.n < len(best.draft.token_ids):
                 heapreplace(heap, best.following())
@@ -110,7 +108,7 @@ class Speculator:
         for candidate in heap:
             if candidate.n == 1:
                 self._of(candidate.draft).forget()
-        return chosen
+        return chosen if tokens * cost.decode_s > n * seconds else {}
 
     def _candidates(self, running: Sequence[Request]) -> list[_Candidate]:
         """A heap of the first proposals of the requests' drafts, the likeliest on top."""

@@ -15,7 +15,7 @@ from services.worker.engine.output import Finish
 from services.worker.native.offline import OfflineEngine, open_offline
 from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.scheduling.request import Request
-from services.worker.scheduling.speculation import RowCost
+from services.worker.scheduling.speculation import DraftCost
 from services.worker.settings import WorkerSettings
 from tests.adapters import write_adapter
 from tests.models import BUNDLED_MODEL
@@ -67,7 +67,7 @@ async def answers(engine: OfflineEngine, guesses: Sequence[Answer] = ()) -> list
             scores[request] += output.logprobs
 
     engine.apply = apply  # type: ignore[method-assign]
-    engine.scheduler.speculator.cost = RowCost(1.0, 0.001) if guesses else RowCost()
+    engine.scheduler.speculator.cost = DraftCost(1.0, 0.001) if guesses else DraftCost()
     submit = engine.scheduler.submit
 
     def submit_with_guesses(request: Request, *, deferred: bool = False) -> None:

@@ -178,3 +178,21 @@ def test_steps_that_stay_slow_are_soon_believed() -> None:
     assert timer.decode_step_ms > 180.0
     prefilled(timer, 200, 2.0, steps=40)
     assert timer.prefill_tokens_per_s == pytest.approx(100, rel=0.1)
+
+
+def test_proposals_cost_as_much_as_they_add_to_a_step() -> None:
+    timer = StepTimer()
+    assert not timer.draft_cost(1).decode_s
+    single = Chunk(0, 9, 1, draws=True)
+    drafted = Chunk(0, 9, 5, draws=True, proposals=(1, 2, 3, 4))
+    for _ in range(50):
+        timer.returned(StepLoad.of([single]), 0.010)
+    at_first = timer.draft_cost(1)
+    assert at_first.decode_s == pytest.approx(0.010)
+    for _ in range(200):
+        timer.returned(StepLoad.of([drafted]), 0.018)
+    assert timer.draft_cost(1).proposal_s == pytest.approx(0.002, rel=0.05)
+    assert timer.decode_step_ms == pytest.approx(10.0)  # routers see the pace without proposals
+    for _ in range(2000):
+        timer.returned(StepLoad.of([single]), 0.010)
+    assert timer.draft_cost(1).proposal_s == pytest.approx(at_first.proposal_s, rel=0.01)

@@ -25,7 +25,7 @@ from services.worker.rank.runner import Runner
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
-from services.worker.scheduling.speculation import RowCost
+from services.worker.scheduling.speculation import DraftCost
 from tests.unit.compute.backends.tape import CPU, Direct
 from tests.unit.compute.model.harness import lone_rank
 from tests.unit.worker.scheduling.harness import Guesses
@@ -135,7 +135,7 @@ def serve(
     """Serve all requests; returns which of them were cancelled. `guesses`: texts that drafts are taken from."""
     config = SchedulerConfig(N_BLOCKS, BLOCK, LENGTH, SLOTS, max_batched_tokens=24, speculation=bool(guesses))
     scheduler = Scheduler(config, KvEventLog())
-    scheduler.speculator.cost = RowCost(1.0, 0.01)
+    scheduler.speculator.cost = DraftCost(1.0, 0.01)
     for request in requests:
         scheduler.submit(request)
     for request, text in zip(requests, guesses, strict=False):

@@ -13,7 +13,7 @@ from services.worker.engine.errors import TooLongError
 from services.worker.engine.output import Finish
 from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.request import Request
-from services.worker.scheduling.speculation import RowCost
+from services.worker.scheduling.speculation import DraftCost
 from services.worker.scheduling.transfers import Arrival, Pin
 from tests.unit.worker.scheduling.fake_ranks import generate
 from tests.unit.worker.scheduling.harness import Guesses, Harness, cache_of
@@ -40,7 +40,7 @@ class Traffic:
             kept_events=10**7,
             speculation=choice([False, True, True]),
         )
-        self.harness.scheduler.speculator.cost = choice([RowCost(1.0, 0.01), RowCost(1.0, 0.3)])
+        self.harness.scheduler.speculator.cost = choice([DraftCost(1.0, 0.01), DraftCost(1.0, 0.3)])
         self.harness.scheduler.prefill_budget = PrefillBudget(choice([5, 100, 10_000]), choice([0.0, 0.001, 1.0]))
         self.prefixes = [[self.random.randrange(97) for _ in range(150)] for _ in range(3)]
         self.cancelled: set[Request] = set()
