@@ -70,7 +70,7 @@ class StreamBuffer:
         if output.embedding:
             message.embedding.extend(output.embedding)
         if output.proposed:
-            self._spans.verified(request, output.proposed, len(output.token_ids) - 1)
+            self._spans.verified(request, output.proposed, max(0, len(output.token_ids) - 1))
         if output.finish is not None:
             _write_end(message, output.finish, output)
             self.live.pop(request.request_id, None)

@@ -151,6 +151,7 @@ class Speculator:
         self._counters.proposed_tokens[draft.drafter] += n_proposed
         self._counters.accepted_tokens[draft.drafter] += n_accepted
         ledger.charge(request.tenant, PREFILL_COST * n_rejected)
+        output = output._replace(proposed=n_proposed)
         if draft.drafter != PREDICTION:
             return output
         return output._replace(accepted_prediction=n_accepted, rejected_prediction=n_rejected)

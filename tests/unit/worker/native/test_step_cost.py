@@ -180,7 +180,7 @@ def test_steps_that_stay_slow_are_soon_believed() -> None:
     assert timer.prefill_tokens_per_s == pytest.approx(100, rel=0.1)
 
 
-def test_proposals_cost_as_much_as_they_add_to_a_step() -> None:
+def test_cost_of_proposals_is_the_time_added_to_a_step() -> None:
     timer = StepTimer()
     assert not timer.draft_cost(1).decode_s
     single = Chunk(0, 9, 1, draws=True)
