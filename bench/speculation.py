@@ -6,7 +6,8 @@
 
 Every round starts two installations, with speculation and without, and sends each the same requests in turns, so that
 one computes at a time. Answers of the two are compared byte for byte; the exit status is 1 if any differ. A speed is
-the tokens of all answers over the time from the first request to the last answer; tables have medians over the rounds.
+the tokens of all answers over the time from the first request to the last answer, prompts included; for requests
+alone, the tables show it without prompts also. They have medians over the rounds.
 
 A small model repeats some files and gets lost in others. So before the rounds, an installation without speculation
 edits `--candidates` files, and the rounds edit those that it repeated best. The table shows which share of the answers'
@@ -37,7 +38,7 @@ from rich.console import Console
 from bench.reading import write_readings
 from bench.serve import first_model
 from bench.servers import LLAMA_DRAFTERS, Asked, Peer, started
-from bench.speculation_report import Answer, Cell, Run, peer_table, readings, speed_table
+from bench.speculation_report import Answer, Cell, Run, Totals, peer_table, readings, speed_table
 from bench.speculation_workloads import (
     CONCURRENCIES,
     EDITS,
@@ -90,25 +91,27 @@ class Target:
                 body: dict[str, Any] = got.json()
                 return body
 
-            before = await self._drafted(client)
+            before = await self._totals(client)
             began = time.perf_counter()
             bodies = await asyncio.gather(*map(post, asks))
             seconds = time.perf_counter() - began
-            after = await self._drafted(client)
+            after = await self._totals(client)
+        answers = [_read(body) for body in bodies]
         if not self.metrics_url:
-            return Run([_read(body) for body in bodies], seconds, *_llama_drafts(bodies))
-        proposed, accepted = (late - early for early, late in zip(before, after, strict=True))
-        return Run([_read(body) for body in bodies], seconds, proposed, accepted)
+            return Run(answers, seconds, _llama_totals(bodies))
+        return Run(answers, seconds, after.since(before))
 
-    async def _drafted(self, client: httpx.AsyncClient) -> tuple[Counter[str], Counter[str]]:
-        """The proposed and accepted tokens by drafter since the worker's start."""
-        proposed, accepted = Counter[str](), Counter[str]()
-        totals = {"ryzanstein_worker_drafted_tokens": proposed, "ryzanstein_worker_accepted_tokens": accepted}
+    async def _totals(self, client: httpx.AsyncClient) -> Totals:
+        """The worker's totals since its start."""
         text = (await client.get(self.metrics_url)).raise_for_status().text if self.metrics_url else ""
-        for metric in text_string_to_metric_families(text):
-            for sample in metric.samples if metric.name in totals else ():
-                totals[metric.name][sample.labels["drafter"]] += int(sample.value)
-        return proposed, accepted
+        found = {f"ryzanstein_worker_{name}": Counter[str]() for name in ("drafted_tokens", "accepted_tokens")}
+        prompts_s = 0.0
+        for sample in (sample for metric in text_string_to_metric_families(text) for sample in metric.samples):
+            if (totals := found.get(sample.name.removesuffix("_total"))) is not None:
+                totals[sample.labels["drafter"]] += int(sample.value)
+            elif sample.name == "ryzanstein_worker_ttft_seconds_sum":
+                prompts_s = sample.value
+        return Totals(*found.values(), prompts_s)
 
 
 def _read(body: dict[str, Any]) -> Answer:
@@ -117,11 +120,11 @@ def _read(body: dict[str, Any]) -> Answer:
     return Answer(text, body["usage"]["completion_tokens"], choice["finish_reason"])
 
 
-def _llama_drafts(bodies: Sequence[dict[str, Any]]) -> tuple[Counter[str], Counter[str]]:
-    """The proposed and accepted tokens in llama.cpp's answers, which name no drafter."""
-    names = ("draft_n", "draft_n_accepted")
-    proposed, accepted = (sum(body["timings"].get(name, 0) for body in bodies) for name in names)
-    return Counter({"n-grams": proposed}), Counter({"n-grams": accepted})
+def _llama_totals(bodies: Sequence[dict[str, Any]]) -> Totals:
+    """The totals of llama.cpp's answers, which name no drafter."""
+    names = ("draft_n", "draft_n_accepted", "prompt_ms")
+    proposed, accepted, prompts_ms = (sum(body["timings"].get(name, 0) for body in bodies) for name in names)
+    return Totals(Counter({"n-grams": proposed}), Counter({"n-grams": accepted}), prompts_ms / 1e3)
 
 
 @asynccontextmanager
@@ -226,7 +229,7 @@ async def _measure_llama(model: str, drafter: str, asks: Sequence[Ask], log: Pat
     plain = [replace(ask, body={name: ask.body[name] for name in _LLAMA_FIELDS if name in ask.body}) for ask in asks]
     async with started(peer, "", Asked(model), log) as server:
         target = Target(server.url, await first_model(server.url))
-        await target.send([replace(plain[0], body=plain[0].body | {"max_tokens": 1})], 1)
+        await target.send([warm_up(chat=False)], 1)
         return await target.send(plain, 1)
 
 
@@ -250,6 +253,10 @@ def main(
         raise typer.BadParameter(f"--llama {', '.join(sorted(unknown))}: allowed: {', '.join(LLAMA_DRAFTERS)}")
     if unknown := set(workload or []) - set(NAMES):
         raise typer.BadParameter(f"--workload {', '.join(sorted(unknown))}: allowed: {'; '.join(NAMES)}")
+    if unknown := set(at_once or []) - set(CONCURRENCIES):
+        raise typer.BadParameter(
+            f"--at-once {', '.join(map(str, unknown))}: allowed: {', '.join(map(str, CONCURRENCIES))}"
+        )
     if llama and (bf16 or (workload and NAMES[0] not in workload) or (at_once and 1 not in at_once)):
         raise typer.BadParameter(f"--llama: needs a GGUF file as it is, and the workload {NAMES[0]} alone")
     with tempfile.TemporaryDirectory() as folder:
@@ -265,10 +272,10 @@ def main(
     console.print(speed_table(name, cells))
     if peers:
         console.print(peer_table(cells[0], peers))
-    if json_file:
-        write_readings(json_file, readings(name, cells, peers))
     if different := [line for cell in cells for line in cell.differences()]:
         raise SystemExit("\n".join(["TEXTS DIFFER with speculation and without it:", *different]))
+    if json_file:
+        write_readings(json_file, readings(name, cells, peers))
 
 
 def _converted(file: Path, folder: Path) -> str:

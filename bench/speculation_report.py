@@ -22,18 +22,41 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Totals:
+    """What a server counts: proposed and accepted tokens by drafter, seconds from requests to their first tokens."""
+
+    proposed: Counter[str]
+    accepted: Counter[str]
+    prompts_s: float
+
+    def since(self, earlier: Totals) -> Totals:
+        """The differences to earlier totals of the same server."""
+        prompts_s = self.prompts_s - earlier.prompts_s
+        return Totals(self.proposed - earlier.proposed, self.accepted - earlier.accepted, prompts_s)
+
+
+@dataclass(frozen=True)
 class Run:
-    """Requests that ran together, with the proposed and accepted tokens of each drafter."""
+    """Requests that ran together."""
 
     answers: Sequence[Answer]
     seconds: float
-    proposed: Counter[str] = field(default_factory=Counter)
-    accepted: Counter[str] = field(default_factory=Counter)
+    totals: Totals
+
+    @property
+    def n_tokens(self) -> int:
+        """Output tokens of all answers."""
+        return sum(answer.n_tokens for answer in self.answers)
 
     @property
     def tokens_per_s(self) -> float:
         """Output tokens over the time from the first request to the last answer."""
-        return sum(answer.n_tokens for answer in self.answers) / self.seconds
+        return self.n_tokens / self.seconds
+
+    @property
+    def decoded_per_s(self) -> float:
+        """The same without the time to first tokens; defined where no two requests ran at a time."""
+        return self.n_tokens / (self.seconds - self.totals.prompts_s)
 
 
 @dataclass
@@ -50,6 +73,13 @@ class Cell:
     def name(self) -> str:
         """The workload and the concurrency."""
         return f"{self.workload}, {self.concurrency} at once" if self.concurrency > 1 else f"{self.workload}, alone"
+
+    @property
+    def decode_ratio(self) -> float:
+        """The ratio without prompts; 0.0 where several requests ran at a time."""
+        if self.concurrency > 1:
+            return 0.0
+        return median([on.decoded_per_s / off.decoded_per_s for on, off in zip(self.on, self.off, strict=True)])
 
     @property
     def ratio(self) -> float:
@@ -78,7 +108,15 @@ def equal_characters(one: str, other: str) -> int:
 def speed_table(model: str, cells: Sequence[Cell]) -> Table:
     """A row for each cell: speeds, ratio, repeated share, accepted drafts."""
     table = Table(title=f"{model}: output tokens/s with speculation and without, medians over rounds")
-    for column in ("requests", "on", "off", "ratio", "in the source", "accepted of proposed tokens, by drafter"):
+    for column in (
+        "requests",
+        "on",
+        "off",
+        "ratio",
+        "without prompts",
+        "in the source",
+        "accepted of proposed tokens, by drafter",
+    ):
         table.add_column(column)
     for cell in cells:
         on, off = (median([run.tokens_per_s for run in runs]) for runs in (cell.on, cell.off))
@@ -98,22 +136,35 @@ def drafts(runs: Sequence[Run]) -> str:
     """The accepted and proposed tokens of all runs, by drafter."""
     proposed, accepted = Counter[str](), Counter[str]()
     for run in runs:
-        proposed.update(run.proposed)
-        accepted.update(run.accepted)
+        proposed.update(run.totals.proposed)
+        accepted.update(run.totals.accepted)
     parts = [f"{name} {accepted[name]:,} of {n:,} ({accepted[name] / n:.0%})" for name, n in proposed.items() if n]
     return ", ".join(parts) or "none proposed"
 
 
 def peer_table(cell: Cell, peers: Mapping[str, Sequence[Run]]) -> Table:
     """A row for each server: its speed, and ours with speculation over it."""
-    table = Table(title=f"{cell.name}: output tokens/s beside llama.cpp, medians over rounds")
-    for column in ("server", "tokens/s", "ours with speculation over it", "accepted of proposed tokens"):
+    table = Table(title=f"{cell.name}: output tokens/s, medians over rounds")
+    for column in (
+        "server",
+        "tokens/s",
+        "ours over it",
+        "without prompts",
+        "ours over it",
+        "accepted of proposed tokens",
+    ):
         table.add_column(column)
-    ours = median([run.tokens_per_s for run in cell.on])
-    for name, runs in {"ours": cell.on, **peers}.items():
-        rate = median([run.tokens_per_s for run in runs])
-        table.add_row(name, f"{rate:,.1f}", f"{ours / rate:.2f}", drafts(runs))
+    ours, decoded = _speeds(cell.on)
+    for name, runs in {"ours, with speculation": cell.on, "ours, without": cell.off, **peers}.items():
+        speed, after = _speeds(runs)
+        cells = f"{speed:,.1f}", f"{ours / speed:.2f}", f"{after:,.1f}", f"{decoded / after:.2f}"
+        table.add_row(name, *cells, drafts(runs))
     return table
+
+
+def _speeds(runs: Sequence[Run]) -> tuple[float, float]:
+    """Output tokens/s with prompts and without, the medians."""
+    return median([run.tokens_per_s for run in runs]), median([run.decoded_per_s for run in runs])
 
 
 def readings(model: str, cells: Sequence[Cell], peers: Mapping[str, Sequence[Run]]) -> Iterator[Reading]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bench.speculation_report import Answer, Cell, Run, drafts
+from bench.speculation_report import Answer, Cell, Run, Totals, drafts
 from bench.speculation_workloads import repeated_share
 
 
 def run(text: str, seconds: float) -> Run:
-    return Run([Answer(text, 12, "stop")], seconds, Counter(suffix=8), Counter(suffix=6))
+    return Run([Answer(text, 12, "stop")], seconds, Totals(Counter(suffix=8), Counter(suffix=6), prompts_s=0.5))
 
 
 def test_a_cell_reports_the_ratio_of_each_round_and_each_different_text() -> None:
     cell = Cell("edit", 1, on=[run("abc", 1.0), run("abd", 2.0)], off=[run("abc", 3.0), run("abc", 4.0)])
-    assert cell.ratio == 2.5
+    assert cell.ratio == 2.5  # 3 and 2
+    assert cell.decode_ratio == (5 + 7 / 3) / 2  # 2.5 / 0.5 and 3.5 / 1.5
     (line,) = cell.differences()
     assert line.startswith("edit, alone, round 2, request 0: after 2 characters 'd' (12 tokens, stop) and 'c'")
     assert drafts(cell.on) == "suffix 12 of 16 (75%)"
