@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -41,14 +41,11 @@ from bench.servers import LLAMA_DRAFTERS, Asked, Peer, started
 from bench.speculation_report import Answer, Cell, Run, Totals, peer_table, readings, speed_table
 from bench.speculation_workloads import (
     CONCURRENCIES,
-    EDITS,
+    N_EDITS,
     NAMES,
-    PREDICTIONS,
     Ask,
     Workload,
     edits,
-    n_requests,
-    predicted_edits,
     repeated_share,
     warm_up,
     workloads,
@@ -64,7 +61,6 @@ from services.worker.native.startup import read_model
 
 _START_S = 300.0
 _KV_TOKENS = 65_536
-_LEAST_EDITS = sum(map(n_requests, EDITS))
 _LLAMA_FIELDS = ("messages", "prompt", "max_tokens", "stop", "temperature")
 # Requests queue without limit, as in bench/peers.toml.
 _PATIENCE = ["queue_timeout_s=3600", "route_timeout_s=3700"]
@@ -164,34 +160,21 @@ class Plan:
     drafters: Sequence[str]  # llama.cpp's
 
 
-async def choose(plan: Plan, asks: Iterable[Ask], n: int, n_tried: int) -> list[Ask]:
-    """Send edits without speculation; returns the `n` whose answers are nearest to their files, in chance order."""
-    tried = [ask.capped(plan.max_tokens) for ask in islice(asks, n_tried)]
+async def choose_edits(plan: Plan) -> list[Ask]:
+    """Send candidates without speculation; returns those whose answers are nearest to their files, in chance order."""
+    tried = [ask.capped(plan.max_tokens) for ask in islice(edits(chat=plan.chat), plan.candidates)]
     async with installation(plan.model, "off") as target:
         answers = (await target.send(tried, max(CONCURRENCIES))).answers
     shares = [_nearness(ask.source, answer.text) for ask, answer in zip(tried, answers, strict=True)]
-    best = sorted(range(len(tried)), key=lambda index: -shares[index])[:n]
-    print(
-        f"edits: {n} of {len(tried)} are used; nearness to the files: {shares[best[0]]:.2f} to {shares[best[-1]]:.2f}"
-    )
-    return [tried[index] for index in random.Random(0).sample(best, n)]
+    best = sorted(range(len(tried)), key=lambda index: -shares[index])[:N_EDITS]
+    spread = f"{shares[best[0]]:.2f} to {shares[best[-1]]:.2f}"
+    print(f"{len(best)} of {len(tried)} edits are used, whose nearness to their files is {spread}", flush=True)
+    return [tried[index] for index in random.Random(0).sample(best, len(best))]
 
 
 def _nearness(source: str, answer: str) -> float:
     """The share of the answer that stands in the source, times the share of the source that stands in the answer."""
     return repeated_share(source, answer) * repeated_share(answer, source)
-
-
-async def choose_all(plan: Plan, wanted: Sequence[str]) -> list[Workload]:
-    """The wanted workloads; those of edits are chosen first. A base model has no chats, so no predictions."""
-    edited, predicted = list[Ask](), list[Ask]()
-    if {"edit", "edit, sampled"} & set(wanted):
-        edited = await choose(plan, edits(), _LEAST_EDITS, plan.candidates)
-    if plan.chat and "edit, prediction" in wanted:
-        used = {ask.source for ask in edited}
-        fresh = (ask for ask in predicted_edits() if ask.source not in used)
-        predicted = await choose(plan, fresh, n_requests(PREDICTIONS), plan.candidates // 4)
-    return [load for load in workloads(edited, predicted, chat=plan.chat) if load.name in wanted]
 
 
 async def measure(plan: Plan, loads: Sequence[Workload], logs: Path) -> tuple[list[Cell], dict[str, list[Run]]]:
@@ -237,7 +220,7 @@ def main(
     model: Annotated[str, typer.Argument(help="A GGUF file or a folder.", show_default="SmolLM2")] = "",
     bf16: Annotated[bool, typer.Option("--bf16", help="Convert the file to bfloat16 first.")] = False,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    candidates: Annotated[int, typer.Option(min=_LEAST_EDITS, help="Files that are tried before the rounds.")] = 64,
+    candidates: Annotated[int, typer.Option(min=N_EDITS, help="Files that are tried before the rounds.")] = 64,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer; a small number is for a quick look.")] = 1_400,
     workload: Annotated[
         list[str] | None, typer.Option(help=f"Again for each, all if left out: {'; '.join(NAMES)}.")
@@ -264,7 +247,9 @@ def main(
         served = _converted(Path(source), Path(folder)) if bf16 else source
         chat = bool(read_model(Path(served)).chat_template)
         plan = Plan(served, chat, rounds, candidates, max_tokens, tuple(at_once or CONCURRENCIES), tuple(llama or ()))
-        loads = asyncio.run(choose_all(plan, workload or NAMES))
+        wanted = workload or NAMES
+        edited = asyncio.run(choose_edits(plan)) if any("edit" in name for name in wanted) else []
+        loads = [load for load in workloads(edited, chat=chat) if load.name in wanted]
         logs = Path(tempfile.mkdtemp(prefix="speculation-logs-"))
         cells, peers = asyncio.run(measure(plan, loads, logs))
     name = f"{Path(source).stem}{' in bfloat16' if bf16 else ''}"

@@ -1,7 +1,7 @@
 """Requests of bench.speculation: edits, quotes and JSON of real texts, and open questions.
 
-The texts are from the Python standard library. Edits are completions, because small models repeat a file there and
-rarely in a chat; all else is asked by chat where the model has a chat template.
+The texts are from the Python standard library. A model with a chat template is asked by chat; a base model continues a
+text. An edit is small and its answer is begun, because models of this size get lost in a file otherwise.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ _FILE_CHARS = range(2_000, 4_201)
 _PASSAGE_CHARS = range(600, 1_401)
 _GRAM = 8  # words
 _FENCE = "```"
+_COMMENT = "# Reviewed."
+_TASK = f"Add the comment `{_COMMENT}` above the first line of this file. Answer with the whole file."
+_GIVEN_LINES = 2  # lines of the file at the beginning of the answer
 _STRING = {"type": "string", "maxLength": 300}
 _SCHEMA = {
     "type": "object",
@@ -78,23 +81,24 @@ def n_requests(concurrencies: Sequence[int]) -> int:
     return sum(max(2, concurrency) for concurrency in concurrencies)
 
 
-EDITS = (CONCURRENCIES, (1, 4))  # plain, sampled
-PREDICTIONS = (1,)
+_EDITS = (CONCURRENCIES, (1, 4), (1,))  # plain, sampled, with prediction
+N_EDITS = sum(map(n_requests, _EDITS))
 
 
-def workloads(edits: Sequence[Ask], predictions: Sequence[Ask], *, chat: bool) -> list[Workload]:
-    """The workloads of `NAMES` that have requests.
+def workloads(edits: Sequence[Ask], *, chat: bool) -> list[Workload]:
+    """The workloads of `NAMES` that have requests. `edits`: `N_EDITS` requests, or none.
 
-    `edits`: as many as `EDITS` take, or none; `predictions`: as many as `PREDICTIONS` take, or none.
+    A base model has no `prediction`, which is a field of chats.
     """
     rest, passages = iter(edits), _passages()
-    plain, sampled = (tuple(islice(rest, n_requests(each))) for each in EDITS)
+    plain, sampled, known = (tuple(islice(rest, n_requests(each))) for each in _EDITS)
     drawn = [ask.with_fields(temperature=0.5, seed=seed) for seed, ask in enumerate(sampled)]
+    predicted = [ask.with_fields(prediction={"type": "content", "content": ask.source}) for ask in known if chat]
     n_passages = n_requests(CONCURRENCIES)
     found = (
         Workload("edit", plain),
-        Workload("edit, sampled", drawn, EDITS[1]),
-        Workload("edit, prediction", predictions, PREDICTIONS),
+        Workload("edit, sampled", drawn, _EDITS[1]),
+        Workload("edit, prediction", predicted, _EDITS[2]),
         Workload("quote", [_quote(passage, chat=chat) for passage in islice(passages, n_passages)]),
         Workload("JSON", [_extract(passage, chat=chat) for passage in islice(passages, n_passages)]),
         Workload("prose", [_question(f"Write a short story about {topic}.", 256, chat=chat) for topic in _TOPICS]),
@@ -103,38 +107,22 @@ def workloads(edits: Sequence[Ask], predictions: Sequence[Ask], *, chat: bool) -
     return [load for load in found if load.asks]
 
 
-def edits() -> Iterator[Ask]:
-    """Yield completions: 100 lines of each long module, to be continued by the same lines with one name changed."""
-    for code, name in _files():
-        prompt = f"# A file, and the same file after `{name}` was renamed to `{_new(name)}`.\n\nBefore:\n\n"
-        text = f"{prompt}{_fenced(code)}\n\nAfter:\n\n{_FENCE}python\n"
-        yield Ask("completions", {"prompt": text, **_edit_options(code)}, code)
-
-
-def predicted_edits() -> Iterator[Ask]:
-    """Yield chats: the same edits, with the file as prediction. The answer's first line is given."""
-    for code, name in _files():
-        text = f"Rename `{name}` to `{_new(name)}`. Answer with the whole file.\n\n{_fenced(code)}"
-        first_line = code.partition("\n")[0].replace(name, _new(name))
-        turns = [
-            {"role": "user", "content": text},
-            {"role": "assistant", "content": f"{_FENCE}python\n{first_line}\n"},
-        ]
-        started = {"messages": turns, "add_generation_prompt": False, "continue_final_message": True}
-        prediction = {"prediction": {"type": "content", "content": code}}
-        yield Ask("chat/completions", {**started, **prediction, **_edit_options(code)}, code)
-
-
-def _edit_options(code: str) -> dict[str, Any]:
-    return {"max_tokens": len(code) // 3, "stop": [_FENCE], "temperature": 0}
-
-
-def _new(name: str) -> str:
-    return f"{name}_new" if name.islower() else f"{name}New"
-
-
-def _fenced(code: str) -> str:
-    return f"{_FENCE}python\n{code}{_FENCE}"
+def edits(*, chat: bool) -> Iterator[Ask]:
+    """Ask for 100 lines of each long module with a comment above them. The first lines of the answer are given."""
+    for code in _files():
+        given = "".join(code.splitlines(keepends=True)[:_GIVEN_LINES])
+        # No newline at the end: a token of a line break often holds the next line's indentation.
+        begun = f"{_FENCE}python\n{_COMMENT}\n{given}".rstrip()
+        text = f"{_TASK}\n\n{_FENCE}python\n{code}{_FENCE}"
+        options = {"max_tokens": len(code) // 3, "stop": [_FENCE], "temperature": 0}
+        if chat:
+            turns = [{"role": "user", "content": text}, {"role": "assistant", "content": begun}]
+            fields = {"messages": turns, "add_generation_prompt": False, "continue_final_message": True}
+            yield Ask("chat/completions", fields | options, code)
+        else:
+            yield Ask(
+                "completions", {"prompt": f"{text}\n\nThe same file with the comment:\n\n{begun}"} | options, code
+            )
 
 
 def warm_up(*, chat: bool) -> Ask:
@@ -177,8 +165,8 @@ def _modules() -> Iterator[str]:
                 yield file.read_text("utf-8")
 
 
-def _files() -> Iterator[tuple[str, str]]:
-    """Yield 100 lines of each module that has them after the beginning of a class or function, with its name."""
+def _files() -> Iterator[str]:
+    """Yield 100 lines of each module that has them after the beginning of its first class or function."""
     for text in _modules():
         lines = text.splitlines(keepends=True)
         for node in ast.parse(text).body:
@@ -186,7 +174,7 @@ def _files() -> Iterator[tuple[str, str]]:
                 first = node.lineno - 1
                 code = "".join(lines[first : first + _FILE_LINES])
                 if first + _FILE_LINES <= len(lines) and len(code) in _FILE_CHARS:
-                    yield code, node.name
+                    yield code
                 break
 
 
