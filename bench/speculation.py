@@ -220,7 +220,7 @@ def main(
     model: Annotated[str, typer.Argument(help="A GGUF file or a folder.", show_default="SmolLM2")] = "",
     bf16: Annotated[bool, typer.Option("--bf16", help="Convert the file to bfloat16 first.")] = False,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    candidates: Annotated[int, typer.Option(min=N_EDITS, help="Files that are tried before the rounds.")] = 64,
+    candidates: Annotated[int, typer.Option(min=N_EDITS, help="Files that are tried before the rounds.")] = 120,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer; a small number is for a quick look.")] = 1_400,
     workload: Annotated[
         list[str] | None, typer.Option(help=f"Again for each, all if left out: {'; '.join(NAMES)}.")
