@@ -112,12 +112,18 @@ http() {
   wait "$up"
 }
 
-[ $# = 0 ] && set -- kernels families steps http trace pairs
+# SmolLM2, from its wheel, with speculation and without: speeds, and whether texts stay the same on a GPU, too.
+drafts() {
+  part drafts 240 "$python" -m bench.speculation --rounds 1 --candidates 28 --max-tokens 400 --at-once 1 --at-once 16 \
+    --json "$out/drafts.json"
+}
+
+[ $# = 0 ] && set -- kernels families steps http drafts trace pairs
 set_up
 for name in "$@"; do
   case $name in
-    kernels | families | steps | http | trace | pairs) "$name" ;;
-    *) echo "unknown part $name: kernels, families, steps, http, trace or pairs" >&2 && exit 2 ;;
+    kernels | families | steps | http | drafts | trace | pairs) "$name" ;;
+    *) echo "unknown part $name: kernels, families, steps, http, drafts, trace or pairs" >&2 && exit 2 ;;
   esac
 done
 wait "$making"
