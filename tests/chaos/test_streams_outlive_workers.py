@@ -77,6 +77,7 @@ def test_a_worker_killed_during_drafts(stack: RunningStack) -> None:
         "temperature": 0.9,
         "seed": 3,
         "ignore_eos": True,
+        "logprobs": 1,  # makes steps long, so that most of the answer is to come when its worker dies
     }
     expected = stack.complete(**body).json()["choices"][0]["text"]
     predicted = {**body, "model": "ryzanstein-tiny", "prediction": expected, "stream": True}
@@ -91,13 +92,13 @@ def test_a_worker_killed_during_drafts(stack: RunningStack) -> None:
             for choice in event.get("choices", ()):
                 text += choice["text"]
                 workers += [choice["worker"]["id"]] if "worker" in choice else []
-            if len(workers) == 1 and len(text) > len(expected) // 4:
+            if len(workers) == 1 and len(text) > 100:
                 os.kill(stack.pid_of(workers[0]), signal.SIGKILL)
                 workers.append("killed")
     assert text == expected
     assert len(set(workers)) == 3
     assert usage["completion_tokens"] == body["max_tokens"]
-    assert usage["completion_tokens_details"]["accepted_prediction_tokens"] > 100
+    assert usage["completion_tokens_details"]["accepted_prediction_tokens"] > 0
     stack.wait_serving(3)
 
 

@@ -82,9 +82,11 @@ class StepPump:
         now = time.monotonic()
         with self._guard():
             step = self.scheduler.in_flight[0]
-            cost = self._step_timer.returned(step.load, now - max(step.planned_at, self._last_result))
-            self._last_result = now
+            accepted = self.scheduler.counters.accepted_tokens.total()
             outputs = self.scheduler.apply(result)
+            accepted = self.scheduler.counters.accepted_tokens.total() - accepted
+            cost = self._step_timer.returned(step.load, now - max(step.planned_at, self._last_result), accepted)
+            self._last_result = now
             self._adapt()
             self._advance()
             self._computed(result, outputs, cost, now)

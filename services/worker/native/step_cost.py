@@ -47,7 +47,7 @@ class StepTimer:
     def __init__(self, least_prompt_s: float = 0.0) -> None:
         """`least_prompt_s`: by how much prompts may lengthen every step, however short."""
         self._least_prompt_s = least_prompt_s
-        self.decode_step_ms = 0.0
+        self.decode_step_ms = 0.0  # milliseconds from one token of a request to the next
         self.computed_tokens = 0  # prompt and answer tokens
         self._prefill_rows = 0.0  # average number of prefill rows of steps with prompts
         self._prefill_s = 0.0  # average seconds of these steps
@@ -65,10 +65,10 @@ class StepTimer:
         """
         return self._prefill_rows / self._prefill_s if self._prefill_s else 0.0
 
-    def returned(self, step: StepLoad, seconds: float) -> StepCost:
-        """Learn from a step that took `seconds`."""
-        self.computed_tokens += step.n_rows
-        n_decodes = step.n_rows - step.n_prefill_rows
+    def returned(self, step: StepLoad, seconds: float, n_accepted: int = 0) -> StepCost:
+        """Learn from a step that took `seconds`, and of whose proposals `n_accepted` stood."""
+        self.computed_tokens += step.n_rows - step.n_proposals + n_accepted
+        n_decodes = step.n_rows - step.n_prefill_rows - step.n_proposals
         if step.n_prefill_rows >= _MIN_PREFILL_ROWS:
             expected_s = step.n_rows / self.prefill_tokens_per_s if self._prefill_s else seconds
             self._prefill_rows = _blend(self._prefill_rows, step.n_rows)
@@ -76,12 +76,13 @@ class StepTimer:
             decodes_s = min(self._step_s(n_decodes), seconds / 2) if n_decodes else 0.0
             self._learn_prompt(step, seconds - decodes_s)
         elif step.n_prefill_rows == 0:
+            token_ms = seconds * 1e3 * n_decodes / (n_decodes + n_accepted)
+            at_most_ms = _AT_MOST * self.decode_step_ms or token_ms
+            self.decode_step_ms = _blend(self.decode_step_ms, min(token_ms, at_most_ms))
             if step.n_proposals:
                 self._learn_draft(step, seconds)
                 return StepCost(seconds, step.n_rows, 0)
             self._forget_drafts(_FORGOTTEN)  # a cost that prevents proposals is measured again in time
-            at_most_ms = _AT_MOST * self.decode_step_ms or seconds * 1e3
-            self.decode_step_ms = _blend(self.decode_step_ms, min(seconds * 1e3, at_most_ms))
             bits = n_decodes.bit_length()
             self._decode_s[bits] = _usual(self._decode_s.get(bits, seconds), seconds)
         return StepCost(seconds, step.n_rows, step.n_prefill_rows)

@@ -121,7 +121,7 @@ def test_an_unmergeable_adapter_is_rejected(refused: Callable[..., str], tmp_pat
     assert "quantized; merge into the checkpoint that it was made from" in refused(base, folder)
     assert "not the folder of a PEFT adapter" in refused(TINY_MODEL, base)
     for key, value, said in (
-        ("r", True, "r: expected a number from 1 on, found True"),
-        ("alpha_pattern", {"q_proj": "8"}, "expected a number for 'q_proj', found '8'"),
+        ("r", True, "r: expected a whole number from 1 on, found True"),
+        ("alpha_pattern", {"q_proj": "8"}, "alpha_pattern: 'q_proj': expected a number from 0 on, found '8'"),
     ):
         assert said in refused(TINY_MODEL, adapter(tmp_path / key, **{key: value}))
