@@ -29,13 +29,21 @@ REDIS, WORKERS, DATA = "ryzanstein-redis", "ryzanstein-workers-default", "data-r
 
 
 def versions(kube: Kube) -> dict[str, str]:
-    """The generation of each object, or of one without a spec its content."""
+    """The generation of each object, or of one without a spec its content.
+
+    Claims that a StatefulSet's controller makes are left out: they come in its own time.
+    """
     found = kube.items(KINDS, f"app.kubernetes.io/instance={RELEASE}")
     return {
         f"{each['kind']} {each['metadata']['name']}": str(each["metadata"].get("generation", each.get("data")))
         for each in found
-        if each["kind"] != "Secret" and not each["metadata"].get("ownerReferences")
+        if each["kind"] != "Secret" and not each["metadata"].get("ownerReferences") and not _made_later(each)
     }
+
+
+def _made_later(found: Object) -> bool:
+    of_release = "meta.helm.sh/release-name" in found["metadata"].get("annotations", {})
+    return found["kind"] == "PersistentVolumeClaim" and not of_release
 
 
 def refusal(kube: Kube, *sets: str, major: int = 3) -> str:
