@@ -114,7 +114,7 @@ http() {
 
 # SmolLM2, from its wheel, with speculation and without: speeds, and whether texts stay the same on a GPU, too.
 drafts() {
-  part drafts 240 "$python" -m bench.speculation --rounds 1 --candidates 28 --max-tokens 400 --at-once 1 --at-once 16 \
+  part drafts 240 "$python" -m bench.speculation --rounds 1 --candidates 30 --max-tokens 400 --at-once 1 --at-once 16 \
     --json "$out/drafts.json"
 }
 

@@ -126,6 +126,7 @@ def speed_table(model: str, cells: Sequence[Cell]) -> Table:
             f"{on:,.1f}",
             f"{off:,.1f}",
             f"{cell.ratio:.2f}",
+            f"{cell.decode_ratio:.2f}" if cell.decode_ratio else "",
             f"{share:.0%}" if share else "",
             drafts(cell.on),
         )
