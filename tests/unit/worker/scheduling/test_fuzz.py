@@ -40,6 +40,7 @@ class Traffic:
             kept_events=10**7,
             speculation=choice([False, True, True]),
         )
+        self.harness.scheduler.speculator.most_running = max_running
         self.harness.scheduler.speculator.cost = choice([DraftCost(1.0, 0.01), DraftCost(1.0, 0.3)])
         self.harness.scheduler.prefill_budget = PrefillBudget(choice([5, 100, 10_000]), choice([0.0, 0.001, 1.0]))
         self.prefixes = [[self.random.randrange(97) for _ in range(150)] for _ in range(3)]
