@@ -148,6 +148,10 @@ class Sampler:
         """
         return self._params.on_host[slots]
 
+    def constrains(self, slots: Slots) -> bool:
+        """Return whether any of `slots` [n] has a grammar."""
+        return bool(self._params.constrained[slots].any())
+
     def forced(self, slot: int) -> tuple[int, ...]:
         """Return the tokens that the slot's grammar, if any, forces next."""
         return self._matchers.forced(slot) if self._params.constrained[slot] else ()

@@ -25,12 +25,12 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Draft:
-    """The rows of a slot that are not drawn yet, and what the drawn ones added to the tokens."""
+    """A slot's rows from `first` to `end`, and what was drawn at those up to `row`, besides tokens."""
 
     slot: int
     first: int
     row: int  # the newest that is drawn
-    end: int
+    end: int  # after the last
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     failure: str = ""
 
@@ -62,7 +62,7 @@ class Acceptor:
         """Return the records of a step in which each slot drew one token."""
         token_ids = [(token,) for token in draws.token_ids.tolist()]
         results = list(map(SlotResult, slots.tolist(), token_ids))
-        if draws.logprobs or draws.failures or self._forces:
+        if draws.logprobs or draws.failures or (self._forces and self._sampler.constrains(slots)):
             results = [self._complete(result, draws) for result in results]
         return tuple(results)
 

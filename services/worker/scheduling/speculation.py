@@ -28,7 +28,7 @@ from services.worker.scheduling.request import Request
 from services.worker.scheduling.step_builder import StepBuilder
 
 _MOST = 31  # proposals of a request in a step
-# With more requests, looking for drafts and waiting for results took up to a sixth of the speed of chats on two cores.
+# With more requests, the search for drafts and the wait for results cost prose and chats more than drafts gain.
 _MOST_RUNNING = 2
 _OWN_WEIGHT = 6.0  # evidence of other requests counts as much as this many of the request's own proposals
 _PRIOR_WEIGHT = 4.0
@@ -75,7 +75,7 @@ class Speculator:
         self._evidence: dict[tuple[str, int], Evidence] = {}  # by drafter and size of the match
 
     def open(self, request: Request) -> Drafts | None:
-        """The drafters of a new request; None if it shall have none."""
+        """The drafters of a new request; None: nothing is ever proposed for it."""
         if not self._config.speculation or request.embed or request.trial_tokens:
             return None
         drafters: list[Drafter] = [PromptLookup(), SuffixLookup(self._texts, _scope(request))]
