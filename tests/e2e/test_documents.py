@@ -30,6 +30,9 @@ ENDLESS = ("vmstat 1",)
 SMALL = {
     "python -m bench.gateway --tls": "--rounds 1 --streams 50",
     "python -m bench.router --rounds 1 --seconds 4": "--workers 20 --rate 100 --seconds 1",
+    "python -m bench.speculation --rounds 2 --candidates 60 --max-tokens 400": (
+        "--rounds 1 --candidates 30 --max-tokens 8 --workload quote --at-once 1"
+    ),
 }
 # A reader's installation is at the ports that commands take by themselves; the test's is not.
 WRAPPER = """#!/bin/sh

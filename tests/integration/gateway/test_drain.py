@@ -92,6 +92,8 @@ async def refuses_connections(port: int) -> None:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except ConnectionRefusedError:
                 return
+            except ConnectionResetError:  # it came while the listener was being closed
+                continue
             writer.close()
             await asyncio.sleep(0.02)
 
