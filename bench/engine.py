@@ -34,8 +34,10 @@ from bench.random_adapters import write_adapter
 from bench.reading import Reading, higher, lower, write_readings
 from bench.stats import median
 from services.common.heap import freeze_started
+from services.compute.model.loading.folder import ModelFolder
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.native.offline import OfflineEngine
+from services.worker.native.startup import read_model
 from services.worker.process.rank_group import GroupStarted, RankGroup
 from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan, StepResult
@@ -70,8 +72,8 @@ class _Step:
 class MeasuredEngine(OfflineEngine):
     """An engine that records the times of every step."""
 
-    def __init__(self, group: RankGroup, started: GroupStarted) -> None:
-        super().__init__(group, started)
+    def __init__(self, group: RankGroup, started: GroupStarted, files: ModelFolder) -> None:
+        super().__init__(group, started, files)
         self.vocab_size = started.model.vocab_size
         freeze_started()  # as a server does: a collection of all that is imported would be a step of 0.1 s
         self._steps: dict[int, _Step] = {}
@@ -168,7 +170,7 @@ async def open_engine(config: RankGroupConfig, workload: Workload) -> AsyncGener
                 write_adapter(Path(config.model_path), path := Path(folder) / str(slot), config.adapter_max_rank, slot)
                 if error := await group.load_adapter(AdapterOrder(slot, str(path))):
                     raise SystemExit(error)
-        engine = MeasuredEngine(group, started)
+        engine = MeasuredEngine(group, started, await asyncio.to_thread(read_model, Path(config.model_path)))
         await engine.measure(
             make_requests(4, replace(workload, output_tokens=8), engine.vocab_size, 1, config.adapter_slots)
         )
