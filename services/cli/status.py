@@ -17,6 +17,7 @@ from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, routing_pb2, routing_pb2_grpc, wo
 
 from services.cli.errors import CommandError
 from services.cli.tables import print_whole, width_of
+from services.common.phases import phase_name
 from services.common.rpc import open_channel
 from services.common.tls.credentials import Tls
 
@@ -126,7 +127,7 @@ def _cells(view: routing_pb2.WorkerView) -> tuple[str, ...]:
     return (
         view.worker_id,
         view.model,
-        worker_pb2.Phase.Name(state.phase).removeprefix("PHASE_").lower(),
+        phase_name(state.phase),
         "[green]yes[/]" if view.eligible else f"[red]no: {view.why_not}[/]",
         str(state.running),
         str(state.waiting),

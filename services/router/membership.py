@@ -18,6 +18,8 @@ _PHASES = {
     worker_pb2.PHASE_SERVING: IneligibleReason.ELIGIBLE,
     worker_pb2.PHASE_RECOVERING: IneligibleReason.RECOVERING,
     worker_pb2.PHASE_DRAINING: IneligibleReason.DRAINING,
+    worker_pb2.PHASE_SLEEPING: IneligibleReason.SLEEPING,
+    worker_pb2.PHASE_WAKING: IneligibleReason.WAKING,
 }
 _LAST_SEEN, _SILENT_S = range(2)  # rows of the table; _SILENT_S: the pause after which the worker counts as silent
 

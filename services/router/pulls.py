@@ -29,6 +29,8 @@ _SILENT = {
     IneligibleReason.RECOVERING,
     IneligibleReason.SILENT,
     IneligibleReason.BREAKER,
+    IneligibleReason.SLEEPING,
+    IneligibleReason.WAKING,
 }
 _READABLE = np.array([why not in _SILENT for why in IneligibleReason])
 

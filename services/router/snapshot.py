@@ -36,6 +36,8 @@ class IneligibleReason(IntEnum):
     SATURATED = 7
     TOO_SMALL = 8
     EXCLUDED = 9
+    SLEEPING = 10
+    WAKING = 11
 
     @property
     def text(self) -> str:
@@ -54,6 +56,8 @@ _TEXTS = {
     IneligibleReason.SATURATED: "saturated",
     IneligibleReason.TOO_SMALL: "too small",
     IneligibleReason.EXCLUDED: "excluded",
+    IneligibleReason.SLEEPING: "sleeping",
+    IneligibleReason.WAKING: "waking",
 }
 
 

@@ -14,7 +14,7 @@ from services.common.lifecycle import StartupError, run_service
 from services.common.metrics import new_registry, serve_metrics
 from services.common.tls.credentials import Tls, export_end
 from services.common.tracing import tracing
-from services.worker.api.card import EngineIdentity
+from services.worker.api.card import EngineIdentity, SharedHost
 from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics
 from services.worker.api.readiness import Readiness
@@ -63,7 +63,12 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
         registry.register(EngineTotals(engine.counters, engine.state))
         registry.register(TransferMetrics(engine.transfers))
         identity = EngineIdentity(
-            settings.worker_id, str(uuid.uuid4()), name, int(time.time()), recommends=settings.sampling_defaults
+            settings.worker_id,
+            str(uuid.uuid4()),
+            name,
+            int(time.time()),
+            recommends=settings.sampling_defaults,
+            shared=SharedHost(settings.memory_host, settings.max_awake, settings.idle_sleep_s, settings.pinned),
         )
         worker = VirtualWorker(engine, identity, settings.worker_port, settings.drain_s, life.handed_off, tls)
         await worker.serve(settings, readiness, stop)

@@ -112,6 +112,13 @@ class WorkerSettings(ServiceSettings):
     pull_mb_per_s: float = Field(
         250.0, ge=0, description="How fast KV blocks come from other workers, until it is measured; 0: never pull"
     )
+    memory_host: str = Field(
+        "",
+        description="Workers with the same value share a machine's or a pod's memory; empty: this worker shares none",
+    )
+    max_awake: int = Field(0, ge=0, description="Workers of memory_host that are awake at a time; 0: no limit")
+    idle_sleep_s: int = Field(0, ge=0, description="The worker sleeps after this time without requests; 0: never")
+    pinned: bool = Field(False, description="The worker never sleeps to make room for others of memory_host")
     stall_timeout_s: float = Field(1.0, gt=0, description="A rank without heartbeat for this long is lost")
     start_timeout_s: float = Field(
         300.0, gt=0, description="How long the ranks may take to load the model and be ready"

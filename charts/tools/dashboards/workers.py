@@ -18,7 +18,8 @@ DASHBOARD = Dashboard(
                 timeline(
                     "Serving",
                     (f'ryzanstein_worker_phase{{@,{_POOL},phase="serving"}}', "{{instance}}"),
-                    about="The other phases are loading, recovering and draining. " + runbook("worker-down"),
+                    about="The other phases are loading, sleeping, waking, recovering and draining. "
+                    + runbook("worker-down"),
                 ),
                 stat(
                     "What they serve",

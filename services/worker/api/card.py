@@ -10,6 +10,16 @@ from services.worker.engine.state import AdapterFacts, EngineFacts, EngineModel
 
 
 @dataclass(frozen=True, slots=True)
+class SharedHost:
+    """The memory that several workers share, and when this one may sleep; routers put workers to sleep."""
+
+    host: str = ""  # workers with the same value share memory; empty: the worker shares none
+    max_awake: int = 0  # workers of the host that are awake at a time; 0: no limit
+    idle_sleep_s: int = 0  # time without requests after which the worker may sleep; 0: never
+    pinned: bool = False  # the worker never sleeps to make room
+
+
+@dataclass(frozen=True, slots=True)
 class EngineIdentity:
     """Identity of an engine on the wire."""
 
@@ -18,6 +28,7 @@ class EngineIdentity:
     model: str  # the name that clients use
     created: int  # Unix time
     recommends: bool = True  # use the publisher's sampling defaults for requests
+    shared: SharedHost = SharedHost()
 
 
 def model_card(identity: EngineIdentity, model: EngineModel, facts: EngineFacts) -> pb.ModelCard:

@@ -11,7 +11,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.worker.engine.base import StepReport, phase_name
+from services.common.phases import phase_name
+from services.worker.engine.base import StepReport
 from services.worker.engine.state import DRAFTERS, EngineCounters, EngineState
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

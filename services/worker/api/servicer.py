@@ -16,7 +16,14 @@ from services.worker.api.gateways import Gateways
 from services.worker.api.state import StateForRouters
 from services.worker.api.stream_buffer import StreamBuffer
 from services.worker.engine.base import Engine
-from services.worker.engine.errors import BlocksUnavailableError, InvalidRequestError, Unavailable, UnsupportedError
+from services.worker.engine.errors import (
+    BlocksUnavailableError,
+    InvalidRequestError,
+    NoRoomError,
+    PhaseRefusedError,
+    Unavailable,
+    UnsupportedError,
+)
 
 STATE_THROTTLE_S = 0.020
 STATE_HEARTBEAT_S = 2.0  # for clients that request no other interval
@@ -32,6 +39,11 @@ _CODES = {
     Unavailable.MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
     Unavailable.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unavailable.LOST: grpc.StatusCode.UNAVAILABLE,
+}
+_REFUSED: dict[type[Exception], grpc.StatusCode] = {
+    PhaseRefusedError: grpc.StatusCode.FAILED_PRECONDITION,
+    NoRoomError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
 }
 
 
@@ -162,6 +174,26 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except UnsupportedError as error:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, str(error))
+
+    async def Sleep(  # noqa: N802
+        self, request: pb.SleepRequest, context: grpc.aio.ServicerContext[pb.SleepRequest, pb.SleepResponse]
+    ) -> pb.SleepResponse:
+        """Give the model's memory back."""
+        try:
+            await self._engine.sleep(request.level or 1)
+        except (PhaseRefusedError, UnsupportedError) as error:
+            await context.abort(_REFUSED[type(error)], str(error))
+        return pb.SleepResponse()
+
+    async def Wake(  # noqa: N802
+        self, request: pb.WakeRequest, context: grpc.aio.ServicerContext[pb.WakeRequest, pb.WakeResponse]
+    ) -> pb.WakeResponse:
+        """Begin to wake."""
+        try:
+            self._engine.wake()
+        except (PhaseRefusedError, NoRoomError, UnsupportedError) as error:
+            await context.abort(_REFUSED[type(error)], str(error))
+        return pb.WakeResponse()
 
     async def Drain(  # noqa: N802
         self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainResponse]

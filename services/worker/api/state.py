@@ -31,7 +31,7 @@ class StateForRouters:
     def __call__(self) -> pb.WorkerState:
         """The current state with a new sequence number."""
         self._seq += 1
-        state, counters = self._engine.state(), self._engine.counters
+        state, counters, shared = self._engine.state(), self._engine.counters, self._identity.shared
         return pb.WorkerState(
             worker_id=self._identity.worker_id,
             incarnation=self._identity.incarnation,
@@ -39,5 +39,9 @@ class StateForRouters:
             acked=self._acked,
             drafted_tokens=counters.proposed_tokens.total(),
             accepted_tokens=counters.accepted_tokens.total(),
+            host=shared.host,
+            max_awake=shared.max_awake,
+            idle_sleep_s=shared.idle_sleep_s,
+            pinned=shared.pinned,
             **{name: getattr(state, name) for name in _FIELDS},
         )

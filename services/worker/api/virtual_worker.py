@@ -15,6 +15,7 @@ from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
 from services.common.leases import Lease, LeaseKeeper
 from services.common.lifecycle import GaveUpError, StartupError
+from services.common.phases import phase_name
 from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
 from services.common.settings import ServiceSettings
@@ -25,7 +26,7 @@ from services.worker.api.card import EngineIdentity
 from services.worker.api.gateways import Gateways
 from services.worker.api.readiness import Readiness
 from services.worker.api.servicer import WorkerServicer
-from services.worker.engine.base import Engine, phase_name
+from services.worker.engine.base import Engine
 
 REDIS_TIMEOUT_S = 0.5
 STREAMS_END_S = 2.0

@@ -11,8 +11,9 @@ from typing import Protocol
 
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.common.phases import phase_name
 from services.worker.engine.changes import Changes
-from services.worker.engine.errors import InvalidRequestError
+from services.worker.engine.errors import InvalidRequestError, UnsupportedError
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Finish, Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
@@ -25,7 +26,7 @@ from services.worker.engine.state import (
     TransferTotals,
 )
 
-__all__ = ["Engine", "EngineRequest", "EngineState", "Finish", "Output", "OutputSink", "StepReport", "phase_name"]
+__all__ = ["Engine", "EngineRequest", "EngineState", "Finish", "Output", "OutputSink", "StepReport"]
 
 
 log = logging.getLogger(__name__)
@@ -36,13 +37,10 @@ _REFUSALS = {
     pb.PHASE_LOADING: pb.Handoff(reason=pb.Handoff.REASON_LOADING, detail="the worker is still loading its model"),
     # Not RANKS_LOST: the lost ranks did not compute this request, so it is no suspect.
     pb.PHASE_RECOVERING: pb.Handoff(reason=pb.Handoff.REASON_LOADING, detail="the worker is restarting its ranks"),
+    pb.PHASE_SLEEPING: pb.Handoff(reason=pb.Handoff.REASON_LOADING, detail="the worker is asleep"),
+    pb.PHASE_WAKING: pb.Handoff(reason=pb.Handoff.REASON_LOADING, detail="the worker is waking"),
     pb.PHASE_DRAINING: pb.Handoff(reason=pb.Handoff.REASON_DRAIN, detail="the worker is draining"),
 }
-
-
-def phase_name(phase: int) -> str:
-    """The phase's name in lower case, for messages, leases and labels."""
-    return pb.Phase.Name(phase).removeprefix("PHASE_").lower()
 
 
 class OutputSink(Protocol):
@@ -158,6 +156,20 @@ class Engine(ABC):
     @abstractmethod
     def cached_hashes(self) -> list[int]:
         """Wire hashes of all blocks in the prefix cache, parents before children."""
+
+    async def sleep(self, level: int) -> None:
+        """Give the model's memory back; does nothing while asleep. Level 2 keeps no copies of the weights.
+
+        Raises PhaseRefusedError while requests run or wait and in other phases, UnsupportedError if it cannot sleep.
+        """
+        raise UnsupportedError(f"the engine {self.model.engine} cannot sleep")
+
+    def wake(self) -> None:
+        """Begin to wake; does nothing while waking or serving.
+
+        Raises PhaseRefusedError in other phases, NoRoomError, UnsupportedError if it cannot sleep.
+        """
+        raise UnsupportedError(f"the engine {self.model.engine} cannot sleep")
 
     @abstractmethod
     def submit(self, request: EngineRequest, sink: OutputSink) -> None:

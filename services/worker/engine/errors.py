@@ -25,6 +25,14 @@ class NotServingError(EngineError):
     """A request was submitted while the engine refuses requests."""
 
 
+class PhaseRefusedError(EngineError):
+    """The phase, or requests that run or wait, do not allow to sleep or to wake now."""
+
+
+class NoRoomError(EngineError):
+    """Memory does not suffice to wake."""
+
+
 class UnsupportedError(EngineError):
     """The engine does not have the operation."""
 

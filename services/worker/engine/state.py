@@ -33,6 +33,9 @@ class EngineState:
     adapter_slots_in_use: bool = False  # all of them, by requests
     adapter_slots: int = 0
     adapter_waiting: int = 0  # requests whose adapter is being loaded or waits for a slot
+    memory_bytes: int = 0  # memory that the engine holds now; 0: not measured
+    awake_bytes: int = 0  # predicted memory_bytes while it serves
+    wake_ms: int = 0  # time of the last wake, from asleep to serving; 0: not measured
 
 
 DRAFTERS = ("prompt_lookup", "suffix", "grammar", "prediction")

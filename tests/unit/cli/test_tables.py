@@ -47,6 +47,16 @@ def test_status_shows_every_heading_and_every_number(width: int) -> None:
     assert max(map(len, stream.getvalue().splitlines())) <= width
 
 
+@pytest.mark.parametrize(
+    ("phase", "name"), [(worker_pb2.PHASE_SLEEPING, "sleeping"), (worker_pb2.PHASE_WAKING, "waking"), (99, "phase_99")]
+)
+def test_status_names_the_phase_also_of_a_newer_worker(phase: worker_pb2.Phase, name: str) -> None:
+    terminal, stream = console(200)
+    view = routing_pb2.WorkerView(worker_id="w", model="m", state=worker_pb2.WorkerState(phase=phase))
+    _print_workers(terminal, routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=[view]))
+    assert f" {name} " in stream.getvalue()
+
+
 @pytest.mark.parametrize("width", [80, 240])
 def test_status_shows_the_accepted_share_of_drafts(width: int) -> None:
     state = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SERVING, drafted_tokens=200, accepted_tokens=126)

@@ -12,8 +12,10 @@ from typing import Any
 import promql_parser
 import yaml
 from prometheus_client.metrics import Histogram
+from ryzanstein.v1 import worker_pb2 as pb
 
 from docs.reference import metrics_page
+from services.common.phases import phase_name
 from services.gateway.generation.attempt import Cause
 from services.gateway.telemetry import ModelHistograms
 from services.router.breaker import BreakerState
@@ -31,7 +33,7 @@ VALUES = {
     ("ryzanstein_gateway_resumes_total", "cause"): {cause.value for cause in Cause},
     ("ryzanstein_router_workers", "state"): {why.text or "eligible" for why in IneligibleReason},
     ("ryzanstein_router_breakers", "state"): {state.value for state in BreakerState},
-    ("ryzanstein_worker_phase", "phase"): {"loading", "serving", "recovering", "draining"},
+    ("ryzanstein_worker_phase", "phase"): {phase_name(phase) for phase in pb.Phase.values()[1:]},
     ("ryzanstein_coordinator_workers", "state"): {"synced", "behind"},
     ("ryzanstein_coordinator_events_total", "kind"): {"events", "gaps", "resyncs"},
     ("ryzanstein_router_lookups_total", "result"): {"answered", "failed"},

@@ -16,6 +16,8 @@ from tests.unit.router.fleets import LIMITS, Lab
         (pb.PHASE_LOADING, IneligibleReason.LOADING),
         (pb.PHASE_RECOVERING, IneligibleReason.RECOVERING),
         (pb.PHASE_DRAINING, IneligibleReason.DRAINING),
+        (pb.PHASE_SLEEPING, IneligibleReason.SLEEPING),
+        (pb.PHASE_WAKING, IneligibleReason.WAKING),
         (pb.PHASE_SERVING, IneligibleReason.ELIGIBLE),
     ],
 )

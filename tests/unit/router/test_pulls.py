@@ -76,6 +76,8 @@ def test_no_pull_is_made_without_a_known_longer_prefix() -> None:
         (IneligibleReason.SILENT, False),
         (IneligibleReason.BREAKER, False),
         (IneligibleReason.RECOVERING, False),
+        (IneligibleReason.SLEEPING, False),
+        (IneligibleReason.WAKING, False),
     ],
 )
 def test_every_responsive_worker_can_be_read(why_not: IneligibleReason, readable: bool) -> None:

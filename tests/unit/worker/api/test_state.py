@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.worker.api.card import EngineIdentity
+from services.worker.api.card import EngineIdentity, SharedHost
 from services.worker.api.servicer import _matters
 from services.worker.api.state import StateForRouters
 from tests.unit.worker.engine.fake_engine import FakeEngine
@@ -16,6 +16,12 @@ async def test_the_routers_that_were_heard_last_are_acknowledged() -> None:
         state.acknowledge(pb.DispatchTicket(router_id=f"r{number}", seq=number + 1))
     acked = dict(state().acked)
     assert (len(acked), acked["r0"], acked["r64"], "r1" in acked) == (64, 1, 65, False)
+
+
+async def test_the_shared_host_is_reported() -> None:
+    shared = SharedHost("pod-1", max_awake=2, idle_sleep_s=300, pinned=True)
+    state = StateForRouters(EngineIdentity("w", "i", "m", 0, shared=shared), FakeEngine())()
+    assert (state.host, state.max_awake, state.idle_sleep_s, state.pinned) == ("pod-1", 2, 300, True)
 
 
 async def test_drafts_are_counted_and_wait_for_a_change_by_a_tenth() -> None:
