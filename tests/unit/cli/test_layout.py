@@ -22,7 +22,8 @@ from tests.models import BUNDLED_MODEL
 
 def laid_out(first_port: int = 9001, **options: object) -> dict[str, ProcessSpec]:
     ports = itertools.count(first_port)
-    specs = lay_out(StackOptions(model="m", **options), Path("/run/x"), Path("/bin/redis"), lambda: next(ports))
+    given = StackOptions(**{"model": ["m"], **options})
+    specs = lay_out(given, Path("/run/x"), Path("/bin/redis"), lambda: next(ports))
     return {spec.name: spec for spec in specs}
 
 
@@ -41,6 +42,19 @@ def test_services_get_the_addresses_of_their_peers() -> None:
     assert specs["gateway"].env["RYZANSTEIN_ROUTER_ADDRESSES"] == specs["router"].address
     assert specs["router"].env["RYZANSTEIN_COORDINATOR_ADDRESS"] == specs["kv-coordinator"].address
     assert specs["worker-0"].address.endswith(":" + specs["worker-0"].env["RYZANSTEIN_WORKER_PORT"])
+
+
+def test_each_model_has_workers_of_its_own_with_all_cores() -> None:
+    specs = laid_out(model=["/a", "o/b:int8"], workers=2, served_model_name=["first", "second"])
+    workers = [spec for name, spec in specs.items() if name.startswith("worker-")]
+    keys = ("WORKER_ID", "MODEL", "QUANTIZATION", "SERVED_MODEL_NAME")
+    assert [tuple(spec.env[f"RYZANSTEIN_{key}"] for key in keys) for spec in workers] == [
+        ("worker-0", "/a", "auto", "first"),
+        ("worker-1", "/a", "auto", "first"),
+        ("worker-2", "o/b", "int8", "second"),
+        ("worker-3", "o/b", "int8", "second"),
+    ]
+    assert {spec.env["OMP_NUM_THREADS"] for spec in workers} == {laid_out(workers=2)["worker-0"].env["OMP_NUM_THREADS"]}
 
 
 def test_workers_are_told_the_numbers_of_their_cache_and_whether_to_speculate() -> None:
@@ -126,14 +140,14 @@ def test_the_gateway_speaks_tls_with_files_that_are_tried_first(tmp_path: Path) 
         ({**files, "tls_key": "/none"}, "no certificate"),
     ):
         with pytest.raises(CommandError, match=f"--tls-key.*{said}"):
-            check(StackOptions(model=str(BUNDLED_MODEL), **wrong))
+            check(StackOptions(model=[str(BUNDLED_MODEL)], **wrong))
 
 
 @given(workers=st.integers(1, 8), ranks=st.integers(1, 8))
 def test_threads_exceed_the_cores_only_at_one_thread_a_process(workers: int, ranks: int) -> None:
     import os
 
-    options = StackOptions(model="m", workers=workers, tensor_parallel=ranks)
+    options = StackOptions(model=["m"], workers=workers, tensor_parallel=ranks)
     cores = len(os.sched_getaffinity(0))
     assert options.threads_per_rank >= 1
     assert options.threads_per_rank == 1 or options.threads_per_rank * workers * ranks <= cores

@@ -15,7 +15,7 @@ GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text(
 ROW = re.compile(r"^\| (?P<options>`--.+?) \| (?P<default>[^|]+) \| [^|]+ \|$", re.MULTILINE)
 # What the guide says in words.
 WORDS: dict[str, object] = {
-    "SmolLM2": "",
+    "SmolLM2": None,
     "chosen by the worker": 0,
     "the model's": 0,
     "off": 0,
@@ -25,7 +25,7 @@ WORDS: dict[str, object] = {
     "no arguments": None,
     "no adapters": None,
     "no settings": None,
-    "its own": "",
+    "its own": None,
     "cost": "cost",
     "auto": "auto",
 }

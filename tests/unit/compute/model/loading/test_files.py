@@ -78,7 +78,7 @@ async def test_a_folder_that_may_not_be_read_names_its_owner_and_the_reader(open
         with pytest.raises(StartupError, match=rf"Permission denied: {open_folder.parent} {said}"):
             await model_folder(str(open_folder), "")
         with pytest.raises(CommandError, match=rf"--model .*Permission denied: {open_folder.parent} {said}"):
-            check(StackOptions(model=str(open_folder), port=free_port()))
+            check(StackOptions(model=[str(open_folder)], port=free_port()))
 
 
 def test_weights_that_are_cut_off(folder: Path) -> None:

@@ -1,0 +1,63 @@
+"""Several models in one installation: each has its own worker, its name and its weights."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from services.cli.stack.default_model import TINY_MODEL
+from tests.stack import RunningStack, running_stack
+
+NAMES = ["one", "two", "three"]
+PROMPT = "class Stack:\n    def push("
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    """Three copies of the tiny model; the weights of the second one are rounded, those of the third one are halved."""
+    folder = tmp_path_factory.mktemp("several")
+    for name in NAMES:
+        shutil.copytree(TINY_MODEL, folder / name)
+    models = [str(folder / "one"), f"{folder / 'two'}:int8", f"{folder / 'three'}:int4"]
+    with running_stack(folder, *(part for model in models[1:] for part in ("--model", model)), model=models[0]) as run:
+        yield run
+
+
+def answer(stack: RunningStack, model: str) -> tuple[str, str]:
+    """The model that answered, and the likeliest continuation with the log-probabilities of its tokens."""
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "logprobs": 0}
+    told = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=300).raise_for_status().json()
+    return told["model"], json.dumps([told["choices"][0]["text"], told["choices"][0]["logprobs"]["token_logprobs"]])
+
+
+def test_each_model_answers_under_its_name_with_its_weights(stack: RunningStack) -> None:
+    listed = httpx.get(f"{stack.url}/v1/models", timeout=60).json()["data"]
+    assert sorted(model["id"] for model in listed) == sorted(NAMES)
+    answers = {name: answer(stack, name) for name in NAMES}
+    assert [model for model, _ in answers.values()] == NAMES
+    assert len({text for _, text in answers.values()}) == len(NAMES), "differently rounded weights"
+    assert {name: answer(stack, name) for name in reversed(NAMES)} == answers
+
+
+def test_model_without_a_worker_is_refused_with_the_served_names(stack: RunningStack) -> None:
+    refused = httpx.post(f"{stack.url}/v1/completions", json={"model": "four", "prompt": PROMPT}, timeout=60)
+    assert refused.status_code == 404
+    assert all(name in refused.json()["error"]["message"] for name in NAMES)
+
+
+def test_status_and_logs_tell_the_workers_of_models_apart(stack: RunningStack) -> None:
+    shown = json.loads(stack.ryzanstein("status", "--port", str(stack.port), "--json").stdout)["router"]["workers"]
+    assert {worker["worker_id"]: worker["model"] for worker in shown} == {
+        f"worker-{index}": name for index, name in enumerate(NAMES)
+    }
+    for index in range(len(NAMES)):
+        assert (stack.folder / "logs" / f"worker-{index}.log").stat().st_size
+    printed = stack.stop()
+    assert "Models: one, two, three." in printed
+    rows = re.findall(r"worker-(\d)\W+(one|two|three)\b", printed)
+    assert rows == [(str(index), name) for index, name in enumerate(NAMES)]
