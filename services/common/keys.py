@@ -88,6 +88,21 @@ class RedisKeys:
         """Hash: name of each adapter that was loaded while the installation ran -> its description as JSON."""
         return f"rz:{self.namespace}:adapters"
 
+    @property
+    def cards(self) -> str:
+        """Hash: model -> its card, compressed. It outlives the model's workers."""
+        return f"rz:{self.namespace}:cards"
+
+    @property
+    def card_digests(self) -> str:
+        """Hash: model -> digest of its card."""
+        return f"rz:{self.namespace}:card-digests"
+
+    @property
+    def card_times(self) -> str:
+        """Sorted set: model -> when its card was written."""
+        return f"rz:{self.namespace}:card-times"
+
     def api_key(self, digest: str) -> str:
         """Hash of an API key -> its tenant as JSON."""
         return f"rz:{self.namespace}:key:{digest}"

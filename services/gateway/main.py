@@ -24,6 +24,7 @@ from services.gateway.fine_tuning.module import FineTuning
 from services.gateway.generation.adapters import AdapterRegistry
 from services.gateway.generation.attempt import Cause
 from services.gateway.generation.budget import ResumeBudget
+from services.gateway.generation.cards import CardStore
 from services.gateway.generation.pipeline import Pipeline
 from services.gateway.generation.resume import Upstream
 from services.gateway.grammar.admission import GrammarCompiler
@@ -136,14 +137,15 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     redis = open_redis(settings.redis, settings.redis_timeout_s, connects_beside=True)
     guard, keys = RedisGuard(redis, settings.redis, settings.redis_timeout_s, metrics), RedisKeys(settings.namespace)
     registry = AdapterRegistry(guard, keys)
-    catalog = Catalog(router, pool, registry.read, tls)
+    kept_redis = open_redis(settings.redis, STORE_S)
+    cards = RedisGuard(kept_redis, settings.redis, STORE_S, metrics, "cards of models are not stored")
+    catalog = Catalog(router, pool, registry.read, CardStore(cards, keys), tls)
     adapters = AdapterAdmin(catalog, router, registry, tls)
     peers = Peers(guard, keys, gateway_id)
     wrap = response_cache(settings, guard, keys, metrics)
     pipeline = Pipeline(catalog, upstream, metrics, wrap, log_prompts=settings.log_prompts)
     gate, tracer, drain = new_gate(settings, guard, keys, metrics, peers), RequestTracer(enabled=traced), Drain()
     grammars = GrammarCompiler(settings.grammar_timeout_s, closed=not settings.additional_properties)
-    kept_redis = open_redis(settings.redis, STORE_S)
     store = new_store(settings, kept_redis, keys, metrics)
     batches = Batches(settings, keys, metrics) if settings.batch_storage_bytes else None
     fine_tuning = FineTuning(batches.files, adapters) if batches else None

@@ -1,4 +1,4 @@
-"""The known models: cards come from workers, and the list of workers from routers."""
+"""The known models. Cards come from workers, and from the store while a model has none; workers' list from routers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from services.common.tls.credentials import Tls
 from services.gateway.errors import unavailable, unknown_model
 from services.gateway.ids import new_id
 from services.gateway.text.codec import ModelCardError, ServedModel
+from services.gateway.upstream.cards import Cards, StoredCard
 from services.gateway.upstream.connection import WorkerPool, WorkerRef
 from services.gateway.upstream.router import NoWorkerError, RouterClient
 from services.gateway.upstream.workers import WorkerList, ref_of
@@ -36,18 +37,21 @@ class Catalog:
     """
 
     def __init__(
-        self, router: RouterClient, pool: WorkerPool, registered: ReadAdapters, tls: Tls | None = None
+        self, router: RouterClient, pool: WorkerPool, registered: ReadAdapters, cards: Cards, tls: Tls | None = None
     ) -> None:
         self._tls = tls
         self._router = router
         self._pool = pool
         self._read_registered = registered
+        self._cards = cards
+        self._written: dict[str, str] = {}  # by model, the digest of the card that this gateway stored last
         self._registered: dict[str, RegisteredAdapter] = {}  # loaded while the installation runs
         self._adapted: dict[str, ServedModel] = {}  # models of adapters, as last made
         self._dismissed: frozenset[str] = frozenset()  # no longer expected; kept while a worker serves them
         self._adopting = asyncio.Lock()
         # A model stays known after its last worker leaves, so that requests get 503 and not 404.
         self._models: dict[str, ServedModel] = {}
+        self._digests: dict[str, str] = {}  # digests of the cards, by model
         self._sources: dict[str, WorkerRef] = {}
         self._troubles: dict[str, str | None] = {}  # the last logged error of each worker
         self.ready = False
@@ -61,7 +65,9 @@ class Catalog:
         if not name and not self._models and len(awaited := self._router.listed.awaited()) == 1:
             name = next(iter(awaited))
         if name not in self._models and self.expects(name):
-            await self._wait_for(name, tenant)
+            await self._recall(name)
+            if name not in self._models:
+                await self._wait_for(name, tenant)
         if name and not self.knows(name):
             await self.read_adapters()  # another gateway may have loaded it a moment ago
         return self.get(name, allowed)
@@ -84,7 +90,7 @@ class Catalog:
         return name in self._router.listed.awaited()
 
     def knows(self, name: str) -> bool:
-        """Whether a worker has ever served the model."""
+        """Whether the model's card is known."""
         return name in self._models or name in self.adapters()
 
     def adapters(self) -> dict[str, RegisteredAdapter]:
@@ -146,7 +152,7 @@ class Catalog:
             ref = (await self._router.route(request)).ref
             async with self._adopting:  # all waiting requests share one fetched card
                 if name not in self._models:
-                    await self._adopt(await _fetch_card(ref.address, self._tls), ref)
+                    await self._adopt(StoredCard.of(await _fetch_card(ref.address, self._tls)), ref)
         except NoWorkerError as error:
             raise unavailable(f"No worker serves the model `{name}` at the moment.", error.retry_after_s) from error
         except (grpc.aio.AioRpcError, ModelCardError) as error:
@@ -169,10 +175,12 @@ class Catalog:
         live = workers.refs()
         for name in self._dismissed - workers.models():
             self._models.pop(name, None)
+            self._digests.pop(name, None)
             self._sources.pop(name, None)
         for name in sorted(workers.models()):
             if self._sources.get(name) not in live:
                 await self._load(name, workers)
+        await self._exchange(workers.awaited(), live)
         await self.read_adapters()
         await self._pool.keep(live)
         self.ready = self.ready or bool(self._models) or not workers.anybody_serves
@@ -182,7 +190,7 @@ class Catalog:
             if view.model != name or view.state.phase != worker_pb2.PHASE_SERVING:
                 continue
             try:
-                await self._adopt(await _fetch_card(view.address, self._tls), ref_of(view))
+                await self._adopt(StoredCard.of(await _fetch_card(view.address, self._tls)), ref_of(view))
                 return
             except (grpc.aio.AioRpcError, ModelCardError) as error:
                 self._complain(view.worker_id, error)
@@ -194,28 +202,43 @@ class Catalog:
             self._troubles[worker_id] = reason
             log.warning("no model card from %s: %s", worker_id, reason)
 
-    async def _adopt(self, card: worker_pb2.ModelCard, source: WorkerRef) -> None:
-        known = self._models.get(card.model)
-        if known is None or _identity(known.card) != _identity(card):
-            self._models[card.model] = await asyncio.to_thread(ServedModel.from_card, card)
-            log.info("model %s: %d tokens of context, card from %s", card.model, card.max_model_len, source.worker_id)
-        self._sources[card.model] = source
-        self._troubles.pop(source.worker_id, None)
+    async def _exchange(self, awaited: Collection[str], live: Collection[WorkerRef]) -> None:
+        """Store cards that came from workers, and read those of models that wait for workers.
 
+        A card is stored once, since workers of two revisions may serve a model during an upgrade.
+        """
+        stored = await self._cards.digests()
+        if stored is None:
+            return
+        for name in awaited:
+            digest, known = stored.get(name, ""), self._digests.get(name, "")
+            if self._sources.get(name) not in live:
+                if digest not in ("", known):
+                    await self._recall(name)
+                continue
+            due = not digest or known not in (digest, self._written.get(name))
+            if due and await self._cards.write(StoredCard(self._models[name].card, known)):
+                self._written[name] = known
 
-def _identity(card: worker_pb2.ModelCard) -> tuple[object, ...]:
-    """The fields by which two cards are the same model for the gateway."""
-    return (
-        card.hash_root,
-        card.tokenizer_json,
-        card.chat_template,
-        dict(card.special_tokens),
-        card.max_model_len,
-        tuple(card.eos_token_ids),
-        card.add_bos_token,
-        card.sampling_defaults.SerializeToString(deterministic=True),
-        tuple(adapter.SerializeToString(deterministic=True) for adapter in card.adapters),
-    )
+    async def _recall(self, name: str) -> None:
+        """Know a model by its stored card, if there is one that can be used."""
+        stored = await self._cards.read(name)
+        if stored is not None:
+            try:
+                await self._adopt(stored, None)
+            except ModelCardError as error:
+                self._complain("the store", error)
+
+    async def _adopt(self, stored: StoredCard, source: WorkerRef | None) -> None:
+        """Know a model by a card of a worker, or of the store."""
+        name, place = stored.card.model, source.worker_id if source else "the store"
+        if self._digests.get(name) != stored.digest:
+            self._models[name] = await asyncio.to_thread(ServedModel.from_card, stored.card)
+            self._digests[name] = stored.digest
+            log.info("model %s: %d tokens of context, card from %s", name, stored.card.max_model_len, place)
+        if source is not None:
+            self._sources[name] = source
+        self._troubles.pop(place, None)
 
 
 async def _fetch_card(address: str, tls: Tls | None) -> worker_pb2.ModelCard:
