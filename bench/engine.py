@@ -36,6 +36,7 @@ from bench.stats import median
 from services.common.heap import freeze_started
 from services.compute.model.loading.folder import ModelFolder
 from services.compute.ranks.config import RankGroupConfig
+from services.worker.engine.output import Output
 from services.worker.native.offline import OfflineEngine
 from services.worker.native.startup import read_model
 from services.worker.process.rank_group import GroupStarted, RankGroup
@@ -86,13 +87,14 @@ class MeasuredEngine(OfflineEngine):
             self._steps[plan.step] = _Step(plan, (time.perf_counter() - began) * 1e6)
         return plan
 
-    def apply(self, result: StepResult) -> None:
+    def apply(self, result: StepResult) -> list[tuple[Request, Output]]:
         """Apply a result, and record the time."""
         began = time.perf_counter()
-        super().apply(result)
+        outputs = super().apply(result)
         step = self._steps[result.step]
         step.result, step.returned = result, began
         step.cost_us += (time.perf_counter() - began) * 1e6
+        return outputs
 
     async def measure(self, requests: list[Request]) -> list[_Step]:
         """Run the requests to their end; return their steps in order."""

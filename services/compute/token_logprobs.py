@@ -1,8 +1,10 @@
-"""Log-probabilities of a token. Free of torch, since engines and servers pass them on."""
+"""Log-probabilities of a token, and the mark of none. Free of torch, since engines and servers pass them on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+NO_TOKEN = -1  # drawn in place of a token where logits are not finite
 
 
 @dataclass(frozen=True, slots=True)

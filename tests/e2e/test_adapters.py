@@ -173,6 +173,29 @@ def test_inapplicable_adapter_is_rejected_without_falling_back_to_the_base_model
     assert served.ask("other").status_code == httpx.codes.NOT_FOUND
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_overflowing_adapter_ends_its_requests_alone(served: Installation, stream: bool) -> None:
+    write_adapter(TINY_MODEL, served.folder / "huge", MODULES, size=1e25)
+    assert served.load("huge", "huge", load_inplace=True).status_code == OK
+    expected = served.text(BASE)
+    with ThreadPoolExecutor() as pool:
+        neighbours = [pool.submit(served.text, BASE) for _ in range(3)]
+        answers = [
+            pool.submit(served.ask, "huge", stream=stream, **more) for more in ({}, {"logprobs": 1}, {"top_p": 0.5})
+        ]
+        assert {one.result() for one in neighbours} == {expected}
+    for answer in answers:
+        message = "adapter 'huge': the model computes infinite numbers or NaN for this text"
+        if stream:
+            assert message in answer.result().text
+        else:
+            assert answer.result().status_code == httpx.codes.BAD_REQUEST
+            assert answer.result().json()["error"]["param"] == "model"
+            assert message in answer.result().json()["error"]["message"]
+    assert served.text(BASE) == expected
+    assert served.post("unload_lora_adapter", lora_name="huge").status_code == OK
+
+
 def test_an_adapter_holds_on_every_worker_and_a_stream_survives_the_death_of_its_worker(served: Installation) -> None:
     """The worker that starts again has never heard of the adapter."""
     assert served.load("everywhere", "one").status_code == OK

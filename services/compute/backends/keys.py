@@ -1,7 +1,8 @@
 """A float and a token id in one int64 whose order is (value descending, id ascending).
 
 Distinct ids give distinct keys, so a maximum, a top-k or a merge over ranks has exactly one answer: ties resolve
-to the lowest token id, however the vocabulary is split.
+to the lowest token id, however the vocabulary is split. NaN counts as +inf, so a row with NaN or +inf has a best key
+whose value is not finite, and draws no token.
 
     key = ordered(value) << 32 | (2**32 - 1 - token id)
 """
@@ -11,14 +12,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from services.compute.token_logprobs import NO_TOKEN
+
 _LOW = 0xFFFFFFFF
 _MAGNITUDE = 0x7FFFFFFF
 LOWEST = -(1 << 63)  # less than the key of any token
+_LEAST_FINITE, _INFINITE = -0x7F800000 << 32, 0x7F800000 << 32
 
 
 def pack(values: Tensor, token_ids: Tensor) -> Tensor:
     """Return the keys of float32 `values` and int64 `token_ids` (shapes broadcast)."""
-    bits = (values + 0.0).view(torch.int32)  # + 0.0 makes -0.0 a +0.0: they are equal and must tie
+    values = (values + 0.0).nan_to_num_(torch.inf, torch.inf, -torch.inf)  # + 0.0: -0.0 becomes +0.0, and they tie
+    bits = values.view(torch.int32)
     ordered = bits ^ ((bits >> 31) & _MAGNITUDE)
     return (ordered.to(torch.int64) << 32) | (_LOW - token_ids)
 
@@ -26,6 +31,11 @@ def pack(values: Tensor, token_ids: Tensor) -> Tensor:
 def token_ids_of(keys: Tensor) -> Tensor:
     """Return the token ids, int64."""
     return _LOW - (keys & _LOW)
+
+
+def drawn_ids(best: Tensor) -> Tensor:
+    """Return the token ids of rows' best keys, int64; NO_TOKEN where the best value is not finite."""
+    return torch.where((best >= _LEAST_FINITE) & (best < _INFINITE), token_ids_of(best), NO_TOKEN)
 
 
 def values_of(keys: Tensor) -> Tensor:

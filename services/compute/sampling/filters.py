@@ -96,7 +96,7 @@ def draw_filtered(comm: Communicator, shard: LogitShard, scaled: Tensor, words: 
     total = torch.logsumexp(keys.unpack_bits(gathered[:, :, -1]).double(), dim=0)  # [n]
     values, token_ids = keys.values_of(merged), keys.token_ids_of(merged)
     kept = _keep(values, total, limits.top_k, limits.top_p, limits.min_p)
-    return keys.token_ids_of(winners(values, token_ids, kept, words))
+    return keys.drawn_ids(winners(values, token_ids, kept, words))
 
 
 def winners(values: Tensor, token_ids: Tensor, kept: Tensor, words: Tensor) -> Tensor:

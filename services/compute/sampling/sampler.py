@@ -26,7 +26,7 @@ from services.compute.sampling.grammar import Matchers, Vocabulary, no_vocabular
 from services.compute.sampling.logprobs import token_logprobs
 from services.compute.sampling.penalties import TokenCounts
 from services.compute.sampling.slots import SlotParams
-from services.compute.token_logprobs import TokenLogprobs
+from services.compute.token_logprobs import NO_TOKEN, TokenLogprobs
 
 Slots = NDArray[np.int64]
 
@@ -37,7 +37,7 @@ _MOST_SORTED = 1 << 20  # keys of a step: a GPU sorts 8 rows of 128 K faster tha
 class Draws:
     """The drawn tokens of n rows, and log-probabilities by slot where requested."""
 
-    token_ids: NDArray[np.int64]  # [n]
+    token_ids: NDArray[np.int64]  # [n]; `NO_TOKEN` where logits are not finite
     logprobs: dict[int, TokenLogprobs]
     failures: dict[int, str] = field(default_factory=dict)  # by slot: why its grammar failed
 
@@ -101,7 +101,10 @@ class Sampler:
         return DrawNumbers(slots, temperature, seeds, positions, filtered)
 
     def draw_on_device(self, logits: Tensor, draws: DrawRows) -> Tensor:
-        """Draw one token per row of `logits` [n, vocab_local], which may be overwritten: [n] int64 on the device."""
+        """Draw one token per row of `logits` [n, vocab_local], which may be overwritten: [n] int64 on the device.
+
+        A row whose logits are not finite draws `NO_TOKEN`.
+        """
         limits, chances = draws.filtered, draws.chances
         if limits is None:
             return self._best(logits, chances)
@@ -114,7 +117,7 @@ class Sampler:
         """Return the tokens with the best scores, [n] int64 on the device: greedy rows and rows without filters."""
         mine = self._shard.sample(logits, chances)
         best = mine if self._comm.size == 1 else self._comm.all_gather(mine).amax(dim=0)
-        return keys.token_ids_of(best)
+        return keys.drawn_ids(best)
 
     def draw(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> Draws:
         """Draw one token per row of `logits` [n, vocab_local] float32, which may be overwritten.
@@ -200,12 +203,12 @@ class Sampler:
         for found in filter_rows(self._comm, self._shard, scaled, limits):
             at = torch.from_numpy(found.rows).to(self._device)
             best = winners(found.values, found.token_ids, found.kept, words[at])
-            token_ids[found.rows] = _to_host(keys.token_ids_of(best))
+            token_ids[found.rows] = _to_host(keys.drawn_ids(best))
         return token_ids
 
     def _advance(self, slots: Slots, token_ids: NDArray[np.int64]) -> dict[int, str]:
         """Advance the matchers by the drawn tokens; returns failures by slot."""
-        constrained = np.flatnonzero(self._params.constrained[slots])
+        constrained = np.flatnonzero(self._params.constrained[slots] & (token_ids != NO_TOKEN))
         if not len(constrained):
             return {}
         return self._matchers.advance(slots[constrained].tolist(), token_ids[constrained].tolist())

@@ -17,7 +17,8 @@ Server to client:
 
 * ``started``: ``{"type": "started", "id", "token", "model", "prompt_tokens"}``. It is sent again, before the first
   token, when the model has lost its last worker and the fallback model answers. ``ignored`` is there when a part of
-  the request was left out; it has the value of REST's header ``x-ryzanstein-ignored``.
+  the request was left out; it has the value of REST's header ``x-ryzanstein-ignored``. Unknown fields of the message
+  itself are named there as ``message.<field>``, and those of ``ping`` in ``pong``.
 * ``token``: ``{"type": "token", "id", "index", "text", "ids"}``: tokens ``index`` to ``index + len(ids) - 1`` and the
   text they add. Tokens that are ready together share a message: a slow reader gets larger messages, never fewer
   tokens. The joined texts are the whole text; text can lag behind its ids (an unfinished character, a possible stop
@@ -41,7 +42,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct, field
 
 from services.gateway.api.decode import BodyDecoder, described, lone_surrogate
-from services.gateway.api.ignored import Ignored
+from services.gateway.api.ignored import Ignored, leave_out
 from services.gateway.api.schema import SamplingBody
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.logprobs import LogprobWriter
@@ -93,16 +94,25 @@ ClientMessage = Auth | Start | Cancel | Resume | Ping
 _decoder = msgspec.json.Decoder(ClientMessage)
 
 
-def read(data: bytes | str) -> ClientMessage:
-    """Decode a client's message; raises :class:`ApiError`."""
+def read(data: bytes | str, ignored: Ignored) -> ClientMessage:
+    """Decode a client's message without what `ignored` collects; raises :class:`ApiError`."""
     try:
-        message: ClientMessage = _decoder.decode(data)
+        return _known(data, ignored)
     except msgspec.ValidationError as error:
         text, path = described(error, ClientMessage)
         raise invalid(f"The message cannot be read: {text}.", path or None, "invalid_message") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         other = invalid(f"The message cannot be read: {error}", code="invalid_message")
         raise lone_surrogate(data) or other from error
+
+
+def _known(data: bytes | str, ignored: Ignored) -> ClientMessage:
+    """Decode, without unknown fields; only messages that have some are read twice."""
+    try:
+        message: ClientMessage = _decoder.decode(data)
+    except msgspec.ValidationError:
+        known = leave_out(msgspec.json.decode(data), ClientMessage, ignored, "message")
+        message = _decoder.decode(msgspec.json.encode(known))
     return message
 
 

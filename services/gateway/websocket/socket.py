@@ -14,6 +14,7 @@ import msgspec
 
 from services.common.logs import request_id_var
 from services.common.tasks import end_tasks
+from services.gateway.api.ignored import Ignored
 from services.gateway.asgi import Receive, Scope, Send, authorization, header
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid, shutting_down
@@ -127,9 +128,10 @@ class _Connection:
         """Handle a client's message; errors become messages."""
         name = ""
         try:
-            message = read(data)
+            ignored = Ignored(self._socket.entrance.refuse_fields)
+            message = read(data, ignored)
             name = getattr(message, "id", "")
-            await self._act(message)
+            await self._act(message, ignored)
         except ApiError as error:
             self._reply(failure(name, error))
         # Backpressure: stop reading from a client that does not read its replies.
@@ -137,14 +139,14 @@ class _Connection:
             self._drained.clear()
             await self._drained.wait()
 
-    async def _act(self, message: ClientMessage) -> None:
+    async def _act(self, message: ClientMessage, ignored: Ignored) -> None:
         match message:
             case Auth(key=key):
                 self._authorization = f"Bearer {key}"
             case Ping():
-                self._reply({"type": "pong"})
+                self._reply({"type": "pong", **({"ignored": ignored.header} if ignored.names else {})})
             case Start():
-                self._start(message)
+                self._start(message, ignored)
             case Resume():
                 await self._resume(message)
             case Cancel(id=name):
@@ -156,7 +158,7 @@ class _Connection:
                 else:
                     await self._followed[name].buffer.cancel()
 
-    def _start(self, message: Start) -> None:
+    def _start(self, message: Start, ignored: Ignored) -> None:
         """Start a generation in a separate task, since it may wait for a model and must not delay others."""
         observed = self._socket.observer.begin(
             message.kind, f"stream {message.kind}", self._traceparent, self._request_id
@@ -168,7 +170,7 @@ class _Connection:
         except ApiError as error:
             observed.end(error.status, "")
             raise
-        task = self._starting[message.id] = asyncio.create_task(self._begin(message, observed))
+        task = self._starting[message.id] = asyncio.create_task(self._begin(message, ignored, observed))
         task.add_done_callback(partial(self._begun, message.id, observed))
 
     def _begun(self, name: str, observed: ObservedRequest, task: asyncio.Task[None]) -> None:
@@ -177,10 +179,10 @@ class _Connection:
             observed.end(CLIENT_GONE, "")
         self.wake()
 
-    async def _begin(self, message: Start, observed: ObservedRequest) -> None:
+    async def _begin(self, message: Start, ignored: Ignored, observed: ObservedRequest) -> None:
         try:
             async with self._socket.drain.limit():
-                buffer = await self._buffer(message, observed)
+                buffer = await self._buffer(message, ignored, observed)
         except ApiError as error:
             self._refuse(message.id, error, observed)
         except Exception:  # a bug ends only this generation
@@ -193,12 +195,13 @@ class _Connection:
         observed.end(error.status, "")
         self._reply(failure(name, error))
 
-    async def _buffer(self, message: Start, observed: ObservedRequest) -> ReplayBuffer:
+    async def _buffer(self, message: Start, ignored: Ignored, observed: ObservedRequest) -> ReplayBuffer:
         socket = self._socket
         entrance, kind = socket.entrance, socket.kinds[message.kind]
         tenant = await entrance.gate.identify(self._authorization)
         async with AsyncExitStack() as held:
             request = await held.enter_async_context(entrance.admit(tenant))
+            request.ignored.names.update(ignored.names)
             body = await kind.decode(bytes(message.request), request.ignored)
             await request.start(kind, body, self._session, observed.traceparent)
             buffer = ReplayBuffer(request, kind, held.pop_all(), observed, socket.drain)

@@ -10,9 +10,10 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.compute.token_logprobs import TokenLogprobs
 from services.worker.api.spans import RequestSpans
 from services.worker.engine.errors import InvalidRequestError, TooLongError
-from services.worker.engine.output import Finish, Output, Progress
+from services.worker.engine.output import MODEL, Finish, Output, Progress
 from services.worker.engine.request import EngineRequest
 
+_FAILURE = {"grammar": pb.RequestError.CODE_GRAMMAR, MODEL: pb.RequestError.CODE_INTERNAL}
 _FINISH = {
     Finish.STOP: pb.FINISH_REASON_STOP,
     Finish.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -72,7 +73,7 @@ class StreamBuffer:
         if output.proposed:
             self._spans.verified(request, output.proposed, max(0, len(output.token_ids) - 1))
         if output.finish is not None:
-            _write_end(message, output.finish, output)
+            _write_end(message, request, output.finish, output)
             self.live.pop(request.request_id, None)
             self._spans.end(request, output.finish.value, output.first_index + len(output.token_ids))
 
@@ -156,14 +157,15 @@ class StreamBuffer:
         return message
 
 
-def _write_end(message: pb.Output, finish: Finish, output: Output) -> None:
+def _write_end(message: pb.Output, request: EngineRequest, finish: Finish, output: Output) -> None:
     """Write why a request ended."""
     if finish is not Finish.FAILED:
         message.finish = _FINISH[finish]
         return
-    grammar, field = output.failed_field == "grammar", output.failed_field
-    code = pb.RequestError.CODE_GRAMMAR if grammar else pb.RequestError.CODE_INVALID_ARGUMENT
-    message.error.CopyFrom(pb.RequestError(code=code, field=field, message=output.failure))
+    code, text = _FAILURE.get(output.failed_field, pb.RequestError.CODE_INVALID_ARGUMENT), output.failure
+    if output.failed_field == MODEL and request.adapter is not None:  # the caller's, other than a base model
+        code, text = pb.RequestError.CODE_INVALID_ARGUMENT, f"adapter {request.adapter.name!r}: {text}"
+    message.error.CopyFrom(pb.RequestError(code=code, field=output.failed_field, message=text))
 
 
 def _to_proto(row: TokenLogprobs) -> pb.TokenLogprobs:

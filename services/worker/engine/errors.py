@@ -37,6 +37,10 @@ class UnsupportedError(EngineError):
     """The engine does not have the operation."""
 
 
+class GenerationError(EngineError):
+    """A request ended before its last token, without a text that can be used."""
+
+
 class Unavailable(Enum):
     """Why KV blocks cannot be read."""
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from services.compute.token_logprobs import TokenLogprobs
+
+MODEL = "model"
+NOT_FINITE = "the model computes infinite numbers or NaN for this text"
 
 
 class Finish(Enum):
@@ -27,6 +31,11 @@ class Prefill:
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # positions 1 .. n_prompt - 1, if requested
 
+    @property
+    def finite(self) -> bool:
+        """Whether all log-probabilities of the prompt are numbers."""
+        return math.isfinite(sum(row.logprob for row in self.prompt_logprobs))
+
 
 class Progress(NamedTuple):
     """How far a request is: it stands still as long as both numbers do."""
@@ -45,7 +54,7 @@ class Output(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if requested
     embedding: tuple[float, ...] = ()
     failure: str = ""  # message of a failed request
-    failed_field: str = "grammar"  # the field of the request that could not be followed any further
+    failed_field: str = "grammar"  # field of the request that cannot be followed any further; MODEL: numbers overflowed
     proposed: int = 0  # drafted tokens that the step verified; all tokens but the last one are accepted ones
     accepted_prediction: int = 0  # tokens of the request's prediction that were drafted in this step and drawn
     rejected_prediction: int = 0  # and those that were drafted and not drawn

@@ -33,7 +33,9 @@ from tokenizers import Tokenizer
 
 from services.compute.model.loading.folder import ModelFolder
 from services.compute.ranks.config import RankGroupConfig
+from services.worker.engine.errors import GenerationError
 from services.worker.engine.kv_events import KvEventLog
+from services.worker.engine.output import Output
 from services.worker.native.startup import group_config, model_folder, read_model, scheduler_config
 from services.worker.process.failure import RanksFailedError
 from services.worker.process.rank_group import GroupStarted, RankGroup
@@ -64,7 +66,7 @@ class LLM:
         """Return the continuation of each prompt; all are computed together, greedily by default.
 
         `sampling` are fields of the message `Sampling`: `temperature`, `top_p`, `seed` and others. Raises TooLongError,
-        RanksFailedError; ValueError for a field that does not exist.
+        RanksFailedError, GenerationError; ValueError for a field that does not exist.
         """
         ends = self._engine.files.eos_token_ids
         chosen = Sampling(max_tokens=max_tokens, **{"stop_token_ids": ends} | sampling)
@@ -91,13 +93,14 @@ class OfflineEngine:
         self.group = group
 
     async def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
-        """The generated tokens of each prompt. Raises TooLongError, RanksFailedError."""
+        """The generated tokens of each prompt. Raises TooLongError, RanksFailedError, GenerationError."""
         requests = [Request(list(ids), len(ids), sampling, max_tokens=sampling.max_tokens) for ids in prompts]
         await self.run(requests)
         return [request.token_ids[request.n_prompt :] for request in requests]
 
     async def run(self, requests: Sequence[Request]) -> None:
-        """Compute the requests together, to their end. Raises TooLongError, RanksFailedError."""
+        """Compute the requests together, to their end. Raises TooLongError, RanksFailedError, GenerationError."""
+        failures: list[str] = []
         for request in requests:
             self.scheduler.submit(request)
         async with aclosing(self.group.results()) as results:
@@ -107,7 +110,9 @@ class OfflineEngine:
                 result = await anext(results, None)
                 if result is None:
                     raise RanksFailedError(await self.group.wait_failed())
-                self.apply(result)
+                failures += [output.failure for _, output in self.apply(result) if output.failure]
+        if failures:
+            raise GenerationError(failures[0])
 
     def plan(self) -> StepPlan | None:
         """Hand the next step to the ranks; None while enough are in flight."""
@@ -116,9 +121,9 @@ class OfflineEngine:
             self.group.submit(plan)
         return plan
 
-    def apply(self, result: StepResult) -> None:
-        """Take the result of the oldest step in flight."""
-        self.scheduler.apply(result)
+    def apply(self, result: StepResult) -> list[tuple[Request, Output]]:
+        """Take the result of the oldest step in flight; returns the outputs of its requests."""
+        return self.scheduler.apply(result)
 
 
 @asynccontextmanager

@@ -76,7 +76,7 @@ class SlotResult(NamedTuple):
     """What a step computed for a slot. A NamedTuple, for speed: there is one per running request and step."""
 
     slot: int
-    token_ids: tuple[int, ...] = ()  # drawn, in order: the accepted proposals, then one more
+    token_ids: tuple[int, ...] = ()  # drawn, in order: the accepted proposals, then one more token or NO_TOKEN
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if requested
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # rows of the chunk, if requested
     pooled: tuple[float, ...] = ()  # [hidden_size]

@@ -42,7 +42,8 @@ class _Draft:
 class Acceptor:
     """Draws for every slot of a step, and puts the tokens into the slot table.
 
-    It does not know where a text ends: the server drops the tokens behind an end token, as it drops later steps.
+    It does not know where a text ends: the server drops the tokens behind an end token, as it drops later steps. After
+    `NO_TOKEN` the server ends the request; the table gets token 0, for the steps in flight.
     """
 
     def __init__(self, sampler: Sampler, table: SlotTable, device: torch.device, *, forces: bool = False) -> None:
@@ -54,7 +55,7 @@ class Acceptor:
         first = np.flatnonzero(np.diff(drawing.slots, prepend=-1))
         if len(first) == len(drawing.slots):
             draws = self._sampler.draw(logits, drawing.slots, drawing.positions)
-            self._table.append(drawing.slots, drawing.positions, draws.token_ids)
+            self._table.append(drawing.slots, drawing.positions, np.maximum(draws.token_ids, 0))
             return self.results(drawing.slots, draws)
         return self._verify(logits, drawing, first)
 
@@ -107,7 +108,7 @@ class Acceptor:
             going = following
             rows = np.array([draft.row for draft in going], np.int64)
         last = np.array([draft.row for draft in drafts], np.int64)
-        self._table.append(drawing.slots[last], drawing.positions[last], tokens[last])
+        self._table.append(drawing.slots[last], drawing.positions[last], np.maximum(tokens[last], 0))
         return tuple(self._result(draft, tokens) for draft in drafts)
 
     def _draw(self, logits: Tensor, drawing: DrawingRows, rows: Ints) -> Draws:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,7 +35,7 @@ class DrawnTokens:
     def draw(self, logits: Tensor, draws: DrawRows) -> Tensor:
         """Draw a token per row of `logits` [n, vocab_local]: [n] int64. The following step finds them."""
         token_ids = self._sampler.draw_on_device(logits, draws)
-        self._last.index_copy_(0, draws.slots, token_ids)
+        self._last.index_copy_(0, draws.slots, token_ids.clamp(min=0))  # NO_TOKEN: the server ends the request
         return token_ids
 
     def begin(self, token_ids: Tensor, drawing: DrawingRows) -> Pending:
@@ -45,5 +46,5 @@ class DrawnTokens:
     def read(self, tokens: Pending, drawing: DrawingRows) -> Ints:
         """Wait for the tokens of `begin`, and replace their references in the table."""
         token_ids = tokens.values()
-        self._table.settle(drawing.slots, drawing.positions, token_ids)
+        self._table.settle(drawing.slots, drawing.positions, np.maximum(token_ids, 0))
         return token_ids

@@ -89,8 +89,22 @@ async def test_chat_and_ping(stack: Stack) -> None:
         assert "ignored" not in started
         await client.until("done", "c")
         assert len(client.ids["c"]) == 4
-        await client.send(type="start", id="d", kind="chat", request=request | {"nonsense": 1})
-        assert (await client.until("started", "d"))["ignored"] == "nonsense"
+        await client.send(type="start", id="d", kind="chat", request=request | {"nonsense": 1}, trace={"of": "mine"})
+        assert (await client.until("started", "d"))["ignored"] == "message.trace, nonsense"
+        await client.send(type="ping", now=12)
+        assert (await client.until("pong")) == {"type": "pong", "ignored": "message.now"}
+        await client.send(type="cancel", id="d", why="enough")
+        assert (await client.until("done", "d"))["usage"]
+
+
+async def test_strict_gateway_rejects_a_message_with_an_unknown_field() -> None:
+    async with running_stack(unknown_fields="refuse") as stack, connect(stack) as socket:
+        client = Client(socket)
+        for message in ({"type": "ping"}, {"type": "start", "id": "a", "kind": "chat", "request": {}}):
+            await client.send(**message, extra=1)
+            error = (await client.receive())["error"]
+            assert error["code"] == "invalid_message"
+            assert "`extra`" in error["message"]
 
 
 async def test_field_unsupported_over_websocket_is_rejected_by_name(stack: Stack) -> None:

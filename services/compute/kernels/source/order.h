@@ -26,7 +26,8 @@ INLINE vec choose_within(ints position, int32_t low, int32_t limit, vec x, vec y
 }
 
 INLINE ints ordered(vec x) {
-    ints bits = (ints)(x + spread(0.0f)); // -0.0 becomes +0.0
+    x += spread(0.0f);                                         // -0.0 becomes +0.0
+    ints bits = choose(x != x, spread_int(0x7F800000), (ints)x); // NaN becomes +inf
     return bits ^ ((bits >> 31) & 0x7FFFFFFF);
 }
 

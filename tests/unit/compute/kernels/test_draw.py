@@ -18,6 +18,7 @@ from services.compute.backends.torch.logit_shard import TorchLogitShard
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.compute.kernels.conftest import OnThreads
 from tests.unit.compute.sampling.drawing import chances, draw
+from tests.unit.compute.sampling.not_finite import NOT_FINITE, check_no_token
 
 CPU = torch.device("cpu")
 ROUNDING = 4e-6  # error of a score of up to about 25
@@ -97,6 +98,12 @@ def test_ties_resolve_to_the_lowest_id(kernels: Bfloat16Kernels) -> None:
     logits[2] = -torch.inf
     heat, (seeds, positions) = torch.zeros(3), torch.zeros(2, 3, dtype=torch.int64)
     assert keys.token_ids_of(kernels.draw(logits, 100, heat, seeds, positions)).tolist() == [117, 100, 100]
+
+
+@pytest.mark.parametrize("wrong", NOT_FINITE)
+def test_row_without_finite_logits_draws_no_token(kernels: Bfloat16Kernels, wrong: str) -> None:
+    for ranks in (1, 2):
+        check_no_token(wrong, ranks, KernelOps(kernels))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

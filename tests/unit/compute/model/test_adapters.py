@@ -108,8 +108,8 @@ def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
     """Also where steps are replayed, where an adapter is loaded in another's place, and for the base's own rows."""
     base, ids = sample("llama").folder, sample("llama").ids
     adapters = []
-    for seed, rank in ((1, 8), (2, 3)):
-        write_adapter(base, tmp_path / str(seed), dict.fromkeys(LINEAR, rank), seed=seed, size=0.3)
+    for seed, rank, size in ((1, 8, 0.3), (2, 3, 0.3), (3, 4, 1e25)):  # the product of the last one overflows
+        write_adapter(base, tmp_path / str(seed), dict.fromkeys(LINEAR, rank), seed=seed, size=size)
         adapters.append(read_adapter(tmp_path / str(seed), describe(base), 16))
     model = load_model(describe(base), lone_rank(), open_backend(dtype, CPU), adapters=AdapterLayers(2, 16))
 
@@ -134,6 +134,10 @@ def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
         assert torch.equal(found, expected)
     assert not torch.equal(first, second)
     assert not torch.equal(first, plain)
+    model.adapters.put(1, model.adapters.read(adapters[2]))
+    overflowed, *others = run([1, -1, 0], [37, 4, 1, 1, 1])
+    assert not overflowed.isfinite().any()
+    assert all(torch.equal(found, expected) for found, expected in zip(others, (plain, first), strict=True))
 
 
 def test_steps_without_adapters_call_the_same_kernels_as_a_model_without_slots(

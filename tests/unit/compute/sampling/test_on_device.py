@@ -16,6 +16,7 @@ from services.compute.backends.cuda.ops import CudaOps
 from services.compute.sampling import sampler
 from tests.unit.compute.backends.tape import Unasked
 from tests.unit.compute.sampling.drawing import CPU, admission, make_sampler, part_of
+from tests.unit.compute.sampling.not_finite import NOT_FINITE, check_no_token, check_no_token_on_device
 from tests.unit.compute.sampling.thread_group import on_ranks
 
 VOCAB = 64
@@ -77,6 +78,13 @@ def test_tokens_equal_those_of_synchronous_draws(ranks: int, rows: list[Row], po
 
     for found, expected in on_ranks(ranks, body):
         assert found == expected
+
+
+@pytest.mark.parametrize("wrong", NOT_FINITE)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_row_without_finite_logits_draws_no_token(wrong: str, ranks: int) -> None:
+    check_no_token(wrong, ranks)
+    check_no_token_on_device(wrong, ranks, CUDA_OPS)
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,7 @@ def draw(
     if warmth > 0:
         word = _splitmix(_splitmix(tl.load(seeds + row)) ^ tl.load(positions + row))
         score = score / warmth + _gumbel(ids, word.to(tl.int32), (word >> 32).to(tl.int32))
+    score = tl.where(score != score, float("inf"), score)  # as in `keys.py`
     bits = tl.where(score == 0, 0.0, score).to(tl.int32, bitcast=True)  # -0.0 and 0.0 tie
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     key = (ordered.to(tl.int64) << 32) | (0xFFFFFFFF - ids.to(tl.int64))
