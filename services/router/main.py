@@ -26,6 +26,7 @@ from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 from services.router.policies import make_policy
 from services.router.prefixes import Prefixes
+from services.router.residency import Residency
 from services.router.routing import Routing
 from services.router.service import RouterService
 from services.router.sessions import Sessions
@@ -79,10 +80,12 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
     session_redis = open_redis(settings.redis, settings.redis_timeout_ms / 1000, timed_by_caller=True)
 
     def fleet_changed() -> None:
+        residency.changed()
         if routing.anybody_waits:
             changed.set()
 
     fleet = Fleet(settings.router_id, settings.saturation_s, BreakerLimits(), fleet_changed, tls)
+    residency = Residency(fleet, tls)
     models_read = _expect_models(settings, fleet)
     workers = WorkerWatcher(
         LeaseWatcher(lease_redis, keys, settings.redis),
@@ -117,7 +120,8 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             queue_timeout_s=settings.queue_timeout_s,
         )
         server = new_server(tls=tls)
-        routing_pb2_grpc.add_RouterServicer_to_server(RouterService(settings, fleet, routing, metrics, tls), server)
+        service = RouterService(settings, fleet, routing, metrics, residency, tls)
+        routing_pb2_grpc.add_RouterServicer_to_server(service, server)
         health = Health(server, [SERVICE])
         await health.set_serving(False)
         port = bind(server, settings.host, settings.router_port, tls)
@@ -140,6 +144,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             workers.run(),
             _drain_queues(routing, changed),
             refresh(),
+            residency.run(),
         )
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in endless]

@@ -37,6 +37,7 @@ class Member:
     incarnation: str = ""
     connected: bool = False
     draining: bool = False  # this router asked it to; perhaps not reported yet
+    resting: bool = False  # this router is about to put it to sleep
 
 
 class Membership:
@@ -79,9 +80,9 @@ class Membership:
         return member if member is not None and member.incarnation == incarnation else None
 
     def on_state(self, member: Member, state: worker_pb2.WorkerState, now: float) -> None:
-        """Store a reported state. A new process is not draining."""
+        """Store a reported state. A new process neither drains nor rests."""
         if state.incarnation != member.incarnation:
-            member.draining = False
+            member.draining = member.resting = False
         member.state, member.incarnation, member.connected = state, state.incarnation, True
         silent_s = SILENT_BEATS * state.heartbeat_ms / 1e3 or SILENT_S
         if silent_s < self._table[_SILENT_S, member.index]:
@@ -103,6 +104,8 @@ class Membership:
     def judge(self, member: Member) -> bool:
         """Recompute the worker's verdict; return whether it has become eligible."""
         verdict = _PHASES.get(member.state.phase, IneligibleReason.LOADING)
+        if member.resting and verdict is IneligibleReason.ELIGIBLE:
+            verdict = IneligibleReason.SLEEPING
         if member.draining:
             verdict = IneligibleReason.DRAINING
         if not member.connected:

@@ -91,6 +91,12 @@ class Pool:
         member.draining = draining
         self._judge(member)
 
+    def set_resting(self, worker_id: str, resting: bool) -> None:
+        """Note that the worker is about to sleep and gets no requests, or no longer. A restart of it clears this."""
+        member = self.members[worker_id]
+        member.resting = resting
+        self._judge(member)
+
     def _judge(self, member: Member) -> None:
         if self._membership.judge(member):
             others = self._membership.why_not() == IneligibleReason.ELIGIBLE

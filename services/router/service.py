@@ -25,6 +25,7 @@ from services.router.fleet import Fleet, UnavailableError, UnknownModelError
 from services.router.messages import explanation_message, placement_message, worker_view
 from services.router.metrics import RouterMetrics
 from services.router.pulls import pull_hint
+from services.router.residency import Residency
 from services.router.routing import OverloadedError, Routing
 from services.router.settings import RouterSettings
 
@@ -55,9 +56,11 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         fleet: Fleet,
         routing: Routing,
         metrics: RouterMetrics,
+        residency: Residency,
         tls: Tls | None = None,
     ) -> None:
         self._tls = tls
+        self._residency = residency
         self._settings = settings
         self._fleet = fleet
         self._routing = routing
@@ -123,6 +126,8 @@ class RouterService(routing_pb2_grpc.RouterServicer):
             decision = placement_message(placed, self._routing.policy.name)
             if span.is_recording():
                 span.set_attributes(_attributes(request, decision))
+        keep_alive_s = request.keep_alive_s if request.HasField("keep_alive_s") else None
+        self._residency.placed(placed.binding.worker_id, keep_alive_s)
         self._metrics.placed(placed, time.monotonic() - began)
         if request.session:
             self._count_session((request.tenant, request.session), placed.binding.incarnation)

@@ -48,6 +48,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.address = ""
         self.drains: list[int] = []
         self.refuses = ""  # why it does not drain
+        self.cannot_wake = ""  # why its memory does not suffice
+        self.naps: list[str] = []  # the calls that changed its phase
         self.stalled = asyncio.Event()  # while set, the worker sends no states
         self.held: dict[int, None] = {}
         self.syncs: list[pb.KvSyncRequest] = []
@@ -187,6 +189,22 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.drains.append(request.grace_ms)
         self.update(phase=pb.PHASE_DRAINING)
         return pb.DrainResponse(handed_off=2)
+
+    async def Sleep(self, request, context) -> pb.SleepResponse:  # type: ignore[no-untyped-def]  # noqa: N802
+        if self.state.phase != pb.PHASE_SLEEPING:
+            if self.state.running or self.state.waiting:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "requests run")
+            self.naps.append("sleep")
+            self.update(phase=pb.PHASE_SLEEPING)
+        return pb.SleepResponse()
+
+    async def Wake(self, request, context) -> pb.WakeResponse:  # type: ignore[no-untyped-def]  # noqa: N802
+        if self.cannot_wake:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self.cannot_wake)
+        if self.state.phase == pb.PHASE_SLEEPING:
+            self.naps.append("wake")
+            self.update(phase=pb.PHASE_SERVING)
+        return pb.WakeResponse()
 
 
 async def _main(worker_id: str, redis_url: str) -> None:

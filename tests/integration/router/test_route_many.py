@@ -19,6 +19,7 @@ from services.gateway.upstream.router import NoWorkerError
 from services.router.breaker import BreakerLimits
 from services.router.fleet import Fleet, UnavailableError
 from services.router.metrics import RouterMetrics
+from services.router.residency import Residency
 from services.router.routing import Placement, Routing
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
@@ -101,12 +102,9 @@ async def test_failed_decision_returns_an_error_without_hurting_its_neighbours()
                 raise KeyError("a mistake of ours")
             raise UnavailableError("nobody")
 
-    service = RouterService(
-        RouterSettings(),
-        Fleet("router", 30.0, BreakerLimits(), lambda: None),
-        cast("Routing", Failing()),
-        RouterMetrics(CollectorRegistry(), None),
-    )
+    fleet = Fleet("router", 30.0, BreakerLimits(), lambda: None)
+    metrics = RouterMetrics(CollectorRegistry(), None)
+    service = RouterService(RouterSettings(), fleet, cast("Routing", Failing()), metrics, Residency(fleet))
     server = new_server()
     routing_pb2_grpc.add_RouterServicer_to_server(service, server)
     port = bind(server, "127.0.0.1", 0)
