@@ -201,6 +201,8 @@ class Ops(CacheWriter, Protocol):
 class Attention(Protocol[PlanT]):
     """Attends over the paged cache. A plan is built once per step and window and shared by the layers."""
 
+    exact_chunks: bool  # a row has the same bits among the rows of its sequence and in a sequence of its own
+
     def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> PlanT:
         """Lay out the step's work for layers with `window`."""
         ...
@@ -262,7 +264,7 @@ class Computations:
     """A decoder's computations that may be captured, and the data common to all its steps."""
 
     embed: Callable[[Tensor, Tensor], Tensor]  # rows [n, hidden_size] of ids and positions [n]
-    decode: Compute  # all layers and the final norm, for a step with one row per sequence
+    decode: Compute  # all layers and the final norm, for a step of which every row is wanted
     layers: Compute  # all layers but the last, for other steps
     logits: Callable[[Tensor], Tensor]  # [n, vocab_local] of what `decode` returns
     attention: Attention[Any]
@@ -277,7 +279,7 @@ class Computations:
 
 @dataclass(frozen=True, slots=True)
 class StepGraphs:
-    """Graphs for steps with one row per sequence, and for all layers but the last of other steps."""
+    """Graphs for steps of which every row is wanted, and for all layers but the last of other steps."""
 
     decodes: StepGraph
     layers: StepGraph

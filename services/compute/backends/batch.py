@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,26 +83,32 @@ class StepBatch:
         """Return `numbers` as an index on the device, [n] int64; the host does not wait for it."""
         return long_tensor(numbers).to(self.token_ids.device, non_blocking=True)
 
-    def last_rows(self, sequences: Sequence[int]) -> tuple[torch.Tensor, StepBatch]:
-        """Return the last row of each of `sequences`, [len(sequences)] int64, and a step of only these rows."""
-        numbers = [self.query_starts[i + 1] - 1 for i in sequences]
+    def alone(self, numbers: Sequence[int]) -> tuple[torch.Tensor, StepBatch]:
+        """Return the rows with these numbers, [len(numbers)] int64, and a step in which each is a sequence of its own.
+
+        It must be computed after the step's keys are written.
+        """
         rows = self.rows_of(numbers)
+        sequences = [bisect_right(self.query_starts, number) - 1 for number in numbers]
         step = StepBatch(
             token_ids=self.token_ids[rows],
             positions=self.positions[rows],
             kv_slots=self.kv_slots[rows],
-            query_starts=tuple(range(len(sequences) + 1)),
-            context_lens=tuple(self.context_lens[i] for i in sequences),
+            query_starts=tuple(range(len(numbers) + 1)),
+            context_lens=tuple(
+                self.context_lens[i] - (self.query_starts[i + 1] - 1 - number)
+                for i, number in zip(sequences, numbers, strict=True)
+            ),
             block_tables=self.block_tables[self.rows_of(sequences)],
-            n_decode=len(sequences),
+            n_decode=len(numbers),
             adapters=None if self.adapters is None else self._adapters_of(self.adapters, numbers, rows),
         )
         return rows, step
 
-    def _adapters_of(self, adapters: AdapterRows, numbers: list[int], rows: torch.Tensor) -> AdapterRows | None:
+    def _adapters_of(self, adapters: AdapterRows, numbers: Sequence[int], rows: torch.Tensor) -> AdapterRows | None:
         """Return the adapters of the rows with these `numbers`."""
         assert adapters.numbers is not None, "a graph computes all rows of a step"
-        chosen = AdapterNumbers.of(adapters.numbers.slots[numbers])
+        chosen = AdapterNumbers.of(adapters.numbers.slots[list(numbers)])
         return None if chosen is None else chosen.on_device(adapters.slots[rows], self.rows_of(chosen.order))
 
 

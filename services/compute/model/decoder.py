@@ -26,7 +26,7 @@ from services.compute.backends.kv_cache import KvCache, StepRows
 from services.compute.backends.kv_formats import token_bytes
 from services.compute.backends.shapes import KvShape
 from services.compute.model.layers.adapters import AdapterLayers, pad_adapters
-from services.compute.model.layers.attention import AttentionLayer, LastRows
+from services.compute.model.layers.attention import AttentionLayer, WantedRows
 from services.compute.model.layers.chunks import split_at
 from services.compute.model.layers.embedding import VocabEmbedding, VocabHead, VocabShard, pad_rows
 from services.compute.model.layers.head import Head
@@ -77,9 +77,9 @@ class DecoderLayer:
         return self.advance(Residual(x), step).x
 
     def advance(
-        self, stream: Residual, step: Step, last: LastRows | None = None, following: Norm | None = None
+        self, stream: Residual, step: Step, wanted: WantedRows | None = None, following: Norm | None = None
     ) -> Residual:
-        """Return the residual stream after this layer, or only that of the rows `last`; it may be overwritten.
+        """Return the residual stream after this layer, or only that of the rows `wanted`; it may be overwritten.
 
         `following`: the norm that comes next, if it is to be computed with this layer's last sum.
         """
@@ -88,12 +88,12 @@ class DecoderLayer:
         if normed is None:
             normed = norms.attn(x) if norms.attn else x
         q = self._attention.project(normed, step)
-        if last is not None:
-            x, q, step = last.of(x), last.of(q), last.step
+        if wanted is not None:
+            x, q, step = wanted.of(x), wanted.of(q), wanted.step
         attended = self._attention.attend(q, step)
         if self._parallel:
             if self._shared_norm:
-                normed = normed if last is None else last.of(normed)
+                normed = normed if wanted is None else wanted.of(normed)
             else:
                 normed = norms.mlp(x) if norms.mlp else x
             added = attended + self._mlp(normed, step.adapters)
@@ -158,6 +158,11 @@ class Decoder:
         self.adapters = adapters
 
     @property
+    def exact_chunks(self) -> bool:
+        """Whether a row has the same bits as one of several of its sequence and as a decode."""
+        return self._attention.exact_chunks
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of a token's KV on this rank, over all layers."""
         if self.spec.bidirectional:
@@ -181,19 +186,19 @@ class Decoder:
         return KvCache(backend.kv_format, *of, backend.ops)
 
     @torch.inference_mode()
-    def forward(self, batch: StepBatch, cache: KvCache, last_of: Sequence[int] | None = None) -> torch.Tensor:
+    def forward(self, batch: StepBatch, cache: KvCache, rows: Sequence[int] | None = None) -> torch.Tensor:
         """Compute the step's rows and write their KV; returns [n_tokens, hidden_size] after the final norm.
 
-        With `last_of` only the last row of each of these sequences is returned, [len(last_of), hidden_size], and the
-        last layer computes attention and MLP for these rows only.
+        With `rows`, ascending indices, only these are returned, [len(rows), hidden_size], and the last layer computes
+        attention and MLP for them only.
         """
-        if last_of is not None and len(last_of) == len(batch.token_ids):
-            last_of = None  # these are all rows
-        assert last_of is None or not self.spec.bidirectional, "every row of a bidirectional model is pooled"
+        if rows is not None and len(rows) == len(batch.token_ids):
+            rows = None  # these are all
+        assert rows is None or not self.spec.bidirectional, "every row of a bidirectional model is pooled"
         n_tokens, graphs = len(batch.token_ids), self._graphs_in(cache, batch)
-        if n_tokens == batch.n_sequences and graphs.decodes.serves(batch):
+        if (rows is None or n_tokens == batch.n_sequences) and graphs.decodes.serves(batch):
             hidden = graphs.decodes.forward(self.embed(batch.token_ids, batch.positions, batch.token_types), batch)
-            return hidden if last_of is None else hidden[batch.rows_of(last_of)]
+            return hidden if rows is None else hidden[batch.rows_of(rows)]
         step, n_rows = self.lay_out(batch, cache)
         positions = pad_rows(batch.positions, n_rows)
         types = None if batch.token_types is None else pad_rows(batch.token_types, n_rows)
@@ -202,10 +207,10 @@ class Decoder:
             x = graphs.layers.forward(x, batch)
         else:
             x = self._through_layers(x, step)
-        if last_of is None:
+        if rows is None:
             return self._finish(Residual(x), step)[:n_tokens]
-        rows, last = batch.last_rows(last_of or [0])  # attention needs at least one row
-        return self._finish(Residual(x), step, LastRows(rows, *self.lay_out(last, cache)))[: len(last_of)]
+        indices, alone = batch.alone(rows or [0])  # attention needs at least one row
+        return self._finish(Residual(x), step, WantedRows(indices, *self.lay_out(alone, cache)))[: len(rows)]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -237,8 +242,8 @@ class Decoder:
             stream = layer.advance(stream, step, None, norm)
         return stream
 
-    def _finish(self, stream: Residual, step: Step, last: LastRows | None = None) -> torch.Tensor:
-        finished = self._layers[-1].advance(stream, step, last, self._norm).normed
+    def _finish(self, stream: Residual, step: Step, wanted: WantedRows | None = None) -> torch.Tensor:
+        finished = self._layers[-1].advance(stream, step, wanted, self._norm).normed
         assert finished is not None
         return finished
 

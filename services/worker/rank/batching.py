@@ -27,25 +27,35 @@ class DrawingRows:
 class BatchLayout:
     """The step's sequences in batch order: sequences with one row come first.
 
-    A proposal is a sequence of its own with one row, over its slot's blocks: the rows of a draft are decodes, so a
-    device computes them as the decodes of as many requests, bit for bit, and replays what it has captured for these.
+    A draft is a chunk with its slot's last token, so that the keys are read once for all its rows. Where such rows may
+    differ from decodes in a bit, each is a sequence of its own over its slot's blocks: the device computes a draft as
+    the decodes of as many requests, and replays what it has captured for these.
     """
 
     slots: Ints  # [n_sequences]
     starts: Ints  # [n_sequences], position of the first row
     ends: Ints  # [n_sequences], position after the last row
     row_ends: Ints  # [n_sequences], index after the last row
-    draws: NDArray[np.int32]  # [n_sequences], 1 if the last row draws
+    draws: NDArray[np.int32]  # [n_sequences], number of last rows that draw
 
     def drawing(self, sequences: Ints) -> DrawingRows:
-        """Return the last rows of `sequences`, which draw."""
-        return DrawingRows(self.slots[sequences], self.ends[sequences], self.row_ends[sequences] - 1)
+        """Return the rows of `sequences` that draw."""
+        counts, slots = self.draws[sequences], self.slots[sequences]
+        ends, row_ends = self.ends[sequences], self.row_ends[sequences]
+        if counts.max(initial=0) <= 1:  # the most frequent and the shortest steps
+            return DrawingRows(slots, ends, row_ends - 1)
+        before_end = np.arange(counts.sum()) - np.repeat(np.cumsum(counts), counts)  # -count to -1 of each sequence
+        slots, ends, row_ends = (np.repeat(of, counts) for of in (slots, ends, row_ends))
+        return DrawingRows(slots, ends + before_end + 1, row_ends + before_end)
 
 
-def lay_out(table: SlotTable, plan: PlanView) -> tuple[StepNumbers, BatchLayout]:
-    """Lay out the chunks of `plan`, which must not be empty. Raises MalformedPlanError."""
+def lay_out(table: SlotTable, plan: PlanView, *, exact_chunks: bool) -> tuple[StepNumbers, BatchLayout]:
+    """Lay out the chunks of `plan`, which must not be empty. Raises MalformedPlanError.
+
+    `exact_chunks`: the rows of a chunk have the bits of decodes.
+    """
     table.require_computable(plan, plan.starts + plan.n_tokens)
-    slots, starts, n_tokens, draws = _sequences(plan)
+    slots, starts, n_tokens, draws = _sequences(plan, exact_chunks=exact_chunks)
     if n_tokens.max() == 1:  # only decodes: the most frequent and the shortest steps
         n_decode, row_slots, positions = len(slots), slots, starts
         ends, row_ends = starts + 1, np.arange(1, n_decode + 1)
@@ -76,12 +86,14 @@ def lay_out(table: SlotTable, plan: PlanView) -> tuple[StepNumbers, BatchLayout]
     return numbers, BatchLayout(slots, starts, ends, row_ends, draws)
 
 
-def _sequences(plan: PlanView) -> tuple[Ints, Ints, NDArray[np.int32], NDArray[np.int32]]:
-    """Return slot, start, number of rows and whether the last row draws, of each sequence."""
+def _sequences(plan: PlanView, *, exact_chunks: bool) -> tuple[Ints, Ints, NDArray[np.int32], NDArray[np.int32]]:
+    """Return slot, start, number of rows and number of last rows that draw, of each sequence."""
     slots, starts = plan.slots.astype(np.int64), plan.starts.astype(np.int64)
     if not len(plan.proposals):
         return slots, starts, plan.n_tokens, plan.draws
-    copies = plan.proposal_counts + 1  # a chunk with proposals is as many sequences of one row
+    copies = plan.proposal_counts + 1
+    if exact_chunks:
+        return slots, starts, plan.n_tokens, plan.draws * copies
     first = np.repeat(np.cumsum(copies) - copies, copies)
     starts = np.repeat(starts, copies) + np.arange(len(first)) - first
     n_tokens = np.repeat(np.where(copies > 1, 1, plan.n_tokens), copies)

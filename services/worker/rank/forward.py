@@ -25,10 +25,15 @@ class Model(Protocol[CacheIn]):
     logit_shard: LogitShard  # this rank's part of the vocabulary
     vocab_local: int  # columns of this rank's logits
 
-    def forward(self, batch: StepBatch, cache: CacheIn, last_of: Sequence[int] | None = None) -> Tensor:
+    @property
+    def exact_chunks(self) -> bool:
+        """Whether a row has the same bits as one of several of its sequence and as a decode."""
+        ...
+
+    def forward(self, batch: StepBatch, cache: CacheIn, rows: Sequence[int] | None = None) -> Tensor:
         """Return the hidden states after the final norm: of all rows, [n_tokens, hidden_size].
 
-        With `last_of` only those of the last rows of these sequences: [len(last_of), hidden_size].
+        With `rows`, ascending indices, only those of these rows: [len(rows), hidden_size].
         """
         ...
 
@@ -55,36 +60,37 @@ class Forward(Generic[Cache]):
         self._decoder, self._cache, self._transfers, self._drawn = decoder, cache, transfers, drawn
         self._decodes = decoder.replay_decodes(cache, drawn)
 
-    def draw(self, numbers: StepNumbers, drawing: DrawingRows, last_of: Sequence[int]) -> Pending | None:
-        """Compute a step and draw its tokens on the device, without waiting: `drawing`, the last rows of `last_of`.
+    def draw(self, numbers: StepNumbers, drawing: DrawingRows) -> Pending | None:
+        """Compute a step and draw its tokens on the device, without waiting; a slot draws once.
 
         Returns None, and computes nothing, if steps do not overlap or if a draw needs the host.
         """
         if self._drawn is None or (drawn := self._drawn.numbers(drawing)) is None:
             return None
+        rows = drawing.rows.tolist()
         if not self._decodes.serves(numbers):
             arrays = numbers.arrays()
             tensors = self._transfers.up(arrays + drawn.arrays())
-            hidden = self._compute(numbers, tensors[: len(arrays)], last_of)
+            hidden = self._compute(numbers, tensors[: len(arrays)], rows)
             draws = drawn.draws(tensors[len(arrays) :])
-        elif len(last_of) == len(numbers.token_ids) and drawn.filtered is None:
+        elif len(rows) == len(numbers.token_ids) and drawn.filtered is None:
             return self._drawn.begin(self._decodes.forward(numbers, drawn), drawing)
         else:
-            hidden = self.states(numbers, last_of)
+            hidden = self.states(numbers, rows)
             draws = drawn.draws(self._transfers.up(drawn.arrays()))
         return self._drawn.begin(self._drawn.draw(self._decoder.logits(hidden), draws), drawing)
 
-    def states(self, numbers: StepNumbers, last_of: Sequence[int] | None) -> Tensor:
+    def states(self, numbers: StepNumbers, rows: Sequence[int] | None) -> Tensor:
         """Compute a step, without waiting; returns what `Model.forward` does."""
         if not self._decodes.serves(numbers):
-            return self._compute(numbers, self._transfers.up(numbers.arrays()), last_of)
+            return self._compute(numbers, self._transfers.up(numbers.arrays()), rows)
         hidden = self._decodes.forward(numbers, None)
-        if last_of is None or len(last_of) == len(hidden):
+        if rows is None or len(rows) == len(hidden):
             return hidden
-        return hidden[long_tensor(last_of).to(hidden.device, non_blocking=True)]  # a sequence has one row
+        return hidden[long_tensor(rows).to(hidden.device, non_blocking=True)]
 
-    def _compute(self, numbers: StepNumbers, tensors: Sequence[Tensor], last_of: Sequence[int] | None) -> Tensor:
+    def _compute(self, numbers: StepNumbers, tensors: Sequence[Tensor], rows: Sequence[int] | None) -> Tensor:
         batch = numbers.batch(tensors)
         if self._drawn is not None:
             batch = replace(batch, token_ids=self._drawn.resolve(batch.token_ids))
-        return self._decoder.forward(batch, self._cache, last_of)
+        return self._decoder.forward(batch, self._cache, rows)

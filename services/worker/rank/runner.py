@@ -182,14 +182,14 @@ class Runner(Generic[Cache]):
         self._apply(plan)
         if not len(plan.slots):
             return Launched(plan.step, wait_us, None)
-        numbers, layout = lay_out(self._table, plan)
-        sequences = self._drawing_sequences(layout)
-        drawing = layout.drawing(sequences)
+        numbers, layout = lay_out(self._table, plan, exact_chunks=self._decoder.exact_chunks)
+        drawing = layout.drawing(self._drawing_sequences(layout))
         every_row = bool(self._prompt_logprobs) or self._pools.any()
-        last_of = None if every_row else sequences.tolist()
         # Proposals are verified on the host.
-        drawn = None if last_of is None or len(plan.proposals) else self._forward.draw(numbers, drawing, last_of)
-        hidden = self._forward.states(numbers, last_of) if drawn is None else None
+        drawn = None if every_row or len(plan.proposals) else self._forward.draw(numbers, drawing)
+        hidden = None
+        if drawn is None:
+            hidden = self._forward.states(numbers, None if every_row else drawing.rows.tolist())
         communication = self._comm.take_elapsed_us()
         forward = (time.perf_counter_ns() - began) // 1000 - communication
         times = StepTimes(wait=wait_us, forward=forward, communication=communication)

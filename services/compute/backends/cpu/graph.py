@@ -17,7 +17,7 @@ from services.compute.kernels.capture import CapturedGraph, GraphCapture, NotRep
 logger = logging.getLogger(__name__)
 
 # Most rows of a replayed step: with more rows, kernels take so long that Python between them does not matter.
-MAX_DECODES = 64
+MAX_DECODES = 64  # and drafts
 MAX_ROWS = 512
 _MAX_CAPTURED = 64  # most rows of a captured step, because a capture keeps all tensors of all layers
 

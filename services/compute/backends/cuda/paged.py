@@ -69,6 +69,8 @@ class PagedTriton:
     A row's bits depend on its own sequence, and on whether it is alone in its chunk.
     """
 
+    exact_chunks = False  # `prefill` sums in another order than `decode`
+
     def __init__(
         self, shape: AttentionShape, dtype: torch.dtype, device: torch.device, coding: Coding | None = None
     ) -> None:

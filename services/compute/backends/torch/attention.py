@@ -23,6 +23,8 @@ class ReferencePlan:
 class ReferenceAttention:
     """Attends one head, one sequence at a time in float32."""
 
+    exact_chunks = False
+
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
 

@@ -39,6 +39,8 @@ class BidirectionalPlan:
 class BidirectionalAttention:
     """Runs scaled_dot_product_attention on a step's own keys. A window counts the keys on either side of a row."""
 
+    exact_chunks = False
+
     def __init__(self, shape: AttentionShape) -> None:
         """Raises ValueError for scores that torch's kernel does not compute."""
         if shape.softcap is not None or shape.slopes:

@@ -62,6 +62,8 @@ class PagedPlan:
 class PagedSdpa:
     """Gathers each call's keys from the paged cache and runs scaled_dot_product_attention on them."""
 
+    exact_chunks = False  # other versions of torch, and CPUs without AVX512, are not measured
+
     def __init__(self, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> None:
         self._shape, self._dtype, self._device = shape, dtype, device
         eights = 16 if shape.head_dim > 128 else 8

@@ -18,12 +18,12 @@ from services.compute.model.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class LastRows:
+class WantedRows:
     """The rows that the last layer computes completely; for other rows it computes only keys and values."""
 
-    rows: torch.Tensor  # [n_kept] int64, indices of the step's rows
+    rows: torch.Tensor  # [n_wanted] int64, indices of the step's rows
     step: Step  # a step of only these rows
-    n_rows: int  # n_kept, or more with zero rows as padding
+    n_rows: int  # n_wanted, or more with zero rows as padding
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n_rows, size] of x [n, size]."""

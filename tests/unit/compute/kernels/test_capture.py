@@ -105,7 +105,7 @@ class Pair:
         assert all(torch.equal(a, b) for a, b in zip(replayed, computed, strict=True))
 
     def last_rows(self, work: list[tuple[int, int]], wanted: list[int]) -> None:
-        """The same, of the last rows of these sequences alone."""
+        """The same, of the last rows of these sequences alone; sequences with one row come first."""
         replayed, computed = (
             engine.last_rows([(self._requests[index][which], n) for index, n in work], wanted)
             for which, engine in enumerate(self._engines)
@@ -184,7 +184,7 @@ def test_every_batch_size_and_growing_contexts_are_replayed(make_pair: MakePair)
     pair.step([(long, 30)])
     for n_prompt in (60, 200):
         pair.step([(long, 1)])
-        pair.step([(long, n_prompt)])
+        pair.last_rows([(long, n_prompt)], [0])
         pair.step([(long, 1), (requests[0], 1)])
         pair.step([(requests[1], 1), (requests[2], 1)])  # shorter ones after it
         pair.step([(requests[1], 2), (requests[2], 2)])
@@ -202,7 +202,7 @@ def test_steps_up_to_the_row_limit_and_one_row_above_are_computed(make_pair: Mak
     assert pair.layers._graph is None
     for rows in (40, MAX_ROWS, MAX_ROWS + 1):
         one, other = (pair.admit(prompt(300, _VOCABULARY, rows + seed)) for seed in range(2))
-        pair.step([(one, rows // 2), (other, rows - rows // 2)])
+        pair.last_rows([(one, rows // 2), (other, rows - rows // 2)], [1])
     assert pair.layers._graph is not None
 
 
@@ -220,13 +220,18 @@ def test_every_step_gives_the_same_graph(make_pair: MakePair, name: str) -> None
     """So that one of them is enough: nothing but the declared counts grows with rows or sequences."""
     pair = make_pair(name)
     requests = [pair.admit(prompt(300, _VOCABULARY, seed)) for seed in range(7)]
-    decodes, layers = [(1,), (1,) * 2, (1,) * 7], [(2,), (9,), (64,), (1, 2), (9, 5), (30, 20, 1, 1, 1, 1, 2)]
+    several = [(2,), (9,), (64,), (1, 2), (9, 5), (1, 1, 1, 1, 30, 20, 2)]
+    decodes = [(1,), (1,) * 2, (1,) * 7, *several]
     pair.step([(requests[0], 1)])
-    for replay, steps in ((pair.decodes, decodes), (pair.layers, layers)):
+    for replay, steps in ((pair.decodes, decodes), (pair.layers, several)):
         graphs = []
         for rows in steps:
             replay._graph = None
-            pair.step(list(zip(requests, rows, strict=False)))
+            work = list(zip(requests, rows, strict=False))
+            if replay is pair.decodes:
+                pair.step(work)
+            else:
+                pair.last_rows(work, [0])
             graphs.append(_relative(replay._graph))
         assert all(graph == graphs[0] for graph in graphs)
 
@@ -308,8 +313,9 @@ def test_a_warm_rank_records_no_graph(make_pair: MakePair, max_running: int, n_b
 def test_a_model_beyond_our_kernels_is_computed(make_pair: MakePair, name: str) -> None:
     pair = make_pair(name)
     request = pair.admit(prompt(12, _VOCABULARY))
-    for n in (1, 2, 1, 1, 3, 1):
+    for n in (1, 2, 1, 1, 3):
         pair.step([(request, n)])
+    pair.last_rows([(request, 4)], [0])
     assert (pair.decodes._gave_up, pair.layers._gave_up) == (True, True)
     assert not pair.replays
 
@@ -324,7 +330,8 @@ def replay_on_ranks(on_threads: OnThreads, checkpoint: Callable[[str], Path]) ->
         pair.step([(index, 5) for index in requests])
         for n in sizes:
             pair.step([(index, 1) for index in requests[:n]])
-            pair.step([(index, 1 + (index == requests[n - 1])) for index in requests[:n]])
+            pair.step([(index, 1 + (index == requests[0])) for index in requests[:n]])
+            pair.last_rows([(index, 1 + (index == requests[n - 1])) for index in requests[:n]], [n - 1])
         return pair.replays
 
     return work

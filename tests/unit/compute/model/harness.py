@@ -95,7 +95,8 @@ class Engine:
 
     def last_rows(self, work: Sequence[tuple[Request, int]], wanted: Sequence[int]) -> torch.Tensor:
         """The same, in batch order; the last rows of the sequences `wanted` alone: [len(wanted), hidden_size]."""
-        hidden = self.model.forward(self.batch(work), self.cache, wanted)
+        batch = self.batch(work)
+        hidden = self.model.forward(batch, self.cache, [batch.query_starts[place + 1] - 1 for place in wanted])
         for request, n in work:
             request.computed += n
         return hidden.clone()

@@ -45,19 +45,24 @@ class StandinCache:
 
 
 class StandinDecoder:
-    def __init__(self, comm: Communicator, seed: int = 0, misbehave: bool = False) -> None:
+    def __init__(
+        self, comm: Communicator, seed: int = 0, misbehave: bool = False, *, exact_chunks: bool = False
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self._comm, self._misbehave = comm, misbehave
+        self.exact_chunks = exact_chunks
+        self.last: StepBatch | None = None
         self.vocab_local = VOCAB // comm.size
         self.vocab_start = comm.rank * self.vocab_local
         self.logit_shard = TorchLogitShard(self.vocab_start, self.vocab_local, torch.device("cpu"))
         self.embedding = torch.randn(VOCAB, HIDDEN, generator=generator)
         self._head = torch.randn(VOCAB, HIDDEN, generator=generator)[self.vocab_start :][: self.vocab_local]
 
-    def forward(self, batch: StepBatch, cache: StandinCache, last_of: Sequence[int] | None = None) -> torch.Tensor:
+    def forward(self, batch: StepBatch, cache: StandinCache, rows: Sequence[int] | None = None) -> torch.Tensor:
         if self._misbehave and self._comm.rank == min(MISBEHAVING_RANK, self._comm.size - 1):
             for token in _DAMAGE.keys() & set(batch.token_ids.tolist()):
                 _DAMAGE[token](self._comm)
+        self.last = batch
         x = self.embedding[batch.token_ids]
         cache.rows[batch.kv_slots] = x * (1 + batch.positions.unsqueeze(-1) / 7)
         out = torch.empty_like(x)
@@ -71,7 +76,7 @@ class StandinDecoder:
         # Each rank adds its share of the columns, as a row-parallel linear does.
         columns = torch.arange(HIDDEN) % self._comm.size == self._comm.rank
         hidden = self._comm.all_reduce((out * columns).contiguous())
-        return hidden if last_of is None else hidden[[batch.query_starts[i + 1] - 1 for i in last_of]]
+        return hidden if rows is None else hidden[list(rows)]
 
     def replay_decodes(self, cache: StandinCache, tokens: Tokens | None) -> Decodes:
         return NoDecodes()

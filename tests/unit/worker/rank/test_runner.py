@@ -25,9 +25,9 @@ BLOCK, N_BLOCKS, SLOTS, LENGTH = 4, 60, 8, 40
 GREEDY = Sampling()
 
 
-def make_runner() -> Runner[StandinCache]:
+def make_runner(decoder: StandinDecoder | None = None) -> Runner[StandinCache]:
     return Runner(
-        StandinDecoder(SingleRank()),
+        decoder or StandinDecoder(SingleRank()),
         standin_cache(N_BLOCKS, BLOCK),
         lone_rank(),
         n_blocks=N_BLOCKS,
@@ -105,11 +105,16 @@ def test_any_schedule_computes_the_same_tokens(seed: int) -> None:
         step += 1
 
 
+@pytest.mark.parametrize("exact_chunks", [False, True])
 @pytest.mark.parametrize("n_right", [0, 1, 3])
-def test_proposals_stand_up_to_the_first_wrong_one(n_right: int) -> None:
-    """Whether its draws need the history or not, a slot has the tokens and log-probabilities of single steps."""
+def test_proposals_stand_up_to_the_first_wrong_one(n_right: int, exact_chunks: bool) -> None:
+    """Whether its draws need the history or not, a slot has the tokens and log-probabilities of single steps.
+
+    A draft is one sequence where the device promises the bits of decodes. Prompts are computed in the same step.
+    """
     scored = Sampling(logprobs=2, frequency_penalty=0.5, presence_penalty=0.5, repetition_penalty=1.2)
     prompts = {1: ([5, 6, 7, 8], GREEDY), 4: ([9, 2], scored)}
+    beside = Admission(2, GREEDY, (7, 7), 2), Admission(6, GREEDY, (5, 4, 3, 2), 4)
     admissions = tuple(Admission(slot, of, tuple(ids), len(ids)) for slot, (ids, of) in prompts.items())
     prefills = tuple(
         Chunk(slot, 0, len(ids), True, tuple(range(10 * slot, 10 * slot + 4))) for slot, (ids, _) in prompts.items()
@@ -121,14 +126,18 @@ def test_proposals_stand_up_to_the_first_wrong_one(n_right: int) -> None:
         steps.append(result_of(single, StepPlan(n + 1, chunks=chunks)))
     alone = {slot: [record for step in steps for record in step.slots if record.slot == slot] for slot in prompts}
 
-    runner = make_runner()
+    decoder = StandinDecoder(SingleRank(), exact_chunks=exact_chunks)
+    runner = make_runner(decoder)
     runner.execute(StepPlan(0, (), admissions, prefills))
-    chunks = []
+    chunks = [Chunk(6, 0, 3, False, (50,)), Chunk(2, 0, 2, True, (51,))]
     for slot, (ids, _) in prompts.items():
         right = [record.token_ids[0] for record in alone[slot][1:4]]
         guesses = [token if n < n_right else (token + 1) % VOCAB for n, token in enumerate(right)]
         chunks.append(Chunk(slot, len(ids), 4, True, (), tuple(guesses)))
-    verified = result_of(runner, StepPlan(1, chunks=tuple(chunks)))
+    verified = result_of(runner, StepPlan(1, admissions=beside, chunks=tuple(chunks)))
+    assert decoder.last is not None
+    assert decoder.last.n_sequences == (4 if exact_chunks else 10)
+    assert {record.slot for record in verified.slots} == {1, 2, 4}
     chunks = tuple(Chunk(slot, len(ids) + n_right + 1, 1, True) for slot, (ids, _) in prompts.items())
     following = result_of(runner, StepPlan(2, chunks=chunks))
     for slot in prompts:
