@@ -47,11 +47,11 @@ class Biases:
 
         `rows`, `slots` and `early` have one entry per biased row.
         """
-        found = [self._of[slot] for slot in slots.tolist()]
-        at = _cells(rows, [each.columns for each in found], logits)
+        biases = [self._of[slot] for slot in slots.tolist()]
+        at = _cells(rows, [each.columns for each in biases], logits)
         if at is not None:
-            logits[at] += torch.from_numpy(np.concatenate([each.values for each in found])).to(logits.device)
-        ending = [each.end_columns for each, banned in zip(found, early.tolist(), strict=True) if banned]
+            logits[at] += torch.from_numpy(np.concatenate([each.values for each in biases])).to(logits.device)
+        ending = [each.end_columns for each, banned in zip(biases, early.tolist(), strict=True) if banned]
         at = _cells(rows[early], ending, logits)
         if at is not None:
             logits[at] = -torch.inf

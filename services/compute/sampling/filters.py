@@ -59,7 +59,7 @@ class Filtered:
     rows: NDArray[np.int64]  # [n]
     values: Tensor  # [n, m] float32, scaled logits
     token_ids: Tensor  # [n, m] int64
-    kept: Tensor  # [n, m] bool, a prefix of each row
+    allowed: Tensor  # [n, m] bool, a prefix of each row
 
 
 def filter_rows(comm: Communicator, shard: LogitShard, scaled: Tensor, limits: Limits) -> Iterator[Filtered]:
@@ -71,10 +71,10 @@ def filter_rows(comm: Communicator, shard: LogitShard, scaled: Tensor, limits: L
         candidates = gather_candidates(comm, shard, scaled, width, mass)
         total = torch.logsumexp(keys.unpack_bits(candidates.extra[:, :, 0]).double(), dim=0)  # [n]
         values = keys.values_of(candidates.keys)
-        kept = _keep(values, total, *(torch.from_numpy(each).to(scaled.device) for each in limits.columns()))
-        certain = _certain(candidates, kept, limits)
+        allowed = _keep(values, total, *(torch.from_numpy(each).to(scaled.device) for each in limits.columns()))
+        certain = _certain(candidates, allowed, limits)
         sure = torch.from_numpy(np.flatnonzero(certain)).to(scaled.device)
-        yield Filtered(rows[certain], values[sure], keys.token_ids_of(candidates.keys[sure]), kept[sure])
+        yield Filtered(rows[certain], values[sure], keys.token_ids_of(candidates.keys[sure]), allowed[sure])
         left = np.flatnonzero(~certain)
         again = torch.from_numpy(left).to(scaled.device)
         rows, scaled, mass, limits = rows[left], scaled[again], mass[again], limits.of(left)
@@ -95,13 +95,13 @@ def draw_filtered(comm: Communicator, shard: LogitShard, scaled: Tensor, words: 
     merged = gathered[:, :, :-1].transpose(0, 1).flatten(1).sort(dim=-1, descending=True).values
     total = torch.logsumexp(keys.unpack_bits(gathered[:, :, -1]).double(), dim=0)  # [n]
     values, token_ids = keys.values_of(merged), keys.token_ids_of(merged)
-    kept = _keep(values, total, limits.top_k, limits.top_p, limits.min_p)
-    return keys.drawn_ids(winners(values, token_ids, kept, words))
+    allowed = _keep(values, total, limits.top_k, limits.top_p, limits.min_p)
+    return keys.drawn_ids(winners(values, token_ids, allowed, words))
 
 
-def winners(values: Tensor, token_ids: Tensor, kept: Tensor, words: Tensor) -> Tensor:
+def winners(values: Tensor, token_ids: Tensor, allowed: Tensor, words: Tensor) -> Tensor:
     """Return the key of the best score among the `kept` of `values`, scaled logits: [n, m] each -> [n] int64."""
-    scores = (values + gumbel(words, token_ids)).masked_fill_(~kept, -torch.inf)
+    scores = (values + gumbel(words, token_ids)).masked_fill_(~allowed, -torch.inf)
     return keys.pack(scores, token_ids).amax(dim=-1)
 
 
@@ -109,23 +109,23 @@ def _keep(values: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor, min_p: Te
     """Return which of the sorted `values` [n, m] the filters keep, given the rows' logsumexp `total` [n]."""
     m, limited = values.shape[1], top_k > 0
     # -inf marks masked tokens and vocabulary padding; a row of -inf only keeps its first column.
-    kept = torch.isfinite(values)
-    kept &= torch.arange(m, device=values.device) < torch.where(limited, top_k, m).unsqueeze(-1)
-    probability = torch.exp(values.double() - total.unsqueeze(-1)) * kept  # [n, m]
+    allowed = torch.isfinite(values)
+    allowed &= torch.arange(m, device=values.device) < torch.where(limited, top_k, m).unsqueeze(-1)
+    probability = torch.exp(values.double() - total.unsqueeze(-1)) * allowed  # [n, m]
     # There are at least top_k candidates, so the mass that top-k keeps is the candidates' sum; without top-k it is 1.
     kept_mass = torch.where(limited, probability.sum(dim=-1), 1.0)
     before = probability.cumsum(dim=-1) - probability
-    kept &= (before < (top_p * kept_mass).unsqueeze(-1)) | (top_p >= 1.0).unsqueeze(-1)
-    kept &= probability >= (min_p.unsqueeze(-1) * probability[:, :1])
-    kept[:, 0] = True
-    return kept
+    allowed &= (before < (top_p * kept_mass).unsqueeze(-1)) | (top_p >= 1.0).unsqueeze(-1)
+    allowed &= probability >= (min_p.unsqueeze(-1) * probability[:, :1])
+    allowed[:, 0] = True
+    return allowed
 
 
-def _certain(candidates: TokenCandidates, kept: Tensor, limits: Limits) -> NDArray[np.bool_]:
+def _certain(candidates: TokenCandidates, allowed: Tensor, limits: Limits) -> NDArray[np.bool_]:
     """Return whether each row's kept prefix consists of certain candidates only: [n]."""
     if candidates.complete:
-        return np.ones(len(kept), np.bool_)
-    n_kept: NDArray[np.int64] = kept.sum(dim=-1).cpu().numpy()
+        return np.ones(len(allowed), np.bool_)
+    n_kept: NDArray[np.int64] = allowed.sum(dim=-1).cpu().numpy()
     n_certain: NDArray[np.int64] = candidates.n_certain.cpu().numpy()
     certain: NDArray[np.bool_] = (n_kept < n_certain) | ((n_kept == limits.top_k) & (n_kept == n_certain))
     return certain

@@ -117,8 +117,8 @@ class Matchers:
         request ignores EOS, unless the grammar allows no other token.
         """
         self._take_built(slots.tolist())
-        kept = np.array([slot in self._of for slot in slots.tolist()], np.bool_)
-        rows, slots, early = rows[kept], slots[kept], early[kept]
+        active = np.array([slot in self._of for slot in slots.tolist()], np.bool_)
+        rows, slots, early = rows[active], slots[active], early[active]
         if not len(rows):
             return
         allowed = self._allowed(slots.tolist())

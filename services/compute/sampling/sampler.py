@@ -168,8 +168,8 @@ class Sampler:
         self, raw: Tensor, slots: list[int], token_ids: NDArray[np.int64], n_top: list[int]
     ) -> dict[int, TokenLogprobs]:
         tokens = torch.from_numpy(token_ids).to(self._device)
-        found = token_logprobs(self._comm, self._shard, raw, tokens, n_top)
-        return dict(zip(slots, found, strict=True))
+        logprobs = token_logprobs(self._comm, self._shard, raw, tokens, n_top)
+        return dict(zip(slots, logprobs, strict=True))
 
     def _adjust(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> Tensor:
         """Apply penalties, bias, the ban of end tokens, and grammars."""
@@ -200,10 +200,10 @@ class Sampler:
         chances = self._chances(slots, positions)
         words, scaled = row_words(chances.seeds, chances.positions), logits / chances.temperature.unsqueeze(-1)
         token_ids = np.empty(len(slots), np.int64)
-        for found in filter_rows(self._comm, self._shard, scaled, limits):
-            at = torch.from_numpy(found.rows).to(self._device)
-            best = winners(found.values, found.token_ids, found.kept, words[at])
-            token_ids[found.rows] = _to_host(keys.drawn_ids(best))
+        for candidates in filter_rows(self._comm, self._shard, scaled, limits):
+            at = torch.from_numpy(candidates.rows).to(self._device)
+            best = winners(candidates.values, candidates.token_ids, candidates.allowed, words[at])
+            token_ids[candidates.rows] = _to_host(keys.drawn_ids(best))
         return token_ids
 
     def _advance(self, slots: Slots, token_ids: NDArray[np.int64]) -> dict[int, str]:
@@ -220,5 +220,5 @@ class Sampler:
 
 
 def _to_host(token_ids: Tensor) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = token_ids.cpu().numpy()
-    return found
+    on_host: NDArray[np.int64] = token_ids.cpu().numpy()
+    return on_host

@@ -27,13 +27,13 @@ async def follow_pins(
     outage = RedisOutage(log, access, "pinned adapters not read")
     while True:
         try:
-            found = read_registered(await client.hgetall(keys.adapters))
+            registered = read_registered(await client.hgetall(keys.adapters))
         except (RedisError, OSError) as error:
             outage.failed(error)
         except ValueError as error:
             log.warning("%s: %s", keys.adapters, error)
         else:
             outage.ended()
-            pinned = (one for one in found.values() if one.pinned and one.base == model)
+            pinned = (one for one in registered.values() if one.pinned and one.base == model)
             pin(tuple(AdapterRef(one.digest, one.source, one.name) for one in sorted(pinned, key=lambda one: one.name)))
         await asyncio.sleep(PAUSE_S)

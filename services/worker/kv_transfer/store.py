@@ -94,7 +94,7 @@ def kv_layout(hash_root: str, config: RankGroupConfig, started: GroupStarted) ->
 def mismatch(theirs: pb.KvLayout, ours: pb.KvLayout) -> str:
     """Why blocks of the layout `theirs` cannot be used with the layout `ours`; empty when they can."""
     for field in ("hash_root", "device", "tensor_parallel", "block_tokens", "block_bytes"):
-        asked, held = getattr(theirs, field), getattr(ours, field)
-        if asked != held:
-            return f"{field} {asked!r} is asked for, this worker's is {held!r}"
+        wanted, held = getattr(theirs, field), getattr(ours, field)
+        if wanted != held:
+            return f"{field} {wanted!r} is asked for, this worker's is {held!r}"
     return ""

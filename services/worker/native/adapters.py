@@ -53,14 +53,17 @@ class AdapterSources:
         try:
             check_path(source)
             folder = self._allowed(source)
-            found = await asyncio.to_thread(read_adapter, folder, self.model, self.max_rank, on_read)
+            adapter = await asyncio.to_thread(read_adapter, folder, self.model, self.max_rank, on_read)
         except (ModelError, OSError, RuntimeError, ValueError) as error:  # the path: too long, a loop of links, ...
             raise InvalidRequestError(_FIELD, str(error)) from error
-        if found.n_left_out:
+        if adapter.n_left_out:
             log.warning(
-                "%s: %d of its tensors are not used: they change %s", source, found.n_left_out, self.model.spec.left_out
+                "%s: %d of its tensors are not used: they change %s",
+                source,
+                adapter.n_left_out,
+                self.model.spec.left_out,
             )
-        return AdapterFacts(name, found.digest, source, found.rank, found.n_bytes)
+        return AdapterFacts(name, adapter.digest, source, adapter.rank, adapter.n_bytes)
 
     def _allowed(self, source: str) -> Path:
         """Return the folder of a source, with links and `..` resolved. Raises InvalidRequestError."""
@@ -105,8 +108,8 @@ class _Memory:
 
     def take_forgotten(self) -> tuple[str, ...]:
         """The digests that ranks should forget with the next order."""
-        found, self._forgotten = tuple(self._forgotten), []
-        return found
+        forgotten, self._forgotten = tuple(self._forgotten), []
+        return forgotten
 
 
 class _Reading:

@@ -237,7 +237,7 @@ class NativeEngine(Engine):
 
     async def _equip(self, live: LiveRequest, ref: AdapterRef) -> None:
         """Bring a deferred request's adapter into a slot, then let the request go on. No other request waits for it."""
-        slots, pump, store, request = self._adapters, self._pump, self._store, live.asked
+        slots, pump, store, request = self._adapters, self._pump, self._store, live.request
         assert slots is not None
         assert pump is not None
         assert store is not None
@@ -302,24 +302,24 @@ class NativeEngine(Engine):
     def _planned(self, plan: StepPlan) -> None:
         assert self._pump is not None
         suspect = self._pump.scheduler.quarantine.begun()
-        if isinstance(suspect, LiveRequest) and suspect.asked in self._live:
-            suspect.sink.announce_trial(suspect.asked)
+        if isinstance(suspect, LiveRequest) and suspect.request in self._live:
+            suspect.sink.announce_trial(suspect.request)
             suspect.sink.flush(plan.step)
 
     def _computed(self, result: StepResult, outputs: list[tuple[Request, Output]], cost: StepCost, now: float) -> None:
         """Deliver a step's outputs to the requests' sinks."""
         self._n_steps += 1
         sinks = set()
-        for request, output in outputs:
-            if not isinstance(request, LiveRequest):
+        for live, output in outputs:
+            if not isinstance(live, LiveRequest):
                 continue
             if output.prefill is not None:
-                self._steps.on_first_output(request.admitted_at - request.queued_at, now - request.queued_at)
-            request.sink.add(request.asked, output)
-            sinks.add(request.sink)
+                self._steps.on_first_output(live.admitted_at - live.queued_at, now - live.queued_at)
+            live.sink.add(live.request, output)
+            sinks.add(live.sink)
             if output.finish is not None:
-                del self._live[request.asked]
-                request.give_back()
+                del self._live[live.request]
+                live.give_back()
         for sink in sinks:
             sink.flush(result.step)
         self._steps.on_step(StepReport(cost.seconds, cost.n_rows, result.times.parts()))

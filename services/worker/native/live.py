@@ -17,29 +17,29 @@ from services.worker.scheduling.request import Request
 class LiveRequest(Request):
     """A request that came through `submit`, unlike the start-up probe."""
 
-    asked: EngineRequest
+    request: EngineRequest
     sink: OutputSink
     held: AdapterSlots | None = None  # where its adapter is in use
 
     @classmethod
-    def of(cls, asked: EngineRequest, sink: OutputSink, hash_root: str) -> LiveRequest:
+    def of(cls, request: EngineRequest, sink: OutputSink, hash_root: str) -> LiveRequest:
         """The scheduler's request for an engine request."""
-        root = adapted_root(hash_root, asked.adapter.digest if asked.adapter else "")
+        root = adapted_root(hash_root, request.adapter.digest if request.adapter else "")
         return cls(
-            asked=asked,
+            request=request,
             sink=sink,
-            token_ids=[*asked.prompt_ids, *asked.generated_ids],
-            n_prompt=len(asked.prompt_ids),
-            sampling=asked.sampling,
-            max_tokens=asked.sampling.max_tokens,
-            tenant=asked.tenant,
-            weight=asked.weight,
-            priority=asked.priority,
-            chain_root=chain_root(root, asked.cache_salt),
-            embed=asked.embed,
-            second_from=asked.second_from,
-            trial_tokens=asked.trial_tokens,
-            prediction_ids=asked.prediction_ids,
+            token_ids=[*request.prompt_ids, *request.generated_ids],
+            n_prompt=len(request.prompt_ids),
+            sampling=request.sampling,
+            max_tokens=request.sampling.max_tokens,
+            tenant=request.tenant,
+            weight=request.weight,
+            priority=request.priority,
+            chain_root=chain_root(root, request.cache_salt),
+            embed=request.embed,
+            second_from=request.second_from,
+            trial_tokens=request.trial_tokens,
+            prediction_ids=request.prediction_ids,
         )
 
     @property
@@ -49,10 +49,10 @@ class LiveRequest(Request):
 
     def give_back(self) -> None:
         """End the use of its adapter."""
-        if self.held is not None and self.asked.adapter is not None:
-            self.held.give_back(self.asked.adapter.digest)
+        if self.held is not None and self.request.adapter is not None:
+            self.held.give_back(self.request.adapter.digest)
 
     def hand_off(self, handoff: pb.Handoff) -> None:
         """Tell its client that another worker has to go on."""
-        self.sink.hand_off(self.asked, handoff)
+        self.sink.hand_off(self.request, handoff)
         self.sink.flush(0)

@@ -77,15 +77,15 @@ def _adapter_sources(settings: WorkerSettings, model: Description) -> AdapterSou
 async def _named_adapters(settings: WorkerSettings, sources: AdapterSources | None) -> tuple[AdapterFacts, ...]:
     """The adapters of the settings. Raises StartupError."""
     _check_pins(settings)
-    found = []
+    adapters = []
     for name, source in settings.adapters.items():
         assert sources is not None, "settings with adapters have slots"
         try:
             facts = await sources.inspect(source, name)
-            found.append(replace(facts, pinned=name in settings.adapter_pins))
+            adapters.append(replace(facts, pinned=name in settings.adapter_pins))
         except InvalidRequestError as error:
             raise StartupError(f"RYZANSTEIN_ADAPTERS {name}: {error}") from error
-    return tuple(found)
+    return tuple(adapters)
 
 
 def _check_pins(settings: WorkerSettings) -> None:

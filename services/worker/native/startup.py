@@ -47,7 +47,7 @@ async def model_folder(model: str, revision: str, begins: Callable[[Download], N
     return folder
 
 
-def model_revision(asked: str, folder: Path) -> str:
+def model_revision(revision: str, folder: Path) -> str:
     """The commit of a folder, or of a file's, that `ryzanstein fetch` or the hub's library made; otherwise `asked`."""
     # A GGUF file may lie in a folder of its repository.
     for place in (folder.parent, folder.parent.parent) if folder.is_file() else (folder,):
@@ -57,8 +57,8 @@ def model_revision(asked: str, folder: Path) -> str:
             if place.parent.name == "snapshots":
                 return place.name
         except (OSError, ValueError, KeyError, TypeError):  # another program's file of that name
-            return asked
-    return asked
+            return revision
+    return revision
 
 
 def read_model(path: Path) -> ModelFolder:
@@ -142,10 +142,10 @@ def require_room(settings: WorkerSettings, spec: ModelSpec, config: RankGroupCon
     if config.device != "cpu" or config.kv_tokens is None:
         return  # a rank checks the memory of its GPU itself
     tokens = least_kv_tokens(config.kv_tokens, config.max_model_len) if config.kv_fits else config.kv_tokens
-    found = footprint(spec, config)
-    needed = found.total(tokens)
-    whole = in_mib(found.total(config.kv_tokens))
-    log.info("memory: server and ranks need %s MiB (%s)", whole, found.explain(config.kv_tokens))
+    sizes = footprint(spec, config)
+    needed = sizes.total(tokens)
+    whole = in_mib(sizes.total(config.kv_tokens))
+    log.info("memory: server and ranks need %s MiB (%s)", whole, sizes.explain(config.kv_tokens))
     if needed <= room.available:
         return
     do = "give the machine more memory"
@@ -154,30 +154,30 @@ def require_room(settings: WorkerSettings, spec: ModelSpec, config: RankGroupCon
         do = f"set the container's memory limit to {in_mib(limit)} MiB or more (it is {in_mib(room.limit)} MiB)"
     raise StartupError(
         f"RYZANSTEIN_MODEL {settings.model}: server and ranks need {in_mib(needed)} MiB of memory "
-        f"({found.explain(tokens)}) but {in_mib(room.available)} MiB are available: {do}, or lower "
-        f"RYZANSTEIN_KV_TOKENS, RYZANSTEIN_MAX_MODEL_LEN{_LOWER_FOR_ADAPTERS if found.adapters else ''} or "
+        f"({sizes.explain(tokens)}) but {in_mib(room.available)} MiB are available: {do}, or lower "
+        f"RYZANSTEIN_KV_TOKENS, RYZANSTEIN_MAX_MODEL_LEN{_LOWER_FOR_ADAPTERS if sizes.adapters else ''} or "
         "RYZANSTEIN_MAX_BATCHED_TOKENS"
     )
 
 
-def _dtype(asked: str, spec: ModelSpec, device: str) -> str:
+def _dtype(dtype_setting: str, spec: ModelSpec, device: str) -> str:
     """The dtype; `auto` is the checkpoint's, with bfloat16 for float16, or float32 on a CPU that is slow in others."""
-    if asked != "auto":
-        return asked
+    if dtype_setting != "auto":
+        return dtype_setting
     half = spec.dtype != "float32" and (device == "cuda" or has_bfloat16() or has_avx2())
     return "bfloat16" if half else "float32"
 
 
-def _kv_format(asked: str, dtype: str, device: str) -> str:
+def _kv_format(kv_dtype: str, dtype: str, device: str) -> str:
     """Return the KV format; "" for numbers of the dtype. Raises ValueError."""
-    if asked == "fp8" and device == "cpu":
+    if kv_dtype == "fp8" and device == "cpu":
         raise ValueError("RYZANSTEIN_KV_DTYPE fp8: CPUs convert 8-bit floats slowly; use int8, which is more exact")
-    found = {"auto": dtype, "bf16": "bfloat16"}.get(asked, asked)
-    return "" if found == dtype else found
+    kv_format = {"auto": dtype, "bf16": "bfloat16"}.get(kv_dtype, kv_dtype)
+    return "" if kv_format == dtype else kv_format
 
 
-def _device(asked: str) -> str:
+def _device(device: str) -> str:
     """The device; `auto` looks for the GPU driver's control device, because the server does not import torch."""
-    if asked != "auto":
-        return asked
+    if device != "auto":
+        return device
     return "cuda" if _NVIDIA_CONTROL.exists() else "cpu"

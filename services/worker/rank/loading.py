@@ -26,18 +26,18 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
     decoder = load_model(folder.description, comm, backend, config.max_model_len, config.quantization, layers)
     spec = decoder.spec
 
-    kept = dict[str, AdapterTensors]()  # by digest
+    by_digest = dict[str, AdapterTensors]()
 
     def load_adapter(order: AdapterOrder) -> None:
         for digest in order.forget:
-            kept.pop(digest, None)
+            by_digest.pop(digest, None)
         if not order.folder:
-            layers.put(order.slot, kept[order.digest])
+            layers.put(order.slot, by_digest[order.digest])
             return
         tensors = layers.read(read_adapter(Path(order.folder), folder.description, config.adapter_max_rank))
         layers.put(order.slot, tensors)
         if order.keep:
-            kept[order.digest] = tensors
+            by_digest[order.digest] = tensors
 
     head = decoder.classifier
     if not head:

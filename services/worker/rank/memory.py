@@ -37,21 +37,21 @@ class MemoryMeter:
             require_memory(later, self._memory.available(config.ranks), what=steps)
             return 0
         block_bytes = bytes_per_token * config.block_tokens
-        asked = config.blocks_wanted
+        n_wanted = config.blocks_wanted
         # After the all-gather every rank has loaded its weights; the rank with the least memory decides.
         mine = torch.tensor([self._memory.available(config.ranks)], device=device)
         scarcest = int(comm.all_gather(mine).min())
-        n_blocks = asked
+        n_blocks = n_wanted
         if config.kv_fits:
-            least = least_kv_tokens(asked * config.block_tokens, config.max_model_len) // config.block_tokens
-            n_blocks = min(asked, max(least, (scarcest - later) // block_bytes - 1))
+            least = least_kv_tokens(n_wanted * config.block_tokens, config.max_model_len) // config.block_tokens
+            n_blocks = min(n_wanted, max(least, (scarcest - later) // block_bytes - 1))
         what = (
             f"a KV cache of {n_blocks} blocks of {config.block_tokens} tokens ({block_bytes:,} bytes each, per rank) "
             f"and {steps}"
         )
         require_memory((n_blocks + 1) * block_bytes + later, scarcest, what=what)
-        if n_blocks < asked:
-            tokens, wanted = n_blocks * config.block_tokens, asked * config.block_tokens
+        if n_blocks < n_wanted:
+            tokens, wanted = n_blocks * config.block_tokens, n_wanted * config.block_tokens
             logger.warning("the KV cache has %d tokens instead of %d: there is no memory for more", tokens, wanted)
         return n_blocks
 

@@ -43,18 +43,18 @@ class PooledSlots:
                 f"slot {slot} is pooled: its chunk starts at {start} but {self._counts[slot]} positions were summed; "
                 "pooled requests must compute every position once, without prefix hits"
             )
-        kept = self._kept.get(slot)
+        state = self._kept.get(slot)
         if self._pooling.kind == "mean":
             total = hidden.float().sum(dim=0)
-            self._kept[slot] = total if kept is None else kept + total
-        elif self._pooling.kind == "last" or kept is None:
+            self._kept[slot] = total if state is None else state + total
+        elif self._pooling.kind == "last" or state is None:
             self._kept[slot] = hidden[0 if self._pooling.kind == "cls" else -1].float()
         self._counts[slot] += hidden.shape[0]
 
     def result(self, slot: int) -> tuple[float, ...]:
         """Return the embedding, or the numbers of a classifier, of the positions so far."""
-        kept = self._kept[slot]
-        pooled = kept / self._counts[slot] if self._pooling.kind == "mean" else kept
+        state = self._kept[slot]
+        pooled = state / self._counts[slot] if self._pooling.kind == "mean" else state
         for layer in self._head:
             pooled = layer(pooled)
         pooled = torch.nn.functional.normalize(pooled, dim=0) if self._pooling.normalise else pooled

@@ -73,14 +73,14 @@ class KvBudget:
         """
         fitting = min(left // block_bytes - 1, _MOST_TOKENS // config.block_tokens)  # one is the null block
         least = -(-least_kv_tokens(config.max_model_len, config.max_model_len) // config.block_tokens)
-        asked = None if config.kv_fills else config.blocks_wanted
-        if left // block_bytes - 1 >= (asked or least):
-            return asked or fitting
-        needed = ((asked or least) + 1) * block_bytes
+        n_wanted = None if config.kv_fills else config.blocks_wanted
+        if left // block_bytes - 1 >= (n_wanted or least):
+            return n_wanted or fitting
+        needed = ((n_wanted or least) + 1) * block_bytes
         raise NotEnoughMemoryError(
-            f"a KV cache of {(asked or least) * config.block_tokens:,} tokens needs {needed / _MIB:,.0f} MiB but "
+            f"a KV cache of {(n_wanted or least) * config.block_tokens:,} tokens needs {needed / _MIB:,.0f} MiB but "
             f"{max(0, left) / _MIB:,.0f} MiB are left of {self.explain()}; lower "
-            f"{'RYZANSTEIN_KV_TOKENS, ' if asked else ''}{LOWER_STEP}, raise RYZANSTEIN_GPU_MEMORY_UTILIZATION, or "
+            f"{'RYZANSTEIN_KV_TOKENS, ' if n_wanted else ''}{LOWER_STEP}, raise RYZANSTEIN_GPU_MEMORY_UTILIZATION, or "
             "use more ranks"
         )
 
@@ -92,8 +92,8 @@ class KvBudget:
             "graphs": self.graphs,
             "CUDA and other processes": self.others,
         }
-        said = ", ".join(f"{name} {size / _MIB:,.0f}" for name, size in parts.items())
-        return f"{self.utilization:.0%} of {self.total / _MIB:,.0f} MiB ({said} MiB)"
+        shown = ", ".join(f"{name} {size / _MIB:,.0f}" for name, size in parts.items())
+        return f"{self.utilization:.0%} of {self.total / _MIB:,.0f} MiB ({shown} MiB)"
 
 
 def worst_steps(config: RankGroupConfig, replayed_rows: Sequence[int]) -> tuple[StepPlan, ...]:
@@ -138,14 +138,14 @@ def _prompts(config: RankGroupConfig, slots: Iterable[int], n_rows: int, longest
 
     `known`: the tokens of a prompt up to the end of its piece, at least.
     """
-    found = []
+    chunks = []
     for slot in slots:
         if n_rows <= 0:
             break
         n = min(n_rows, longest)
-        found.append(_piece(config, slot, max(known, n), n))
+        chunks.append(_piece(config, slot, max(known, n), n))
         n_rows -= n
-    return found
+    return chunks
 
 
 def _in_turn(steps: Sequence[Sequence[_Piece]]) -> tuple[StepPlan, ...]:
@@ -170,5 +170,5 @@ def naming_what_to_lower(during: str, lower: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        said = str(error).split(". ", 1)[0]
-        raise NotEnoughMemoryError(f"{during}: out of GPU memory; lower {lower} ({said})") from error
+        reason = str(error).split(". ", 1)[0]
+        raise NotEnoughMemoryError(f"{during}: out of GPU memory; lower {lower} ({reason})") from error

@@ -102,11 +102,11 @@ class AdapterSlotTable:
 
     def _replaceable(self, user: SlotUser) -> list[SlotUser]:
         """The adapters that may give way to `user` once they are unused, in this order."""
-        found = [one for one in self._placed if one.digest not in self.pinned]
+        yields = [one for one in self._placed if one.digest not in self.pinned]
         if self._held(user.tenant) >= self._share:
             unused = self._clock() - PROTECTED_S
-            found = [one for one in found if one.tenant == user.tenant or (not one.users and one.used_at <= unused)]
-        return sorted(found, key=lambda one: (self._held(one.tenant) <= self._share, one.used_at))
+            yields = [one for one in yields if one.tenant == user.tenant or (not one.users and one.used_at <= unused)]
+        return sorted(yields, key=lambda one: (self._held(one.tenant) <= self._share, one.used_at))
 
     def _held(self, tenant: str) -> int:
         return sum(one.tenant == tenant and one.digest not in self.pinned for one in self._placed)

@@ -292,8 +292,8 @@ async def _abandon(opening: asyncio.Task[AsyncLLM], before: set[BaseProcess]) ->
 async def _ends(processes: list[BaseProcess]) -> str:
     """Which processes have ended, and how. A thread of vLLM may have waited for one and not stored its status yet."""
     for _ in range(_STATUS_LOOKS):
-        if found := [_how(process) for process in processes if process.exitcode is not None]:
-            return ", ".join(found)
+        if ends := [_how(process) for process in processes if process.exitcode is not None]:
+            return ", ".join(ends)
         await asyncio.sleep(_LOOK_S)
     return "one of its processes ended"
 

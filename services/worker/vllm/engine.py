@@ -173,7 +173,7 @@ class VllmEngine(Engine):
         if request.embed == self.model.generates:
             raise InvalidRequestError("embed", _ONE_TASK[request.embed])
         check_length(request, self._max_request_tokens)
-        asked = CoreRequest(
+        core_request = CoreRequest(
             request.request_id,
             prompt_of(request),
             {} if request.embed else sampling_arguments(request, self._max_request_tokens),
@@ -181,7 +181,7 @@ class VllmEngine(Engine):
             request.cache_salt,
             request.embed,
         )
-        live = VllmRequest(request, sink, self._core.add(asked))
+        live = VllmRequest(request, sink, self._core.add(core_request))
         self._live[request] = live
         if request.trial_tokens:
             self._suspects.enter(request)
@@ -207,11 +207,11 @@ class VllmEngine(Engine):
 
     async def _follow(self, live: VllmRequest) -> None:
         """Deliver a request's outputs until its end."""
-        request, embed = live.asked, live.asked.embed
+        request, embed = live.request, live.request.embed
         try:
             async for output in live.stream:
-                if (found := live.embedding(output) if embed else live.tokens(output)) is not None:
-                    self._deliver(live, found)
+                if (result := live.embedding(output) if embed else live.tokens(output)) is not None:
+                    self._deliver(live, result)
         except CoreError:
             return  # `_until_lost` hands all requests off
         except ReplayError as error:
@@ -225,12 +225,12 @@ class VllmEngine(Engine):
     def _ended(self, live: VllmRequest, task: asyncio.Task[None]) -> None:
         """Log an error of our own, and end its request."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("request %s: an output could not be read", live.asked.request_id, exc_info=error)
+            log.error("request %s: an output could not be read", live.request.request_id, exc_info=error)
             self._fail(live, repr(error))
 
     def _deliver(self, live: VllmRequest, output: Output) -> None:
         """Pass an output on. Tasks of one step run between `_on_step` and `_flush`."""
-        request = live.asked
+        request = live.request
         if output.prefill is not None:
             self._count_prefill(live, output.prefill.admitted_at)
         self.counters.generated_tokens += len(output.token_ids)
@@ -253,16 +253,16 @@ class VllmEngine(Engine):
 
     def _fail(self, live: VllmRequest, message: str) -> None:
         """End a request that failed in vLLM: with an error if it has a grammar, else another worker continues it."""
-        if live.asked.sampling.grammar:
+        if live.request.sampling.grammar:
             self._end(live, message, "grammar")
-        elif self._live.pop(live.asked, None) is not None:
+        elif self._live.pop(live.request, None) is not None:
             live.hand_off(pb.Handoff(reason=pb.Handoff.REASON_FAILED, detail=message))
             self.changes.announce()
 
     def _end(self, live: VllmRequest, message: str, field: str) -> None:
         """End a request with an error: the engine cannot obey `field` any further."""
-        if self._live.pop(live.asked, None) is not None:
-            live.sink.add(live.asked, Output(live.next_index, (), Finish.FAILED, failure=message, failed_field=field))
+        if self._live.pop(live.request, None) is not None:
+            live.sink.add(live.request, Output(live.next_index, (), Finish.FAILED, failure=message, failed_field=field))
             live.sink.flush(self._step)
             self.changes.announce()
 

@@ -11,12 +11,12 @@ import psutil
 
 def families(processes: Iterable[BaseProcess]) -> list[psutil.Process]:
     """Return the processes and their descendants, parents first; of one that has ended, none."""
-    found: list[psutil.Process] = []
+    members: list[psutil.Process] = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             parent = psutil.Process(process.pid)
-            found += [parent, *parent.children(recursive=True)]
-    return found
+            members += [parent, *parent.children(recursive=True)]
+    return members
 
 
 def kill(processes: Iterable[BaseProcess], family: Iterable[psutil.Process]) -> None:

@@ -31,7 +31,7 @@ def prompt_of(request: EngineRequest) -> list[int]:
 class VllmRequest:
     """A request and where its answer stands."""
 
-    asked: EngineRequest
+    request: EngineRequest
     sink: OutputSink
     stream: AsyncGenerator[Any, None]  # vLLM's outputs
     queued_at: float = field(default_factory=time.monotonic)
@@ -43,14 +43,14 @@ class VllmRequest:
     task: asyncio.Task[None] | None = None  # reads `stream`; None: a suspect that waits
 
     def __post_init__(self) -> None:
-        self.next_index = len(self.asked.generated_ids)
-        if replays(self.asked):
-            self.replay = tuple(self.asked.generated_ids)
+        self.next_index = len(self.request.generated_ids)
+        if replays(self.request):
+            self.replay = tuple(self.request.generated_ids)
 
     @property
     def known_tokens(self) -> int:
         """Number of tokens that vLLM gets as the prompt."""
-        return len(prompt_of(self.asked))
+        return len(prompt_of(self.request))
 
     @property
     def computed_tokens(self) -> int:
@@ -60,11 +60,11 @@ class VllmRequest:
     @property
     def generated_here(self) -> int:
         """Number of tokens generated in this attempt."""
-        return self.next_index - len(self.asked.generated_ids)
+        return self.next_index - len(self.request.generated_ids)
 
     def hand_off(self, handoff: pb.Handoff) -> None:
         """Tell its client that another worker has to go on."""
-        self.sink.hand_off(self.asked, handoff)
+        self.sink.hand_off(self.request, handoff)
         self.sink.flush(0)
 
     def tokens(self, output: Any) -> Output | None:
@@ -74,7 +74,7 @@ class VllmRequest:
         """
         if not self.begun:
             self.first = self._first(output)
-        completion, sampling = output.outputs[0], self.asked.sampling
+        completion, sampling = output.outputs[0], self.request.sampling
         finish = finish_of(completion.finish_reason)
         n_repeated = self._repeated(completion.token_ids)
         ids = tuple(completion.token_ids[n_repeated:])
@@ -91,7 +91,7 @@ class VllmRequest:
         """Number of tokens that repeat those of earlier attempts. Raises ReplayError."""
         n = min(len(self.replay), len(ids))
         if tuple(ids[:n]) != self.replay[:n]:
-            at = len(self.asked.generated_ids) - len(self.replay)
+            at = len(self.request.generated_ids) - len(self.replay)
             raise ReplayError(
                 f"vLLM did not repeat the interrupted answer: from token {at} on, another one is as likely"
             )
@@ -107,11 +107,11 @@ class VllmRequest:
 
     def _first(self, output: Any) -> Prefill:
         self.begun, self.cached_tokens = True, output.num_cached_tokens or 0
-        prompt, rows = self.asked.prompt_ids, output.prompt_logprobs or ()
+        prompt, rows = self.request.prompt_ids, output.prompt_logprobs or ()
         return Prefill(
             self.queued_at,
             max(output.metrics.scheduled_ts, self.queued_at),
             min(self.cached_tokens, len(prompt)),
             # The first position has no row. Without rows for the others, none were asked for.
-            to_logprobs(prompt[1:], rows[1:], self.asked.sampling.prompt_logprobs) if rows else (),
+            to_logprobs(prompt[1:], rows[1:], self.request.sampling.prompt_logprobs) if rows else (),
         )

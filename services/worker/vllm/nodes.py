@@ -54,10 +54,10 @@ def node_of(settings: WorkerSettings) -> Node | None:
         return None
     if settings.engine != "vllm":
         raise StartupError(f"RYZANSTEIN_NODES {settings.nodes}: only the engine vllm computes on several machines")
-    found = re.fullmatch(r"(.+)-(\d+)", settings.worker_id)
-    if found is None:
+    match = re.fullmatch(r"(.+)-(\d+)", settings.worker_id)
+    if match is None:
         raise StartupError(f"RYZANSTEIN_WORKER_ID {settings.worker_id}: with RYZANSTEIN_NODES it ends with -0, -1, ...")
-    name, ordinal = found[1], int(found[2])
+    name, ordinal = match[1], int(match[2])
     rank = ordinal % settings.nodes
     leader = f"{name}-{ordinal - rank}"
     return Node(settings.nodes, rank, f"{leader}.{settings.node_service}" if settings.node_service else leader)

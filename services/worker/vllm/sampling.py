@@ -35,32 +35,32 @@ def sampling_arguments(request: EngineRequest, max_request_tokens: int) -> dict[
     vLLM knows a resumed request as a longer prompt, so its limits lose what is generated already; a replayed one begins
     anew.
     """
-    asked = request.sampling
+    sampling = request.sampling
     n_generated = 0 if replays(request) else len(request.generated_ids)
-    _check_bounds(asked)
+    _check_bounds(sampling)
     room = max_request_tokens - len(request.prompt_ids) - n_generated
-    max_tokens = min(asked.max_tokens - n_generated, room) if asked.max_tokens else room
-    greedy = asked.temperature < _GREEDY
+    max_tokens = min(sampling.max_tokens - n_generated, room) if sampling.max_tokens else room
+    greedy = sampling.temperature < _GREEDY
     return {
-        "temperature": 0.0 if greedy else asked.temperature,
-        "top_k": asked.top_k,
-        "top_p": asked.top_p or 1.0,
-        "min_p": asked.min_p,
-        "repetition_penalty": asked.repetition_penalty or 1.0,
-        "presence_penalty": asked.presence_penalty,
-        "frequency_penalty": asked.frequency_penalty,
-        "logit_bias": dict(asked.logit_bias) or None,
-        "seed": None if greedy else _seed(asked.seed, n_generated),
+        "temperature": 0.0 if greedy else sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p or 1.0,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty or 1.0,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "logit_bias": dict(sampling.logit_bias) or None,
+        "seed": None if greedy else _seed(sampling.seed, n_generated),
         "max_tokens": max_tokens,
-        "min_tokens": min(max(asked.min_tokens - n_generated, 0), max_tokens),
-        "stop_token_ids": list(asked.stop_token_ids),
+        "min_tokens": min(max(sampling.min_tokens - n_generated, 0), max_tokens),
+        "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": True,  # stop_token_ids names every token that ends the text
-        "logprobs": asked.logprobs if asked.HasField("logprobs") else None,
+        "logprobs": sampling.logprobs if sampling.HasField("logprobs") else None,
         # An earlier attempt has sent them with its first token.
-        "prompt_logprobs": asked.prompt_logprobs
-        if asked.HasField("prompt_logprobs") and not request.generated_ids
+        "prompt_logprobs": sampling.prompt_logprobs
+        if sampling.HasField("prompt_logprobs") and not request.generated_ids
         else None,
-        "structured_outputs": structured_outputs(asked.grammar) if asked.grammar else None,
+        "structured_outputs": structured_outputs(sampling.grammar) if sampling.grammar else None,
     }
 
 
@@ -92,9 +92,9 @@ def structured_outputs(grammar: str) -> dict[str, Any]:
     )
 
 
-def _check_bounds(asked: pb.Sampling) -> None:
+def _check_bounds(sampling: pb.Sampling) -> None:
     for field, (low, high) in _BOUNDS.items():
-        value = getattr(asked, field)
+        value = getattr(sampling, field)
         if not low <= value <= high:
             raise InvalidRequestError(f"sampling.{field}", f"{value:g} is not in [{low:g}, {high:g}], as vLLM requires")
 
