@@ -67,6 +67,18 @@ class RedisKeys:
         """Tokens a tenant has used in `month` (yyyymm)."""
         return f"rz:{self.namespace}:quota:{tenant}:{month}"
 
+    def spent(self, tenant: str, month: str) -> str:
+        """Cost of a tenant's requests in `month` (yyyymm), in billionths of the currency."""
+        return f"rz:{self.namespace}:spent:{tenant}:{month}"
+
+    def usage(self, width: str, start: int) -> str:
+        """Hash: what requests used in the bucket of time that begins at `start`: account and counter -> sum."""
+        return f"rz:{self.namespace}:usage:{width}:{start}"
+
+    def usage_writer(self, gateway: str) -> str:
+        """Number of the last batch of counts that a gateway has written."""
+        return f"rz:{self.namespace}:usage-writer:{gateway}"
+
     def response(self, digest: str) -> str:
         """A cached response of a deterministic request."""
         return f"rz:{self.namespace}:resp:{digest}"

@@ -44,6 +44,8 @@ from services.gateway.websocket.replay import ReplayBuffers
 from services.gateway.wiring import (
     STORE_S,
     new_gate,
+    new_ledger,
+    new_reports,
     new_router,
     new_services,
     new_store,
@@ -149,6 +151,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     store = new_store(settings, kept_redis, keys, metrics)
     batches = Batches(settings, keys, metrics) if settings.batch_storage_bytes else None
     fine_tuning = FineTuning(batches.files, adapters) if batches else None
+    ledger = new_ledger(settings, redis, keys, metrics, gateway_id)
     services = new_services(
         settings,
         router,
@@ -162,6 +165,8 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         drain,
         batches,
         fine_tuning,
+        ledger,
+        new_reports(settings, kept_redis, keys, metrics),
     )
     metrics.watch(
         workers=lambda: len(router.listed.views),
@@ -169,9 +174,12 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         drain_remaining=lambda: drain.remaining,
         drain_last_arrival_s=lambda: drain.last_arrival_s,
         live_peers=lambda: settings.gateway_replicas or peers.live,
+        usage_waiting=lambda: ledger.waiting_tokens,
     )
     try:
         async with (
+            aclosing(ledger),
+            _tasks(ledger.run()),
             _tasks(
                 router.follow_routers(),
                 catalog.run(),

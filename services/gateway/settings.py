@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from services.common.settings import PREFIX, peer_address
+from services.gateway.billing.settings import BillingSettings
 from services.gateway.origins import origin
 from services.gateway.public_tls import CertificateFiles, PublicTls
 from services.gateway.tenants.settings import AccessSettings
@@ -25,7 +26,7 @@ Origin = Annotated[str, AfterValidator(origin)]
 RouterAddress = Annotated[str, AfterValidator(_router_address)]
 
 
-class GatewaySettings(AccessSettings):
+class GatewaySettings(AccessSettings, BillingSettings):
     """Read once, at start."""
 
     gateway_port: int = Field(default=8000, ge=0, le=65535, description="Port of REST, WebSocket, /health and /metrics")

@@ -106,7 +106,14 @@ class GatewayMetrics:
         self.cache = Counter(f"{prefix}response_cache", "Response cache lookups", ["result"], registry=registry)
         self.limited = Counter(f"{prefix}limited", "Requests refused by a limit", ["limit"], registry=registry)
         self.unaccounted = Counter(
-            f"{prefix}unaccounted_tokens", "Tokens not counted against quotas, Redis being away", registry=registry
+            f"{prefix}unaccounted_tokens",
+            "Tokens that no quota and no usage counts: Redis was away when the gateway ended, or for too long",
+            registry=registry,
+        )
+        self.usage_waiting = Gauge(
+            f"{prefix}usage_waiting_tokens",
+            "Tokens that wait in the gateway to be counted in Redis",
+            registry=registry,
         )
         self.redis_up = Gauge(
             f"{prefix}redis_up", "Whether Redis answered last (1 until it is first asked)", registry=registry
@@ -244,9 +251,11 @@ class GatewayMetrics:
         drain_remaining: Callable[[], int],
         drain_last_arrival_s: Callable[[], float],
         live_peers: Callable[[], int],
+        usage_waiting: Callable[[], int],
     ) -> None:
         """Register gauges that are read at each scrape."""
         self.live_peers.set_function(live_peers)
+        self.usage_waiting.set_function(usage_waiting)
         self.drain_remaining.set_function(drain_remaining)
         self.drain_last_arrival.set_function(drain_last_arrival_s)
         self.workers.set_function(workers)

@@ -15,6 +15,9 @@ from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.asgi import ASGIApp
 from services.gateway.batches.gate import BatchGate
 from services.gateway.batches.module import Batches
+from services.gateway.billing.ledger import UsageLedger
+from services.gateway.billing.meter import Meter
+from services.gateway.billing.report import UsageReader
 from services.gateway.drain import Drain
 from services.gateway.fine_tuning.module import FineTuning
 from services.gateway.generation.cache import ResponseCache
@@ -38,6 +41,7 @@ from services.gateway.http.handlers import Route, hot_routes
 from services.gateway.http.playground import add_playground
 from services.gateway.http.responses.routes import add_routes
 from services.gateway.http.responses.store import ResponseStore, StoreLimits
+from services.gateway.http.usage import UsageReports, add_usage
 from services.gateway.observation import Observer
 from services.gateway.origins import OriginPolicy
 from services.gateway.settings import GatewaySettings
@@ -91,6 +95,8 @@ class SharedServices:
     drain: Drain
     batches: Batches | None
     fine_tuning: FineTuning | None
+    ledger: UsageLedger
+    usage: UsageReports
 
     def _origins(self) -> OriginPolicy:
         settings = self.settings
@@ -99,7 +105,8 @@ class SharedServices:
     @property
     def _entrance(self) -> Entrance:
         settings = self.settings
-        return Entrance(self.gate, self.models, settings.unknown_fields == "refuse", settings.request_timeout_s)
+        meter = Meter(self.ledger, settings.read_prices())
+        return Entrance(self.gate, self.models, meter, settings.unknown_fields == "refuse", settings.request_timeout_s)
 
     def _limits(self) -> BodyLimits:
         return BodyLimits(self.settings.max_body_bytes, self.settings.body_timeout_s)
@@ -115,7 +122,9 @@ class SharedServices:
 
     def batch_routes(self) -> ASGIApp:
         """The hot routes, for the requests of batches, whose time is their batch's window."""
-        entrance = replace(self._entrance, gate=BatchGate(self.gate), time_limit_s=0.0)
+        entrance = self._entrance
+        meter = replace(entrance.meter, batch=True)
+        entrance = replace(entrance, gate=BatchGate(self.gate), meter=meter, time_limit_s=0.0)
         observer, endpoints = Observer("batch", self.metrics, self.tracer), self._endpoints(entrance)
         return Dispatcher(Starlette(), endpoints, Sockets({}), observer, self.drain, self._origins(), self._dialects)
 
@@ -152,6 +161,7 @@ class SharedServices:
             [*([add_playground] if self.settings.playground else []), *(part.add_routes for part in parts)],
         )
         add_routes(app, self.store)
+        add_usage(app, self.usage)
         add_deletion(app, self.adapters)
         observer = Observer("rest", self.metrics, self.tracer)
         sockets = Sockets({"/v1/stream": socket})
@@ -232,6 +242,20 @@ def new_store(settings: GatewaySettings, redis: Redis, keys: RedisKeys, metrics:
     return ResponseStore(guard, keys, limits)
 
 
+def new_ledger(
+    settings: GatewaySettings, redis: Redis, keys: RedisKeys, metrics: GatewayMetrics, gateway_id: str
+) -> UsageLedger:
+    """Return what counts usage, with a guard of its own: its writes may fail where the limits' do not."""
+    guard = RedisGuard(redis, settings.redis, settings.redis_timeout_s, metrics, "usage waits here until it is back")
+    return UsageLedger(guard, keys, gateway_id, settings.retention, metrics)
+
+
+def new_reports(settings: GatewaySettings, redis: Redis, keys: RedisKeys, metrics: GatewayMetrics) -> UsageReports:
+    """Return what reads usage, with a guard of its own, since reading many buckets takes longer than a limit check."""
+    guard = RedisGuard(redis, settings.redis, STORE_S, metrics, "no usage is read until it is back")
+    return UsageReports(UsageReader(guard, keys), settings.retention, settings.currency)
+
+
 def new_services(
     settings: GatewaySettings,
     router: RouterClient,
@@ -245,6 +269,8 @@ def new_services(
     drain: Drain,
     batches: Batches | None,
     fine_tuning: FineTuning | None,
+    ledger: UsageLedger,
+    usage: UsageReports,
 ) -> SharedServices:
     """Make what the APIs share, on top of one pipeline."""
     catalog, embedder = pipeline.catalog, Embedder(pipeline)
@@ -268,4 +294,6 @@ def new_services(
         drain,
         batches,
         fine_tuning,
+        ledger,
+        usage,
     )

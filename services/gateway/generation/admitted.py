@@ -10,11 +10,13 @@ from typing import Any
 
 from services.gateway.api.ignored import Ignored
 from services.gateway.api.options import MAX_SESSION_CHARS
+from services.gateway.billing.account import Kind
+from services.gateway.billing.meter import Meter
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.abilities import require_generation
 from services.gateway.generation.choice import Choice, merged
 from services.gateway.generation.models import Models
-from services.gateway.generation.output import OutputChunk
+from services.gateway.generation.output import Generation, OutputChunk
 from services.gateway.generation.prepared import Body, GeneratingBody, Prepared, Preparer
 from services.gateway.generation.request import Caller
 from services.gateway.tenants.tenant import Gate, Permit, Tenant
@@ -53,17 +55,21 @@ class AdmittedRequest:
     """
 
     __slots__ = (
-        "__weakref__", "_admitted_at", "_gate", "_time_limit_s", "_work", "admission", "answering", "ignored", "model",
-        "models", "on_start", "prepared", "starting", "tenant", "used",
+        "__weakref__", "_admitted_at", "_counted", "_gate", "_meter", "_time_limit_s", "_work", "admission",
+        "answering", "ignored", "model", "models", "on_start", "prepared", "starting", "tenant", "used",
     )  # fmt: skip
 
     admission: Permit
     model: ServedModel  # that answers
     prepared: Prepared
 
-    def __init__(self, gate: Gate, models: Models, tenant: Tenant, ignored: Ignored, time_limit_s: float = 0.0) -> None:
+    def __init__(
+        self, gate: Gate, models: Models, meter: Meter, tenant: Tenant, ignored: Ignored, time_limit_s: float = 0.0
+    ) -> None:
         """`time_limit_s`: how long it may take in all, from now on; 0: no limit."""
         self._gate = gate
+        self._meter = meter
+        self._counted: asyncio.Event | None = None  # set when the ledger has it
         self._admitted_at, self._time_limit_s = asyncio.get_running_loop().time(), time_limit_s
         self._work: _Work | None = None
         self.models = models
@@ -80,8 +86,12 @@ class AdmittedRequest:
         return self
 
     async def __aexit__(self, *_failure: object) -> None:
-        self.close()
-        await self.admission.settle(self.used)
+        try:
+            if self._work is not None:
+                self.close()
+                await self.count("completions", self.model)
+        finally:
+            await self.admission.settle(self.used)
 
     async def find_model(self, name: str | None) -> ServedModel:
         """The model that a body names; raises :class:`ApiError` when there is none that the tenant may use."""
@@ -122,10 +132,12 @@ class AdmittedRequest:
                     chunk, generation = None, generations[0]
                     while chunk is None or chunk.finish is None:
                         chunk = await generation.next()
+                        if chunk.finish is not None:
+                            await self._count_generated()
                         self.answering = True
                         yield 0, chunk
                 else:
-                    async with aclosing(merged(generations)) as items:
+                    async with aclosing(self._merged(generations)) as items:
                         async for item in items:
                             self.answering = True
                             yield item
@@ -143,6 +155,13 @@ class AdmittedRequest:
         except ApiError as error:
             await self._fall_back(error)
             return await self._collect(new_choice)
+
+    async def count(self, kind: Kind, model: ServedModel) -> None:
+        """Count what it used, once; returns when the count is safe. The end of its answer is sent after that."""
+        if self._counted is None and self.used != _NOTHING:
+            self._counted = self._meter.count(kind, self.tenant, model.name, self.used)
+        if self._counted is not None:
+            await self._counted.wait()
 
     def close(self) -> None:
         """Stop whatever still runs, and say what was used."""
@@ -164,7 +183,22 @@ class AdmittedRequest:
             async with aclosing(merged(generations)) as chunks:
                 async for index, chunk in chunks:
                     choices[index].add(chunk)
+        await self._count_generated()
         return choices
+
+    async def _merged(self, generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, OutputChunk], None]:
+        """The chunks of several sequences; the last one comes when they are counted."""
+        running = len(generations)
+        async with aclosing(merged(generations)) as items:
+            async for index, chunk in items:
+                running -= chunk.finish is not None
+                if not running:
+                    await self._count_generated()
+                yield index, chunk
+
+    async def _count_generated(self) -> None:
+        self.used = self.prepared.usage()
+        await self.count("completions", self.model)
 
     async def _fall_back(self, error: ApiError) -> None:
         """Start again on the fallback model; raises the error when that would not help."""

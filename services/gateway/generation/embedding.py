@@ -62,7 +62,6 @@ class Embedder:
         """One vector per input, or a classifier's numbers, for a request that was let in; raises :class:`ApiError`."""
         tokens = sum(len(text.ids) for text in inputs)
         await request.admission.reserve(tokens)
-        request.used = Usage(tokens)
         request_id, slots, group = new_id("embd"), asyncio.Semaphore(_AT_ONCE), SequenceGroup()
 
         async def one(index: int, text: TextInput) -> list[float]:
@@ -82,10 +81,13 @@ class Embedder:
 
         tasks = [asyncio.create_task(one(index, text)) for index, text in enumerate(inputs)]
         try:
-            return await asyncio.gather(*tasks)
+            vectors = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
+        request.used = Usage(tokens)
+        await request.count("embeddings", model)
+        return vectors
 
 
 async def _vector(generation: Generation) -> list[float]:

@@ -78,8 +78,13 @@ class Generation:
         self._token_offset = 0  # where the text of the next token begins
 
     @property
+    def begun(self) -> bool:
+        """Whether a worker has answered: from then on its prompt counts as used."""
+        return self._begun
+
+    @property
     def usage(self) -> Usage:
-        """Tokens used so far."""
+        """Tokens used so far, the prompt included."""
         return Usage(len(self.request.prompt_ids), self.completion_tokens, self._source.cached_tokens, self._prediction)
 
     async def next(self) -> OutputChunk:

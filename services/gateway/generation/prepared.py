@@ -26,11 +26,14 @@ class Prepared:
     include_workers: bool = False
 
     def usage(self) -> Usage:
-        """The tokens that the sequences have used so far."""
-        total = Usage()
+        """The tokens that the sequences have used so far; a prompt counts once one of its sequences has begun."""
+        total, counted = Usage(), -1  # the last prompt that was counted
         for index, generation in enumerate(self.generations):
-            usage = self.billed(generation)
-            total += usage if index % self.per_prompt == 0 else replace(usage, prompt_tokens=0, cached_tokens=0)
+            if not generation.begun:
+                continue
+            usage, prompt = self.billed(generation), index // self.per_prompt
+            total += usage if prompt != counted else replace(usage, prompt_tokens=0, cached_tokens=0)
+            counted = prompt
         return total
 
     def reserved_tokens(self) -> int:

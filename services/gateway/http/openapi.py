@@ -169,7 +169,7 @@ def _codes_of(path: str, tags: list[str]) -> tuple[str, ...]:
         return ("401", "403")
     return (
         ("400", "401", "403", "404", "503")
-        if tags in (["batches"], ["fine-tuning"], ["responses"])
+        if tags in (["batches"], ["fine-tuning"], ["responses"], ["usage"])
         else ("401", "404", "503")
     )
 

@@ -19,7 +19,6 @@ from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 from services.gateway.tenants.tenant import Tenant
 from services.gateway.usage import Usage
 
-_QUOTA_KEPT_S = 40 * 24 * 3600
 _OF_ISSUER = "jwt:"  # before a tenant's name, in a credential
 _REQUESTS, _TOKENS = "requests", "tokens"
 
@@ -146,14 +145,12 @@ class TenantGate:
         return ApiError(429, message, limit, code=code, retry_after_s=retry_after_s, headers=sent)
 
     async def settle(self, admitted: _Admitted, usage: Usage) -> None:
-        """Count the tokens that a request used."""
+        """End a request that used so many tokens: the others of its reservation are free again."""
         tenant, used = admitted.tenant, usage.prompt_tokens + usage.completion_tokens
         self._concurrency.leave(tenant)
         if admitted.reserved:
             unused = admitted.tokens - used
             await self._limits.give_back(tenant, _TOKENS, admitted.reserved[-1], unused, tenant.tokens_per_minute)
-        if tenant.tokens_per_month and used:
-            await self._count_month(tenant, used)
 
     async def _used_this_month(self, tenant: Tenant) -> int:
         """Tokens used this month; 0 while Redis is away, so that an outage refuses no request."""
@@ -164,20 +161,6 @@ class TenantGate:
             return int(await self._guard.run(lambda: client.get(key)) or 0)
         except RedisAwayError:
             return 0
-
-    async def _count_month(self, tenant: Tenant, used: int) -> None:
-        key = self._keys.quota(tenant.name, self._month())
-
-        async def count() -> None:
-            async with self._guard.client.pipeline(transaction=False) as pipe:
-                pipe.incrby(key, used)
-                pipe.expire(key, _QUOTA_KEPT_S)
-                await pipe.execute()
-
-        try:
-            await self._guard.run(count)
-        except RedisAwayError:
-            self._metrics.unaccounted.inc(used)
 
 
 def _headers(kind: str, window: Window | None) -> list[tuple[bytes, bytes]]:

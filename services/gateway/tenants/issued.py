@@ -39,6 +39,11 @@ class IssuedKey(Tenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
     created_at: int = 0  # seconds since the epoch
     until: float = 0.0  # the whole key's end; 0: no end
 
+    @property
+    def key_id(self) -> str:
+        """See :class:`Tenant`."""
+        return self.id
+
     def opens(self, secret: str, now: float) -> bool:
         """Whether a secret opens the key now. All hashes are compared, so the time leaks nothing."""
         matches = [one.opens(secret, now) for one in self.secrets]

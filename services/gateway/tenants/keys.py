@@ -26,11 +26,28 @@ from services.gateway.tenants.tenant import Tenant, TenantLimits
 _KNOWN_S = 1.0  # a change of a key takes effect within this time
 _UNKNOWN_S = 1.0
 _DIGEST_LENGTH = 64
+_ID_LENGTH = 12  # as many as an issued key's id has
 _MAX_REMEMBERED = 10_000  # bounds the memory that unknown keys can take
+
+
+class _DigestKey(Tenant, frozen=True, kw_only=True):
+    """A tenant that is stored under the digest of its key."""
+
+    key_sha256: str = ""
+
+    @property
+    def key_id(self) -> str:
+        """See :class:`Tenant`: the beginning of the digest."""
+        return self.key_sha256[:_ID_LENGTH]
 
 
 class _KeyEntry(TenantLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     key_sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+    @property
+    def key_id(self) -> str:
+        """See :class:`Tenant`: the beginning of the digest."""
+        return self.key_sha256[:_ID_LENGTH]
 
 
 def digest_of(key: str) -> str:
@@ -116,7 +133,9 @@ class KeyDirectory:
             issued = await client.hget(self._keys.issued_keys, credential)
             return None if issued is None else msgspec.json.decode(issued, type=IssuedKey)
         text = await client.get(self._keys.api_key(credential))
-        return None if text is None else msgspec.json.decode(text, type=Tenant)
+        if text is None:
+            return None
+        return msgspec.structs.replace(msgspec.json.decode(text, type=_DigestKey), key_sha256=credential)
 
 
 def key_of(authorization: str) -> str:

@@ -27,6 +27,11 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     admin: bool = False
     hours: Hours | None = None  # when new requests are admitted; None: always
 
+    @property
+    def key_id(self) -> str:
+        """What names its key in reports; empty for a tenant that came without one."""
+        return ""
+
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # Redis counts in doubles
 

@@ -128,8 +128,10 @@ class ReplayBuffer:
             if self.error is not None and self.chunks:
                 self._observed.broken(self.error)
             self._observed.end(self._status(), self.model)
-            self._on_news()
-            await self._held.aclose()
+            try:
+                await self._held.aclose()  # counts what it used, before the client hears of its end
+            finally:
+                self._on_news()
 
     async def _fill(self) -> None:
         async with aclosing(self._request.chunks()) as chunks:

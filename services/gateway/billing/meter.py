@@ -1,0 +1,26 @@
+"""Counts the requests of an API in the ledger, with their costs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from services.gateway.billing.account import Account, Counts, Kind
+from services.gateway.billing.ledger import UsageLedger
+from services.gateway.billing.prices import Prices
+from services.gateway.tenants.tenant import Tenant
+from services.gateway.usage import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """Counts requests."""
+
+    ledger: UsageLedger
+    prices: Prices
+    batch: bool = False  # whether its requests are those of batches
+
+    def count(self, kind: Kind, tenant: Tenant, model: str, usage: Usage) -> asyncio.Event:
+        """Count a request; returns what is set when Redis has the count, or is away."""
+        account = Account(kind, tenant.name, tenant.key_id, model, self.batch)
+        return self.ledger.add(account, Counts.of(usage, self.prices.cost(model, usage)))

@@ -1,0 +1,75 @@
+"""Prices of tokens, by model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+
+from services.gateway.usage import Usage
+
+NANOS = 10**9  # costs are counted in billionths of the currency, as integers, so that sums are exact
+_NANOS_PER_TOKEN = NANOS // 10**6  # of a price of 1 per million tokens
+ANY_MODEL = "*"
+
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The cost of a request, in billionths of the currency."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+
+    @property
+    def total(self) -> float:
+        """The sum, in the currency."""
+        return (self.input + self.cached + self.output) / NANOS
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The price of a million tokens."""
+
+    input: Amount = 0.0
+    cached_input: Amount | None = None  # None: as `input`
+    output: Amount = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices by model; the model `*` stands for all others. A model without a price costs nothing."""
+
+    by_model: Mapping[str, Price] = field(default_factory=dict)
+    currency: str = "usd"
+
+    def knows(self, model: str) -> bool:
+        """Whether a model has a price."""
+        return model in self.by_model or ANY_MODEL in self.by_model
+
+    def cost(self, model: str, usage: Usage) -> Cost:
+        """What a request costs."""
+        price = self.by_model.get(model) or self.by_model.get(ANY_MODEL)
+        if price is None:
+            return Cost()
+        cached_price = price.input if price.cached_input is None else price.cached_input
+        return Cost(
+            _nanos(usage.prompt_tokens - usage.cached_tokens, price.input),
+            _nanos(usage.cached_tokens, cached_price),
+            _nanos(usage.completion_tokens, price.output),
+        )
+
+
+def read_prices(text: str) -> dict[str, Price]:
+    """Prices of a JSON object, model -> price; raises ValueError that names what is wrong."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Price])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"must be a JSON object of prices by model: {error}") from error
+
+
+def _nanos(tokens: int, per_million: float) -> int:
+    return round(tokens * per_million * _NANOS_PER_TOKEN)

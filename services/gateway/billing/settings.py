@@ -1,0 +1,47 @@
+"""Settings of what is counted, for how long, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from services.common.settings import ServiceSettings
+from services.gateway.billing.buckets import Retention
+from services.gateway.billing.prices import Prices, read_prices
+
+_DAY_S = 24 * 3600
+
+
+def _check_prices(text: str) -> str:
+    read_prices(text)
+    return text
+
+
+class BillingSettings(ServiceSettings):
+    """Read once, at start."""
+
+    usage_minutes_s: int = Field(
+        default=2 * _DAY_S, ge=0, description="How long the usage of each minute is kept, in seconds; 0: it is not"
+    )
+    usage_hours_s: int = Field(
+        default=31 * _DAY_S, ge=0, description="How long the usage of each hour is kept, in seconds; 0: it is not"
+    )
+    usage_days_s: int = Field(
+        default=400 * _DAY_S, ge=0, description="How long the usage of each day is kept, in seconds; 0: it is not"
+    )
+    prices: Annotated[str, AfterValidator(_check_prices)] = Field(
+        default="{}",
+        description='Prices per million tokens by model, `*` for all others, as JSON: `{"MODEL": {"input": 0.5, '
+        '"cached_input": 0.1, "output": 1.5}}`; without `cached_input` cached tokens cost what others do',
+    )
+    currency: str = Field(default="usd", pattern="^[a-z]{3}$", description="Currency of the prices")
+
+    @property
+    def retention(self) -> Retention:
+        """How long usage is kept."""
+        return Retention(self.usage_minutes_s, self.usage_hours_s, self.usage_days_s)
+
+    def read_prices(self) -> Prices:
+        """The prices of all models."""
+        return Prices(read_prices(self.prices), self.currency)
