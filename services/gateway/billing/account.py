@@ -31,9 +31,9 @@ class Counts:
     input_tokens: int = 0  # cached ones included
     cached_tokens: int = 0
     output_tokens: int = 0
-    accepted_tokens: int = 0  # of predictions
-    rejected_tokens: int = 0  # of predictions; no part of the output
-    input_cost: int = 0  # of tokens that were not cached
+    accepted_tokens: int = 0  # drafted from predictions, in the output
+    rejected_tokens: int = 0  # drafted from predictions, not in the output
+    input_cost: int = 0  # cost of input tokens that were not cached
     cached_cost: int = 0
     output_cost: int = 0
 

@@ -78,7 +78,7 @@ class UsageLedger:
         self._metrics = metrics
         self._now = now
         self._script = guard.client.register_script(_WRITE)
-        self._number = 0  # of the write that is being tried, or was last
+        self._number = 0  # number of the current write, or the last one
         self._sending: dict[Row, Counts] = {}
         self._next = Entries()
         self._news = asyncio.Event()
@@ -108,6 +108,7 @@ class UsageLedger:
 
     async def aclose(self) -> None:
         """Write what is left, after `run`."""
+        self._guard.skip_pause()
         while (self._sending or self._next.rows) and await self._write():
             pass
         if lost := self.waiting_tokens:

@@ -11,7 +11,7 @@ import msgspec
 from services.gateway.usage import Usage
 
 NANOS = 10**9  # costs are counted in billionths of the currency, as integers, so that sums are exact
-_NANOS_PER_TOKEN = NANOS // 10**6  # of a price of 1 per million tokens
+_NANOS_PER_TOKEN = NANOS // 10**6  # a token at a price of 1 per million
 ANY_MODEL = "*"
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e6)]

@@ -64,6 +64,10 @@ class RedisGuard:
         self._metrics.redis_up.set(1)
         return result
 
+    def skip_pause(self) -> None:
+        """Let the next operation try Redis at once, for one that cannot come later."""
+        self._open_until = 0.0
+
     def _failed(self, error: Exception) -> None:
         self._outage.failed(error)
         self._pause_s = min(2 * self._pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)

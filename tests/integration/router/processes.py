@@ -23,14 +23,17 @@ from tests.redis_users import SERVER, add_users, url_of
 class RedisServer:
     """A Redis that can be killed, stopped and started again under the same URL, which is that of an administrator."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *options: str) -> None:
+        """`options`: of the server; by default it keeps nothing."""
+        self._options = options
         self._socket = directory / "redis.sock"
         self.url = f"unix://{self._socket}?db=0"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         options = ["--port", "0", "--unixsocket", str(self._socket), "--save", "", "--dir", str(self._socket.parent)]
-        self._process = subprocess.Popen([str(SERVER), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        command = [str(SERVER), *options, *self._options]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         with Redis.from_url(self.url) as client:
             while True:
                 with contextlib.suppress(RedisError):

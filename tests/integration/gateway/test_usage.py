@@ -1,0 +1,424 @@
+"""The usage API's sums are those of the answers, over every API, kills of gateways and restarts of Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+import redis.asyncio
+import websockets
+from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1 import inference_pb2_grpc
+
+from services.common.keys import RedisKeys
+from services.common.ports import free_port
+from services.common.rpc import open_channel
+from services.gateway.billing.account import Account, Counts
+from services.gateway.billing.ledger import UsageLedger
+from services.gateway.telemetry import GatewayMetrics
+from services.gateway.tenants.keys import digest_of
+from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
+from tests.integration.gateway.fleet import MODEL, Worker
+from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
+from tests.integration.gateway.placing import running_fleet
+from tests.integration.gateway.process import GatewayProcess, gateway_process
+from tests.integration.gateway.redis_server import RedisServer
+from tests.integration.gateway.test_batches import begin, over, request
+from tests.integration.router import processes
+
+T = TypeVar("T")
+USAGE = "/v1/organization/usage/completions"
+COSTS = "/v1/organization/costs"
+EMBEDDED = "/v1/organization/usage/embeddings"
+COUNTED = ("input_tokens", "input_cached_tokens", "output_tokens", "num_model_requests")
+KEYS = [
+    {"key_sha256": digest_of("root"), "name": "root", "admin": True},
+    {"key_sha256": digest_of("a1"), "name": "acme"},
+    {"key_sha256": digest_of("a2"), "name": "acme"},
+    {"key_sha256": digest_of("b1"), "name": "bolt"},
+]
+CACHED = 2  # tokens of each prompt; Messages does not say how many
+TENANCY = {"tenancy": True, "api_keys": json.dumps(KEYS)}
+
+
+def authorized(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+async def read(http: httpx.AsyncClient, path: str = USAGE, key: str = "root", **query: Any) -> Any:
+    """A report of the last two hours by minute, all pages."""
+    fields = {"start_time": int(time.time()) - 7200, "bucket_width": "1m", "limit": 1440} | query
+    answer = await http.get(path, params=fields, headers=authorized(key))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def results(report: Any) -> list[dict[str, Any]]:
+    return [result for bucket in report["data"] for result in bucket["results"]]
+
+
+def sums(report: Any, *group: str) -> dict[Any, Counter[str]]:
+    """The counters by what the report is grouped by."""
+    summed: dict[Any, Counter[str]] = {}
+    for result in results(report):
+        of = tuple(result[name] for name in group)
+        summed.setdefault(of, Counter()).update({name: result.get(name, 0) for name in COUNTED})
+    return summed
+
+
+class Bill:
+    """The sums of the answers' `usage`, by key."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, Counter[str]] = {}
+
+    def add(self, key: str, usage: dict[str, Any]) -> None:
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+        self.of.setdefault(key, Counter()).update(
+            {
+                "input_tokens": usage.get("prompt_tokens", usage.get("input_tokens", 0)),
+                "output_tokens": usage.get("completion_tokens", usage.get("output_tokens", 0)),
+                "input_cached_tokens": details.get("cached_tokens", 0),
+                "num_model_requests": 1,
+            }
+        )
+
+
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "The quick brown fox", "max_tokens": 5}),
+    ("/v1/completions", {"prompt": ["one", "and two"], "n": 2, "max_tokens": 4}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "ho"}], "max_tokens": 3, "n": 3}),
+    ("/v1/responses", {"input": "hello", "max_output_tokens": 7}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "hey"}], "max_tokens": 8, "model": MODEL}),
+]
+
+
+def last_usage(streamed: str) -> dict[str, Any]:
+    """The usage that the last event with one has; Messages gives the prompt's part in its first event."""
+    events = [json.loads(line[6:]) for line in streamed.split("\n") if line.startswith("data: {")]
+    whole: dict[str, Any] = {}
+    for event in events:
+        for part in (event, event.get("response") or {}, event.get("message") or {}):
+            whole |= {name: value for name, value in (part.get("usage") or {}).items() if value is not None}
+    return whole
+
+
+async def ask(http: httpx.AsyncClient, key: str, path: str, body: dict[str, Any], *, stream: bool) -> dict[str, Any]:
+    options = {"stream_options": {"include_usage": True}} if "completions" in path else {}
+    fields = body | ({"stream": True} | options if stream else {})
+    answer = await http.post(path, json=fields, headers=authorized(key))
+    assert answer.status_code == 200, answer.text
+    usage = last_usage(answer.text) if stream else answer.json()["usage"]
+    unsaid = {"prompt_tokens_details": {"cached_tokens": CACHED}} if path == "/v1/messages" else {}
+    return usage | unsaid
+
+
+async def cancel_on_socket(stack: Stack, key: str) -> dict[str, Any]:
+    """What a generation has used that its client cancels after some tokens."""
+    address = f"ws{stack.url[4:]}/v1/stream"
+    async with websockets.connect(address, proxy=None, additional_headers=authorized(key)) as socket:
+        body = {"prompt": "Cancel me", "max_tokens": 200}
+        await socket.send(json.dumps({"type": "start", "id": "a", "kind": "completion", "request": body}))
+        cancelled = False
+        while (message := json.loads(await socket.recv()))["type"] != "done":
+            if message["type"] == "token" and not cancelled:
+                cancelled = True
+                await socket.send(json.dumps({"type": "cancel", "id": "a"}))
+        return message["usage"]
+
+
+async def call(port: int, key: str) -> dict[str, Any]:
+    """What a gRPC call has used."""
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        options = pb.GenerationOptions(max_tokens=9)
+        calling = stub.Generate(pb.GenerateRequest(prompt="over gRPC", options=options), metadata=[("x-api-key", key)])
+        usage = [response.usage async for response in calling][-1]
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        }
+
+
+async def test_usage_sums_equal_sums_of_answers_of_every_api(server: RedisServer) -> None:
+    port = free_port()
+    worker = Worker("w0", cached_tokens=CACHED, step_s=0.001)
+    async with running_stack([worker], redis_url=server.url, grpc_port=port, **TENANCY) as stack:
+        bill, embedded = Bill(), Bill()
+
+        async def one(number: int) -> None:
+            key = ("a1", "a2", "b1")[number % 3]
+            path, body = BODIES[number % len(BODIES)]
+            bill.add(key, await ask(stack.http, key, path, body, stream=number % 5 < 2))
+
+        await asyncio.gather(*(one(number) for number in range(150)))
+        bill.add("a1", await cancel_on_socket(stack, "a1"))
+        bill.add("b1", await call(port, "b1"))
+        for path, body in (
+            ("/v1/embeddings", {"input": ["some", "texts"]}),
+            ("/v1/rerank", {"query": "q", "documents": ["one", "two"]}),
+        ):
+            answer = await stack.http.post(path, json=body, headers=authorized("a2"))
+            embedded.add("a2", answer.json()["usage"])
+        refused = await stack.http.post("/v1/completions", json={"prompt": ""}, headers=authorized("a1"))
+        assert refused.status_code == 400, "a refused request counts nothing"
+
+        report = sums(await read(stack.http, group_by=["api_key_id", "project_id", "model"]), "api_key_id", "model")
+        assert report == {(digest_of(key)[:12], MODEL): counts for key, counts in bill.of.items()}
+        every = sum(bill.of.values(), Counter())
+        assert sums(await read(stack.http)) == {(): every}
+        assert sums(await read(stack.http, bucket_width="1h", limit=24)) == {(): every}
+        assert sums(await read(stack.http, bucket_width="1d", limit=7)) == {(): every}
+        texts = sums(await read(stack.http, EMBEDDED, group_by="api_key_id"), "api_key_id")
+        assert texts == {(digest_of("a2")[:12],): embedded.of["a2"]}
+        month = f"rz:default:quota:acme:{time.strftime('%Y%m', time.gmtime())}"
+        acme = bill.of["a1"] + bill.of["a2"] + embedded.of["a2"]
+        assert int(server.client.get(month)) == acme["input_tokens"] + acme["output_tokens"]
+
+
+async def test_abandoned_stream_counts_the_generated_tokens(server: RedisServer) -> None:
+    async with running_stack([Worker("w0", step_s=0.005)], redis_url=server.url) as stack:
+        body = {"prompt": "Leave me", "max_tokens": 200, "stream": True}
+        async with stack.http.stream("POST", "/v1/completions", json=body) as answer:
+            await anext(answer.aiter_lines())
+        async with asyncio.timeout(60):
+            while not (counted := sums(await read(stack.http))):  # noqa: ASYNC110  # counted after the client's end
+                await asyncio.sleep(0.05)
+        assert 1 <= counted[()]["output_tokens"] < 200
+        assert counted[()]["num_model_requests"] == 1
+
+
+async def test_batch_and_drafted_tokens_are_counted_apart(server: RedisServer) -> None:
+    async with running_stack([Worker("w0", sizes=(1, 4, 2))], redis_url=server.url) as stack:
+        done = await over(stack.client, await begin(stack.client, [request("a"), request("b")]))
+        body = {"prompt": "a", "prediction": "A list is a sequence", "max_tokens": 10, "seed": 1}
+        answer = await stack.complete(**body)
+        (batched,), (single,) = [results(await read(stack.http, batch=batch)) for batch in ("true", "false")]
+        assert done.usage is not None
+        assert (batched["input_tokens"], batched["output_tokens"]) == (
+            done.usage.input_tokens,
+            done.usage.output_tokens,
+        )
+        assert batched["num_model_requests"] == 2
+        details = answer.json()["usage"]["completion_tokens_details"]
+        assert {name: single[name] for name in details} == details
+        grouped = sums(await read(stack.http, group_by="batch"), "batch")
+        assert {batch: counts["num_model_requests"] for (batch,), counts in grouped.items()} == {True: 2, False: 1}
+
+
+@asynccontextmanager
+async def two_gateways(folder: Path, redis_url: str) -> AsyncIterator[tuple[GatewayProcess, GatewayProcess]]:
+    environment = {"REDIS_URL": redis_url, "TENANCY": "true", "API_KEYS": json.dumps(KEYS)}
+    async with (
+        running_fleet([Worker("w0", step_s=0.002)]) as router,
+        gateway_process(router.address, folder / "a.log", **environment) as one,
+        gateway_process(router.address, folder / "b.log", **environment) as other,
+    ):
+        yield one, other
+
+
+@pytest.mark.timeout(300)
+async def test_killed_gateway_loses_and_repeats_no_count(tmp_path: Path, server: RedisServer) -> None:
+    """Requests are alike, so that counted tokens tell how many of them were counted whole."""
+    body = {"prompt": "The quick brown fox", "max_tokens": 10}
+    async with two_gateways(tmp_path, server.url) as (victim, other), httpx.AsyncClient(timeout=120) as http:
+        answered: list[dict[str, Any]] = []
+        broken = 0
+
+        async def client(number: int) -> None:
+            nonlocal broken
+            for turn in range(8):
+                stream = (number + turn) % 2 == 0
+                gateway = victim if (number + turn) % 4 < 2 and victim.process.returncode is None else other
+                try:
+                    usage = await ask(http, "a1", f"{gateway.url}/v1/completions", body, stream=stream)
+                except httpx.TransportError:
+                    broken += 1
+                    usage = await ask(http, "a1", f"{other.url}/v1/completions", body, stream=stream)
+                answered.append(usage)
+
+        clients = [asyncio.create_task(client(number)) for number in range(24)]
+        await eventually(lambda: len(answered) >= 40)
+        victim.process.kill()
+        await asyncio.gather(*clients)
+        one = answered[0]
+        assert all(usage == one for usage in answered)
+        report = sums(await read(http, f"{other.url}{USAGE}"))[()]
+        counted = report["num_model_requests"]
+        assert len(answered) <= counted <= len(answered) + broken, "a broken answer may have been counted, no other"
+        assert report["input_tokens"] == counted * one["prompt_tokens"]
+        assert report["output_tokens"] == counted * one["completion_tokens"]
+
+
+async def test_counts_wait_while_redis_is_away_and_are_written_once(tmp_path: Path) -> None:
+    broken = processes.RedisServer(tmp_path, "--appendonly", "yes", "--appendfsync", "always")
+    broken.start()
+    try:
+        async with running_stack([Worker("w0")], redis_url=broken.url_of("gateway")) as stack:
+            bill = Bill()
+
+            async def some(count: int) -> None:
+                for number in range(count):
+                    path, body = BODIES[number % 4]
+                    bill.add("", await ask(stack.http, "", path, body, stream=number % 2 == 0))
+
+            def waiting() -> float:
+                return stack.gateway.metrics.registry.get_sample_value("ryzanstein_gateway_usage_waiting_tokens") or 0
+
+            await some(8)
+            running = asyncio.create_task(some(40))
+            await asyncio.sleep(0)
+            broken.kill()  # in the middle of writes
+            await running
+            await some(4)
+            assert waiting() > 0
+            broken.start()
+            await eventually(lambda: waiting() == 0)
+            await some(4)
+            assert sums(await read(stack.http)) == {(): bill.of[""]}
+            assert not stack.gateway.metrics.registry.get_sample_value("ryzanstein_gateway_unaccounted_tokens_total")
+    finally:
+        broken.kill()
+
+
+class LossyGuard(RedisGuard):
+    """Every other operation is done at Redis, and its answer is lost."""
+
+    lost = False
+
+    async def run(self, operation: Callable[[], Awaitable[T]]) -> T:
+        result = await super().run(operation)
+        self.lost = not self.lost
+        if self.lost:
+            raise RedisAwayError("the answer is lost")
+        return result
+
+
+async def test_write_counts_once_when_its_answer_is_lost(server: RedisServer) -> None:
+    client = redis.asyncio.Redis.from_url(server.url)
+    settings, metrics, keys = fast_settings(redis_url=server.url), GatewayMetrics(), RedisKeys("default")
+    guard = LossyGuard(client, settings.redis, 5.0, metrics)
+    ledger = UsageLedger(guard, keys, "gateway", settings.retention, metrics)
+    account = Account("completions", "acme", "key", MODEL, batch=False)
+    for number in range(4):
+        ledger.add(account, Counts(1, 10, 0, number))
+        await ledger.aclose()
+        await ledger.aclose()
+    month = server.client.get(keys.quota("acme", time.strftime("%Y%m", time.gmtime())))
+    assert int(month) == 4 * 10 + 6
+    await client.aclose()
+
+
+async def test_ending_gateway_writes_its_last_counts(tmp_path: Path) -> None:
+    broken = processes.RedisServer(tmp_path)
+    broken.start()
+    try:
+        async with running_stack([Worker("w0")], redis_url=broken.url_of("gateway"), redis_timeout_s=0.2) as stack:
+            broken.kill()
+            usage = (await stack.complete(prompt="a", max_tokens=3)).json()["usage"]
+            broken.start()
+        async with running_stack([Worker("w1")], redis_url=broken.url_of("gateway")) as stack:
+            (counts,) = sums(await read(stack.http)).values()
+            assert counts["input_tokens"] == usage["prompt_tokens"]
+    finally:
+        broken.kill()
+
+
+async def test_buckets_are_pruned_by_age(server: RedisServer) -> None:
+    kept = {"usage_minutes_s": 600, "usage_hours_s": 0, "usage_days_s": 86_400}
+    async with running_stack([Worker("w0")], redis_url=server.url, **kept) as stack:
+        await stack.complete(prompt="a", max_tokens=3)
+        keys = {key.decode().split(":")[3]: server.client.ttl(key) for key in server.client.keys("rz:*:usage:*")}
+        assert set(keys) == {"1m", "1d"}
+        assert 600 < keys["1m"] <= 660
+        assert 86_400 < keys["1d"] <= 2 * 86_400
+        old = {"start_time": int(time.time()) - 1000, "bucket_width": "1m"}
+        answer = await stack.http.get(USAGE, params=old)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "usage_not_kept")
+
+
+async def test_pages_follow_each_other_without_gap(server: RedisServer) -> None:
+    async with running_stack([Worker("w0")], redis_url=server.url) as stack:
+        await stack.complete(prompt="a", max_tokens=3)
+        begin_at = int(time.time()) // 60 * 60 - 300
+        query: dict[str, Any] = {"start_time": begin_at, "bucket_width": "1m", "limit": 2}
+        buckets = []
+        while query:
+            page = (await stack.http.get(USAGE, params=query)).json()
+            buckets += page["data"]
+            query = {**query, "page": page["next_page"]} if page["has_more"] else {}
+        assert buckets[0]["start_time"] == begin_at
+        assert all(one["end_time"] == two["start_time"] for one, two in pairwise(buckets))
+        assert sum(bool(bucket["results"]) for bucket in buckets) == 1
+
+
+async def test_key_reads_the_usage_of_its_own_tenant(server: RedisServer) -> None:
+    async with running_stack([Worker("w0")], redis_url=server.url, **TENANCY) as stack:
+        for key in ("a1", "b1"):
+            await ask(stack.http, key, *BODIES[0], stream=False)
+        own = await read(stack.http, key="a2", group_by="project_id")
+        assert [result["project_id"] for result in results(own)] == ["acme"]
+        both = await read(stack.http, group_by="project_id")
+        assert {result["project_id"] for result in results(both)} == {"acme", "bolt"}
+        bolt = await read(stack.http, **{"project_ids[]": "bolt", "group_by[]": "project_id"})
+        assert [result["project_id"] for result in results(bolt)] == ["bolt"]
+        foreign = {"start_time": int(time.time()) - 60, "project_ids": "bolt"}
+        answer = await stack.http.get(USAGE, params=foreign, headers=authorized("a1"))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
+        assert (await stack.http.get(USAGE, params=foreign)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "named"),
+    [
+        ({}, "start_time", "start_time"),
+        ({"start_time": "soon"}, "start_time", "int"),
+        ({"start_time": "1", "bucket_width": "2d"}, "bucket_width", "`1d`, `1h`, `1m`"),
+        ({"start_time": "1", "group_by": "user_id"}, "group_by[0]", "`project_id`"),
+        ({"start_time": "1", "user_ids": "u"}, "user_ids", "Known fields"),
+        ({"start_time": "1", "limit": "0"}, "limit", "1"),
+        ({"start_time": "1", "limit": "10000"}, "limit", "180"),
+        ({"start_time": "1", "page": "next"}, "page", "page_"),
+        ({"start_time": "1"}, "start_time", "at least"),
+    ],
+)
+async def test_wrong_query_is_refused_by_name(stack: Stack, query: dict[str, str], param: str, named: str) -> None:
+    for path in (USAGE, EMBEDDED, COSTS):
+        answer = await stack.http.get(path, params=query)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, param), answer.text
+        assert named in error["message"]
+
+
+async def test_costs_are_those_of_the_prices_by_kind_of_token(server: RedisServer) -> None:
+    prices = {MODEL: {"input": 2.0, "cached_input": 0.5, "output": 8.0}, "*": {"input": 100}}
+    fields = {"prices": json.dumps(prices), "currency": "eur"}
+    async with running_stack([Worker("w0", cached_tokens=CACHED)], redis_url=server.url, **fields) as stack:
+        bill = Bill()
+        for path, body in BODIES:
+            bill.add("", await ask(stack.http, "", path, body, stream=False))
+        used = bill.of[""]
+        uncached = used["input_tokens"] - used["input_cached_tokens"]
+        expected = {
+            f"{MODEL}, input": 2e-6 * uncached,
+            f"{MODEL}, cached input": 0.5e-6 * used["input_cached_tokens"],
+            f"{MODEL}, output": 8e-6 * used["output_tokens"],
+        }
+        items = results(await read(stack.http, COSTS, group_by=["line_item", "project_id"]))
+        assert {item["line_item"]: item["amount"]["value"] for item in items} == pytest.approx(expected)
+        assert {item["amount"]["currency"] for item in items} == {"eur"}
+        (whole,) = results(await read(stack.http, COSTS))
+        assert whole["amount"]["value"] == pytest.approx(sum(expected.values()))
+        assert whole["object"] == "organization.costs.result"
+        assert whole["line_item"] is None
