@@ -35,7 +35,9 @@ class BillingSettings(ServiceSettings):
         description='Prices per million tokens by model, `*` for all others, as JSON: `{"MODEL": {"input": 0.5, '
         '"cached_input": 0.1, "output": 1.5}}`; without `cached_input` cached tokens cost what others do',
     )
-    currency: str = Field(default="usd", pattern="^[a-z]{3}$", description="Currency of the prices")
+    currency: str = Field(
+        default="usd", min_length=3, max_length=3, description="Currency of the prices, three letters of ISO 4217"
+    )
 
     @property
     def retention(self) -> Retention:
