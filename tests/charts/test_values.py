@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -79,7 +81,7 @@ monitoring:
 """
 _MODEL = (
     "empty (the bundled model), hf://org/name[:quantization][@revision], pvc://claim[/path], oci://image[/path], "
-    "hostpath:///folder or file:///folder"
+    "hostpath:///folder or file:///folder, without .. in a path"
 )
 OF_FORMS = {
     "fullnameOverride": "a letter, then a-z, 0-9 and -, no - at the end",
@@ -96,6 +98,37 @@ OF_FORMS = {
     "monitoring.loki.retention": "a whole number and h, d or w, such as 24h",
     "monitoring.rules.overrides.RyzansteinRedisAway.for": "a whole number and s, m, h or d, such as 10m",
 }
+# Sources with a segment "..".
+OUTSIDE = [
+    *("pvc://claim/..", "pvc://claim/../x", "pvc://claim/a/../../x", "pvc://claim/a/..", "pvc://../x"),
+    *("oci://registry.example/model:1/..", "oci://registry.example/../model:1", "oci://registry.example/m:1/a/../../x"),
+    *(
+        "hostpath:///../etc",
+        "hostpath:///models/../../etc",
+        "file:///app/models/../x",
+        "file:///..",
+        "hf://../x",
+        "hf://a/..",
+    ),
+]
+_BYTES = "a number of bytes, alone or with k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi or Ei, such as 512Mi"
+_NUMBER = "a number, alone or with m for thousandths, such as 2, 0.5 or 500m"
+# Quantities that Kubernetes refuses, or takes for a part of a byte.
+WRONG_QUANTITIES = {
+    ("requests", "memory"): (_BYTES, ["1GB", "1gb", "1 Gi", "1Kib", "-1Gi", "512m", "", "1,5Gi", "Gi", "ten"]),
+    ("limits", "ephemeral-storage"): (_BYTES, ["1GiB", "4GB", "100m"]),
+    ("limits", "hugepages-2Mi"): (_BYTES, ["4MB"]),
+    ("requests", "cpu"): (_NUMBER, ["1 core", "0.5c", "500mi", "-1", "half", "1e"]),
+    ("limits", "nvidia.com/gpu"): (_NUMBER, ["one"]),
+}
+QUANTITIES = ["1", "0.5", ".5", "+2", "1e9", "12E6", "1.5Gi", "64Ki", "100k", "2M", "1E", "3Ti"]
+PLACES = ("gateway", "redis", "finetuner.job", "workers.defaults", "workers.pools.p.fetch", "monitoring.loki")
+SIZES = (
+    "workers.defaults.sharedMemory.sizeLimit",
+    "workers.pools.p.storage.size",
+    "redis.persistence.size",
+    "finetuner.storage.size",
+)
 # What a schema can't say: values that contradict each other.
 CONTRADICTIONS = {
     """
@@ -137,6 +170,7 @@ workers:
     fetched: {model: 'hf://org/name@0123abc', servedName: name}
     main: {model: 'hf://org/name@main'}
     claim: {model: 'pvc://claim/path'}
+    dots: {model: 'pvc://claim/..a/.b/c..d/...'}
     chosen: {model: 'hf://org/name-GGUF:Q4_K_M@v1'}
     image: {model: 'oci://registry.example/model:1'}
     file: {model: 'file:///models/mine'}
@@ -167,6 +201,46 @@ def test_a_text_of_a_wrong_form_is_answered_with_the_form_and_not_with_the_value
         assert f"{path}: it should be {form}" in lines
     assert "pass-word" not in "".join(lines)
     assert '"pattern"' not in (CHART / "values.schema.json").read_text(), "its error would show the expression"
+
+
+@pytest.mark.parametrize("major", HELMS)
+def test_model_that_leaves_its_volume_is_rejected(major: int) -> None:
+    lines = _complaints(
+        json.dumps({"workers": {"pools": {f"p{at}": {"model": one} for at, one in enumerate(OUTSIDE)}}}), major
+    )
+    assert [
+        one for at, one in enumerate(OUTSIDE) if f"workers.pools.p{at}.model: it should be {_MODEL}" not in lines
+    ] == []
+
+
+@pytest.mark.parametrize("major", HELMS)
+def test_quantity_that_kubernetes_rejects_is_rejected_with_the_form(major: int) -> None:
+    values, expected = dict[str, Any](), list[str]()
+    for (kind, resource), (form, wrong) in WRONG_QUANTITIES.items():
+        places = [f"workers.pools.p{at}" for at in range(len(wrong))] + [*PLACES]
+        for place, quantity in zip(places, (*wrong, *[wrong[0]] * len(PLACES)), strict=True):
+            _put(values, f"{place}.resources.{kind}", resource, quantity)
+            expected.append(f"{place}.resources.{kind}.{resource}: it should be {form}")
+    for path in SIZES:
+        place, _, key = path.rpartition(".")
+        _put(values, place, key, "50GB")
+        expected.append(f"{path}: it should be {_BYTES}")
+    lines = _complaints(json.dumps(values), major)
+    assert [line for line in expected if line not in lines] == []
+
+
+def test_quantity_that_kubernetes_accepts_is_rendered() -> None:
+    pools = {f"p{at}": {"resources": {"requests": {"memory": one, "cpu": one}}} for at, one in enumerate(QUANTITIES)}
+    values = {"workers": {"pools": pools}, "global": {"resources": {"limits": {"memory": "others'"}}}}
+    pods = {pod.labels["ryzanstein.dev/pool"]: pod for pod in render(inline=json.dumps(values)).pods_of("worker")}
+    for pool, one in zip(pools, QUANTITIES, strict=True):
+        assert pods[pool].containers[0]["resources"]["requests"] == {"memory": one, "cpu": one}
+
+
+def _put(values: dict[str, Any], path: str, key: str, value: str) -> None:
+    for part in path.split("."):
+        values = values.setdefault(part, {})
+    values[key] = value
 
 
 @pytest.mark.parametrize(("values", "paths"), CONTRADICTIONS.items())

@@ -26,13 +26,43 @@
 {{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
 {{- $forms = append $forms (list (printf "workers.pools.%s.servedName" $name) $pool.servedName (printf "^$|^[^\\p{C}\\p{Z}](%s{0,254}[^\\p{C}\\p{Z}])?$" $printable) "1 to 256 printable characters, no control or format characters, no space at an end") -}}
 {{- $forms = append $forms (list (printf "workers.pools.%s.model" $name) $pool.model (printf "^%s*$" $printable) "one line of printable characters") -}}
-{{- $forms = append $forms (list (printf "workers.pools.%s.model" $name) $pool.model (include "ryzanstein.model.forms" .) "empty (the bundled model), hf://org/name[:quantization][@revision], pvc://claim[/path], oci://image[/path], hostpath:///folder or file:///folder") -}}
+{{- $forms = append $forms (list (printf "workers.pools.%s.model" $name) $pool.model (include "ryzanstein.model.forms" .) "empty (the bundled model), hf://org/name[:quantization][@revision], pvc://claim[/path], oci://image[/path], hostpath:///folder or file:///folder, without .. in a path") -}}
 {{- end -}}
-{{- toJson $forms -}}
+{{- toJson (concat $forms (include "ryzanstein.quantities" (list "" (omit (.Values | toJson | fromJson) "global")) | fromJsonArray)) -}}
 {{- end }}
 
+{{/* A part of a path is empty, or anything but "..". */}}
 {{- define "ryzanstein.model.forms" -}}
-^$|^(hf://[^/@:]+/[^/@:]+(:[^/@:]+)?(@[^/@]+)?|pvc://[^/]+(/.*)?|oci://[^/]+/.+|hostpath:///.+|file:///.+)$
+{{- $parts := "(/(\\.?|\\.?[^./][^/]*|\\.\\.[^/]+))+" -}}
+{{- $name := "[^/@:.][^/@:]*" -}}
+^$|^(hf://{{ $name }}/{{ $name }}(:[^/@:]+)?(@[^/@]+)?|pvc://[^/.][^/]*({{ $parts }})?|oci://[^/]+{{ $parts }}|(hostpath|file)://{{ $parts }})$
+{{- end }}
+
+{{/* The forms of the quantities in a map of values: (list path map parent). Numbers of bytes have no thousandths. */}}
+{{- define "ryzanstein.quantities" -}}
+{{- $path := index . 0 -}}
+{{- $number := "^\\+?([0-9]+(\\.[0-9]*)?|\\.[0-9]+)" -}}
+{{- $bytes := list (printf "%s([eE][-+]?[0-9]+|[kMGTPE]|[KMGTPE]i)?$" $number) "a number of bytes, alone or with k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi or Ei, such as 512Mi" -}}
+{{- $amount := list (printf "%s([eE][-+]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$" $number) "a number, alone or with m for thousandths, such as 2, 0.5 or 500m" -}}
+{{- $forms := list -}}
+{{- range $key, $value := index . 1 -}}
+{{- $here := list $path $key | compact | join "." -}}
+{{- if kindIs "map" $value -}}
+{{- if and (has $key (list "requests" "limits")) (hasSuffix "resources" $path) -}}
+{{- range $resource, $quantity := $value -}}
+{{- if not (kindIs "invalid" $quantity) -}}
+{{- $form := ternary $bytes $amount (or (has $resource (list "memory" "storage" "ephemeral-storage")) (hasPrefix "hugepages-" $resource)) -}}
+{{- $forms = append $forms (concat (list (printf "%s.%s" $here $resource) $quantity) $form) -}}
+{{- end -}}
+{{- end -}}
+{{- else -}}
+{{- $forms = concat $forms (include "ryzanstein.quantities" (list $here $value) | fromJsonArray) -}}
+{{- end -}}
+{{- else if and (not (kindIs "invalid" $value)) (or (eq $key "sizeLimit") (and (eq $key "size") (regexMatch "(storage|persistence)$" $path))) -}}
+{{- $forms = append $forms (concat (list $here $value) $bytes) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $forms -}}
 {{- end }}
 
 {{- define "ryzanstein.validate.forms" -}}

@@ -11,9 +11,10 @@ from llguidance import LLMatcher
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.compute.token_logprobs import TokenLogprobs
-from services.worker.engine.output import Finish
+from services.worker.engine.output import Finish, Output
 from services.worker.native.offline import OfflineEngine, open_offline
 from services.worker.protocol.order_codec import AdapterOrder
+from services.worker.protocol.plan import StepResult
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.speculation import DraftCost
 from services.worker.settings import WorkerSettings
@@ -61,10 +62,12 @@ async def answers(engine: OfflineEngine, guesses: Sequence[Answer] = ()) -> list
     ends: dict[Request, Finish | None] = {}
     scores: dict[Request, list[TokenLogprobs]] = {request: [] for request in made}
 
-    def apply(result: object) -> None:
-        for request, output in engine.scheduler.apply(result):  # type: ignore[arg-type]
+    def apply(result: StepResult) -> list[tuple[Request, Output]]:
+        outputs = engine.scheduler.apply(result)
+        for request, output in outputs:
             ends[request] = output.finish
             scores[request] += output.logprobs
+        return outputs
 
     engine.apply = apply  # type: ignore[method-assign]
     engine.scheduler.speculator.most_running = len(made)
