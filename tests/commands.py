@@ -23,7 +23,7 @@ OTHERS = (
         "fine-tuning",
         "images",
     ),
-    *("performance", "quantizing", "releasing", "serving", "structured-output", "tools"),
+    *("performance", "quantizing", "releasing", "routes", "serving", "structured-output", "tools"),
 )
 PAGES = sorted(
     page

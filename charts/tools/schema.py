@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from charts.tools.values import Value
 from services.common.settings import ServiceSettings
 from services.finetuner.settings import FinetunerSettings
+from services.gateway.names.route import ModelRoute
 from services.gateway.settings import GatewaySettings
 from services.router.settings import RouterSettings
 from services.worker.settings import WorkerSettings
@@ -27,7 +30,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 # Fields that the chart keeps to itself, or that have a value of another name or at another place.
 _ELSEWHERE = {
     *ServiceSettings.model_fields,
-    *("gateway_port", "grpc_port", "router_addresses", "api_keys_file", "api_keys"),
+    *("gateway_port", "grpc_port", "router_addresses", "api_keys_file", "api_keys", "routes_file"),
     *("router_port", "router_id", "coordinator_address"),
     *("expected_models", "expected_models_config_map", "service_account_folder"),
     *("worker_id", "worker_port", "revision", "served_model_name", "node_service"),
@@ -58,6 +61,7 @@ def build(root: Value) -> Schema:
         "title": "Values of the chart ryzanstein",
         **builder.of_map(root),
         "definitions": {
+            **_routes(),
             "env": _ENV,
             "pdb": _PDB,
             "pool": {
@@ -68,6 +72,12 @@ def build(root: Value) -> Schema:
             **{f"pod-{child.key}": builder.of(child) for child in pod},
         },
     }
+
+
+def _routes() -> dict[str, Schema]:
+    """Definitions of a route and its parts, which refuse unknown fields as the gateway does."""
+    _, definitions = msgspec.json.schema_components([ModelRoute], ref_template="#/definitions/{name}")
+    return {name: {**definition, "additionalProperties": False} for name, definition in definitions.items()}
 
 
 @dataclass(frozen=True)

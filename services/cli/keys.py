@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -13,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from services.cli.admin import HERE, Token, TokenFile, Url, call_admin, shown_time
 from services.cli.errors import CommandError
 from services.cli.tables import print_whole
 
@@ -23,16 +22,8 @@ _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d"
 _HOURS = re.compile(rf"(?P<start>{_TIME})-(?P<end>{_TIME})")
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _UTC = "UTC"
-_LAST_S = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # a key may end later than any date
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_month", "max_concurrent")
 
-Url = Annotated[
-    str, typer.Option(envvar="RYZANSTEIN_ADMIN_URL", help="A gateway's administration port (RYZANSTEIN_ADMIN_PORT).")
-]
-Token = Annotated[str, typer.Option(envvar="RYZANSTEIN_ADMIN_TOKEN", help="The administrator's token, or key.")]
-TokenFile = Annotated[
-    Path | None, typer.Option(envvar="RYZANSTEIN_ADMIN_TOKEN_FILE", help="File with the token instead.")
-]
 Model = Annotated[list[str] | None, typer.Option(help="A model that it may use, again for each; default: all.")]
 PerMinute = Annotated[int | None, typer.Option(min=0, help="Requests a minute; 0: no limit.")]
 TokensPerMinute = Annotated[int | None, typer.Option(min=0, help="Tokens a minute; 0: no limit.")]
@@ -41,7 +32,6 @@ Concurrent = Annotated[int | None, typer.Option(min=0, help="Requests at once; 0
 Hours = Annotated[str, typer.Option(metavar="HH:MM-HH:MM", help="Hours in which it is valid; default: always.")]
 Days = Annotated[str, typer.Option(metavar="mon,tue,...", help="Days on which these hours begin; default: all.")]
 Timezone = Annotated[str, typer.Option(help="Time zone of the hours.")]
-HERE = "http://127.0.0.1:8001"
 
 
 @keys.command()
@@ -70,7 +60,7 @@ def create(
             raise CommandError(
                 f"--expires-in {expires_in}: expected at least 1s; without the option it is valid for ever"
             )
-    print(_call("POST", url, "", token, token_file, body)["key"])  # noqa: T201
+    print(call_admin("POST", url, "/admin/keys", token, token_file, body)["key"])  # noqa: T201
 
 
 @keys.command("list")
@@ -81,7 +71,7 @@ def list_keys(
     token_file: TokenFile = None,
 ) -> None:
     """Show the keys: their beginnings, tenants and limits."""
-    issued = _call("GET", url, "", token, token_file)["keys"]
+    issued = call_admin("GET", url, "/admin/keys", token, token_file)["keys"]
     if as_json:
         print(json.dumps(issued, indent=1))  # noqa: T201
         return
@@ -93,7 +83,12 @@ def list_keys(
         limits += ["administrator"] if key["admin"] else []
         models = ", ".join(key["models"]) or "all"
         table.add_row(
-            key["id"], key["name"], models, "\n".join(limits) or "none", _date(key["created_at"]), _date(key["until"])
+            key["id"],
+            key["name"],
+            models,
+            "\n".join(limits) or "none",
+            shown_time(key["created_at"]),
+            shown_time(key["until"]),
         )
     print_whole(Console(), table)
 
@@ -108,7 +103,7 @@ def rotate(
 ) -> None:
     """Print a new key with the limits of an old one, which ends after the overlap."""
     body = {"overlap_s": _seconds("--overlap", overlap)}
-    print(_call("POST", url, f"/{key_id}/rotate", token, token_file, body)["key"])  # noqa: T201
+    print(call_admin("POST", url, f"/admin/keys/{key_id}/rotate", token, token_file, body)["key"])  # noqa: T201
 
 
 @keys.command()
@@ -128,7 +123,7 @@ def limit(
 ) -> None:
     """Change limits of a key; the ones that are not named stay."""
     limits = dict(zip(_LIMITS, (requests_per_minute, tokens_per_minute, tokens_per_month, max_concurrent), strict=True))
-    _call("PATCH", url, f"/{key_id}", token, token_file, _changes(model, limits, hours, days, timezone))
+    call_admin("PATCH", url, f"/admin/keys/{key_id}", token, token_file, _changes(model, limits, hours, days, timezone))
 
 
 @keys.command()
@@ -139,7 +134,7 @@ def revoke(
     token_file: TokenFile = None,
 ) -> None:
     """Take a key back: every gateway refuses it within two seconds."""
-    _call("DELETE", url, f"/{key_id}", token, token_file)
+    call_admin("DELETE", url, f"/admin/keys/{key_id}", token, token_file)
 
 
 def _changes(
@@ -180,31 +175,3 @@ def _seconds(option: str, text: str) -> int:
     if not match:
         raise CommandError(f"{option} {text}: expected a number and a unit, such as 90s, 30m, 12h or 30d")
     return int(match[1]) * _UNITS[match[2]]
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(min(seconds, _LAST_S), UTC).strftime("%Y-%m-%d %H:%M") if seconds else "-"
-
-
-def _call(
-    method: str, url: str, path: str, token: str, token_file: Path | None, body: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the gateway's answer; raises :class:`CommandError` with its message."""
-    import httpx  # imported here, so that other commands start faster
-
-    from services.cli.chat import error_message
-
-    try:
-        token = token_file.read_text().strip() if token_file else token
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"--token-file {token_file}: cannot be read: {error}") from error
-    headers = {"authorization": f"Bearer {token}"} if token else {}
-    address = f"{url.rstrip('/')}/admin/keys{path}"
-    try:
-        answer = httpx.request(method, address, json=body, headers=headers, timeout=10, trust_env=False)
-    except httpx.HTTPError as error:
-        raise CommandError(f"{address}: {error}. Is RYZANSTEIN_ADMIN_PORT set at the gateway?") from error
-    if answer.is_error:
-        raise CommandError(error_message(answer))
-    content: dict[str, Any] = answer.json() if answer.content else {}
-    return content

@@ -18,6 +18,7 @@ from services.cli.checkpoints import checkpoints
 from services.cli.errors import CommandError
 from services.cli.keys import keys
 from services.cli.kube.commands import kube
+from services.cli.routes import routes
 from services.cli.stack.default_model import default_model
 from services.cli.stack.options import HOST, StackOptions, takes_options
 from services.cli.stack.state import read_state
@@ -221,6 +222,7 @@ def finetune(
 app.add_typer(checkpoints)
 app.add_typer(kube, name="kube")
 app.add_typer(keys, name="keys")
+app.add_typer(routes, name="routes")
 
 bench = typer.Typer(no_args_is_help=True, help="What `make bench` measured.")
 app.add_typer(bench, name="bench")

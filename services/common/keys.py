@@ -124,6 +124,21 @@ class RedisKeys:
         """Hash: id of an issued API key -> its record as JSON."""
         return f"rz:{self.namespace}:issued-keys"
 
+    @property
+    def routes(self) -> str:
+        """Hash: name of each live route -> the route with its version as JSON."""
+        return f"rz:{self.namespace}:routes"
+
+    @property
+    def routes_version(self) -> str:
+        """Number of changes of live routes."""
+        return f"rz:{self.namespace}:routes-version"
+
+    @property
+    def route_changes(self) -> str:
+        """List: the last changes of live routes as JSON, the newest first."""
+        return f"rz:{self.namespace}:routes-changes"
+
     def rate_limit_prefix(self) -> str:
         """Prefix of the rate-limit windows."""
         return f"rz:{self.namespace}:rl"

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+NO_MODEL = "model_not_found"
 NO_WORKERS = "no_workers"  # with this code the fallback model answers
 
 
@@ -40,7 +41,7 @@ def unknown_model(model: str, known: list[str]) -> ApiError:
     """404: no worker serves the model."""
     served = ", ".join(f"`{name}`" for name in known) or "none yet"
     message = f"The model `{model}` does not exist. Models served here: {served}."
-    return ApiError(404, message, "invalid_request_error", "model", "model_not_found")
+    return ApiError(404, message, "invalid_request_error", "model", NO_MODEL)
 
 
 def model_not_allowed(model: str, allowed: Collection[str]) -> ApiError:
@@ -74,6 +75,11 @@ def overloaded(message: str, retry_after_s: float = 1.0) -> ApiError:
 def unavailable(message: str, retry_after_s: float = 2.0) -> ApiError:
     """503: there is no worker, or the service is ending."""
     return ApiError(503, message, "service_unavailable_error", code=NO_WORKERS, retry_after_s=retry_after_s)
+
+
+def no_worker(model: str, retry_after_s: float = 2.0) -> ApiError:
+    """503: no worker serves the model."""
+    return unavailable(f"No worker serves the model `{model}` at the moment.", retry_after_s)
 
 
 def shutting_down() -> ApiError:

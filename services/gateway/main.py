@@ -32,6 +32,8 @@ from services.gateway.grpc.server import GrpcServer, serving_grpc
 from services.gateway.http.adapters import AdapterAdmin
 from services.gateway.http.admin import serving_admin
 from services.gateway.http.server import HttpServer, serving_http
+from services.gateway.names.registry import RouteRegistry
+from services.gateway.names.table import RouteTable
 from services.gateway.settings import GatewaySettings
 from services.gateway.spans import RequestTracer
 from services.gateway.telemetry import GatewayMetrics
@@ -139,6 +141,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     redis = open_redis(settings.redis, settings.redis_timeout_s, connects_beside=True)
     guard, keys = RedisGuard(redis, settings.redis, settings.redis_timeout_s, metrics), RedisKeys(settings.namespace)
     registry = AdapterRegistry(guard, keys)
+    table = RouteTable(settings.routes_file, RouteRegistry(guard, keys))
     kept_redis = open_redis(settings.redis, STORE_S)
     cards = RedisGuard(kept_redis, settings.redis, STORE_S, metrics, "cards of models are not stored")
     catalog = Catalog(router, pool, registry.read, CardStore(cards, keys), tls)
@@ -157,6 +160,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         router,
         adapters,
         pipeline,
+        table,
         grammars,
         gate,
         store,
@@ -177,6 +181,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         usage_waiting=lambda: ledger.waiting_tokens,
     )
     try:
+        await table.refresh()  # before the first request comes
         async with (
             aclosing(ledger),
             _tasks(ledger.run()),
@@ -184,6 +189,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
                 router.follow_routers(),
                 catalog.run(),
                 pool.watch(),
+                table.run(),
                 *([public.watch()] if public else []),
                 *([peers.run()] if settings.tenancy and not settings.gateway_replicas else []),
                 *([batches.run(services.batch_routes(), gate, gateway_id, drain)] if batches else []),
@@ -192,7 +198,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
             aclosing(grammars),
             aclosing(services.buffers),
             serving_http(services.routes(), settings, drain, (settings.host, settings.gateway_port), public) as http,
-            serving_admin(settings, KeyRegistry(guard, keys), gate) as admin,
+            serving_admin(settings, KeyRegistry(guard, keys), table, gate) as admin,
             serving_grpc(services.inference(), settings, public) as grpc,
         ):
             gateway = Gateway(http, grpc, admin, catalog, metrics, drain, services.buffers, settings)

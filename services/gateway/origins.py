@@ -15,7 +15,7 @@ from services.gateway.errors import ApiError
 ANY = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
 _EXPOSED = (
-    "retry-after", "x-request-id", "x-trace-id", "x-ryzanstein-fallback-model",
+    "retry-after", "x-request-id", "x-trace-id", "x-ryzanstein-fallback-model", "x-ryzanstein-target",
     "x-ryzanstein-ignored", "x-ratelimit-limit-requests",
     "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests", "x-ratelimit-limit-tokens",
     "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",

@@ -52,6 +52,10 @@ class GatewaySettings(AccessSettings, BillingSettings):
     fallback_model: str = Field(
         default="", description="Model that answers when a model has no worker left; empty: none"
     )
+    routes_file: str = Field(
+        default="",
+        description="JSON file of routes, names for models with shares and fallbacks; read again when it changes",
+    )
 
     allowed_origins: Annotated[tuple[Origin, ...], NoDecode] = Field(
         default=(),

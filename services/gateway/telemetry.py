@@ -99,8 +99,14 @@ class GatewayMetrics:
             self.resumes.labels(cause)
         self.fallbacks = Counter(
             f"{prefix}fallbacks",
-            "Requests that the fallback model took over, by the model asked for",
+            "Requests that a fallback took over, by the model or route asked for",
             ["model"],
+            registry=registry,
+        )
+        self.routed = Counter(
+            f"{prefix}routed_requests",
+            "Requests that name a route, by the model that answers",
+            ["route", "model"],
             registry=registry,
         )
         self.cache = Counter(f"{prefix}response_cache", "Response cache lookups", ["result"], registry=registry)

@@ -42,6 +42,7 @@ from services.gateway.http.playground import add_playground
 from services.gateway.http.responses.routes import add_routes
 from services.gateway.http.responses.store import ResponseStore, StoreLimits
 from services.gateway.http.usage import UsageReports, add_usage
+from services.gateway.names.table import RouteTable
 from services.gateway.observation import Observer
 from services.gateway.origins import OriginPolicy
 from services.gateway.settings import GatewaySettings
@@ -153,6 +154,7 @@ class SharedServices:
         )
         app = new_app(
             catalog,
+            self.models,
             self.router,
             gate,
             self.metrics,
@@ -171,7 +173,6 @@ class SharedServices:
         """gRPC."""
         observer = Observer("grpc", self.metrics, self.tracer)
         return InferenceService(
-            self.catalog,
             self._entrance,
             self.completions,
             ChatBodyPreparer(self.chat),
@@ -261,6 +262,7 @@ def new_services(
     router: RouterClient,
     adapters: AdapterAdmin,
     pipeline: Pipeline,
+    table: RouteTable,
     grammars: GrammarCompiler,
     gate: Gate,
     store: ResponseStore,
@@ -282,7 +284,7 @@ def new_services(
         router,
         gate,
         metrics,
-        Models(catalog, settings.fallback_model, metrics),
+        Models(catalog, table, settings.fallback_model, metrics),
         completions,
         chat,
         hot_routes(settings, chat, completions, embedder, store, adapters),

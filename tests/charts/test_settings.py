@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from services.common.settings import ServiceSettings
 from services.common.tls.issuing import Authority
 from services.finetuner.settings import FinetunerSettings
+from services.gateway.names.route import read_route, read_routes
 from services.gateway.settings import GatewaySettings
 from services.kv_coordinator.settings import CoordinatorSettings
 from services.router.policies.filters.affordable import Affordable
@@ -214,3 +216,19 @@ def test_a_model_that_comes_or_goes_replaces_its_own_workers_alone() -> None:
         assert (old.metadata, old.spec) == (new.metadata, new.spec), component
     old_pool, *_ = before.pods_of("worker")
     assert old_pool.spec in [pod.spec for pod in after.pods_of("worker")]
+
+
+def test_gateways_read_routes_and_the_schema_refuses_wrong_fields() -> None:
+    route = {
+        "targets": [{"model": "a", "weight": 3}],
+        "fallbacks": [{"model": "b", "when": ["no_worker"]}],
+        "wait_s": 2,
+    }
+    rendered = render(inline=json.dumps({"routes": {"chat": route}}))
+    config_map = rendered.named("ConfigMap", "ryzanstein-routes")
+    assert read_routes(config_map["data"]["routes.json"].encode()) == {"chat": read_route(route)}
+    (gateway,) = rendered.pods_of("gateway")
+    assert environment(gateway.containers[0])["RYZANSTEIN_ROUTES_FILE"] == "/etc/ryzanstein/routes/routes.json"
+    for wrong in ({}, {"targets": []}, {**route, "stickie": 1}, {"targets": [{"model": "a", "weight": -1}]}):
+        with pytest.raises(RenderError, match="routes"):
+            render(inline=json.dumps({"routes": {"chat": wrong}}))

@@ -46,6 +46,7 @@ workers.pools.{{ $pool }}.settings.adapters: {{ quote $name }} has the folder {{
   "RYZANSTEIN_DRAIN_SILENCE_S" "gateway.drain.silenceSeconds" "RYZANSTEIN_DRAIN_S" "the pool's drainSeconds" "RYZANSTEIN_HOST" "bindAddress"
   "RYZANSTEIN_NAMESPACE" "redis.keyPrefix"
   "RYZANSTEIN_REDIS_PASSWORD_FILE" "redis.auth" "RYZANSTEIN_ADMIN_TOKEN_FILE" "gateway.tenancy.adminSecret"
+  "RYZANSTEIN_ROUTES_FILE" "routes"
   "RYZANSTEIN_TLS_FOLDER" "tls" "RYZANSTEIN_TLS_PHASE" "tls.phase"
   "RYZANSTEIN_EXPECTED_MODELS" "workers.pools" "RYZANSTEIN_EXPECTED_MODELS_CONFIG_MAP" "workers.pools"
   "RYZANSTEIN_SERVICE_ACCOUNT_FOLDER" "router"

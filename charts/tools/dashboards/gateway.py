@@ -63,10 +63,11 @@ DASHBOARD = Dashboard(
                     about="Of the tenant's key. " + runbook("overload"),
                 ),
                 graph(
-                    "Taken over by the fallback model",
+                    "Routes and fallbacks",
                     "reqps",
-                    (f"{rate('ryzanstein_gateway_fallbacks_total', 'model')} or vector(0)", "{{model}}"),
-                    about="By the model asked for. " + runbook("worker-down"),
+                    (f"{rate('ryzanstein_gateway_fallbacks_total', 'model')} or vector(0)", "{{model}}: a fallback"),
+                    (rate("ryzanstein_gateway_routed_requests_total", "route, model"), "{{route}}: {{model}}"),
+                    about="By the model or route asked for, and the model that answers. " + runbook("worker-down"),
                 ),
                 graph(
                     "Response cache",

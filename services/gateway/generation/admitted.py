@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,15 +16,17 @@ from services.gateway.billing.meter import Meter
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.abilities import require_generation
 from services.gateway.generation.choice import Choice, merged
-from services.gateway.generation.models import Models
+from services.gateway.generation.models import Chain, ChainPlace, Models
 from services.gateway.generation.output import Generation, OutputChunk
 from services.gateway.generation.prepared import Body, GeneratingBody, Prepared, Preparer
 from services.gateway.generation.request import Caller
+from services.gateway.names.picking import Origin
 from services.gateway.tenants.tenant import Gate, Permit, Tenant
 from services.gateway.text.codec import ServedModel
 from services.gateway.usage import Usage
 
-FALLBACK_HEADER = "x-ryzanstein-fallback-model"  # names the model that answers, where it is not the one asked for
+FALLBACK_HEADER = "x-ryzanstein-fallback-model"  # names the model that answers, where it is a fallback
+TARGET_HEADER = "x-ryzanstein-target"  # names the model that answers, where the request names a route
 _NOTHING = Usage()
 
 
@@ -43,19 +46,18 @@ class _Work:
     body: GeneratingBody
     session: str
     traceparent: str
-    requested: str  # the model
 
 
 class AdmittedRequest:
     """Let in when its block begins, before anything is done that grows with its size; settled when the block ends.
 
     Entering the block raises :class:`ApiError` (429). A request that generates is started in it, and its chunks are
-    taken there, or all of it. Until its first chunk it may start again, on the fallback model; an answer that is
-    collected, until it is whole.
+    taken there, or all of it. Until its first chunk it may start again, on the next model of its chain; an answer that
+    is collected, until it is whole.
     """
 
     __slots__ = (
-        "__weakref__", "_admitted_at", "_counted", "_gate", "_meter", "_time_limit_s", "_work", "admission",
+        "__weakref__", "_admitted_at", "_chain", "_counted", "_draw", "_gate", "_meter", "_place", "_time_limit_s", "_work", "admission",
         "answering", "ignored", "model", "models", "on_start", "prepared", "starting", "tenant", "used",
     )  # fmt: skip
 
@@ -72,6 +74,9 @@ class AdmittedRequest:
         self._counted: asyncio.Event | None = None  # set when the ledger has it
         self._admitted_at, self._time_limit_s = asyncio.get_running_loop().time(), time_limit_s
         self._work: _Work | None = None
+        self._draw = str(random.getrandbits(64))
+        self._chain: Chain | None = None  # models for the name in the body
+        self._place: ChainPlace | None = None
         self.models = models
         self.tenant = tenant
         self.ignored = ignored
@@ -93,12 +98,24 @@ class AdmittedRequest:
         finally:
             await self.admission.settle(self.used)
 
-    async def find_model(self, name: str | None) -> ServedModel:
-        """The model that a body names; raises :class:`ApiError` when there is none that the tenant may use."""
-        return await self.models.find(name or "", self.tenant)
+    async def find_model(self, name: str | None, session: str = "") -> ServedModel:
+        """The model for the name in a body; raises :class:`ApiError` when there is none that the tenant may use."""
+        self._chain = self._new_chain(name, session)
+        self.model = await self.models.find(self._chain, self.tenant)
+        return self.model
 
-    def caller(self, session: str, priority: int | None, traceparent: str) -> Caller:
-        """On whose behalf it runs; a request gets no better priority than its tenant's own."""
+    def answered_by(self) -> list[tuple[str, str]]:
+        """Headers that name the model that answers, where the request names a route or a fallback answers."""
+        names = [TARGET_HEADER] if self._chain is not None and self._chain.routed else []
+        names += [FALLBACK_HEADER] if self._place is not None and self._place.index else []
+        return [(name, self.model.name) for name in names]
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers of its answer: the rest of its tenant's limits, and the model that answers."""
+        return [*self.admission.headers, *((name.encode(), value.encode()) for name, value in self.answered_by())]
+
+    def caller(self, session: str, priority: int | None, traceparent: str, place: ChainPlace | None = None) -> Caller:
+        """On whose behalf it runs, at a place of its chain; it gets no better priority than its tenant's own."""
         tenant = self.tenant
         effective = tenant.priority if priority is None else max(priority, tenant.priority)
         return Caller(
@@ -110,18 +127,16 @@ class AdmittedRequest:
             self.ignored,
             self._admitted_at,
             self._time_limit_s,
+            *((place.chain.handed_on(place.index), place.chain.wait_s) if place else ()),
         )
 
-    @property
-    def fell_back(self) -> bool:
-        """Whether another model answers than the one asked for."""
-        return self._work is not None and self.model.name != self._work.requested
-
     async def start(self, preparer: Preparer[Body], body: Body, session: str = "", traceparent: str = "") -> None:
-        """Prepare it on the model asked for, or on the fallback model if that has no worker; raises ApiError."""
+        """Prepare it on the first model of its chain that can answer; raises ApiError."""
         session = named_session(session) or body.session
-        requested, model = await self.models.choose(body.model or "", self.tenant)
-        await self._start_on(model, _Work(preparer, body, session, traceparent, requested))
+        self._chain = self._new_chain(body.model, session)
+        await self._start_on(
+            await self.models.open(self._chain, self.tenant), _Work(preparer, body, session, traceparent)
+        )
 
     async def chunks(self) -> AsyncGenerator[tuple[int, OutputChunk], None]:
         """Chunks of all sequences as they come, with the index of their sequence; raises :class:`ApiError`."""
@@ -200,19 +215,33 @@ class AdmittedRequest:
         self.used = self.prepared.usage()
         await self.count("completions", self.model)
 
+    def _new_chain(self, name: str | None, session: str) -> Chain:
+        return self.models.chain(name or "", self.tenant, Origin(self.tenant.name, session, self._draw))
+
     async def _fall_back(self, error: ApiError) -> None:
-        """Start again on the fallback model; raises the error when that would not help."""
+        """Start again on the next model of the chain; raises the error when none takes over."""
         self.close()
         assert self._work is not None
-        await self._start_on(self.models.after(self.model, error, self.tenant), self._work)
+        assert self._place is not None
+        place = await self.models.open(self._place.chain, self.tenant, self._place, error)
+        await self._start_on(place, self._work)
 
-    async def _start_on(self, model: ServedModel, work: _Work) -> None:
+    async def _start_on(self, place: ChainPlace, work: _Work) -> None:
+        """Prepare it at a place of its chain, or behind it."""
         self.starting = True
-        require_generation(model)
-        caller = self.caller(work.session, work.body.priority, work.traceparent)
-        prepared = await work.preparer.prepare(work.body, model, caller)
-        if model.name != work.requested:
-            self.models.count_fallback(work.requested)
+        while True:
+            try:
+                prepared = await self._prepare(place, work)
+                break
+            except ApiError as error:
+                place = await self.models.open(place.chain, self.tenant, place, error)
         await self.admission.reserve(prepared.reserved_tokens())
-        self.model, self.prepared, self._work, self.starting = model, prepared, work, False
+        self.models.count(place)
+        self.model, self.prepared, self._work, self._place = place.model, prepared, work, place
+        self.starting = False
         self.on_start(self)
+
+    async def _prepare(self, place: ChainPlace, work: _Work) -> Prepared:
+        require_generation(place.model)
+        caller = self.caller(work.session, work.body.priority, work.traceparent, place)
+        return await work.preparer.prepare(work.body, place.model, caller)

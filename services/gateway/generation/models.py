@@ -1,12 +1,28 @@
-"""Which model answers: the one asked for, or the fallback model where that has no worker."""
+"""Which model answers: the one that a request names or its route chooses, or a fallback where that one cannot."""
 
 from __future__ import annotations
 
-from services.gateway.errors import NO_WORKERS, ApiError, model_not_allowed
+import asyncio
+from dataclasses import dataclass
+
+from services.gateway.errors import NO_MODEL, NO_WORKERS, ApiError, model_not_allowed, no_worker, unknown_model
+from services.gateway.names.picking import Origin, pick
+from services.gateway.names.route import Condition, ModelRoute
+from services.gateway.names.table import RouteTable
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.tenant import Tenant
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
+
+NEVER: frozenset[Condition] = frozenset()
+# Conditions of fallbacks by the code of an error. Not "poison": the request would break the next model's workers.
+_CONDITIONS: dict[str | None, Condition] = {
+    NO_WORKERS: "no_worker",
+    "overloaded": "overloaded",
+    "context_length_exceeded": "context_too_long",
+    "generation_failed": "error",
+    "resume_budget": "error",
+}
 
 
 def check_permission(name: str, tenant: Tenant) -> None:
@@ -15,51 +31,181 @@ def check_permission(name: str, tenant: Tenant) -> None:
         raise model_not_allowed(name, tenant.models)
 
 
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """A model of a chain."""
+
+    model: str
+    when: frozenset[Condition] = NEVER  # conditions on which it takes over
+    routed: bool = False  # a route names it, and not the request
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The models that may answer a request of a tenant, in order; only the first one has no conditions."""
+
+    name: str  # as the request gives it
+    links: tuple[ChainLink, ...]
+    wait_s: float | None = None  # longest search for a worker where a later link would take over; None: no limit
+
+    @property
+    def routed(self) -> bool:
+        """Whether the name is a route's."""
+        return self.links[0].routed
+
+    def handed_on(self, index: int) -> frozenset[Condition]:
+        """The conditions on which a link after `index` takes over without a longer wait."""
+        return NEVER if self.wait_s is None else NEVER.union(*(link.when for link in self.links[index + 1 :]))
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPlace:
+    """The link of a chain whose model answers."""
+
+    chain: Chain
+    index: int
+    model: ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A name that requests may give."""
+
+    name: str
+    served: ServedModel | None  # the model, or the first known one of a route; None: no worker has served it yet
+    targets: tuple[str, ...] = ()  # models of a route; empty for a model
+
+
 class Models:
-    """The models of the catalog, as tenants may use them."""
+    """The models of the catalog and the routes to them, as tenants may use them."""
 
-    def __init__(self, catalog: Catalog, fallback_model: str, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        table: RouteTable,
+        fallback_model: str,
+        metrics: GatewayMetrics,
+    ) -> None:
+        """`fallback_model`: the last link of every chain; empty: none."""
         self._catalog = catalog
+        self._table = table
         self._fallback_model = fallback_model
-        self._fallbacks = metrics.fallbacks
+        self._metrics = metrics
 
-    async def find(self, name: str, tenant: Tenant) -> ServedModel:
-        """The model if the tenant may use it; raises :class:`ApiError` (403) otherwise."""
+    def chain(self, name: str, tenant: Tenant, origin: Origin) -> Chain:
+        """The models for a name; raises :class:`ApiError` (403) when the tenant may use none of them."""
+        route = self._table.routes.get(name)
+        if route is None:
+            check_permission(name, tenant)
+            return Chain(name, (ChainLink(name), *self._last_link(tenant)))
+        granted = not tenant.models or name in tenant.models
+        targets = [target for target in route.targets if granted or target.model in tenant.models]
+        if not any(target.weight for target in targets):
+            raise model_not_allowed(name, tenant.models)
+        first = pick(name, targets, origin.key(route))
+        fallbacks = (
+            ChainLink(fallback.model, frozenset(fallback.when), routed=True)
+            for fallback in route.fallbacks
+            if fallback.model != first.model and (granted or fallback.model in tenant.models)
+        )
+        links = ChainLink(first.model, routed=True), *fallbacks, *self._last_link(tenant)
+        return Chain(name, links, route.wait_s)
+
+    async def find(self, chain: Chain, tenant: Tenant) -> ServedModel:
+        """The first model of a chain; raises :class:`ApiError`, such as 403 for a model that the tenant may not use."""
+        return await self._find(chain.links[0], tenant)
+
+    async def open(
+        self, chain: Chain, tenant: Tenant, failed: ChainPlace | None = None, error: ApiError | None = None
+    ) -> ChainPlace:
+        """The first link that can answer, after the one that has failed with `error` before its first token.
+
+        Raises the last error when no link takes over.
+        """
+        start = failed.index + 1 if failed else 0
+        for index, link in enumerate(chain.links[start:], start):
+            if index and (error is None or _CONDITIONS.get(error.code) not in link.when or not self._takes(link)):
+                continue
+            try:
+                return ChainPlace(chain, index, await self._within(chain, index, tenant))
+            except ApiError as failure:
+                error = failure
+        assert error is not None
+        raise error
+
+    def count(self, place: ChainPlace) -> None:
+        """Count a request that a model begins to answer."""
+        if place.index:
+            self._metrics.fallbacks.labels(place.chain.name).inc()
+        if place.chain.routed:
+            self._metrics.routed.labels(place.chain.name, place.model.name).inc()
+
+    def listed(self, tenant: Tenant) -> list[ListedModel]:
+        """All names that requests of a tenant may give: models, adapters, routes."""
+        routes = self._routes(tenant)
+        models = self._catalog.listed(tenant.models)
+        named = [ListedModel(name, model) for name, model in models.items() if name not in routes]
+        return named + [self._listed(name, route) for name, route in routes.items()]
+
+    def get(self, name: str, tenant: Tenant) -> ListedModel:
+        """What a name means, without waiting; raises :class:`ApiError` 403 or 404."""
+        route = self._routes(tenant).get(name)
+        if route is not None:
+            return self._listed(name, route)
         check_permission(name, tenant)
-        model = await self._catalog.find(name, tenant.name, tenant.models)
-        check_permission(model.name, tenant)
+        unknown = self._catalog.expects(name) and not self._catalog.knows(name)
+        return ListedModel(name, None if unknown else self._catalog.get(name, tenant.models))
+
+    def _listed(self, name: str, route: ModelRoute) -> ListedModel:
+        known = self._catalog.listed()
+        served = next((model for target in route.targets if (model := known.get(target.model))), None)
+        return ListedModel(name, served, tuple(target.model for target in route.targets))
+
+    def _routes(self, tenant: Tenant) -> dict[str, ModelRoute]:
+        """The routes that requests of a tenant may name: its key allows the route, or one of its targets."""
+        allowed = set(tenant.models)
+        return {
+            name: route
+            for name, route in self._table.routes.all().items()
+            if not allowed or name in allowed or allowed & {target.model for target in route.targets}
+        }
+
+    async def _within(self, chain: Chain, index: int, tenant: Tenant) -> ServedModel:
+        """The model of a link, which another link does not wait for longer than the chain says; raises ApiError."""
+        link, name = chain.links[index], chain.links[index].model
+        later = any("no_worker" in other.when and self._takes(other) for other in chain.links[index + 1 :])
+        if not later:
+            return await self._find(link, tenant)
+        # Requests for an expected model wait first, so that the autoscaler sees the demand for its workers.
+        try:
+            async with asyncio.timeout(chain.wait_s):
+                model = await self._find(link, tenant)
+        except TimeoutError as error:
+            raise no_worker(name) from error
+        if not self._catalog.expects(model.name) and model not in self._catalog.available():
+            raise no_worker(model.name)
         return model
 
-    async def choose(self, name: str, tenant: Tenant) -> tuple[str, ServedModel]:
-        """The name of the model asked for, and the model that answers; raises :class:`ApiError`."""
-        catalog, fallback = self._catalog, self._fallback(tenant)
+    async def _find(self, link: ChainLink, tenant: Tenant) -> ServedModel:
         try:
-            model = await self.find(name, tenant)
+            model = await self._catalog.find(link.model, tenant.name, tenant.models)
         except ApiError as error:
-            if error.code != NO_WORKERS or fallback is None:
+            if error.code != NO_MODEL:
                 raise
-            return name, fallback
-        # Requests for an expected model wait first, so that the autoscaler sees the demand for its workers.
-        if fallback is None or catalog.expects(model.name) or model in catalog.available():
-            return model.name, model
-        return model.name, fallback
+            if link.routed:  # the name that the client gave exists
+                raise no_worker(link.model) from error
+            raise unknown_model(link.model, [listed.name for listed in self.listed(tenant)]) from error
+        if not link.routed:
+            check_permission(model.name, tenant)
+        return model
 
-    def after(self, model: ServedModel, error: ApiError, tenant: Tenant) -> ServedModel:
-        """The model that answers after `model` has failed with `error` before its first token.
+    def _takes(self, link: ChainLink) -> bool:
+        """Whether a fallback can take a request over: a worker serves its model."""
+        return any(model.name == link.model for model in self._catalog.available())
 
-        Raises the error when it is not for want of workers, or there is no other model to fall back to.
-        """
-        fallback = self._fallback(tenant)
-        if error.code != NO_WORKERS or fallback is None or fallback is model:
-            raise error
-        return fallback
-
-    def count_fallback(self, requested: str) -> None:
-        """Another model answers than the one asked for."""
-        self._fallbacks.labels(requested).inc()
-
-    def _fallback(self, tenant: Tenant) -> ServedModel | None:
-        """The fallback model, if there is one with a worker that the tenant may use."""
-        if not self._fallback_model or (tenant.models and self._fallback_model not in tenant.models):
-            return None
-        return next((model for model in self._catalog.available() if model.name == self._fallback_model), None)
+    def _last_link(self, tenant: Tenant) -> tuple[ChainLink, ...]:
+        """The installation's fallback model, if the tenant may use it."""
+        name = self._fallback_model
+        if not name or (tenant.models and name not in tenant.models):
+            return ()
+        return (ChainLink(name, frozenset({"no_worker"})),)

@@ -10,6 +10,7 @@ from ryzanstein.v1 import worker_pb2
 
 from services.gateway.api.ignored import Ignored
 from services.gateway.generation.group import SequenceGroup
+from services.gateway.names.route import Condition
 from services.gateway.text.codec import ServedModel
 
 _SEED_MASK = (1 << 64) - 1
@@ -65,6 +66,8 @@ class Caller:
     ignored: Ignored = field(default_factory=Ignored)  # collects what translations of its body leave out
     admitted_at: float = 0.0  # event-loop time
     time_limit_s: float = 0.0  # limit of the whole request from then on; 0: none
+    handed_on: frozenset[Condition] = frozenset()  # conditions on which another model takes it over
+    wait_s: float | None = None  # longest search for a first worker, where that is one of them
 
     @property
     def deadline(self) -> float | None:

@@ -30,6 +30,7 @@ from services.gateway.errors import (
     deadline_exceeded,
     interrupted,
     invalid,
+    no_worker,
     overloaded,
     resumes_exhausted,
     unavailable,
@@ -38,6 +39,7 @@ from services.gateway.generation.attempt import Attempt, Cause, Interruption, La
 from services.gateway.generation.budget import BudgetExhaustedError, ResumeBudget
 from services.gateway.generation.poison import Broken, PoisonDetector
 from services.gateway.generation.request import GenerationRequest
+from services.gateway.generation.takeover import Takeovers
 from services.gateway.generation.tokens import FinishReason, Takeover, TokenBatch
 from services.gateway.spans import name_generation, note
 from services.gateway.telemetry import Resumed
@@ -100,6 +102,7 @@ class ResumableStream:
         self._handoffs = 0
         self._excluded: set[str] = set()
         self._poison = PoisonDetector()
+        self._takeovers = Takeovers(request, lambda: upstream.router.listed)
         self._resume_by = 0.0  # end of the search for another worker; 0 while there is none
         self._done = False
         self.cached_tokens = 0
@@ -142,7 +145,9 @@ class ResumableStream:
         limit = asyncio.timeout_at(self._request.caller.deadline)
         try:
             async with limit:
-                return await self._search()
+                if self._generated or self._group_runs():
+                    return await self._search()
+                return await self._takeovers.bound(self._search, self._excluded)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -163,10 +168,12 @@ class ResumableStream:
                 return self._running
             except WorkerUnreachableError as error:
                 self._leave()
+                self._takeovers.unserved = True
                 self._unreachable(assignment, error)
             except BudgetExhaustedError as error:
                 raise self._failed(resumes_exhausted(error.retry_after_s)) from error
             except NoWorkerError as error:
+                self._takeovers.unserved = error.pool_empty
                 self._may_wait(error)
                 # A worker that failed may return under its name before another one is found.
                 self._excluded.clear()
@@ -349,14 +356,17 @@ class ResumableStream:
 
     def _may_wait(self, error: NoWorkerError) -> None:
         """Return while a worker may still be found for a request that had one, or whose group has one; else raise."""
-        now, group = asyncio.get_running_loop().time(), self._request.group
-        if now < self._resume_by or (group is not None and group.going_on(now, self._upstream.policy.deadline_s)):
+        taken_over = not self._generated and error.pool_empty and self._takeovers.without_worker
+        if self._group_runs() or (asyncio.get_running_loop().time() < self._resume_by and not taken_over):
             return
         if error.pool_empty:
-            message = f"No worker serves the model `{self._request.model.name}` at the moment."
-            raise self._failed(unavailable(message, error.retry_after_s)) from error
+            raise self._failed(no_worker(self._request.model.name, error.retry_after_s)) from error
         message = f"All workers are busy: {error}"
         raise self._failed(overloaded(message, error.retry_after_s)) from error
+
+    def _group_runs(self) -> bool:
+        now, group = asyncio.get_running_loop().time(), self._request.group
+        return group is not None and group.going_on(now, self._upstream.policy.deadline_s)
 
     def _late(self, computed_tokens: int = 0) -> ApiError:
         limit_s, n_tokens = self._request.caller.time_limit_s, self._prefill_tokens()

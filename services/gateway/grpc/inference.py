@@ -21,7 +21,7 @@ from services.gateway.asgi import Scope, authorization, header
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid
 from services.gateway.generation.abilities import require_embedding
-from services.gateway.generation.admitted import FALLBACK_HEADER, AdmittedRequest
+from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.embedding import Embedder
 from services.gateway.generation.entrance import Entrance
 from services.gateway.generation.pipeline import check_prompt
@@ -31,7 +31,6 @@ from services.gateway.grpc.bodies import chat_body, check_known, completion_body
 from services.gateway.observation import CLIENT_GONE, Observer, request_id_of
 from services.gateway.tenants.tenant import Tenant
 from services.gateway.text.codec import ServedModel
-from services.gateway.upstream.catalog import Catalog
 
 log = logging.getLogger(__name__)
 
@@ -77,16 +76,20 @@ class _Call:
         request.on_start = started
 
     async def begin_answer(self, request: AdmittedRequest) -> None:
-        """Send the answering model's name, if the client asked for another one."""
-        if request.fell_back:
-            await self.context.send_initial_metadata(((FALLBACK_HEADER, request.model.name),))
+        """Begin to answer, with the answering model's name if the client gave another one."""
+        await self._name_model(request)
         self.answering = True
+
+    async def _name_model(self, request: AdmittedRequest) -> None:
+        if named := request.answered_by():
+            await self.context.send_initial_metadata(tuple(named))
 
     async def find(self, admitted: AdmittedRequest, request: _Naming) -> ServedModel:
         """Find the model of a call, and count the call for it; raises :class:`ApiError`."""
         check_known(request, admitted.ignored)
         model = await admitted.find_model(request.model)
         self.model = model.name
+        await self._name_model(admitted)
         return model
 
 
@@ -94,7 +97,6 @@ class _Call:
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """`ryzanstein.v1.Inference`. An error is a status code with the REST error's message as details."""
 
-    catalog: Catalog
     entrance: Entrance
     completions: Preparer[CompletionBody]
     chat: Preparer[ChatBody]
@@ -117,7 +119,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         """Continue a conversation."""
         async with self._call("Chat", request, context) as call, self._admitted(context, call) as admitted:
-            _check_count(await admitted.find_model(request.model), len(request.messages), "messages")
+            model = await admitted.find_model(request.model, request.options.session_id)
+            _check_count(model, len(request.messages), "messages")
             body = chat_body(request, admitted.ignored)
             call.follow(admitted)
             await admitted.start(self.chat, body, request.options.session_id, call.traceparent)
@@ -163,11 +166,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         async with self._call("ListModels", request, context) as call:
             check_known(request, call.ignored)
             tenant = await self._tenant(context)
-            models = [
-                model_message(name, model)
-                for name, model in self.catalog.listed().items()
-                if not tenant.models or name in tenant.models
-            ]
+            models = [model_message(listed.name, listed.served) for listed in self.entrance.models.listed(tenant)]
         return inference_pb2.ListModelsResponse(models=models)
 
     @asynccontextmanager
@@ -221,7 +220,8 @@ def _check_count(model: ServedModel, count: int, param: str) -> None:
 async def _prompt(request: inference_pb2.GenerateRequest, admitted: AdmittedRequest) -> str | list[int]:
     if not request.HasField("prompt_ids"):
         return request.prompt
-    _check_count(await admitted.find_model(request.model), len(request.prompt_ids.ids), "prompt")
+    model = await admitted.find_model(request.model, request.options.session_id)
+    _check_count(model, len(request.prompt_ids.ids), "prompt")
     return list(request.prompt_ids.ids)
 
 

@@ -1,4 +1,4 @@
-"""The administration of API keys, on a port of its own. Every change is written to the log, without any secret."""
+"""The administration of keys and routes, on a port of its own. The log has every change, and no secret."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from fastapi import Depends, FastAPI, Request, Response
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.asgi import ASGIApp, Receive, Scope, Send, authorization
 from services.gateway.drain import Drain
-from services.gateway.errors import ApiError, invalid, too_large
+from services.gateway.errors import ApiError, invalid
 from services.gateway.http.app import add_error_handlers
 from services.gateway.http.exchange import OPENAI_DIALECT
+from services.gateway.http.route_admin import add_route_admin, body_of
 from services.gateway.http.server import HttpServer, serving_http
+from services.gateway.names.table import RouteTable
 from services.gateway.settings import GatewaySettings
 from services.gateway.tenants.issued import IssuedKey
 from services.gateway.tenants.key_registry import KeyRegistry
@@ -27,7 +29,6 @@ from services.gateway.tenants.tenant import Gate, TenantLimits
 
 audit = logging.getLogger("services.gateway.audit")
 
-_MAX_BODY_BYTES = 64 * 1024
 _LONGEST_OVERLAP_S = 30 * 24 * 3600
 _LONGEST_LIFE_S = 100 * 365 * 24 * 3600
 _NEVER = "secrets", "id", "created_at", "until"  # fields of a record that are no limits
@@ -73,7 +74,7 @@ class Administrator:
         return tenant.name
 
 
-def new_admin_app(registry: KeyRegistry, administrator: Administrator) -> FastAPI:
+def new_admin_app(registry: KeyRegistry, table: RouteTable, administrator: Administrator) -> FastAPI:
     """Build the app."""
     app = FastAPI(title="Ryzanstein administration", docs_url=None, redoc_url=None, openapi_url=None)
     add_error_handlers(app)
@@ -85,21 +86,21 @@ def new_admin_app(registry: KeyRegistry, administrator: Administrator) -> FastAP
 
     @app.post("/admin/keys", status_code=201)
     async def create(request: Request, caller: str = who) -> dict[str, Any]:
-        body = await _NEW.decode(await _body(request))
+        body = await _NEW.decode(await body_of(request))
         key, presented = await registry.create(body, body.expires_in_s)
         _record("created", key, caller)
         return _shown(key) | {"key": presented}
 
     @app.post("/admin/keys/{key_id}/rotate")
     async def rotate(key_id: str, request: Request, caller: str = who) -> dict[str, Any]:
-        body = await _ROTATION.decode(await _body(request) or b"{}")
+        body = await _ROTATION.decode(await body_of(request) or b"{}")
         key, presented = await registry.rotate(key_id, body.overlap_s)
         _record("rotated", key, caller)
         return _shown(key) | {"key": presented}
 
     @app.patch("/admin/keys/{key_id}")
     async def limit(key_id: str, request: Request, caller: str = who) -> dict[str, Any]:
-        key = await registry.limit(key_id, await _merged(await registry.get(key_id), await _body(request)))
+        key = await registry.limit(key_id, await _merged(await registry.get(key_id), await body_of(request)))
         _record("limited", key, caller)
         return _shown(key)
 
@@ -107,18 +108,19 @@ def new_admin_app(registry: KeyRegistry, administrator: Administrator) -> FastAP
     async def revoke(key_id: str, caller: str = who) -> None:
         _record("revoked", await registry.revoke(key_id), caller)
 
+    add_route_admin(app, table, who)
     return app
 
 
 @asynccontextmanager
 async def serving_admin(
-    settings: GatewaySettings, registry: KeyRegistry, gate: Gate
+    settings: GatewaySettings, registry: KeyRegistry, table: RouteTable, gate: Gate
 ) -> AsyncIterator[HttpServer | None]:
     """Serve while the block runs; None with the port 0."""
     if not settings.admin_port:
         yield None
         return
-    app = new_admin_app(registry, Administrator(settings.read_admin_token(), gate))
+    app = new_admin_app(registry, table, Administrator(settings.read_admin_token(), gate))
     async with serving_http(
         _in_openai_shape(app), settings, Drain(), (settings.admin_host, settings.admin_port)
     ) as server:
@@ -131,15 +133,6 @@ def _in_openai_shape(app: ASGIApp) -> ASGIApp:
         await app(scope, receive, send)
 
     return call
-
-
-async def _body(request: Request) -> bytes:
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MAX_BODY_BYTES:
-            raise too_large(_MAX_BODY_BYTES)
-    return body
 
 
 async def _merged(key: IssuedKey, body: bytes) -> KeyPatch:

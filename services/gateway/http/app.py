@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from services.gateway.errors import ApiError, internal_error, invalid, storage_away
+from services.gateway.generation.models import Models
 from services.gateway.http.docs import add_docs
 from services.gateway.http.documentation import HEALTH, Documentation
 from services.gateway.http.exchange import ApiDialect
@@ -75,6 +76,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 def new_app(
     catalog: Catalog,
+    models: Models,
     router: RouterClient,
     gate: Gate,
     metrics: GatewayMetrics,
@@ -89,7 +91,7 @@ def new_app(
     )
     app.state.gate = gate
     add_error_handlers(app)
-    add_models(app, catalog)
+    add_models(app, models)
     add_docs(app)
 
     @app.get("/admin/workers", summary="The workers as the routers see them", tags=["administration"])

@@ -51,7 +51,7 @@ class ClassifyHandler:
         caller = request.caller(session, body.priority, exchange.traceparent)
         async with UntilDisconnect(exchange):
             vectors = await self._embedder.embed(request, model, inputs, caller)
-            exchange.answer_headers = list(request.admission.headers)
+            exchange.answer_headers = request.headers()
             classes, tokens = model.card.classes, request.used.prompt_tokens
             data: list[dict[str, Any]] = []
             for index, numbers in enumerate(vectors):

@@ -166,7 +166,7 @@ class ComparisonHandler(Generic[Body]):
         caller = request.caller(session, body.priority, exchange.traceparent)
         async with UntilDisconnect(exchange):
             vectors = await self._embedder.embed(request, model, inputs, caller)
-            exchange.answer_headers = list(request.admission.headers)
+            exchange.answer_headers = request.headers()
             if model.classifies:
                 scores = [label_scores(model.card.classes, numbers)[0] for numbers in vectors]
             else:

@@ -54,7 +54,7 @@ class EmbeddingHandler:
         caller = request.caller(session, body.priority, exchange.traceparent)
         async with UntilDisconnect(exchange):
             vectors = await self._embedder.embed(request, model, inputs, caller)
-            exchange.answer_headers = list(request.admission.headers)
+            exchange.answer_headers = request.headers()
             tokens = request.used.prompt_tokens
             answer = partial(_answer, model, vectors, tokens, as_base64=body.encoding_format == "base64")
             size = len(vectors) * model.card.hidden_size

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Generic
 
 from services.gateway.api.ignored import Ignored
-from services.gateway.generation.admitted import FALLBACK_HEADER, AdmittedRequest
+from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.http.exchange import Exchange, UntilDisconnect
 from services.gateway.http.heartbeat import Heartbeat
 from services.gateway.http.serializer import Body, Serializer
@@ -49,9 +49,7 @@ class GenerateHandler(Generic[Body]):
 def _begin(exchange: Exchange, serializer: Serializer[Body], streamed: bool, request: AdmittedRequest) -> None:
     """Set the answer's headers, now that its model is known."""
     exchange.model = request.model.name
-    exchange.answer_headers = list(request.admission.headers)
-    if request.fell_back:
-        exchange.answer_headers.append((FALLBACK_HEADER.encode(), request.model.name.encode()))
+    exchange.answer_headers = request.headers()
     if streamed:
         exchange.errors = replace(exchange.errors, frames=serializer.failure)
 

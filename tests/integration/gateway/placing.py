@@ -18,6 +18,8 @@ from services.common.rpc import bind, new_server
 from services.common.tls.credentials import Tls
 from tests.integration.gateway.fleet import Worker
 
+FULL_S = 1.5  # wait of a request for a model in `full`
+
 
 @dataclass
 class Router(routing_pb2_grpc.RouterServicer):
@@ -38,6 +40,7 @@ class Router(routing_pb2_grpc.RouterServicer):
         self.outcomes: list[routing_pb2.Outcome] = []
         self.hidden: set[str] = set()  # not listed, not chosen
         self.away: set[str] = set()  # listed still, not chosen any more
+        self.full: set[str] = set()  # models whose workers are all busy, for as long as requests wait in the queue
         self.expected: list[str] = []  # models that are known without a worker
         self.pull: worker_pb2.PullHint | None = None
         self.port = free_port()
@@ -82,6 +85,8 @@ class Router(routing_pb2_grpc.RouterServicer):
         self.traceparents.append(frame.traceparent)
         if self.queue_s:
             await self._queue(frame.route.model)
+        if frame.route.model in self.full:
+            await asyncio.sleep(FULL_S)
         answer = self._route(frame.route)
         field = "placed" if isinstance(answer, routing_pb2.RouteResponse) else "refused"
         return routing_pb2.RouteAnswer(tag=frame.tag, **{field: answer})
@@ -102,7 +107,7 @@ class Router(routing_pb2_grpc.RouterServicer):
         self.routes.append(request)
         if self.mistaken:
             return _refusal(grpc.StatusCode.INTERNAL, "a mistake of the router")
-        if self.busy or (self.places and self._turn - len(self.outcomes) >= self.places):
+        if self.busy or request.model in self.full or (self.places and self._turn - len(self.outcomes) >= self.places):
             return _refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "no worker became free in time", self.retry_after_s)
         able = [
             w

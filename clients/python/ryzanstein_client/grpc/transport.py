@@ -67,8 +67,9 @@ def metadata(settings: Settings) -> tuple[tuple[str, str], ...]:
 
 
 def fallback_model(initial: Iterable[tuple[str, str | bytes]]) -> str:
-    """The model that answers in place of the one asked for; empty where that one does."""
-    return next((str(value) for name, value in initial if name == "x-ryzanstein-fallback-model"), "")
+    """The model that answers for a route, or in place of the one asked for; empty where that one does."""
+    headers = "x-ryzanstein-fallback-model", "x-ryzanstein-target"
+    return next((str(value) for name, value in initial if name in headers), "")
 
 
 @contextmanager

@@ -80,5 +80,5 @@ class CountHandler:
         exchange.model = model.name
         chat = await translated(chat_of, body, model, request.ignored)
         prompt = await self._chat.prompt(chat, model)
-        exchange.answer_headers = list(request.admission.headers)
+        exchange.answer_headers = request.headers()
         await exchange.send_json(200, {"input_tokens": len(prompt.ids)})

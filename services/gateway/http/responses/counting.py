@@ -75,5 +75,5 @@ class InputTokensHandler:
             return len((await self._chats.prompt(chat_of(whole, turn.items[start:], offer), model)).ids)
 
         count = await as_much_as_fits(turn, attempt, lambda _count: None)
-        exchange.answer_headers = list(request.admission.headers)
+        exchange.answer_headers = request.headers()
         await exchange.send_json(200, {"object": "response.input_tokens", "input_tokens": count})

@@ -1,0 +1,149 @@
+"""`ryzanstein routes`: names for models, changed while the installation runs, over a gateway's administration port."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from services.cli.admin import HERE, Token, TokenFile, Url, call_admin, shown_time
+from services.cli.errors import CommandError
+from services.cli.tables import print_whole
+
+routes = typer.Typer(no_args_is_help=True, help="Names for models, with shares and fallbacks.")
+
+_CONDITIONS = ("no_worker", "overloaded", "context_too_long", "error")
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
+Version = Annotated[
+    int | None, typer.Option(min=0, help="Only if the live route has this version; 0: only if there is none.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@routes.command("list")
+def list_routes(as_json: AsJson = False, url: Url = HERE, token: Token = "", token_file: TokenFile = None) -> None:
+    """Show all routes: those of the installation's file, and the live ones, which win."""
+    listed = call_admin("GET", url, "/admin/routes", token, token_file)["routes"]
+    if as_json:
+        print(json.dumps(listed, indent=1))  # noqa: T201
+        return
+    table = Table("name", "targets", "fallbacks", "sticky", "source", "version", "by", "at")
+    for route in listed:
+        changed = (str(route.get("version", "-")), route.get("by", "-"), shown_time(route.get("at", 0)))
+        table.add_row(route["name"], *_columns(route["route"]), route["source"], *changed)
+    print_whole(Console(), table)
+
+
+@routes.command("set")
+def set_route(
+    name: Name,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL[=WEIGHT]", help="A model and its weight (1 if not given), again for each."),
+    ] = None,
+    fallback: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL[=CONDITION,...]",
+            help=f"A model that takes over, on all conditions or some of {', '.join(_CONDITIONS)}.",
+        ),
+    ] = None,
+    sticky: Annotated[
+        Literal["session", "tenant", "none"], typer.Option(help="Requests of one session, or tenant, have one target.")
+    ] = "session",
+    wait_s: Annotated[
+        float | None, typer.Option(help="Longest search for a worker, in seconds, before a fallback takes over.")
+    ] = None,
+    file: Annotated[str, typer.Option(metavar="FILE", help="JSON of the whole route instead; -: standard input.")] = "",
+    if_version: Version = None,
+    url: Url = HERE,
+    token: Token = "",
+    token_file: TokenFile = None,
+) -> None:
+    """Create or replace a live route; all gateways follow within two seconds."""
+    if bool(file) == bool(target):
+        raise CommandError("give --target for each model, or --file with the whole route")
+    route: Any = _read(file) if file else {"targets": [_target(text) for text in target or ()], "sticky": sticky}
+    if not file:
+        route |= {"fallbacks": [_fallback(text) for text in fallback or ()]}
+        route |= {} if wait_s is None else {"wait_s": wait_s}
+    live = call_admin("PUT", url, _path(name, if_version), token, token_file, route)
+    print(f"{name}: version {live['version']}")  # noqa: T201
+
+
+@routes.command()
+def delete(
+    name: Name, if_version: Version = None, url: Url = HERE, token: Token = "", token_file: TokenFile = None
+) -> None:
+    """Remove a live route; one of the file with its name counts again."""
+    call_admin("DELETE", url, _path(name, if_version), token, token_file)
+
+
+@routes.command()
+def history(
+    name: Annotated[str, typer.Argument(metavar="[NAME]")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Changes to show.")] = 20,
+    as_json: AsJson = False,
+    url: Url = HERE,
+    token: Token = "",
+    token_file: TokenFile = None,
+) -> None:
+    """Show the last changes of live routes: who made which one, and when."""
+    path = f"/admin/route-changes?limit={limit}&name={quote(name, safe='')}"
+    changes = call_admin("GET", url, path, token, token_file)["changes"]
+    if as_json:
+        print(json.dumps(changes, indent=1))  # noqa: T201
+        return
+    table = Table("at", "by", "action", "name", "version", "targets", "fallbacks", "sticky")
+    for change in changes:
+        columns = _columns(change["route"]) if change["route"] else ("", "", "")
+        row = shown_time(change["at"]), change["by"], change["action"], change["name"], str(change["version"])
+        table.add_row(*row, *columns)
+    print_whole(Console(), table)
+
+
+def _columns(route: dict[str, Any]) -> tuple[str, str, str]:
+    total = sum(target["weight"] for target in route["targets"])
+    targets = (f"{target['model']} {100 * target['weight'] / total:.4g} %" for target in route["targets"])
+    fallbacks = (f"{fallback['model']}: {_conditions(fallback['when'])}" for fallback in route["fallbacks"])
+    return "\n".join(targets), "\n".join(fallbacks), route["sticky"]
+
+
+def _conditions(when: list[str]) -> str:
+    return "all" if {*when} == {*_CONDITIONS} else ", ".join(when)
+
+
+def _path(name: str, if_version: int | None) -> str:
+    return f"/admin/routes/{quote(name, safe='')}" + ("" if if_version is None else f"?if_version={if_version}")
+
+
+def _target(text: str) -> dict[str, Any]:
+    """A name may have an equals sign: only a number behind the last one is a weight."""
+    model, _, weight = text.rpartition("=")
+    return {"model": model, "weight": int(weight)} if model and weight.isdecimal() else {"model": text}
+
+
+def _fallback(text: str) -> dict[str, Any]:
+    model, _, when = text.rpartition("=")
+    conditions = when.split(",")
+    if not model:
+        return {"model": text}
+    if not {*conditions} <= {*_CONDITIONS}:
+        raise CommandError(
+            f"--fallback {text}: expected conditions behind the last =: some of {', '.join(_CONDITIONS)}"
+        )
+    return {"model": model, "when": conditions}
+
+
+def _read(file: str) -> object:
+    try:
+        return json.loads(sys.stdin.read() if file == "-" else Path(file).read_text())
+    except (OSError, ValueError) as error:
+        raise CommandError(f"--file {file}: cannot be read: {error}") from error

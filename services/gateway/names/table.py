@@ -1,0 +1,80 @@
+"""All routes of an installation: those of its file, and the live ones in Redis, which win by name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.common.lifecycle import StartupError
+from services.common.tls.certificate import file_stamp
+from services.gateway.names.registry import LiveRoute, RouteRegistry
+from services.gateway.names.route import ModelRoute, read_routes
+from services.gateway.tenants.redis_guard import RedisAwayError
+
+log = logging.getLogger(__name__)
+
+_READ_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The routes by name, as last read."""
+
+    fixed: Mapping[str, ModelRoute]
+    live: Mapping[str, LiveRoute]
+
+    def get(self, name: str) -> ModelRoute | None:
+        """A route; None for a name that is none."""
+        live = self.live.get(name)
+        return live.route if live else self.fixed.get(name)
+
+    def all(self) -> dict[str, ModelRoute]:
+        """All routes, in the order of their names."""
+        routes = {**self.fixed, **{name: live.route for name, live in self.live.items()}}
+        return {name: routes[name] for name in sorted(routes)}
+
+
+class RouteTable:
+    """Reads the file and Redis every second; keeps what it has while one of them cannot be read."""
+
+    def __init__(self, path: str, registry: RouteRegistry) -> None:
+        """`path`: JSON file; empty: none. Raises :class:`StartupError` when it cannot be used."""
+        self._path = Path(path) if path else None
+        self.registry = registry
+        self._stamp = file_stamp(self._path) if self._path else None
+        try:
+            fixed = read_routes(self._path.read_bytes()) if self._path else {}
+        except (OSError, ValueError) as error:
+            raise StartupError(f"routes in {path}: {error}") from error
+        self.routes = Routes(fixed, {})
+
+    async def run(self) -> None:
+        """Refresh until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(_READ_EVERY_S)
+
+    async def refresh(self) -> None:
+        """Read both sources again."""
+        fixed = self._changed_file()
+        try:
+            live: Mapping[str, LiveRoute] = await self.registry.all()
+        except RedisAwayError:
+            live = self.routes.live
+        self.routes = Routes(self.routes.fixed if fixed is None else fixed, live)
+
+    def _changed_file(self) -> Mapping[str, ModelRoute] | None:
+        """The file's routes if it has changed and can be used."""
+        if self._path is None or (stamp := file_stamp(self._path)) == self._stamp:
+            return None
+        self._stamp = stamp
+        try:
+            fixed = read_routes(self._path.read_bytes())
+        except (OSError, ValueError) as error:
+            log.error("the routes in %s are not read, the last ones stay: %s", self._path, error)
+            return None
+        log.info("routes read again: %s", ", ".join(sorted(fixed)) or "none")
+        return fixed
