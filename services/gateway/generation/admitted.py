@@ -57,8 +57,9 @@ class AdmittedRequest:
     """
 
     __slots__ = (
-        "__weakref__", "_admitted_at", "_chain", "_counted", "_draw", "_gate", "_meter", "_place", "_time_limit_s", "_work", "admission",
-        "answering", "ignored", "model", "models", "on_start", "prepared", "starting", "tenant", "used",
+        "__weakref__", "_admitted_at", "_chain", "_counted", "_draw", "_gate", "_meter", "_place", "_time_limit_s",
+        "_work", "admission", "answering", "ignored", "model", "models", "on_start", "prepared", "starting", "tenant",
+        "used",
     )  # fmt: skip
 
     admission: Permit
@@ -134,9 +135,8 @@ class AdmittedRequest:
         """Prepare it on the first model of its chain that can answer; raises ApiError."""
         session = named_session(session) or body.session
         self._chain = self._new_chain(body.model, session)
-        await self._start_on(
-            await self.models.open(self._chain, self.tenant), _Work(preparer, body, session, traceparent)
-        )
+        place = await self.models.open(self._chain, self.tenant)
+        await self._start_on(place, _Work(preparer, body, session, traceparent))
 
     async def chunks(self) -> AsyncGenerator[tuple[int, OutputChunk], None]:
         """Chunks of all sequences as they come, with the index of their sequence; raises :class:`ApiError`."""
@@ -165,11 +165,11 @@ class AdmittedRequest:
 
     async def collect(self, new_choice: Callable[[], Choice] = Choice) -> Sequence[Choice]:
         """All choices, whole; raises :class:`ApiError`."""
-        try:
-            return await self._collect(new_choice)
-        except ApiError as error:
-            await self._fall_back(error)
-            return await self._collect(new_choice)
+        while True:
+            try:
+                return await self._collect(new_choice)
+            except ApiError as error:
+                await self._fall_back(error)
 
     async def count(self, kind: Kind, model: ServedModel) -> None:
         """Count what it used, once; returns when the count is safe. The end of its answer is sent after that."""
