@@ -16,6 +16,13 @@ MAX_SESSION_CHARS = 512
 Session = Annotated[str, Meta(max_length=MAX_SESSION_CHARS)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+KeepAlive = Annotated[
+    str | Annotated[float, Meta(ge=-1e9, le=1e9)],
+    Meta(
+        description="How long the model stays awake after the request: seconds, or a duration such as `5m`; 0: it may "
+        "sleep at once, negative: idleness is no reason to sleep"
+    ),
+]
 MAX_TOOLS = 4096
 
 

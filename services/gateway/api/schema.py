@@ -13,6 +13,7 @@ from services.gateway.api.options import (
     MAX_TOOLS,
     FunctionDefinition,
     FunctionName,
+    KeepAlive,
     PredictedContent,
     Session,
     TextOptions,
@@ -48,6 +49,7 @@ class SamplingBody(TextOptions, kw_only=True, forbid_unknown_fields=True):
     user: Annotated[Session, Meta(description="Keeps a user's requests on one worker without session_id")] | None = None
     session_id: Annotated[Session, Meta(description="Requests of a session stay on one worker")] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
+    keep_alive: KeepAlive | None = None
     metadata: Annotated[dict[str, Any] | None, ADVISORY] = None
     client_metadata: Annotated[Any, ADVISORY] = None
     service_tier: Annotated[str | None, ADVISORY] = None

@@ -6,9 +6,10 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from services.common.durations import read_duration
 from services.gateway.api.ignored import Ignored
 from services.gateway.api.options import MAX_SESSION_CHARS
 from services.gateway.billing.account import Kind
@@ -244,4 +245,15 @@ class AdmittedRequest:
     async def _prepare(self, place: ChainPlace, work: _Work) -> Prepared:
         require_generation(place.model)
         caller = self.caller(work.session, work.body.priority, work.traceparent, place)
+        caller = replace(caller, keep_alive_s=_keep_alive_s(work.body.keep_alive))
         return await work.preparer.prepare(work.body, place.model, caller)
+
+
+def _keep_alive_s(given: str | float | None) -> float | None:
+    """Seconds of a body's `keep_alive`; raises :class:`ApiError` (400)."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return read_duration(given)
+    except ValueError as error:
+        raise invalid(f"Invalid value for `keep_alive`: {error}.", "keep_alive", "invalid_value") from error

@@ -61,6 +61,10 @@ class GeneratingBody(Protocol):
         """The priority asked for."""
 
     @property
+    def keep_alive(self) -> str | float | None:
+        """How long the model stays awake after the request."""
+
+    @property
     def stream(self) -> bool | None:
         """Whether the client asks for a stream."""
 

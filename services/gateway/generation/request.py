@@ -68,6 +68,7 @@ class Caller:
     time_limit_s: float = 0.0  # limit of the whole request from then on; 0: none
     handed_on: frozenset[Condition] = frozenset()  # conditions on which another model takes it over
     wait_s: float | None = None  # longest search for a first worker, where that is one of them
+    keep_alive_s: float | None = None  # how long its model stays awake after it; negative: for good
 
     @property
     def deadline(self) -> float | None:

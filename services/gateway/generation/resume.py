@@ -243,6 +243,7 @@ class ResumableStream:
             attempt=self._attempts + 1,
             excluded_workers=sorted(self._excluded),
             adapter=request.model.adapter.digest if request.model.adapter else "",
+            keep_alive_s=request.caller.keep_alive_s,
         )
 
     def _prefill_tokens(self) -> int:
