@@ -36,6 +36,7 @@ _COLUMNS = (
     "ms/step",
     "sessions",
 )
+_MEMORY = "memory"  # a column where workers measure it
 _ADAPTERS = "adapters"  # a column where workers have slots for them
 _DRAFTS = "drafts accepted"  # a column where workers have drafted
 
@@ -102,12 +103,14 @@ def _print_workers(console: Console, listed: routing_pb2.ListWorkersResponse) ->
     """Print a table; or, if it does not fit a terminal, a paragraph per worker, so that no text is cut."""
     columns: tuple[str, ...] = _COLUMNS
     rows = [_cells(view) for view in listed.workers]
-    if any(view.state.adapter_slots for view in listed.workers):
-        columns += (_ADAPTERS,)
-        rows = [(*row, _adapters(view.state)) for row, view in zip(rows, listed.workers, strict=True)]
-    if any(view.state.drafted_tokens for view in listed.workers):
-        columns += (_DRAFTS,)
-        rows = [(*row, _drafts(view.state)) for row, view in zip(rows, listed.workers, strict=True)]
+    for column, field, cell in (
+        (_MEMORY, "memory_bytes", _memory),
+        (_ADAPTERS, "adapter_slots", _adapters),
+        (_DRAFTS, "drafted_tokens", _drafts),
+    ):
+        if any(getattr(view.state, field) for view in listed.workers):
+            columns += (column,)
+            rows = [(*row, cell(view.state)) for row, view in zip(rows, listed.workers, strict=True)]
     table = Table(*columns, title=f"Workers (router {listed.router_id}, policy {listed.policy})", title_justify="left")
     for row in rows:
         table.add_row(*row)
@@ -127,7 +130,7 @@ def _cells(view: routing_pb2.WorkerView) -> tuple[str, ...]:
     return (
         view.worker_id,
         view.model,
-        phase_name(state.phase),
+        phase_name(state.phase) + (" (pinned)" if state.pinned else ""),
         "[green]yes[/]" if view.eligible else f"[red]no: {view.why_not}[/]",
         str(state.running),
         str(state.waiting),
@@ -137,6 +140,12 @@ def _cells(view: routing_pb2.WorkerView) -> tuple[str, ...]:
         f"{state.decode_step_ms:.1f}",
         str(view.sessions),
     )
+
+
+def _memory(state: worker_pb2.WorkerState) -> str:
+    """The memory that the model holds, and that it needs to serve where that is more."""
+    awake = f" of {state.awake_bytes / 2**20:.0f}" if state.awake_bytes > 2 * state.memory_bytes else ""
+    return f"{state.memory_bytes / 2**20:.0f}{awake} MiB"
 
 
 def _drafts(state: worker_pb2.WorkerState) -> str:

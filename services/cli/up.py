@@ -87,7 +87,7 @@ async def _start_and_supervise(stack: Stack, progress: StartProgress, console: C
         await stack.start()
     elapsed = time.monotonic() - began
     first = {process.spec.model: process.spec.address for process in reversed(stack.processes)}
-    cards = [await _model_card(first[model.name]) for model in stack.options.models]
+    cards = [await _model_card(first[model]) for model in stack.options.models]
     for table in (_processes_table(stack.processes), _startup_table(cards)):
         console.print(table) if console.is_terminal else print_whole(console, table)
     console.print(f"Logs: {stack.folder / 'logs'}", highlight=False, soft_wrap=True)
@@ -111,7 +111,7 @@ def _processes_table(processes: Sequence[ManagedProcess]) -> Table:
     for process in processes:
         table.add_row(
             process.spec.name,
-            *((process.spec.model,) if several else ()),
+            *((process.spec.model.name if process.spec.model else "",) if several else ()),
             str(process.pid),
             process.spec.address,
             f"{process.ready_after_s:.1f} s",

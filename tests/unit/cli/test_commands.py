@@ -103,6 +103,18 @@ def test_an_installation_that_does_not_stop_is_named(monkeypatch: pytest.MonkeyP
         ({"model": [str(TINY_MODEL), f"{TINY_MODEL}:int8"]}, "ryzanstein-tiny is the name of several models"),
         ({"model": ["a/b", "a/c"], "served_model_name": ["b"]}, "one for each of 2 models, found 1"),
         ({"model": ["a/b", "a/c"], "adapter": ["a=/no"]}, "--adapter: with several models"),
+        ({"model": ["a/b", "a/c"], "pin": ["a/b"]}, "--pin a/b: expected the name of a model: b, c"),
+        (
+            {"model": ["a/b", "a/c"], "pin": ["b"], "max_awake": 1},
+            "--pin: with --max-awake 1 .* other models never wake",
+        ),
+        (
+            {"model": ["a/b"], "pin": ["b"], "workers": 2, "max_awake": 1},
+            "--pin: more pinned workers than --max-awake 1",
+        ),
+        ({"model": ["a/b"], "idle_sleep": "5 min"}, "--idle-sleep: expected seconds, or numbers with units"),
+        ({"model": ["a/b"], "idle_sleep": "-1"}, "--idle-sleep -1: expected 0, or from 1s to 10000d"),
+        ({"model": ["a/b"], "idle_sleep": "100ms"}, "--idle-sleep 100ms: expected 0, or from 1s to 10000d"),
         ({"model": [str(TINY_MODEL)], "host": "192.0.2.1"}, "--host 192.0.2.1: not an address of this machine"),
         ({"model": [str(TINY_MODEL)], "host": "no.such.host.invalid"}, "--host no.such.host.invalid"),
     ],

@@ -69,6 +69,17 @@ def test_status_shows_the_accepted_share_of_drafts(width: int) -> None:
     assert max(map(len, stream.getvalue().splitlines())) <= width
 
 
+def test_status_shows_the_memory_of_a_worker_and_whether_the_worker_is_pinned() -> None:
+    sleeping = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SLEEPING, memory_bytes=30 << 20, awake_bytes=900 << 20)
+    pinned = worker_pb2.WorkerState(
+        phase=worker_pb2.PHASE_SERVING, memory_bytes=800 << 20, awake_bytes=900 << 20, pinned=True
+    )
+    views = [routing_pb2.WorkerView(worker_id="w", model="m", state=state) for state in (sleeping, pinned)]
+    terminal, stream = console(240)
+    _print_workers(terminal, routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=views))
+    assert all(text in stream.getvalue() for text in ("30 of 900 MiB", " 800 MiB", "serving (pinned)", " sleeping "))
+
+
 @pytest.mark.parametrize("width", [80, 240])
 def test_status_shows_adapters_of_workers_with_slots(width: int) -> None:
     adapters = [worker_pb2.ResidentAdapter(name=name, in_slot=name != "kept") for name in ("one", "two", "kept")]

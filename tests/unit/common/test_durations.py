@@ -14,6 +14,6 @@ def test_durations_are_read_in_seconds(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "m", "5 m", "1e3", "5x", "5m-1s", "inf", "nan", "٣m", "1.m", ".5s"])
-def test_other_texts_are_refused_with_what_is_expected(text: str) -> None:
+def test_other_texts_are_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected seconds, or numbers with units .*, found"):
         read_duration(text)

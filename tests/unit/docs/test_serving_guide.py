@@ -24,6 +24,7 @@ WORDS: dict[str, object] = {
     "this one": "",
     "no arguments": None,
     "no adapters": None,
+    "no pins": None,
     "no settings": None,
     "its own": None,
     "cost": "cost",
