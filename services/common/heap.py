@@ -7,6 +7,7 @@ they are part of a cycle.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,11 @@ def freeze_started() -> None:
     gc.set_threshold(YOUNG_ALLOCATIONS, *gc.get_threshold()[1:])
     gc.collect()
     gc.freeze()
+
+
+def trim() -> None:
+    """Give freed memory back to the system, which glibc's allocator keeps otherwise."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 class FleetHeap:

@@ -164,11 +164,12 @@ DASHBOARD = Dashboard(
                     about="Gateways go on with them elsewhere.",
                 ),
                 graph(
-                    "Start and end",
+                    "Start, wake and end",
                     "s",
                     (f"max by (phase) (ryzanstein_worker_startup_seconds{{@,{_POOL}}})", "start: {{phase}}"),
+                    (quantiles("ryzanstein_worker_wake_seconds", 0.5, where=_POOL)[0][0], "wake, median"),
                     (f"max (ryzanstein_worker_drain_seconds{{@,{_POOL}}})", "draining since"),
-                    about="What the last start of the slowest rank spent its time on.",
+                    about="What the last start of the slowest rank spent its time on; the median time of a wake.",
                 ),
                 graph(
                     "Memory of the fullest rank",

@@ -20,6 +20,7 @@ from services.compute.backends.draws import Chances
 from services.compute.backends.kv_cache import CacheWriter, KvCache, Rotation
 from services.compute.backends.kv_format import KvFormat
 from services.compute.backends.names import Activation
+from services.compute.backends.parking import Restore
 from services.compute.backends.shapes import AttentionShape, ExpertsShape
 from services.compute.backends.transfers import Transfers
 from services.compute.backends.weights import Stacked, Weight
@@ -317,6 +318,10 @@ class DeviceMemory(Memory, Protocol):
 
     def report(self) -> MemoryReport:
         """Return the numbers once all computations have ended."""
+        ...
+
+    def park(self) -> Restore:
+        """Move all tensors to the host's memory; the returned function brings them back."""
         ...
 
 

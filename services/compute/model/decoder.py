@@ -267,6 +267,10 @@ class Decoder:
                 self._graphs[adapted] = self._backend.capture(self._computations(cache))
         return self._graphs[adapted]
 
+    def forget_cache(self) -> None:
+        """Drop the graphs, and with them the cache that they replay steps in."""
+        self._graphs, self._graphs_of = {}, None
+
     def replay_decodes(self, cache: KvCache, tokens: Tokens | None) -> Decodes:
         """Return what replays whole decodes in `cache`, with the draws of `tokens`; None: nothing is drawn."""
         if self.spec.bidirectional:

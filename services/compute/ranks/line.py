@@ -7,7 +7,7 @@ from enum import IntEnum
 from services.compute.ranks.segment import Segment
 
 _LINE = 64
-_BEAT, _STATE, _PID, _STEP = range(4)
+_BEAT, _STATE, _PID, _STEP, _HELD = range(5)
 
 
 class RankState(IntEnum):
@@ -18,7 +18,7 @@ class RankState(IntEnum):
     COMPUTING = 2
     IN_COLLECTIVE = 3  # waits for its peers
     LEAVING = 4
-    LOADING = 5  # reads an adapter's files
+    LOADING = 5  # reads files: an adapter's, or with a wake the weights
 
 
 def control_bytes(ranks: int) -> int:
@@ -51,6 +51,15 @@ class RankLine:
     def begin_step(self, step: int) -> None:
         """Publish the step that the rank begins."""
         self._cells[self._base + _STEP] = step
+
+    def hold(self, n_bytes: int) -> None:
+        """Publish the memory that the rank holds."""
+        self._cells[self._base + _HELD] = n_bytes
+
+    @property
+    def held(self) -> int:
+        """Bytes that the rank held after its start, or after its last sleep or wake."""
+        return self._cells[self._base + _HELD]
 
     @property
     def beats(self) -> int:

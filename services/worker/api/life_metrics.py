@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.worker.engine.state import EngineFacts, EngineModel
@@ -12,6 +12,8 @@ from services.worker.engine.state import EngineFacts, EngineModel
 _REASONS = {
     value: pb.Handoff.Reason.Name(value).removeprefix("REASON_").lower() for value in pb.Handoff.Reason.values()
 }
+
+_WAKES = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class LifeMetrics:
@@ -35,6 +37,12 @@ class LifeMetrics:
             "Memory of the fullest rank after its last start; free: what is left; computed: the sum, before it",
             "kind",
         )
+        self._wake = Histogram(
+            "ryzanstein_worker_wake_seconds",
+            "From the order to wake until the worker serves",
+            buckets=_WAKES,
+            registry=registry,
+        )
         self._drain_began = 0.0
         gauge("drain_seconds", "Since the drain began; 0 before").set_function(self._drain_seconds)
 
@@ -54,6 +62,10 @@ class LifeMetrics:
         """Count a loss of the ranks; `rank` is the rank to blame, or None."""
         self._recoveries.labels(cause).inc()
         self._ranks_lost.labels("" if rank is None else str(rank)).inc()
+
+    def on_woken(self, seconds: float) -> None:
+        """Record a wake."""
+        self._wake.observe(seconds)
 
     def handed_off(self, reason: pb.Handoff.Reason) -> None:
         """Count a handoff."""

@@ -28,6 +28,7 @@ from services.worker.engine.errors import (
 STATE_THROTTLE_S = 0.020
 STATE_HEARTBEAT_S = 2.0  # for clients that request no other interval
 MIN_HEARTBEAT_S = 0.1
+MAX_SLEEP_LEVEL = 2
 # Fields that change with every token wait for the heartbeat or a change by a tenth: every state goes to all routers.
 _DRIFTING = (
     *("kv_blocks_used", "kv_blocks_cached", "prefill_tokens_per_s", "decode_step_ms", "pull_bytes_per_s"),
@@ -179,6 +180,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self, request: pb.SleepRequest, context: grpc.aio.ServicerContext[pb.SleepRequest, pb.SleepResponse]
     ) -> pb.SleepResponse:
         """Give the model's memory back."""
+        if request.level > MAX_SLEEP_LEVEL:
+            problem = f"level: {request.level} is not one of 0, 1, 2"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
         try:
             await self._engine.sleep(request.level or 1)
         except (PhaseRefusedError, UnsupportedError) as error:
@@ -191,7 +195,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         """Begin to wake."""
         try:
             self._engine.wake()
-        except (PhaseRefusedError, NoRoomError, UnsupportedError) as error:
+        except (PhaseRefusedError, NoRoomError) as error:
             await context.abort(_REFUSED[type(error)], str(error))
         return pb.WakeResponse()
 

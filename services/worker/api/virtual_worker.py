@@ -69,7 +69,7 @@ class VirtualWorker:
 
         def waits_for() -> str:
             """The worker needs its first lease to be found; an unreachable Redis does not matter later."""
-            return lease.waits_for if _serving(engine) else f"{phase_name(engine.phase)}: {engine.detail}"
+            return lease.waits_for if _ready(engine) else f"{phase_name(engine.phase)}: {engine.detail}"
 
         readiness.depends_on(waits_for)
         log.info("listening", extra={"worker_id": identity.worker_id, "address": address})
@@ -93,18 +93,19 @@ class VirtualWorker:
             await _end(running)
 
 
-def _serving(engine: Engine) -> bool:
-    return engine.phase == pb.PHASE_SERVING
+def _ready(engine: Engine) -> bool:
+    """Whether the worker serves, or will after a wake, for which routers must find it."""
+    return engine.phase in {pb.PHASE_SERVING, pb.PHASE_SLEEPING, pb.PHASE_WAKING}
 
 
 async def _follow_phase(engine: Engine, health: Health, registered: asyncio.Event) -> None:
-    """Set health to SERVING exactly while the phase is SERVING, once the worker is registered."""
+    """Set health to SERVING exactly while the worker is ready, once it is registered."""
     await registered.wait()
     with engine.changes.watch() as changed:
         reported = False
         while True:
-            if _serving(engine) != reported:
-                reported = _serving(engine)
+            if _ready(engine) != reported:
+                reported = _ready(engine)
                 await health.set_serving(reported)
             await changed.wait()
             changed.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.phases import phase_name
 from services.worker.engine.changes import Changes
-from services.worker.engine.errors import InvalidRequestError, UnsupportedError
+from services.worker.engine.errors import InvalidRequestError, PhaseRefusedError, UnsupportedError
 from services.worker.engine.kv_events import KvEventLog
+from services.worker.engine.lifecycle import Lifecycle
 from services.worker.engine.output import Finish, Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import (
@@ -103,6 +105,10 @@ class LifeObserver(Protocol):
         """The ranks are lost; `rank` is the rank to blame, or None."""
         ...
 
+    def on_woken(self, seconds: float) -> None:
+        """The engine has woken, `seconds` after the order to."""
+        ...
+
     def on_drain(self) -> None:
         """The engine refuses new requests from now on."""
         ...
@@ -124,22 +130,37 @@ class Live(Protocol):
 class Engine(ABC):
     """Serves one model as a virtual worker; a process can hold several. All methods run on the event loop.
 
-    The base has what engines share: phase, totals, refusals and the drain.
+    The base has what engines share: phase, totals, refusals, sleep and wake, and the drain.
     """
 
+    sleepless = ""  # why the engine cannot sleep; empty: it can
     _live: Mapping[EngineRequest, Live]  # requests that have not ended
 
     def __init__(self, model: EngineModel, life: LifeObserver, detail: str) -> None:
         """`detail`: message for people while the engine loads."""
         self.model = model
         self.facts: EngineFacts | None = None  # None before the first start
-        self.phase: pb.Phase = pb.PHASE_LOADING  # requests are accepted while it is SERVING
-        self.detail = detail  # message for people: why the phase is not SERVING
         self.changes = Changes()  # announces changes of the state and the KV events
+        self._lifecycle = Lifecycle(detail, self.changes.announce)
+        self._enter = self._lifecycle.enter
         self.kv_events = KvEventLog()  # changes of the prefix cache
         self.counters = EngineCounters()
         self.transfers = TransferTotals()
         self._life = life
+        self._slept: asyncio.Future[None] | None = None  # done once the memory of the last sleep is given back
+        self._wake_wanted = asyncio.Event()  # until the engine has begun to wake
+        self._wake_began = 0.0
+        self.wake_ms = 0  # time of the last wake, from asleep to serving; 0: not measured
+
+    @property
+    def phase(self) -> pb.Phase:
+        """The phase; requests are accepted while it is SERVING."""
+        return self._lifecycle.phase
+
+    @property
+    def detail(self) -> str:
+        """Message for people: why the phase is not SERVING."""
+        return self._lifecycle.detail
 
     @abstractmethod
     async def run(self) -> None:
@@ -156,20 +177,6 @@ class Engine(ABC):
     @abstractmethod
     def cached_hashes(self) -> list[int]:
         """Wire hashes of all blocks in the prefix cache, parents before children."""
-
-    async def sleep(self, level: int) -> None:
-        """Give the model's memory back; does nothing while asleep. Level 2 keeps no copies of the weights.
-
-        Raises PhaseRefusedError while requests run or wait and in other phases, UnsupportedError if it cannot sleep.
-        """
-        raise UnsupportedError(f"the engine {self.model.engine} cannot sleep")
-
-    def wake(self) -> None:
-        """Begin to wake; does nothing while waking or serving.
-
-        Raises PhaseRefusedError in other phases, NoRoomError, UnsupportedError if it cannot sleep.
-        """
-        raise UnsupportedError(f"the engine {self.model.engine} cannot sleep")
 
     @abstractmethod
     def submit(self, request: EngineRequest, sink: OutputSink) -> None:
@@ -202,6 +209,73 @@ class Engine(ABC):
     @abstractmethod
     def _forget(self, request: EngineRequest) -> Live:
         """Remove a request that is alive, and stop its computation."""
+
+    @abstractmethod
+    async def _give_back(self, level: int) -> None:
+        """Give the model's memory back, after the announcement that the prefix cache is cleared. Raises nothing."""
+
+    @abstractmethod
+    def _why_awake(self) -> str:
+        """What, besides requests, must not be interrupted by a sleep now; empty: nothing."""
+
+    @abstractmethod
+    def _check_room(self) -> None:
+        """Raise NoRoomError if memory does not suffice to wake."""
+
+    async def sleep(self, level: int) -> None:
+        """Give the model's memory back; does nothing while asleep. Level 2 keeps no copies of the weights.
+
+        Raises PhaseRefusedError while requests run or wait and in other phases, UnsupportedError if it cannot sleep.
+        """
+        if self.phase == pb.PHASE_SLEEPING and self._slept is not None:
+            await asyncio.shield(self._slept)
+            return
+        if self.sleepless:
+            raise UnsupportedError(self.sleepless)
+        if self.phase != pb.PHASE_SERVING:
+            raise PhaseRefusedError(f"the worker is {phase_name(self.phase)}: {self.detail}")
+        if busy := f"{len(self._live)} requests run or wait" if self._live else self._why_awake():
+            raise PhaseRefusedError(busy)
+        self._enter(pb.PHASE_SLEEPING, "asleep")
+        self._slept = asyncio.create_task(self._give_back(level), name="sleep")
+        await asyncio.shield(self._slept)
+
+    def wake(self) -> None:
+        """Begin to wake; does nothing while waking or serving.
+
+        Raises PhaseRefusedError in other phases, NoRoomError.
+        """
+        if self.phase in {pb.PHASE_SERVING, pb.PHASE_WAKING}:
+            return
+        if self.phase != pb.PHASE_SLEEPING:
+            raise PhaseRefusedError(f"the worker is {phase_name(self.phase)}: {self.detail}")
+        self._check_room()
+        self._wake_began = time.monotonic()
+        self._enter(pb.PHASE_WAKING, "waking")
+        self._wake_wanted.set()
+
+    async def _until_woken(self) -> None:
+        """Wait until a wake is wanted and the sleep before it has ended."""
+        await self._wake_wanted.wait()
+        self._wake_wanted.clear()
+        if self._slept is not None:
+            await asyncio.wait([self._slept])
+
+    def _enter_serving(self) -> None:
+        """Accept requests; a wake is over, and measured."""
+        if self.phase == pb.PHASE_WAKING:
+            seconds = time.monotonic() - self._wake_began
+            self.wake_ms = max(1, round(seconds * 1e3))
+            self._life.on_woken(seconds)
+        self._wake_wanted.clear()
+        self._enter(pb.PHASE_SERVING, "")
+
+    def _enter_lost(self, reason: str) -> None:
+        """The processes are lost: they start again at once, or with the wake if the engine is asleep."""
+        if self.phase == pb.PHASE_SLEEPING:
+            self._enter(pb.PHASE_SLEEPING, f"asleep; lost meanwhile, and started again by the wake: {reason}")
+        else:
+            self._enter(pb.PHASE_RECOVERING, reason)
 
     def refusal(self) -> pb.Handoff | None:
         """Why a new request should go to another worker now; None while the engine accepts requests."""
@@ -242,13 +316,6 @@ class Engine(ABC):
         for request in chosen:
             self._forget(request).hand_off(_REFUSALS[pb.PHASE_DRAINING])
         return len(chosen)
-
-    def _enter(self, phase: pb.Phase, detail: str) -> None:
-        if self.phase == pb.PHASE_DRAINING:  # final: the process will end
-            phase = pb.PHASE_DRAINING
-        self.phase, self.detail = phase, detail
-        log.info("phase %s", phase_name(phase), extra={"detail": detail})
-        self.changes.announce()
 
     def _restart_failed(self, error: Exception) -> None:
         self._enter(pb.PHASE_RECOVERING, str(error))

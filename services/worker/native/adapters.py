@@ -139,6 +139,7 @@ class AdapterSlots:
         self._table = AdapterSlotTable(sources.n_slots if sources else 0, time.monotonic)
         self._memory = _Memory(sources.cache_bytes if sources else 0)
         self._users: dict[str, SlotUser] = {}  # by digest
+        self._refs: dict[str, AdapterRef] = {}  # by digest: how its last user named it
         self._coming: dict[SlotUser, asyncio.Task[None]] = {}
         self._granted: dict[SlotUser, asyncio.Future[None]] = {}
         self._changed = asyncio.Event()
@@ -177,6 +178,17 @@ class AdapterSlots:
             log.warning("adapter %s is not pinned: one of %d slots stays free", ref.name, self._sources.n_slots)
         self._table.pinned = {ref.digest for ref in pinned}
         for ref in pinned:
+            if ref.digest not in self._users:
+                self._begin(ref, "")
+        self._place()
+
+    def resident(self) -> Sequence[AdapterRef]:
+        """The adapters that are loaded into slots."""
+        return tuple(self._refs[digest] for digest, user in self._users.items() if user.loaded)
+
+    def restore(self, refs: Sequence[AdapterRef]) -> None:
+        """Load adapters that were resident before; requests may evict them again."""
+        for ref in refs:
             if ref.digest not in self._users:
                 self._begin(ref, "")
         self._place()
@@ -235,6 +247,7 @@ class AdapterSlots:
 
     def _begin(self, ref: AdapterRef, tenant: str) -> SlotUser:
         user = self._users[ref.digest] = self._table.add(ref.digest, ref.name, tenant)
+        self._refs[ref.digest] = ref
         self._granted[user] = asyncio.get_running_loop().create_future()
         task = self._coming[user] = asyncio.create_task(self._bring(user, ref, tenant), name="adapter")
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # all waiting may have gone

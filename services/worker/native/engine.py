@@ -6,23 +6,26 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.common.heap import trim
 from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
-from services.common.tls.credentials import Tls
-from services.compute.ranks.config import RankGroupConfig
+from services.common.tasks import end_tasks
+from services.compute.backends.sizing import available_host_memory
+from services.compute.model.footprint import in_mib
 from services.worker.engine.base import Engine, LifeObserver, OutputSink, StepObserver, StepReport
-from services.worker.engine.errors import InvalidRequestError, NotServingError
+from services.worker.engine.errors import InvalidRequestError, NoRoomError, NotServingError
 from services.worker.engine.output import Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
-from services.worker.engine.state import AdapterFacts, EngineFacts, EngineModel, EngineState
+from services.worker.engine.state import AdapterFacts, EngineModel, EngineState
 from services.worker.kv_transfer.puller import Puller
 from services.worker.kv_transfer.source import BlockSource
 from services.worker.kv_transfer.store import KvStore, kv_layout
-from services.worker.native.adapters import AdapterSlots, AdapterSources, inspect
+from services.worker.native.adapters import AdapterSlots, inspect
+from services.worker.native.config import EngineConfig
 from services.worker.native.live import LiveRequest
 from services.worker.native.probe import probe_request
 from services.worker.native.pump import StepPump
@@ -30,51 +33,13 @@ from services.worker.native.ranks import Ranks
 from services.worker.native.startup import scheduler_config
 from services.worker.native.step_cost import LEAST_PROMPT_S, StepCost, StepTimer
 from services.worker.process.failure import RanksFailedError
-from services.worker.process.rank_group import GroupStarted
 from services.worker.protocol.plan import StepPlan, StepResult
-from services.worker.scheduling.admission import Capacity
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
 
 INTERNAL = "internal"  # cause of a loss after an error in the server's own state, with healthy ranks
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Sizes and limits of one engine."""
-
-    ranks: RankGroupConfig
-    max_batched_tokens: int
-    prefill_step_s: float  # seconds by which prompts may lengthen a step of decodes
-    pull_bytes_per_s: float = 0.0  # assumed before the first measurement; 0: never pull
-    recovery_limit_s: float = 0.0  # longest time of repeated attempts to restart lost ranks; 0: no limit
-    tls: Tls | None = None  # TLS of pulls from other workers
-    adapters: AdapterSources | None = None  # None: no room for adapters
-    pinned: tuple[AdapterRef, ...] = ()  # adapters of the settings that keep their slots
-
-    def facts(self, started: GroupStarted) -> EngineFacts:
-        """Facts for observers after the ranks have started."""
-        ledger, positions = started.ledger, started.n_blocks * self.ranks.block_tokens
-        if not self.ranks.caches:
-            positions = self.ranks.max_model_len
-        return EngineFacts(
-            vocab_size=started.model.vocab_size,
-            hidden_size=started.model.hidden_size,
-            max_request_tokens=Capacity(self.ranks.max_model_len, positions).max_request_tokens,
-            startup_s=started.phases,
-            memory_bytes={
-                "process": ledger.process,
-                "weights": ledger.weights,
-                "workspace": ledger.workspace,
-                "kv": ledger.kv_cache,
-                "computed": ledger.computed,
-            }
-            | ({"graphs": ledger.graphs} if ledger.graphs else {}),
-            memory_free=ledger.available,
-            weight_formats=started.model.weight_formats,
-        )
 
 
 class NativeEngine(Engine):
@@ -89,9 +54,13 @@ class NativeEngine(Engine):
         self._puller = Puller(config.pull_bytes_per_s, self.transfers, config.tls)
         self._source = BlockSource(lambda: self._store, self.transfers)
         self._step_timer = StepTimer(LEAST_PROMPT_S[config.ranks.device])
-        self._pump: StepPump | None = None  # pump of the serving ranks
+        self._pump: StepPump | None = None  # pump of the ranks, which may be asleep
+        self._probe: Request | None = None  # the start-up probe
         self._store: KvStore | None = None  # KV cache of the serving ranks
         self._adapters: AdapterSlots | None = None  # adapters of the serving ranks
+        self._resident: Sequence[AdapterRef] = ()  # adapters that were in slots when the ranks fell asleep
+        self._layout = pb.KvLayout()  # layout of the ranks' KV
+        self._awake_bytes = 0  # predicted memory of the ranks while they serve
         self._pinned: Sequence[AdapterRef] = ()  # in addition to those of the settings
         self._equipping: set[asyncio.Task[None]] = set()
         self._n_steps = 0
@@ -107,10 +76,17 @@ class NativeEngine(Engine):
             computed_tokens=step_timer.computed_tokens,
             kv_bytes_per_token=store.bytes_per_token if store else 0,
             pull_bytes_per_s=self._puller.bytes_per_s(time.monotonic()),
+            memory_bytes=self._ranks.held,
+            awake_bytes=self._awake_bytes,
+            wake_ms=self.wake_ms,
         )
         if pump is None:
             return state
-        scheduler, running = pump.scheduler, sum(request.begun for request in self._live.values())
+        scheduler = pump.scheduler
+        state = replace(state, max_request_tokens=scheduler.capacity.max_request_tokens)
+        if store is None:  # asleep
+            return state
+        running = sum(request.begun for request in self._live.values())
         return replace(
             self._adapters.add_to(state) if self._adapters else state,
             running=running,
@@ -119,7 +95,6 @@ class NativeEngine(Engine):
             kv_blocks_used=scheduler.pool.used,
             kv_blocks_cached=scheduler.pool.cached,
             kv_blocks_total=scheduler.pool.total,
-            max_request_tokens=scheduler.capacity.max_request_tokens,
         )
 
     def cached_hashes(self) -> list[int]:
@@ -164,7 +139,17 @@ class NativeEngine(Engine):
             self._computed,
             self.changes.announce,
         )
-        self._store = KvStore(pump, self._ranks, kv_layout(self.model.hash_root, self._config.ranks, started))
+        self._layout = kv_layout(self.model.hash_root, self._config.ranks, started)
+        self._awake_bytes = sum(max(rank.ledger.total, rank.ledger.computed) for rank in started.ranks)
+        self.facts, self._ranks.on_result = self._config.facts(started), pump.on_result
+        self._life.on_started(self.facts)
+        self._open(pump, self.facts.vocab_size)
+        return pump
+
+    def _open(self, pump: StepPump, vocab_size: int) -> None:
+        """Accept requests for ranks that have started or woken, with the adapters that were resident before."""
+        scheduler = pump.scheduler
+        self._store = KvStore(pump, self._ranks, self._layout)
         self._adapters = AdapterSlots(
             self._config.adapters,
             self._ranks.load_adapter,
@@ -175,44 +160,106 @@ class NativeEngine(Engine):
             lambda tenant, s: scheduler.ledger.charge_load(tenant, s * self._step_timer.prefill_tokens_per_s),
         )
         self._adapters.pin((*self._config.pinned, *self._pinned))
-        self.facts, self._ranks.on_result = self._config.facts(started), pump.on_result
-        self._life.on_started(self.facts)
-        self._enter(pb.PHASE_SERVING, "")
+        self._adapters.restore(self._resident)
+        self._resident = ()
+        self._enter_serving()
         if not self._step_timer.decode_step_ms and (
-            probe := probe_request(scheduler, started.model.vocab_size, embeds=not self.model.generates)
+            probe := probe_request(scheduler, vocab_size, embeds=not self.model.generates)
         ):
+            self._probe = probe
             scheduler.submit(probe)
             pump.kick()
-        return pump
 
     async def _until_lost(self, pump: StepPump) -> None:
-        """Hand all requests off when the ranks are lost or the scheduler fails; log the cause when it is known."""
-        lost = asyncio.create_task(self._ranks.wait_lost())
+        """Serve, sleep and wake until the ranks are lost or the scheduler fails; hand all requests off.
+
+        After a loss while asleep it waits for the wake. Logs the cause when it is known.
+        """
+        lost, waking = asyncio.create_task(self._ranks.wait_lost()), asyncio.create_task(self._follow_wakes(pump))
         try:
             await asyncio.wait((lost, pump.broken), return_when=asyncio.FIRST_COMPLETED)
             internal = pump.broken.done()
             reason = pump.broken.result() if internal else lost.result()
         finally:
             lost.cancel()
-        assert self._adapters is not None
-        self._adapters.abandon()
-        for task in self._equipping:
-            task.cancel()
-        self._ranks.on_result = self._pump = self._store = self._adapters = None
+            await end_tasks([waking])
+        self._close()
+        self._ranks.on_result = self._pump = None
         pump.stop(reason)
         alive, self._live = self._live, {}
         for request in alive.values():
             in_flight = request.n_in_flight > 0
             request.hand_off(pb.Handoff(reason=pb.Handoff.REASON_RANKS_LOST, detail=reason, in_flight=in_flight))
         pump.scheduler.abandon()
-        self._enter(pb.PHASE_RECOVERING, reason)
+        self._enter_lost(reason)
         failure = None if internal else await self._ranks.wait_failed()
         log.error("ranks lost: %s", failure or reason)
         if failure is None:
             self._life.on_lost(INTERNAL, None)
         else:
             self._life.on_lost(failure.kind.value, failure.rank)
-        self._enter(pb.PHASE_RECOVERING, str(failure or reason))
+        if self.phase == pb.PHASE_SLEEPING:
+            self._enter_lost(str(failure or reason))
+            await self._ranks.stop()  # frees what the ranks share with this process
+            self.changes.announce()
+            await self._until_woken()
+        else:
+            self._enter_lost(str(failure or reason))
+
+    def _close(self) -> None:
+        """Forget the ranks' adapters and KV cache."""
+        if self._adapters is not None:
+            self._adapters.abandon()
+        for task in self._equipping:
+            task.cancel()
+        self._store = self._adapters = None
+
+    # -- sleep -----------------------------------------------------------------------------------------------
+
+    def _why_awake(self) -> str:
+        transfers = len(self._pump.scheduler.transfers) if self._pump else 0
+        return f"{transfers} transfers of KV blocks from or to other workers" if transfers else ""
+
+    async def _give_back(self, level: int) -> None:
+        """Clear the prefix cache once the last plans are computed, then order the ranks to sleep."""
+        pump = self._pump
+        assert pump is not None
+        assert self._adapters is not None
+        self._resident = self._adapters.resident()
+        self._close()
+        if self._probe is not None:
+            pump.scheduler.cancel(self._probe)
+        try:
+            with self.changes.watch() as changed:
+                while pump is self._pump and not pump.scheduler.idle:
+                    await changed.wait()
+                    changed.clear()
+            if pump is self._pump:
+                pump.scheduler.abandon()
+                self.changes.announce()
+                await self._ranks.sleep(level)
+        except RanksFailedError as error:
+            log.warning("the ranks are lost while they fall asleep: %s", error)
+        trim()
+        self.changes.announce()
+
+    def _check_room(self) -> None:
+        if self._config.ranks.device != "cpu":
+            return  # a rank finds out when it brings the weights back to its GPU
+        needed, room = self._awake_bytes - self._ranks.held, available_host_memory()
+        if needed > room:
+            raise NoRoomError(f"to wake takes {in_mib(needed)} MiB of memory but {in_mib(room)} MiB are available")
+
+    async def _follow_wakes(self, pump: StepPump) -> None:
+        """Wake the ranks whenever that is wanted, until they are lost."""
+        while True:
+            await self._until_woken()
+            try:
+                await self._ranks.wake()
+            except RanksFailedError:
+                return  # `_until_lost` knows
+            assert self.facts is not None
+            self._open(pump, self.facts.vocab_size)
 
     # -- requests --------------------------------------------------------------------------------------------
 

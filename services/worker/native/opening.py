@@ -22,7 +22,8 @@ from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import AdapterFacts, EngineModel
 from services.worker.native.adapters import AdapterSources
-from services.worker.native.engine import EngineConfig, NativeEngine
+from services.worker.native.config import EngineConfig
+from services.worker.native.engine import NativeEngine
 from services.worker.native.ranks import Ranks
 from services.worker.native.startup import group_config, read_model, require_room
 from services.worker.process.rank_group import RankGroup

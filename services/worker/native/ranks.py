@@ -34,6 +34,19 @@ class Ranks(BlockRanks, Protocol):
         """Load an adapter into a slot; returns an error, or an empty text. Raises RanksFailedError."""
         ...
 
+    @property
+    def held(self) -> int:
+        """Bytes that the ranks held after their start, or their last sleep or wake; 0 without ranks."""
+        ...
+
+    async def sleep(self, level: int) -> None:
+        """Give weights, KV cache and graphs back, after the submitted plans; raises RanksFailedError."""
+        ...
+
+    async def wake(self) -> None:
+        """Rebuild what a sleep gave back; raises RanksFailedError."""
+        ...
+
     async def wait_lost(self) -> str:
         """Wait for the first sign of a loss; returns the reason known so far."""
         ...

@@ -13,7 +13,7 @@ from services.worker.process.failure import FailureKind, RankFailure, RanksFaile
 from services.worker.process.rank_group_run import RankGroupRun
 from services.worker.protocol.event_codec import ModelFacts, RankStarted
 from services.worker.protocol.ledger import MemoryLedger
-from services.worker.protocol.order_codec import AdapterOrder
+from services.worker.protocol.order_codec import AdapterOrder, SleepOrder, WakeOrder
 from services.worker.protocol.plan import StepPlan, StepResult
 
 __all__ = ["GroupStarted", "RankFailure", "RankGroup", "RankGroupConfig", "RanksFailedError"]
@@ -103,6 +103,27 @@ class RankGroup:
         Plans submitted later find it there. Raises RanksFailedError when the ranks are gone.
         """
         return await asyncio.shield(self._living().order(order))
+
+    @property
+    def held(self) -> int:
+        """Bytes that the ranks held after their start, or their last sleep or wake; 0 without ranks."""
+        return self._current.held if self._current else 0
+
+    async def sleep(self, level: int) -> None:
+        """Give weights, KV cache and graphs back, after the submitted plans. Raises RanksFailedError."""
+        await asyncio.shield(self._living().order(SleepOrder(level)))
+
+    async def wake(self) -> None:
+        """Rebuild what a sleep gave back, within the time of a start. Raises RanksFailedError."""
+        run = self._living()
+        woken = run.order(WakeOrder())
+        try:
+            async with asyncio.timeout(self.config.start_timeout_s):
+                await asyncio.shield(woken)
+        except TimeoutError:
+            limit = f"{self.config.start_timeout_s:g} s (RYZANSTEIN_START_TIMEOUT_S)"
+            run.give_up(f"the ranks are not awake within {limit}")
+            await asyncio.shield(woken)
 
     async def results(self) -> AsyncGenerator[StepResult, None]:
         """Yield results in step order until the group fails or is stopped. Yields none when `on_result` is set."""

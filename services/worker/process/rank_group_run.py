@@ -71,6 +71,11 @@ class RankGroupRun:
         return min((detector.signs for detector in self._detectors), default=0)
 
     @property
+    def held(self) -> int:
+        """Bytes that the ranks held after their start, or their last sleep or wake."""
+        return sum(line.held for line in self._link.lines) if self._pidfds else 0
+
+    @property
     def _working(self) -> bool:
         return self.in_flight > 0 or len(self._orders) > 0
 
@@ -113,6 +118,10 @@ class RankGroupRun:
         """Send an order; see `Orders.send`."""
         self._busy.set()
         return self._orders.send(order)
+
+    def give_up(self, reason: str) -> None:
+        """End the ranks, which hang for `reason`."""
+        self._fail(RankFailure(None, FailureKind.STALLED, reason))
 
     async def stop(self) -> None:
         """End every process and release the shared memory. Called once."""

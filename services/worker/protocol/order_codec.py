@@ -1,7 +1,7 @@
 """Orders to all ranks, which execute them between two steps, and the ranks' answers, as flat int32.
 
 order     kind, number, then for a copy: blocks; for an adapter: slot, keep, folder (text), digest (text), n_forget,
-          their digests (texts)
+          their digests (texts); for a sleep: level; for a wake: nothing
 answer    kind, number, error (text; empty: executed)
 
 In a rank's staging area block i of a copy starts at `i * block_bytes`; it holds the rank's part of all layers, in
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from services.worker.protocol.words import Kind, MalformedMessageError, WordCursor, Words, text_words
 
-ORDER_KINDS = (Kind.COPY_OUT, Kind.COPY_IN, Kind.ADAPTER)
+ORDER_KINDS = (Kind.COPY_OUT, Kind.COPY_IN, Kind.ADAPTER, Kind.SLEEP, Kind.WAKE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +37,34 @@ class AdapterOrder:
     forget: tuple[str, ...] = ()  # digests of adapters that need not stay in memory, before the load
 
 
-Order = CopyOrder | AdapterOrder
+@dataclass(frozen=True, slots=True)
+class SleepOrder:
+    """Give weights, KV cache and graphs back. Level 2 keeps no copies of the weights."""
+
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeOrder:
+    """Rebuild what a sleep gave back."""
+
+
+Order = CopyOrder | AdapterOrder | SleepOrder | WakeOrder
 
 
 def encode_order(number: int, order: Order) -> memoryview:
     """Return the order as bytes; the answers repeat its `number`, of 31 bits."""
-    if isinstance(order, CopyOrder):
-        words = [Kind.COPY_OUT if order.out else Kind.COPY_IN, number, *order.blocks.tolist()]
-    else:
-        words = [Kind.ADAPTER, number, order.slot, order.keep, *text_words(order.folder), *text_words(order.digest)]
-        words.append(len(order.forget))
-        for digest in order.forget:
-            words += text_words(digest)
+    match order:
+        case CopyOrder(out, blocks):
+            words = [Kind.COPY_OUT if out else Kind.COPY_IN, number, *blocks.tolist()]
+        case SleepOrder(level):
+            words = [Kind.SLEEP, number, level]
+        case WakeOrder():
+            words = [Kind.WAKE, number]
+        case AdapterOrder(slot, folder, digest, keep, forget):
+            words = [Kind.ADAPTER, number, slot, keep, *text_words(folder), *text_words(digest), len(forget)]
+            for forgotten in forget:
+                words += text_words(forgotten)
     return memoryview(array("i", words)).cast("B")
 
 
@@ -58,8 +74,12 @@ def decode_order(words: Words) -> tuple[int, Order]:
     kind, number = cursor.take(2).tolist()
     if kind not in ORDER_KINDS:
         raise MalformedMessageError("not an order")
-    if kind != Kind.ADAPTER:
+    if kind in (Kind.COPY_OUT, Kind.COPY_IN):
         return number, CopyOrder(kind == Kind.COPY_OUT, words[2:])
+    if kind != Kind.ADAPTER:
+        order = SleepOrder(int(cursor.take(1)[0])) if kind == Kind.SLEEP else WakeOrder()
+        cursor.finish()
+        return number, order
     slot, keep = cursor.take(2).tolist()
     folder, digest = cursor.take_text(), cursor.take_text()
     forget = tuple(cursor.take_text() for _ in range(int(cursor.take(1)[0])))

@@ -26,6 +26,8 @@ class Kind(IntEnum):
     COPY_IN = 7
     ADAPTER = 8
     ANSWER = 9
+    SLEEP = 10
+    WAKE = 11
 
 
 class MalformedMessageError(ValueError):

@@ -41,6 +41,10 @@ class Model(Protocol[CacheIn]):
         """Return float32 [n, vocab_local] of hidden states [n, hidden_size]."""
         ...
 
+    def forget_cache(self) -> None:
+        """Drop what refers to the cache of the last steps."""
+        ...
+
     def replay_decodes(self, cache: CacheIn, tokens: Tokens | None) -> Decodes:
         """Return what replays whole decodes in `cache`, with the draws of `tokens`; None: nothing is drawn."""
         ...

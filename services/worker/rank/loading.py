@@ -17,7 +17,7 @@ from services.compute.model.loading.vocabulary import read_vocabulary
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.protocol.event_codec import ModelFacts
 from services.worker.protocol.order_codec import AdapterOrder
-from services.worker.rank.process import LoadedModel, refuse_adapter
+from services.worker.rank.awake import LoadedModel, refuse_adapter
 
 
 def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:

@@ -6,17 +6,16 @@ the device has work while the host reads, sends and plans. Messages other than p
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from services.compute.model.spec import ModelError
-from services.worker.protocol.order_codec import AdapterOrder, CopyOrder, Order, encode_answer
+from services.worker.protocol.order_codec import AdapterOrder, CopyOrder, Order, SleepOrder, WakeOrder, encode_answer
 from services.worker.protocol.plan import StepResult
 from services.worker.protocol.plan_codec import PlanView
 from services.worker.protocol.result_codec import encode_result
-from services.worker.rank.block_copy import BlockCopier
+from services.worker.rank.awake import Sleeper
 from services.worker.rank.link import Received
-from services.worker.rank.runner import Launched, Runner
+from services.worker.rank.runner import Launched
 from services.worker.rank.worst_step import naming_what_to_lower
 
 _LOOK_S = 20e-6  # between two looks at the device while no plan is there
@@ -41,10 +40,8 @@ class Link(Protocol):
 class StepLoop:
     """One rank's work from its start to the stop message."""
 
-    def __init__(
-        self, link: Link, runner: Runner[Any], copier: BlockCopier, load_adapter: Callable[[AdapterOrder], None]
-    ) -> None:
-        self._link, self._runner, self._copier, self._load_adapter = link, runner, copier, load_adapter
+    def __init__(self, link: Link, sleeper: Sleeper) -> None:
+        self._link, self._sleeper = link, sleeper
         self._awaited: Launched | None = None
 
     def run(self) -> None:
@@ -68,17 +65,17 @@ class StepLoop:
 
     def _step(self, plan: PlanView, wait_us: int) -> None:
         with naming_what_to_lower("a step", "RYZANSTEIN_GPU_MEMORY_UTILIZATION"):
-            launched = self._runner.launch(plan, wait_us)
+            launched = self._sleeper.awake.runner.launch(plan, wait_us)
             self._finish_awaited()
             if launched.awaited:
                 self._awaited = launched
             else:
-                self._send(self._runner.finish(launched))
+                self._send(self._sleeper.awake.runner.finish(launched))
 
     def _finish_awaited(self) -> None:
         awaited, self._awaited = self._awaited, None
         if awaited is not None:
-            self._send(self._runner.finish(awaited))
+            self._send(self._sleeper.awake.runner.finish(awaited))
 
     def _send(self, result: StepResult | None) -> None:
         if result is not None:
@@ -86,11 +83,16 @@ class StepLoop:
 
     def _execute(self, order: Order) -> str:
         """Execute an order between two steps; returns why that failed, or an empty text."""
-        try:
-            if isinstance(order, CopyOrder):
-                self._copier.copy(order)
-            else:
-                self._load_adapter(order)
-        except ModelError as error:
-            return str(error)
+        match order:
+            case SleepOrder(level):
+                self._sleeper.sleep(level)
+            case WakeOrder():
+                self._sleeper.wake()  # without a model the rank cannot go on, so that errors end it
+            case CopyOrder():
+                self._sleeper.awake.copier.copy(order)
+            case AdapterOrder():
+                try:
+                    self._sleeper.awake.model.load_adapter(order)
+                except ModelError as error:
+                    return str(error)
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,16 +17,11 @@ from services.compute.backends.base import Backend, DeviceMemory, ModelBackend
 from services.compute.backends.collectives import Communicator, StepCommunicator
 from services.compute.backends.kv_format import find_kv_format
 from services.compute.backends.opening import open_backend
-from services.compute.model.footprint import Footprint
-from services.compute.model.layers.head import Head
 from services.compute.model.loading.pooling import Pooling
-from services.compute.model.spec import ModelError
 from services.compute.ranks.config import RankGroupConfig
-from services.compute.sampling.grammar import Vocabulary, no_vocabulary
-from services.worker.protocol.event_codec import ModelFacts, RankStarted, encode_event
-from services.worker.protocol.order_codec import AdapterOrder
+from services.worker.protocol.event_codec import RankStarted, encode_event
+from services.worker.rank.awake import Awake, LoadedModel, Sleeper
 from services.worker.rank.block_copy import BlockCopier
-from services.worker.rank.forward import Model
 from services.worker.rank.link import ServerLink
 from services.worker.rank.loop import StepLoop
 from services.worker.rank.memory import MemoryMeter
@@ -42,26 +37,6 @@ from services.worker.rank.worst_step import (
 )
 
 _WARM_UP_TOKENS = 64
-
-
-def refuse_adapter(order: AdapterOrder) -> None:
-    """Raise ModelError: this model has no room for adapters."""
-    raise ModelError(f"{order.folder}: no slots for adapters")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A decoder that is ready, and the factory of its KV cache."""
-
-    decoder: Model[Any]
-    facts: ModelFacts
-    kv_bytes_per_token: int  # on one rank
-    make_cache: Callable[[int], Any]  # n_blocks -> cache
-    footprint: Footprint  # predicted memory
-    vocabulary: Vocabulary = no_vocabulary  # for grammars
-    head: Head = ()  # layers over pooled states
-    embeds: bool = False  # there are no logits
-    load_adapter: Callable[[AdapterOrder], None] = refuse_adapter  # into a slot; raises ModelError
 
 
 class Loader(Protocol):
@@ -100,36 +75,80 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
             graphs=config.gpu_graphs,
         )
         comm = join_group(link, config, rank, backend)
-    meter = MemoryMeter(backend.memory)
-    with phases.measure("weights"), naming_what_to_lower("the weights", LOWER_WEIGHTS):
-        model = load(config, comm, backend)
-        backend.memory.release()  # what was needed only while weights were packed
-    weights, budget = meter.growth(), None
-    with phases.measure("kv_cache"), naming_what_to_lower("the KV cache and the largest step", LOWER_STEP):
-        if config.device == "cuda" and config.caches and not model.embeds:
-            budget = _measure_steps(config, model, comm, backend)
-            left = comm.all_gather(torch.tensor([budget.left], device=device))
-            n_blocks = budget.n_blocks(config, config.block_tokens * model.kv_bytes_per_token, int(left.min()))
-            backend.memory.release()  # what only the measured steps needed
-        else:
-            n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, model.footprint.later, comm, device)
-        cache = model.make_cache(n_blocks)
-    runner = _make_runner(config, model, cache, n_blocks, comm, backend)
-    meter.growth()
-    with phases.measure("warm_up"), naming_what_to_lower("the first steps", LOWER_STEP):
-        positions = n_blocks * config.block_tokens if config.caches else config.max_model_len
-        runner.warm_up(max(1, min(_WARM_UP_TOKENS, min(positions, config.max_model_len) - 1)))
-        if budget is not None:  # kernels are compiled and steps captured before a request needs them
-            runner.rehearse(first_steps(config, backend.replayed_rows))
-    kv_bytes = (n_blocks + config.caches) * config.block_tokens * model.kv_bytes_per_token
-    computed = model.footprint.rank_total(n_blocks * config.block_tokens)
-    workspace, graphs = (budget.workspace, budget.graphs) if budget else (meter.growth(), 0)
-    ledger = meter.ledger(weights, workspace, kv_bytes, computed, config.ranks, graphs)
-    block_bytes = config.block_tokens * model.kv_bytes_per_token
-    started = RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
+    build = Build(config, comm, backend, load, link.staging)
+    awake, started = build.start(rank, phases)
+    sleeper = Sleeper(awake, partial(build.again, started.n_blocks), backend.memory, link.line.hold)
+    del awake  # only the sleeper refers to the model
     freeze_started()  # otherwise a full garbage collection delays the streams by 0.1 s
+    link.line.hold(backend.memory.held())
     link.send(encode_event(started))
-    StepLoop(link, runner, BlockCopier(cache.layers, link.staging), model.load_adapter).run()
+    StepLoop(link, sleeper).run()
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Builds what serves: at the start, which sizes the KV cache, and after a sleep."""
+
+    config: RankGroupConfig
+    comm: StepCommunicator
+    backend: Backend
+    load: Loader
+    staging: memoryview
+
+    def start(self, rank: int, phases: Phases) -> tuple[Awake, RankStarted]:
+        """Load the model, size the KV cache and warm up. Raises ModelError, NotEnoughMemoryError."""
+        config, backend = self.config, self.backend
+        meter = MemoryMeter(backend.memory)
+        with phases.measure("weights"):
+            model = self._read()
+        weights, budget = meter.growth(), None
+        with phases.measure("kv_cache"), naming_what_to_lower("the KV cache and the largest step", LOWER_STEP):
+            if config.device == "cuda" and config.caches and not model.embeds:
+                budget = _measure_steps(config, model, self.comm, backend)
+                left = self.comm.all_gather(torch.tensor([budget.left], device=backend.device))
+                n_blocks = budget.n_blocks(config, config.block_tokens * model.kv_bytes_per_token, int(left.min()))
+                backend.memory.release()  # what only the measured steps needed
+            else:
+                later = model.footprint.later
+                n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, later, self.comm, backend.device)
+            awake = self._awaken(model, n_blocks)
+        meter.growth()
+        with phases.measure("warm_up"):
+            self._warm_up(awake, n_blocks)
+        kv_bytes = (n_blocks + config.caches) * config.block_tokens * model.kv_bytes_per_token
+        computed = model.footprint.rank_total(n_blocks * config.block_tokens)
+        workspace, graphs = (budget.workspace, budget.graphs) if budget else (meter.growth(), 0)
+        ledger = meter.ledger(weights, workspace, kv_bytes, computed, config.ranks, graphs)
+        block_bytes = config.block_tokens * model.kv_bytes_per_token
+        return awake, RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
+
+    def again(self, n_blocks: int, model: LoadedModel | None) -> Awake:
+        """Rebuild after a sleep, from the files without a `model`. Raises ModelError, NotEnoughMemoryError."""
+        model = model or self._read()
+        with naming_what_to_lower("the KV cache", LOWER_STEP):
+            awake = self._awaken(model, n_blocks)
+        self._warm_up(awake, n_blocks)
+        return awake
+
+    def _read(self) -> LoadedModel:
+        with naming_what_to_lower("the weights", LOWER_WEIGHTS):
+            model = self.load(self.config, self.comm, self.backend)
+            self.backend.memory.release()  # what was needed only while weights were packed
+        return model
+
+    def _awaken(self, model: LoadedModel, n_blocks: int) -> Awake:
+        cache = model.make_cache(n_blocks)
+        runner = _make_runner(self.config, model, cache, n_blocks, self.comm, self.backend)
+        return Awake(model, runner, BlockCopier(cache.layers, self.staging))
+
+    def _warm_up(self, awake: Awake, n_blocks: int) -> None:
+        """Compute first steps: kernels are compiled and steps captured before a request needs them."""
+        config = self.config
+        positions = n_blocks * config.block_tokens if config.caches else config.max_model_len
+        with naming_what_to_lower("the first steps", LOWER_STEP):
+            awake.runner.warm_up(max(1, min(_WARM_UP_TOKENS, min(positions, config.max_model_len) - 1)))
+            if config.device == "cuda" and config.caches and not awake.model.embeds:
+                awake.runner.rehearse(first_steps(config, self.backend.replayed_rows))
 
 
 def _measure_steps(config: RankGroupConfig, model: LoadedModel, comm: StepCommunicator, backend: Backend) -> KvBudget:

@@ -9,7 +9,7 @@ import multiprocessing
 import signal
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ _LOOK_S = 0.2  # how often a start looks for new processes
 _STATUS_LOOKS = 5
 _CACHE_SIZES = {"gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"}
 _WIDEST = 4  # bytes of a float32, the widest number of a KV cache
+_WITHOUT_COPIES = 2  # level of sleep after which weights are read again
 _STOP_S = 2.0  # seconds for vLLM's processes to end by themselves
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class AsyncCore:
         self._n_steps = self._n_open = 0  # steps done, requests that vLLM has
         self._n_signs = 0  # signs of life, seen from outside while requests run
         self._reaper: OrphanReaper | None = None
+        self._sleep_level = 0  # level of the last sleep
 
     @property
     def signs(self) -> int:
@@ -135,6 +137,7 @@ class AsyncCore:
             block_tokens=config.cache_config.block_size,
             n_blocks=config.cache_config.num_gpu_blocks,
             phases=self._clock.phases(),
+            sleeps=config.model_config.enable_sleep_mode,
         )
 
     def _open(self, endpoint: str) -> AsyncLLM:
@@ -150,6 +153,39 @@ class AsyncCore:
     def _stepped(self, step: CoreStep) -> None:
         self._n_steps += 1
         self.on_step(step)
+
+    async def sleep(self, level: int) -> None:
+        """Give weights and KV back; level 2 without copies of the weights. Raises CoreError."""
+        assert self._llm is not None, "an engine that sleeps has started"
+        self._sleep_level = level
+        with self._watched():
+            await self._llm.sleep(level)
+
+    async def wake(self) -> None:
+        """Bring weights and KV back. Raises CoreError."""
+        assert self._llm is not None, "an engine that wakes has started"
+        with self._watched():
+            if self._sleep_level == _WITHOUT_COPIES:
+                await self._llm.wake_up(tags=["weights"])
+                await self._llm.collective_rpc("reload_weights")
+                await self._llm.wake_up(tags=["kv_cache"])
+            else:
+                await self._llm.wake_up()
+
+    def kill(self) -> None:
+        """End all processes at once; `wait_lost` returns."""
+        kill(self._processes, self._family)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Work that counts as a request's for the search for stalls, with our errors."""
+        self._n_open += 1
+        try:
+            yield
+        except Exception as error:  # vLLM raises any kind
+            raise CoreError(f"{error}" or type(error).__name__) from error
+        finally:
+            self._n_open -= 1
 
     async def wait_lost(self) -> CoreLoss:
         """Wait until a process has ended, or hangs."""

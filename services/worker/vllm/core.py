@@ -35,6 +35,7 @@ class CoreStarted:
     block_tokens: int
     n_blocks: int
     phases: Mapping[str, float]  # seconds, in order
+    sleeps: bool = False  # vLLM's sleep mode is on
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,18 @@ class Core(Protocol):
 
         The outputs raise RequestFailedError, and CoreError once the processes are lost.
         """
+        ...
+
+    async def sleep(self, level: int) -> None:
+        """Give weights and KV back; level 2 without copies of the weights. Raises CoreError."""
+        ...
+
+    async def wake(self) -> None:
+        """Bring weights and KV back. Raises CoreError."""
+        ...
+
+    def kill(self) -> None:
+        """End all processes at once; `wait_lost` returns."""
         ...
 
     async def wait_lost(self) -> CoreLoss:

@@ -49,6 +49,7 @@ class VllmEngine(Engine):
         self._suspects = Suspects(self._begin)
         self._started: CoreStarted | None = None  # None while no processes serve
         self._last = CoreStep(0.0, 0, 0, 0.0, 0)
+        self._failure = ""  # why a sleep or a wake failed, until the processes have ended
         self._step = 0
         self._dirty: set[OutputSink] = set()  # sinks with outputs of this step
         self._prefilled: list[
@@ -65,6 +66,7 @@ class VllmEngine(Engine):
             prefill_tokens_per_s=self._speeds.prefill_tokens_per_s,
             decode_step_ms=self._speeds.decode_step_ms,
             computed_tokens=self.counters.prefill_tokens + self.counters.generated_tokens,
+            wake_ms=self.wake_ms,
         )
         if self._started is None:
             return state
@@ -128,11 +130,19 @@ class VllmEngine(Engine):
         )
         self._last = CoreStep(time.monotonic(), 0, 0, 0.0, 0)
         self._life.on_started(self.facts)
-        self._enter(pb.PHASE_SERVING, "")
+        self.sleepless = "" if started.sleeps else _SLEEPLESS
+        self._enter_serving()
 
     async def _until_lost(self) -> None:
-        """Hand all requests off when a process of vLLM has ended or hangs."""
-        loss = await self._core.wait_lost()
+        """Sleep and wake until a process of vLLM has ended or hangs; hand all requests off.
+
+        After a loss while asleep it waits for the wake.
+        """
+        waking = asyncio.create_task(self._follow_wakes(), name="wakes")
+        try:
+            loss = await self._core.wait_lost()
+        finally:
+            waking.cancel()
         alive, self._live, self._started = self._live, {}, None
         self._suspects.reset()
         self._mirror.clear()
@@ -145,11 +155,43 @@ class VllmEngine(Engine):
             live.hand_off(pb.Handoff(reason=pb.Handoff.REASON_RANKS_LOST, detail=loss.detail, in_flight=in_flight))
         log.error("vLLM is lost: %s", loss.detail)
         self._life.on_lost(loss.cause, None)
-        self._enter(pb.PHASE_RECOVERING, loss.detail)
+        self._enter_lost(self._failure or loss.detail)
+        self._failure = ""
         await self._core.stop()
+        if self.phase == pb.PHASE_SLEEPING:
+            await self._until_woken()
+
+    async def _follow_wakes(self) -> None:
+        """Wake vLLM whenever that is wanted, until a wake fails."""
+        while True:
+            await self._until_woken()
+            try:
+                await self._core.wake()
+            except CoreError as error:
+                self._give_up(f"the wake failed: {error}")
+                return
+            self._enter_serving()
+
+    def _give_up(self, failure: str) -> None:
+        """End processes that live but neither sleep nor wake; `_until_lost` goes on with the reason."""
+        self._failure = failure
+        self._core.kill()
+
+    async def _give_back(self, level: int) -> None:
+        self._mirror.clear()
+        try:
+            await self._core.sleep(level)
+        except CoreError as error:
+            self._give_up(f"the sleep failed: {error}")
+
+    def _why_awake(self) -> str:
+        return ""
+
+    def _check_room(self) -> None:
+        """vLLM itself checks the memory of its GPUs."""
 
     def _on_phase(self, at: str) -> None:
-        if self.phase in {pb.PHASE_LOADING, pb.PHASE_RECOVERING} and at != self.detail:
+        if self.phase in {pb.PHASE_LOADING, pb.PHASE_WAKING, pb.PHASE_RECOVERING} and at != self.detail:
             self._enter(self.phase, at)
 
     def pin_adapters(self, refs: Sequence[AdapterRef]) -> None:
@@ -304,6 +346,7 @@ class VllmEngine(Engine):
         self.changes.announce()
 
 
+_SLEEPLESS = 'vLLM sleeps on GPUs alone, with RYZANSTEIN_ENGINE_ARGS {"enable_sleep_mode": true}'
 _ONE_TASK = {
     True: "vLLM serves this model for generation only; use a pool with the native engine for its embeddings",
     False: "vLLM serves this model for embeddings only",

@@ -14,7 +14,13 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.common.blockhash import wire_chain
 from services.compute.token_logprobs import TokenLogprobs
 from services.worker.engine.base import Engine
-from services.worker.engine.errors import InvalidRequestError, NotServingError, TooLongError
+from services.worker.engine.errors import (
+    InvalidRequestError,
+    NotServingError,
+    PhaseRefusedError,
+    TooLongError,
+    UnsupportedError,
+)
 from services.worker.engine.output import Finish, Output
 from services.worker.engine.request import EngineRequest
 from tests.integration.worker_engine.engines import ENGINES
@@ -112,6 +118,14 @@ async def idle(engine: Engine) -> None:
                 changed.clear()
 
 
+async def serves(engine: Engine) -> None:
+    async with asyncio.timeout(60):
+        with engine.changes.watch() as changed:
+            while engine.phase != pb.PHASE_SERVING:
+                await changed.wait()
+                changed.clear()
+
+
 async def test_engine_reports_the_facts_of_its_model(engine: Engine) -> None:
     assert engine.facts is not None
     assert engine.facts.vocab_size > max(PROMPT)
@@ -132,6 +146,26 @@ async def test_a_request_ends_with_its_length_and_every_token_has_its_index(engi
     assert first.prefill is not None
     assert first.prefill.queued_at <= first.prefill.admitted_at
     assert not any(output.prefill for output in others)
+
+
+async def test_engine_sleeps_when_idle_and_its_text_after_the_wake_is_the_same(engine: Engine) -> None:
+    if engine.sleepless:
+        with pytest.raises(UnsupportedError):
+            await engine.sleep(1)
+        return
+    answer = submitted(engine, ask())
+    with pytest.raises(PhaseRefusedError):
+        await engine.sleep(1)
+    await answer.until(LENGTH)
+    await idle(engine)
+    await engine.sleep(1)
+    assert not engine.cached_hashes()
+    with pytest.raises(NotServingError):
+        engine.submit(ask(), Answer())
+    engine.wake()
+    await serves(engine)
+    assert (await complete(engine, ask())).ids == answer.ids
+    assert engine.state().wake_ms > 0
 
 
 async def test_neighbours_change_no_token(engine: Engine) -> None:

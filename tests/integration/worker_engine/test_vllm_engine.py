@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.lifecycle import GaveUpError, StartupError
-from services.worker.engine.errors import InvalidRequestError, TooLongError
+from services.worker.engine.errors import InvalidRequestError, TooLongError, UnsupportedError
 from services.worker.engine.output import Finish
 from services.worker.engine.request import EngineRequest
 from services.worker.vllm.core import CoreLoss
 from services.worker.vllm.engine import VllmEngine
+from tests.integration.worker_engine import vllm_fake_core
 from tests.integration.worker_engine.test_conformance import Answer
-from tests.integration.worker_engine.vllm_fake_core import KILLED, FakeCore
+from tests.integration.worker_engine.vllm_fake_core import KILLED, STARTED, FakeCore
+from tests.integration.worker_server.gateway import until
 from tests.unit.worker.engine.fake_engine import MODEL, NoObserver
 
 PROMPT = tuple(range(40))
@@ -211,3 +214,60 @@ async def test_first_start_failure_is_final_and_restart_gives_up_after_its_attem
     core.lose()
     with pytest.raises(GaveUpError, match=r"0\.3 s .*: gone"):
         await running
+
+
+async def test_engine_falls_asleep_at_a_level_and_wakes() -> None:
+    core = FakeCore()
+    async with serving(core) as engine:
+        await engine.sleep(2)
+        await engine.sleep(1)
+        assert (engine.phase, core.slept) == (pb.PHASE_SLEEPING, [2])
+        engine.wake()
+        await until_phase(engine, pb.PHASE_SERVING)
+        assert (core.wakes, core.starts) == (1, 1)
+        assert engine.state().wake_ms > 0
+
+
+async def test_engine_without_sleep_mode_names_its_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_fake_core, "STARTED", replace(STARTED, sleeps=False))
+    async with serving(FakeCore()) as engine:
+        with pytest.raises(UnsupportedError) as refused:
+            await engine.sleep(1)
+        assert 'RYZANSTEIN_ENGINE_ARGS {"enable_sleep_mode": true}' in str(refused.value)
+        assert engine.phase == pb.PHASE_SERVING
+
+
+async def test_failed_sleep_ends_the_processes_until_the_wake() -> None:
+    core = FakeCore()
+    async with serving(core) as engine:
+        core.stuck = True
+        await engine.sleep(1)
+        await until(lambda: "the sleep failed: it does not sleep" in engine.detail)
+        assert engine.phase == pb.PHASE_SLEEPING
+        engine.wake()
+        await until_phase(engine, pb.PHASE_SERVING)
+        assert core.starts == 2
+
+
+async def test_failed_wake_restarts_the_processes_with_its_reason() -> None:
+    core, losses = FakeCore(), Losses()
+    async with serving(core, losses) as engine:
+        await engine.sleep(1)
+        core.stuck = True
+        engine.wake()
+        await until_phase(engine, pb.PHASE_RECOVERING)
+        assert engine.detail == "the wake failed: out of memory"
+        await until_phase(engine, pb.PHASE_SERVING)
+        assert (core.starts, losses.causes) == (2, ["exited"])
+
+
+async def test_processes_lost_asleep_are_started_again_by_the_wake() -> None:
+    core = FakeCore()
+    async with serving(core) as engine:
+        await engine.sleep(1)
+        core.lose()
+        await until(lambda: KILLED.detail in engine.detail)
+        assert (engine.phase, core.starts) == (pb.PHASE_SLEEPING, 1)
+        engine.wake()
+        await until_phase(engine, pb.PHASE_SERVING)
+        assert (core.wakes, core.starts) == (0, 2)

@@ -11,7 +11,13 @@ from services.worker.vllm.core import CoreError, CoreLoss, CoreRequest, CoreStar
 from services.worker.vllm.kv_mirror import KvMirror
 
 STARTED = CoreStarted(
-    vocab_size=1000, hidden_size=8, max_model_len=64, block_tokens=32, n_blocks=16, phases={"loading weights": 0.5}
+    vocab_size=1000,
+    hidden_size=8,
+    max_model_len=64,
+    block_tokens=32,
+    n_blocks=16,
+    phases={"loading weights": 0.5},
+    sleeps=True,
 )
 KILLED = CoreLoss("exited", "EngineCore ended by SIGKILL")
 
@@ -26,6 +32,9 @@ class FakeCore:
         self.failures: list[str] = []  # error messages of the next starts
         self.broken = ""  # a request that ends by a fault
         self.signs = 0
+        self.slept: list[int] = []
+        self.wakes = 0
+        self.stuck = False  # sleeps and wakes fail
         self._lost = asyncio.Event()
         self._queues: dict[str, asyncio.Queue[SimpleNamespace | None]] = {}
 
@@ -79,6 +88,20 @@ class FakeCore:
         self._lost.set()
         for queue in self._queues.values():
             queue.put_nowait(None)
+
+    async def sleep(self, level: int) -> None:
+        self.slept.append(level)
+        if self.stuck:
+            raise CoreError("it does not sleep")
+
+    async def wake(self) -> None:
+        self.wakes += 1
+        if self.stuck:
+            raise CoreError("out of memory")
+
+    def kill(self) -> None:
+        self.stuck = False
+        self.lose()
 
     async def wait_lost(self) -> CoreLoss:
         await self._lost.wait()

@@ -30,6 +30,9 @@ class FakeGroup:
         self.orders: list[AdapterOrder] = []
         self.may_load = asyncio.Event()
         self.may_load.set()
+        self.asleep = 0  # level of sleep; 0: awake
+        self.may_wake = asyncio.Event()
+        self.may_wake.set()
         self.start_failure: RankFailure | None = None
         self.starts = 0
         self.n_steps = 0
@@ -42,6 +45,7 @@ class FakeGroup:
         if self.start_failure is not None:
             raise RanksFailedError(self.start_failure)
         self.starts += 1
+        self.asleep = 0
         self._ranks = FakeRanks(self.n_blocks, self.config.block_tokens, self.config.max_running)
         self._plans: asyncio.Queue[StepPlan] = asyncio.Queue()
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -74,10 +78,32 @@ class FakeGroup:
             self._ranks.kv[block] = array("Q", content).tolist()
         await asyncio.sleep(self.step_s)
 
+    @property
+    def held(self) -> int:
+        return 1 if self.asleep else 100
+
+    async def sleep(self, level: int) -> None:
+        assert self._plans.empty()
+        self.asleep = level
+        self._ranks = FakeRanks(self.n_blocks, self.config.block_tokens, self.config.max_running)
+
+    async def wake(self) -> None:
+        await asyncio.wait(
+            [asyncio.ensure_future(self.may_wake.wait()), self._failed], return_when=asyncio.FIRST_COMPLETED
+        )
+        if self._failed.done():
+            raise RanksFailedError(self._failed.result())
+        self.asleep = 0
+
     async def load_adapter(self, order: AdapterOrder) -> str:
+        assert not self.asleep
         self.orders.append(order)
         await self.may_load.wait()
         return ""
+
+    @property
+    def lost(self) -> bool:
+        return self._lost.done()
 
     async def wait_lost(self) -> str:
         return await asyncio.shield(self._lost)
@@ -102,6 +128,7 @@ class FakeGroup:
     async def _compute(self) -> None:
         while True:
             plan = await self._plans.get()
+            assert not self.asleep
             result = self._ranks.execute(plan)
             await asyncio.sleep(self.step_s)
             self.n_steps += 1

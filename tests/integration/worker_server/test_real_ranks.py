@@ -131,6 +131,58 @@ async def test_an_idle_worker_uses_no_cpu(server: ServerProcess, gateway: Gatewa
     watch.cancel()
 
 
+async def falls_asleep_and_wakes(server: ServerProcess, gateway: Gateway, ids: list[int], expected: list[int]) -> None:
+    """Check that a sleep gives the weights' memory back, and that the text after the wake is `expected`."""
+    ranks = server.ranks()
+    await gateway.wait_state(lambda state: state.running == 0)
+    before = [own_bytes(rank) for rank in ranks]
+    await gateway.stub.Sleep(pb.SleepRequest())
+    state, asleep = await gateway.state(), [own_bytes(rank) for rank in ranks]
+    weights = (await gateway.stub.GetModelCard(pb.GetModelCardRequest())).memory_bytes["weights"]
+    assert min(old - new for old, new in zip(before, asleep, strict=True)) > 0.9 * weights
+    assert state.memory_bytes < state.awake_bytes - len(ranks) * weights
+    await gateway.stub.Wake(pb.WakeRequest())
+    await gateway.wait_serving()
+    assert (await gateway.complete(ids, max_tokens=40)).ids == expected
+    assert server.ranks() == ranks
+
+
+def own_bytes(process: psutil.Process) -> int:
+    """Bytes of a process besides mapped files."""
+    return process.memory_info().rss - process.memory_info().shared
+
+
+async def test_sleep_gives_memory_back_and_changes_no_token(
+    server: ServerProcess, gateway: Gateway, greedy: Greedy
+) -> None:
+    for ids, expected in list(greedy.values())[:2]:
+        await falls_asleep_and_wakes(server, gateway, ids, expected)
+
+
+async def test_four_ranks_with_integer_weights_and_cache_sleep_and_wake(tmp_path: Path, redis_url: str) -> None:
+    integers = {"DTYPE": "bfloat16", "QUANTIZATION": "int8", "KV_DTYPE": "int8"}
+    with server_process(tmp_path, redis_url, TENSOR_PARALLEL="4", **integers) as server:
+        async with Gateway(server.address) as gateway:
+            await gateway.wait_serving()
+            ids = list(range(5, 60))
+            expected = (await gateway.complete(ids, max_tokens=40)).ids
+            await falls_asleep_and_wakes(server, gateway, ids, expected)
+
+
+@pytest.mark.parametrize("server", [1], ids=["tp1"], indirect=True)
+async def test_rank_killed_asleep_is_started_again_by_the_wake(
+    server: ServerProcess, gateway: Gateway, greedy: Greedy
+) -> None:
+    ids, expected = greedy[PROMPTS[0]]
+    await gateway.stub.Sleep(pb.SleepRequest())
+    server.ranks()[-1].kill()
+    state = await gateway.wait_state(lambda state: "SIGKILL" in state.detail)
+    assert (state.phase, state.memory_bytes) == (pb.PHASE_SLEEPING, 0)
+    await gateway.stub.Wake(pb.WakeRequest())
+    await gateway.wait_serving()
+    assert (await gateway.complete(ids, max_tokens=40)).ids == expected
+
+
 async def test_a_killed_rank_hands_off_and_the_ranks_come_back(
     server: ServerProcess, gateway: Gateway, greedy: Greedy
 ) -> None:

@@ -7,7 +7,6 @@ The two backends give different bits.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from services.common.heap import trim
 from services.compute.backends.base import Attention, Backend, Computations, Memory, NoGraph, Ops, StepGraphs
 from services.compute.backends.choice import Candidate, choose_attention
 from services.compute.backends.collectives import GroupSeat, StepCommunicator
@@ -56,7 +56,7 @@ class HostMemory:
 
     def release(self) -> None:
         """Give freed memory back, which the allocator keeps otherwise: see `rank_environment`."""
-        ctypes.CDLL(None).malloc_trim(0)
+        trim()
 
     def available(self, ranks: int) -> int:
         """Bytes that this rank may still allocate."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from services.compute.backends.base import MemoryReport
+from services.compute.backends.parking import Restore, park, tensors_on
 
 
 class CudaMemory:
@@ -25,6 +26,11 @@ class CudaMemory:
         """Bytes that this rank may still allocate; every rank has its own device."""
         free: int = torch.cuda.mem_get_info(self._device)[0]
         return free
+
+    def park(self) -> Restore:
+        """Move all tensors to pinned memory of the host; the returned function brings them back."""
+        torch.cuda.synchronize(self._device)
+        return park(tensors_on(self._device))
 
     def report(self) -> MemoryReport:
         """Return today's numbers; `peak` counts from the last report on."""

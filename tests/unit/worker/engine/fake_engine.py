@@ -70,6 +70,8 @@ class NoObserver:
 
     def on_lost(self, cause: str, rank: int | None) -> None: ...
 
+    def on_woken(self, seconds: float) -> None: ...
+
     def on_drain(self) -> None: ...
 
 
@@ -83,7 +85,15 @@ class FakeEngine(Engine):
 
     async def run(self) -> None:
         self.facts = FACTS
-        self._enter(pb.PHASE_SERVING, "")
+        while True:
+            self._enter_serving()
+            stepping = asyncio.create_task(self._steps())
+            try:
+                await self._until_woken()
+            finally:
+                stepping.cancel()
+
+    async def _steps(self) -> None:
         while True:
             await asyncio.sleep(self.step_s)
             self._n_steps += 1
@@ -97,6 +107,7 @@ class FakeEngine(Engine):
             kv_blocks_total=64,
             max_request_tokens=FACTS.max_request_tokens,
             computed_tokens=self.counters.prefill_tokens + self.counters.generated_tokens,
+            wake_ms=self.wake_ms,
         )
 
     def cached_hashes(self) -> list[int]:
@@ -124,6 +135,16 @@ class FakeEngine(Engine):
     async def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
         raise BlocksUnavailableError(Unavailable.MISMATCH, "a fake engine has no KV")
         yield pb.KvBlock()
+
+    async def _give_back(self, level: int) -> None:
+        self._cached.clear()
+        self.kv_events.cleared()
+        self.changes.announce()
+
+    def _why_awake(self) -> str:
+        return ""
+
+    def _check_room(self) -> None: ...
 
     @property
     def _n_waiting(self) -> int:

@@ -23,6 +23,9 @@ from services.worker.protocol.ledger import MemoryLedger
 from services.worker.protocol.order_codec import (
     AdapterOrder,
     CopyOrder,
+    Order,
+    SleepOrder,
+    WakeOrder,
     decode_answer,
     decode_order,
     encode_answer,
@@ -144,8 +147,8 @@ def test_result_round_trip(result: StepResult) -> None:
     assert decode_result(read_words(bytes(encode_result(result)))) == result
 
 
-@given(ids, adapter_orders)
-def test_adapter_order_round_trip(number: int, order: AdapterOrder) -> None:
+@given(ids, adapter_orders | st.builds(SleepOrder, level=ids) | st.just(WakeOrder()))
+def test_order_round_trip(number: int, order: Order) -> None:
     assert decode_order(read_words(bytes(encode_order(number, order)))) == (number, order)
 
 

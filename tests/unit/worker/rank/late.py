@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import Mock
 
 import torch
 from torch import Tensor
@@ -16,11 +17,11 @@ from services.worker.protocol.plan import StepPlan
 from services.worker.protocol.plan_codec import view_plan
 from services.worker.protocol.result_codec import decode_result
 from services.worker.protocol.words import read_words
+from services.worker.rank.awake import Awake, Sleeper
 from services.worker.rank.block_copy import BlockCopier
 from services.worker.rank.forward import Model
 from services.worker.rank.link import Received
 from services.worker.rank.loop import StepLoop
-from services.worker.rank.process import refuse_adapter
 from services.worker.rank.runner import Runner
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.request import Request
@@ -142,7 +143,8 @@ def serve(
         if request.drafts is not None:
             request.drafts.drafters = [Guesses(text[request.n_prompt :], request.n_prompt, random.Random(seed))]
     server = Server(scheduler, random.Random(seed), requests)
-    StepLoop(server, runner, BlockCopier(cache.layers, memoryview(bytearray(1 << 16))), refuse_adapter).run()
+    awake = Awake(Mock(), runner, BlockCopier(cache.layers, memoryview(bytearray(1 << 16))))
+    StepLoop(server, Sleeper(awake, Mock(), Mock(), Mock())).run()
     assert not device.n_unread
     return server.cancelled
 

@@ -23,7 +23,7 @@ from services.compute.model.footprint import Footprint
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.protocol.event_codec import ModelFacts
 from services.worker.protocol.order_codec import AdapterOrder
-from services.worker.rank.process import LoadedModel, refuse_adapter
+from services.worker.rank.awake import LoadedModel, refuse_adapter
 from tests.unit.worker.ipc.dying import end_main_thread
 
 VOCAB, HIDDEN = 96, 16

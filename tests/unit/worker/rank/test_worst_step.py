@@ -10,6 +10,7 @@ import torch
 
 from services.compute.backends.base import DeviceMemory, MemoryReport
 from services.compute.backends.collectives import SingleRank
+from services.compute.backends.parking import Restore
 from services.compute.backends.sizing import NotEnoughMemoryError
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.rank.runner import Runner
@@ -46,6 +47,9 @@ class Gpu:
 
     def available(self, ranks: int) -> int:
         return 79 * GIB - self.reserved
+
+    def park(self) -> Restore:
+        raise NotImplementedError
 
     def report(self) -> MemoryReport:
         report = MemoryReport(80 * GIB, self.available(1), self.reserved, self.peak)

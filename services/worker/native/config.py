@@ -1,0 +1,49 @@
+"""The configuration of the native engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.common.tls.credentials import Tls
+from services.compute.ranks.config import RankGroupConfig
+from services.worker.engine.request import AdapterRef
+from services.worker.engine.state import EngineFacts
+from services.worker.native.adapters import AdapterSources
+from services.worker.process.rank_group import GroupStarted
+from services.worker.scheduling.admission import Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes and limits of one engine."""
+
+    ranks: RankGroupConfig
+    max_batched_tokens: int
+    prefill_step_s: float  # seconds by which prompts may lengthen a step of decodes
+    pull_bytes_per_s: float = 0.0  # assumed before the first measurement; 0: never pull
+    recovery_limit_s: float = 0.0  # longest time of repeated attempts to restart lost ranks; 0: no limit
+    tls: Tls | None = None  # TLS of pulls from other workers
+    adapters: AdapterSources | None = None  # None: no room for adapters
+    pinned: tuple[AdapterRef, ...] = ()  # adapters of the settings that keep their slots
+
+    def facts(self, started: GroupStarted) -> EngineFacts:
+        """Facts for observers after the ranks have started."""
+        ledger, positions = started.ledger, started.n_blocks * self.ranks.block_tokens
+        if not self.ranks.caches:
+            positions = self.ranks.max_model_len
+        return EngineFacts(
+            vocab_size=started.model.vocab_size,
+            hidden_size=started.model.hidden_size,
+            max_request_tokens=Capacity(self.ranks.max_model_len, positions).max_request_tokens,
+            startup_s=started.phases,
+            memory_bytes={
+                "process": ledger.process,
+                "weights": ledger.weights,
+                "workspace": ledger.workspace,
+                "kv": ledger.kv_cache,
+                "computed": ledger.computed,
+            }
+            | ({"graphs": ledger.graphs} if ledger.graphs else {}),
+            memory_free=ledger.available,
+            weight_formats=started.model.weight_formats,
+        )

@@ -1,0 +1,103 @@
+"""What a rank holds while it is awake, and how it gives that back and rebuilds it in the same process."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.common.heap import freeze_started
+from services.compute.backends.base import DeviceMemory, Memory
+from services.compute.backends.parking import Restore
+from services.compute.model.footprint import Footprint
+from services.compute.model.layers.head import Head
+from services.compute.model.spec import ModelError
+from services.compute.sampling.grammar import Vocabulary, no_vocabulary
+from services.worker.protocol.event_codec import ModelFacts
+from services.worker.protocol.order_codec import AdapterOrder
+from services.worker.rank.block_copy import BlockCopier
+from services.worker.rank.forward import Model
+from services.worker.rank.runner import Runner
+
+
+def refuse_adapter(order: AdapterOrder) -> None:
+    """Raise ModelError: this model has no room for adapters."""
+    raise ModelError(f"{order.folder}: no slots for adapters")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A decoder that is ready, and the factory of its KV cache."""
+
+    decoder: Model[Any]
+    facts: ModelFacts
+    kv_bytes_per_token: int  # on one rank
+    make_cache: Callable[[int], Any]  # n_blocks -> cache
+    footprint: Footprint  # predicted memory
+    vocabulary: Vocabulary = no_vocabulary  # for grammars
+    head: Head = ()  # layers over pooled states
+    embeds: bool = False  # there are no logits
+    load_adapter: Callable[[AdapterOrder], None] = refuse_adapter  # into a slot; raises ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Awake:
+    """Executes plans and orders; nothing else refers to the model, the KV cache and the graphs."""
+
+    model: LoadedModel
+    runner: Runner[Any]
+    copier: BlockCopier
+
+
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    model: LoadedModel
+    restore: Restore
+
+
+@dataclass(slots=True)
+class Sleeper:
+    """An `Awake` that can be given back, and is built again with as many KV blocks."""
+
+    _awake: Awake | None
+    _rebuild: Callable[[LoadedModel | None], Awake]  # from the files without a model
+    _memory: Memory
+    _hold: Callable[[int], None]  # called with the bytes that the process holds after every sleep and wake
+    _parked: _Parked | None = field(default=None, init=False)
+
+    @property
+    def awake(self) -> Awake:
+        """What executes plans and orders. The server sends none to a rank that is asleep."""
+        assert self._awake is not None, "the rank is asleep"
+        return self._awake
+
+    def sleep(self, level: int) -> None:
+        """Give the memory of weights, KV cache and graphs back. Does nothing while asleep.
+
+        Level 1 copies the weights of a device with its own memory to the host; a CPU reads them from the page cache.
+        """
+        if self._awake is None:
+            return
+        memory = self._memory
+        model = self._awake.model if level == 1 and isinstance(memory, DeviceMemory) else None
+        self._awake = None
+        if model is not None:
+            model.decoder.forget_cache()
+        gc.unfreeze()  # a decoder and its graphs are a cycle
+        gc.collect()
+        if model is not None and isinstance(memory, DeviceMemory):
+            self._parked = _Parked(model, memory.park())
+        memory.release()
+        self._hold(memory.held())
+
+    def wake(self) -> None:
+        """Bring the weights back and warm up. Does nothing while awake. Raises what a start raises."""
+        if self._awake is not None:
+            return
+        parked, self._parked = self._parked, None
+        if parked is not None:
+            parked.restore()
+        self._awake = self._rebuild(parked.model if parked else None)
+        freeze_started()
+        self._hold(self._memory.held())
