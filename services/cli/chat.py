@@ -38,7 +38,7 @@ class ChatSession:
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
         }
-        headers = {"x-session-id": self.session} | _authorization(self.api_key)
+        headers = {"x-session-id": self.session} | authorization(self.api_key)
         url = f"{self.url}/v1/chat/completions"
         try:
             with httpx.stream("POST", url, json=body, headers=headers, timeout=120, trust_env=False) as response:
@@ -78,7 +78,7 @@ def error_message(answer: httpx.Response) -> str:
 def first_model(url: str, api_key: str = "") -> str:
     """The first model that the gateway serves; raises :class:`CommandError` if the gateway does not answer."""
     try:
-        response = httpx.get(f"{url}/v1/models", headers=_authorization(api_key), timeout=5, trust_env=False)
+        response = httpx.get(f"{url}/v1/models", headers=authorization(api_key), timeout=5, trust_env=False)
     except httpx.HTTPError as error:
         raise CommandError(f"{url} does not answer: {error}") from error
     if response.is_error:
@@ -89,7 +89,8 @@ def first_model(url: str, api_key: str = "") -> str:
     return str(models[0]["id"])
 
 
-def _authorization(api_key: str) -> dict[str, str]:
+def authorization(api_key: str) -> dict[str, str]:
+    """The header that carries a key."""
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 

@@ -55,7 +55,7 @@ def create(
     limits = dict(zip(_LIMITS, (requests_per_minute, tokens_per_minute, tokens_per_month, max_concurrent), strict=True))
     body = {"name": name, "admin": admin} | _changes(model, limits, hours, days, timezone)
     if expires_in:
-        body["expires_in_s"] = _seconds("--expires-in", expires_in)
+        body["expires_in_s"] = seconds_of("--expires-in", expires_in)
         if not body["expires_in_s"]:
             raise CommandError(
                 f"--expires-in {expires_in}: expected at least 1s; without the option it is valid for ever"
@@ -102,7 +102,7 @@ def rotate(
     token_file: TokenFile = None,
 ) -> None:
     """Print a new key with the limits of an old one, which ends after the overlap."""
-    body = {"overlap_s": _seconds("--overlap", overlap)}
+    body = {"overlap_s": seconds_of("--overlap", overlap)}
     print(call_admin("POST", url, f"/admin/keys/{key_id}/rotate", token, token_file, body)["key"])  # noqa: T201
 
 
@@ -170,7 +170,8 @@ def _window(hours: str, days: str, timezone: str) -> dict[str, Any]:
     return limits
 
 
-def _seconds(option: str, text: str) -> int:
+def seconds_of(option: str, text: str) -> int:
+    """A time such as 30d, in seconds; raises :class:`CommandError` naming the option."""
     match = re.fullmatch(r"(\d+)([smhd])", text)
     if not match:
         raise CommandError(f"{option} {text}: expected a number and a unit, such as 90s, 30m, 12h or 30d")

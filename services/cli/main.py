@@ -16,7 +16,7 @@ from rich.console import Console
 
 from services.cli.checkpoints import checkpoints
 from services.cli.errors import CommandError
-from services.cli.keys import keys
+from services.cli.keys import keys, seconds_of
 from services.cli.kube.commands import kube
 from services.cli.routes import routes
 from services.cli.stack.default_model import default_model
@@ -27,6 +27,7 @@ _DOWN_S = 60.0
 
 
 TrainedQuantization = Literal["none", "nf4"]
+BucketWidth = Literal["1m", "1h", "1d"]
 
 
 class Commands(typer.core.TyperGroup):
@@ -217,6 +218,27 @@ def finetune(
     hyper |= {"lora_rank": lora_rank, "quantization": quantization}
     body = {"model": model, **({"suffix": suffix} if suffix else {})}
     command.run(command.GatewayApi(_address(port, url), api_key), file, validation, body, hyper, watch=watch)
+
+
+@app.command()
+def usage(
+    since: Annotated[str, typer.Option(metavar="TIME", help="How far back: 30d, 12h.")] = "7d",
+    by: Annotated[
+        list[str] | None,
+        typer.Option(help="tenant, key, model or batch; again for each. Default: tenant and model."),
+    ] = None,
+    bucket: Annotated[BucketWidth, typer.Option(help="Width of a row: a minute, an hour or a day.")] = "1d",
+    csv: Annotated[bool, typer.Option("--csv", help="For spreadsheets.")] = False,
+    port: Port = 8000,
+    url: Url = "",
+    api_key: Annotated[str, typer.Option(envvar="RYZANSTEIN_API_KEY")] = "",
+) -> None:
+    """Show the tokens used and their costs: all with an administrator's key, else those of the key's tenant."""
+    from services.cli import usage as command
+
+    groups = command.checked_groups(by or ["tenant", "model"])
+    since_s = seconds_of("--since", since)
+    command.run(command.UsageQuery(_address(port, url), api_key, since_s, bucket, groups), as_csv=csv)
 
 
 app.add_typer(checkpoints)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import json
 import time
 from collections import Counter
@@ -18,7 +19,9 @@ import redis.asyncio
 import websockets
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
+from typer.testing import CliRunner
 
+from services.cli.main import app
 from services.common.keys import RedisKeys
 from services.common.ports import free_port
 from services.common.rpc import open_channel
@@ -422,3 +425,20 @@ async def test_costs_are_those_of_the_prices_by_kind_of_token(server: RedisServe
         assert whole["amount"]["value"] == pytest.approx(sum(expected.values()))
         assert whole["object"] == "organization.costs.result"
         assert whole["line_item"] is None
+
+        command = ["usage", "--csv", "--by", "model", "--url", stack.url]
+        printed = (await asyncio.to_thread(CliRunner().invoke, app, command)).output
+        (row,) = csv.DictReader(printed.splitlines())
+        assert row["model"] == MODEL
+        sums_of_tokens = {name: int(row[name]) for name in ("input", "cached", "output", "requests")}
+        assert list(sums_of_tokens.values()) == [
+            used[name] for name in ("input_tokens", "input_cached_tokens", "output_tokens", "num_model_requests")
+        ]
+        assert float(row["cost (eur)"]) == pytest.approx(sum(expected.values()), abs=1e-6)
+        table = (await asyncio.to_thread(CliRunner().invoke, app, [*command[:1], *command[2:]])).output
+        assert MODEL in table
+        assert str(used["output_tokens"]) in table
+        for option, value in (("--since", "soon"), ("--by", "user")):
+            wrong = await asyncio.to_thread(CliRunner().invoke, app, ["usage", option, value, "--url", stack.url])
+            assert wrong.exit_code == 1
+            assert f"{option} {value}: expected" in wrong.output
