@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -22,12 +23,13 @@ _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d"
 _HOURS = re.compile(rf"(?P<start>{_TIME})-(?P<end>{_TIME})")
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _UTC = "UTC"
-_LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_month", "max_concurrent")
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_month", "budget_per_month", "max_concurrent")
 
 Model = Annotated[list[str] | None, typer.Option(help="A model that it may use, again for each; default: all.")]
 PerMinute = Annotated[int | None, typer.Option(min=0, help="Requests a minute; 0: no limit.")]
 TokensPerMinute = Annotated[int | None, typer.Option(min=0, help="Tokens a minute; 0: no limit.")]
 TokensPerMonth = Annotated[int | None, typer.Option(min=0, help="Tokens a month; 0: no limit.")]
+Budget = Annotated[float | None, typer.Option(min=0, help="Cost a month, in the prices' currency; 0: no limit.")]
 Concurrent = Annotated[int | None, typer.Option(min=0, help="Requests at once; 0: no limit.")]
 Hours = Annotated[str, typer.Option(metavar="HH:MM-HH:MM", help="Hours in which it is valid; default: always.")]
 Days = Annotated[str, typer.Option(metavar="mon,tue,...", help="Days on which these hours begin; default: all.")]
@@ -41,6 +43,7 @@ def create(
     requests_per_minute: PerMinute = None,
     tokens_per_minute: TokensPerMinute = None,
     tokens_per_month: TokensPerMonth = None,
+    budget_per_month: Budget = None,
     max_concurrent: Concurrent = None,
     hours: Hours = "",
     days: Days = "",
@@ -52,7 +55,8 @@ def create(
     token_file: TokenFile = None,
 ) -> None:
     """Create a key and print it: it is not stored, and never shown again."""
-    limits = dict(zip(_LIMITS, (requests_per_minute, tokens_per_minute, tokens_per_month, max_concurrent), strict=True))
+    given = (requests_per_minute, tokens_per_minute, tokens_per_month, budget_per_month, max_concurrent)
+    limits = dict(zip(_LIMITS, given, strict=True))
     body = {"name": name, "admin": admin} | _changes(model, limits, hours, days, timezone)
     if expires_in:
         body["expires_in_s"] = seconds_of("--expires-in", expires_in)
@@ -77,7 +81,7 @@ def list_keys(
         return
     table = Table("id", "tenant", "models", "limits", "created", "ends")
     for key in issued:
-        limits = [f"{name.replace('_', ' ')} {key[name]}" for name in _LIMITS if key[name]]
+        limits = [f"{name.replace('_', ' ')} {key[name]}" for name in _LIMITS if key.get(name)]
         window = key["hours"]
         limits += [f"{window['start']}-{window['end']} {window['timezone']}"] if window else []
         limits += ["administrator"] if key["admin"] else []
@@ -113,6 +117,7 @@ def limit(
     requests_per_minute: PerMinute = None,
     tokens_per_minute: TokensPerMinute = None,
     tokens_per_month: TokensPerMonth = None,
+    budget_per_month: Budget = None,
     max_concurrent: Concurrent = None,
     hours: Hours = "",
     days: Days = "",
@@ -122,7 +127,8 @@ def limit(
     token_file: TokenFile = None,
 ) -> None:
     """Change limits of a key; the ones that are not named stay."""
-    limits = dict(zip(_LIMITS, (requests_per_minute, tokens_per_minute, tokens_per_month, max_concurrent), strict=True))
+    given = (requests_per_minute, tokens_per_minute, tokens_per_month, budget_per_month, max_concurrent)
+    limits = dict(zip(_LIMITS, given, strict=True))
     call_admin("PATCH", url, f"/admin/keys/{key_id}", token, token_file, _changes(model, limits, hours, days, timezone))
 
 
@@ -138,7 +144,7 @@ def revoke(
 
 
 def _changes(
-    models: list[str] | None, limits: dict[str, int | None], hours: str, days: str, timezone: str
+    models: list[str] | None, limits: Mapping[str, float | None], hours: str, days: str, timezone: str
 ) -> dict[str, Any]:
     """The fields of a body that options name."""
     body: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}

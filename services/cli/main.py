@@ -238,7 +238,7 @@ def usage(
 
     groups = command.checked_groups(by or ["tenant", "model"])
     since_s = seconds_of("--since", since)
-    command.run(command.UsageQuery(_address(port, url), api_key, since_s, bucket, groups), as_csv=csv)
+    command.run(command.TableQuery(_address(port, url), api_key, since_s, bucket, groups), as_csv=csv)
 
 
 app.add_typer(checkpoints)

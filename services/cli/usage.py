@@ -33,7 +33,7 @@ Row = tuple[str, ...]  # the bucket's start, and what the report is grouped by
 
 
 @dataclass(frozen=True, slots=True)
-class UsageQuery:
+class TableQuery:
     """A report of the last `since_s` seconds."""
 
     url: str
@@ -70,7 +70,7 @@ def checked_groups(names: Sequence[str]) -> Sequence[str]:
     return list(dict.fromkeys(names))
 
 
-def run(query: UsageQuery, *, as_csv: bool) -> None:
+def run(query: TableQuery, *, as_csv: bool) -> None:
     """Print the report."""
     rows: dict[Row, Counter[str]] = {}
     currency = ""

@@ -1,8 +1,10 @@
-"""The tokens that a request used."""
+"""The tokens that a request used, and the unit of their cost."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+NANOS = 10**9  # costs are counted in billionths of the currency, as integers, so that sums are exact
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,6 +208,7 @@ def new_gate(
         keys,
         metrics,
         token_verifier(settings),
+        settings.quota_status,
     )
 
 

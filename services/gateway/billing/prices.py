@@ -8,9 +8,8 @@ from typing import Annotated
 
 import msgspec
 
-from services.gateway.usage import Usage
+from services.gateway.usage import NANOS, Usage
 
-NANOS = 10**9  # costs are counted in billionths of the currency, as integers, so that sums are exact
 _NANOS_PER_TOKEN = NANOS // 10**6  # a token at a price of 1 per million
 ANY_MODEL = "*"
 

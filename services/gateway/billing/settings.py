@@ -18,6 +18,12 @@ def _check_prices(text: str) -> str:
     return text
 
 
+def _check_status(status: int) -> int:
+    if status not in (402, 429):
+        raise ValueError("must be 429 or 402")
+    return status
+
+
 class BillingSettings(ServiceSettings):
     """Read once, at start."""
 
@@ -37,6 +43,11 @@ class BillingSettings(ServiceSettings):
     )
     currency: str = Field(
         default="usd", min_length=3, max_length=3, description="Currency of the prices, three letters of ISO 4217"
+    )
+
+    quota_status: Annotated[int, AfterValidator(_check_status)] = Field(
+        default=429,
+        description="Status of requests that a monthly quota or budget refuses, with `insufficient_quota`: 429 or 402",
     )
 
     @property

@@ -41,6 +41,7 @@ SERVICE = "ryzanstein.v1.Inference"
 _STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
+    402: grpc.StatusCode.RESOURCE_EXHAUSTED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     413: grpc.StatusCode.INVALID_ARGUMENT,

@@ -86,7 +86,7 @@ _UNSERVED_SCHEMA = {
     "required": ["type"],
     "properties": {"type": {"type": "string"}},
 }
-_CODES = ("400", "401", "403", "404", "405", "408", "413", "415", "429", "500", "503", "504")
+_CODES = ("400", "401", "402", "403", "404", "405", "408", "413", "415", "429", "500", "503", "504")
 _UPLOAD = {
     "summary": "Store a file of requests or training examples, one JSON object per line",
     "tags": ["batches"],

@@ -14,12 +14,12 @@ from msgspec import Meta, Struct
 from services.gateway.api.decode import explain
 from services.gateway.billing.account import Account, Counts, Kind
 from services.gateway.billing.buckets import WIDTHS, Retention, Width, starts
-from services.gateway.billing.prices import NANOS
 from services.gateway.billing.report import Bucket, Selection, UsageReader, grouped
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.identified import CallingTenant
 from services.gateway.tenants.redis_guard import RedisAwayError
 from services.gateway.tenants.tenant import Tenant
+from services.gateway.usage import NANOS
 
 _PAGE = "page_"
 _DEFAULT_LIMIT: dict[Width, int] = {"1m": 60, "1h": 24, "1d": 7}

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from services.common.keys import RedisKeys
 from services.gateway.errors import ApiError
@@ -17,9 +18,10 @@ from services.gateway.tenants.keys import KeyDirectory, key_of
 from services.gateway.tenants.limits import Concurrency, RateLimits, Reservation, Window
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 from services.gateway.tenants.tenant import Tenant
-from services.gateway.usage import Usage
+from services.gateway.usage import NANOS, Usage
 
 _OF_ISSUER = "jwt:"  # before a tenant's name, in a credential
+_USED_UP = "insufficient_quota"
 _REQUESTS, _TOKENS = "requests", "tokens"
 
 
@@ -56,9 +58,13 @@ class TenantGate:
         keys: RedisKeys,
         metrics: GatewayMetrics,
         tokens: JwtVerifier | None = None,
+        quota_status: int = HTTPStatus.TOO_MANY_REQUESTS,
         month: Callable[[], str] = lambda: time.strftime("%Y%m", time.gmtime()),
     ) -> None:
-        """`tokens`: checks bearer tokens of an issuer; None: only keys are known."""
+        """`tokens`: checks bearer tokens of an issuer; None: only keys are known.
+
+        `quota_status`: status of requests that a monthly quota or budget refuses.
+        """
         self._directory = directory
         self._limits = limits
         self._concurrency = concurrency
@@ -66,6 +72,7 @@ class TenantGate:
         self._keys = keys
         self._metrics = metrics
         self._jwt = tokens
+        self._quota_status = quota_status
         self._month = month
 
     async def identify(self, authorization: str) -> Tenant:
@@ -112,8 +119,8 @@ class TenantGate:
     async def reserve(self, admitted: _Admitted, tokens: int) -> None:
         """Raise the reservation to `tokens` in the tenant's window; raises :class:`ApiError` 429."""
         tenant, missing = admitted.tenant, max(0, tokens - admitted.tokens)
-        (reservation, window), used = await asyncio.gather(
-            self._take(tenant, _TOKENS, missing, tenant.tokens_per_minute), self._used_this_month(tenant)
+        (reservation, window), (used, spent) = await asyncio.gather(
+            self._take(tenant, _TOKENS, missing, tenant.tokens_per_minute), self._of_this_month(tenant)
         )
         if reservation is not None:
             admitted.reserved.append(reservation)
@@ -122,7 +129,10 @@ class TenantGate:
             message = (
                 f"The monthly quota of {tenant.tokens_per_month} tokens is used up ({used} used, {tokens} asked for)."
             )
-            raise self._refused("insufficient_quota", message, "quota", None, admitted.headers)
+            raise self._refused(_USED_UP, message, "quota", None, admitted.headers)
+        if tenant.budget_per_month and spent >= tenant.budget_per_month:
+            message = f"The monthly budget of {tenant.budget_per_month:.12g} is used up ({spent:.12g} spent)."
+            raise self._refused(_USED_UP, message, "budget", None, admitted.headers)
         if window is not None and window.refused:
             message = f"Rate limit reached: {window.limit} tokens per minute, this request reserves {tokens}."
             raise self._refused("rate_limit_exceeded", message, _TOKENS, window.reset_s, admitted.headers)
@@ -142,7 +152,8 @@ class TenantGate:
     ) -> ApiError:
         self._metrics.limited.labels(limit).inc()
         sent = tuple((name.decode(), value.decode()) for name, value in headers)
-        return ApiError(429, message, limit, code=code, retry_after_s=retry_after_s, headers=sent)
+        status = self._quota_status if code == _USED_UP else HTTPStatus.TOO_MANY_REQUESTS
+        return ApiError(status, message, limit, code=code, retry_after_s=retry_after_s, headers=sent)
 
     async def settle(self, admitted: _Admitted, usage: Usage) -> None:
         """End a request that used so many tokens: the others of its reservation are free again."""
@@ -152,15 +163,17 @@ class TenantGate:
             unused = admitted.tokens - used
             await self._limits.give_back(tenant, _TOKENS, admitted.reserved[-1], unused, tenant.tokens_per_minute)
 
-    async def _used_this_month(self, tenant: Tenant) -> int:
-        """Tokens used this month; 0 while Redis is away, so that an outage refuses no request."""
-        if not tenant.tokens_per_month:
-            return 0
-        client, key = self._guard.client, self._keys.quota(tenant.name, self._month())
+    async def _of_this_month(self, tenant: Tenant) -> tuple[int, float]:
+        """Tokens and cost of this month; 0 while Redis is away, so that an outage refuses no request."""
+        if not (tenant.tokens_per_month or tenant.budget_per_month):
+            return 0, 0.0
+        client, month = self._guard.client, self._month()
+        counters = self._keys.quota(tenant.name, month), self._keys.spent(tenant.name, month)
         try:
-            return int(await self._guard.run(lambda: client.get(key)) or 0)
+            used, spent = await self._guard.run(lambda: client.mget(counters))
         except RedisAwayError:
-            return 0
+            return 0, 0.0
+        return int(used or 0), int(spent or 0) / NANOS
 
 
 def _headers(kind: str, window: Window | None) -> list[tuple[bytes, bytes]]:

@@ -43,7 +43,7 @@ class KeyRegistry:
             **{field: getattr(tenant, field) for field in Tenant.__struct_fields__},
         )
         client = self._guard.client
-        await self._guard.run(lambda: client.hset(self._hash, key.id, msgspec.json.encode(key)))
+        await self._guard.run(lambda: client.hset(self._hash, key.id, _encoded(key)))
         return key, str(PresentedKey(key.id, secret))
 
     async def rotate(self, key_id: str, overlap_s: float) -> tuple[IssuedKey, str]:
@@ -90,7 +90,7 @@ class KeyRegistry:
                     raise _unknown(key_id)
                 changed = change(_decoded(text))
                 pipe.multi()  # type: ignore[no-untyped-call]
-                pipe.hset(self._hash, key_id, msgspec.json.encode(changed))
+                pipe.hset(self._hash, key_id, _encoded(changed))
                 try:
                     await pipe.execute()
                 except WatchError:
@@ -103,6 +103,14 @@ class KeyRegistry:
                 return changed
         message = f"The key {key_id} is being changed by others. Try again."
         raise ApiError(409, message, "invalid_request_error", code="conflict", retry_after_s=1)
+
+
+def _encoded(key: IssuedKey) -> bytes:
+    """A key as it is stored; without a budget, gateways that know no budgets read it."""
+    fields = msgspec.to_builtins(key)
+    if not key.budget_per_month:
+        del fields["budget_per_month"]
+    return msgspec.json.encode(fields)
 
 
 def _decoded(text: bytes | str) -> IssuedKey:

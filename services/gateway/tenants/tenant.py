@@ -21,6 +21,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     tokens_per_month: int = 0
+    budget_per_month: float = 0.0  # cost of its requests, in the currency of the prices
     max_concurrent: int = 0
     priority: int = 0  # the default of its requests, and the lowest (best) value that they may ask for
     weight: int = 0
@@ -43,6 +44,7 @@ class TenantLimits(Tenant, frozen=True, kw_only=True):
     requests_per_minute: Count = 0
     tokens_per_minute: Count = 0
     tokens_per_month: Count = 0
+    budget_per_month: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     max_concurrent: Count = 0
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
     weight: Annotated[int, msgspec.Meta(ge=0, le=MAX_WEIGHT)] = 0

@@ -89,6 +89,10 @@ async def test_a_key_is_issued_limited_rotated_and_revoked(tmp_path: Path, caplo
         for text in (json.dumps(listed), stored.decode(), caplog.text):
             assert presented.secret not in text
 
+        assert "budget_per_month" not in json.loads(stored), "gateways that know no budgets read the key"
+        await there.keys("limit", presented.id, "--budget-per-month", "12.5")
+        assert "budget per month 12.5" in await there.keys("list")
+
         endless = json.loads(stored)
         endless["until"] = 1e30  # no date
         there.redis.client.hset("rz:default:issued-keys", presented.id, json.dumps(endless))
@@ -124,13 +128,21 @@ async def test_a_key_is_issued_limited_rotated_and_revoked(tmp_path: Path, caplo
 
     assert [(record.message, record.by) for record in caplog.records if record.name.endswith("audit")] == [
         (f"API key {what}", "token")
-        for what in ("created", "limited", "created", "limited", "rotated", "rotated", "revoked")
+        for what in ("created", "limited", "limited", "created", "limited", "rotated", "rotated", "revoked")
     ]
 
 
 WRONG_LIMITS: list[tuple[str, Any]] = [
     *((name, n) for name in ("requests_per_minute", "tokens_per_month", "max_concurrent") for n in (-1, 10**20)),
-    *(("priority", 101), ("weight", -1), ("weight", 1001), ("models", [""]), ("models", ["a\nb"])),
+    *(
+        ("budget_per_month", -0.5),
+        ("budget_per_month", 1e10),
+        ("priority", 101),
+        ("weight", -1),
+        ("weight", 1001),
+        ("models", [""]),
+        ("models", ["a\nb"]),
+    ),
 ]
 
 

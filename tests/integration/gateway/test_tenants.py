@@ -165,6 +165,34 @@ async def test_the_monthly_quota(server: RedisServer) -> None:
         assert int(server.client.get(key)) == 55, "a refused request uses nothing up"
 
 
+@pytest.mark.parametrize("status", [429, 402])
+async def test_monthly_budget_is_spent_by_costs_and_refuses(server: RedisServer, status: int) -> None:
+    port = free_port()
+    fields = {"prices": '{"*": {"input": 1000, "output": 10000}}', "quota_status": status, "grpc_port": port}
+    async with (
+        tenancy(server, entry("secret", budget_per_month=0.1), entry("rich", name="other"), **fields) as stack,
+        open_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        usage = (await ask(stack, max_tokens=10)).json()["usage"]
+        spent = usage["prompt_tokens"] / 1000 + usage["completion_tokens"] / 100
+        key = f"rz:default:spent:acme:{time.strftime('%Y%m', time.gmtime())}"
+        assert int(server.client.get(key)) == round(spent * 1e9)
+        refused = await ask(stack)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (status, "insufficient_quota")
+        assert refused.json()["error"]["message"] == f"The monthly budget of 0.1 is used up ({spent:.12g} spent)."
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+        messages = await stack.http.post("/v1/messages", json=body, headers=KEY)
+        kind = {429: "rate_limit_error", 402: "billing_error"}[status]
+        assert (messages.status_code, messages.json()["error"]["type"]) == (status, kind)
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as call:
+            await stub.Generate(inference_pb2.GenerateRequest(prompt="a"), metadata=[*KEY.items()]).read()
+        assert call.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await ask(stack, "rich")).status_code == 200
+        server.client.set(key, 0)
+        assert (await ask(stack)).status_code == 200, "another month has another budget"
+
+
 async def test_concurrency_and_priority(server: RedisServer) -> None:
     async with tenancy(server, entry("secret", max_concurrent=2, priority=5, weight=3)) as stack:
         stack.workers[0].step_s = 1.0  # two run until the others have been refused

@@ -11,6 +11,7 @@ from services.gateway.errors import ApiError
 
 _TYPES = {
     401: "authentication_error",
+    402: "billing_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
