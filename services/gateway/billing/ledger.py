@@ -113,7 +113,7 @@ class UsageLedger:
             pass
         if lost := self.waiting_tokens:
             self._metrics.unaccounted.inc(lost)
-            log.error("Redis is away, and %d tokens of this gateway are not counted", lost)
+            log.warning("Redis is away, and %d tokens of this gateway are not counted", lost)
 
     async def _write(self) -> bool:
         """Try to write the counts that wait the longest; returns whether Redis took them."""
