@@ -34,7 +34,7 @@ def list_routes(as_json: AsJson = False, url: Url = HERE, token: Token = "", tok
     if as_json:
         print(json.dumps(listed, indent=1))  # noqa: T201
         return
-    table = Table("name", "targets", "fallbacks", "sticky", "source", "version", "by", "at")
+    table = Table("name", "targets", "fallbacks", "mirror", "sticky", "source", "version", "by", "at")
     for route in listed:
         changed = (str(route.get("version", "-")), route.get("by", "-"), shown_time(route.get("at", 0)))
         table.add_row(route["name"], *_columns(route["route"]), route["source"], *changed)
@@ -58,6 +58,9 @@ def set_route(
     sticky: Annotated[
         Literal["session", "tenant", "none"], typer.Option(help="Requests of one session, or tenant, have one target.")
     ] = "session",
+    mirror: Annotated[
+        str, typer.Option(metavar="MODEL=SHARE", help="A model that answers a share (5%) again, seen by no client.")
+    ] = "",
     wait_s: Annotated[
         float | None, typer.Option(help="Longest search for a worker, in seconds, before a fallback takes over.")
     ] = None,
@@ -73,6 +76,7 @@ def set_route(
     route: Any = _read(file) if file else {"targets": [_target(text) for text in target or ()], "sticky": sticky}
     if not file:
         route |= {"fallbacks": [_fallback(text) for text in fallback or ()]}
+        route |= {"mirror": _mirror(mirror)} if mirror else {}
         route |= {} if wait_s is None else {"wait_s": wait_s}
     live = call_admin("PUT", url, _path(name, if_version), token, token_file, route)
     print(f"{name}: version {live['version']}")  # noqa: T201
@@ -101,19 +105,21 @@ def history(
     if as_json:
         print(json.dumps(changes, indent=1))  # noqa: T201
         return
-    table = Table("at", "by", "action", "name", "version", "targets", "fallbacks", "sticky")
+    table = Table("at", "by", "action", "name", "version", "targets", "fallbacks", "mirror", "sticky")
     for change in changes:
-        columns = _columns(change["route"]) if change["route"] else ("", "", "")
+        columns = _columns(change["route"]) if change["route"] else [""] * 4
         row = shown_time(change["at"]), change["by"], change["action"], change["name"], str(change["version"])
         table.add_row(*row, *columns)
     print_whole(Console(), table)
 
 
-def _columns(route: dict[str, Any]) -> tuple[str, str, str]:
+def _columns(route: dict[str, Any]) -> list[str]:
     total = sum(target["weight"] for target in route["targets"])
     targets = (f"{target['model']} {100 * target['weight'] / total:.4g} %" for target in route["targets"])
     fallbacks = (f"{fallback['model']}: {_conditions(fallback['when'])}" for fallback in route["fallbacks"])
-    return "\n".join(targets), "\n".join(fallbacks), route["sticky"]
+    mirror = route["mirror"]
+    mirrored = f"{mirror['model']} {100 * mirror['share']:.4g} %" if mirror else ""
+    return ["\n".join(targets), "\n".join(fallbacks), mirrored, route["sticky"]]
 
 
 def _conditions(when: list[str]) -> str:
@@ -140,6 +146,22 @@ def _fallback(text: str) -> dict[str, Any]:
             f"--fallback {text}: expected conditions behind the last =: some of {', '.join(_CONDITIONS)}"
         )
     return {"model": model, "when": conditions}
+
+
+def _mirror(text: str) -> dict[str, Any]:
+    model, _, share = text.rpartition("=")
+    return {"model": model, "share": parsed_share("--mirror", share)}
+
+
+def parsed_share(option: str, text: str) -> float:
+    """A share between 0 and 1, written as 5% or 0.05; raises :class:`CommandError`."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise CommandError(f"{option} {text}: expected a share such as 5% or 0.05")
+    return share
 
 
 def _read(file: str) -> object:

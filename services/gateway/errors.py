@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+GRAMMAR_FAILED = "grammar_failed"
 NO_MODEL = "model_not_found"
 NO_WORKERS = "no_workers"  # with this code the fallback model answers
 

@@ -19,6 +19,7 @@ _LENGTHS = tuple(2**power for power in range(18))
 _RESUME_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _REDIS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _E2E_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_KINDS = "prompt", "completion", "cached"
 _CLOSE_CODES = range(1000, 1016)
 
 
@@ -108,6 +109,15 @@ class GatewayMetrics:
             "Requests that name a route, by the model that answers",
             ["route", "model"],
             registry=registry,
+        )
+        self.mirrored = Counter(
+            f"{prefix}mirrored_requests",
+            "Mirrored sequences: same or different tokens, answered (not greedy), failed, dropped (workers are busy)",
+            ["route", "model", "result"],
+            registry=registry,
+        )
+        self.mirrored_tokens = Counter(
+            f"{prefix}mirrored_tokens", "Tokens of mirrored sequences by kind", ["kind", "model"], registry=registry
         )
         self.cache = Counter(f"{prefix}response_cache", "Response cache lookups", ["result"], registry=registry)
         self.limited = Counter(f"{prefix}limited", "Requests refused by a limit", ["limit"], registry=registry)
@@ -221,12 +231,17 @@ class GatewayMetrics:
         """Count the tokens of a finished sequence: prompt, completion, and cached prompt."""
         counters = self._token_counters.get((model, tenant))
         if counters is None:
-            counters = [self.tokens.labels(kind, model, tenant) for kind in ("prompt", "completion", "cached")]
+            counters = [self.tokens.labels(kind, model, tenant) for kind in _KINDS]
             self._token_counters[model, tenant] = counters
         for counter, count in zip(counters, counts, strict=True):
             counter.inc(count)
         self.prompt_length.of(model).observe(counts[0])
         self.completion_length.of(model).observe(counts[1])
+
+    def count_mirrored(self, model: str, counts: tuple[int, int, int]) -> None:
+        """Count the tokens of a mirrored sequence, as `count_tokens` does those of clients."""
+        for kind, count in zip(_KINDS, counts, strict=True):
+            self.mirrored_tokens.labels(kind, model).inc(count)
 
     def observe_ttft(self, model: str, seconds: float) -> None:
         """Observe the time to a sequence's first token."""

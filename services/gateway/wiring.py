@@ -27,6 +27,7 @@ from services.gateway.generation.completions import CompletionPreparer
 from services.gateway.generation.embedding import Embedder
 from services.gateway.generation.entrance import Entrance
 from services.gateway.generation.logprobs import LogprobWriter
+from services.gateway.generation.mirroring import Mirrors
 from services.gateway.generation.models import Models
 from services.gateway.generation.pipeline import Pipeline, Wrapper
 from services.gateway.generation.resume import ResumePolicy
@@ -285,7 +286,7 @@ def new_services(
         router,
         gate,
         metrics,
-        Models(catalog, table, settings.fallback_model, metrics),
+        Models(catalog, table, Mirrors(catalog, metrics, lambda reflection: None), settings.fallback_model, metrics),
         completions,
         chat,
         hot_routes(settings, chat, completions, embedder, store, adapters),

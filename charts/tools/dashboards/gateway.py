@@ -67,6 +67,10 @@ DASHBOARD = Dashboard(
                     "reqps",
                     (f"{rate('ryzanstein_gateway_fallbacks_total', 'model')} or vector(0)", "{{model}}: a fallback"),
                     (rate("ryzanstein_gateway_routed_requests_total", "route, model"), "{{route}}: {{model}}"),
+                    (
+                        rate("ryzanstein_gateway_mirrored_requests_total", "route, result"),
+                        "{{route}} mirrored: {{result}}",
+                    ),
                     about="By the model or route asked for, and the model that answers. " + runbook("worker-down"),
                 ),
                 graph(

@@ -68,6 +68,7 @@ DASHBOARD = Dashboard(
                     "Tokens",
                     "short",
                     (rate("ryzanstein_gateway_tokens_total", "kind", _MODEL), "{{kind}}/s"),
+                    (rate("ryzanstein_gateway_mirrored_tokens_total", "kind", _MODEL), "{{kind}}/s, mirrored"),
                     about="Of finished sequences: prompt, completion, and prompt tokens that were cached.",
                 ),
                 graph(

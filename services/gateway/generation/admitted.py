@@ -6,7 +6,9 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from services.common.durations import read_duration
@@ -240,13 +242,19 @@ class AdmittedRequest:
         self.models.count(place)
         self.model, self.prepared, self._work, self._place = place.model, prepared, work, place
         self.starting = False
+        if place.chain.mirror and not place.index:
+            caller = self._caller_at(place, work)
+            again = partial(copy(work.preparer).prepare, work.body)  # a copy, since a preparer may keep its request
+            self.models.mirrors.begin(place.chain.name, place.chain.mirror, prepared, caller, again)
         self.on_start(self)
 
     async def _prepare(self, place: ChainPlace, work: _Work) -> Prepared:
         require_generation(place.model)
+        return await work.preparer.prepare(work.body, place.model, self._caller_at(place, work))
+
+    def _caller_at(self, place: ChainPlace, work: _Work) -> Caller:
         caller = self.caller(work.session, work.body.priority, work.traceparent, place)
-        caller = replace(caller, keep_alive_s=_keep_alive_s(work.body.keep_alive))
-        return await work.preparer.prepare(work.body, place.model, caller)
+        return replace(caller, keep_alive_s=_keep_alive_s(work.body.keep_alive))
 
 
 def _keep_alive_s(given: str | float | None) -> float | None:

@@ -6,8 +6,9 @@ import asyncio
 from dataclasses import dataclass
 
 from services.gateway.errors import NO_MODEL, NO_WORKERS, ApiError, model_not_allowed, no_worker, unknown_model
-from services.gateway.names.picking import Origin, pick
-from services.gateway.names.route import Condition, ModelRoute
+from services.gateway.generation.mirroring import Mirrors
+from services.gateway.names.picking import Origin, fraction, pick
+from services.gateway.names.route import Condition, Mirror, ModelRoute
 from services.gateway.names.table import RouteTable
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.tenant import Tenant
@@ -47,6 +48,7 @@ class Chain:
     name: str  # as the request gives it
     links: tuple[ChainLink, ...]
     wait_s: float | None = None  # longest search for a worker where a later link would take over; None: no limit
+    mirror: Mirror | None = None  # None also for a request that is not drawn
 
     @property
     def routed(self) -> bool:
@@ -83,12 +85,14 @@ class Models:
         self,
         catalog: Catalog,
         table: RouteTable,
+        mirrors: Mirrors,
         fallback_model: str,
         metrics: GatewayMetrics,
     ) -> None:
         """`fallback_model`: the last link of every chain; empty: none."""
         self._catalog = catalog
         self._table = table
+        self.mirrors = mirrors
         self._fallback_model = fallback_model
         self._metrics = metrics
 
@@ -109,7 +113,10 @@ class Models:
             if fallback.model != first.model and (granted or fallback.model in tenant.models)
         )
         links = ChainLink(first.model, routed=True), *fallbacks, *self._last_link(tenant)
-        return Chain(name, links, route.wait_s)
+        mirror = route.mirror
+        if mirror and fraction("mirror", name, origin.draw) >= mirror.share:
+            mirror = None
+        return Chain(name, links, route.wait_s, mirror)
 
     async def find(self, chain: Chain, tenant: Tenant) -> ServedModel:
         """The first model of a chain; raises :class:`ApiError`, such as 403 for a model that the tenant may not use."""

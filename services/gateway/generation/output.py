@@ -10,6 +10,7 @@ from ryzanstein.v1 import worker_pb2
 from services.gateway.errors import ApiError
 from services.gateway.generation.held import HeldAnswer
 from services.gateway.generation.message import MessageReader
+from services.gateway.generation.recording import Recording
 from services.gateway.generation.request import LAST_PRIORITY, GenerationRequest
 from services.gateway.generation.tokens import FinishReason, Takeover, TokenBatch, TokenSource
 from services.gateway.spans import time_first_token
@@ -68,6 +69,7 @@ class Generation:
         self._waiting = False  # for a first batch
         self._begun = False
         self._closed = False
+        self._recording: Recording | None = None
         self._detokenizer = request.model.new_detokenizer(
             after=request.prompt_ids, skip_special_tokens=options.skip_special_tokens
         )
@@ -94,6 +96,8 @@ class Generation:
         try:
             batch = await self._source.next()
         except ApiError as error:
+            if self._recording is not None:
+                self._recording.fail(error)
             if self.completion_tokens:
                 error.usage = usage_json(self.usage)
             raise
@@ -101,6 +105,8 @@ class Generation:
         if batch.prompt_logprobs:
             self.prompt_logprobs = list(batch.prompt_logprobs)
         chunk = self._read(batch)
+        if self._recording is not None:
+            self._recording.add(chunk.ids, finished=chunk.finish is not None)
         if self._held is not None:
             await self._hold(self._held, chunk)
         return chunk
@@ -111,15 +117,22 @@ class Generation:
         if self._closed:
             return
         self._closed = True
+        if self._recording is not None:
+            self._recording.ended.set()
         self._set_waiting(False)
         if not self._begun:
             return
         request, usage = self.request, self.usage
-        self._metrics.count_tokens(
-            request.model.name,
-            request.caller.tenant,
-            (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
-        )
+        counts = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+        if request.caller.mirrored:
+            self._metrics.count_mirrored(request.model.name, counts)
+        else:
+            self._metrics.count_tokens(request.model.name, request.caller.tenant, counts)
+
+    def record(self) -> Recording:
+        """Keep what it gives from now on."""
+        self._recording = Recording()
+        return self._recording
 
     async def _hold(self, held: HeldAnswer, chunk: OutputChunk) -> None:
         held.add(chunk.text, chunk.calls)

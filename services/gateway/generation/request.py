@@ -69,6 +69,7 @@ class Caller:
     handed_on: frozenset[Condition] = frozenset()  # conditions on which another model takes it over
     wait_s: float | None = None  # longest search for a first worker, where that is one of them
     keep_alive_s: float | None = None  # how long its model stays awake after it; negative: for good
+    mirrored: bool = False  # a second answer, which no client gets: not resumed, counted apart
 
     @property
     def deadline(self) -> float | None:

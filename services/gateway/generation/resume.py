@@ -7,8 +7,7 @@
       time of the whole over       -> Cancel, ApiError
       budget, no worker, poison    -> ApiError
 
-Everything that must survive a worker is kept here or above: the accepted ids, the seed, and in the caller the
-detokenizer and the stop strings.
+Kept here or above, to survive a worker: the accepted ids, the seed, the detokenizer and the stop strings.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from ryzanstein.v1 import routing_pb2, worker_pb2
 from services.common.adapters import RegisteredAdapter
 from services.common.blockhash import wire_chain
 from services.gateway.errors import (
+    GRAMMAR_FAILED,
     ApiError,
     deadline_exceeded,
     interrupted,
@@ -289,7 +289,7 @@ class ResumableStream:
         if error.code == worker_pb2.RequestError.CODE_INTERNAL:
             raise interrupted(error.message)
         if error.code == worker_pb2.RequestError.CODE_GRAMMAR:
-            raise invalid(f"The text could not be kept to its grammar: {error.message}", None, "grammar_failed")
+            raise invalid(f"The text could not be kept to its grammar: {error.message}", None, GRAMMAR_FAILED)
         code = "context_length_exceeded" if error.code == worker_pb2.RequestError.CODE_TOO_LONG else "invalid_value"
         raise invalid(error.message, error.field.removeprefix("sampling.") or None, code)
 
@@ -335,6 +335,8 @@ class ResumableStream:
             extra={"generation_id": self._request.request_id},
         )  # fmt: skip
         note("interrupted", worker=worker_id, cause=str(cause), tokens=len(self._generated))
+        if self._request.caller.mirrored:
+            raise self._failed(interrupted("A mirrored request is not resumed.", str(cause)))
         if self._poison.convicted:
             return  # it is judged before the next attempt
         if now >= self._resume_by:

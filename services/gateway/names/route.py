@@ -32,12 +32,22 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
     when: Annotated[tuple[Condition, ...], Meta(min_length=1, max_length=len(CONDITIONS))] = CONDITIONS
 
 
+class Mirror(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that answers a part of the requests once more, for comparison; clients see nothing of it."""
+
+    model: ModelName
+    share: Annotated[float, Meta(gt=0, le=1)]
+    # Mirrored requests of a gateway at a time; others are dropped.
+    max_running: Annotated[int, Meta(ge=1, le=1000)] = 4
+
+
 class ModelRoute(msgspec.Struct, frozen=True, kw_only=True):
     """A route. Its targets and fallbacks are models or adapters, never routes."""
 
     targets: Annotated[tuple[Target, ...], Meta(min_length=1, max_length=16)]
     sticky: Sticky = "session"  # requests of one session, or of one tenant, have one target
     fallbacks: Annotated[tuple[Fallback, ...], Meta(max_length=8)] = ()
+    mirror: Mirror | None = None
     # Longest search for a worker in seconds where a fallback takes over on `no_worker` or `overloaded`.
     wait_s: Annotated[float, Meta(ge=0.05, le=60)] = 0.5
 
@@ -45,6 +55,7 @@ class ModelRoute(msgspec.Struct, frozen=True, kw_only=True):
         if not any(target.weight for target in self.targets):
             raise ValueError("one of the `targets` needs a `weight` above 0")
         check_names("targets", [target.model for target in self.targets])
+        check_names("mirror", [self.mirror.model] if self.mirror else [])
         check_names("fallbacks", [fallback.model for fallback in self.fallbacks])
 
 

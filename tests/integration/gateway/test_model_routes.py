@@ -121,7 +121,9 @@ async def test_live_routes_win_over_those_of_the_file_and_are_versioned_and_audi
         await there.routes("set", "chat", "--target", BIG, token="another", fails="The administrator's token is needed")
         await there.routes("set", "chat", "--target", f"{BIG}=0", fails="needs a `weight` above 0")
 
-        await there.routes("set", "draft", "--target", SMALL)
+        await there.routes("set", "draft", "--target", SMALL, "--mirror", f"{BIG}=5%")
+        assert "big 5 %" in await there.routes("list")
+        await there.routes("set", "draft", "--target", BIG, "--mirror", BIG, fails="expected a share such as 5%")
         await there.answered_everywhere("draft", SMALL)
         there.redis.freeze()  # the routes stay as they were
         await there.answered_everywhere("draft", SMALL)

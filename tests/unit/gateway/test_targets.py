@@ -84,6 +84,11 @@ WRONG = [
     ({"targets": [{"model": "a"}], "sticky": "user"}, r"Invalid enum value 'user' - at `\$.sticky`"),
     ({"targets": [{"model": "a"}], "fallbacks": [{"model": "b", "when": ["busy"]}]}, "Invalid enum value 'busy'"),
     ({"targets": [{"model": "a"}], "fallbacks": [{"model": "b", "when": []}]}, "length >= 1"),
+    ({"targets": [{"model": "a"}], "mirror": {"model": "b", "share": 0}}, r"at `\$.mirror.share`"),
+    (
+        {"targets": [{"model": "a"}], "mirror": {"model": "b", "share": 1, "n": 1}},
+        r"unknown field `n` - at `\$.mirror`",
+    ),
     ({"targets": [{"model": "a"}], "wait_s": 0}, r"at `\$.wait_s`"),
 ]
 
