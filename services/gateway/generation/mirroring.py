@@ -14,7 +14,7 @@ from services.gateway.errors import NO_WORKERS, ApiError, no_worker
 from services.gateway.generation.attempt import Cause
 from services.gateway.generation.output import Generation
 from services.gateway.generation.prepared import Prepared
-from services.gateway.generation.recording import Recording
+from services.gateway.generation.recording import SequenceRecord
 from services.gateway.generation.request import LAST_PRIORITY, Caller
 from services.gateway.names.route import Mirror
 from services.gateway.telemetry import GatewayMetrics
@@ -35,8 +35,8 @@ class Reflection:
 
     route: str
     model: str  # name of the mirror's model
-    target: Recording
-    mirror: Recording
+    target: SequenceRecord
+    mirror: SequenceRecord
     greedy: bool
 
     @property
@@ -95,7 +95,11 @@ class Mirrors:
             log.error("mirrored request failed", exc_info=error)
 
     async def _run(
-        self, route: str, name: str, targets: Sequence[Recording], prepare: Callable[[ServedModel], Awaitable[Prepared]]
+        self,
+        route: str,
+        name: str,
+        targets: Sequence[SequenceRecord],
+        prepare: Callable[[ServedModel], Awaitable[Prepared]],
     ) -> None:
         try:
             mirrored = await self._answers(name, prepare)
@@ -113,7 +117,7 @@ class Mirrors:
 
     async def _answers(
         self, name: str, prepare: Callable[[ServedModel], Awaitable[Prepared]]
-    ) -> list[tuple[Recording, bool]]:
+    ) -> list[tuple[SequenceRecord, bool]]:
         """The mirror's sequences, and whether they are greedy; raises :class:`ApiError` when none begins."""
         model = next((model for model in self._catalog.available() if model.name == name), None)
         if model is None:
@@ -130,7 +134,7 @@ class Mirrors:
         self._metrics.mirrored.labels(route, model, result).inc()
 
 
-async def _recorded(generation: Generation) -> Recording:
+async def _recorded(generation: Generation) -> SequenceRecord:
     """A sequence from its begin to its end."""
     recording, finished = generation.record(), False
     try:

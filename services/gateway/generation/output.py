@@ -10,7 +10,7 @@ from ryzanstein.v1 import worker_pb2
 from services.gateway.errors import ApiError
 from services.gateway.generation.held import HeldAnswer
 from services.gateway.generation.message import MessageReader
-from services.gateway.generation.recording import Recording
+from services.gateway.generation.recording import SequenceRecord
 from services.gateway.generation.request import LAST_PRIORITY, GenerationRequest
 from services.gateway.generation.tokens import FinishReason, Takeover, TokenBatch, TokenSource
 from services.gateway.spans import time_first_token
@@ -69,7 +69,7 @@ class Generation:
         self._waiting = False  # for a first batch
         self._begun = False
         self._closed = False
-        self._recording: Recording | None = None
+        self._recording: SequenceRecord | None = None
         self._detokenizer = request.model.new_detokenizer(
             after=request.prompt_ids, skip_special_tokens=options.skip_special_tokens
         )
@@ -129,9 +129,9 @@ class Generation:
         else:
             self._metrics.count_tokens(request.model.name, request.caller.tenant, counts)
 
-    def record(self) -> Recording:
+    def record(self) -> SequenceRecord:
         """Keep what it gives from now on."""
-        self._recording = Recording()
+        self._recording = SequenceRecord()
         return self._recording
 
     async def _hold(self, held: HeldAnswer, chunk: OutputChunk) -> None:

@@ -11,7 +11,7 @@ from services.gateway.errors import GRAMMAR_FAILED, ApiError
 
 
 @dataclass(slots=True)
-class Recording:
+class SequenceRecord:
     """The tokens of one sequence and their times, in seconds from its begin."""
 
     ids: list[int] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Recording:
         """Mean time between tokens after the first one; 0: not known."""
         return (self.last_s - self.first_s) / (len(self.ids) - 1) if len(self.ids) > 1 else 0.0
 
-    def differs_at(self, other: Recording) -> int | None:
+    def differs_at(self, other: SequenceRecord) -> int | None:
         """The position of the first token that is another one; None: none, as far as both have come."""
         for position, (mine, theirs) in enumerate(zip(self.ids, other.ids, strict=False)):
             if mine != theirs:
