@@ -23,6 +23,7 @@ from services.gateway.upstream.catalog import Catalog
 
 log = logging.getLogger(__name__)
 
+PrepareOn = Callable[[ServedModel], Awaitable[Prepared]]
 Prepare = Callable[[ServedModel, Caller], Awaitable[Prepared]]
 _WAIT_S = 0.5  # longest wait for a worker
 # Codes of errors that say nothing of the model.
@@ -74,6 +75,7 @@ class Mirrors:
             caller,
             priority=LAST_PRIORITY,
             session="",  # the session's worker stays the target's
+            keep_alive_s=None,
             ignored=Ignored(),
             handed_on=frozenset(("no_worker", "overloaded")),
             wait_s=_WAIT_S,
@@ -115,9 +117,7 @@ class Mirrors:
             if reflection.result != "dropped" and (target.finished or target.error):
                 self._compared(reflection)
 
-    async def _answers(
-        self, name: str, prepare: Callable[[ServedModel], Awaitable[Prepared]]
-    ) -> list[tuple[SequenceRecord, bool]]:
+    async def _answers(self, name: str, prepare: PrepareOn) -> list[tuple[SequenceRecord, bool]]:
         """The mirror's sequences, and whether they are greedy; raises :class:`ApiError` when none begins."""
         model = next((model for model in self._catalog.available() if model.name == name), None)
         if model is None:

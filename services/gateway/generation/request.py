@@ -92,6 +92,12 @@ class GenerationRequest:
     group: SequenceGroup | None = None  # group of a request with several sequences
     prediction_ids: list[int] | None = None  # tokens of the expected answer; None: the client sent none
 
+    @property
+    def adapter(self) -> worker_pb2.Adapter | None:
+        """The adapter of its model, for workers."""
+        adapter = self.model.adapter
+        return worker_pb2.Adapter(name=adapter.name, digest=adapter.digest, source=adapter.source) if adapter else None
+
     def choice(self, index: int) -> GenerationRequest:
         """The request of choice `index`: same prompt, a seed of its own that follows from the request's seed."""
         if index == 0:

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 
 from ryzanstein.v1 import routing_pb2, worker_pb2
 
-from services.common.adapters import RegisteredAdapter
 from services.common.blockhash import wire_chain
 from services.gateway.errors import (
     GRAMMAR_FAILED,
@@ -218,7 +217,7 @@ class ResumableStream:
             weight=request.caller.weight,
             pull=assignment.pull,
             trial_tokens=trial_tokens,
-            adapter=_adapter_message(request.model.adapter) if request.model.adapter else None,
+            adapter=request.adapter,
         )
         connection.submit(submit, attempt)
         self._resume_by = 0.0  # the search is over
@@ -395,7 +394,3 @@ class ResumableStream:
                 completion_tokens=len(self._generated),
             )
         )
-
-
-def _adapter_message(adapter: RegisteredAdapter) -> worker_pb2.Adapter:
-    return worker_pb2.Adapter(name=adapter.name, digest=adapter.digest, source=adapter.source)
