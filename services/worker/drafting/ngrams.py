@@ -45,7 +45,8 @@ class NgramIndex:
         for size, latest in zip(SIZES, self._latest, strict=True):
             start = max(self._end, size)
             tokens = tuple(source[start - size : end])
-            latest.update({hash(tokens[place - start : place - start + size]): place for place in range(start, end)})
+            for n in range(end - start):
+                latest[hash(tokens[n : n + size])] = start + n
         self._end = max(self._end, end)
 
     def find(self, source: Sequence[int], tail: tuple[int, ...]) -> Place | None:

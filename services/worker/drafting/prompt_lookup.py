@@ -29,6 +29,7 @@ class PromptLookup:
             cursor.prefer(self._index.find(token_ids, tuple(token_ids[-MAX_MATCH:])))
         if most < 1 or not cursor.following:
             return None
-        period = len(token_ids) - cursor.position
-        proposed = [token_ids[cursor.position + n % period] for n in range(most)]
+        proposed = token_ids[cursor.position : cursor.position + most]
+        while len(proposed) < most:
+            proposed = [*proposed, *proposed[: most - len(proposed)]]
         return Draft(self.name, proposed, cursor.match)

@@ -100,7 +100,10 @@ class StepTimer:
         self._draft_rows *= 1 - share
 
     def draft_cost(self, n_decodes: int) -> DraftCost:
-        """Cost of proposals beside `n_decodes` decodes: that of rows of a prompt, while there were none lately."""
+        """Cost of proposals beside `n_decodes` decodes: that of rows of a prompt, while there were none lately.
+
+        On CPUs a draft is computed as a piece of a prompt is; elsewhere its rows cost somewhat more, which is learnt.
+        """
         decode_s = self._step_s(n_decodes)
         if not decode_s:
             return DraftCost()
