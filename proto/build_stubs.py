@@ -35,7 +35,7 @@ def build_stubs(out: Path) -> None:
     )
     if status != 0:
         raise RuntimeError(f"protoc failed with status {status} on {', '.join(sources)}")
-    for package in (out / "ryzanstein", out / "ryzanstein" / "v1"):
+    for package in (out / "ryzanstein", out / "ryzanstein" / "v1", out / "ryzanstein" / "keda"):
         (package / "__init__.py").touch()
 
 

@@ -8,13 +8,13 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
+from services.common.router_addresses import DNS
 from services.common.settings import PREFIX, peer_address
 from services.gateway.billing.settings import BillingSettings
 from services.gateway.origins import origin
 from services.gateway.public_tls import CertificateFiles, PublicTls
 from services.gateway.tenants.settings import AccessSettings
 from services.gateway.tools.formats import PARSERS
-from services.gateway.upstream.addresses import DNS
 
 
 def _router_address(entry: str) -> str:

@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 
 from services.common.keys import RedisKeys
 from services.common.lifecycle import StartupError
+from services.common.router_addresses import RouterAddresses
 from services.common.tls.credentials import Tls
 from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.asgi import ASGIApp
@@ -56,7 +57,6 @@ from services.gateway.tenants.limits import Concurrency, RateLimits
 from services.gateway.tenants.peers import Peers
 from services.gateway.tenants.redis_guard import RedisGuard
 from services.gateway.tenants.tenant import Gate, OpenGate
-from services.gateway.upstream.addresses import RouterAddresses
 from services.gateway.upstream.catalog import Catalog
 from services.gateway.upstream.router import RouterClient
 from services.gateway.websocket.handshake import Sockets

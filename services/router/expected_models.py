@@ -1,4 +1,4 @@
-"""The models that a ConfigMap names: a watch of it sees a new pool as soon as Helm has written the release."""
+"""The pools that a ConfigMap names: a watch of it sees a new pool as soon as Helm has written the release."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
-import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPSConnection
-from pathlib import Path
 from urllib.parse import urlencode
+
+from services.router.api_server import ApiError, ApiServer
 
 KEY = "expected"
 # A cut connection is noticed after twice this time. Each watch begins with the ConfigMap as it is.
@@ -24,57 +22,54 @@ _PAUSE_S = 0.5
 log = logging.getLogger(__name__)
 
 Names = frozenset[str]
+Data = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigMap:
-    """A ConfigMap of this pod's namespace; `account`: the folder in which kubelet keeps the service account's token."""
+    """A ConfigMap of this pod's namespace."""
 
     name: str
-    account: Path
+    api: ApiServer
 
-    def watch(self) -> Iterator[Names]:
-        """Yield the names, one a line of the key `expected`, now and after each change, for half a minute.
+    def watch(self) -> Iterator[Data]:
+        """Yield the data, with the key `expected`, now and after each change, for half a minute.
 
-        Raises OSError, HTTPException and ValueError, whose texts say what is wrong.
+        Raises ApiError and ValueError, whose texts say what is wrong.
         """
         options = {"watch": "true", "fieldSelector": f"metadata.name={self.name}", "timeoutSeconds": _WATCH_S}
-        namespace = (self.account / "namespace").read_text("utf-8").strip()
-        server, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
-        trusted = ssl.create_default_context(cafile=str(self.account / "ca.crt"))
-        connection = HTTPSConnection(server, int(port or 443), timeout=2 * _WATCH_S, context=trusted)
-        with contextlib.closing(connection):
-            token = (self.account / "token").read_text("utf-8").strip()
-            path = f"/api/v1/namespaces/{namespace}/configmaps?{urlencode(options)}"
-            connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
-            response = connection.getresponse()
-            if response.status != 200:
-                raise ValueError(f"the API server answers {response.status}: {response.read(1000).decode()}")
-            empty = True
+        path = f"/api/v1/namespaces/{{namespace}}/configmaps?{urlencode(options)}"
+        empty = True
+        with self.api.open("GET", path, timeout_s=2 * _WATCH_S) as response:
             for line in response:
-                yield _names(json.loads(line))
+                yield _data(json.loads(line))
                 empty = False
         if empty:
-            raise ValueError(f"there is no ConfigMap {namespace}/{self.name}")
+            raise ValueError(f"there is no ConfigMap {self.api.namespace}/{self.name}")
 
 
-def _names(event: object) -> Names:
+def _data(event: object) -> Data:
     match event:
-        case {"type": "ADDED" | "MODIFIED", "object": {"data": {"expected": str(lines)}}}:
-            return frozenset(name for line in lines.splitlines() if (name := line.strip()))
+        case {"type": "ADDED" | "MODIFIED", "object": {"data": {"expected": str()} as data}}:
+            return {key: str(value) for key, value in data.items()}
     raise ValueError(f"it has no key {KEY!r} any more, or cannot be watched: {str(event)[:1000]}")
 
 
-class ModelWatch:
-    """Calls `expect` in the event loop with the names of a ConfigMap, now and whenever they change.
+def names_of(data: Data) -> Names:
+    """The expected models, one a line of the key `expected`."""
+    return frozenset(name for line in data[KEY].splitlines() if (name := line.strip()))
 
-    While they cannot be read, the last names stay.
+
+class ConfigMapWatch:
+    """Calls `changed` in the event loop with the data of a ConfigMap, now and whenever they change.
+
+    While they cannot be read, the last data stay.
     """
 
-    def __init__(self, config_map: ConfigMap, expect: Callable[[Names], None]) -> None:
+    def __init__(self, config_map: ConfigMap, changed: Callable[[Data], None]) -> None:
         self._config_map = config_map
-        self._expect = expect
-        self._names: Names | None = None
+        self._changed = changed
+        self._data: Data | None = None
         self._trouble = ""
 
     def start(self) -> None:
@@ -86,19 +81,19 @@ class ModelWatch:
     def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
         while not loop.is_closed():
             try:
-                for names in self._config_map.watch():
-                    self._set(names, loop)
-            except (OSError, HTTPException, ValueError) as error:
+                for data in self._config_map.watch():
+                    self._set(data, loop)
+            except (ApiError, ValueError) as error:
                 self._complain(str(error))
             time.sleep(_PAUSE_S)
 
-    def _set(self, names: Names, loop: asyncio.AbstractEventLoop) -> None:
+    def _set(self, data: Data, loop: asyncio.AbstractEventLoop) -> None:
         self._trouble = ""
-        if names != self._names:
-            self._names = names
-            log.info("expected models: %s", ", ".join(sorted(names)) or "none")
+        if data != self._data:
+            self._data = data
+            log.info("expected models: %s", ", ".join(sorted(names_of(data))) or "none")
             with contextlib.suppress(RuntimeError):  # the loop has been closed
-                loop.call_soon_threadsafe(self._expect, names)
+                loop.call_soon_threadsafe(self._changed, data)
 
     def _complain(self, trouble: str) -> None:
         """Log a trouble once, not at each try."""

@@ -166,6 +166,13 @@ class Fleet:
             raise UnknownModelError(f"model: name one of {', '.join(sorted(known))}")
         return self.pools[known[0]]
 
+    def known(self, model: str) -> str | None:
+        """The name of the model that a request means; None if it is not known, or not one."""
+        try:
+            return self.pool(model).model
+        except (UnknownModelError, UnavailableError):
+            return None
+
     def report(self, outcome: routing_pb2.Outcome) -> None:
         """Count a gateway's report of a request's outcome. Only faults count against a worker."""
         pool = self._homes.get(outcome.worker_id)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from pathlib import Path
 
+from ryzanstein.keda import externalscaler_pb2, externalscaler_pb2_grpc
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
 from services.common.heap import FleetHeap, freeze_started
@@ -15,24 +16,35 @@ from services.common.leases import READ_TIMEOUT_S, LeaseWatcher
 from services.common.lifecycle import run_service
 from services.common.metrics import new_registry, serve_metrics
 from services.common.redis_client import open_redis
+from services.common.router_addresses import RouterAddresses
 from services.common.rpc import Health, bind, new_server, open_channel
 from services.common.tasks import end_tasks
 from services.common.tls.credentials import export_end
 from services.common.tracing import tracing
 from services.common.worker_watcher import WorkerHooks, WorkerWatcher
+from services.router.api_server import ApiServer
 from services.router.breaker import BreakerLimits
-from services.router.expected_models import ConfigMap, ModelWatch
+from services.router.expected_models import ConfigMap, ConfigMapWatch, Data, names_of
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 from services.router.policies import make_policy
 from services.router.prefixes import Prefixes
 from services.router.residency import Residency
 from services.router.routing import Routing
+from services.router.scaling.arrivals import Arrivals
+from services.router.scaling.demand import FleetView
+from services.router.scaling.election import Election
+from services.router.scaling.keda import KedaScaler
+from services.router.scaling.peers import Peers
+from services.router.scaling.scaler import Scaler
 from services.router.service import RouterService
 from services.router.sessions import Sessions
 from services.router.settings import RouterSettings
 
-SERVICE = routing_pb2.DESCRIPTOR.services_by_name["Router"].full_name
+SERVICES = [
+    routing_pb2.DESCRIPTOR.services_by_name["Router"].full_name,
+    externalscaler_pb2.DESCRIPTOR.services_by_name["ExternalScaler"].full_name,
+]
 # Waiting requests are tried again after a change, with a pause so that a burst of changes causes one try; and at a
 # fixed interval, since breakers change with time alone.
 DRAIN_PAUSE_S, DRAIN_EVERY_S = 0.005, 0.1
@@ -56,19 +68,20 @@ async def _drain_queues(routing: Routing, changed: asyncio.Event) -> None:
         await asyncio.sleep(DRAIN_PAUSE_S)
 
 
-def _expect_models(settings: RouterSettings, fleet: Fleet) -> asyncio.Event:
-    """Tell the fleet which models are expected; returns what is set once it knows."""
+def _expect_models(settings: RouterSettings, api: ApiServer, fleet: Fleet, scaler: Scaler) -> asyncio.Event:
+    """Tell the fleet which models are expected, and the scaler its pools; returns what is set once the fleet knows."""
     read = asyncio.Event()
 
-    def expect(models: frozenset[str]) -> None:
-        fleet.expect(models)
+    def changed(data: Data) -> None:
+        fleet.expect(names_of(data))
+        scaler.configure(data)
         read.set()
 
     if settings.expected_models_config_map:
-        config_map = ConfigMap(settings.expected_models_config_map, Path(settings.service_account_folder))
-        ModelWatch(config_map, expect).start()
+        ConfigMapWatch(ConfigMap(settings.expected_models_config_map, api), changed).start()
     else:
-        expect(frozenset(settings.expected_models))
+        fleet.expect(frozenset(settings.expected_models))
+        read.set()
     return read
 
 
@@ -86,7 +99,6 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
 
     fleet = Fleet(settings.router_id, settings.saturation_s, BreakerLimits(), fleet_changed, tls)
     residency = Residency(fleet, tls)
-    models_read = _expect_models(settings, fleet)
     workers = WorkerWatcher(
         LeaseWatcher(lease_redis, keys, settings.redis),
         WorkerHooks(fleet.follow, connected=fleet.connected, lost=fleet.lost),
@@ -108,6 +120,12 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             stack.push_async_callback(prefixes.close)
         metrics = RouterMetrics(registry, prefixes)
         export_end(registry, tls)
+        arrivals, api = Arrivals(settings.router_id), ApiServer(Path(settings.service_account_folder))
+        peers = Peers(RouterAddresses(settings.router_peers), settings.router_id, fleet, arrivals, tls)
+        stack.push_async_callback(peers.close)
+        view = FleetView(fleet, lambda: not workers.waits_for)
+        scaler = Scaler(api, Election(api, settings.router_id), peers, view, metrics)
+        models_read = _expect_models(settings, api, fleet, scaler)
         sessions = Sessions(
             session_redis, keys, settings.redis, settings.redis_timeout_ms / 1000, metrics.redis_seconds.observe
         )
@@ -120,9 +138,11 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             queue_timeout_s=settings.queue_timeout_s,
         )
         server = new_server(tls=tls)
-        service = RouterService(settings, fleet, routing, metrics, residency, tls)
+        service = RouterService(settings, fleet, routing, metrics, residency, arrivals, tls)
         routing_pb2_grpc.add_RouterServicer_to_server(service, server)
-        health = Health(server, [SERVICE])
+        keda = KedaScaler(scaler, peers, view, metrics)
+        externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(keda, server)
+        health = Health(server, SERVICES)
         await health.set_serving(False)
         port = bind(server, settings.host, settings.router_port, tls)
         stack.enter_context(serve_metrics(settings.host, settings.metrics_port, registry, waits_for))
@@ -135,7 +155,9 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
                 sessions.connect()
                 if prefixes is not None:
                     prefixes.connect()
-                routing.forget(fleet.forget())
+                gone = fleet.forget()
+                routing.forget(gone)
+                arrivals.forget(gone)
                 metrics.refresh(fleet, routing)
                 heap.freeze_if_still(workers.joined, workers.left)
                 await asyncio.sleep(REFRESH_S)
@@ -145,6 +167,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             _drain_queues(routing, changed),
             refresh(),
             residency.run(),
+            scaler.run(),
         )
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in endless]

@@ -100,6 +100,30 @@ class RouterMetrics:
             ["result"],
             registry=registry,
         )
+        self.scaler_pools = Gauge(
+            "ryzanstein_router_scaler_pools", "Pools with autoscaling.mode builtin", registry=registry
+        )
+        self.scaler_leads = Gauge(
+            "ryzanstein_router_scaler_leads", "Whether this router scales these pools", registry=registry
+        )
+        self.scaler_failures = Counter(
+            "ryzanstein_router_scaler_failures",
+            "Failed evaluations of a pool, or of the leader's lease, whose pool is empty",
+            ["pool"],
+            registry=registry,
+        )
+        self.scalings = Counter(
+            "ryzanstein_router_scalings", "Changes of a pool's replicas", ["pool", "reason"], registry=registry
+        )
+        self.pool_replicas = Gauge(
+            "ryzanstein_router_pool_replicas",
+            "Replicas of a scaled pool, and those that its demand needs",
+            ["pool", "kind"],
+            registry=registry,
+        )
+        self.pool_load = Gauge(
+            "ryzanstein_router_pool_load", "Demand for a scaled pool, in workers", ["pool"], registry=registry
+        )
         Totals(
             "ryzanstein_router_lookups",
             "Questions to the coordinator",
@@ -134,6 +158,17 @@ class RouterMetrics:
     def reported(self, outcome: routing_pb2.Outcome) -> None:
         """Count a gateway's report."""
         self.outcomes.labels(_RESULTS.get(outcome.result, "unspecified")).inc()
+
+    def evaluated(self, pool: str, current: int, desired: int, load: float) -> None:
+        """Show an evaluation of the scaler."""
+        self.pool_replicas.labels(pool, "current").set(current)
+        self.pool_replicas.labels(pool, "desired").set(desired)
+        self.pool_load.labels(pool).set(load)
+
+    def clear_pools(self) -> None:
+        """Show no pool's replicas: another router may scale them now."""
+        self.pool_replicas.clear()
+        self.pool_load.clear()
 
     def refresh(self, fleet: Fleet, routing: Routing) -> None:
         """Update the gauges, and remove those of forgotten models."""

@@ -27,7 +27,9 @@ from services.router.metrics import RouterMetrics
 from services.router.pulls import pull_hint
 from services.router.residency import Residency
 from services.router.routing import OverloadedError, Routing
+from services.router.scaling.arrivals import Arrivals
 from services.router.settings import RouterSettings
+from services.router.snapshot import matched_at
 
 # A drain lasts longer than its grace: the worker then hands its requests off.
 DRAIN_EXTRA_S = 30.0
@@ -57,10 +59,12 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         routing: Routing,
         metrics: RouterMetrics,
         residency: Residency,
+        arrivals: Arrivals,
         tls: Tls | None = None,
     ) -> None:
         self._tls = tls
         self._residency = residency
+        self._arrivals = arrivals
         self._settings = settings
         self._fleet = fleet
         self._routing = routing
@@ -122,7 +126,10 @@ class RouterService(routing_pb2_grpc.RouterServicer):
     async def _route(self, request: routing_pb2.RouteRequest, parent: TraceContext | None) -> routing_pb2.RouteResponse:
         began = time.monotonic()
         with span_in(self._tracer, "route", parent) as span:
-            placed = await self._routing.route(request)
+            with self._arrivals.placing(self._fleet.known(request.model), request.prompt_tokens) as arriving:
+                placed = await self._routing.route(request)
+                query = placed.evaluation.query
+                arriving.placed(query.prompt_tokens - matched_at(query, placed.choice.index), time.monotonic())
             decision = placement_message(placed, self._routing.policy.name)
             if span.is_recording():
                 span.set_attributes(_attributes(request, decision))
@@ -176,6 +183,12 @@ class RouterService(routing_pb2_grpc.RouterServicer):
                 view = worker_view(pool, member, why_not, sessions[member.incarnation], now)
                 response.workers.append(view)
         return response
+
+    async def GetDemand(  # noqa: N802
+        self, request: routing_pb2.GetDemandRequest, context: Context
+    ) -> routing_pb2.GetDemandResponse:
+        """The requests of this router that no worker reports, by model."""
+        return self._arrivals.demand(self._fleet.pools)
 
     async def DrainWorker(  # noqa: N802
         self, request: routing_pb2.DrainWorkerRequest, context: Context

@@ -33,11 +33,17 @@ class RouterSettings(ServiceSettings):
     expected_models_config_map: str = Field(
         default="",
         description="ConfigMap of the pod's namespace with their names instead, one a line of its key `expected`; "
-        "watched, so that it may change",
+        "watched, so that it may change. Its key `scaling` names the pools that routers scale",
+    )
+    router_peers: CommaList = Field(
+        default=(),
+        description="All routers as host:port or dns:host:port, comma-separated; the router that scales asks each for "
+        "its requests",
     )
     service_account_folder: str = Field(
         default="/var/run/secrets/kubernetes.io/serviceaccount",
-        description="Folder with the token, ca.crt and namespace by which the ConfigMap is watched",
+        description="Folder with the token, ca.crt and namespace by which the ConfigMap is watched and pools "
+        "are scaled",
     )
     policy: PolicySetting = Field(
         default="cost",

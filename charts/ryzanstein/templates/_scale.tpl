@@ -38,11 +38,47 @@ spec:
   {{- end }}
 {{- end }}
 
+{{/* What KEDA scales pools of workers by: routers or prometheus. Routers with TLS want a certificate, which KEDA has not. */}}
+{{- define "ryzanstein.keda.source" -}}
+{{- $prometheus := or .Values.keda.prometheusUrl (ne .Values.tls.mode "off") -}}
+{{- default (ternary "prometheus" "routers" (not (empty $prometheus))) .Values.keda.source -}}
+{{- end }}
+
+{{/* The modes of all pools, as JSON; keda becomes keda-routers or keda-prometheus. */}}
+{{- define "ryzanstein.scale.modes" -}}
+{{- $modes := list -}}
+{{- $source := include "ryzanstein.keda.source" . -}}
+{{- range include "ryzanstein.pools" . | fromYaml -}}
+{{- $modes = append $modes (ternary (printf "keda-%s" $source) .autoscaling.mode (eq .autoscaling.mode "keda")) -}}
+{{- end -}}
+{{- toJson ($modes | uniq) -}}
+{{- end }}
+
+{{/* Whether routers ask each other for their demand. Empty or "true". */}}
+{{- define "ryzanstein.scale.byRouters" -}}
+{{- $modes := include "ryzanstein.scale.modes" . | fromJsonArray -}}
+{{- if or (has "builtin" $modes) (has "keda-routers" $modes) }}true{{ end -}}
+{{- end }}
+
+{{/* The pools that routers scale, or tell KEDA about, as services/router/scaling/pools.py reads them. */}}
+{{- define "ryzanstein.scaling" -}}
+{{- $pools := list -}}
+{{- $keda := eq (include "ryzanstein.keda.source" .) "routers" -}}
+{{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
+{{- $scale := $pool.autoscaling -}}
+{{- if or (eq $scale.mode "builtin") (and (eq $scale.mode "keda") $keda) -}}
+{{- $settings := pick $scale "mode" "min" "max" "firstTokenSeconds" "tokenMilliseconds" "kvPercent" "idleSeconds" "scaleDownAfterSeconds" -}}
+{{- $pools = append $pools (merge (dict "name" $name "statefulSet" (include "ryzanstein.name" (list $ "worker" $name))
+  "models" (list (include "ryzanstein.model.name" $pool))) $settings) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson (dict "lease" (include "ryzanstein.name" (list . "scaler")) "pools" $pools) -}}
+{{- end }}
+
 {{/* Whether KEDA asks the bundled Prometheus. Empty or "true". */}}
 {{- define "ryzanstein.keda.bundled" -}}
-{{- $modes := list .Values.gateway.autoscaling.mode -}}
-{{- range include "ryzanstein.pools" . | fromYaml }}{{ $modes = append $modes .autoscaling.mode }}{{ end -}}
-{{- if and (has "keda" $modes) (not .Values.keda.prometheusUrl) (eq .Values.monitoring.mode "bundled") }}true{{ end -}}
+{{- $modes := include "ryzanstein.scale.modes" . | fromJsonArray -}}
+{{- if and (or (has "keda-prometheus" $modes) (eq .Values.gateway.autoscaling.mode "keda")) (not .Values.keda.prometheusUrl) (eq .Values.monitoring.mode "bundled") }}true{{ end -}}
 {{- end }}
 
 {{/* The labels that series of this release have: include "ryzanstein.keda.series" $. */}}

@@ -52,7 +52,7 @@ workers.pools.{{ $pool }}.settings.adapters: {{ quote $name }} has the folder {{
   "RYZANSTEIN_SERVICE_ACCOUNT_FOLDER" "router"
   "RYZANSTEIN_FINETUNER_MODELS" "finetuner.pools" "RYZANSTEIN_FINETUNER_FOLDER" "finetuner.storage"
   "RYZANSTEIN_FINETUNER_JOB_TEMPLATE" "finetuner.job" "RYZANSTEIN_FINETUNER_QUANTIZATIONS" "finetuner.job.device"
-  "RYZANSTEIN_ROUTER_ADDRESSES" "router" "RYZANSTEIN_COORDINATOR_ADDRESS" "coordinator" -}}
+  "RYZANSTEIN_ROUTER_ADDRESSES" "router" "RYZANSTEIN_ROUTER_PEERS" "router" "RYZANSTEIN_COORDINATOR_ADDRESS" "coordinator" -}}
 {{- $configs := dict "podDefaults" .Values.podDefaults "gateway" .Values.gateway "router" .Values.router "coordinator" .Values.coordinator "finetuner" .Values.finetuner -}}
 {{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
 {{- $_ := set $configs (printf "workers.pools.%s" $name) $pool -}}
@@ -202,7 +202,14 @@ gateway.tenancy.keysSecret.name: has no effect without gateway.tenancy.enabled
 {{- if gt (int64 $scale.min) (int64 $scale.max) }}
 {{ $where }}.autoscaling.min: {{ $scale.min }} is more than max, {{ $scale.max }}
 {{- end -}}
-{{- if and (eq $scale.mode "keda") (not $.Values.keda.prometheusUrl) (ne $.Values.monitoring.mode "bundled") }}
+{{- if and (eq $scale.mode "hpa-cpu") (eq (int64 $scale.min) 0) }}
+{{ $where }}.autoscaling.min: hpa-cpu measures pods that run, so it can't scale to zero; take at least 1, or mode builtin
+{{- end -}}
+{{- $asksPrometheus := or (eq $where "gateway") (eq (include "ryzanstein.keda.source" $) "prometheus") -}}
+{{- if and (eq $scale.mode "keda") (not $asksPrometheus) (ne $.Values.tls.mode "off") }}
+keda.source: {{ $where }}.autoscaling.mode keda asks routers, which want a certificate with tls.mode {{ $.Values.tls.mode }}; take prometheus, or mode builtin
+{{- end -}}
+{{- if and (eq $scale.mode "keda") $asksPrometheus (not $.Values.keda.prometheusUrl) (ne $.Values.monitoring.mode "bundled") }}
 keda.prometheusUrl: {{ $where }}.autoscaling.mode keda asks a Prometheus, and monitoring.mode {{ $.Values.monitoring.mode }} brings none; name its address
 {{- end -}}
 {{- end -}}

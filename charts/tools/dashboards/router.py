@@ -68,6 +68,29 @@ DASHBOARD = Dashboard(
             ),
         ),
         (
+            "Scaling of pools",
+            (
+                graph(
+                    "Replicas",
+                    "short",
+                    ("max by (pool, kind) (ryzanstein_router_pool_replicas{@})", "{{pool}} {{kind}}"),
+                    about="Of pools with autoscaling.mode builtin. " + runbook("autoscaling"),
+                ),
+                graph(
+                    "Demand",
+                    "short",
+                    ("max by (pool) (ryzanstein_router_pool_load{@})", "{{pool}}"),
+                    about="In workers: what the targets for first token, pace and KV cache need.",
+                ),
+                graph(
+                    "Changes, by reason",
+                    "short",
+                    ("sum by (pool, reason) (increase(ryzanstein_router_scalings_total{@}[5m]))", "{{pool}} {{reason}}"),
+                    about="In five minutes; the router's log has each with its numbers.",
+                ),
+            ),
+        ),
+        (
             "Sessions and prefixes",
             (
                 graph(

@@ -25,6 +25,7 @@ CALLERS: Mapping[str, frozenset[str]] = MappingProxyType(
         "ryzanstein.v1.Router/ListWorkers": frozenset({"gateway", ADMIN}),
         "ryzanstein.v1.Router/Explain": frozenset({ADMIN}),
         "ryzanstein.v1.Router/DrainWorker": frozenset({ADMIN}),
+        "ryzanstein.v1.Router/GetDemand": frozenset({"router"}),
         "ryzanstein.v1.KvCoordinator/Lookup": frozenset({"router"}),
         "ryzanstein.v1.KvCoordinator/Pin": frozenset({ADMIN}),
         "ryzanstein.v1.KvCoordinator/Stats": frozenset({ADMIN}),

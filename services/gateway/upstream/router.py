@@ -18,12 +18,12 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2
 
 from services.common.batches import MAX_BATCH
 from services.common.leases import LEASE_TTL_S
+from services.common.router_addresses import RouterAddresses
 from services.common.rpc import open_channel
 from services.common.shared_call import CallBrokenError, PeerSilentError, Routes, share_routes
 from services.common.tasks import end_tasks
 from services.common.tls.credentials import Tls
 from services.common.tracing import traceparent_of
-from services.gateway.upstream.addresses import RouterAddresses
 from services.gateway.upstream.channels import became_ready
 from services.gateway.upstream.connection import WorkerRef
 from services.gateway.upstream.workers import WorkerList

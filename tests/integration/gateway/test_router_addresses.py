@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 from ryzanstein.v1 import routing_pb2
 
+from services.common.router_addresses import RouterAddresses
 from services.gateway.settings import GatewaySettings
-from services.gateway.upstream.addresses import RouterAddresses
 from services.gateway.upstream.router import RouterClient
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import Stack, eventually, running_stack

@@ -1,4 +1,4 @@
-"""The part of Kubernetes' API server that routers use, over TLS: watches of one ConfigMap."""
+"""The part of Kubernetes' API server that routers use, over TLS: watches of one ConfigMap, a Lease, scales."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import contextlib
 import json
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from services.common.tls.certificate import CERTIFICATE, KEY, Identity
 from services.common.tls.issuing import Authority
 from tests.certificates import DAY
+
+Object = dict[str, Any]
 
 NAME, NAMESPACE, TOKEN = "ryzanstein-models", "llm", "token-of-the-pod"
 
@@ -44,10 +47,43 @@ class ConfigMaps(ThreadingHTTPServer):
         self.refused = 0  # the status of all answers
         self.version = 0
         self.changed = threading.Condition()
+        # Leases and scales by path; each write needs the version that it was made from.
+        self.objects: dict[str, Object] = {}
+        self.before: dict[str, Callable[[], object]] = {}  # called once before a request of a method, e.g. PUT
+        self.writes: list[str] = []  # paths
+        self.serving = threading.Lock()
 
-    def write(self, *names: str) -> None:
-        """As Helm writes the names of all pools."""
-        self._change({"expected": "\n".join(names)})
+    def write(self, *names: str, scaling: Object | None = None) -> None:
+        """As Helm writes the names of all pools, and those that routers scale."""
+        self._change({"expected": "\n".join(names)} | ({"scaling": json.dumps(scaling)} if scaling else {}))
+
+    def put(self, path: str, spec: Object) -> None:
+        """Write an object, as if somebody else had."""
+        with self.serving:
+            self._keep(path, {"spec": spec})
+
+    def spec(self, path: str) -> Object:
+        """The spec of an object as it is."""
+        with self.serving:
+            return dict(self.objects[path]["spec"])
+
+    def replace(self, path: str, body: Object) -> tuple[int, Object]:
+        """The answer to a PUT or a merge patch of the spec."""
+        with self.serving:
+            known = self.objects.get(path)
+            if known is None:
+                return 404, {"message": f"{path} not found"}
+            if body["metadata"].get("resourceVersion") != known["metadata"]["resourceVersion"]:
+                return 409, {"message": f"{path} has been modified"}
+            self.writes.append(path)
+            return 200, self._keep(path, {"spec": known["spec"] | body["spec"]})
+
+    def _keep(self, path: str, written: Object) -> Object:
+        version = int(self.objects.get(path, {"metadata": {"resourceVersion": "0"}})["metadata"]["resourceVersion"])
+        # Go leaves zeros out.
+        spec = {key: value for key, value in written["spec"].items() if value not in (0, "")}
+        self.objects[path] = {"spec": spec, "metadata": {"name": path, "resourceVersion": str(version + 1)}}
+        return self.objects[path]
 
     def remove(self) -> None:
         """As if somebody had deleted the ConfigMap."""
@@ -77,6 +113,9 @@ class _Watch(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
+        if self.path in self.server.objects or "/leases/" in self.path or "/scale" in self.path:
+            self._answer(None)
+            return
         url = urlsplit(self.path)
         query = {key: value for key, (value,) in parse_qs(url.query).items()}
         assert url.path == f"/api/v1/namespaces/{NAMESPACE}/configmaps"
@@ -93,6 +132,32 @@ class _Watch(BaseHTTPRequestHandler):
                 line = json.dumps(event).encode() + b"\n"
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
             self.wfile.write(b"0\r\n\r\n")
+
+    def do_PUT(self) -> None:
+        self._answer("application/json")
+
+    def do_PATCH(self) -> None:
+        self._answer("application/merge-patch+json")
+
+    def _answer(self, content_type: str | None) -> None:
+        assert self.headers["Authorization"] == f"Bearer {TOKEN}"
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0)) or 0) or b"{}")
+        if before := self.server.before.pop(self.command, None):
+            before()
+        if self.server.refused:
+            status, answer = self.server.refused, {"message": "refused"}
+        elif content_type is None:
+            with self.server.serving:
+                known = self.server.objects.get(self.path)
+            status, answer = (200, known) if known else (404, {"message": f"{self.path} not found"})
+        else:
+            assert self.headers["Content-Type"] == content_type
+            status, answer = self.server.replace(self.path, body)
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
     def _events(self) -> Iterator[dict[str, object]]:
         known, kind, server = None, "ADDED", self.server

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 
 import pytest
 import redis.asyncio as redis
@@ -11,10 +12,11 @@ from ryzanstein.v1 import routing_pb2 as pb
 from ryzanstein.v1 import routing_pb2_grpc
 
 from services.common.keys import RedisKeys
+from services.common.router_addresses import RouterAddresses
 from services.common.rpc import open_channel
 from services.common.tasks import end_tasks
-from services.gateway.upstream.addresses import RouterAddresses
 from services.gateway.upstream.router import RouterClient
+from tests.integration.router.config_maps import ConfigMaps, running_config_maps
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import RedisServer, Service, router_process, until
 
@@ -88,3 +90,11 @@ async def fleet(redis_server: RedisServer) -> AsyncIterator[RouterRig]:
             fleet = RouterRig(redis_server, stack, processes)
             yield fleet
         await fleet.redis.aclose()
+
+
+@pytest.fixture
+def config_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConfigMaps]:
+    with running_config_maps(tmp_path / "account") as server:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "localhost")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_port))
+        yield server

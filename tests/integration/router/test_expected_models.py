@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 import httpx
@@ -22,7 +21,7 @@ from services.router.breaker import BreakerLimits
 from services.router.fleet import Fleet
 from tests.integration.gateway.fleet import model_card
 from tests.integration.gateway.gateways import fast_settings
-from tests.integration.router.config_maps import ConfigMaps, running_config_maps
+from tests.integration.router.config_maps import ConfigMaps
 from tests.integration.router.conftest import RouterRig
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import Service, router_process, until
@@ -91,14 +90,6 @@ class CardWorker(FakeWorker):
 
     async def GetModelCard(self, request: object, context: object) -> worker_pb2.ModelCard:  # noqa: N802
         return model_card(self.worker_id, self.incarnation, self.model)
-
-
-@pytest.fixture
-def config_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConfigMaps]:
-    with running_config_maps(tmp_path / "account") as server:
-        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "localhost")
-        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_port))
-        yield server
 
 
 @asynccontextmanager

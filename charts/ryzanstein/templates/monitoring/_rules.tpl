@@ -46,7 +46,7 @@
 {{- $root := index . 0 -}}
 {{- $name := index . 1 | trimPrefix "ryzanstein-" -}}
 {{- if eq $name "autoscaling" -}}
-{{- range include "ryzanstein.pools" $root | fromYaml }}{{ if eq .autoscaling.mode "keda" }}true{{ end }}{{ end -}}
+{{- range include "ryzanstein.pools" $root | fromYaml }}{{ if has .autoscaling.mode (list "builtin" "keda") }}true{{ end }}{{ end -}}
 {{- else if has $name (list "kubernetes" "gpu") -}}
 {{- if get $root.Values.monitoring.rules $name }}true{{ end -}}
 {{- else -}}

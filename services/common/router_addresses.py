@@ -30,6 +30,7 @@ class RouterAddresses:
     """The addresses behind a list of ``host:port`` and ``dns:host:port``."""
 
     def __init__(self, entries: Sequence[str], resolve: Resolve = resolve_host) -> None:
+        self.entries = tuple(entries)
         self._fixed = [entry for entry in entries if not entry.startswith(DNS)]
         self._resolve = resolve
         self._behind: dict[str, Sequence[str]] = {entry: () for entry in entries if entry.startswith(DNS)}

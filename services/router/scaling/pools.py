@@ -1,0 +1,74 @@
+"""The pools that routers scale, as the chart writes them into the ConfigMap of the models."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from services.router.scaling.decision import Targets
+
+KEY = "scaling"
+
+
+class ScalingMode(StrEnum):
+    """Who sets the replicas: the routers' leader, or KEDA by what routers say."""
+
+    BUILTIN = "builtin"
+    KEDA = "keda"
+
+
+class ScaledPool(BaseModel):
+    """A pool of workers, whose ids are the names of its StatefulSet's pods."""
+
+    # Unknown fields are those of a later version.
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel)
+
+    name: str = Field(min_length=1)
+    mode: ScalingMode
+    stateful_set: str = Field(min_length=1)
+    models: tuple[str, ...] = Field(min_length=1)
+    min: int = Field(ge=0)
+    max: int = Field(ge=1)
+    first_token_seconds: float = Field(gt=0)
+    token_milliseconds: float = Field(gt=0)
+    kv_percent: float = Field(gt=0, le=100)
+    idle_seconds: float = Field(ge=0)
+    scale_down_after_seconds: float = Field(ge=0)
+
+    @property
+    def targets(self) -> Targets:
+        """For decisions."""
+        return Targets(
+            least=self.min,
+            most=self.max,
+            first_token_s=self.first_token_seconds,
+            token_ms=self.token_milliseconds,
+            kv_share=self.kv_percent / 100,
+            idle_s=self.idle_seconds,
+            down_after_s=self.scale_down_after_seconds,
+        )
+
+    def ordinal(self, worker_id: str) -> int | None:
+        """The ordinal of a worker's pod; None for workers of other pools."""
+        prefix, _, number = worker_id.rpartition("-")
+        return int(number) if prefix == self.stateful_set and number.isdecimal() else None
+
+
+class Scaling(BaseModel):
+    """All scaled pools, and the Lease (coordination.k8s.io) of their leader."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    lease: str = ""
+    pools: tuple[ScaledPool, ...] = ()
+
+    @property
+    def builtin(self) -> tuple[ScaledPool, ...]:
+        """The pools that the leader scales."""
+        return tuple(pool for pool in self.pools if pool.mode is ScalingMode.BUILTIN)
+
+    def find(self, name: str) -> ScaledPool | None:
+        """A pool by name."""
+        return next((pool for pool in self.pools if pool.name == name), None)
