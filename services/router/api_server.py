@@ -17,7 +17,7 @@ Object = dict[str, Any]
 MERGE_PATCH = "application/merge-patch+json"
 
 
-class ApiError(Exception):
+class KubernetesError(Exception):
     """The API server cannot be reached or refuses; `status`: that of its answer, 0 without an answer."""
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -38,7 +38,7 @@ class ApiServer:
     def open(
         self, method: str, path: str, body: Object | None = None, *, timeout_s: float, content_type: str = ""
     ) -> Iterator[HTTPResponse]:
-        """The answer to a request for ``{namespace}`` in `path`, to be read in the block. Raises ApiError."""
+        """The answer to a request for ``{namespace}`` in `path`, to be read in the block. Raises KubernetesError."""
         try:
             trusted = ssl.create_default_context(cafile=str(self.account / "ca.crt"))
             server, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
@@ -49,19 +49,19 @@ class ApiServer:
                 response = connection.getresponse()
                 if response.status >= 300:
                     text = response.read(1000).decode(errors="replace")
-                    raise ApiError(f"the API server answers {response.status}: {text}", response.status)
+                    raise KubernetesError(f"the API server answers {response.status}: {text}", response.status)
                 yield response
         except (OSError, HTTPException, ValueError) as error:
-            raise ApiError(str(error)) from error
+            raise KubernetesError(str(error)) from error
 
     def call(
         self, method: str, path: str, body: Object | None = None, *, timeout_s: float, content_type: str = ""
     ) -> Object:
-        """The object that the API server answers with. Raises ApiError."""
+        """The object that the API server answers with. Raises KubernetesError."""
         with self.open(method, path, body, timeout_s=timeout_s, content_type=content_type) as response:
             answer = json.loads(response.read())
         if not isinstance(answer, dict):
-            raise ApiError(f"the API server answers {str(answer)[:100]}, which is no object")
+            raise KubernetesError(f"the API server answers {str(answer)[:100]}, which is no object")
         return answer
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from services.router.api_server import ApiError, ApiServer
+from services.router.api_server import ApiServer, KubernetesError
 
 KEY = "expected"
 # A cut connection is noticed after twice this time. Each watch begins with the ConfigMap as it is.
@@ -35,7 +35,7 @@ class ConfigMap:
     def watch(self) -> Iterator[Data]:
         """Yield the data, with the key `expected`, now and after each change, for half a minute.
 
-        Raises ApiError and ValueError, whose texts say what is wrong.
+        Raises KubernetesError and ValueError, whose texts say what is wrong.
         """
         options = {"watch": "true", "fieldSelector": f"metadata.name={self.name}", "timeoutSeconds": _WATCH_S}
         path = f"/api/v1/namespaces/{{namespace}}/configmaps?{urlencode(options)}"
@@ -83,7 +83,7 @@ class ConfigMapWatch:
             try:
                 for data in self._config_map.watch():
                     self._set(data, loop)
-            except (ApiError, ValueError) as error:
+            except (KubernetesError, ValueError) as error:
                 self._complain(str(error))
             time.sleep(_PAUSE_S)
 

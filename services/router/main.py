@@ -35,7 +35,7 @@ from services.router.scaling.arrivals import Arrivals
 from services.router.scaling.demand import FleetView
 from services.router.scaling.election import Election
 from services.router.scaling.keda import KedaScaler
-from services.router.scaling.peers import Peers
+from services.router.scaling.peers import RouterPeers
 from services.router.scaling.scaler import Scaler
 from services.router.service import RouterService
 from services.router.sessions import Sessions
@@ -121,7 +121,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         metrics = RouterMetrics(registry, prefixes)
         export_end(registry, tls)
         arrivals, api = Arrivals(settings.router_id), ApiServer(Path(settings.service_account_folder))
-        peers = Peers(RouterAddresses(settings.router_peers), settings.router_id, fleet, arrivals, tls)
+        peers = RouterPeers(RouterAddresses(settings.router_peers), settings.router_id, fleet, arrivals, tls)
         stack.push_async_callback(peers.close)
         view = FleetView(fleet, lambda: not workers.waits_for)
         scaler = Scaler(api, Election(api, settings.router_id), peers, view, metrics)

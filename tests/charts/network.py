@@ -24,6 +24,7 @@ CALLS = {
     Edge("gateway", "redis", REDIS),
     Edge("router", "coordinator", COORDINATOR),
     Edge("router", "worker", WORKER),
+    Edge("router", "router", ROUTER),
     Edge("router", "redis", REDIS),
     Edge("coordinator", "worker", WORKER),
     Edge("coordinator", "redis", REDIS),

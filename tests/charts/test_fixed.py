@@ -108,7 +108,7 @@ def test_every_kind_with_fixed_fields_is_looked_at(rendered: Rendered) -> None:
     changeable = {
         "ConfigMap", "CronJob", "GRPCRoute", "HTTPRoute", "HorizontalPodAutoscaler", "Ingress", "NetworkPolicy", "Pod",
         "PodDisruptionBudget", "PodMonitor", "PrometheusRule", "Role", "ScaledObject", "ServiceAccount",
-        "TriggerAuthentication", "Certificate", "Issuer",
+        "TriggerAuthentication", "Certificate", "Issuer", "Lease",
     }  # fmt: skip
     assert {found["kind"] for found in rendered.objects} <= changeable | FIXED.keys()
 

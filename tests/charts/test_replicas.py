@@ -57,7 +57,10 @@ def test_replicas_can_be_left_to_an_autoscaler() -> None:
 
 @pytest.mark.parametrize(
     ("components", "mode", "kind"),
-    [(["gateway"], "hpa-cpu", "HorizontalPodAutoscaler"), (["gateway", "worker"], "keda", "ScaledObject")],
+    [
+        (["gateway", "worker"], "hpa-cpu", "HorizontalPodAutoscaler"),
+        (["gateway", "worker"], "keda", "ScaledObject"),
+    ],
 )
 def test_an_autoscaler_decides_alone(components: list[str], mode: str, kind: str) -> None:
     values = [COMPONENTS[each] % f"autoscaling: {{mode: {mode}, min: 2, max: 5}}" for each in components]
@@ -76,20 +79,45 @@ def test_an_autoscaler_decides_alone(components: list[str], mode: str, kind: str
 @pytest.mark.parametrize(
     ("inline", "address"),
     [
-        ("", "http://ryzanstein-prometheus.serving.svc.cluster.local:9090"),
+        (
+            "keda: {source: prometheus}, tls: {mode: 'off'}",
+            "http://ryzanstein-prometheus.serving.svc.cluster.local:9090",
+        ),
+        ("tls: {mode: generated}", "http://ryzanstein-prometheus.serving.svc.cluster.local:9090"),
         ("keda: {prometheusUrl: 'http://theirs:9090'}", "http://theirs:9090"),
     ],
 )
 def test_keda_queries_a_reachable_prometheus(inline: str, address: str) -> None:
     """The bundled one unless another is named; only then do the policies let its operator in."""
-    values = "{gateway: {autoscaling: {mode: keda}}, workers: {defaults: {autoscaling: {mode: keda}}}}"
-    rendered = render(inline=values if not inline else f"{values[:-1]}, {inline}}}")
+    values = "gateway: {autoscaling: {mode: keda}}, workers: {defaults: {autoscaling: {mode: keda}}}"
+    rendered = render(inline=f"{{{values}, {inline}}}")
     triggers = [trigger for scaler in rendered.of("ScaledObject") for trigger in scaler["spec"]["triggers"]]
     assert {trigger["metadata"]["serverAddress"] for trigger in triggers} == {address}
     policy = rendered.named("NetworkPolicy", "ryzanstein-prometheus")
     let_in = [peer for rule in policy["spec"]["ingress"] for peer in rule["from"] if "namespaceSelector" in peer]
     keda = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
-    assert let_in == ([] if inline else [keda])
+    assert let_in == ([] if "theirs" in inline else [keda])
+
+
+def test_keda_asks_routers_for_pools_of_workers() -> None:
+    """No Prometheus is needed, and the policies let its operator in."""
+    values = "workers: {defaults: {autoscaling: {mode: keda, min: 0}}}, monitoring: {mode: none}, tls: {mode: 'off'}"
+    rendered = render(inline=f"{{{values}}}")
+    (scaler,) = rendered.of("ScaledObject")
+    address = "ryzanstein-router.serving.svc.cluster.local:50052"
+    assert scaler["spec"]["triggers"] == [
+        {"type": "external-push", "metadata": {"scalerAddress": address, "pool": "default"}}
+    ]
+    policy = rendered.named("NetworkPolicy", "ryzanstein-router")
+    let_in = [rule for rule in policy["spec"]["ingress"] if any("namespaceSelector" in peer for peer in rule["from"])]
+    keda = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
+    assert let_in == [{"ports": [{"protocol": "TCP", "port": 50052}], "from": [keda]}]
+
+
+def test_pool_of_mode_builtin_has_its_replicas_from_routers_alone() -> None:
+    rendered = render(inline="workers: {pools: {default: {replicas: 3, autoscaling: {mode: builtin}}}}")
+    assert "replicas" not in _workload(rendered, "worker")["spec"]
+    assert not rendered.of(*SCALERS)
 
 
 def test_workers_with_pods_of_two_revisions_are_replaced_in_turn(rendered: Rendered) -> None:

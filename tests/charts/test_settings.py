@@ -19,6 +19,8 @@ from services.kv_coordinator.settings import CoordinatorSettings
 from services.router.policies.filters.affordable import Affordable
 from services.router.policies.pickers.round_robin import RoundRobin
 from services.router.policies.registry import Composition
+from services.router.scaling.decision import Targets
+from services.router.scaling.pools import Scaling
 from services.router.settings import RouterSettings
 from services.worker.settings import WorkerSettings
 from tests.certificates import DAY, write
@@ -207,6 +209,55 @@ def test_routers_may_watch_the_models_and_do_no_more() -> None:
     (binding,) = [each for each in rendered.of("RoleBinding") if each["subjects"][0]["name"] == account]
     rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["watch"], "resourceNames": [watched]}
     assert rendered.named("Role", binding["roleRef"]["name"])["rules"] == [rule]
+    assert not rendered.of("Lease")
+
+
+def test_routers_may_scale_the_pools_of_mode_builtin_and_do_no_more() -> None:
+    modes = {"a": "builtin", "b": "builtin", "c": "hpa-cpu", "d": "keda", "e": "none"}
+    pools = ", ".join(f"{pool}: {{autoscaling: {{mode: {mode}}}}}" for pool, mode in modes.items())
+    rendered = render(inline=f"workers: {{pools: {{{pools}}}}}")
+    _, *rules = rendered.named("Role", "ryzanstein-router")["rules"]
+    (lease,) = rendered.of("Lease")
+    assert rules == [
+        {
+            "apiGroups": ["apps"],
+            "resources": ["statefulsets/scale"],
+            "verbs": ["get", "patch"],
+            "resourceNames": ["ryzanstein-workers-a", "ryzanstein-workers-b"],
+        },
+        {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "verbs": ["get", "update"],
+            "resourceNames": [lease["metadata"]["name"]],
+        },
+    ]
+    assert "spec" not in lease, "an upgrade changes nothing of what routers write"
+    named = {each["metadata"]["name"] for each in rendered.of("StatefulSet")}
+    assert set(rules[0]["resourceNames"]) <= named
+    assert not [each for each in rendered.of("ClusterRole") if "router" in each["metadata"]["name"]]
+
+
+def test_routers_know_the_scaled_pools_and_their_targets() -> None:
+    """What the chart writes is what routers read, with the pool's own targets."""
+    values = "firstTokenSeconds: 1.5, tokenMilliseconds: 50, kvPercent: 70, scaleDownAfterSeconds: 60, idleSeconds: 90"
+    pools = f"a: {{servedName: one, autoscaling: {{mode: builtin, min: 0, max: 7, {values}}}}}"
+    rendered = render(
+        inline=f"workers: {{pools: {{{pools}, b: {{autoscaling: {{mode: keda}}}}}}}}\ntls: {{mode: 'off'}}"
+    )
+    scaling = Scaling.model_validate_json(rendered.named("ConfigMap", "ryzanstein-models")["data"]["scaling"])
+    assert scaling.lease == rendered.of("Lease")[0]["metadata"]["name"]
+    assert [(pool.name, pool.mode) for pool in scaling.pools] == [("a", "builtin"), ("b", "keda")]
+    first, _ = scaling.pools
+    assert (first.models, first.stateful_set) == (("one",), "ryzanstein-workers-a")
+    assert first.targets == Targets(0, 7, first_token_s=1.5, token_ms=50, kv_share=0.7, idle_s=90, down_after_s=60)
+    assert "scaling" not in render().named("ConfigMap", "ryzanstein-models")["data"]
+
+
+def test_scaled_pool_restarts_no_router() -> None:
+    before, after = render(), render(inline="workers: {pools: {default: {autoscaling: {mode: builtin}}}}")
+    (old,), (new,) = before.pods_of("router"), after.pods_of("router")
+    assert (old.metadata, old.spec) == (new.metadata, new.spec)
 
 
 def test_a_model_that_comes_or_goes_replaces_its_own_workers_alone() -> None:

@@ -155,6 +155,14 @@ CONTRADICTIONS = {
     tracing: {endpoint: 'http://collector:4317'}
     gateway: {autoscaling: {mode: hpa-cpu, min: 5, max: 2}}
     """: ["tracing.endpoint", "gateway.autoscaling.min"],
+    """
+    tls: {mode: generated}
+    keda: {source: routers}
+    workers:
+      pools:
+        certified: {autoscaling: {mode: keda}}
+        idle: {autoscaling: {mode: hpa-cpu, min: 0}}
+    """: ["keda.source", "workers.pools.idle.autoscaling.min"],
 }
 # Types that a strict schema could refuse by mistake.
 ACCEPTED = """

@@ -4,10 +4,8 @@ connections:
   - {from: gateway, to: router, port: 50052}
   - {from: gateway, to: worker, port: 50054}
   - {from: router, to: worker, port: 50054}
-  {{- if include "ryzanstein.scale.byRouters" . }}
   # The router that scales asks each for its requests.
   - {from: router, to: router, port: 50052}
-  {{- end }}
   # KV blocks move between workers.
   - {from: worker, to: worker, port: 50054}
   {{- if .Values.coordinator.enabled }}

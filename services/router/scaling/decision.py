@@ -38,7 +38,7 @@ class Targets:
     most: int
     first_token_s: float = 2.5
     token_ms: float = 100.0
-    kv_share: float = 0.8  # of the KV blocks in use
+    kv_share: float = 0.8  # share of the KV blocks in use
     idle_s: float = 600.0  # without a request, until a pool with least = 0 goes to zero
     down_after_s: float = 300.0  # how long fewer workers must have been enough
 
@@ -63,10 +63,10 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class PoolCapacity:
     """What a pool's workers can do. Speeds are those of one worker; 0: not measured."""
 
-    replicas: int  # of the StatefulSet
+    replicas: int  # those of the StatefulSet
     workers: int = 0  # that routers know; one that is being removed counts until it has left
     prefill_rate: float = 0.0  # tokens per second
     batch: float = 0.0  # requests at which a token takes as long as its target
@@ -82,7 +82,7 @@ class History:
     raised_at: float  # when there were more replicas than before
     active_at: float  # when there was a request
     replicas: int
-    needs: tuple[tuple[float, int], ...] = ()  # of the last SUSTAINED_S and the one before
+    needs: tuple[tuple[float, int], ...] = ()  # those of the last SUSTAINED_S, and the one before
     # Needs with slack during the stabilisation time, each larger than all after it: the first is the maximum.
     peaks: tuple[tuple[float, int], ...] = ()
     surplus_since: float = math.inf
@@ -94,7 +94,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ScalingDecision:
     """The number of replicas, and why."""
 
     replicas: int
@@ -102,7 +102,7 @@ class Decision:
     load: float  # the demand in workers
 
 
-def load(demand: Demand, capacity: Capacity, targets: Targets) -> tuple[float, Reason]:
+def load(demand: Demand, capacity: PoolCapacity, targets: Targets) -> tuple[float, Reason]:
     """The demand in workers, as a fraction, and the term that is the largest.
 
     Terms without a measured speed are left out: until the first worker has measured itself, held requests ask for one.
@@ -123,8 +123,8 @@ def load(demand: Demand, capacity: Capacity, targets: Targets) -> tuple[float, R
 
 
 def desired(
-    now: float, demand: Demand, capacity: Capacity, targets: Targets, history: History
-) -> tuple[Decision, History]:
+    now: float, demand: Demand, capacity: PoolCapacity, targets: Targets, history: History
+) -> tuple[ScalingDecision, History]:
     """The replicas that a pool shall have, and the history for the next call.
 
     Demand raises it, at zero at once. It shrinks by one worker at a time, when fewer have been enough for the
@@ -142,20 +142,20 @@ def desired(
     peak = bounded(history.peaks[0][1])
     history = replace(history, surplus_since=min(history.surplus_since, now) if peak < replicas else math.inf)
     if need > replicas:
-        return Decision(
+        return ScalingDecision(
             need, Reason.BOUNDS if need == floor and need > math.ceil(workers) else reason, workers
         ), history
     if replicas > targets.most:
-        return Decision(targets.most, Reason.BOUNDS, workers), history
+        return ScalingDecision(targets.most, Reason.BOUNDS, workers), history
     if floor == 0 and replicas:
-        return Decision(0, Reason.IDLE, workers), history
+        return ScalingDecision(0, Reason.IDLE, workers), history
     if peak < replicas and _may_shrink(now, demand, capacity, targets, history):
-        return Decision(replicas - 1, Reason.SURPLUS, workers), history
-    return Decision(replicas, Reason.KEEP, workers), history
+        return ScalingDecision(replicas - 1, Reason.SURPLUS, workers), history
+    return ScalingDecision(replicas, Reason.KEEP, workers), history
 
 
 def _observed(
-    now: float, demand: Demand, capacity: Capacity, targets: Targets, history: History, workers: float
+    now: float, demand: Demand, capacity: PoolCapacity, targets: Targets, history: History, workers: float
 ) -> History:
     """The history with this moment."""
     need, slack = math.ceil(workers), math.ceil(workers * SLACK)
@@ -178,7 +178,7 @@ def _sustained(now: float, needs: tuple[tuple[float, int], ...]) -> int:
     return min(need for _, need in needs) if needs[0][0] <= now - SUSTAINED_S else 0
 
 
-def _floor_at_zero(now: float, demand: Demand, capacity: Capacity, targets: Targets, history: History) -> int:
+def _floor_at_zero(now: float, demand: Demand, capacity: PoolCapacity, targets: Targets, history: History) -> int:
     """The fewest replicas of a pool that may go to zero: 0 while it is there without a request, or idle for long."""
     if demand.requests:
         return 1
@@ -186,7 +186,7 @@ def _floor_at_zero(now: float, demand: Demand, capacity: Capacity, targets: Targ
     return 0 if capacity.replicas == 0 or idle else 1
 
 
-def _may_shrink(now: float, demand: Demand, capacity: Capacity, targets: Targets, history: History) -> bool:
+def _may_shrink(now: float, demand: Demand, capacity: PoolCapacity, targets: Targets, history: History) -> bool:
     """Whether a surplus worker may be removed now: one at a time, the emptiest, and not after a recent rise."""
     settled = now - max(history.began, history.raised_at) >= targets.down_after_s
     all_gone = capacity.workers <= capacity.replicas

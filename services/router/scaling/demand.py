@@ -10,8 +10,8 @@ import numpy as np
 from services.router.fleet import Fleet
 from services.router.membership import Member
 from services.router.pool import Pool
-from services.router.scaling.decision import Capacity, Demand
-from services.router.scaling.peers import Held, HeldByModel
+from services.router.scaling.decision import Demand, PoolCapacity
+from services.router.scaling.peers import DemandByModel
 from services.router.scaling.pools import ScaledPool, Scaling
 from services.router.snapshot import IneligibleReason
 
@@ -34,7 +34,7 @@ class FleetView:
         self._informed = informed
         self._speeds: dict[str, WorkerSpeed] = {}  # by pool; kept while it has no worker
 
-    def demand(self, pool: ScaledPool, scaling: Scaling, held: HeldByModel) -> Demand:
+    def demand(self, pool: ScaledPool, scaling: Scaling, held: DemandByModel) -> Demand:
         """The demand for a pool. Held requests are those of the first pool of their model that may still grow."""
         members = [member for _, _, member in self._members(pool)]
         states = [member.state for member in members]
@@ -44,7 +44,9 @@ class FleetView:
             held=sum(part.requests for part in own),
             held_tokens=sum(part.tokens for part in own),
             tokens_per_s=sum(
-                self._share(pool, model, scaling) * held.models.get(model, Held()).tokens_per_s for model in pool.models
+                part.tokens_per_s * self._share(pool, model, scaling)
+                for model, part in held.models.items()
+                if model in pool.models
             ),
             busy=sum(state.running + state.waiting for state in states),
             queued_tokens=sum(state.queued_prefill_tokens for state in states),
@@ -53,13 +55,13 @@ class FleetView:
             complete=held.complete and self._informed() and all(member.connected for member in members),
         )
 
-    def capacity(self, pool: ScaledPool, replicas: int) -> Capacity:
+    def capacity(self, pool: ScaledPool, replicas: int) -> PoolCapacity:
         """What a pool of that many replicas can do."""
         speed = self._speeds[pool.name] = self._measured(pool)
         loads: dict[int, int] = {}  # requests, by ordinal
         for ordinal, _, member in self._members(pool):
             loads[ordinal] = loads.get(ordinal, 0) + member.state.running + member.state.waiting
-        return Capacity(
+        return PoolCapacity(
             replicas=replicas,
             workers=len(loads),
             prefill_rate=speed.prefill_rate,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from services.router.api_server import CONFLICT, ApiError, ApiServer, Object
+from services.router.api_server import CONFLICT, ApiServer, KubernetesError, Object
 
 LEASE_S = 6
 RENEW_S = 2.0
@@ -37,7 +37,7 @@ class Election:
         return self._clock() < self._leads_until
 
     async def campaign(self, lease: str) -> None:
-        """Renew the lease, or take it if it is free. Raises ApiError; the leader then leads until its lease is over."""
+        """Renew the lease, or take a free one. Raises KubernetesError; a leader then leads until its lease ends."""
         if self._clock() >= self._renew_at:
             await asyncio.to_thread(self._campaign, lease)
 
@@ -59,7 +59,7 @@ class Election:
             self._leads_until = 0.0
 
     async def resign(self, lease: str) -> None:
-        """Give the lease up, so that another router need not wait for its end. Raises ApiError."""
+        """Give the lease up, so that another router need not wait for its end. Raises KubernetesError."""
         if self.leads:
             self._leads_until = 0.0
             await asyncio.to_thread(self._resign, lease)
@@ -84,7 +84,7 @@ class Election:
         """Replace the spec; return False if the lease has changed meanwhile."""
         try:
             self._api.call("PUT", _path(lease), {**current, "spec": spec}, timeout_s=TIMEOUT_S)
-        except ApiError as error:
+        except KubernetesError as error:
             if error.status == CONFLICT:
                 return False
             raise

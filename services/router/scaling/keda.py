@@ -15,7 +15,7 @@ from ryzanstein.keda import externalscaler_pb2_grpc
 from services.router.metrics import RouterMetrics
 from services.router.scaling.decision import Demand, load
 from services.router.scaling.demand import FleetView
-from services.router.scaling.peers import Peers
+from services.router.scaling.peers import RouterPeers
 from services.router.scaling.pools import ScaledPool
 from services.router.scaling.scaler import Scaler
 
@@ -29,7 +29,7 @@ Context = grpc.aio.ServicerContext[object, object]
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PoolDemand:
     """A pool and its demand now."""
 
     pool: ScaledPool
@@ -43,7 +43,7 @@ class _Asked:
 class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
     """`externalscaler.ExternalScaler`; any router answers for all."""
 
-    def __init__(self, scaler: Scaler, peers: Peers, view: FleetView, metrics: RouterMetrics) -> None:
+    def __init__(self, scaler: Scaler, peers: RouterPeers, view: FleetView, metrics: RouterMetrics) -> None:
         self._scaler = scaler
         self._peers = peers
         self._view = view
@@ -74,20 +74,20 @@ class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
 
     async def GetMetrics(self, request: pb.GetMetricsRequest, context: Context) -> pb.GetMetricsResponse:  # noqa: N802
         """The demand now."""
-        asked = await self._ask(request.scaledObjectRef, context)
-        workers, _ = load(asked.demand, self._view.capacity(asked.pool, 0), asked.pool.targets)
-        self._metrics.pool_load.labels(asked.pool.name).set(workers)
+        current = await self._ask(request.scaledObjectRef, context)
+        workers, _ = load(current.demand, self._view.capacity(current.pool, 0), current.pool.targets)
+        self._metrics.pool_load.labels(current.pool.name).set(workers)
         value = pb.MetricValue(metricName=METRIC, metricValue=math.ceil(workers * ONE_WORKER))
         return pb.GetMetricsResponse(metricValues=[value])
 
-    async def _ask(self, request: pb.ScaledObjectRef, context: Context) -> _Asked:
+    async def _ask(self, request: pb.ScaledObjectRef, context: Context) -> _PoolDemand:
         pool = await self._pool(request, context)
         held = await self._peers.read()
         demand = self._view.demand(pool, self._scaler.scaling, held)
         if not demand.complete and not demand.requests:
             # KEDA keeps the replicas after an error; an incomplete sum might let it remove workers.
             await context.abort(grpc.StatusCode.UNAVAILABLE, "a router or a worker does not answer")
-        return _Asked(pool, demand)
+        return _PoolDemand(pool, demand)
 
     async def _pool(self, request: pb.ScaledObjectRef, context: Context) -> ScaledPool:
         name = request.scalerMetadata.get("pool", "")

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ModelDemand:
     """The demand for one model that no worker reports, at all routers."""
 
     requests: int = 0
@@ -36,14 +36,14 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldByModel:
+class DemandByModel:
     """Of all models; `complete`: whether every router has answered, so that there is no more."""
 
-    models: Mapping[str, Held]
+    models: Mapping[str, ModelDemand]
     complete: bool
 
 
-class Peers:
+class RouterPeers:
     """The other routers, found by their addresses, and this one."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Peers:
         self._resolve_at = 0.0
         self._silent: set[str] = set()  # addresses
 
-    async def read(self) -> HeldByModel:
+    async def read(self) -> DemandByModel:
         """The sum over all routers."""
         await self._connect()
         answers = await asyncio.gather(*(self._ask(address) for address in self._channels))
@@ -66,7 +66,7 @@ class Peers:
         heard = {answer.router_id: answer for answer in answers if answer is not None}
         complete = None not in answers and (not self._addresses.entries or self._router_id in heard)
         own = self._arrivals.demand(self._fleet.pools)
-        return HeldByModel(_sum((heard | {own.router_id: own}).values()), complete)
+        return DemandByModel(_sum((heard | {own.router_id: own}).values()), complete)
 
     async def _ask(self, address: str) -> routing_pb2.GetDemandResponse | None:
         """The demand at a router; None if it does not answer, which is logged once per outage."""
@@ -103,12 +103,12 @@ class Peers:
             self._channels = {}
 
 
-def _sum(answers: Iterable[routing_pb2.GetDemandResponse]) -> dict[str, Held]:
-    total: dict[str, Held] = {}
+def _sum(answers: Iterable[routing_pb2.GetDemandResponse]) -> dict[str, ModelDemand]:
+    total: dict[str, ModelDemand] = {}
     for answer in answers:
         for more in answer.models:
-            known = total.get(more.model, Held())
-            total[more.model] = Held(
+            known = total.get(more.model, ModelDemand())
+            total[more.model] = ModelDemand(
                 requests=known.requests + more.held,
                 tokens=known.tokens + more.held_tokens,
                 tokens_per_s=known.tokens_per_s + more.tokens_per_s,

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from services.router.api_server import CONFLICT, NOT_FOUND, ApiError, ApiServer
+from services.router.api_server import CONFLICT, NOT_FOUND, ApiServer, KubernetesError
 from services.router.metrics import RouterMetrics
-from services.router.scaling.decision import Decision, Demand, History, Reason, desired
+from services.router.scaling.decision import Demand, History, Reason, ScalingDecision, desired
 from services.router.scaling.demand import FleetView
 from services.router.scaling.election import Election
-from services.router.scaling.peers import HeldByModel, Peers
+from services.router.scaling.peers import DemandByModel, RouterPeers
 from services.router.scaling.pools import KEY, ScaledPool, Scaling
 from services.router.scaling.replicas import read_scale, write_replicas
 
@@ -27,7 +27,7 @@ class Scaler:
     """Evaluates the pools every second, while this router leads."""
 
     def __init__(
-        self, api: ApiServer, election: Election, peers: Peers, view: FleetView, metrics: RouterMetrics
+        self, api: ApiServer, election: Election, peers: RouterPeers, view: FleetView, metrics: RouterMetrics
     ) -> None:
         self.scaling = Scaling()
         self._api = api
@@ -69,7 +69,7 @@ class Scaler:
         try:
             await self._election.campaign(self.scaling.lease)
             self._trouble.pop("", None)
-        except ApiError as error:
+        except KubernetesError as error:
             hint = "; the chart makes it" if error.status == NOT_FOUND else ""
             self._complain("", f"the lease {self.scaling.lease} cannot be held{hint}: {error}")
         if self._election.leads != led:
@@ -80,14 +80,14 @@ class Scaler:
     async def _resign(self) -> None:
         try:
             await self._election.resign(self.scaling.lease)
-        except ApiError as error:
+        except KubernetesError as error:
             log.warning("the lease is not given up, the next leader waits for its end: %s", error)
 
     async def _evaluate(self) -> None:
         held = await self._peers.read()
         await asyncio.gather(*(self._scale(pool, held) for pool in self.scaling.builtin))
 
-    async def _scale(self, pool: ScaledPool, held: HeldByModel) -> None:
+    async def _scale(self, pool: ScaledPool, held: DemandByModel) -> None:
         """Evaluate a pool; an error is logged, and the next evaluation tries again."""
         try:
             old = await read_scale(self._api, pool.stateful_set)
@@ -101,7 +101,7 @@ class Scaler:
                 self._metrics.scalings.labels(pool.name, decision.reason.value).inc()
                 _log(pool, old.replicas, decision, demand)
             self._trouble.pop(pool.name, None)
-        except ApiError as error:
+        except KubernetesError as error:
             if error.status != CONFLICT:  # it has changed since it was read
                 self._complain(pool.name, f"{pool.stateful_set} cannot be scaled: {error}")
 
@@ -113,7 +113,7 @@ class Scaler:
             log.warning("%s", trouble)
 
 
-def _log(pool: ScaledPool, replicas: int, decision: Decision, demand: Demand) -> None:
+def _log(pool: ScaledPool, replicas: int, decision: ScalingDecision, demand: Demand) -> None:
     log.info(
         "pool %s: %d replicas instead of %d (%s): %d requests held, %d at workers, demand of %.2f workers",
         pool.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from ryzanstein.v1 import routing_pb2_grpc
 
 from services.common.ports import free_port
 from services.common.rpc import open_channel
-from services.router.api_server import ApiError, ApiServer
+from services.router.api_server import ApiServer, KubernetesError
 from services.router.scaling.election import LEASE_S, Election
 from tests.integration.router.config_maps import NAMESPACE, ConfigMaps
 from tests.integration.router.conftest import RouterRig, ask, lists
@@ -135,17 +136,9 @@ async def test_leader_scales_from_zero_for_a_request_held_by_another_router_and_
     await leader.logs("pool default: 0 replicas instead of 1 (idle)")
     await worker.stop()
     assert follower.metric('ryzanstein_router_pool_replicas{kind="current",pool="default"}') is None
-
-
-async def test_another_router_leads_when_the_leader_ends(fleet: RouterRig, config_maps: ConfigMaps) -> None:
-    at(config_maps, 0)
-    (first,) = await routers(fleet, config_maps, "rz-router-0")
-    await first.shows("ryzanstein_router_scaler_leads", 1.0)
-    (second,) = await routers(fleet, config_maps, "rz-router-1")
-    first.service.end()
-    assert config_maps.spec(LEASE).get("holderIdentity") in (None, "rz-router-1")
-    await second.shows("ryzanstein_router_scaler_leads", 1.0)
-    assert config_maps.spec(LEASE)["leaseTransitions"] == 2
+    leader.service.end()
+    await follower.shows("ryzanstein_router_scaler_leads", 1.0)
+    assert config_maps.spec(LEASE)["leaseTransitions"] == 2, "the leader has resigned"
 
 
 async def test_pool_grows_by_demand_and_shrinks_by_its_emptiest_worker(
@@ -181,56 +174,35 @@ async def test_pool_does_not_shrink_while_a_router_is_silent_but_grows(
     assert config_maps.writes.count(SCALE) == 1
 
 
-@pytest.mark.parametrize(
-    ("harm", "words"),
-    [
-        (lambda api: api.refuse(403), "the API server answers 403"),
-        (lambda api: api.objects.pop(SCALE), f"{SET} cannot be scaled: the API server answers 404"),
-        (lambda api: api.objects.pop(LEASE), "the lease rz-scaler cannot be held; the chart makes it"),
-    ],
-    ids=["forbidden", "no StatefulSet", "no lease"],
-)
-async def test_failed_call_of_the_api_server_is_logged_once_and_tried_again(
-    fleet: RouterRig, config_maps: ConfigMaps, harm: object, words: str
-) -> None:
-    at(config_maps, 0, max=1)
-    (router,) = await routers(fleet, config_maps, "rz-router-0")
-    await router.shows("ryzanstein_router_scaler_leads", 1.0)
-    harm(config_maps)  # type: ignore[operator]
-
-    await router.logs(words)
-    held = asyncio.ensure_future(router.stub.Route(ask(model="tiny")))
-    config_maps.refused = 0
-    for path, spec in ((LEASE, {}), (SCALE, {})):
-        if path not in config_maps.objects:
-            config_maps.put(path, spec)
-    await wait_for_replicas(config_maps, 1)
-    assert sum(words in line["message"] for line in router.service.logs()) == 1
-    held.cancel()
-
-
-async def test_replicas_of_others_are_not_overwritten_by_an_older_decision(
+async def test_failures_of_the_api_server_are_logged_once_and_leave_the_replicas(
     fleet: RouterRig, config_maps: ConfigMaps
 ) -> None:
-    """`kubectl scale` between the read and the write: the next evaluation starts from the new number."""
     at(config_maps, 0, idleSeconds=600)
-    config_maps.before["PATCH"] = lambda: config_maps.put(SCALE, {"replicas": 2})
     (router,) = await routers(fleet, config_maps, "rz-router-0")
     await router.shows("ryzanstein_router_scaler_leads", 1.0)
+    config_maps.write("tiny", scaling=scaling(mode="magic"))
+    await router.logs("the ConfigMap's key scaling cannot be read, the scaled pools stay")
+    assert router.metric("ryzanstein_router_scaler_pools") == 1.0
+    failures: dict[str, Callable[[], object]] = {
+        f"{SET} cannot be scaled: the API server answers 404": lambda: config_maps.objects.pop(SCALE),
+        "the lease rz-scaler cannot be held; the chart makes it": lambda: config_maps.objects.pop(LEASE),
+        "the lease rz-scaler cannot be held: the API server answers 403": lambda: config_maps.refuse(403),
+    }
+    for words, harm in failures.items():
+        harm()
+        await router.logs(words)
+        config_maps.refused = 0
+        config_maps.put(LEASE, {})
+        config_maps.put(SCALE, {})
+        await router.shows("ryzanstein_router_scaler_leads", 1.0)
+    messages = [line["message"] for line in router.service.logs()]
+    assert [sum(words in message for message in messages) for words in failures] == [1, 1, 1]
+    # `kubectl scale` between the read and the write: the next evaluation begins with the new number.
+    config_maps.before["PATCH"] = lambda: config_maps.put(SCALE, {"replicas": 2})
     held = asyncio.ensure_future(router.stub.Route(ask(model="tiny")))
     await router.shows('ryzanstein_router_pool_replicas{kind="current",pool="default"}', 2.0)
     assert SCALE not in config_maps.writes
     held.cancel()
-
-
-async def test_unreadable_pools_leave_the_last_ones(fleet: RouterRig, config_maps: ConfigMaps) -> None:
-    at(config_maps, 0)
-    (router,) = await routers(fleet, config_maps, "rz-router-0")
-    await router.shows("ryzanstein_router_scaler_pools", 1.0)
-    config_maps.write("tiny", scaling=scaling(mode="magic"))
-
-    await router.logs("the ConfigMap's key scaling cannot be read, the scaled pools stay")
-    assert router.metric("ryzanstein_router_scaler_pools") == 1.0
 
 
 @pytest.fixture
@@ -242,7 +214,7 @@ def election(api: ConfigMaps, identity: str, clock: list[float]) -> Election:
     return Election(ApiServer(Path(api.environment["SERVICE_ACCOUNT_FOLDER"])), identity, lambda: clock[0])
 
 
-async def test_lease_passes_to_another_router_only_when_it_is_over(config_maps: ConfigMaps, clock: list[float]) -> None:
+async def test_lease_passes_to_another_router_only_after_its_end(config_maps: ConfigMaps, clock: list[float]) -> None:
     config_maps.put(LEASE, {})
     one, two = election(config_maps, "one", clock), election(config_maps, "two", clock)
     await one.campaign("rz-scaler")
@@ -269,7 +241,7 @@ async def test_renewed_lease_stays_with_its_leader(config_maps: ConfigMaps, cloc
     assert config_maps.spec(LEASE)["leaseTransitions"] == 1
 
 
-async def test_router_whose_lease_was_taken_between_read_and_write_does_not_lead(
+async def test_router_does_not_lead_when_its_write_of_the_lease_conflicts(
     config_maps: ConfigMaps, clock: list[float]
 ) -> None:
     config_maps.put(LEASE, {})
@@ -288,7 +260,7 @@ async def test_leader_leads_on_without_the_api_server_until_its_lease_is_over(
     await leader.campaign("rz-scaler")
     config_maps.refused = 503
     clock[0] += 3
-    with pytest.raises(ApiError, match="503"):
+    with pytest.raises(KubernetesError, match="503"):
         await leader.campaign("rz-scaler")
     assert leader.leads
     clock[0] += LEASE_S

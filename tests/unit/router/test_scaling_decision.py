@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from services.router.scaling.decision import (
     SUSTAINED_S,
-    Capacity,
-    Decision,
     Demand,
     History,
+    PoolCapacity,
     Reason,
+    ScalingDecision,
     Targets,
     desired,
     load,
 )
 
-MEASURED = Capacity(replicas=1, workers=1, prefill_rate=1000.0, batch=8.0, kv_blocks=100.0)
+MEASURED = PoolCapacity(replicas=1, workers=1, prefill_rate=1000.0, batch=8.0, kv_blocks=100.0)
 TARGETS = Targets(least=1, most=8, first_token_s=2.0, down_after_s=20.0, idle_s=30.0)
 
 counts = st.integers(0, 40)
@@ -45,7 +45,7 @@ targets = st.builds(
     idle_s=st.integers(4, 40).map(float),
 )
 speeds = st.builds(
-    Capacity,
+    PoolCapacity,
     replicas=st.integers(0, 12),
     prefill_rate=st.sampled_from([0.0, 300.0, 5_000.0]),
     batch=st.sampled_from([0.0, 1.0, 16.0]),
@@ -54,7 +54,9 @@ speeds = st.builds(
 )
 
 
-def run(demand: Sequence[Demand], capacity: Capacity, wanted: Targets) -> Iterator[tuple[float, int, Decision]]:
+def run(
+    demand: Sequence[Demand], capacity: PoolCapacity, wanted: Targets
+) -> Iterator[tuple[float, int, ScalingDecision]]:
     """The replicas before each decision, one a second, which is carried out at once."""
     history = History.new(0.0, capacity.replicas)
     for now, moment in enumerate(demand):
@@ -65,14 +67,14 @@ def run(demand: Sequence[Demand], capacity: Capacity, wanted: Targets) -> Iterat
 
 
 @given(st.lists(demands, min_size=1, max_size=40), speeds, targets)
-def test_replicas_stay_within_bounds(demand: list[Demand], capacity: Capacity, wanted: Targets) -> None:
+def test_replicas_stay_within_bounds(demand: list[Demand], capacity: PoolCapacity, wanted: Targets) -> None:
     for _, _, decision in run(demand, capacity, wanted):
         assert wanted.least <= decision.replicas <= wanted.most
 
 
 @given(demands, speeds, targets, st.integers(1, 40))
 def test_pool_at_zero_grows_in_the_evaluation_that_sees_a_held_request(
-    demand: Demand, capacity: Capacity, wanted: Targets, held: int
+    demand: Demand, capacity: PoolCapacity, wanted: Targets, held: int
 ) -> None:
     at_zero, asleep = replace(capacity, replicas=0), replace(wanted, least=0)
     moments = [Demand(idle_s=1000.0), Demand(idle_s=1000.0), replace(demand, held=held)]
@@ -84,7 +86,7 @@ def test_pool_at_zero_grows_in_the_evaluation_that_sees_a_held_request(
 
 
 @given(demands, speeds, targets)
-def test_constant_demand_changes_no_settled_pool(demand: Demand, capacity: Capacity, wanted: Targets) -> None:
+def test_constant_demand_changes_no_settled_pool(demand: Demand, capacity: PoolCapacity, wanted: Targets) -> None:
     """Settled: after each of a dozen workers could have been removed, however long the last one is not the emptiest."""
     settling = int(3 * wanted.down_after_s + max(wanted.idle_s, SUSTAINED_S)) + 15
     decisions = list(run([demand] * (settling + 50), capacity, wanted))
@@ -93,7 +95,7 @@ def test_constant_demand_changes_no_settled_pool(demand: Demand, capacity: Capac
 
 
 @given(st.lists(demands, min_size=30, max_size=120), speeds, targets)
-def test_pool_never_shrinks_soon_after_it_has_grown(demand: list[Demand], capacity: Capacity, wanted: Targets) -> None:
+def test_pool_never_shrinks_soon_after_growth(demand: list[Demand], capacity: PoolCapacity, wanted: Targets) -> None:
     raised_at = 0.0
     for now, replicas, decision in run(demand, capacity, wanted):
         if decision.replicas > replicas:
@@ -104,8 +106,8 @@ def test_pool_never_shrinks_soon_after_it_has_grown(demand: list[Demand], capaci
 
 
 @given(st.lists(demands, min_size=30, max_size=120), speeds, targets)
-def test_pool_shrinks_by_one_worker_to_what_was_enough_all_the_time(
-    demand: list[Demand], capacity: Capacity, wanted: Targets
+def test_pool_shrinks_by_one_worker_within_the_window_s_largest_need(
+    demand: list[Demand], capacity: PoolCapacity, wanted: Targets
 ) -> None:
     capacity = replace(capacity, last_is_emptiest=True)
     for now, replicas, decision in run(demand, capacity, wanted):
@@ -118,7 +120,7 @@ def test_pool_shrinks_by_one_worker_to_what_was_enough_all_the_time(
 
 
 @given(st.lists(demands, min_size=30, max_size=120), speeds, targets)
-def test_pool_goes_to_zero_only_after_idleness(demand: list[Demand], capacity: Capacity, wanted: Targets) -> None:
+def test_pool_goes_to_zero_only_after_idleness(demand: list[Demand], capacity: PoolCapacity, wanted: Targets) -> None:
     active_at = 0.0
     for now, replicas, decision in run(demand, capacity, wanted):
         if demand[int(now)].requests:
@@ -155,7 +157,9 @@ def test_short_burst_adds_no_worker() -> None:
 
 
 def test_unmeasured_pool_starts_one_worker_however_many_requests_are_held() -> None:
-    (_, _, decision), *_ = run([Demand(held=1000, held_tokens=10**6)], Capacity(replicas=0), replace(TARGETS, least=0))
+    (_, _, decision), *_ = run(
+        [Demand(held=1000, held_tokens=10**6)], PoolCapacity(replicas=0), replace(TARGETS, least=0)
+    )
     assert (decision.replicas, decision.reason) == (1, Reason.HELD)
 
 
@@ -165,12 +169,12 @@ def test_measured_pool_at_zero_starts_as_many_workers_as_its_requests_need() -> 
     assert (decision.replicas, decision.reason) == (3, Reason.PACE)
 
 
-def shrinks(capacity: Capacity, demand: Demand, seconds: int) -> list[float]:
+def shrinks(capacity: PoolCapacity, demand: Demand, seconds: int) -> list[float]:
     """When a worker was removed."""
     return [now for now, replicas, each in run([demand] * seconds, capacity, TARGETS) if each.replicas < replicas]
 
 
-def test_surplus_worker_leaves_after_the_stabilisation_time_and_later_if_others_are_emptier() -> None:
+def test_surplus_worker_leaves_after_the_stabilisation_time_and_later_unless_emptiest() -> None:
     pool = replace(MEASURED, replicas=2)
     assert shrinks(pool, Demand(busy=1), 30) == [20.0]
     assert shrinks(replace(pool, last_is_emptiest=False), Demand(busy=1), 60) == [40.0]
