@@ -85,7 +85,10 @@ DASHBOARD = Dashboard(
                 graph(
                     "Changes, by reason",
                     "short",
-                    ("sum by (pool, reason) (increase(ryzanstein_router_scalings_total{@}[5m]))", "{{pool}} {{reason}}"),
+                    (
+                        "sum by (pool, reason) (increase(ryzanstein_router_scalings_total{@}[5m]))",
+                        "{{pool}} {{reason}}",
+                    ),
                     about="In five minutes; the router's log has each with its numbers.",
                 ),
             ),

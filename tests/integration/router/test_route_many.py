@@ -21,6 +21,7 @@ from services.router.fleet import Fleet, UnavailableError
 from services.router.metrics import RouterMetrics
 from services.router.residency import Residency
 from services.router.routing import Placement, Routing
+from services.router.scaling.arrivals import Arrivals
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
 from tests.integration.router.conftest import RouterRig, lists, router_client, views
@@ -104,7 +105,9 @@ async def test_failed_decision_returns_an_error_without_hurting_its_neighbours()
 
     fleet = Fleet("router", 30.0, BreakerLimits(), lambda: None)
     metrics = RouterMetrics(CollectorRegistry(), None)
-    service = RouterService(RouterSettings(), fleet, cast("Routing", Failing()), metrics, Residency(fleet))
+    service = RouterService(
+        RouterSettings(), fleet, cast("Routing", Failing()), metrics, Residency(fleet), Arrivals("r")
+    )
     server = new_server()
     routing_pb2_grpc.add_RouterServicer_to_server(service, server)
     port = bind(server, "127.0.0.1", 0)
