@@ -126,6 +126,9 @@ class GatewayMetrics:
             "Tokens that no quota and no usage counts: Redis was away when the gateway ended, or for too long",
             registry=registry,
         )
+        self.cost = Counter(
+            f"{prefix}cost", "Cost of requests, in the currency of the prices", ["model", "tenant"], registry=registry
+        )
         self.usage_waiting = Gauge(
             f"{prefix}usage_waiting_tokens",
             "Tokens that wait in the gateway to be counted in Redis",

@@ -28,6 +28,7 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     prediction: PredictionUsage | None = None  # None: the client sent no prediction
+    cost: float | None = None  # cost of the whole request, in the prices' currency; None: not known yet, or no price
 
     def __add__(self, other: Usage) -> Usage:
         predictions = [one.prediction for one in (self, other) if one.prediction is not None]

@@ -46,10 +46,14 @@ DASHBOARD = Dashboard(
                     about="In tokens.",
                 ),
                 graph(
-                    "Tokens by tenant",
+                    "Tokens and costs by tenant",
                     "short",
-                    (f"topk(10, {rate('ryzanstein_gateway_tokens_total', 'tenant', _MODEL)})", "{{tenant}}/s"),
-                    about="The ten largest.",
+                    (f"topk(10, {rate('ryzanstein_gateway_tokens_total', 'tenant', _MODEL)})", "{{tenant}}, tokens/s"),
+                    (
+                        f"topk(10, 3600 * {rate('ryzanstein_gateway_cost_total', 'tenant', _MODEL)})",
+                        "{{tenant}}, cost/h",
+                    ),
+                    about="The ten largest; costs in the currency of the prices, where models have prices.",
                 ),
             ),
         ),

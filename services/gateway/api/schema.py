@@ -30,6 +30,10 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_cost: (
+        Annotated[bool, Meta(description="Adds `cost` to the usage at the end; null for a model without a price")]
+        | None
+    ) = None
     include_workers: (
         Annotated[bool, Meta(description="Adds `worker` to a choice whenever another one answers")] | None
     ) = None

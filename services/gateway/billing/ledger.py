@@ -23,6 +23,7 @@ from services.gateway.billing.account import Account, Counts
 from services.gateway.billing.buckets import WIDTHS, Retention, start_of
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
+from services.gateway.usage import NANOS
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,8 @@ class UsageLedger:
 
     def add(self, account: Account, counts: Counts) -> asyncio.Event:
         """Count a request; returns what is set when Redis has the count, or is away."""
+        if counts.cost:
+            self._metrics.cost.labels(account.model, account.tenant).inc(counts.cost / NANOS)
         entries, row = self._next, (start_of(self._now(), "1m"), account)
         before = entries.rows.get(row)
         if before is None and len(entries.rows) >= _MAX_ROWS:

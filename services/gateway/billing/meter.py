@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.gateway.billing.account import Account, Counts, Kind
 from services.gateway.billing.ledger import UsageLedger
@@ -19,6 +19,10 @@ class Meter:
     ledger: UsageLedger
     prices: Prices
     batch: bool = False  # whether its requests are those of batches
+
+    def priced(self, model: str, usage: Usage) -> Usage:
+        """A usage with its cost, if the model has a price."""
+        return replace(usage, cost=self.prices.cost(model, usage).total) if self.prices.knows(model) else usage
 
     def count(self, kind: Kind, tenant: Tenant, model: str, usage: Usage) -> asyncio.Event:
         """Count a request; returns what is set when Redis has the count, or is away."""

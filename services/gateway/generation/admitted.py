@@ -28,6 +28,7 @@ from services.gateway.tenants.tenant import Gate, Permit, Tenant
 from services.gateway.text.codec import ServedModel
 from services.gateway.usage import Usage
 
+COST_HEADER = "x-ryzanstein-cost"  # in the currency of the prices
 FALLBACK_HEADER = "x-ryzanstein-fallback-model"  # names the model that answers, where it is a fallback
 TARGET_HEADER = "x-ryzanstein-target"  # names the model that answers, where the request names a route
 _NOTHING = Usage()
@@ -115,8 +116,9 @@ class AdmittedRequest:
         return [(name, self.model.name) for name in names]
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The headers of its answer: the rest of its tenant's limits, and the model that answers."""
-        return [*self.admission.headers, *((name.encode(), value.encode()) for name, value in self.answered_by())]
+        """The headers of its answer: the rest of its tenant's limits, the model that answers, the cost once counted."""
+        named = self.answered_by() + ([(COST_HEADER, f"{self.used.cost:.9f}")] if self.used.cost is not None else [])
+        return [*self.admission.headers, *((name.encode(), value.encode()) for name, value in named)]
 
     def caller(self, session: str, priority: int | None, traceparent: str, place: ChainPlace | None = None) -> Caller:
         """On whose behalf it runs, at a place of its chain; it gets no better priority than its tenant's own."""
@@ -177,6 +179,7 @@ class AdmittedRequest:
     async def count(self, kind: Kind, model: ServedModel) -> None:
         """Count what it used, once; returns when the count is safe. The end of its answer is sent after that."""
         if self._counted is None and self.used != _NOTHING:
+            self.used = self._meter.priced(model.name, self.used)
             self._counted = self._meter.count(kind, self.tenant, model.name, self.used)
         if self._counted is not None:
             await self._counted.wait()

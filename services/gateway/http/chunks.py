@@ -25,7 +25,8 @@ class ChunkSerializer(Serializer[Body]):
         options = body.stream_options or StreamOptions()
         self._common = {"id": request_id, "object": kind, "created": int(time.time()), "model": model}
         self._with_ids = bool(body.return_token_ids)
-        self._usage_field = bool(options.include_usage)
+        self._with_cost = bool(options.include_cost)
+        self._usage_field = bool(options.include_usage) or self._with_cost
         self._running_usage = bool(options.continuous_usage_stats)
         self._with_workers = bool(options.include_workers)
         self._head = b"data: " + encode(self._common)[:-1] + b',"choices":[{"index":'
@@ -55,7 +56,8 @@ class ChunkSerializer(Serializer[Body]):
         """See :class:`Serializer`."""
         if not self._usage_field:
             return DONE
-        return b"data: " + encode({**self._common, "choices": [], "usage": usage_json(usage)}) + b"\n\n" + DONE
+        used = usage_json(usage) | ({"cost": usage.cost} if self._with_cost else {})
+        return b"data: " + encode({**self._common, "choices": [], "usage": used}) + b"\n\n" + DONE
 
     def failure(self, error: ApiError) -> bytes:
         """See :class:`Serializer`."""

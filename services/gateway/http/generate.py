@@ -42,6 +42,7 @@ class GenerateHandler(Generic[Body]):
             await request.start(serializer, body, session, exchange.traceparent)
             async with UntilDisconnect(exchange):
                 choices, prepared = await request.collect(serializer.new_choice), request.prepared
+                exchange.answer_headers = request.headers()  # now with the cost
                 answer = await serializer.body(choices, prepared.generations, prepared.usage())
                 await exchange.send_json(200, answer)
 
@@ -80,4 +81,4 @@ async def _stream(exchange: Exchange, request: AdmittedRequest, serializer: Seri
                 tail = frame  # sent together with the end of the stream, which saves a write
             elif frame:
                 await exchange.send_events(frame)
-    await exchange.send_events(tail + await serializer.ending(request.prepared.usage()), last=True)
+    await exchange.send_events(tail + await serializer.ending(request.used), last=True)

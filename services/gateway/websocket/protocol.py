@@ -123,6 +123,7 @@ def _check_body(body: SamplingBody) -> None:
         ("echo", getattr(body, "echo", None)),
         ("prompt_logprobs", getattr(body, "prompt_logprobs", None) is not None),
         ("stream_options.continuous_usage_stats", options is not None and options.continuous_usage_stats),
+        ("stream_options.include_cost", options is not None and options.include_cost),
     ):
         if given:
             raise invalid(f"`{name}` is not supported on a WebSocket.", name, "unsupported_field")

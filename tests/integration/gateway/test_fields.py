@@ -20,6 +20,7 @@ from services.gateway.api.schema import (
     FineTuningBody,
     RerankBody,
     ScoreBody,
+    StreamOptions,
 )
 from services.gateway.http.messages.endpoint import NO_THREADS
 from services.gateway.http.messages.schema import CountBody, MessagesBody
@@ -60,7 +61,7 @@ async def test_null_is_the_default_of_every_field(stack: Stack) -> None:
         answers = await asyncio.gather(*(stack.http.post(path, json=needed | {field: None}) for field in fields))
         for field, answer in zip(fields, answers, strict=True):
             assert answer.status_code == 200, (path, field, answer.text)
-    nothing = dict.fromkeys(("include_usage", "continuous_usage_stats", "include_workers", "include_obfuscation"))
+    nothing = dict.fromkeys(StreamOptions.__struct_fields__)
     answer = await stack.complete(prompt="a", stream=True, stream_options=nothing)
     assert answer.status_code == 200
     assert b'"usage"' not in answer.content

@@ -78,6 +78,17 @@ def sums(report: Any, *group: str) -> dict[Any, Counter[str]]:
     return summed
 
 
+def usage_of(usage: dict[str, Any]) -> dict[str, int]:
+    """The counters of one answer, from its `usage` in any dialect."""
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    return {
+        "input_tokens": usage.get("prompt_tokens", usage.get("input_tokens", 0)),
+        "output_tokens": usage.get("completion_tokens", usage.get("output_tokens", 0)),
+        "input_cached_tokens": details.get("cached_tokens", 0),
+        "num_model_requests": 1,
+    }
+
+
 class Bill:
     """The sums of the answers' `usage`, by key."""
 
@@ -85,15 +96,7 @@ class Bill:
         self.of: dict[str, Counter[str]] = {}
 
     def add(self, key: str, usage: dict[str, Any]) -> None:
-        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-        self.of.setdefault(key, Counter()).update(
-            {
-                "input_tokens": usage.get("prompt_tokens", usage.get("input_tokens", 0)),
-                "output_tokens": usage.get("completion_tokens", usage.get("output_tokens", 0)),
-                "input_cached_tokens": details.get("cached_tokens", 0),
-                "num_model_requests": 1,
-            }
-        )
+        self.of.setdefault(key, Counter()).update(usage_of(usage))
 
 
 BODIES: list[tuple[str, dict[str, Any]]] = [
@@ -122,7 +125,7 @@ async def ask(http: httpx.AsyncClient, key: str, path: str, body: dict[str, Any]
     answer = await http.post(path, json=fields, headers=authorized(key))
     assert answer.status_code == 200, answer.text
     usage = last_usage(answer.text) if stream else answer.json()["usage"]
-    unsaid = {"prompt_tokens_details": {"cached_tokens": CACHED}} if path == "/v1/messages" else {}
+    unsaid = {"prompt_tokens_details": {"cached_tokens": CACHED}} if path.endswith("/v1/messages") else {}
     return usage | unsaid
 
 
@@ -231,37 +234,46 @@ async def two_gateways(folder: Path, redis_url: str) -> AsyncIterator[tuple[Gate
         yield one, other
 
 
+ALIKE = {  # requests of each key, so that the counted tokens of a key tell how many were counted whole
+    "a1": BODIES[0],
+    "a2": BODIES[2],
+    "b1": BODIES[4],
+    "root": BODIES[5],
+}
+
+
 @pytest.mark.timeout(300)
 async def test_killed_gateway_loses_and_repeats_no_count(tmp_path: Path, server: RedisServer) -> None:
-    """Requests are alike, so that counted tokens tell how many of them were counted whole."""
-    body = {"prompt": "The quick brown fox", "max_tokens": 10}
+    answered: dict[str, list[dict[str, Any]]] = {key: [] for key in ALIKE}
+    broken: Counter[str] = Counter()
     async with two_gateways(tmp_path, server.url) as (victim, other), httpx.AsyncClient(timeout=120) as http:
-        answered: list[dict[str, Any]] = []
-        broken = 0
 
         async def client(number: int) -> None:
-            nonlocal broken
+            key = list(ALIKE)[number % len(ALIKE)]
+            path, body = ALIKE[key]
             for turn in range(8):
-                stream = (number + turn) % 2 == 0
-                gateway = victim if (number + turn) % 4 < 2 and victim.process.returncode is None else other
+                stream = turn % 2 == 0
+                gateway = victim if turn % 4 < 2 and victim.process.returncode is None else other
                 try:
-                    usage = await ask(http, "a1", f"{gateway.url}/v1/completions", body, stream=stream)
+                    usage = await ask(http, key, gateway.url + path, body, stream=stream)
                 except httpx.TransportError:
-                    broken += 1
-                    usage = await ask(http, "a1", f"{other.url}/v1/completions", body, stream=stream)
-                answered.append(usage)
+                    broken[key] += 1
+                    usage = await ask(http, key, other.url + path, body, stream=stream)
+                answered[key].append(usage)
 
         clients = [asyncio.create_task(client(number)) for number in range(24)]
-        await eventually(lambda: len(answered) >= 40)
+        await eventually(lambda: sum(map(len, answered.values())) >= 40)
         victim.process.kill()
         await asyncio.gather(*clients)
-        one = answered[0]
-        assert all(usage == one for usage in answered)
-        report = sums(await read(http, f"{other.url}{USAGE}"))[()]
-        counted = report["num_model_requests"]
-        assert len(answered) <= counted <= len(answered) + broken, "a broken answer may have been counted, no other"
-        assert report["input_tokens"] == counted * one["prompt_tokens"]
-        assert report["output_tokens"] == counted * one["completion_tokens"]
+        report = sums(await read(http, other.url + USAGE, group_by="api_key_id"), "api_key_id")
+    for key, usages in answered.items():
+        counted = report[digest_of(key)[:12],]
+        assert len(usages) <= counted["num_model_requests"] <= len(usages) + broken[key], (
+            "a broken answer may have been counted, no other"
+        )
+        for name in ("input_tokens", "output_tokens"):
+            (each,) = {usage_of(usage)[name] for usage in usages}
+            assert counted[name] == counted["num_model_requests"] * each
 
 
 async def test_counts_wait_while_redis_is_away_and_are_written_once(tmp_path: Path) -> None:
@@ -425,6 +437,9 @@ async def test_costs_are_those_of_the_prices_by_kind_of_token(server: RedisServe
         assert whole["amount"]["value"] == pytest.approx(sum(expected.values()))
         assert whole["object"] == "organization.costs.result"
         assert whole["line_item"] is None
+        counter = "ryzanstein_gateway_cost_total"
+        labels = {"model": MODEL, "tenant": ""}
+        assert stack.gateway.metrics.registry.get_sample_value(counter, labels) == pytest.approx(sum(expected.values()))
 
         command = ["usage", "--csv", "--by", "model", "--url", stack.url]
         printed = (await asyncio.to_thread(CliRunner().invoke, app, command)).output
@@ -442,3 +457,22 @@ async def test_costs_are_those_of_the_prices_by_kind_of_token(server: RedisServe
             wrong = await asyncio.to_thread(CliRunner().invoke, app, ["usage", option, value, "--url", stack.url])
             assert wrong.exit_code == 1
             assert f"{option} {value}: expected" in wrong.output
+
+
+async def test_answers_say_their_cost(stack: Stack) -> None:
+    assert "x-ryzanstein-cost" not in (await stack.complete(prompt="a")).headers, "its model has no price"
+    async with running_stack([Worker("w0")], prices='{"*": {"input": 1000, "output": 10000}}') as priced:
+        for path, body in (*BODIES, ("/v1/embeddings", {"input": ["some", "texts"]})):
+            answer = await priced.http.post(path, json=body)
+            bill = Bill()
+            bill.add("", answer.json()["usage"])
+            cost = bill.of[""]["input_tokens"] / 1000 + bill.of[""]["output_tokens"] / 100
+            assert float(answer.headers["x-ryzanstein-cost"]) == pytest.approx(cost)
+            if "completions" in path:
+                options = {"stream": True, "stream_options": {"include_cost": True}}
+                streamed = await priced.http.post(path, json=body | options)
+                assert last_usage(streamed.text)["cost"] == pytest.approx(cost)
+                plain = await priced.http.post(
+                    path, json=body | {"stream": True, "stream_options": {"include_usage": True}}
+                )
+                assert "cost" not in last_usage(plain.text)
