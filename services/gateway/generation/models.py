@@ -76,6 +76,7 @@ class ListedModel:
     name: str
     served: ServedModel | None  # the model, or the first known one of a route; None: no worker has served it yet
     targets: tuple[str, ...] = ()  # models of a route; empty for a model
+    phase: str = ""  # phase of the worker that is nearest to serving; empty: no worker, or a route
 
 
 class Models:
@@ -151,7 +152,8 @@ class Models:
         """All names that requests of a tenant may give: models, adapters, routes."""
         routes = self._routes(tenant)
         models = self._catalog.listed(tenant.models)
-        named = [ListedModel(name, model) for name, model in models.items() if name not in routes]
+        phase = self._catalog.phase
+        named = [ListedModel(name, model, phase=phase(name)) for name, model in models.items() if name not in routes]
         return named + [self._listed(name, route) for name, route in routes.items()]
 
     def get(self, name: str, tenant: Tenant) -> ListedModel:
@@ -161,7 +163,8 @@ class Models:
             return self._listed(name, route)
         check_permission(name, tenant)
         unknown = self._catalog.expects(name) and not self._catalog.knows(name)
-        return ListedModel(name, None if unknown else self._catalog.get(name, tenant.models))
+        served = None if unknown else self._catalog.get(name, tenant.models)
+        return ListedModel(name, served, phase=self._catalog.phase(name))
 
     def _listed(self, name: str, route: ModelRoute) -> ListedModel:
         known = self._catalog.listed()

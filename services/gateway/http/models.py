@@ -36,6 +36,8 @@ def _openai_model(listed: ListedModel) -> dict[str, Any]:
     facts: dict[str, Any] = {"created": model.card.created, "max_model_len": model.max_len} if model else {"created": 0}
     if model and not model.card.only_embeds:
         facts["resume"] = model.resume
+    if listed.phase:
+        facts["phase"] = listed.phase
     of: dict[str, Any] = {"targets": listed.targets} if listed.targets else {}
     if model and model.adapter and not of:
         of = {"parent": model.adapter.base, "root": model.adapter.source}

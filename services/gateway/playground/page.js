@@ -74,6 +74,7 @@ async function run(kind, body, given) {
     running = null;
     setRunning(false);
     if (kind === "chat") remember(answer);
+    if ($("model").options.length > 1) await loadModels(); // the answer may have put another model to sleep
   }
 }
 
@@ -154,18 +155,16 @@ document.addEventListener("keydown", (event) => {
 
 // --- settings -------------------------------------------------------------------------------------------------------
 
-// An adapter is a model that stands after all bases, with the name of its own.
+// An adapter is a model that stands after all bases, with the name of its own. A model whose workers sleep says so.
 function modelOptions(models) {
   const bases = models.filter(({ parent }) => !parent);
   const adapters = models.filter(({ parent }) => parent);
-  return [
-    ...bases.map(({ id }) => element("option", "", id)),
-    ...adapters.map(({ id, parent }) => {
-      const option = element("option", "", `${id} (adapter of ${parent})`);
-      option.value = id;
-      return option;
-    }),
-  ];
+  return [...bases, ...adapters].map(({ id, parent, phase }) => {
+    const facts = [...(parent ? [`adapter of ${parent}`] : []), ...(phase === "sleeping" ? ["sleeps"] : [])];
+    const option = element("option", "", facts.length ? `${id} (${facts.join(", ")})` : id);
+    if (facts.length) option.value = id;
+    return option;
+  });
 }
 
 async function loadModels() {

@@ -23,6 +23,7 @@ from services.gateway.upstream.workers import WorkerList, ref_of
 log = logging.getLogger(__name__)
 
 _CARD_TIMEOUT_S = 10.0
+_WITH_CARD = (worker_pb2.PHASE_SERVING, worker_pb2.PHASE_SLEEPING, worker_pb2.PHASE_WAKING)
 REFRESH_S = 1.0
 _FIRST_REFRESH_S = 0.1
 
@@ -145,6 +146,11 @@ class Catalog:
         ordered = sorted(models, key=lambda name: (name in adapters, name))
         return {name: models[name] for name in ordered if not allowed or name in allowed}
 
+    def phase(self, name: str) -> str:
+        """The phase of a model's worker, or of its base's, that is nearest to serving; "" without a worker."""
+        adapter = self.adapters().get(name)
+        return self._router.listed.phase(adapter.base if adapter else name)
+
     async def _wait_for(self, name: str, tenant: str) -> None:
         """Wait until the model is known; raises :class:`ApiError` (503) when the routers' queue gives up."""
         request = routing_pb2.RouteRequest(request_id=new_id("wait"), model=name, tenant=tenant, attempt=1)
@@ -187,7 +193,7 @@ class Catalog:
 
     async def _load(self, name: str, workers: WorkerList) -> None:
         for view in workers.views:
-            if view.model != name or view.state.phase != worker_pb2.PHASE_SERVING:
+            if view.model != name or view.state.phase not in _WITH_CARD:
                 continue
             try:
                 await self._adopt(StoredCard.of(await _fetch_card(view.address, self._tls)), ref_of(view))

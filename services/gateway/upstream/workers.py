@@ -8,7 +8,14 @@ from hashlib import blake2b
 
 from ryzanstein.v1 import routing_pb2, worker_pb2
 
+from services.common.phases import phase_name
 from services.gateway.upstream.connection import WorkerRef
+
+# Phases by how soon a worker serves.
+_NEAREST = (
+    *(worker_pb2.PHASE_SERVING, worker_pb2.PHASE_WAKING, worker_pb2.PHASE_SLEEPING),
+    *(worker_pb2.PHASE_RECOVERING, worker_pb2.PHASE_LOADING, worker_pb2.PHASE_DRAINING),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,11 @@ class WorkerList:
     def models(self) -> set[str]:
         """The models that a worker serves or will serve."""
         return {view.model for view in self.views}
+
+    def phase(self, model: str) -> str:
+        """The phase of the model's worker that is nearest to serving; "" without a worker."""
+        phases = {view.state.phase for view in self.views if view.model == model}
+        return next((phase_name(phase) for phase in _NEAREST if phase in phases), "")
 
     @property
     def anybody_serves(self) -> bool:

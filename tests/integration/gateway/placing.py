@@ -42,6 +42,7 @@ class Router(routing_pb2_grpc.RouterServicer):
         self.away: set[str] = set()  # listed still, not chosen any more
         self.full: set[str] = set()  # models whose workers are all busy, for as long as requests wait in the queue
         self.expected: list[str] = []  # models that are known without a worker
+        self.phases: dict[str, worker_pb2.Phase] = {}  # by worker id, where a worker does not serve
         self.pull: worker_pb2.PullHint | None = None
         self.port = free_port()
         self._turn = 0
@@ -140,7 +141,9 @@ class Router(routing_pb2_grpc.RouterServicer):
                 state=worker_pb2.WorkerState(
                     worker_id=w.worker_id,
                     incarnation=w.incarnation,
-                    phase=worker_pb2.PHASE_LOADING if w.loading else worker_pb2.PHASE_SERVING,
+                    phase=self.phases.get(
+                        w.worker_id, worker_pb2.PHASE_LOADING if w.loading else worker_pb2.PHASE_SERVING
+                    ),
                 ),
                 eligible=True,
             )

@@ -185,3 +185,25 @@ async def test_the_only_expected_model_needs_no_name_and_a_worker_that_is_of_no_
         await eventually(lambda: stack.gateway.catalog.available())
         assert (await stack.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})).status_code == 200
         await worker.stop()
+
+
+async def test_model_of_sleeping_workers_is_known_by_a_card_and_listed_with_a_phase(
+    waiting: tuple[Stack, Stub],
+) -> None:
+    stack, _ = waiting
+    stack.router.phases = {"w0": worker_pb2.PHASE_SLEEPING, "w1": worker_pb2.PHASE_LOADING}
+
+    async def phases() -> dict[str, str | None]:
+        await stack.gateway.catalog.refresh()
+        listed = (await stack.http.get("/v1/models")).json()["data"]
+        return {model["id"]: model.get("phase") for model in listed if "max_model_len" in model or not model["created"]}
+
+    await join(stack, Worker("w0"))
+    await join(stack, Worker("w1"))
+    await eventually(lambda: stack.gateway.catalog.knows(MODEL))
+    assert await phases() == {"other": None, MODEL: "sleeping"}
+    stack.router.phases["w1"] = worker_pb2.PHASE_WAKING
+    assert await phases() == {"other": None, MODEL: "waking"}
+    assert (await stack.http.get(f"/v1/models/{MODEL}")).json()["phase"] == "waking"
+    del stack.router.phases["w1"]
+    assert await phases() == {"other": None, MODEL: "serving"}
