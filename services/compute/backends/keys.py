@@ -16,7 +16,6 @@ from services.compute.token_logprobs import NO_TOKEN
 
 _LOW = 0xFFFFFFFF
 _MAGNITUDE = 0x7FFFFFFF
-LOWEST = -(1 << 63)  # less than the key of any token
 _LEAST_FINITE, _INFINITE = -0x7F800000 << 32, 0x7F800000 << 32
 
 

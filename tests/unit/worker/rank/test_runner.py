@@ -10,6 +10,7 @@ import torch
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.compute.backends.collectives import SingleRank
+from services.compute.token_logprobs import NO_TOKEN
 from services.worker.protocol.plan import Admission, Chunk, SlotResult, StepPlan, StepResult
 from services.worker.rank.runner import Runner
 from services.worker.rank.slot_table import MalformedPlanError
@@ -145,6 +146,32 @@ def test_proposals_stand_up_to_the_first_wrong_one(n_right: int, exact_chunks: b
         for name in ("token_ids", "logprobs"):
             expected = [row for record in alone[slot][1 : n_right + 3] for row in getattr(record, name)]
             assert [row for record in records for row in getattr(record, name)] == expected
+
+
+class OverflowingDecoder(StandinDecoder):
+    row = -1  # whose logits are NaN; -1: none
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = super().logits(hidden)
+        if self.row >= 0:
+            logits[self.row] = torch.nan
+        return logits
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(logprobs=1, repetition_penalty=1.2)])
+@pytest.mark.parametrize("n_right", [0, 3])
+def test_row_without_finite_logits_ends_a_draft_only_when_its_proposals_stand(sampling: Sampling, n_right: int) -> None:
+    decoder, prompt = OverflowingDecoder(SingleRank()), [5, 6, 7, 8]
+    admission, prefill = Admission(1, sampling, tuple(prompt), 4), Chunk(1, 0, 4, True, (1, 2, 3))
+    single, runner = make_runner(), make_runner(decoder)
+    steps = [single.execute(StepPlan(0, (), (admission,), (prefill,)))]
+    steps += [single.execute(StepPlan(n + 1, chunks=(Chunk(1, 4 + n, 1, True),))) for n in range(3)]
+    tokens = [step.slots[0].token_ids[0] for step in steps if step]
+    runner.execute(StepPlan(0, (), (admission,), (prefill,)))
+    decoder.row = 2
+    guesses = tokens[1:4] if n_right else [(token + 1) % VOCAB for token in tokens[1:4]]
+    (record,) = result_of(runner, StepPlan(1, chunks=(Chunk(1, 4, 4, True, (), tuple(guesses)),))).slots
+    assert record.token_ids == ((*tokens[1:3], NO_TOKEN) if n_right else (tokens[1],))
 
 
 @pytest.mark.parametrize(

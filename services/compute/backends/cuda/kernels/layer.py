@@ -14,7 +14,7 @@ _STEP, _STIR_1, _STIR_2 = (
 )
 _TO_UNIT = tl.constexpr(2.0**-31)
 _ALMOST_ONE = tl.constexpr(1.0 - 2.0**-24)
-_LOWEST = tl.constexpr(-(1 << 63))  # least int64, as in `keys.py`
+_LOWEST = tl.constexpr(-(1 << 63))  # less than the key of any token
 
 
 @triton.jit

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from services.compute.model.families.fused import concatenated
 from services.compute.model.families.naming import Family, LayerNames, Refs, TensorRef, standard_refs
 from services.compute.model.formats.gguf.architectures import Architecture
 from services.compute.model.formats.gguf.config import EMBEDDING, FACTORS, HEAD
@@ -71,27 +72,15 @@ def _refs(spec: ModelSpec, architecture: Architecture) -> Refs:
     for index, layer in enumerate(spec.layers):
         key, module = f"layers.{index}.", f"{_LAYERS}{index}."
         if architecture.one_qkv:
-            refs |= _concatenated(key, f"{module}attn_qkv", {"q": q, "k": kv, "v": kv}, bias=spec.qkv_bias)
+            refs |= concatenated(f"{module}attn_qkv", {f"{key}q": q, f"{key}k": kv, f"{key}v": kv}, bias=spec.qkv_bias)
         if architecture.one_gate_up:
-            refs |= _concatenated(key, f"{module}ffn_up", {"gate": spec.ffn_size, "up": spec.ffn_size}, bias=False)
+            refs |= concatenated(f"{module}ffn_up", {f"{key}gate": spec.ffn_size, f"{key}up": spec.ffn_size})
         if layer.moe is not None:
             refs |= _experts(key, module, layer.moe)
         if architecture.paired:  # whole heads, also in layers without a rope: only adapters see the order there
             for part in ("q", "k", "q.bias", "k.bias"):
                 if key + part in refs:
                     refs[key + part] = replace(refs[key + part], unit=spec.head_dim, n_paired=spec.head_dim)
-    return refs
-
-
-def _concatenated(key: str, stored: str, sizes: Mapping[str, int], *, bias: bool) -> Refs:
-    """Return the references of projections of these sizes, which are rows of the module `stored`, one after another."""
-    refs: Refs = {}
-    start, total = 0, sum(sizes.values())
-    for part, size in sizes.items():
-        refs[key + part] = TensorRef(f"{stored}.weight", start=start, n_stored=total)
-        if bias:
-            refs[f"{key}{part}.bias"] = TensorRef(f"{stored}.bias", start=start, n_stored=total)
-        start += size
     return refs
 
 
