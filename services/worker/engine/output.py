@@ -10,7 +10,7 @@ from typing import NamedTuple
 from services.compute.token_logprobs import TokenLogprobs
 
 MODEL = "model"
-NOT_FINITE = "the model computes infinite numbers or NaN for this text"
+_NOT_FINITE = "the model computes infinite numbers or NaN for this text"
 
 
 class Finish(Enum):
@@ -30,11 +30,6 @@ class Prefill:
     admitted_at: float
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # positions 1 .. n_prompt - 1, if requested
-
-    @property
-    def finite(self) -> bool:
-        """Whether all log-probabilities of the prompt are numbers."""
-        return math.isfinite(sum(row.logprob for row in self.prompt_logprobs))
 
 
 class Progress(NamedTuple):
@@ -58,3 +53,16 @@ class Output(NamedTuple):
     proposed: int = 0  # drafted tokens that the step verified; all tokens but the last one are accepted ones
     accepted_prediction: int = 0  # tokens of the request's prediction that were drafted in this step and drawn
     rejected_prediction: int = 0  # and those that were drafted and not drawn
+
+
+def checked(output: Output) -> Output:
+    """Return the output, or an empty one of a failed request if its embedding or a log-probability is not finite."""
+    rows = (*output.logprobs, *(output.prefill.prompt_logprobs if output.prefill else ()))
+    if math.isfinite(sum(output.embedding)) and not math.isnan(sum(row.logprob for row in rows)):
+        return output
+    return overflowed(output._replace(token_ids=(), prefill=None, logprobs=(), embedding=()))
+
+
+def overflowed(output: Output) -> Output:
+    """Return the output of a request that fails after these tokens, because its numbers are not finite."""
+    return output._replace(finish=Finish.FAILED, failure=_NOT_FINITE, failed_field=MODEL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,7 +11,7 @@ from ryzanstein.v1.worker_pb2 import Sampling
 from services.common.blockhash import HASH_BLOCK_TOKENS, extend_chain, wire_hash
 from services.compute.token_logprobs import NO_TOKEN, TokenLogprobs
 from services.worker.drafting.drafts import Drafts
-from services.worker.engine.output import MODEL, NOT_FINITE, Finish, Output, Prefill
+from services.worker.engine.output import Finish, Output, Prefill, checked, overflowed
 from services.worker.protocol.plan import Admission, Chunk, SlotResult
 
 
@@ -97,8 +96,8 @@ class Request:
     def advance(self, chunk: Chunk, record: SlotResult) -> Output | None:
         """Take the result of a chunk; returns its output if the chunk drew."""
         index, n_rows, token_ids = self.n_generated, chunk.n_tokens, record.token_ids
-        overflowed = token_ids[-1:] == (NO_TOKEN,)
-        n, finish = self._append(token_ids[:-1] if overflowed else token_ids)
+        failed = token_ids[-1:] == (NO_TOKEN,)
+        n, finish = self._append(token_ids[:-1] if failed else token_ids)
         if chunk.proposals:
             n_rows = max(1, n)  # those that computed the tokens before the last
             self.n_planned = chunk.start + n_rows
@@ -111,14 +110,12 @@ class Request:
             self.drafts.forced.force(record.forced, len(self.token_ids))
         prefill = None if self.announced else self.prefill()
         self.announced = True
-        scored = prefill is None or prefill.finite
-        if (overflowed and finish is None) or not (scored and math.isfinite(sum(record.pooled))):
-            return Output(index, token_ids[:n], Finish.FAILED, failure=NOT_FINITE, failed_field=MODEL)
         if self.embed:
-            return Output(0, (), Finish.EMBEDDED, prefill, embedding=record.pooled)
+            return checked(Output(0, (), Finish.EMBEDDED, prefill, embedding=record.pooled))
         if record.failure and finish is None:
             finish = Finish.FAILED
-        return Output(index, token_ids[:n], finish, prefill, record.logprobs[:n], failure=record.failure)
+        output = Output(index, token_ids[:n], finish, prefill, record.logprobs[:n], failure=record.failure)
+        return overflowed(output) if failed and finish is None else checked(output)
 
     def _append(self, token_ids: Sequence[int]) -> tuple[int, Finish | None]:
         """Append drawn tokens up to the end of the text; returns their number and the finish reason, if it ends."""

@@ -12,7 +12,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.compute.token_logprobs import TokenLogprobs
 from services.worker.engine.base import OutputSink
-from services.worker.engine.output import Finish, Output, Prefill
+from services.worker.engine.output import Finish, Output, Prefill, checked
 from services.worker.engine.request import EngineRequest
 from services.worker.vllm.outputs import finish_of, to_logprobs
 from services.worker.vllm.sampling import replays
@@ -85,7 +85,7 @@ class VllmRequest:
             logprobs = to_logprobs(ids, completion.logprobs[n_repeated:], sampling.logprobs)
         at, self.next_index = self.next_index, self.next_index + len(ids)
         first, self.first = self.first, None
-        return Output(at, ids, finish, first, logprobs)
+        return checked(Output(at, ids, finish, first, logprobs))
 
     def _repeated(self, ids: Sequence[int]) -> int:
         """Number of tokens that repeat those of earlier attempts. Raises ReplayError."""
@@ -103,7 +103,7 @@ class VllmRequest:
         self.begun, self.cached_tokens = True, output.num_cached_tokens or 0
         vector = tuple(output.outputs.data.float().tolist())
         prefill = Prefill(self.queued_at, self.queued_at, self.cached_tokens)
-        return Output(0, (), Finish.EMBEDDED, prefill, embedding=vector)
+        return checked(Output(0, (), Finish.EMBEDDED, prefill, embedding=vector))
 
     def _first(self, output: Any) -> Prefill:
         self.begun, self.cached_tokens = True, output.num_cached_tokens or 0

@@ -13,7 +13,7 @@ from services.worker.protocol.plan import Chunk, SlotResult
 from services.worker.scheduling.request import Request
 
 CHUNK = Chunk(0, 0, 3, draws=True)
-NAN = TokenLogprobs(1, math.nan, 1)
+ONE, NAN = TokenLogprobs(5, -1.0, 1), TokenLogprobs(1, math.nan, 1)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,9 @@ NAN = TokenLogprobs(1, math.nan, 1)
         ({"embed": True}, SlotResult(0, pooled=(0.5, -0.5)), Finish.EMBEDDED, ()),
         ({"embed": True}, SlotResult(0, pooled=(0.5, math.nan)), Finish.FAILED, ()),
         ({"embed": True}, SlotResult(0, pooled=(math.inf, -math.inf)), Finish.FAILED, ()),
-        ({"scored": True}, SlotResult(0, (2,), prompt_logprobs=(NAN,)), Finish.FAILED, (2,)),
+        ({"scored": True}, SlotResult(0, (2,), prompt_logprobs=(NAN,)), Finish.FAILED, ()),
+        ({}, SlotResult(0, (5,), logprobs=(NAN,)), Finish.FAILED, ()),
+        ({}, SlotResult(0, (5, NO_TOKEN), logprobs=(ONE, NAN)), Finish.FAILED, (5,)),
     ],
 )
 def test_numbers_that_are_not_finite_end_a_request(
