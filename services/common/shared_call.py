@@ -38,7 +38,8 @@ class SharedCall(Generic[RequestT, AnswerT]):
 
     `pack` makes a message of several requests, `unpack` splits a message into answers. `cancel` makes the message that
     cancels a request whose caller has given up; without it, a late answer is ignored. A peer may send heartbeats,
-    answers with the tag 0, while requests wait; the call then ends after `silent_s` without any message.
+    answers with the tag 0, while requests wait; the call then ends after `silent_s` without any message. Each heartbeat
+    is given to `on_beat`.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class SharedCall(Generic[RequestT, AnswerT]):
         unpack: Callable[[Any], Sequence[AnswerT]],
         cancel: Callable[[int], RequestT] | None = None,
         silent_s: float | None = None,
+        on_beat: Callable[[AnswerT], None] = lambda beat: None,
     ) -> None:
         self.broken = False
         self._pack = pack
         self._unpack = unpack
         self._cancel = cancel
+        self._on_beat = on_beat
         self._tags = itertools.count(1)
         self._unsent: asyncio.Queue[RequestT | None] = asyncio.Queue()  # None ends the stream
         self._unanswered: dict[int, asyncio.Future[AnswerT]] = {}
@@ -106,6 +109,7 @@ class SharedCall(Generic[RequestT, AnswerT]):
                 for answer in self._unpack(message):
                     if not answer.tag:
                         self._beats = True
+                        self._on_beat(answer)
                     waiting = self._unanswered.get(answer.tag)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(answer)
@@ -139,7 +143,11 @@ Routes = SharedCall[routing_pb2.RouteFrame, routing_pb2.RouteAnswer]
 Lookups = SharedCall[kv_pb2.LookupRequest, kv_pb2.LookupResponse]
 
 
-def share_routes(router: routing_pb2_grpc.RouterAsyncStub, silent_s: float | None = None) -> Routes:
+def share_routes(
+    router: routing_pb2_grpc.RouterAsyncStub,
+    silent_s: float | None = None,
+    on_beat: Callable[[routing_pb2.RouteAnswer], None] = lambda beat: None,
+) -> Routes:
     """A gateway's call to a router."""
     return SharedCall(
         router.RouteMany,
@@ -147,6 +155,7 @@ def share_routes(router: routing_pb2_grpc.RouterAsyncStub, silent_s: float | Non
         unpack=lambda message: message.answers,
         cancel=lambda tag: routing_pb2.RouteFrame(tag=tag, cancel=True),
         silent_s=silent_s,
+        on_beat=on_beat,
     )
 
 

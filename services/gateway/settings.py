@@ -156,6 +156,18 @@ class GatewaySettings(AccessSettings, BillingSettings):
     route_timeout_s: float = Field(
         default=35.0, gt=0, description="Longest wait for a routing decision, its queue included"
     )
+    patience_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="How long a request that is not streamed waits for a model without a serving worker, such as one "
+        "that is scaled to zero; then 503",
+    )
+    stream_patience_s: float = Field(
+        default=300.0, ge=0, description="How long one waits that is streamed, whose client hears how far the start is"
+    )
+    max_patience_s: float = Field(
+        default=900.0, ge=0, description="The most that a client may ask for in the header `x-ryzanstein-patience`"
+    )
     silence_timeout_s: float = Field(
         default=2.5,
         ge=1,

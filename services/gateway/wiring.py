@@ -32,6 +32,7 @@ from services.gateway.generation.mirroring import Mirrors
 from services.gateway.generation.models import Models
 from services.gateway.generation.pipeline import Pipeline, Wrapper
 from services.gateway.generation.resume import ResumePolicy
+from services.gateway.generation.waiting import PatienceLimits
 from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.grpc.inference import InferenceService
 from services.gateway.http.adapters import AdapterAdmin, add_deletion
@@ -108,7 +109,9 @@ class SharedServices:
     def _entrance(self) -> Entrance:
         settings = self.settings
         meter = Meter(self.ledger, settings.read_prices())
-        return Entrance(self.gate, self.models, meter, settings.unknown_fields == "refuse", settings.request_timeout_s)
+        patience = PatienceLimits(settings.patience_s, settings.stream_patience_s, settings.max_patience_s)
+        refuses = settings.unknown_fields == "refuse"
+        return Entrance(self.gate, self.models, meter, refuses, settings.request_timeout_s, patience)
 
     def _limits(self) -> BodyLimits:
         return BodyLimits(self.settings.max_body_bytes, self.settings.body_timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import grpc.aio
 from ryzanstein.v1 import routing_pb2, worker_pb2, worker_pb2_grpc
@@ -29,7 +29,11 @@ class UnknownModelError(Exception):
 
 
 class UnavailableError(Exception):
-    """The model is known, but none of its workers can take requests now."""
+    """The model is known, but none of its workers can take requests now. `retry_after_s` is 0 where it is not known."""
+
+    def __init__(self, message: str, retry_after_s: int = 0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Fleet:
@@ -51,7 +55,7 @@ class Fleet:
         self._homes: dict[str, Pool] = {}  # by worker id
         self.expected: frozenset[str] | None = None  # not read yet
         self._empty_since: dict[str, float] = {}  # by model
-        self._somebody = asyncio.Event()  # a worker has joined; cleared with the last pool
+        self._news = asyncio.Event()  # replaced at each change of the known models
         self._router_id = router_id
         self._saturation_s = saturation_s
         self._limits = limits
@@ -65,6 +69,7 @@ class Fleet:
             if not self.pools[model].members:
                 self._empty_since.setdefault(model, time.monotonic())
         self.expected = models
+        self._models_changed()
 
     async def follow(self, lease: Lease) -> None:
         """Keep a worker in its pool, and keep its state stream open, until cancelled."""
@@ -108,7 +113,7 @@ class Fleet:
         pool.add(lease.worker_id, lease.address, self._limits)
         self._homes[lease.worker_id] = pool
         self._empty_since.pop(lease.model, None)
-        self._somebody.set()
+        self._models_changed()
 
     def _new_pool(self, model: str) -> Pool:
         pool = self.pools[model] = Pool(model, self._saturation_s, time.monotonic)
@@ -121,20 +126,22 @@ class Fleet:
             if not pool.members:
                 self._empty_since[pool.model] = time.monotonic()
 
-    def forget(self) -> list[str]:
-        """Drop pools of unexpected models that have been empty for `FORGET_S`; return their models."""
+    def forget(self, wanted: Collection[str]) -> list[str]:
+        """Drop pools of unexpected and unwanted models that have been empty for `FORGET_S`; return their models."""
         long_ago, expected = time.monotonic() - FORGET_S, self.expected
         gone = [model for model, since in self._empty_since.items() if since < long_ago]
-        gone = [model for model in gone if expected is not None and model not in expected]
+        gone = [model for model in gone if expected is not None and model not in expected and model not in wanted]
         for model in gone:
             del self.pools[model], self._empty_since[model]
-        if not self.pools:
-            self._somebody.clear()
         return gone
 
-    async def wait_for_anybody(self) -> None:
-        """Return once a worker has joined."""
-        await self._somebody.wait()
+    def _models_changed(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def wait_for_models(self) -> None:
+        """Return once a worker has joined, or the expected models have changed."""
+        await self._news.wait()
 
     def connected(self, worker_id: str) -> bool:
         """Whether the worker's state stream shows that it is alive, whatever Redis says."""

@@ -40,6 +40,7 @@ from services.router.scaling.scaler import Scaler
 from services.router.service import RouterService
 from services.router.sessions import Sessions
 from services.router.settings import RouterSettings
+from services.router.waking import Waking
 
 SERVICES = [
     routing_pb2.DESCRIPTOR.services_by_name["Router"].full_name,
@@ -49,6 +50,8 @@ SERVICES = [
 # fixed interval, since breakers change with time alone.
 DRAIN_PAUSE_S, DRAIN_EVERY_S = 0.005, 0.1
 REFRESH_S = 0.5
+# Starts of models are measured, and sleeping workers woken, at this interval.
+STARTS_S = 0.1
 # Grace for running decisions when the server stops; streams are cancelled at once.
 STOP_GRACE_S = 2.0
 # The router starts to answer after this time, even if it could not read Redis; as long again for the expected models.
@@ -66,6 +69,13 @@ async def _drain_queues(routing: Routing, changed: asyncio.Event) -> None:
         changed.clear()
         routing.drain_queues()
         await asyncio.sleep(DRAIN_PAUSE_S)
+
+
+async def _follow_starts(routing: Routing, waking: Waking) -> None:
+    while True:
+        routing.observe_starts()
+        waking.wake(routing.wanted())
+        await asyncio.sleep(STARTS_S)
 
 
 def _expect_models(settings: RouterSettings, api: ApiServer, fleet: Fleet, scaler: Scaler) -> asyncio.Event:
@@ -137,6 +147,8 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             queue_size=settings.queue_size,
             queue_timeout_s=settings.queue_timeout_s,
         )
+        waking = Waking(residency)
+        stack.push_async_callback(waking.close)
         server = new_server(tls=tls)
         service = RouterService(settings, fleet, routing, metrics, residency, arrivals, tls)
         routing_pb2_grpc.add_RouterServicer_to_server(service, server)
@@ -155,7 +167,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
                 sessions.connect()
                 if prefixes is not None:
                     prefixes.connect()
-                gone = fleet.forget()
+                gone = fleet.forget([pool.model for pool in routing.wanted()])
                 routing.forget(gone)
                 arrivals.forget(gone)
                 metrics.refresh(fleet, routing)
@@ -165,6 +177,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         endless = (
             workers.run(),
             _drain_queues(routing, changed),
+            _follow_starts(routing, waking),
             refresh(),
             residency.run(),
             scaler.run(),

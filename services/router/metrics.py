@@ -18,6 +18,7 @@ from services.router.snapshot import IneligibleReason, matched_at
 
 _REDIS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5)
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1, 5, 10)
+_QUEUE_S = (0.005, 0.02, 0.1, 0.25, 1, 5, 10, 20, 40, 60, 120, 300, 600)  # starts of models included
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)  # the gateway's buckets
 _RESULTS = {value: name.removeprefix("RESULT_").lower() for name, value in routing_pb2.Outcome.Result.items()}
 
@@ -53,7 +54,7 @@ class RouterMetrics:
         self.queue_seconds = Histogram(
             "ryzanstein_router_queue_seconds",
             "Wait for an eligible worker, of requests that had to",
-            buckets=_BUCKETS,
+            buckets=_QUEUE_S,
             registry=registry,
         )
         self.expected_ttft = Histogram(
@@ -80,6 +81,18 @@ class RouterMetrics:
         self._shown: set[str] = set()  # models with gauges
         self.queued = Gauge(
             "ryzanstein_router_queue_length", "Requests waiting for a worker", ["model"], registry=registry
+        )
+        self.held = Gauge(
+            "ryzanstein_router_held_requests",
+            "Requests that wait for a model without a serving worker",
+            ["model"],
+            registry=registry,
+        )
+        self.held_seconds = Gauge(
+            "ryzanstein_router_held_seconds",
+            "How long the first of these requests has waited; 0 without requests",
+            ["model"],
+            registry=registry,
         )
         self.workers = Gauge(
             "ryzanstein_router_workers", "Workers by why they are not eligible", ["model", "state"], registry=registry
@@ -177,7 +190,8 @@ class RouterMetrics:
                 self.workers.remove(model, why.text or "eligible")
             for state in BreakerState:
                 self.breakers.remove(model, state.value)
-            self.queued.remove(model)
+            for gauge in (self.queued, self.held, self.held_seconds):
+                gauge.remove(model)
         self._shown, now = set(fleet.pools), time.monotonic()
         for model, pool in fleet.pools.items():
             tally = Tally(pool.snapshot().why_not.tolist())
@@ -186,5 +200,9 @@ class RouterMetrics:
             states = Tally(pool.breakers.states(now))
             for state in BreakerState:
                 self.breakers.labels(model, state.value).set(states[state])
-            self.queued.labels(model).set(len(routing.queues.get(model, ())))
+            queue, cold = routing.queues.get(model), routing.starts.estimate(pool) is not None
+            n_queued, since = (len(queue), queue.since) if queue else (0, None)
+            self.queued.labels(model).set(n_queued)
+            self.held.labels(model).set(n_queued if cold else 0)
+            self.held_seconds.labels(model).set(now - since if cold and since is not None else 0.0)
         self.redis_up.set(routing.sessions.available())

@@ -19,8 +19,19 @@ class QueueFullError(Exception):
 class _Waiter(Generic[T]):
     tenant: str
     priority: int
+    since: float
     attempt: Callable[[], T | None]
+    until: Callable[[], float]
     done: asyncio.Future[T]
+    timer: asyncio.TimerHandle | None = None
+
+    def expire(self) -> None:
+        """End the wait if it is time to, else look again when it is."""
+        loop = self.done.get_loop()
+        if (end := self.until()) > loop.time():
+            self.timer = loop.call_at(end, self.expire)
+        elif not self.done.done():
+            self.done.set_exception(TimeoutError())
 
 
 class RouteQueue(Generic[T]):
@@ -35,20 +46,33 @@ class RouteQueue(Generic[T]):
     def __len__(self) -> int:
         return self._count
 
-    async def wait(self, tenant: str, priority: int, attempt: Callable[[], T | None], timeout_s: float) -> T:
-        """The result of `attempt` once it succeeds; raises QueueFullError or TimeoutError."""
+    @property
+    def since(self) -> float | None:
+        """When the first of the waiters began to wait; None without waiters."""
+        lines = (line for lines in self._lines.values() for line in lines.values())
+        return min((line[0].since for line in lines), default=None)
+
+    async def wait(
+        self, tenant: str, priority: int, attempt: Callable[[], T | None], until: Callable[[], float], since: float
+    ) -> T:
+        """The result of `attempt` once it succeeds; raises QueueFullError or TimeoutError.
+
+        Times are the event loop's. `until` is asked again when the time that it gave has come. A waiter that began to
+        wait earlier, perhaps at another router, stands before later ones of its tenant.
+        """
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(tenant, priority, attempt, done)
+        waiter = _Waiter(tenant, priority, since, attempt, until, done)
         if self._count >= self._size:
             self._make_room(waiter)
-        self._lines.setdefault(priority, OrderedDict()).setdefault(tenant, deque()).append(waiter)
-        self._count += 1
+        self._insert(waiter)
         self.drain()
+        waiter.expire()
         try:
-            async with asyncio.timeout(timeout_s):
-                return await done
+            return await done
         finally:
-            if not waiter.done.done() or waiter.done.cancelled():
+            if waiter.timer is not None:
+                waiter.timer.cancel()
+            if done.cancelled() or done.exception():
                 self._remove(waiter)
 
     def drain(self) -> None:
@@ -90,6 +114,14 @@ class RouteQueue(Generic[T]):
         victim = line[-1]
         self._remove(victim)
         victim.done.set_exception(QueueFullError())
+
+    def _insert(self, waiter: _Waiter[T]) -> None:
+        line = self._lines.setdefault(waiter.priority, OrderedDict()).setdefault(waiter.tenant, deque())
+        place = len(line)
+        while place and line[place - 1].since > waiter.since:
+            place -= 1
+        line.insert(place, waiter)
+        self._count += 1
 
     def _remove(self, waiter: _Waiter[T]) -> None:
         lines = self._lines.get(waiter.priority, OrderedDict())

@@ -8,7 +8,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,6 +33,7 @@ from services.router.snapshot import (
     matched_at,
     why_not_for,
 )
+from services.router.starts import StartEstimate, Starts, serves
 
 # Part of the caller's time-out that a request may wait. A caller without an answer would take this router for dead.
 PATIENCE_USED = 0.9
@@ -81,6 +82,21 @@ class _Known:
     bindings_known: bool
 
 
+@dataclass(slots=True)
+class _Wait:
+    """The limits of a request's wait, in seconds of the event loop's clock."""
+
+    since: float  # perhaps at another router
+    busy_until: float  # the end while workers serve the model, and are saturated
+    cold_until: float  # the end for a request that has met the model without a serving worker
+    cold: bool = False
+
+    def until(self, pool: Pool) -> float:
+        """The end of the wait, as the pool is now."""
+        self.cold = self.cold or not serves(pool.snapshot())
+        return self.cold_until if self.cold else self.busy_until
+
+
 def _sequence() -> Iterator[int]:
     # Starts at the clock: a router that restarts under its old id continues above all acknowledged numbers.
     return itertools.count(time.time_ns() // 1000)
@@ -97,16 +113,17 @@ class Routing:
     queue_size: int
     queue_timeout_s: float
     queues: dict[str, RouteQueue[Placement]] = field(default_factory=dict)
+    starts: Starts = field(default_factory=Starts)
     _seqs: Iterator[int] = field(default_factory=_sequence)
-    _waiting_for_anybody: int = 0
+    _modelless: int = 0  # requests that wait until their model is known
     _turn: int = field(default_factory=lambda: secrets.randbelow(1 << 20))  # random, or routers would run in step
 
     async def route(self, request: routing_pb2.RouteRequest) -> Placement:
         """Place a request and book it. Raises UnknownModelError, UnavailableError or OverloadedError."""
-        until = time.monotonic() + self._patience_s(request)
-        pool = await self._pool(request.model, until)
+        wait = self._wait(request)
+        pool = await self._pool(request.model, wait)
         known = await self._learn(request, touch=True)
-        placed = await self._place_or_wait(pool, request, known, until)
+        placed = await self._place_or_wait(pool, request, known, wait)
         if not (request.session and self.policy.uses_sessions):
             return placed
         if not known.bindings_known:
@@ -123,36 +140,55 @@ class Routing:
         """Whether any request is in a queue."""
         return any(self.queues.values())
 
-    def forget(self, models: Iterable[str]) -> None:
-        """Drop the queues of models that no longer exist."""
+    def forget(self, models: Sequence[str]) -> None:
+        """Drop the queues and starts of models that no longer exist."""
         for model in models:
             self.queues.pop(model, None)
+        self.starts.forget(models)
 
     def drain_queues(self) -> None:
         """Let waiting requests try again."""
         for queue in self.queues.values():
             queue.drain()
 
-    def _patience_s(self, request: routing_pb2.RouteRequest) -> float:
-        """How long the request may wait: less than its caller does."""
-        return min(self.queue_timeout_s, request.timeout_ms / 1000 * PATIENCE_USED or self.queue_timeout_s)
+    def observe_starts(self) -> None:
+        """Let the starts of models take note of what their workers do now."""
+        for model, pool in self.fleet.pools.items():
+            self.starts.observe(pool, wanted=bool(self.queues.get(model)))
 
-    async def _pool(self, model: str, until: float) -> Pool:
-        """The request's pool. While no model is known, wait for the first worker."""
-        try:
-            return self.fleet.pool(model)
-        except UnavailableError:
-            if self._waiting_for_anybody >= self.queue_size:
-                raise
-        self._waiting_for_anybody += 1
-        try:
-            async with asyncio.timeout(until - time.monotonic()):
-                await self.fleet.wait_for_anybody()
-        except TimeoutError:
-            pass  # fleet.pool() raises the right error
-        finally:
-            self._waiting_for_anybody -= 1
-        return self.fleet.pool(model)
+    def wanted(self) -> list[Pool]:
+        """The pools that requests wait for."""
+        return [self.fleet.pools[model] for model, queue in self.queues.items() if queue]
+
+    def starting(self) -> list[tuple[str, StartEstimate]]:
+        """The models that requests wait for without a serving worker, and how far their starts are."""
+        estimates = ((pool.model, self.starts.estimate(pool)) for pool in self.wanted())
+        return [(model, estimate) for model, estimate in estimates if estimate is not None]
+
+    def _wait(self, request: routing_pb2.RouteRequest) -> _Wait:
+        """How long the request may wait: less than its caller does."""
+        now, most_s = time.monotonic(), request.timeout_ms / 1000 * PATIENCE_USED or math.inf
+        busy_s = min(self.queue_timeout_s, most_s)
+        cold_s = min(request.patience_ms / 1000, most_s) if request.HasField("patience_ms") else busy_s
+        return _Wait(now - request.waited_ms / 1000, now + busy_s, now + cold_s)
+
+    async def _pool(self, model: str, wait: _Wait) -> Pool:
+        """The request's pool. While this router does not know the models, wait for them."""
+        while True:
+            try:
+                return self.fleet.pool(model)
+            except UnavailableError:
+                if self._modelless >= self.queue_size or time.monotonic() >= wait.cold_until:
+                    raise
+            wait.cold = True
+            self._modelless += 1
+            try:
+                async with asyncio.timeout_at(wait.cold_until):
+                    await self.fleet.wait_for_models()
+            except TimeoutError:
+                pass  # fleet.pool() raises the right error
+            finally:
+                self._modelless -= 1
 
     async def _learn(self, request: routing_pb2.RouteRequest, *, touch: bool) -> _Known:
         wants_session = bool(request.session) and self.policy.uses_sessions
@@ -168,7 +204,7 @@ class Routing:
             return None, False
 
     async def _place_or_wait(
-        self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known, until: float
+        self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known, wait: _Wait
     ) -> Placement:
         queue = self.queues.get(pool.model)
         if queue is None:
@@ -182,11 +218,25 @@ class Routing:
                 request.tenant,
                 request.priority,
                 lambda: self._book(pool, request, known),
-                until - began,
+                lambda: wait.until(pool),
+                wait.since,
             )
         except (QueueFullError, TimeoutError) as error:
-            raise _refusal(pool, queue_full=isinstance(error, QueueFullError)) from error
+            raise self._refusal(pool, queue_full=isinstance(error, QueueFullError)) from error
         return replace(placed, queued_s=time.monotonic() - began)
+
+    def _refusal(self, pool: Pool, *, queue_full: bool) -> UnavailableError | OverloadedError:
+        """Why a request cannot be placed: no worker serves the model, or all are saturated."""
+        snapshot = pool.snapshot()
+        if serves(snapshot):
+            reason = "the queue for a worker is full" if queue_full else "no worker became free in time"
+            return OverloadedError(reason, _retry_after_s(pool, snapshot))
+        verdicts = Counter(snapshot.why_not.tolist())
+        reasons = [f"{n} {IneligibleReason(why).text}" for why, n in verdicts.most_common()]
+        reasons += ["the queue is full"] if queue_full else []
+        message = f"no worker serves {pool.model} now" + (f" ({', '.join(reasons)})" if reasons else "")
+        estimate = self.starts.estimate(pool)
+        return UnavailableError(message, math.ceil(estimate.seconds or 0) if estimate else 0)
 
     def _evaluate(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Evaluation:
         snapshot = pool.snapshot()
@@ -276,17 +326,6 @@ def _matched_tokens(pool: Pool, depths: Depths | None) -> Floats | None:
         matched[holders] = blocks  # one assignment; a loop takes several times as long
         matched *= HASH_BLOCK_TOKENS
     return matched
-
-
-def _refusal(pool: Pool, *, queue_full: bool) -> UnavailableError | OverloadedError:
-    """Why a request cannot be placed: no worker serves the model, or all are saturated."""
-    snapshot = pool.snapshot()
-    verdicts = Counter(snapshot.why_not.tolist())
-    if verdicts[IneligibleReason.ELIGIBLE] or verdicts[IneligibleReason.SATURATED]:
-        reason = "the queue for a worker is full" if queue_full else "no worker became free in time"
-        return OverloadedError(reason, _retry_after_s(pool, snapshot))
-    reasons = ", ".join(f"{n} {IneligibleReason(why).text}" for why, n in verdicts.most_common())
-    return UnavailableError(f"no worker serves {pool.model} now" + (f" ({reasons})" if reasons else ""))
 
 
 def _retry_after_s(pool: Pool, snapshot: Snapshot) -> int:

@@ -95,7 +95,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
     ) -> None:
         """Read frames and answer them, until the gateway has ended its side and has all answers."""
         deciding: dict[int, asyncio.Task[None]] = {}
-        heart = asyncio.create_task(_beat(deciding, answers))
+        heart = asyncio.create_task(self._beat(deciding, answers))
 
         async def decide(frame: routing_pb2.RouteFrame) -> None:
             answers.put_nowait(await self._answer(frame))
@@ -112,6 +112,19 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         finally:
             heart.cancel()
             answers.put_nowait(None)
+
+    async def _beat(
+        self, deciding: dict[int, asyncio.Task[None]], answers: asyncio.Queue[routing_pb2.RouteAnswer | None]
+    ) -> None:
+        """Send heartbeats while requests wait, and with them how far the starts of models are."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            if not deciding:
+                continue
+            answers.put_nowait(_HEARTBEAT)
+            for model, estimate in self._routing.starting():
+                start = routing_pb2.ModelStart(model=model, stage=estimate.stage, estimate_s=estimate.seconds or 0)
+                answers.put_nowait(routing_pb2.RouteAnswer(start=start))
 
     async def _answer(self, frame: routing_pb2.RouteFrame) -> routing_pb2.RouteAnswer:
         parent = remote_context([("traceparent", frame.traceparent)]) if frame.traceparent else None
@@ -225,7 +238,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
             case OverloadedError():
                 code, retry_after_s = grpc.StatusCode.RESOURCE_EXHAUSTED, error.retry_after_s
             case UnavailableError():
-                code, retry_after_s = grpc.StatusCode.UNAVAILABLE, 0
+                code, retry_after_s = grpc.StatusCode.UNAVAILABLE, error.retry_after_s
             case _:
                 code, retry_after_s = grpc.StatusCode.NOT_FOUND, 0
         self._metrics.refusals.labels(code.name.lower()).inc()
@@ -236,15 +249,6 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         self._sessions.move_to_end(session)
         if len(self._sessions) > COUNTED_SESSIONS:
             self._sessions.popitem(last=False)
-
-
-async def _beat(
-    deciding: dict[int, asyncio.Task[None]], answers: asyncio.Queue[routing_pb2.RouteAnswer | None]
-) -> None:
-    while True:
-        await asyncio.sleep(HEARTBEAT_S)
-        if deciding:
-            answers.put_nowait(_HEARTBEAT)
 
 
 def _refused(tag: int, message: str, code: grpc.StatusCode, retry_after_s: int = 0) -> routing_pb2.RouteAnswer:

@@ -53,11 +53,12 @@ class RouterSettings(ServiceSettings):
     saturation_s: float = Field(
         default=30.0, gt=0, description="A worker with a longer queue of prefill work gets no more"
     )
-    queue_size: int = Field(default=1000, ge=0, description="Requests that may wait for an eligible worker, per model")
+    queue_size: int = Field(default=2000, ge=0, description="Requests that may wait for an eligible worker, per model")
     queue_timeout_s: float = Field(
         default=10.0,
         ge=0,
-        description="How long one may wait, at most nine tenths of the gateway's route_timeout_s; then 429, or 503",
+        description="How long one may wait while workers serve its model, at most nine tenths of the gateway's "
+        "route_timeout_s; then 429. While none does, it waits as long as the gateway's patience_s",
     )
     lookup_timeout_ms: float = Field(
         default=25.0,

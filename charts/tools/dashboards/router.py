@@ -40,6 +40,13 @@ DASHBOARD = Dashboard(
                     about="Requests that no worker takes now. " + runbook("overload"),
                 ),
                 graph(
+                    "Held for a model that starts",
+                    "short",
+                    (f"sum by (model) (ryzanstein_router_held_requests{{@,{_MODEL}}})", "{{model}}"),
+                    (f"max by (model) (ryzanstein_router_held_seconds{{@,{_MODEL}}})", "{{model}}, longest wait in s"),
+                    about="Requests that wait while no worker serves the model. " + runbook("worker-down"),
+                ),
+                graph(
                     "Wait in the queue",
                     "s",
                     *quantiles("ryzanstein_router_queue_seconds", 0.5, 0.99),

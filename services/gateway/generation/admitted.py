@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ryzanstein.v1 import routing_pb2
+
 from services.common.durations import read_duration
 from services.gateway.api.ignored import Ignored
 from services.gateway.api.options import MAX_SESSION_CHARS
@@ -19,13 +21,14 @@ from services.gateway.billing.meter import Meter
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.abilities import require_generation
 from services.gateway.generation.choice import Choice, merged
-from services.gateway.generation.models import Chain, ChainPlace, Models
+from services.gateway.generation.models import NEVER, Chain, ChainPlace, Models
 from services.gateway.generation.output import Generation, OutputChunk
 from services.gateway.generation.prepared import Body, GeneratingBody, Prepared, Preparer
 from services.gateway.generation.request import Caller
 from services.gateway.names.picking import Origin
 from services.gateway.tenants.tenant import Gate, Permit, Tenant
 from services.gateway.text.codec import ServedModel
+from services.gateway.upstream.patience import StartPatience
 from services.gateway.usage import Usage
 
 COST_HEADER = "x-ryzanstein-cost"  # in the currency of the prices
@@ -62,8 +65,8 @@ class AdmittedRequest:
 
     __slots__ = (
         "__weakref__", "_admitted_at", "_chain", "_counted", "_draw", "_gate", "_meter", "_place", "_time_limit_s",
-        "_work", "admission", "answering", "ignored", "model", "models", "on_start", "prepared", "starting", "tenant",
-        "used",
+        "_work", "admission", "answering", "ignored", "model", "models", "on_start", "patience", "prepared",
+        "starting", "tenant", "used",
     )  # fmt: skip
 
     admission: Permit
@@ -71,7 +74,14 @@ class AdmittedRequest:
     prepared: Prepared
 
     def __init__(
-        self, gate: Gate, models: Models, meter: Meter, tenant: Tenant, ignored: Ignored, time_limit_s: float = 0.0
+        self,
+        gate: Gate,
+        models: Models,
+        meter: Meter,
+        tenant: Tenant,
+        ignored: Ignored,
+        patience: StartPatience,
+        time_limit_s: float = 0.0,
     ) -> None:
         """`time_limit_s`: how long it may take in all, from now on; 0: no limit."""
         self._gate = gate
@@ -83,6 +93,7 @@ class AdmittedRequest:
         self._chain: Chain | None = None  # models for the name in the body
         self._place: ChainPlace | None = None
         self.models = models
+        self.patience = patience
         self.tenant = tenant
         self.ignored = ignored
         self.used = _NOTHING
@@ -103,10 +114,14 @@ class AdmittedRequest:
         finally:
             await self.admission.settle(self.used)
 
+    def tell(self, hear: Callable[[routing_pb2.ModelStart], None]) -> None:
+        """Call `hear` while the request waits for a model that starts; it then waits as long as streams do."""
+        self.patience.hear, self.patience.until = hear, self.patience.stream_until
+
     async def find_model(self, name: str | None, session: str = "") -> ServedModel:
         """The model for the name in a body; raises :class:`ApiError` when there is none that the tenant may use."""
         self._chain = self._new_chain(name, session)
-        self.model = await self.models.find(self._chain, self.tenant)
+        self.model = await self.models.find(self._chain, self.tenant, self.patience)
         return self.model
 
     def answered_by(self) -> list[tuple[str, str]]:
@@ -133,14 +148,16 @@ class AdmittedRequest:
             self.ignored,
             self._admitted_at,
             self._time_limit_s,
-            *((place.chain.handed_on(place.index), place.chain.wait_s) if place else ()),
+            place.chain.handed_on(place.index) if place else NEVER,
+            place.chain.wait_s if place else None,
+            patience=self.patience,
         )
 
     async def start(self, preparer: Preparer[Body], body: Body, session: str = "", traceparent: str = "") -> None:
         """Prepare it on the first model of its chain that can answer; raises ApiError."""
         session = named_session(session) or body.session
         self._chain = self._new_chain(body.model, session)
-        place = await self.models.open(self._chain, self.tenant)
+        place = await self.models.open(self._chain, self.tenant, self.patience)
         await self._start_on(place, _Work(preparer, body, session, traceparent))
 
     async def chunks(self) -> AsyncGenerator[tuple[int, OutputChunk], None]:
@@ -229,7 +246,7 @@ class AdmittedRequest:
         self.close()
         assert self._work is not None
         assert self._place is not None
-        place = await self.models.open(self._place.chain, self.tenant, self._place, error)
+        place = await self.models.open(self._place.chain, self.tenant, self.patience, self._place, error)
         await self._start_on(place, self._work)
 
     async def _start_on(self, place: ChainPlace, work: _Work) -> None:
@@ -240,7 +257,7 @@ class AdmittedRequest:
                 prepared = await self._prepare(place, work)
                 break
             except ApiError as error:
-                place = await self.models.open(place.chain, self.tenant, place, error)
+                place = await self.models.open(place.chain, self.tenant, self.patience, place, error)
         await self.admission.reserve(prepared.reserved_tokens())
         self.models.count(place)
         self.model, self.prepared, self._work, self._place = place.model, prepared, work, place

@@ -20,6 +20,7 @@ from services.gateway.names.route import Mirror
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
+from services.gateway.upstream.patience import StartPatience
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Mirrors:
             handed_on=frozenset(("no_worker", "overloaded")),
             wait_s=_WAIT_S,
             mirrored=True,
+            patience=StartPatience(),
         )
         targets = [generation.record() for generation in prepared.generations]
         self._running[route] += 1

@@ -14,6 +14,7 @@ from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.tenant import Tenant
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
+from services.gateway.upstream.patience import StartPatience
 
 NEVER: frozenset[Condition] = frozenset()
 # Conditions of fallbacks by the code of an error. Not "poison": the request would break the next model's workers.
@@ -119,12 +120,17 @@ class Models:
             mirror = None
         return Chain(name, links, route.wait_s, mirror)
 
-    async def find(self, chain: Chain, tenant: Tenant) -> ServedModel:
+    async def find(self, chain: Chain, tenant: Tenant, patience: StartPatience) -> ServedModel:
         """The first model of a chain; raises :class:`ApiError`, such as 403 for a model that the tenant may not use."""
-        return await self._find(chain.links[0], tenant)
+        return await self._find(chain.links[0], tenant, patience)
 
     async def open(
-        self, chain: Chain, tenant: Tenant, failed: ChainPlace | None = None, error: ApiError | None = None
+        self,
+        chain: Chain,
+        tenant: Tenant,
+        patience: StartPatience,
+        failed: ChainPlace | None = None,
+        error: ApiError | None = None,
     ) -> ChainPlace:
         """The first link that can answer, after the one that has failed with `error` before its first token.
 
@@ -135,7 +141,7 @@ class Models:
             if index and (error is None or _CONDITIONS.get(error.code) not in link.when or not self._takes(link)):
                 continue
             try:
-                return ChainPlace(chain, index, await self._within(chain, index, tenant))
+                return ChainPlace(chain, index, await self._within(chain, index, tenant, patience))
             except ApiError as failure:
                 error = failure
         assert error is not None
@@ -180,25 +186,30 @@ class Models:
             if not allowed or name in allowed or allowed & {target.model for target in route.targets}
         }
 
-    async def _within(self, chain: Chain, index: int, tenant: Tenant) -> ServedModel:
-        """The model of a link, which another link does not wait for longer than the chain says; raises ApiError."""
+    async def _within(self, chain: Chain, index: int, tenant: Tenant, patience: StartPatience) -> ServedModel:
+        """The model of a link, which another link does not wait for longer than the chain says; raises ApiError.
+
+        Nor does a request that another link may answer wait for the model's start, unless its client wishes it.
+        """
         link, name = chain.links[index], chain.links[index].model
         later = any("no_worker" in other.when and self._takes(other) for other in chain.links[index + 1 :])
         if not later:
-            return await self._find(link, tenant)
+            return await self._find(link, tenant, patience)
+        if not patience.by_client:
+            patience.until = None
         # Requests for an expected model wait first, so that the autoscaler sees the demand for its workers.
         try:
             async with asyncio.timeout(chain.wait_s):
-                model = await self._find(link, tenant)
+                model = await self._find(link, tenant, patience)
         except TimeoutError as error:
             raise no_worker(name) from error
         if not self._catalog.expects(model.name) and model not in self._catalog.available():
             raise no_worker(model.name)
         return model
 
-    async def _find(self, link: ChainLink, tenant: Tenant) -> ServedModel:
+    async def _find(self, link: ChainLink, tenant: Tenant, patience: StartPatience) -> ServedModel:
         try:
-            model = await self._catalog.find(link.model, tenant.name, tenant.models)
+            model = await self._catalog.find(link.model, tenant.name, tenant.models, patience)
         except ApiError as error:
             if error.code != NO_MODEL:
                 raise

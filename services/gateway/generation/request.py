@@ -12,6 +12,7 @@ from services.gateway.api.ignored import Ignored
 from services.gateway.generation.group import SequenceGroup
 from services.gateway.names.route import Condition
 from services.gateway.text.codec import ServedModel
+from services.gateway.upstream.patience import StartPatience
 
 _SEED_MASK = (1 << 64) - 1
 _WORKERS = [name for name in worker_pb2.Sampling.DESCRIPTOR.fields_by_name if name != "seed"]  # named alike here
@@ -70,6 +71,7 @@ class Caller:
     wait_s: float | None = None  # longest search for a first worker, where that is one of them
     keep_alive_s: float | None = None  # how long its model stays awake after it; negative: for good
     mirrored: bool = False  # a second answer, which no client gets: not resumed, counted apart
+    patience: StartPatience = field(default_factory=StartPatience)
 
     @property
     def deadline(self) -> float | None:

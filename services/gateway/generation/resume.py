@@ -18,7 +18,7 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ryzanstein.v1 import routing_pb2, worker_pb2
 
@@ -180,11 +180,13 @@ class ResumableStream:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def _route(self) -> Assignment:
-        group, route = self._request.group, self._upstream.router.route
+        group, route, patience = self._request.group, self._upstream.router.route, self._request.caller.patience
+        if self._attempts:
+            patience = replace(patience, until=self._resume_by)
         if group is None:
-            return await route(self._route_request())
+            return await route(self._route_request(), patience)
         async with nullcontext() if self._attempts else group.looking:
-            assignment = await route(self._route_request())
+            assignment = await route(self._route_request(), patience)
         self._placed = True
         group.placed()
         return assignment

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
-from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
+from ryzanstein.v1 import inference_pb2, inference_pb2_grpc, routing_pb2
 
 from services.common.logs import request_id_var
 from services.gateway.api.ignored import IGNORED_HEADER, Ignored
@@ -26,6 +26,7 @@ from services.gateway.generation.embedding import Embedder
 from services.gateway.generation.entrance import Entrance
 from services.gateway.generation.pipeline import check_prompt
 from services.gateway.generation.prepared import Preparer
+from services.gateway.generation.waiting import EVENTS_HEADER, PATIENCE_HEADER, waiting_json, wants_events
 from services.gateway.grpc.answers import ResponseWriter, model_message, usage_message
 from services.gateway.grpc.bodies import chat_body, check_known, completion_body
 from services.gateway.observation import CLIENT_GONE, Observer, request_id_of
@@ -67,14 +68,34 @@ class _Call:
     ignored: Ignored  # an admitted request has its own
     model: str = ""
     answering: bool = False  # true from the first response on
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    saying: asyncio.Task[None] | None = None
+
+    def header(self, name: str) -> str:
+        """A value of the call's metadata, or the empty string."""
+        return header(_headers(self.context), name.encode())
+
+    async def write(self, message: inference_pb2.GenerateResponse) -> None:
+        """Write a message; tasks may write at the same time."""
+        async with self.writing:
+            await self.context.write(message)
+
+    def say(self, start: routing_pb2.ModelStart) -> None:
+        """Write how far a model's start is; left out while the client does not read."""
+        if self.saying is None or self.saying.done():
+            told = waiting_json(start)
+            waiting = inference_pb2.Waiting(stage=told["stage"], estimate_s=told["estimate_s"] or 0)
+            self.saying = asyncio.create_task(self.write(inference_pb2.GenerateResponse(waiting=waiting)))
 
     def follow(self, request: AdmittedRequest) -> None:
-        """Count the call for the model that answers."""
+        """Count the call for the model that answers, and say how far its start is if the client wants to know."""
 
         def started(request: AdmittedRequest) -> None:
             self.model = request.model.name
 
         request.on_start = started
+        wanted = wants_events(self.header(EVENTS_HEADER))
+        request.tell(self.say if wanted else lambda start: None)
 
     async def begin_answer(self, request: AdmittedRequest) -> None:
         """Begin to answer, with the answering model's name if the client gave another one."""
@@ -82,7 +103,7 @@ class _Call:
         self.answering = True
 
     async def _name_model(self, request: AdmittedRequest) -> None:
-        if named := request.answered_by():
+        if self.saying is None and (named := request.answered_by()):  # the first message has sent the metadata
             await self.context.send_initial_metadata(tuple(named))
 
     async def find(self, admitted: AdmittedRequest, request: _Naming) -> ServedModel:
@@ -110,8 +131,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         """Continue a text or token ids."""
         async with self._call("Generate", request, context) as call, self._admitted(context, call) as admitted:
-            body = completion_body(request, await _prompt(request, admitted), admitted.ignored)
             call.follow(admitted)
+            body = completion_body(request, await _prompt(request, admitted), admitted.ignored)
             await admitted.start(self.completions, body, request.options.session_id, call.traceparent)
             await _answer(admitted, body, call)
 
@@ -120,10 +141,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         """Continue a conversation."""
         async with self._call("Chat", request, context) as call, self._admitted(context, call) as admitted:
+            call.follow(admitted)
             model = await admitted.find_model(request.model, request.options.session_id)
             _check_count(model, len(request.messages), "messages")
             body = chat_body(request, admitted.ignored)
-            call.follow(admitted)
             await admitted.start(self.chat, body, request.options.session_id, call.traceparent)
             await _answer(admitted, body, call)
 
@@ -200,6 +221,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             status = 500
             await _abort(context, internal_error(), ids)
         finally:
+            if call.saying is not None:
+                call.saying.cancel()
             observed.end(status, call.model)
 
     async def _tenant(self, context: Context) -> Tenant:
@@ -207,7 +230,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _admitted(self, context: Context, call: _Call) -> AsyncIterator[AdmittedRequest]:
-        async with self.entrance.admit(await self._tenant(context)) as admitted:
+        tenant = await self._tenant(context)
+        async with self.entrance.admit(tenant, call.header(PATIENCE_HEADER)) as admitted:
             call.ignored = admitted.ignored
             yield admitted
 
@@ -233,7 +257,7 @@ async def _answer(request: AdmittedRequest, body: ChatBody | CompletionBody, cal
             if not call.answering:
                 await call.begin_answer(request)
                 writer = ResponseWriter(request, body)
-            await call.context.write(writer.response(choice, chunk))
+            await call.write(writer.response(choice, chunk))
 
 
 def _headers(context: Context) -> Scope:

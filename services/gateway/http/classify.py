@@ -43,13 +43,13 @@ class ClassifyHandler:
 
     async def answer(self, exchange: Exchange, body: ClassifyBody, request: AdmittedRequest) -> None:
         """See :class:`Handler`."""
-        model = await request.find_model(body.model)
-        exchange.model = model.name
-        require_classes(model)
-        inputs = await self._embedder.inputs(body.input, model, body.truncate_prompt_tokens)
-        session = named_session(exchange.header(b"x-session-id")) or body.user or ""
-        caller = request.caller(session, body.priority, exchange.traceparent)
         async with UntilDisconnect(exchange):
+            model = await request.find_model(body.model)
+            exchange.model = model.name
+            require_classes(model)
+            inputs = await self._embedder.inputs(body.input, model, body.truncate_prompt_tokens)
+            session = named_session(exchange.header(b"x-session-id")) or body.user or ""
+            caller = request.caller(session, body.priority, exchange.traceparent)
             vectors = await self._embedder.embed(request, model, inputs, caller)
             exchange.answer_headers = request.headers()
             classes, tokens = model.card.classes, request.used.prompt_tokens

@@ -157,14 +157,14 @@ class ComparisonHandler(Generic[Body]):
 
     async def answer(self, exchange: Exchange, body: Body, request: AdmittedRequest) -> None:
         """See :class:`Handler`."""
-        model = await request.find_model(body.model)
-        exchange.model = model.name
-        compared = self._form.comparison(body, model.max_len)
-        require_score(model)
-        inputs = await (_joined(model, compared) if model.classifies else _encoded(model, compared.texts))
-        session = named_session(exchange.header(b"x-session-id")) or body.user or ""
-        caller = request.caller(session, body.priority, exchange.traceparent)
         async with UntilDisconnect(exchange):
+            model = await request.find_model(body.model)
+            exchange.model = model.name
+            compared = self._form.comparison(body, model.max_len)
+            require_score(model)
+            inputs = await (_joined(model, compared) if model.classifies else _encoded(model, compared.texts))
+            session = named_session(exchange.header(b"x-session-id")) or body.user or ""
+            caller = request.caller(session, body.priority, exchange.traceparent)
             vectors = await self._embedder.embed(request, model, inputs, caller)
             exchange.answer_headers = request.headers()
             if model.classifies:

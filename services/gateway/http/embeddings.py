@@ -43,16 +43,16 @@ class EmbeddingHandler:
 
     async def answer(self, exchange: Exchange, body: EmbeddingBody, request: AdmittedRequest) -> None:
         """See :class:`Handler`."""
-        model = await request.find_model(body.model)
-        exchange.model = model.name
-        require_embedding(model)
-        if body.dimensions not in (None, model.card.hidden_size):
-            message = f"`dimensions` must be the model's own size, {model.card.hidden_size}."
-            raise invalid(message, "dimensions", "unsupported_field")
-        inputs = await self._embedder.inputs(body.input, model, body.truncate_prompt_tokens, _prompt(body, model))
-        session = named_session(exchange.header(b"x-session-id")) or body.user or ""
-        caller = request.caller(session, body.priority, exchange.traceparent)
         async with UntilDisconnect(exchange):
+            model = await request.find_model(body.model)
+            exchange.model = model.name
+            require_embedding(model)
+            if body.dimensions not in (None, model.card.hidden_size):
+                message = f"`dimensions` must be the model's own size, {model.card.hidden_size}."
+                raise invalid(message, "dimensions", "unsupported_field")
+            inputs = await self._embedder.inputs(body.input, model, body.truncate_prompt_tokens, _prompt(body, model))
+            session = named_session(exchange.header(b"x-session-id")) or body.user or ""
+            caller = request.caller(session, body.priority, exchange.traceparent)
             vectors = await self._embedder.embed(request, model, inputs, caller)
             exchange.answer_headers = request.headers()
             tokens = request.used.prompt_tokens

@@ -7,8 +7,10 @@ from typing import Generic, Protocol, TypeVar
 from services.gateway.api.ignored import Ignored
 from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.entrance import Entrance
+from services.gateway.generation.waiting import PATIENCE_HEADER
 from services.gateway.http.exchange import BodyLimits, Exchange
 
+_PATIENCE = PATIENCE_HEADER.encode()
 Body = TypeVar("Body")
 
 
@@ -41,6 +43,6 @@ class JsonEndpoint(Generic[Body]):
         """See :class:`Endpoint`."""
         tenant = await self._entrance.gate.identify(exchange.authorization)
         data = await exchange.body(self._limits)
-        async with self._entrance.admit(tenant) as request:
+        async with self._entrance.admit(tenant, exchange.header(_PATIENCE)) as request:
             exchange.ignored = request.ignored
             await self._handler.answer(exchange, await self._handler.decode(data, request.ignored), request)

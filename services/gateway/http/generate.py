@@ -10,9 +10,12 @@ from typing import Generic
 
 from services.gateway.api.ignored import Ignored
 from services.gateway.generation.admitted import AdmittedRequest
+from services.gateway.generation.waiting import EVENTS_HEADER, wants_events
 from services.gateway.http.exchange import Exchange, UntilDisconnect
 from services.gateway.http.heartbeat import Heartbeat
 from services.gateway.http.serializer import Body, Serializer
+
+_EVENTS = EVENTS_HEADER.encode()
 
 
 class GenerateHandler(Generic[Body]):
@@ -33,14 +36,16 @@ class GenerateHandler(Generic[Body]):
         session = exchange.header(b"x-session-id")
         serializer, streamed = self._new_serializer(), bool(body.stream)
         request.on_start = partial(_begin, exchange, serializer, streamed)
-        if streamed:
-            async with Heartbeat(exchange, self._heartbeat_s, partial(_idle_event, exchange, serializer, request)):
-                await request.start(serializer, body, session, exchange.traceparent)
-                async with UntilDisconnect(exchange):
+        async with UntilDisconnect(exchange):
+            if streamed:
+                as_event = wants_events(exchange.header(_EVENTS))
+                idle = partial(_idle_event, exchange, serializer, request)
+                async with Heartbeat(exchange, self._heartbeat_s, idle) as heartbeat:
+                    request.tell(partial(heartbeat.say, as_event=as_event))
+                    await request.start(serializer, body, session, exchange.traceparent)
                     await _stream(exchange, request, serializer)
-        else:
-            await request.start(serializer, body, session, exchange.traceparent)
-            async with UntilDisconnect(exchange):
+            else:
+                await request.start(serializer, body, session, exchange.traceparent)
                 choices, prepared = await request.collect(serializer.new_choice), request.prepared
                 exchange.answer_headers = request.headers()  # now with the cost
                 answer = await serializer.body(choices, prepared.generations, prepared.usage())

@@ -1,4 +1,7 @@
-"""Heartbeats of a silent stream, so that proxies keep it open: a comment, or an event that clients ignore."""
+"""Heartbeats of a silent stream, so that proxies keep it open: a comment, or an event that clients ignore.
+
+A stream that waits for a model's start says meanwhile how far that is.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
+import msgspec
+from ryzanstein.v1 import routing_pb2
+
+from services.gateway.generation.waiting import waiting_json
 from services.gateway.http.exchange import Exchange
 
 # After so many heartbeats in a row, or so many seconds, one is an event: Codex waits 300 s for one.
@@ -29,6 +36,7 @@ class Heartbeat:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle  # from the beginning of the block
         self._beat: asyncio.Task[None] | None = None
+        self._saying: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Heartbeat:
         self._exchange.sent_at = self._loop.time()
@@ -39,8 +47,21 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._timer.cancel()
-        if self._beat is not None:
-            self._beat.cancel()
+        for task in (self._beat, self._saying):
+            if task is not None:
+                task.cancel()
+
+    def say(self, start: routing_pb2.ModelStart, *, as_event: bool) -> None:
+        """Send how far a model's start is, as a comment or as an event; left out while the client does not read."""
+        if self._saying is None or self._saying.done():
+            self._saying = self._loop.create_task(self._put(_waiting_event(start) if as_event else _waiting(start)))
+
+    async def _put(self, frames: bytes) -> None:
+        exchange = self._exchange
+        if not exchange.complete:
+            if not exchange.status:
+                await exchange.start_events()
+            await exchange.send_events(frames)
 
     def _wait(self) -> None:
         self._timer = self._loop.call_at(self._exchange.sent_at + self._every_s, self._due)
@@ -53,14 +74,22 @@ class Heartbeat:
             self._beat = self._loop.create_task(self._send())
 
     async def _send(self) -> None:
-        exchange = self._exchange
-        if not exchange.complete:
-            if not exchange.status:
-                await exchange.start_events()
+        if not self._exchange.complete:
             self._beats += 1
             due = self._beats >= min(_BEATS, _EVENT_S / self._every_s)
             event = self._event() if due else b""
             if event:
                 self._beats = 0
-            await exchange.send_events(event or exchange.dialect.heartbeat)
+            await self._put(event or self._exchange.dialect.heartbeat)
             self._wait()
+
+
+def _waiting(start: routing_pb2.ModelStart) -> bytes:
+    """A comment. A blank line behind it would be an empty event to some clients."""
+    told = waiting_json(start)
+    seconds = f" {told['estimate_s']}s" if told["estimate_s"] else ""
+    return f": waiting {told['stage']}{seconds}\n".encode()
+
+
+def _waiting_event(start: routing_pb2.ModelStart) -> bytes:
+    return b"event: ryzanstein.waiting\ndata: " + msgspec.json.encode(waiting_json(start)) + b"\n\n"

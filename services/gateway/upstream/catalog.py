@@ -17,6 +17,7 @@ from services.gateway.ids import new_id
 from services.gateway.text.codec import ModelCardError, ServedModel
 from services.gateway.upstream.cards import Cards, StoredCard
 from services.gateway.upstream.connection import WorkerPool, WorkerRef
+from services.gateway.upstream.patience import StartPatience
 from services.gateway.upstream.router import NoWorkerError, RouterClient
 from services.gateway.upstream.workers import WorkerList, ref_of
 
@@ -57,7 +58,9 @@ class Catalog:
         self._troubles: dict[str, str | None] = {}  # the last logged error of each worker
         self.ready = False
 
-    async def find(self, name: str, tenant: str = "", allowed: Collection[str] = ()) -> ServedModel:
+    async def find(
+        self, name: str, tenant: str = "", allowed: Collection[str] = (), patience: StartPatience | None = None
+    ) -> ServedModel:
         """A model by name (empty: the only one); raises :class:`ApiError` 404, or 503 before any is known.
 
         A request for an expected model, or for one whose first workers start, waits in the routers' queue, and is
@@ -68,7 +71,7 @@ class Catalog:
         if name not in self._models and self.expects(name):
             await self._recall(name)
             if name not in self._models:
-                await self._wait_for(name, tenant)
+                await self._wait_for(name, tenant, patience or StartPatience())
         if name and not self.knows(name):
             await self.read_adapters()  # another gateway may have loaded it a moment ago
         return self.get(name, allowed)
@@ -151,11 +154,11 @@ class Catalog:
         adapter = self.adapters().get(name)
         return self._router.listed.phase(adapter.base if adapter else name)
 
-    async def _wait_for(self, name: str, tenant: str) -> None:
+    async def _wait_for(self, name: str, tenant: str, patience: StartPatience) -> None:
         """Wait until the model is known; raises :class:`ApiError` (503) when the routers' queue gives up."""
         request = routing_pb2.RouteRequest(request_id=new_id("wait"), model=name, tenant=tenant, attempt=1)
         try:
-            ref = (await self._router.route(request)).ref
+            ref = (await self._router.route(request, patience)).ref
             async with self._adopting:  # all waiting requests share one fetched card
                 if name not in self._models:
                     await self._adopt(StoredCard.of(await _fetch_card(ref.address, self._tls)), ref)

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 
@@ -26,6 +26,7 @@ from services.common.tls.credentials import Tls
 from services.common.tracing import traceparent_of
 from services.gateway.upstream.channels import became_ready
 from services.gateway.upstream.connection import WorkerRef
+from services.gateway.upstream.patience import StartPatience
 from services.gateway.upstream.workers import WorkerList
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ _MAX_REPORTS = 10_000  # kept while a router is away; the oldest are dropped
 _LIST_TIMEOUT_S = 2.0
 _PROBE_PAUSE_S = 0.25
 _GONE_S = LEASE_TTL_S + 3.0  # from a worker's death until each router, and each gateway's list, has lost it
+_AGAIN_S = 0.5  # pause of a request that waits for a model while no router answers
+_PATIENCE_USED = 0.9  # part of its caller's time-out that a router lets a request wait
 _NO_MODEL = "-"  # a model without workers, for probes
 
 
@@ -47,6 +50,10 @@ class NoWorkerError(Exception):
         super().__init__(message)
         self.pool_empty = pool_empty
         self.retry_after_s = retry_after_s
+
+
+class NoRouterError(NoWorkerError):
+    """No router answers, and no worker is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ class _Endpoint:
     channel: grpc.aio.Channel
     stub: routing_pb2_grpc.RouterAsyncStub  # made once, since it registers every method with its channel
     silent_s: float
+    on_beat: Callable[[routing_pb2.RouteAnswer], None]
     down_until: float = 0.0
     probe: asyncio.Task[None] | None = None  # runs while the router is silent, until it answers
     routes: Routes | None = None
@@ -73,9 +81,11 @@ class _Endpoint:
     sender: asyncio.Task[None] | None = None
 
     @staticmethod
-    def at(address: str, silent_s: float, tls: Tls | None) -> _Endpoint:
+    def at(
+        address: str, silent_s: float, tls: Tls | None, on_beat: Callable[[routing_pb2.RouteAnswer], None]
+    ) -> _Endpoint:
         channel = open_channel(address, to="router", tls=tls, small_messages=True)
-        endpoint = _Endpoint(address, channel, routing_pb2_grpc.RouterStub(channel), silent_s)
+        endpoint = _Endpoint(address, channel, routing_pb2_grpc.RouterStub(channel), silent_s, on_beat)
         endpoint.sender = asyncio.create_task(_send_reports(endpoint), name=f"reports to {address}")
         return endpoint
 
@@ -83,7 +93,7 @@ class _Endpoint:
         """Ask over the call that all requests share; the future raises CallBrokenError or TimeoutError."""
         if self.routes is None or self.routes.broken:
             self.routes = Context().run(
-                share_routes, self.stub, self.silent_s
+                share_routes, self.stub, self.silent_s, self.on_beat
             )  # an empty context: the shared call must not carry the first request's trace
         traceparent = traceparent_of(trace.get_current_span())
         return self.routes.ask(routing_pb2.RouteFrame(route=request, traceparent=traceparent), timeout_s)
@@ -134,15 +144,45 @@ class RouterClient:
         self._unknown_timeout_s = unknown_timeout_s
         self.listed = WorkerList()
         self.answered = False  # whether a router answered the last call
+        self._waits: dict[str, dict[int, StartPatience]] = {}  # requests that are being routed, by model
 
-    async def route(self, request: routing_pb2.RouteRequest) -> Assignment:
-        """Decide where a request runs; raises :class:`NoWorkerError`."""
-        request.timeout_ms = int(self._route_timeout_s * 1000)
+    async def route(self, request: routing_pb2.RouteRequest, patience: StartPatience) -> Assignment:
+        """Decide where a request runs; raises :class:`NoWorkerError`.
+
+        While no router answers, it waits as it would at a router, and asks again with what is left of its patience.
+        """
+        clock, waits = asyncio.get_running_loop().time, self._waits.setdefault(request.model, {})
+        waits[id(request)] = patience
+        try:
+            while True:
+                patience.state(request, clock())
+                try:
+                    return await self._route(request, patience.left_s(clock()))
+                except NoRouterError:
+                    if not patience.left_s(clock()):
+                        raise
+                patience.tell(routing_pb2.ModelStart(model=request.model, stage="unknown"), clock())
+                await asyncio.sleep(_AGAIN_S)
+        finally:
+            del waits[id(request)]
+            if not waits:
+                self._waits.pop(request.model, None)
+
+    def _on_beat(self, beat: routing_pb2.RouteAnswer) -> None:
+        """Tell the requests that wait for a model how far its start is."""
+        if beat.HasField("start"):
+            now = asyncio.get_running_loop().time()
+            for patience in list(self._waits.get(beat.start.model, {}).values()):
+                patience.tell(beat.start, now)
+
+    async def _route(self, request: routing_pb2.RouteRequest, patience_s: float) -> Assignment:
+        timeout_s = max(self._route_timeout_s, patience_s / _PATIENCE_USED + 1)
+        request.timeout_ms = int(timeout_s * 1000)
         for endpoint in self._by_health():
             if not await self._reachable(endpoint):
                 continue
             try:
-                answer = await endpoint.ask(request, self._route_timeout_s)
+                answer = await endpoint.ask(request, timeout_s)
             except (CallBrokenError, TimeoutError) as error:
                 if isinstance(error, PeerSilentError):
                     endpoint.fell_silent()
@@ -159,7 +199,7 @@ class RouterClient:
         key = request.session or (str(request.block_hashes[0]) if request.block_hashes else request.request_id)
         ref = self.listed.pick(request.model, key, request.excluded_workers)
         if ref is None:
-            raise NoWorkerError("no router answers and no worker is known", pool_empty=True)
+            raise NoRouterError("no router answers and no worker is known", pool_empty=True)
         return Assignment(ref, None, "no router: rendezvous hashing")
 
     async def list_workers(self) -> WorkerList | None:
@@ -213,7 +253,7 @@ class RouterClient:
             if address not in known:
                 # At a random place, so that gateways spread over the routers.
                 place = random.randint(0, len(self._endpoints))
-                self._endpoints.insert(place, _Endpoint.at(address, self._unknown_timeout_s, self._tls))
+                self._endpoints.insert(place, _Endpoint.at(address, self._unknown_timeout_s, self._tls, self._on_beat))
 
     async def close(self) -> None:
         """Close all channels."""

@@ -6,6 +6,8 @@ Client to server, distinguished by ``type``:
 * ``start``: ``{"type": "start", "id": "a", "kind": "chat", "request": {...}}`` where ``request`` is the body of
   ``/v1/chat/completions`` (``kind: chat``) or ``/v1/completions`` (``kind: completion``) for one sequence, without
   ``echo`` and ``prompt_logprobs``. ``id`` is the client's own name for the generation on this connection.
+  ``patience`` (seconds) and ``events`` (``["waiting"]``) replace the headers ``x-ryzanstein-patience`` and
+  ``x-ryzanstein-events`` of the handshake, which browsers cannot set.
 * ``cancel``: ``{"type": "cancel", "id": "a"}``; answered by ``done`` with ``finish_reason: cancelled``.
 * ``resume``: ``{"type": "resume", "id": "a", "token": "...", "from": 17}`` on a new connection: continue the
   generation of a lost connection at token index 17. ``token`` comes from ``started``. After a connection is lost, the
@@ -25,6 +27,8 @@ Server to client:
   string). If requested, ``logprobs`` have the shape of the kind and accompany their text.
   ``reasoning_content`` and ``tool_calls`` are those of a chat's stream.
   With ``stream_options.include_workers``, the first message after a change of the worker has ``worker``.
+* ``waiting``: ``{"type": "waiting", "id", "stage", "estimate_s"}``, about once a second while the generation waits for
+  a model that starts, if its client wants such events; ``estimate_s`` is null where it is not known.
 * ``done``: ``{"type": "done", "id", "finish_reason", "usage"}``.
 * ``error``: ``{"type": "error", "id", "error": {...}}`` with OpenAI's error object; ``id`` is empty when the message
   itself could not be read. An error ends its generation, not the connection.
@@ -70,6 +74,8 @@ class Start(Struct, tag="start", forbid_unknown_fields=True):
     id: GenerationName
     kind: Literal["chat", "completion"]
     request: Raw
+    patience: float | None = None
+    events: list[str] | None = None
 
 
 class Cancel(Struct, tag="cancel", forbid_unknown_fields=True):

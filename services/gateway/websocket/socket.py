@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from ryzanstein.v1 import routing_pb2
 
 from services.common.logs import request_id_var
 from services.common.tasks import end_tasks
@@ -19,6 +20,7 @@ from services.gateway.asgi import Receive, Scope, Send, authorization, header
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid, shutting_down
 from services.gateway.generation.entrance import Entrance
+from services.gateway.generation.waiting import EVENTS_HEADER, PATIENCE_HEADER, waiting_json, wants_events
 from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, request_id_of
 from services.gateway.origins import OriginPolicy
 from services.gateway.telemetry import GatewayMetrics
@@ -73,11 +75,12 @@ class StreamSocket:
         except ApiError as error:
             await refuse(scope, send, error)
             return
-        session, traceparent = header(scope, b"x-session-id"), header(scope, b"traceparent")
+        names = "x-session-id", "traceparent", PATIENCE_HEADER, EVENTS_HEADER
+        headers = {name: header(scope, name.encode()) for name in names}
         request_id = request_id_of(header(scope, b"x-request-id"))
         request_id_var.set(request_id)
         await send({"type": "websocket.accept", "headers": [(b"x-request-id", request_id.encode("latin-1"))]})
-        connection = _Connection(self, send, authorization(scope), session, traceparent, request_id)
+        connection = _Connection(self, send, authorization(scope), headers, request_id)
         self.metrics.sockets.inc()
         code = NO_CODE
         sender = asyncio.create_task(connection.send_all())
@@ -95,14 +98,13 @@ class StreamSocket:
 
 class _Connection:
     def __init__(
-        self, socket: StreamSocket, send: Send, authorization: str, session: str, traceparent: str, request_id: str
+        self, socket: StreamSocket, send: Send, authorization: str, headers: Mapping[str, str], request_id: str
     ) -> None:
-        self._traceparent = traceparent
+        self._headers = headers
         self._request_id = request_id  # the connection's id, which its generations share
         self._socket = socket
         self._send = send
         self._authorization = authorization
-        self._session = session
         self._followed: dict[str, _Followed] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._replies: list[dict[str, Any]] = []
@@ -161,7 +163,7 @@ class _Connection:
     def _start(self, message: Start, ignored: Ignored) -> None:
         """Start a generation in a separate task, since it may wait for a model and must not delay others."""
         observed = self._socket.observer.begin(
-            message.kind, f"stream {message.kind}", self._traceparent, self._request_id
+            message.kind, f"stream {message.kind}", self._headers["traceparent"], self._request_id
         )
         try:
             if self._socket.drain.closing:
@@ -199,11 +201,15 @@ class _Connection:
         socket = self._socket
         entrance, kind = socket.entrance, socket.kinds[message.kind]
         tenant = await entrance.gate.identify(self._authorization)
+        patience = self._headers[PATIENCE_HEADER] if message.patience is None else str(message.patience)
+        events = self._headers[EVENTS_HEADER] if message.events is None else ",".join(message.events)
+        wanted = wants_events(events)
         async with AsyncExitStack() as held:
-            request = await held.enter_async_context(entrance.admit(tenant))
+            request = await held.enter_async_context(entrance.admit(tenant, patience))
+            request.tell(partial(self._say, message.id) if wanted else lambda start: None)
             request.ignored.names.update(ignored.names)
             body = await kind.decode(bytes(message.request), request.ignored)
-            await request.start(kind, body, self._session, observed.traceparent)
+            await request.start(kind, body, self._headers["x-session-id"], observed.traceparent)
             buffer = ReplayBuffer(request, kind, held.pop_all(), observed, socket.drain)
         socket.buffers.add(buffer)
         return buffer
@@ -225,6 +231,10 @@ class _Connection:
         self._followed[name] = _Followed(buffer, position, buffer.model)
         buffer.follow(self.wake)
         self._reply(buffer.beginning(name))
+
+    def _say(self, name: str, start: routing_pb2.ModelStart) -> None:
+        if not self._broken:
+            self._reply({"type": "waiting", "id": name, **waiting_json(start)})
 
     # --- sending ---------------------------------------------------------------------------------------------------
 

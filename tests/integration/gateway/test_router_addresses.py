@@ -12,6 +12,7 @@ from ryzanstein.v1 import routing_pb2
 
 from services.common.router_addresses import RouterAddresses
 from services.gateway.settings import GatewaySettings
+from services.gateway.upstream.patience import StartPatience
 from services.gateway.upstream.router import RouterClient
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import Stack, eventually, running_stack
@@ -61,7 +62,7 @@ async def routed(client: RouterClient, *to: Router) -> list[int]:
     """How many of ten requests each router has decided."""
     before = [len(router.routes) for router in to]
     for number in range(10):
-        await client.route(routing_pb2.RouteRequest(request_id=str(number), model="test-model"))
+        await client.route(routing_pb2.RouteRequest(request_id=str(number), model="test-model"), StartPatience())
     return [len(router.routes) - count for router, count in zip(to, before, strict=True)]
 
 

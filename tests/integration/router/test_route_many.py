@@ -15,6 +15,7 @@ from ryzanstein.v1 import routing_pb2_grpc, worker_pb2
 
 from services.common.rpc import bind, new_server, open_channel
 from services.common.shared_call import Routes, share_routes
+from services.gateway.upstream.patience import StartPatience
 from services.gateway.upstream.router import NoWorkerError
 from services.router.breaker import BreakerLimits
 from services.router.fleet import Fleet, UnavailableError
@@ -73,7 +74,7 @@ async def test_rejection_overtakes_queued_requests_and_cancelled_request_takes_n
         await asyncio.sleep(0)  # let it ask
         second = await routes.ask(frame("second"), PATIENCE_S)
         assert second.refused.code == grpc.StatusCode.UNAVAILABLE.value[0]
-        assert second.refused.message == "no worker serves tiny now (1 loading)"
+        assert second.refused.message == "no worker serves tiny now (1 loading, the queue is full)"
         assert not first.done()
         if in_time:
             first.cancel()
@@ -132,5 +133,5 @@ async def test_a_gateway_less_patient_than_the_queue_hears_that_there_is_no_plac
     await until(lambda: lists(router, "only"))
     async with router_client([service.address], route_timeout_s=5.0, unknown_timeout_s=30.0) as client:
         with pytest.raises(NoWorkerError, match="no worker became free in time") as refused:
-            await client.route(pb.RouteRequest(request_id="r", prompt_tokens=100))
+            await client.route(pb.RouteRequest(request_id="r", prompt_tokens=100), StartPatience())
     assert not refused.value.pool_empty

@@ -11,6 +11,7 @@ import pytest
 from ryzanstein.v1 import routing_pb2 as pb
 from ryzanstein.v1 import routing_pb2_grpc
 
+from services.gateway.upstream.patience import StartPatience
 from services.gateway.upstream.router import NoWorkerError, RouterClient
 from tests.integration.router.conftest import RouterRig, eligible, router_client, views
 from tests.integration.router.processes import Service, router_process, until
@@ -19,7 +20,7 @@ from tests.integration.router.processes import Service, router_process, until
 async def route(client: RouterClient) -> float:
     """How long a decision took, seconds."""
     began = time.monotonic()
-    await client.route(pb.RouteRequest(request_id="r", model="tiny", prompt_tokens=10))
+    await client.route(pb.RouteRequest(request_id="r", model="tiny", prompt_tokens=10), StartPatience())
     return time.monotonic() - began
 
 

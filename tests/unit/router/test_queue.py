@@ -28,9 +28,9 @@ class Gate:
 async def enqueue(
     queue: RouteQueue[int], gate: Gate, waiters: list[tuple[str, int]], timeout_s: float = 30
 ) -> list[asyncio.Task[int]]:
-    tasks = []
+    tasks, until = [], asyncio.get_running_loop().time() + timeout_s
     for i, (tenant, priority) in enumerate(waiters):
-        wait = queue.wait(tenant, priority, lambda t=tenant, i=i: gate.attempt(t, i), timeout_s)  # type: ignore[misc]
+        wait = queue.wait(tenant, priority, lambda t=tenant, i=i: gate.attempt(t, i), lambda: until, 0)  # type: ignore[misc]
         tasks.append(asyncio.create_task(wait))
         await asyncio.sleep(0)
     return tasks
@@ -40,9 +40,9 @@ async def test_a_full_queue_refuses() -> None:
     queue, gate = RouteQueue[int](2), Gate()
     await enqueue(queue, gate, [("a", 0), ("b", 0)])
     with pytest.raises(QueueFullError):
-        await queue.wait("a", 0, lambda: None, 1)
+        await queue.wait("a", 0, lambda: None, lambda: 0, 0)
     with pytest.raises(QueueFullError):
-        await RouteQueue[int](0).wait("a", 0, lambda: None, 1)
+        await RouteQueue[int](0).wait("a", 0, lambda: None, lambda: 0, 0)
 
 
 async def test_a_greedy_tenant_makes_room_for_another_tenant() -> None:
@@ -121,3 +121,35 @@ async def test_a_waiter_with_a_gone_caller_is_skipped() -> None:
     with pytest.raises(asyncio.CancelledError):
         await tasks[0]
     assert (gate.served, len(queue)) == ([("b", 1)], 0)
+
+
+async def test_earlier_request_of_a_tenant_is_served_first_after_a_late_arrival() -> None:
+    queue, gate, until = RouteQueue[int](10), Gate(), asyncio.get_running_loop().time() + 60
+    arrived = [30.0, 10.0, 20.0, 10.0]
+    waits = [
+        queue.wait("a", 0, lambda i=i: gate.attempt("a", i), lambda: until, since)  # type: ignore[misc]
+        for i, since in enumerate(arrived)
+    ]
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    await asyncio.sleep(0)
+    assert queue.since == 10.0
+    gate.places = len(arrived)
+    queue.drain()
+    await asyncio.gather(*tasks)
+    assert [i for _, i in gate.served] == [1, 3, 2, 0]
+    assert queue.since is None
+
+
+async def test_a_wait_goes_on_while_its_end_moves() -> None:
+    loop, queue = asyncio.get_running_loop(), RouteQueue[int](10)
+    ends = iter([loop.time() + 0.01, loop.time() + 0.02])
+    asked: list[float] = []
+
+    def until() -> float:
+        asked.append(next(ends, 0.0))
+        return asked[-1]
+
+    with pytest.raises(TimeoutError):
+        await queue.wait("a", 0, lambda: None, until, 0)
+    assert len(asked) == 3
+    assert len(queue) == 0

@@ -1,0 +1,102 @@
+"""How far the start of a model is for which requests wait, and how long it still takes, as earlier starts did."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+from ryzanstein.v1 import worker_pb2
+
+from services.router.pool import Pool
+from services.router.snapshot import IneligibleReason, Snapshot
+
+UNKNOWN, RECOVERING, SLEEPING, LOADING, WAKING = STAGES = "unknown", "recovering", "sleeping", "loading", "waking"
+PAST_STARTS = 8  # starts of a model from a stage, whose median is the next estimate
+SHORTEST_S = 1.0
+
+_STAGES = {
+    worker_pb2.PHASE_UNSPECIFIED: LOADING,  # the worker has its lease, and no state has come yet
+    worker_pb2.PHASE_LOADING: LOADING,
+    worker_pb2.PHASE_WAKING: WAKING,
+    worker_pb2.PHASE_SLEEPING: SLEEPING,
+    worker_pb2.PHASE_RECOVERING: RECOVERING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StartEstimate:
+    """The stage of a model's start, and the seconds until a worker serves it; None: not known."""
+
+    stage: str
+    seconds: float | None
+
+
+def serves(snapshot: Snapshot) -> bool:
+    """Whether a worker serves the model, be it saturated."""
+    return bool(np.isin(snapshot.why_not, (IneligibleReason.ELIGIBLE, IneligibleReason.SATURATED)).any())
+
+
+def _stage(pool: Pool) -> str:
+    """The stage of the worker that will serve first."""
+    stages = {_STAGES.get(member.state.phase, UNKNOWN) for member in pool.members.values()}
+    return max(stages, key=STAGES.index, default=UNKNOWN)
+
+
+@dataclass(slots=True)
+class Starts:
+    """Follows the starts of all models. The clock is in seconds."""
+
+    clock: Callable[[], float] = time.monotonic
+    _entered: dict[str, dict[str, float]] = field(default_factory=dict)  # model -> stage -> when the start reached it
+    _took: dict[tuple[str, str], deque[float]] = field(default_factory=dict)  # seconds from a stage to serving
+
+    def observe(self, pool: Pool, *, wanted: bool) -> None:
+        """Take note of a pool as it is now. `wanted`: requests wait for it, which begins a start without a worker."""
+        if serves(pool.snapshot()):
+            self._served(pool.model)
+            return
+        stage, now = _stage(pool), self.clock()
+        rank = STAGES.index(stage)
+        entered = self._entered.get(pool.model, {})
+        # A start that falls back, since its worker died, measures later stages anew.
+        entered = {earlier: since for earlier, since in entered.items() if STAGES.index(earlier) <= rank}
+        if wanted or stage in (LOADING, WAKING, RECOVERING):
+            entered.setdefault(stage, now)
+        else:
+            entered.clear()
+        self._entered[pool.model] = entered
+
+    def forget(self, models: Iterable[str]) -> None:
+        """Drop what is known of models that no longer exist."""
+        for model in models:
+            self._entered.pop(model, None)
+            for stage in STAGES:
+                self._took.pop((model, stage), None)
+
+    def _served(self, model: str) -> None:
+        for stage, since in self._entered.pop(model, {}).items():
+            took = self._took.setdefault((model, stage), deque(maxlen=PAST_STARTS))
+            took.append(self.clock() - since)
+
+    def estimate(self, pool: Pool) -> StartEstimate | None:
+        """How far the model's start is; None while a worker serves it."""
+        if serves(pool.snapshot()):
+            return None
+        stage = _stage(pool)
+        typical_s = self._typical_s(pool, stage)
+        if typical_s is None:
+            return StartEstimate(stage, None)
+        now = self.clock()
+        elapsed_s = now - self._entered.get(pool.model, {}).get(stage, now)
+        # A start that takes longer than earlier ones takes perhaps a quarter longer yet.
+        return StartEstimate(stage, max(typical_s - elapsed_s, elapsed_s / 4, SHORTEST_S))
+
+    def _typical_s(self, pool: Pool, stage: str) -> float | None:
+        if took := self._took.get((pool.model, stage)):
+            return median(took)
+        wakes = [member.state.wake_ms / 1000 for member in pool.members.values() if member.state.wake_ms]
+        return min(wakes) if wakes and stage in (SLEEPING, WAKING) else None

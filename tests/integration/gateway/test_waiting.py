@@ -1,0 +1,255 @@
+"""Requests for a model that is not there yet wait for it, hear how far its start is, and are all served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc.aio
+import httpx
+import openai
+import pytest
+import redis.asyncio as redis
+import websockets
+from ryzanstein.v1 import inference_pb2, inference_pb2_grpc, routing_pb2, worker_pb2
+
+from services.common.keys import RedisKeys
+from services.common.ports import free_port
+from services.common.rpc import open_channel
+from services.gateway.main import Gateway, running_gateway
+from services.gateway.upstream.patience import StartPatience
+from tests.integration.gateway.fleet import MODEL, Worker
+from tests.integration.gateway.gateways import Stack, eventually, fast_settings
+from tests.integration.gateway.test_stream_socket import Client
+from tests.integration.router.conftest import router_client
+from tests.integration.router.fake_worker import FakeWorker
+from tests.integration.router.processes import RedisServer, Service, router_process
+
+BODY = {"model": MODEL, "prompt": "a", "max_tokens": 2}
+STREAM = BODY | {"stream": True}
+LOADING, SERVING, SLEEPING = worker_pb2.PHASE_LOADING, worker_pb2.PHASE_SERVING, worker_pb2.PHASE_SLEEPING
+
+
+class StartingWorker(FakeWorker):
+    """A worker with a lease, states and answers."""
+
+    def __init__(self, worker_id: str) -> None:
+        super().__init__(worker_id, MODEL)
+        self.answering = Worker(worker_id)
+        self.answering.incarnation = self.incarnation
+
+    async def GetModelCard(self, request: Any, context: Any) -> worker_pb2.ModelCard:  # noqa: N802
+        return await self.answering.GetModelCard(request, context)
+
+    async def Connect(self, request_iterator: Any, context: Any) -> AsyncIterator[worker_pb2.StepOutputs]:  # noqa: N802
+        async for outputs in self.answering.Connect(request_iterator, context):
+            yield outputs
+
+    @property
+    def prompts(self) -> list[int]:
+        """The lengths of prompts, in the order in which they came."""
+        return [len(submit.prompt_ids) for submit in self.answering.submits]
+
+
+class Installation:
+    """Redis, a router process, and a gateway that has the model's card from an earlier worker."""
+
+    def __init__(self, server: RedisServer, stack: AsyncExitStack) -> None:
+        self._server = server
+        self._stack = stack
+        self._port = str(free_port())
+        self._client = redis.from_url(server.url)
+        stack.push_async_callback(self._client.aclose)
+        self._metrics_port = str(free_port())
+        self.grpc_port = free_port()
+        self.router: Service
+        self.gateway: Gateway
+        self.http: httpx.AsyncClient
+
+    def start_router(self) -> None:
+        self.router = router_process(
+            self._server.url_of("router"),
+            ROUTER_PORT=self._port,
+            METRICS_PORT=self._metrics_port,
+            EXPECTED_MODELS=MODEL,
+            QUEUE_TIMEOUT_S="0.2",
+        )
+        self._stack.callback(self.router.end)
+
+    async def begin(self) -> None:
+        self.start_router()
+        settings = fast_settings(
+            router_addresses=self.router.address, redis_url=self._server.url_of("gateway"), grpc_port=self.grpc_port
+        )
+        self.gateway = await self._stack.enter_async_context(running_gateway(settings))
+        self.http = await self._stack.enter_async_context(
+            httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{self.gateway.http.port}", trust_env=False, timeout=120,
+                limits=httpx.Limits(max_connections=None),
+            )
+        )  # fmt: skip
+        first = await self.worker("first")
+        await eventually(lambda: self.gateway.catalog.available())
+        await first.stop()
+        await eventually(lambda: not self.gateway.catalog.available())
+
+    async def worker(self, worker_id: str, phase: worker_pb2.Phase = SERVING) -> StartingWorker:
+        worker = StartingWorker(worker_id)
+        worker.update(phase=phase)
+        await worker.start(self._client, RedisKeys("default"))
+        self._stack.push_async_callback(worker.stop)
+        return worker
+
+    async def held(self, count: int) -> None:
+        """Return once the router says that it holds so many requests."""
+        line = f'ryzanstein_router_held_requests{{model="{MODEL}"}} {count}.0'
+        async with asyncio.timeout(120):
+            while line not in (await self.http.get(f"http://127.0.0.1:{self._metrics_port}/metrics")).text:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    def ask(self, **body: Any) -> asyncio.Task[httpx.Response]:
+        return asyncio.create_task(self.http.post("/v1/completions", json=BODY | body))
+
+
+@pytest.fixture
+async def cold(redis_server: RedisServer) -> AsyncIterator[Installation]:
+    async with AsyncExitStack() as stack:
+        installation = Installation(redis_server, stack)
+        await installation.begin()
+        yield installation
+
+
+async def test_plain_and_streamed_requests_wait_for_a_cold_model_and_all_are_served(cold: Installation) -> None:
+    worker = await cold.worker("w", LOADING)
+    asked = [cold.ask(stream=number % 2 == 0) for number in range(1, 21)]
+    await cold.held(20)
+    await asyncio.sleep(0.5)  # two heartbeats of the router
+    worker.update(phase=SERVING)
+    for number, answer in enumerate(await asyncio.gather(*asked), 1):
+        assert answer.status_code == 200
+        if number % 2:
+            assert answer.json()["usage"]["completion_tokens"] == 2
+        else:
+            first, *_, done = [line for line in answer.text.splitlines() if line]
+            assert first.startswith(": waiting loading")
+            assert done == "data: [DONE]"
+            assert '"error"' not in answer.text
+    assert len(worker.prompts) == 20
+
+
+async def test_thousand_requests_wait_for_a_cold_model_and_none_is_lost(cold: Installation) -> None:
+    async with router_client([cold.router.address], route_timeout_s=5.0) as client:
+        until = asyncio.get_running_loop().time() + 600
+        waits = [
+            client.route(routing_pb2.RouteRequest(request_id=str(number), model=MODEL), StartPatience(until=until))
+            for number in range(1000)
+        ]
+        asked = asyncio.gather(*waits)
+        await cold.held(1000)
+        await cold.worker("w")
+        assert {assignment.ref.worker_id for assignment in await asked} == {"w"}
+
+
+async def test_requests_wait_on_while_their_router_is_killed_and_starts_again(cold: Installation) -> None:
+    asked = []
+    for number in range(1, 4):
+        asked.append(cold.ask(prompt="a" * number, stream=number % 2 == 0))
+        await cold.held(number)
+    cold.router.kill()
+    cold.start_router()
+    await cold.held(3)
+    worker = await cold.worker("w")
+    answers = await asyncio.gather(*asked)
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert not [answer.text for answer in answers if '"error"' in answer.text]
+    assert worker.prompts == [1, 2, 3], "each has its place again"
+
+
+async def test_wait_beyond_the_patience_of_a_request_is_503_with_the_estimate_of_the_start(cold: Installation) -> None:
+    async def refused(**body: Any) -> httpx.Response:
+        headers = {"x-ryzanstein-patience": "0.3"}
+        return await cold.http.post("/v1/completions", json=BODY | body, headers=headers)
+
+    answer = await refused()
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1"), "no start has been measured"
+    assert answer.json()["error"]["code"] == "no_workers"
+    worker = await cold.worker("w", SLEEPING)
+    worker.update(wake_ms=20_000)
+    worker.cannot_wake = "needs 2 GiB"
+    answer = await refused()
+    while answer.headers["retry-after"] == "1":  # the router has not seen the worker yet
+        answer = await refused()
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "20")
+    streamed = await refused(stream=True)
+    assert streamed.status_code == 200, "a comment was sent first"
+    comment, error, done = [line for line in streamed.text.splitlines() if line]
+    assert (comment, done) == (": waiting sleeping 20s", "data: [DONE]")
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "no_workers"
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({"x-ryzanstein-patience": "long"}, "must be a number of seconds from 0 to 900, got 'long'"),
+        ({"x-ryzanstein-patience": "-1"}, "from 0 to 900"),
+        ({"x-ryzanstein-patience": "1e9"}, "from 0 to 900"),
+        ({"x-ryzanstein-patience": "nan"}, "from 0 to 900"),
+        ({"x-ryzanstein-events": "progress"}, "may name `waiting`, got 'progress'"),
+    ],
+)
+async def test_wrong_header_of_the_wait_is_refused(stack: Stack, headers: dict[str, str], words: str) -> None:
+    answer = await stack.http.post("/v1/completions", json=STREAM, headers=headers)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == next(iter(headers))
+
+
+async def test_sleeping_worker_wakes_for_a_waiting_request(cold: Installation) -> None:
+    worker = await cold.worker("w", SLEEPING)
+    assert (await cold.ask()).status_code == 200
+    assert worker.naps == ["wake"]
+
+
+async def test_every_api_says_how_far_the_start_is(cold: Installation) -> None:
+    """Streams by comments, and by events where their clients want them."""
+    worker = await cold.worker("w", LOADING)
+    events = {"x-ryzanstein-events": "waiting"}
+    eventful = asyncio.create_task(cold.http.post("/v1/completions", json=STREAM, headers=events))
+    async with (
+        openai.AsyncOpenAI(base_url=f"{cold.http.base_url}/v1", api_key="unused", max_retries=0) as client,
+        websockets.connect(f"ws://127.0.0.1:{cold.gateway.http.port}/v1/stream", proxy=None) as socket,
+        open_channel(f"127.0.0.1:{cold.grpc_port}") as channel,
+    ):
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        request = inference_pb2.GenerateRequest(
+            model=MODEL, prompt="a", options=inference_pb2.GenerationOptions(max_tokens=2)
+        )
+        call = aiter(stub.Generate(request, metadata=grpc.aio.Metadata(*events.items())))
+        stream = asyncio.create_task(client.completions.create(**STREAM))  # type: ignore[call-overload]
+        talker = Client(socket)
+        await talker.send(type="start", id="a", kind="completion", request=BODY, events=["waiting"])
+        said = await talker.until("waiting")
+        assert (said["id"], said["stage"], said["estimate_s"]) == ("a", "loading", None)
+        waiting = await anext(call)
+        assert (waiting.waiting.stage, waiting.text) == ("loading", "")
+        chunks = await stream  # the answer has begun
+        worker.update(phase=SERVING)
+        assert "".join([chunk.choices[0].text async for chunk in chunks])
+        assert (await talker.until("done"))["finish_reason"] == "length"
+        assert [message.finish_reason async for message in call if message.ids][-1] == "length"
+    text = (await eventful).text
+    event, data = text.splitlines()[:2]
+    assert event == "event: ryzanstein.waiting"
+    assert json.loads(data.removeprefix("data: ")) == {"stage": "loading", "estimate_s": None}
+    assert text.endswith("data: [DONE]\n\n")
+
+
+async def test_gone_client_waits_no_longer(cold: Installation) -> None:
+    plain, streamed = cold.ask(), cold.ask(stream=True)
+    await cold.held(2)
+    for asked in (plain, streamed):
+        asked.cancel()
+    await cold.held(0)
