@@ -85,7 +85,8 @@ class StepPump:
             accepted = self.scheduler.counters.accepted_tokens.total()
             outputs = self.scheduler.apply(result)
             accepted = self.scheduler.counters.accepted_tokens.total() - accepted
-            cost = self._step_timer.returned(step.load, now - max(step.planned_at, self._last_result), accepted)
+            seconds = now - max(step.planned_at, self._last_result)
+            cost = self._step_timer.returned(step.load, seconds, accepted, result.times.wait / 1e6)
             self._last_result = now
             self._adapt()
             self._advance()

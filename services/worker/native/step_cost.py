@@ -26,6 +26,7 @@ _PROMPT_STEPS = 30.0  # number of recent steps from which the cost of prompts is
 _LEARNT = 1 / 30  # share of the older steps with proposals that is forgotten with each new one
 _FORGOTTEN = 1 / 100  # and with each step without any
 _PRIOR_ROWS = 8.0
+_WAIT_S = DraftCost().wait_s  # before it is measured, and at least: `_usual` is below the mean
 _ENOUGH_STEPS, _ENOUGH_SPREAD = 10.0, 0.25  # steps, and their relative spread, needed to learn the fixed part
 _LEAST_SLOPE = 1 / 64  # smaller slopes, relative to the mean cost of a row, are noise
 _FEW_KEYS = 256  # keys per row on average: prompts up to it measure the cost of a row, others that of a key
@@ -53,6 +54,7 @@ class StepTimer:
         self._prefill_s = 0.0  # average seconds of these steps
         self._decode_s: dict[int, float] = {}  # usual seconds of a decode step, by the bit length of its decodes
         self._draft_s = self._draft_rows = 0.0  # decaying sums: seconds that proposals added, and their number
+        self._draft_wait_s = _WAIT_S  # usual seconds for which the ranks wait for a plan with proposals
         self._prompts = FittedLine(_PROMPT_STEPS)  # seconds that prompts add to a step, without their keys, by rows
         self._key_s = 0.0  # seconds that a key of a prefill row adds
 
@@ -65,8 +67,11 @@ class StepTimer:
         """
         return self._prefill_rows / self._prefill_s if self._prefill_s else 0.0
 
-    def returned(self, step: StepLoad, seconds: float, n_accepted: int = 0) -> StepCost:
-        """Learn from a step that took `seconds`, and of whose proposals `n_accepted` stood."""
+    def returned(self, step: StepLoad, seconds: float, n_accepted: int = 0, wait_s: float = 0.0) -> StepCost:
+        """Learn from a step that took `seconds`, and of whose proposals `n_accepted` stood.
+
+        `wait_s`: the ranks waited so long for its plan.
+        """
         self.computed_tokens += step.n_rows - step.n_proposals + n_accepted
         n_decodes = step.n_rows - step.n_prefill_rows - step.n_proposals
         if step.n_prefill_rows >= _MIN_PREFILL_ROWS:
@@ -80,20 +85,22 @@ class StepTimer:
             at_most_ms = _AT_MOST * self.decode_step_ms or token_ms
             self.decode_step_ms = _blend(self.decode_step_ms, min(token_ms, at_most_ms))
             if step.n_proposals:
-                self._learn_draft(step, seconds)
+                self._learn_draft(step, seconds, wait_s)
                 return StepCost(seconds, step.n_rows, 0)
             self._forget_drafts(_FORGOTTEN)  # a cost that prevents proposals is measured again in time
+            self._draft_wait_s += _FORGOTTEN * (_WAIT_S - self._draft_wait_s)
             bits = n_decodes.bit_length()
             self._decode_s[bits] = _usual(self._decode_s.get(bits, seconds), seconds)
         return StepCost(seconds, step.n_rows, step.n_prefill_rows)
 
-    def _learn_draft(self, step: StepLoad, seconds: float) -> None:
-        """Learn the cost of proposals from what they added to a step's time."""
+    def _learn_draft(self, step: StepLoad, seconds: float, wait_s: float) -> None:
+        """Learn the cost of proposals from what they added to a step's time, and from the wait for its plan."""
         added_s = max(0.0, seconds - self._step_s(step.n_rows - step.n_proposals))
         at_most_s = _AT_MOST * step.n_proposals * self.draft_cost(1).proposal_s
         self._forget_drafts(_LEARNT)
         self._draft_s += min(added_s, at_most_s)
         self._draft_rows += step.n_proposals
+        self._draft_wait_s = _usual(self._draft_wait_s, wait_s)
 
     def _forget_drafts(self, share: float) -> None:
         self._draft_s *= 1 - share
@@ -108,8 +115,8 @@ class StepTimer:
         if not decode_s:
             return DraftCost()
         prior_s = self._prompt_s()[1] or decode_s / 8
-        rows = self._draft_rows + _PRIOR_ROWS
-        return DraftCost(decode_s, (self._draft_s + _PRIOR_ROWS * prior_s) / rows)
+        proposal_s = (self._draft_s + _PRIOR_ROWS * prior_s) / (self._draft_rows + _PRIOR_ROWS)
+        return DraftCost(decode_s, proposal_s, max(self._draft_wait_s, _WAIT_S))
 
     def _learn_prompt(self, step: StepLoad, seconds: float) -> None:
         """Learn the cost of prompts from `seconds`, the part of a step's time that its prompts added."""

@@ -190,8 +190,9 @@ def test_cost_of_proposals_is_the_time_added_to_a_step() -> None:
     at_first = timer.draft_cost(1)
     assert at_first.decode_s == pytest.approx(0.010)
     for _ in range(200):
-        timer.returned(StepLoad.of([drafted]), 0.018, n_accepted=2)
+        timer.returned(StepLoad.of([drafted]), 0.018, n_accepted=2, wait_s=0.003)
     assert timer.draft_cost(1).proposal_s == pytest.approx(0.002, rel=0.05)
+    assert timer.draft_cost(1).wait_s == pytest.approx(0.003, rel=0.05)
     assert timer.decode_step_ms == pytest.approx(6.0)  # routers see the time of a token
     for _ in range(200):  # rows of a chunk, say, which read the keys once
         timer.returned(StepLoad.of([drafted]), 0.014, n_accepted=2)
@@ -199,3 +200,4 @@ def test_cost_of_proposals_is_the_time_added_to_a_step() -> None:
     for _ in range(2000):
         timer.returned(StepLoad.of([single]), 0.010)
     assert timer.draft_cost(1).proposal_s == pytest.approx(at_first.proposal_s, rel=0.01)
+    assert timer.draft_cost(1).wait_s == pytest.approx(at_first.wait_s, rel=0.01)
