@@ -34,18 +34,25 @@ def choose_attention(
     dtype: torch.dtype,
     device: torch.device,
     kv_format: KvFormat,
+    passed: set[tuple[AttentionShape, type]] | None = None,
 ) -> Attention[Any]:
-    """Return the first attention that passes its check; warns of those that fail. Raises RuntimeError."""
+    """Return the first attention that passes its check; warns of those that fail. Raises RuntimeError.
+
+    `passed`: checks that an earlier choice of this process has made, to which this one adds its own.
+    """
+    passed = set() if passed is None else passed
     for make in choices:
         try:
             attention: Attention[Any] = make()
-            problem = check_attention(attention, shape, dtype, device, kv_format)
+            known = (shape, type(attention)) in passed
+            problem = None if known else check_attention(attention, shape, dtype, device, kv_format)
         except ImportError as error:  # the kernels' library is not installed
             logger.warning("an attention is not used: %s", error)
             continue
         except (RuntimeError, ValueError, NotImplementedError) as error:  # kernels refuse shapes and devices
             problem = str(error)
         if problem is None:
+            passed.add((shape, type(attention)))
             logger.info("attention: %s", type(attention).__name__)
             return attention
         logger.warning("attention %s is not used: %s", type(attention).__name__, problem)

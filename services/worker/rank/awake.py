@@ -86,6 +86,7 @@ class Sleeper:
             model.decoder.forget_cache()
         gc.unfreeze()  # a decoder and its graphs are a cycle
         gc.collect()
+        gc.freeze()  # the wake collects only what it makes
         if model is not None and isinstance(memory, DeviceMemory):
             self._parked = _Parked(model, memory.park())
         memory.release()

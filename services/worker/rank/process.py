@@ -127,7 +127,8 @@ class Build:
         model = model or self._read()
         with naming_what_to_lower("the KV cache", LOWER_STEP):
             awake = self._awaken(model, n_blocks)
-        self._warm_up(awake, n_blocks)
+        if self.config.device == "cuda":  # on CPUs a request that waits would wait for the warm-up as well
+            self._warm_up(awake, n_blocks)
         return awake
 
     def _read(self) -> LoadedModel:

@@ -77,6 +77,7 @@ class OneDnnBackend:
         self.ops: Ops = OneDnnOps(dtype)
         self.memory: Memory = HostMemory()
         self.transfers: Transfers = DirectTransfers(CPU)
+        self._passed: set[tuple[AttentionShape, type]] = set()  # attentions that passed their check
 
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the fastest attention that agrees with the reference. Raises RuntimeError."""
@@ -84,7 +85,7 @@ class OneDnnBackend:
         if not own and self.kv_format.numbers is None:
             logger.warning("each step gathers and dequantizes keys in %s, which takes long", self.kv_format.name)
         choices: list[Candidate] = [*own, lambda: PagedSdpa(shape, self.dtype, CPU)]
-        return choose_attention(choices, shape, self.dtype, CPU, self.kv_format)
+        return choose_attention(choices, shape, self.dtype, CPU, self.kv_format, self._passed)
 
     def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
         """Return the attention of an encoder."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+from services.compute.backends import choice
 from services.compute.backends.batch import StepBatch
 from services.compute.backends.choice import check_attention, choose_attention
 from services.compute.backends.cpu.attention import PagedAmx, PagedInt8, PagedVectors
@@ -136,3 +139,13 @@ def test_kernels_are_chosen_by_codes_and_not_by_the_name_of_a_format(
     assert "dequantizes keys" not in caplog.text
     assert type(open_backend(dtype, CPU, other).attention(SHAPE)) is PagedSdpa
     assert "each step gathers and dequantizes keys in unnamed" in caplog.text
+
+
+def test_a_passed_check_of_a_shape_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[AttentionShape] = []
+    monkeypatch.setattr(choice, "check_attention", lambda _, shape, *__: checked.append(shape))
+    other, passed = replace(SHAPE, softcap=2.0), set[tuple[AttentionShape, type]]()
+    for shape in (SHAPE, SHAPE, other, SHAPE):
+        candidate = partial(PagedSdpa, shape, torch.float32, CPU)
+        choose_attention([candidate], shape, torch.float32, CPU, FLOAT32, passed)
+    assert checked == [SHAPE, other]
