@@ -22,6 +22,7 @@ SMALL = {
     "collectives": (["--share", "0.1", "--repeats", "2"], "all"),
     "generate": ([TINY, "--batches", "1", "--rounds", "1", "--prompt-tokens", "8", "--output-tokens", "16"], ""),
     "make_checkpoint": (["15m", "OUT"], ""),
+    "sleep": ([TINY, "--rounds", "1"], "first token"),
     "standstill": (["--seconds", "0.1"], ""),
     "start": (["--rounds", "1", "--model", TINY_MODEL.name, "--arguments", f"--model {TINY}"], "first token"),
 }
