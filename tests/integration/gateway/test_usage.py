@@ -30,7 +30,7 @@ from services.gateway.billing.ledger import UsageLedger
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.keys import digest_of
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
-from tests.integration.gateway.fleet import MODEL, Worker
+from tests.integration.gateway.fleet import MODEL, Fault, Worker
 from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
 from tests.integration.gateway.placing import running_fleet
 from tests.integration.gateway.process import GatewayProcess, gateway_process
@@ -129,6 +129,11 @@ async def ask(http: httpx.AsyncClient, key: str, path: str, body: dict[str, Any]
     return usage | unsaid
 
 
+def waiting(stack: Stack) -> float:
+    """Tokens whose counts Redis does not have."""
+    return stack.gateway.metrics.registry.get_sample_value("ryzanstein_gateway_usage_waiting_tokens") or 0
+
+
 async def cancel_on_socket(stack: Stack, key: str) -> dict[str, Any]:
     """What a generation has used that its client cancels after some tokens."""
     address = f"ws{stack.url[4:]}/v1/stream"
@@ -203,6 +208,35 @@ async def test_abandoned_stream_counts_the_generated_tokens(server: RedisServer)
                 await asyncio.sleep(0.05)
         assert 1 <= counted[()]["output_tokens"] < 200
         assert counted[()]["num_model_requests"] == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_end_of_an_answer_waits_for_its_count(server: RedisServer, stream: bool) -> None:
+    steps = asyncio.Semaphore(0)
+    worker = Worker("w0", steps=steps)
+    async with running_stack([worker], redis_url=server.url, redis_timeout_s=60.0) as stack:
+        asking = asyncio.create_task(ask(stack.http, "", *BODIES[0], stream=stream))
+        await eventually(lambda: bool(worker.submits))
+        server.freeze()
+        for _ in range(BODIES[0][1]["max_tokens"]):
+            steps.release()
+        await eventually(lambda: waiting(stack) > 0)
+        await asyncio.wait([asking], timeout=0.3)
+        assert not asking.done(), "its count is not safe yet"
+        server.thaw()
+        assert usage_of(await asking) == sums(await read(stack.http))[()]
+
+
+async def test_failed_stream_counts_the_tokens_of_its_error(server: RedisServer) -> None:
+    worker = Worker("w0", faults=[Fault("mistake", 3)])
+    async with running_stack([worker], redis_url=server.url) as stack:
+        answer = await stack.complete(**BODIES[0][1])
+        assert answer.status_code == 500
+        assert answer.json()["usage"]["completion_tokens"] == 3
+        assert usage_of(answer.json()["usage"]) == sums(await read(stack.http))[()]
+        worker.faults.append(Fault("mistake", 0))
+        assert (await stack.complete(**BODIES[0][1])).status_code == 500
+        assert sums(await read(stack.http))[()]["num_model_requests"] == 1, "no token, no count"
 
 
 async def test_batch_and_drafted_tokens_are_counted_apart(server: RedisServer) -> None:
@@ -288,18 +322,15 @@ async def test_counts_wait_while_redis_is_away_and_are_written_once(tmp_path: Pa
                     path, body = BODIES[number % 4]
                     bill.add("", await ask(stack.http, "", path, body, stream=number % 2 == 0))
 
-            def waiting() -> float:
-                return stack.gateway.metrics.registry.get_sample_value("ryzanstein_gateway_usage_waiting_tokens") or 0
-
             await some(8)
             running = asyncio.create_task(some(40))
             await asyncio.sleep(0)
             broken.kill()  # in the middle of writes
             await running
             await some(4)
-            assert waiting() > 0
+            assert waiting(stack) > 0
             broken.start()
-            await eventually(lambda: waiting() == 0)
+            await eventually(lambda: waiting(stack) == 0)
             await some(4)
             assert sums(await read(stack.http)) == {(): bill.of[""]}
             assert not stack.gateway.metrics.registry.get_sample_value("ryzanstein_gateway_unaccounted_tokens_total")
