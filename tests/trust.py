@@ -54,7 +54,7 @@ async def outcome(channel: grpc.aio.Channel, method: str) -> grpc.aio.AioRpcErro
 def at(method: str) -> str:
     """The component that serves a method."""
     service = method.partition("/")[0].rpartition(".")[2]
-    return {"Router": "router", "KvCoordinator": "coordinator"}.get(service, "worker")
+    return {"Router": "router", "ExternalScaler": "router", "KvCoordinator": "coordinator"}.get(service, "worker")
 
 
 def code(error: grpc.aio.AioRpcError | None) -> grpc.StatusCode:

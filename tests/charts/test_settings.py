@@ -242,9 +242,7 @@ def test_routers_know_the_scaled_pools_and_their_targets() -> None:
     """What the chart writes is what routers read, with the pool's own targets."""
     values = "firstTokenSeconds: 1.5, tokenMilliseconds: 50, kvPercent: 70, scaleDownAfterSeconds: 60, idleSeconds: 90"
     pools = f"a: {{servedName: one, autoscaling: {{mode: builtin, min: 0, max: 7, {values}}}}}"
-    rendered = render(
-        inline=f"workers: {{pools: {{{pools}, b: {{autoscaling: {{mode: keda}}}}}}}}\ntls: {{mode: 'off'}}"
-    )
+    rendered = render(inline=f"workers: {{pools: {{{pools}, b: {{autoscaling: {{mode: keda}}}}}}}}")
     scaling = Scaling.model_validate_json(rendered.named("ConfigMap", "ryzanstein-models")["data"]["scaling"])
     assert scaling.lease == rendered.of("Lease")[0]["metadata"]["name"]
     assert [(pool.name, pool.mode) for pool in scaling.pools] == [("a", "builtin"), ("b", "keda")]

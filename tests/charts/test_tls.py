@@ -45,6 +45,30 @@ def test_a_job_makes_certificates_and_may_change_no_other_secret() -> None:
     assert set(changes["resourceNames"]) == {f"{said['prefix']}-{name}" for name in COMPONENTS | {"ca"}}
 
 
+KEDA_BY_ROUTERS = "workers: {defaults: {autoscaling: {mode: keda}}}"
+
+
+@pytest.mark.parametrize("mode", ["generated", "certManager"])
+def test_keda_has_a_certificate_that_routers_know_and_knows_theirs_by_their_address(mode: str) -> None:
+    rendered = render(inline=f"{KEDA_BY_ROUTERS}\ntls: {{mode: {mode}}}")
+    scaler, authentication = rendered.of("ScaledObject")[0], rendered.of("TriggerAuthentication")[0]
+    (trigger,) = scaler["spec"]["triggers"]
+    assert trigger["authenticationRef"] == {"name": authentication["metadata"]["name"]}
+    parts = {each["parameter"]: (each["name"], each["key"]) for each in authentication["spec"]["secretTargetRef"]}
+    secret = f"{mounted(rendered)['router'].removesuffix('router')}keda"
+    keys = {"caCert": "ca.crt", "tlsClientCert": "tls.crt", "tlsClientKey": "tls.key"}
+    assert parts == {parameter: (secret, key) for parameter, key in keys.items()}
+    host = trigger["metadata"]["scalerAddress"].partition(":")[0]
+    if mode == "certManager":
+        specs = {each["spec"]["secretName"]: each["spec"] for each in rendered.of("Certificate")}
+        assert specs[secret]["uris"] == [f"spiffe://{DOMAIN}/keda"]
+        assert host in specs[mounted(rendered)["router"]]["dnsNames"]
+    else:
+        pod, _ = rendered.pods_of("secrets")
+        (args,) = [container["args"] for container in pod.containers if container["name"] == "certificates"]
+        assert {f"--host=router={host}", "--component=keda"} <= set(args)
+
+
 @pytest.mark.parametrize("issuer", ["", "corporate"])
 def test_cert_manager_issues_certificates(issuer: str) -> None:
     rendered = render(inline=f"tls: {{mode: certManager, certManager: {{issuerRef: {{name: '{issuer}'}}}}}}")

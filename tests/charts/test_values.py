@@ -156,13 +156,13 @@ CONTRADICTIONS = {
     gateway: {autoscaling: {mode: hpa-cpu, min: 5, max: 2}}
     """: ["tracing.endpoint", "gateway.autoscaling.min"],
     """
-    tls: {mode: generated}
-    keda: {source: routers}
+    monitoring: {mode: none}
+    keda: {source: prometheus}
     workers:
       pools:
-        certified: {autoscaling: {mode: keda}}
+        queried: {autoscaling: {mode: keda}}
         idle: {autoscaling: {mode: hpa-cpu, min: 0}}
-    """: ["keda.source", "workers.pools.idle.autoscaling.min"],
+    """: ["keda.prometheusUrl", "workers.pools.idle.autoscaling.min"],
 }
 # Types that a strict schema could refuse by mistake.
 ACCEPTED = """

@@ -38,10 +38,9 @@ spec:
   {{- end }}
 {{- end }}
 
-{{/* What KEDA scales pools of workers by: routers or prometheus. Routers with TLS want a certificate, which KEDA has not. */}}
+{{/* What KEDA scales pools of workers by: routers or prometheus. */}}
 {{- define "ryzanstein.keda.source" -}}
-{{- $prometheus := or .Values.keda.prometheusUrl (ne .Values.tls.mode "off") -}}
-{{- default (ternary "prometheus" "routers" (not (empty $prometheus))) .Values.keda.source -}}
+{{- default (ternary "routers" "prometheus" (empty .Values.keda.prometheusUrl)) .Values.keda.source -}}
 {{- end }}
 
 {{/* The modes of all pools, as JSON; keda becomes keda-routers or keda-prometheus. */}}

@@ -206,9 +206,6 @@ gateway.tenancy.keysSecret.name: has no effect without gateway.tenancy.enabled
 {{ $where }}.autoscaling.min: hpa-cpu measures pods that run, so it can't scale to zero; take at least 1, or mode builtin
 {{- end -}}
 {{- $asksPrometheus := or (eq $where "gateway") (eq (include "ryzanstein.keda.source" $) "prometheus") -}}
-{{- if and (eq $scale.mode "keda") (not $asksPrometheus) (ne $.Values.tls.mode "off") }}
-keda.source: {{ $where }}.autoscaling.mode keda asks routers, which want a certificate with tls.mode {{ $.Values.tls.mode }}; take prometheus, or mode builtin
-{{- end -}}
 {{- if and (eq $scale.mode "keda") $asksPrometheus (not $.Values.keda.prometheusUrl) (ne $.Values.monitoring.mode "bundled") }}
 keda.prometheusUrl: {{ $where }}.autoscaling.mode keda asks a Prometheus, and monitoring.mode {{ $.Values.monitoring.mode }} brings none; name its address
 {{- end -}}

@@ -57,7 +57,12 @@ def _renewed(
     """The data of a component's secret, with a new certificate if the stored one must be replaced."""
     issued = Issued(stored.get(CERTIFICATE, b""), stored.get(KEY, b""))
     by = keyring.current
-    if not issued.certificate or issued.leaf.issuer != by.own.leaf.subject or last_third(issued, now):
+    if (
+        not issued.certificate
+        or issued.leaf.issuer != by.own.leaf.subject
+        or last_third(issued, now)
+        or not issued.hosts.issuperset(hosts)
+    ):
         issued = by.issue(identity, LEAF_LIFE, now, hosts=hosts)
     return {CERTIFICATE: issued.certificate, KEY: issued.key, AUTHORITIES: keyring.trusted}
 

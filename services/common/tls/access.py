@@ -13,6 +13,7 @@ import grpc.aio
 from services.common.tls.certificate import Identity
 
 ADMIN = "admin"  # people and their tools: `ryzanstein kube status`, `drain-worker`
+KEDA = "keda"  # KEDA's operator, which asks routers how many workers a pool needs
 COMPONENTS = ("gateway", "router", "coordinator", "worker", ADMIN)
 _EVERYBODY = frozenset(COMPONENTS)
 
@@ -26,6 +27,10 @@ CALLERS: Mapping[str, frozenset[str]] = MappingProxyType(
         "ryzanstein.v1.Router/Explain": frozenset({ADMIN}),
         "ryzanstein.v1.Router/DrainWorker": frozenset({ADMIN}),
         "ryzanstein.v1.Router/GetDemand": frozenset({"router"}),
+        **{
+            f"externalscaler.ExternalScaler/{method}": frozenset({KEDA})
+            for method in ("IsActive", "StreamIsActive", "GetMetricSpec", "GetMetrics")
+        },
         "ryzanstein.v1.KvCoordinator/Lookup": frozenset({"router"}),
         "ryzanstein.v1.KvCoordinator/Pin": frozenset({ADMIN}),
         "ryzanstein.v1.KvCoordinator/Stats": frozenset({ADMIN}),

@@ -26,6 +26,12 @@ class Issued:
     key: bytes
 
     @property
+    def hosts(self) -> frozenset[str]:
+        """The DNS names of the certificate."""
+        names = self.leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return frozenset(names.get_values_for_type(x509.DNSName))
+
+    @property
     def leaf(self) -> x509.Certificate:
         """The certificate, read."""
         return x509.load_pem_x509_certificate(self.certificate)

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 import pytest_asyncio
@@ -28,6 +29,7 @@ from tests.trust import (
     Trusting,
     assert_callers_are_kept_to_their_methods,
     assert_strangers_are_refused,
+    at,
     outcome,
 )
 
@@ -123,6 +125,14 @@ async def test_every_caller_and_method(installation: Installation) -> None:
         installation.folder, installation.authority, DOMAIN, installation.addresses, apart=("router", "coordinator")
     )
     await assert_callers_are_kept_to_their_methods(servers)
+    by_keda = Tls(write(installation.folder / "keda", "keda", installation.authority))
+    async with open_channel(installation.addresses["router"], to="router", tls=by_keda) as channel:
+        for method, caller in CALLERS.items():
+            if at(method) == "router":
+                error = await outcome(channel, method)
+                assert error is not None
+                expected = grpc.StatusCode.NOT_FOUND if "keda" in caller else grpc.StatusCode.PERMISSION_DENIED
+                assert error.code() is expected, method
     await assert_strangers_are_refused(servers, installation.folder / "strangers")
 
 

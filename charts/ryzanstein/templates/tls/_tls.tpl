@@ -10,10 +10,16 @@
 {{- printf "%s.%s" .Release.Name .Release.Namespace -}}
 {{- end }}
 
-{{/* Who has a certificate: the services, people's tools, and the bundled Redis. */}}
+{{/* Whether KEDA calls routers, with a certificate. Empty or "true". */}}
+{{- define "ryzanstein.keda.certified" -}}
+{{- if and (ne .Values.tls.mode "off") (has "keda-routers" (include "ryzanstein.scale.modes" . | fromJsonArray)) }}true{{ end -}}
+{{- end }}
+
+{{/* Who has a certificate: the services, people's tools, the bundled Redis, and KEDA where it calls routers. */}}
 {{- define "ryzanstein.tls.components" -}}
 {{- $redis := ternary "redis" "" (eq .Values.redis.mode "bundled") -}}
-{{- toJson (without (concat (include "ryzanstein.services" . | fromJsonArray) (list "admin" $redis)) "") -}}
+{{- $keda := ternary "keda" "" (not (empty (include "ryzanstein.keda.certified" .))) -}}
+{{- toJson (without (concat (include "ryzanstein.services" . | fromJsonArray) (list "admin" $redis $keda)) "") -}}
 {{- end }}
 
 {{/* Whether the chart's Job makes certificates. Empty or "true". */}}
@@ -100,6 +106,9 @@ RYZANSTEIN_TLS_PHASE: {{ include "ryzanstein.tls.phase" . }}
     {{- end }}
     {{- if include "ryzanstein.redis.tls" . }}
     - --host=redis={{ include "ryzanstein.host" (list . "redis") }}
+    {{- end }}
+    {{- if include "ryzanstein.keda.certified" . }}
+    - --host=router={{ include "ryzanstein.host" (list . "router") }}
     {{- end }}
   {{- $config := include "ryzanstein.config" (list . (dict "resources" .Values.secrets.resources)) | fromYaml }}
   {{- include "ryzanstein.container" $config | nindent 2 }}

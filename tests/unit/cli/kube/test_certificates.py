@@ -70,6 +70,9 @@ def test_certificates_are_made_kept_and_renewed(api: KubeApi, tmp_path: Path, cl
     assert (first.identity.uri, first.identity.host) == ("spiffe://rz.llm/gateway", "gateway.rz.llm")
     assert hosts(first) == ["gateway.rz.llm"]
     assert ensure() == set()
+    assert ensure("--host", "gateway=gateway.llm.svc") == {"gateway"}, "a name that it has not"
+    assert hosts(mounted(api, "gateway", tmp_path / "named")) == ["gateway.rz.llm", "gateway.llm.svc"]
+    assert ensure("--host", "gateway=gateway.llm.svc") == set()
     clock[0] = 61 * DAY  # validity: 90 days
     assert ensure() == {"gateway", "worker"}
     assert hosts(mounted(api, "worker", tmp_path / "worker")) == ["worker.rz.llm", "worker.example"]
