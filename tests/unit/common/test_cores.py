@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.common.cores import usable_cores
-from services.compute.ranks.futex import StartPatience
+from services.compute.ranks.futex import Patience
 from tests.unit.common.containers import container, container_v1
 
 
@@ -28,5 +28,5 @@ def test_the_quota_limits_the_cores_in_either_hierarchy(tmp_path: Path, quota: s
 
 
 def test_spinning_is_polite_when_the_cores_are_taken() -> None:
-    assert StartPatience.choose(processes=3, cores=2, spin_s=0.001).polite
-    assert not StartPatience.choose(processes=3, cores=4, spin_s=0.001).polite
+    assert Patience.choose(processes=3, cores=2, spin_s=0.001).polite
+    assert not Patience.choose(processes=3, cores=4, spin_s=0.001).polite

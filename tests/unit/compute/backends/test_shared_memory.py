@@ -17,7 +17,7 @@ from services.compute.backends.cpu.shared_memory import (
     SharedMemoryCommunicator,
 )
 from services.compute.ranks.config import COLLECTIVE_HEADER_BYTES
-from services.compute.ranks.futex import StartPatience
+from services.compute.ranks.futex import Patience
 from services.compute.ranks.line import RankLine, control_bytes
 from services.compute.ranks.segment import Segment
 
@@ -32,7 +32,7 @@ def run_group(size: int, body: Callable[[SharedMemoryCommunicator], Any], timeou
 
     def run(rank: int) -> None:
         line = RankLine(segment, 0, rank)
-        seat = GroupSeat(rank, size, line, segment, 4096, BUFFER, StartPatience(0.0002, True), timeout_s)
+        seat = GroupSeat(rank, size, line, segment, 4096, BUFFER, Patience(0.0002, True), timeout_s)
         comm = open_cpu(torch.bfloat16).join(seat)
         assert isinstance(comm, SharedMemoryCommunicator)
         try:

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.compute.ranks import futex
-from services.compute.ranks.futex import Counter, StartPatience
+from services.compute.ranks.futex import Counter, Patience
 from services.compute.ranks.segment import Segment
 from services.worker.ipc.ring import RingCorruptedError, RingReader, RingWriter, ring_bytes
 
 CAPACITY = 512
-NOW = StartPatience(spin_s=0.0)
+NOW = Patience(spin_s=0.0)
 
 
 def make_ring(readers: int, capacity: int = CAPACITY) -> tuple[Segment, RingWriter, list[RingReader]]:
@@ -119,7 +119,7 @@ def test_two_processes_wake_one_after_the_other() -> None:
 def test_waiting_ends_after_the_timeout_without_burning_the_core() -> None:
     _, _, (reader,) = make_ring(1)
     wall, cpu = time.perf_counter(), time.thread_time()
-    assert not reader.wait(0.3, StartPatience(spin_s=0.001))
+    assert not reader.wait(0.3, Patience(spin_s=0.001))
     assert time.perf_counter() - wall > 0.29
     assert time.thread_time() - cpu < 0.05
 
