@@ -102,14 +102,17 @@ def test_logits_equal_those_of_merged_weights(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("variant", "modules"), [("llama", LINEAR), ("qwen3_moe", LINEAR[:4]), ("gpt_oss", LINEAR[:4])]
+)
 def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
-    dtype: torch.dtype, sample: Callable[[str], Sample], tmp_path: Path
+    variant: str, modules: tuple[str, ...], dtype: torch.dtype, sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
     """Also where steps are replayed, where an adapter is loaded in another's place, and for the base's own rows."""
-    base, ids = sample("llama").folder, sample("llama").ids
+    base, ids = sample(variant).folder, sample(variant).ids
     adapters = []
     for seed, rank, size in ((1, 8, 0.3), (2, 3, 0.3), (3, 4, 1e25)):  # the product of the last one overflows
-        write_adapter(base, tmp_path / str(seed), dict.fromkeys(LINEAR, rank), seed=seed, size=size)
+        write_adapter(base, tmp_path / str(seed), dict.fromkeys(modules, rank), seed=seed, size=size)
         adapters.append(read_adapter(tmp_path / str(seed), describe(base), 16))
     model = load_model(describe(base), lone_rank(), open_backend(dtype, CPU), adapters=AdapterLayers(2, 16))
 
