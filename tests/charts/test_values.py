@@ -111,6 +111,7 @@ OUTSIDE = [
         "hf://a/..",
     ),
 ]
+OUTSIDE_THE_NODE = ["models", "../models", "/models/../etc", "/.."]
 _BYTES = "a number of bytes, alone or with k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi or Ei, such as 512Mi"
 _NUMBER = "a number, alone or with m for thousandths, such as 2, 0.5 or 500m"
 # Quantities that Kubernetes refuses, or takes for a part of a byte.
@@ -213,12 +214,12 @@ def test_a_text_of_a_wrong_form_is_answered_with_the_form_and_not_with_the_value
 
 @pytest.mark.parametrize("major", HELMS)
 def test_model_that_leaves_its_volume_is_rejected(major: int) -> None:
-    lines = _complaints(
-        json.dumps({"workers": {"pools": {f"p{at}": {"model": one} for at, one in enumerate(OUTSIDE)}}}), major
-    )
-    assert [
-        one for at, one in enumerate(OUTSIDE) if f"workers.pools.p{at}.model: it should be {_MODEL}" not in lines
-    ] == []
+    pools = {f"p{at}": {"model": one} for at, one in enumerate(OUTSIDE)}
+    folders = {f"h{at}": {"storage": {"hostPath": one}} for at, one in enumerate(OUTSIDE_THE_NODE)}
+    lines = _complaints(json.dumps({"workers": {"pools": pools | folders}}), major)
+    expected = [f"workers.pools.{pool}.model: it should be {_MODEL}" for pool in pools]
+    expected += [f"workers.pools.{pool}.storage.hostPath: it should be an absolute path without .." for pool in folders]
+    assert [line for line in expected if line not in lines] == []
 
 
 @pytest.mark.parametrize("major", HELMS)

@@ -27,18 +27,23 @@
 {{- $forms = append $forms (list (printf "workers.pools.%s.servedName" $name) $pool.servedName (printf "^$|^[^\\p{C}\\p{Z}](%s{0,254}[^\\p{C}\\p{Z}])?$" $printable) "1 to 256 printable characters, no control or format characters, no space at an end") -}}
 {{- $forms = append $forms (list (printf "workers.pools.%s.model" $name) $pool.model (printf "^%s*$" $printable) "one line of printable characters") -}}
 {{- $forms = append $forms (list (printf "workers.pools.%s.model" $name) $pool.model (include "ryzanstein.model.forms" .) "empty (the bundled model), hf://org/name[:quantization][@revision], pvc://claim[/path], oci://image[/path], hostpath:///folder or file:///folder, without .. in a path") -}}
+{{- $forms = append $forms (list (printf "workers.pools.%s.storage.hostPath" $name) $pool.storage.hostPath (printf "^(%s)?$" (include "ryzanstein.path.parts" .)) "an absolute path without ..") -}}
 {{- end -}}
 {{- toJson (concat $forms (include "ryzanstein.quantities" (list "" (omit (.Values | toJson | fromJson) "global")) | fromJsonArray)) -}}
 {{- end }}
 
-{{/* A part of a path is empty, or anything but "..". */}}
+{{/* Parts of a path, each of which is empty, or anything but "..". */}}
+{{- define "ryzanstein.path.parts" -}}
+(/(\.?|\.?[^./][^/]*|\.\.[^/]+))+
+{{- end }}
+
 {{- define "ryzanstein.model.forms" -}}
-{{- $parts := "(/(\\.?|\\.?[^./][^/]*|\\.\\.[^/]+))+" -}}
+{{- $parts := include "ryzanstein.path.parts" . -}}
 {{- $name := "[^/@:.][^/@:]*" -}}
 ^$|^(hf://{{ $name }}/{{ $name }}(:[^/@:]+)?(@[^/@]+)?|pvc://[^/.][^/]*({{ $parts }})?|oci://[^/]+{{ $parts }}|(hostpath|file)://{{ $parts }})$
 {{- end }}
 
-{{/* The forms of the quantities in a map of values: (list path map parent). Numbers of bytes have no thousandths. */}}
+{{/* The forms of the quantities in a map of values: (list path map). Numbers of bytes have no thousandths. */}}
 {{- define "ryzanstein.quantities" -}}
 {{- $path := index . 0 -}}
 {{- $number := "^\\+?([0-9]+(\\.[0-9]*)?|\\.[0-9]+)" -}}
