@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
+from ryzanstein.v1 import worker_pb2
 
 from services.cli.stack.default_model import TINY_MODEL
 from tests.stack import RunningStack, running_stack
 
 NAMES = ["one", "two", "three"]
+SERVING, SLEEPING = worker_pb2.PHASE_SERVING, worker_pb2.PHASE_SLEEPING
 PROMPT = "class Stack:\n    def push("
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """Three copies of the tiny model; the weights of the second one are rounded, those of the third one are halved."""
-    folder = tmp_path_factory.mktemp("several")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Three copies of the tiny model; the second one is rounded to 8 bits, the third one to 4."""
+    folder = tmp_path_factory.mktemp("models")
     for name in NAMES:
         shutil.copytree(TINY_MODEL, folder / name)
-    models = [str(folder / "one"), f"{folder / 'two'}:int8", f"{folder / 'three'}:int4"]
-    with running_stack(folder, *(part for model in models[1:] for part in ("--model", model)), model=models[0]) as run:
-        yield run
+    return [str(folder / "one"), f"{folder / 'two'}:int8", f"{folder / 'three'}:int4"]
+
+
+@contextlib.contextmanager
+def serving(folder: Path, models: list[str], *options: str) -> Iterator[RunningStack]:
+    further = (part for model in models[1:] for part in ("--model", model))
+    with running_stack(folder, *further, *options, model=models[0]) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def stack(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    with serving(tmp_path_factory.mktemp("awake"), models) as stack:
+        yield stack
 
 
 def answer(stack: RunningStack, model: str) -> tuple[str, str]:
@@ -48,6 +65,25 @@ def test_model_without_a_worker_is_refused_with_the_served_names(stack: RunningS
     refused = httpx.post(f"{stack.url}/v1/completions", json={"model": "four", "prompt": PROMPT}, timeout=60)
     assert refused.status_code == 404
     assert all(name in refused.json()["error"]["message"] for name in NAMES)
+
+
+def test_only_as_many_models_as_allowed_are_awake_and_each_request_gets_the_answer_of_its_model(
+    stack: RunningStack, models: list[str], tmp_path: Path
+) -> None:
+    expected = {name: answer(stack, name) for name in NAMES}
+    order = random.Random(53).choices(NAMES, k=16)
+    with serving(tmp_path, models, "--max-awake", "1") as few:
+        assert phases(few) == [SERVING, SLEEPING, SLEEPING], "the first model is awake at the start"
+        listed = httpx.get(f"{few.url}/v1/models", timeout=60).json()["data"]
+        assert {model["id"] for model in listed} == set(NAMES)
+        with ThreadPoolExecutor(3) as pool:
+            answers = list(pool.map(lambda name: answer(few, name), order))
+        assert answers == [expected[name] for name in order]
+        assert sorted(phases(few)) == [SERVING, SLEEPING, SLEEPING]
+
+
+def phases(stack: RunningStack) -> list[worker_pb2.Phase]:
+    return [view.state.phase for view in sorted(stack.workers(), key=lambda view: view.worker_id)]
 
 
 def test_status_and_logs_tell_the_workers_of_models_apart(stack: RunningStack) -> None:
