@@ -167,7 +167,7 @@ class Residency:
         try:
             while self._clock() < until:
                 others, now = self._awake_beside(use), self._clock()
-                if len(others) < before:
+                if not others or len(others) < before:
                     return
                 if all(other.member.state.pinned for other in others):
                     raise WakeError(f"no worker of host {host} may sleep: all that are awake are pinned")

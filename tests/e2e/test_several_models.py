@@ -7,6 +7,7 @@ import json
 import random
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -45,9 +46,9 @@ def stack(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield stack
 
 
-def answer(stack: RunningStack, model: str) -> tuple[str, str]:
+def answer(stack: RunningStack, model: str, **fields: object) -> tuple[str, str]:
     """The model that answered, and the likeliest continuation with the log-probabilities of its tokens."""
-    body = {"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "logprobs": 0}
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "logprobs": 0, **fields}
     told = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=300).raise_for_status().json()
     return told["model"], json.dumps([told["choices"][0]["text"], told["choices"][0]["logprobs"]["token_logprobs"]])
 
@@ -71,7 +72,7 @@ def test_only_as_many_models_as_allowed_are_awake_and_each_request_gets_the_answ
     stack: RunningStack, models: list[str], tmp_path: Path
 ) -> None:
     expected = {name: answer(stack, name) for name in NAMES}
-    order = random.Random(53).choices(NAMES, k=16)
+    order = random.Random(53).choices(NAMES, k=10)
     with serving(tmp_path, models, "--max-awake", "1") as few:
         assert phases(few) == [SERVING, SLEEPING, SLEEPING], "the first model is awake at the start"
         listed = httpx.get(f"{few.url}/v1/models", timeout=60).json()["data"]
@@ -80,6 +81,17 @@ def test_only_as_many_models_as_allowed_are_awake_and_each_request_gets_the_answ
             answers = list(pool.map(lambda name: answer(few, name), order))
         assert answers == [expected[name] for name in order]
         assert sorted(phases(few)) == [SERVING, SLEEPING, SLEEPING]
+        assert answer(few, "two", keep_alive=0) == expected["two"]
+        wait_asleep(few)
+        assert answer(few, "two", keep_alive="5m") == expected["two"]
+
+
+def wait_asleep(stack: RunningStack, timeout_s: float = 180) -> None:
+    """Return once every model sleeps, by the list of models."""
+    deadline = time.monotonic() + timeout_s
+    while {model["phase"] for model in httpx.get(f"{stack.url}/v1/models", timeout=60).json()["data"]} != {"sleeping"}:
+        assert time.monotonic() < deadline, stack.logs()
+        time.sleep(0.1)
 
 
 def phases(stack: RunningStack) -> list[worker_pb2.Phase]:
