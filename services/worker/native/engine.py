@@ -359,6 +359,8 @@ class NativeEngine(Engine):
         sinks = set()
         for live, output in outputs:
             if not isinstance(live, LiveRequest):
+                if output.failure:
+                    log.error("the start-up probe failed: %s", output.failure)
                 continue
             if output.prefill is not None:
                 self._steps.on_first_output(live.admitted_at - live.queued_at, now - live.queued_at)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import logging.handlers
 import shutil
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import pytest_asyncio
@@ -35,11 +39,29 @@ def overflowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def logged() -> Iterator[SimpleQueue[logging.LogRecord]]:
+    """What workers log, from before the engine starts."""
+    records, logger = SimpleQueue[logging.LogRecord](), logging.getLogger("services.worker")
+    handler = logging.handlers.QueueHandler(records)
+    logger.addHandler(handler)
+    yield records
+    logger.removeHandler(handler)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(overflowing: Path) -> AsyncGenerator[Engine, None]:
+async def engine(overflowing: Path, logged: SimpleQueue[logging.LogRecord]) -> AsyncGenerator[Engine, None]:
     settings = SETTINGS.model_copy(update={"model": str(overflowing)})
     async with serving(await open_native(settings, overflowing, NoObserver(), NoObserver())) as running:
         yield running
+
+
+async def test_start_up_probe_logs_that_numbers_are_not_finite(
+    engine: Engine, logged: SimpleQueue[logging.LogRecord]
+) -> None:
+    message = ""
+    while not message.startswith("the start-up probe failed: the model computes infinite numbers"):
+        message = (await asyncio.to_thread(logged.get, timeout=60)).getMessage()
 
 
 @pytest.mark.parametrize(
