@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
+import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.compute.token_logprobs import TokenLogprobs
 from services.worker.api.spans import RequestSpans
 from services.worker.api.stream_buffer import StreamBuffer
-from services.worker.engine.output import Finish, Output, Progress
-from services.worker.engine.request import EngineRequest
+from services.worker.engine.output import MODEL, Finish, Output, Progress
+from services.worker.engine.request import AdapterRef, EngineRequest
 
 
 def request(name: str) -> EngineRequest:
@@ -60,3 +61,29 @@ async def test_progress_is_one_entry_for_each_request_without_outputs() -> None:
     message = await buffer.take()
     assert message.heartbeat
     assert not message.progress
+
+
+@pytest.mark.parametrize(
+    ("field", "adapter", "code", "message"),
+    [
+        ("grammar", None, pb.RequestError.CODE_GRAMMAR, "why"),
+        ("sampling.seed", None, pb.RequestError.CODE_INVALID_ARGUMENT, "why"),
+        (MODEL, None, pb.RequestError.CODE_INTERNAL, "why"),
+        (
+            MODEL,
+            AdapterRef("0f", "/adapters/mine", "mine"),
+            pb.RequestError.CODE_INVALID_ARGUMENT,
+            "adapter 'mine': why",
+        ),
+    ],
+)
+async def test_failed_request_has_the_code_of_its_cause(
+    field: str, adapter: AdapterRef | None, code: pb.RequestError.Code, message: str
+) -> None:
+    buffer = StreamBuffer(RequestSpans(), lambda _: None, lambda _: Progress(0, 0))
+    failed = EngineRequest("failed", [1], pb.Sampling(), adapter=adapter)
+    buffer.add(failed, Output(0, (5,), Finish.FAILED, failure="why", failed_field=field))
+    buffer.flush(1)
+    (output,) = (await buffer.take()).outputs
+    assert output.error == pb.RequestError(code=code, field=field, message=message)
+    assert list(output.ids) == [5]
