@@ -116,10 +116,14 @@ def history(
 def _columns(route: dict[str, Any]) -> list[str]:
     total = sum(target["weight"] for target in route["targets"])
     targets = (f"{target['model']} {100 * target['weight'] / total:.4g} %" for target in route["targets"])
-    fallbacks = (f"{fallback['model']}: {_conditions(fallback['when'])}" for fallback in route["fallbacks"])
+    fallbacks = (f"{_place(fallback)}: {_conditions(fallback['when'])}" for fallback in route["fallbacks"])
     mirror = route["mirror"]
     mirrored = f"{mirror['model']} {100 * mirror['share']:.4g} %" if mirror else ""
     return ["\n".join(targets), "\n".join(fallbacks), mirrored, route["sticky"]]
+
+
+def _place(fallback: dict[str, Any]) -> str:
+    return f"{fallback['model']} ({fallback['external']})" if fallback["external"] else str(fallback["model"])
 
 
 def _conditions(when: list[str]) -> str:

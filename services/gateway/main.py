@@ -198,6 +198,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
             aclosing(grammars),
             aclosing(services.buffers),
             aclosing(services.models.mirrors),
+            aclosing(services.external),
             serving_http(services.routes(), settings, drain, (settings.host, settings.gateway_port), public) as http,
             serving_admin(settings, KeyRegistry(guard, keys), table, gate) as admin,
             serving_grpc(services.inference(), settings, public) as grpc,

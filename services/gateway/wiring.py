@@ -41,6 +41,7 @@ from services.gateway.http.dispatcher import Dispatcher
 from services.gateway.http.endpoint import Endpoint
 from services.gateway.http.exchange import ApiDialect, BodyLimits
 from services.gateway.http.handlers import Route, hot_routes
+from services.gateway.http.outside import ExternalClient
 from services.gateway.http.playground import add_playground
 from services.gateway.http.responses.routes import add_routes
 from services.gateway.http.responses.store import ResponseStore, StoreLimits
@@ -87,6 +88,7 @@ class SharedServices:
     gate: Gate
     metrics: GatewayMetrics
     models: Models
+    external: ExternalClient
     completions: CompletionPreparer
     chat: ChatPreparer
     hot: list[Route]
@@ -280,7 +282,7 @@ def new_services(
     usage: UsageReports,
 ) -> SharedServices:
     """Make what the APIs share, on top of one pipeline."""
-    catalog, embedder = pipeline.catalog, Embedder(pipeline)
+    catalog, embedder, external = pipeline.catalog, Embedder(pipeline), ExternalClient()
     chat = ChatPreparer(pipeline, grammars, settings)
     completions = CompletionPreparer(pipeline, grammars)
     return SharedServices(
@@ -290,9 +292,10 @@ def new_services(
         gate,
         metrics,
         Models(catalog, table, Mirrors(catalog, metrics, lambda reflection: None), settings.fallback_model, metrics),
+        external,
         completions,
         chat,
-        hot_routes(settings, chat, completions, embedder, store, adapters),
+        hot_routes(settings, chat, completions, embedder, store, adapters, external),
         store,
         adapters,
         embedder,

@@ -273,11 +273,25 @@ def test_gateways_read_routes_and_the_schema_refuses_wrong_fields() -> None:
         "fallbacks": [{"model": "b", "when": ["no_worker"]}],
         "wait_s": 2,
     }
-    rendered = render(inline=json.dumps({"routes": {"chat": route}}))
+    secret = {"name": "openai", "key": "token"}
+    externals = {
+        "openai": {"baseUrl": "https://api.example.org/v1", "keySecret": secret},
+        "local": {"baseUrl": "http://a"},
+    }
+    rendered = render(inline=json.dumps({"routes": {"chat": route}, "externals": externals}))
     config_map = rendered.named("ConfigMap", "ryzanstein-routes")
-    assert read_routes(config_map["data"]["routes.json"].encode()) == {"chat": read_route(route)}
+    fixed = read_routes(config_map["data"]["routes.json"].encode())
+    assert fixed.routes == {"chat": read_route(route)}
     (gateway,) = rendered.pods_of("gateway")
+    mounts = {mount["mountPath"]: mount["name"] for mount in gateway.containers[0]["volumeMounts"]}
+    volume = mounts[fixed.externals["openai"].key_file.removesuffix("/key")]
+    assert {"secretName": "openai", "items": [{"key": "token", "path": "key"}]} in [
+        each.get("secret") for each in gateway.spec["volumes"] if each["name"] == volume
+    ]
+    assert fixed.externals["local"].headers() == {}
     assert environment(gateway.containers[0])["RYZANSTEIN_ROUTES_FILE"] == "/etc/ryzanstein/routes/routes.json"
     for wrong in ({}, {"targets": []}, {**route, "stickie": 1}, {"targets": [{"model": "a", "weight": -1}]}):
         with pytest.raises(RenderError, match="routes"):
             render(inline=json.dumps({"routes": {"chat": wrong}}))
+    with pytest.raises(RenderError, match=r"externals\.a_b"):
+        render(inline=json.dumps({"externals": {"a_b": {"baseUrl": "http://a"}}}))

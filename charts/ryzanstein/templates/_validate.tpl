@@ -2,7 +2,7 @@
 
 {{- define "ryzanstein.validate" -}}
 {{- $lines := list -}}
-{{- range $part := list "forms" "names" "adapters" "owned" "tenancy" "pools" "finetuner" "redis" "tls" "exposure" "scaling" "monitoring" "fixed" -}}
+{{- range $part := list "forms" "names" "externals" "adapters" "owned" "tenancy" "pools" "finetuner" "redis" "tls" "exposure" "scaling" "monitoring" "fixed" -}}
 {{- $lines = concat $lines (include (printf "ryzanstein.validate.%s" $part) $ | splitList "\n") -}}
 {{- end -}}
 {{- $lines = without $lines "" -}}
@@ -19,6 +19,14 @@ fullnameOverride: the name {{ $name }} has {{ len $name }} characters; give one 
 {{- range $pool, $_ := .Values.workers.pools }}
 {{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,14}[a-z0-9])?$" $pool) }}
 workers.pools.{{ $pool }}: a pool's name has 1 to 16 characters of a-z, 0-9 and -, and neither begins nor ends with -
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "ryzanstein.validate.externals" -}}
+{{- range $name, $_ := .Values.externals }}
+{{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,52}[a-z0-9])?$" $name) }}
+externals.{{ $name }}: a name has 1 to 54 characters of a-z, 0-9 and -, and neither begins nor ends with -
 {{- end -}}
 {{- end -}}
 {{- end }}

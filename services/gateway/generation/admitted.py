@@ -64,9 +64,9 @@ class AdmittedRequest:
     """
 
     __slots__ = (
-        "__weakref__", "_admitted_at", "_chain", "_counted", "_draw", "_gate", "_meter", "_place", "_time_limit_s",
-        "_work", "admission", "answering", "ignored", "model", "models", "on_start", "patience", "prepared",
-        "starting", "tenant", "used",
+        "__weakref__", "_admitted_at", "_chain", "_counted", "_draw", "_gate", "_meter", "_outside", "_place",
+        "_time_limit_s", "_work", "admission", "answering", "ignored", "may_leave", "model", "models", "on_start",
+        "patience", "prepared", "starting", "tenant", "used",
     )  # fmt: skip
 
     admission: Permit
@@ -92,6 +92,8 @@ class AdmittedRequest:
         self._draw = str(random.getrandbits(64))
         self._chain: Chain | None = None  # models for the name in the body
         self._place: ChainPlace | None = None
+        self._outside = ""  # the external model that answers
+        self.may_leave = False  # whether external models may answer
         self.models = models
         self.patience = patience
         self.tenant = tenant
@@ -127,8 +129,9 @@ class AdmittedRequest:
     def answered_by(self) -> list[tuple[str, str]]:
         """Headers that name the model that answers, where the request names a route or a fallback answers."""
         names = [TARGET_HEADER] if self._chain is not None and self._chain.routed else []
-        names += [FALLBACK_HEADER] if self._place is not None and self._place.index else []
-        return [(name, self.model.name) for name in names]
+        fell_back = self._outside or (self._place is not None and self._place.index)
+        names += [FALLBACK_HEADER] if fell_back else []
+        return [(name, self._outside or self.model.name) for name in names]
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The headers of its answer: the rest of its tenant's limits, the model that answers, the cost once counted."""
@@ -201,6 +204,23 @@ class AdmittedRequest:
         if self._counted is not None:
             await self._counted.wait()
 
+    def hand_out(self, model: str) -> None:
+        """Leave the answer to an external model."""
+        self.close()
+        self._work, self.used, self._outside = None, _NOTHING, model
+
+    def begin_outside(self) -> None:
+        """The external model begins to answer."""
+        assert self._chain is not None
+        self.models.count(self._chain, self._outside, fallback=True)
+
+    async def count_outside(self, used: Usage) -> None:
+        """Count what the external model used, as :meth:`count`."""
+        self.used = used
+        if self._counted is None and used != _NOTHING:
+            self._counted = self._meter.count("completions", self.tenant, self._outside, used)
+            await self._counted.wait()
+
     def close(self) -> None:
         """Stop whatever still runs, and say what was used."""
         if self._work is not None:
@@ -239,7 +259,8 @@ class AdmittedRequest:
         await self.count("completions", self.model)
 
     def _new_chain(self, name: str | None, session: str) -> Chain:
-        return self.models.chain(name or "", self.tenant, Origin(self.tenant.name, session, self._draw))
+        origin = Origin(self.tenant.name, session, self._draw)
+        return self.models.chain(name or "", self.tenant, origin, outside=self.may_leave)
 
     async def _fall_back(self, error: ApiError) -> None:
         """Start again on the next model of the chain; raises the error when none takes over."""
@@ -259,7 +280,7 @@ class AdmittedRequest:
             except ApiError as error:
                 place = await self.models.open(place.chain, self.tenant, self.patience, place, error)
         await self.admission.reserve(prepared.reserved_tokens())
-        self.models.count(place)
+        self.models.count(place.chain, place.model.name, fallback=place.index > 0)
         self.model, self.prepared, self._work, self._place = place.model, prepared, work, place
         self.starting = False
         if place.chain.mirror and not place.index:

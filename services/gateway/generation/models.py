@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from services.gateway.errors import NO_MODEL, NO_WORKERS, ApiError, model_not_allowed, no_worker, unknown_model
 from services.gateway.generation.mirroring import Mirrors
 from services.gateway.names.picking import Origin, fraction, pick
-from services.gateway.names.route import Condition, Mirror, ModelRoute
+from services.gateway.names.route import Condition, External, Mirror, ModelRoute
 from services.gateway.names.table import RouteTable
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.tenant import Tenant
@@ -40,6 +40,7 @@ class ChainLink:
     model: str
     when: frozenset[Condition] = NEVER  # conditions on which it takes over
     routed: bool = False  # a route names it, and not the request
+    external: External | None = None  # the API elsewhere that has the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,15 @@ class ListedModel:
     phase: str = ""  # phase of the worker that is nearest to serving; empty: no worker, or a route
 
 
+class HandedOutError(Exception):
+    """External models take a request over."""
+
+    def __init__(self, links: tuple[ChainLink, ...], error: ApiError) -> None:
+        """`links`: those that may answer, in order; `error`: the last one of this installation."""
+        super().__init__(str(error))
+        self.links, self.error = links, error
+
+
 class Models:
     """The models of the catalog and the routes to them, as tenants may use them."""
 
@@ -98,8 +108,11 @@ class Models:
         self._fallback_model = fallback_model
         self._metrics = metrics
 
-    def chain(self, name: str, tenant: Tenant, origin: Origin) -> Chain:
-        """The models for a name; raises :class:`ApiError` (403) when the tenant may use none of them."""
+    def chain(self, name: str, tenant: Tenant, origin: Origin, *, outside: bool = False) -> Chain:
+        """The models for a name; raises :class:`ApiError` (403) when the tenant may use none of them.
+
+        `outside`: whether external models may answer.
+        """
         route = self._table.routes.get(name)
         if route is None:
             check_permission(name, tenant)
@@ -109,12 +122,19 @@ class Models:
         if not any(target.weight for target in targets):
             raise model_not_allowed(name, tenant.models)
         first = pick(name, targets, origin.key(route))
-        fallbacks = (
+        fallbacks = [fallback for fallback in route.fallbacks if granted or fallback.model in tenant.models]
+        own = (
             ChainLink(fallback.model, frozenset(fallback.when), routed=True)
-            for fallback in route.fallbacks
-            if fallback.model != first.model and (granted or fallback.model in tenant.models)
+            for fallback in fallbacks
+            if not fallback.external and fallback.model != first.model
         )
-        links = ChainLink(first.model, routed=True), *fallbacks, *self._last_link(tenant)
+        externals = self._table.routes.fixed.externals
+        others = (
+            ChainLink(fallback.model, frozenset(fallback.when), routed=True, external=external)
+            for fallback in fallbacks
+            if outside and (external := externals.get(fallback.external))
+        )
+        links = ChainLink(first.model, routed=True), *own, *self._last_link(tenant), *others
         mirror = route.mirror
         if mirror and fraction("mirror", name, origin.draw) >= mirror.share:
             mirror = None
@@ -134,12 +154,14 @@ class Models:
     ) -> ChainPlace:
         """The first link that can answer, after the one that has failed with `error` before its first token.
 
-        Raises the last error when no link takes over.
+        Raises :class:`HandedOutError` when an external model takes over, and the last error when no link does.
         """
         start = failed.index + 1 if failed else 0
         for index, link in enumerate(chain.links[start:], start):
             if index and (error is None or _CONDITIONS.get(error.code) not in link.when or not self._takes(link)):
                 continue
+            if error is not None and link.external:
+                raise HandedOutError(chain.links[index:], error)
             try:
                 return ChainPlace(chain, index, await self._within(chain, index, tenant, patience))
             except ApiError as failure:
@@ -147,12 +169,12 @@ class Models:
         assert error is not None
         raise error
 
-    def count(self, place: ChainPlace) -> None:
+    def count(self, chain: Chain, model: str, *, fallback: bool) -> None:
         """Count a request that a model begins to answer."""
-        if place.index:
-            self._metrics.fallbacks.labels(place.chain.name).inc()
-        if place.chain.routed:
-            self._metrics.routed.labels(place.chain.name, place.model.name).inc()
+        if fallback:
+            self._metrics.fallbacks.labels(chain.name).inc()
+        if chain.routed:
+            self._metrics.routed.labels(chain.name, model).inc()
 
     def listed(self, tenant: Tenant) -> list[ListedModel]:
         """All names that requests of a tenant may give: models, adapters, routes."""
@@ -221,8 +243,8 @@ class Models:
         return model
 
     def _takes(self, link: ChainLink) -> bool:
-        """Whether a fallback can take a request over: a worker serves its model."""
-        return any(model.name == link.model for model in self._catalog.available())
+        """Whether a fallback can take a request over: a worker serves its model, or it is an external one."""
+        return link.external is not None or any(model.name == link.model for model in self._catalog.available())
 
     def _last_link(self, tenant: Tenant) -> tuple[ChainLink, ...]:
         """The installation's fallback model, if the tenant may use it."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Generic
 
 from services.gateway.api.ignored import Ignored
 from services.gateway.generation.admitted import AdmittedRequest
+from services.gateway.generation.models import HandedOutError
 from services.gateway.generation.waiting import EVENTS_HEADER, wants_events
 from services.gateway.http.exchange import Exchange, UntilDisconnect
 from services.gateway.http.heartbeat import Heartbeat
+from services.gateway.http.outside import OutsideAnswer
 from services.gateway.http.serializer import Body, Serializer
 
 _EVENTS = EVENTS_HEADER.encode()
@@ -26,13 +28,26 @@ class GenerateHandler(Generic[Body]):
         decode: Callable[[bytes, Ignored], Coroutine[None, None, Body]],
         new_serializer: Callable[[], Serializer[Body]],
         heartbeat_s: float,
+        outside: OutsideAnswer | None = None,
     ) -> None:
+        """`outside`: answers by external models; None: only those of this installation answer."""
         self.decode = decode
+        self._outside = outside
         self._new_serializer = new_serializer
         self._heartbeat_s = heartbeat_s
 
     async def answer(self, exchange: Exchange, body: Body, request: AdmittedRequest) -> None:
         """See :class:`Handler`; raises :class:`ApiError`, also after a stream has begun."""
+        request.may_leave = self._outside is not None
+        try:
+            await self._answer(exchange, body, request)
+        except HandedOutError as handed:
+            assert self._outside is not None
+            beats = Heartbeat(exchange, self._heartbeat_s, bytes) if body.stream else nullcontext()
+            async with beats, UntilDisconnect(exchange):
+                await self._outside.answer(exchange, body, request, handed)
+
+    async def _answer(self, exchange: Exchange, body: Body, request: AdmittedRequest) -> None:
         session = exchange.header(b"x-session-id")
         serializer, streamed = self._new_serializer(), bool(body.stream)
         request.on_start = partial(_begin, exchange, serializer, streamed)

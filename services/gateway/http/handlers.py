@@ -22,6 +22,7 @@ from services.gateway.http.generate import GenerateHandler
 from services.gateway.http.messages import endpoint as messages
 from services.gateway.http.messages.schema import MessagesBody
 from services.gateway.http.messages.serializer import MessagesSerializer
+from services.gateway.http.outside import ExternalClient, OutsideAnswer
 from services.gateway.http.responses import counting
 from services.gateway.http.responses import endpoint as responses
 from services.gateway.http.responses.schema import ResponsesBody
@@ -52,6 +53,7 @@ def hot_routes(
     embedder: Embedder,
     store: ResponseStore,
     adapters: AdapterAdmin,
+    external: ExternalClient,
 ) -> list[Route]:
     """All hot routes that no setting disables."""
     beat_s = settings.sse_heartbeat_s
@@ -60,7 +62,10 @@ def hot_routes(
         Route(
             "/v1/chat/completions",
             GenerateHandler(
-                BodyDecoder(ChatBody).decode, partial(chat.ChatSerializer, ChatBodyPreparer(chats)), beat_s
+                BodyDecoder(ChatBody).decode,
+                partial(chat.ChatSerializer, ChatBodyPreparer(chats)),
+                beat_s,
+                OutsideAnswer(external, "/chat/completions"),
             ),
             chat.DOCUMENTED,
         ),
@@ -81,7 +86,10 @@ def hot_routes(
         Route(
             "/v1/completions",
             GenerateHandler(
-                BodyDecoder(CompletionBody).decode, partial(completions.CompletionSerializer, completing), beat_s
+                BodyDecoder(CompletionBody).decode,
+                partial(completions.CompletionSerializer, completing),
+                beat_s,
+                OutsideAnswer(external, "/completions"),
             ),
             completions.DOCUMENTED,
         ),

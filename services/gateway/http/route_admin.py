@@ -27,7 +27,7 @@ def add_route_admin(app: FastAPI, table: RouteTable, who: Any) -> None:
     @app.get("/admin/routes")
     async def routes(_caller: str = who) -> dict[str, Any]:
         live = await registry.all()
-        fixed = {name: route for name, route in table.routes.fixed.items() if name not in live}
+        fixed = {name: route for name, route in table.routes.fixed.routes.items() if name not in live}
         listed = [_shown(name, live.get(name) or fixed[name]) for name in sorted({*live, *fixed})]
         return {"routes": listed}
 
@@ -38,6 +38,10 @@ def add_route_admin(app: FastAPI, table: RouteTable, who: Any) -> None:
     @app.put("/admin/routes/{name:path}")
     async def put(name: str, request: Request, if_version: int | None = None, caller: str = who) -> dict[str, Any]:
         route = _route(name, await body_of(request))
+        try:
+            table.routes.fixed.check(route)
+        except ValueError as error:
+            raise invalid(f"{error}.", "fallbacks") from error
         live = await registry.set(name, route, caller, if_version)
         _record("set", name, live.version, caller)
         return _shown(name, live)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -29,6 +32,7 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
     """A model that answers when those before it fail before their first token, on one of its conditions."""
 
     model: ModelName
+    external: Annotated[str, Meta(max_length=MAX_NAME)] = ""  # name of the external API that has the model
     when: Annotated[tuple[Condition, ...], Meta(min_length=1, max_length=len(CONDITIONS))] = CONDITIONS
 
 
@@ -56,7 +60,10 @@ class ModelRoute(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("one of the `targets` needs a `weight` above 0")
         check_names("targets", [target.model for target in self.targets])
         check_names("mirror", [self.mirror.model] if self.mirror else [])
-        check_names("fallbacks", [fallback.model for fallback in self.fallbacks])
+        check_names("fallbacks", [fallback.model for fallback in self.fallbacks if not fallback.external])
+        places = [bool(fallback.external) for fallback in self.fallbacks]
+        if places != sorted(places):
+            raise ValueError("`fallbacks` with `external` come after all others")
 
 
 def check_names(place: str, names: Iterable[str]) -> None:
@@ -93,19 +100,57 @@ def refuse_unknown(raw: object, known: object, path: str) -> None:
             refuse_unknown(value, decoded, f"{path}[{index}]")
 
 
+class External(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An OpenAI-compatible API elsewhere. Only the file of routes names one, so that no live route chooses a host."""
+
+    base_url: Annotated[str, Meta(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]  # /v1 included
+    key_file: str = ""  # file with the key, read for each request; empty: none
+    key_env: str = ""  # environment variable with the key instead
+    timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60  # longest silence
+
+    def __post_init__(self) -> None:
+        if self.key_file and self.key_env:
+            raise ValueError("`key_file` and `key_env`: give one of them")
+
+    def headers(self) -> dict[str, str]:
+        """The header with the key; raises OSError or KeyError when it cannot be read."""
+        if not (self.key_file or self.key_env):
+            return {}
+        key = Path(self.key_file).read_text().strip() if self.key_file else os.environ[self.key_env]
+        return {"authorization": f"Bearer {key}"}
+
+
 class RoutesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The JSON of an installation's file of routes."""
 
     routes: dict[str, dict[str, Any]] = {}
+    externals: dict[str, External] = {}
 
 
-def read_routes(text: bytes) -> dict[str, ModelRoute]:
-    """The routes of a file by name; raises :class:`msgspec.MsgspecError` (ValueError) that names the route."""
-    routes: dict[str, ModelRoute] = {}
-    for name, raw in msgspec.json.decode(text, type=RoutesFile).routes.items():
+@dataclass(frozen=True, slots=True)
+class FixedRoutes:
+    """The routes of a file and the external APIs that routes may name."""
+
+    routes: Mapping[str, ModelRoute] = field(default_factory=dict)
+    externals: Mapping[str, External] = field(default_factory=dict)
+
+    def check(self, route: ModelRoute) -> None:
+        """Raise ValueError for an external API that the file does not have."""
+        for name in (fallback.external for fallback in route.fallbacks if fallback.external):
+            if name not in self.externals:
+                known = ", ".join(f"`{each}`" for each in self.externals) or "none"
+                raise ValueError(f"`fallbacks`: the external API `{name}` is not configured; configured: {known}")
+
+
+def read_routes(text: bytes) -> FixedRoutes:
+    """The content of a file; raises ValueError that names the route."""
+    file, routes = msgspec.json.decode(text, type=RoutesFile), dict[str, ModelRoute]()
+    fixed = FixedRoutes(routes, file.externals)
+    for name, raw in file.routes.items():
         try:
             check_name(name)
             routes[name] = read_route(raw)
+            fixed.check(routes[name])
         except ValueError as error:
             raise ValueError(f"route `{name}`: {error}") from error
-    return routes
+    return fixed

@@ -11,7 +11,7 @@ from pathlib import Path
 from services.common.lifecycle import StartupError
 from services.common.tls.certificate import file_stamp
 from services.gateway.names.registry import LiveRoute, RouteRegistry
-from services.gateway.names.route import ModelRoute, read_routes
+from services.gateway.names.route import FixedRoutes, ModelRoute, read_routes
 from services.gateway.tenants.redis_guard import RedisAwayError
 
 log = logging.getLogger(__name__)
@@ -23,17 +23,17 @@ _READ_EVERY_S = 1.0
 class Routes:
     """The routes by name, as last read."""
 
-    fixed: Mapping[str, ModelRoute]
+    fixed: FixedRoutes
     live: Mapping[str, LiveRoute]
 
     def get(self, name: str) -> ModelRoute | None:
         """A route; None for a name that is none."""
         live = self.live.get(name)
-        return live.route if live else self.fixed.get(name)
+        return live.route if live else self.fixed.routes.get(name)
 
     def all(self) -> dict[str, ModelRoute]:
         """All routes, in the order of their names."""
-        routes = {**self.fixed, **{name: live.route for name, live in self.live.items()}}
+        routes = {**self.fixed.routes, **{name: live.route for name, live in self.live.items()}}
         return {name: routes[name] for name in sorted(routes)}
 
 
@@ -46,7 +46,7 @@ class RouteTable:
         self.registry = registry
         self._stamp = file_stamp(self._path) if self._path else None
         try:
-            fixed = read_routes(self._path.read_bytes()) if self._path else {}
+            fixed = read_routes(self._path.read_bytes()) if self._path else FixedRoutes()
         except (OSError, ValueError) as error:
             raise StartupError(f"routes in {path}: {error}") from error
         self.routes = Routes(fixed, {})
@@ -66,7 +66,7 @@ class RouteTable:
             live = self.routes.live
         self.routes = Routes(self.routes.fixed if fixed is None else fixed, live)
 
-    def _changed_file(self) -> Mapping[str, ModelRoute] | None:
+    def _changed_file(self) -> FixedRoutes | None:
         """The file's routes if it has changed and can be used."""
         if self._path is None or (stamp := file_stamp(self._path)) == self._stamp:
             return None
@@ -76,5 +76,5 @@ class RouteTable:
         except (OSError, ValueError) as error:
             log.error("the routes in %s are not read, the last ones stay: %s", self._path, error)
             return None
-        log.info("routes read again: %s", ", ".join(sorted(fixed)) or "none")
+        log.info("routes read again: %s", ", ".join(sorted(fixed.routes)) or "none")
         return fixed

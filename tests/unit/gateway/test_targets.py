@@ -105,3 +105,19 @@ def test_route_of_a_newer_gateway_is_read_without_its_new_fields() -> None:
     text = b'{"targets": [{"model": "a", "weight": 2, "colour": 1}], "sticky": "none", "moon": {}}'
     route = msgspec.json.decode(text, type=ModelRoute)
     assert route == ModelRoute(targets=(Target(model="a", weight=2),), sticky="none")
+
+
+@pytest.mark.parametrize(
+    ("external", "fallbacks", "message"),
+    [
+        ({"base_url": "ftp://a"}, [], r"at `\$.externals\[...\].base_url`"),
+        ({"base_url": "https://user@a/v1"}, [], r"at `\$.externals\[...\].base_url`"),
+        ({"base_url": "https://a/v1", "key_file": "f", "key_env": "e"}, [], "give one of them"),
+        ({"base_url": "https://a/v1"}, [{"model": "m", "external": "other"}], "`other` is not configured; .*`api`"),
+        ({"base_url": "https://a/v1"}, [{"model": "m", "external": "api"}, {"model": "b"}], "come after all others"),
+    ],
+)
+def test_wrong_external_api_is_refused(external: object, fallbacks: object, message: str) -> None:
+    routes = {"chat": {"targets": [{"model": "a"}], "fallbacks": fallbacks}}
+    with pytest.raises(ValueError, match=message):
+        read_routes(json.dumps({"routes": routes, "externals": {"api": external}}).encode())
