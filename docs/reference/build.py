@@ -208,7 +208,7 @@ def _tested(family: ListedFamily) -> str:
 def _bodies() -> Iterator[tuple[str, type[msgspec.Struct]]]:
     """Each body and the structs inside it, with their titles."""
     unused: Any = None  # handlers are made, and not called
-    routes = hot_routes(GatewaySettings(), *[unused] * 5)
+    routes = hot_routes(GatewaySettings(), *[unused] * 6)
     documented = {route.path: route.documented for route in routes}
     documented |= {batches.PATH: batches.DOCUMENTED, fine_tuning.PATH: fine_tuning.DOCUMENTED}
     for path, entry in documented.items():

@@ -293,5 +293,6 @@ def test_gateways_read_routes_and_the_schema_refuses_wrong_fields() -> None:
     for wrong in ({}, {"targets": []}, {**route, "stickie": 1}, {"targets": [{"model": "a", "weight": -1}]}):
         with pytest.raises(RenderError, match="routes"):
             render(inline=json.dumps({"routes": {"chat": wrong}}))
-    with pytest.raises(RenderError, match=r"externals\.a_b"):
-        render(inline=json.dumps({"externals": {"a_b": {"baseUrl": "http://a"}}}))
+    for name, url in (("a_b", "http://a"), ("a", "ftp://a"), ("a", "https://user@a/v1")):
+        with pytest.raises(RenderError, match=rf"externals\.{name}"):
+            render(inline=json.dumps({"externals": {name: {"baseUrl": url}}}))

@@ -24,7 +24,10 @@ workers.pools.{{ $pool }}: a pool's name has 1 to 16 characters of a-z, 0-9 and 
 {{- end }}
 
 {{- define "ryzanstein.validate.externals" -}}
-{{- range $name, $_ := .Values.externals }}
+{{- range $name, $external := .Values.externals }}
+{{- if not (regexMatch "^https?://[^/?#@\\s]+(/[^?#\\s]*)?$" $external.baseUrl) }}
+externals.{{ $name }}.baseUrl: it should be a URL such as https://api.example.org/v1, without a user, a query or a fragment
+{{- end -}}
 {{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,52}[a-z0-9])?$" $name) }}
 externals.{{ $name }}: a name has 1 to 54 characters of a-z, 0-9 and -, and neither begins nor ends with -
 {{- end -}}

@@ -12,6 +12,7 @@ import msgspec
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.models import ChainLink, HandedOutError
+from services.gateway.generation.prepared import GeneratingBody
 from services.gateway.http.exchange import DONE, Exchange
 from services.gateway.usage import Usage
 
@@ -40,7 +41,7 @@ class OutsideAnswer:
     path: str  # behind the base URL
 
     async def answer(
-        self, exchange: Exchange, body: msgspec.Struct, request: AdmittedRequest, handed: HandedOutError
+        self, exchange: Exchange, body: GeneratingBody, request: AdmittedRequest, handed: HandedOutError
     ) -> None:
         """Answer by the first external model that does; raises :class:`ApiError`."""
         for link in handed.links:
