@@ -198,9 +198,12 @@ class AdmittedRequest:
 
     async def count(self, kind: Kind, model: ServedModel) -> None:
         """Count what it used, once; returns when the count is safe. The end of its answer is sent after that."""
+        await self._count(kind, model.name)
+
+    async def _count(self, kind: Kind, model: str) -> None:
         if self._counted is None and self.used != _NOTHING:
-            self.used = self._meter.priced(model.name, self.used)
-            self._counted = self._meter.count(kind, self.tenant, model.name, self.used)
+            self.used = self._meter.priced(model, self.used)
+            self._counted = self._meter.count(kind, self.tenant, model, self.used)
         if self._counted is not None:
             await self._counted.wait()
 
@@ -217,9 +220,7 @@ class AdmittedRequest:
     async def count_outside(self, used: Usage) -> None:
         """Count what the external model used, as :meth:`count`."""
         self.used = used
-        if self._counted is None and used != _NOTHING:
-            self._counted = self._meter.count("completions", self.tenant, self._outside, used)
-            await self._counted.wait()
+        await self._count("completions", self._outside)
 
     def close(self) -> None:
         """Stop whatever still runs, and say what was used."""
