@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
 from ryzanstein.v1 import worker_pb2
+
+
+_OF_A_WORKER = ("worker_id", "incarnation")
+_OF_A_START = ("created", "startup", "memory_bytes")  # measured anew by every worker: they make no other card
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +26,9 @@ class StoredCard:
     @staticmethod
     def of(card: worker_pb2.ModelCard) -> StoredCard:
         """The card that a worker gave."""
-        plain = worker_pb2.ModelCard()
-        plain.CopyFrom(card)
-        plain.ClearField("worker_id")
-        plain.ClearField("incarnation")
-        return StoredCard(plain, sha256(plain.SerializeToString(deterministic=True)).hexdigest())
+        plain = _without(card, _OF_A_WORKER)
+        digested = _without(plain, _OF_A_START)
+        return StoredCard(plain, sha256(digested.SerializeToString(deterministic=True)).hexdigest())
 
     def pack(self) -> bytes:
         """The value in Redis."""
@@ -38,6 +41,14 @@ class StoredCard:
             return StoredCard.of(worker_pb2.ModelCard.FromString(zlib.decompress(packed)))
         except (zlib.error, DecodeError) as error:
             raise ValueError(str(error)) from error
+
+
+def _without(card: worker_pb2.ModelCard, fields: Iterable[str]) -> worker_pb2.ModelCard:
+    copy = worker_pb2.ModelCard()
+    copy.CopyFrom(card)
+    for name in fields:
+        copy.ClearField(name)
+    return copy
 
 
 class Cards(Protocol):

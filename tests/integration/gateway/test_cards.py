@@ -10,6 +10,7 @@ from ryzanstein.v1 import worker_pb2
 
 from services.common.keys import RedisKeys
 from services.gateway.generation import cards
+from services.gateway.upstream.cards import StoredCard
 from tests.integration.gateway.fleet import MODEL, Worker
 from tests.integration.gateway.gateways import eventually, running_stack
 from tests.integration.gateway.redis_server import RedisServer
@@ -81,3 +82,11 @@ async def test_unreadable_card_is_logged_and_ignored(
         await eventually(lambda: stack.gateway.catalog.expects(MODEL))
         assert (await stack.complete(**BODY)).status_code == 503
         assert sum("the card of" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_digest_is_that_of_the_model_and_not_of_one_start() -> None:
+    card = worker_pb2.ModelCard(model=MODEL, worker_id="w0", created=1, memory_bytes={"kv": 1}, max_model_len=256)
+    again = worker_pb2.ModelCard(model=MODEL, worker_id="w1", created=2, memory_bytes={"kv": 2}, max_model_len=256)
+    other = worker_pb2.ModelCard(model=MODEL, worker_id="w0", created=1, memory_bytes={"kv": 1}, max_model_len=128)
+    digests = [StoredCard.of(each).digest for each in (card, again, other)]
+    assert digests[0] == digests[1] != digests[2]
