@@ -11,7 +11,6 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 from ryzanstein.v1 import worker_pb2
 
-
 _OF_A_WORKER = ("worker_id", "incarnation")
 _OF_A_START = ("created", "startup", "memory_bytes")  # measured anew by every worker: they make no other card
 
