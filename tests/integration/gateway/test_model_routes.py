@@ -106,7 +106,7 @@ async def test_live_routes_win_over_those_of_the_file_and_are_versioned_and_audi
         listed = {route["name"]: route for route in json.loads(await there.routes("list", "--json"))}
         assert {name: route["source"] for name, route in listed.items()} == {"chat": "live", "code": "file"}
         assert (listed["chat"]["version"], listed["chat"]["by"]) == (2, "token")
-        assert listed["chat"]["route"]["fallbacks"] == [{"model": BIG, "when": ["no_worker", "error"]}]
+        assert listed["chat"]["route"]["fallbacks"] == [{"model": BIG, "external": "", "when": ["no_worker", "error"]}]
         assert "small 100 %" in await there.routes("list")
 
         there.redis.client.hset("rz:default:routes", "broken", "no route")
