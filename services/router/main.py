@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Coroutine
 from pathlib import Path
 
+import redis.asyncio as redis
 from ryzanstein.keda import externalscaler_pb2, externalscaler_pb2_grpc
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
@@ -40,6 +42,7 @@ from services.router.scaling.scaler import Scaler
 from services.router.service import RouterService
 from services.router.sessions import Sessions
 from services.router.settings import RouterSettings
+from services.router.stored_models import StoredModels
 from services.router.waking import Waking
 
 SERVICES = [
@@ -78,21 +81,35 @@ async def _follow_starts(routing: Routing, waking: Waking) -> None:
         await asyncio.sleep(STARTS_S)
 
 
-def _expect_models(settings: RouterSettings, api: ApiServer, fleet: Fleet, scaler: Scaler) -> asyncio.Event:
-    """Tell the fleet which models are expected, and the scaler its pools; returns what is set once the fleet knows."""
+def _expect_models(
+    settings: RouterSettings,
+    api: ApiServer,
+    fleet: Fleet,
+    scaler: Scaler,
+    client: redis.Redis,
+    keys: RedisKeys,
+) -> tuple[asyncio.Event, Coroutine[None, None, None]]:
+    """Tell the fleet which models are expected, and the scaler its pools.
+
+    Returns an event that is set once the fleet knows, and the work that keeps it informed.
+    """
     read = asyncio.Event()
 
-    def changed(data: Data) -> None:
-        fleet.expect(names_of(data))
-        scaler.configure(data)
+    def expect(models: frozenset[str]) -> None:
+        fleet.expect(models)
         read.set()
+
+    def changed(data: Data) -> None:
+        scaler.configure(data)
+        expect(names_of(data))
 
     if settings.expected_models_config_map:
         ConfigMapWatch(ConfigMap(settings.expected_models_config_map, api), changed).start()
+    elif settings.expected_models:
+        expect(frozenset(settings.expected_models))
     else:
-        fleet.expect(frozenset(settings.expected_models))
-        read.set()
-    return read
+        return read, StoredModels(client, keys, settings.redis, expect).run()
+    return read, asyncio.sleep(0)
 
 
 async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
@@ -135,7 +152,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(peers.close)
         view = FleetView(fleet, lambda: not workers.waits_for)
         scaler = Scaler(api, Election(api, settings.router_id), peers, view, metrics)
-        models_read = _expect_models(settings, api, fleet, scaler)
+        models_read, follow_models = _expect_models(settings, api, fleet, scaler, lease_redis, keys)
         sessions = Sessions(
             session_redis, keys, settings.redis, settings.redis_timeout_ms / 1000, metrics.redis_seconds.observe
         )
@@ -174,14 +191,15 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
                 heap.freeze_if_still(workers.joined, workers.left)
                 await asyncio.sleep(REFRESH_S)
 
-        endless = (
+        endless = [
             workers.run(),
             _drain_queues(routing, changed),
             _follow_starts(routing, waking),
             refresh(),
             residency.run(),
             scaler.run(),
-        )
+            follow_models,
+        ]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in endless]
             # A router that answered before it knows the workers would refuse requests that they could serve.

@@ -28,7 +28,7 @@ class RouterSettings(ServiceSettings):
     expected_models: CommaList = Field(
         default=(),
         description="Models, comma-separated, that are known without any worker: their requests wait in the queue, "
-        "then 503, never 404",
+        "then 503, never 404. Default: those that a worker has served within the last hour",
     )
     expected_models_config_map: str = Field(
         default="",

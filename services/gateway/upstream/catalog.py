@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection
 
 import grpc.aio
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 _CARD_TIMEOUT_S = 10.0
 _WITH_CARD = (worker_pb2.PHASE_SERVING, worker_pb2.PHASE_SLEEPING, worker_pb2.PHASE_WAKING)
 REFRESH_S = 1.0
+STORE_EVERY_S = 600.0  # a card is stored again
 _FIRST_REFRESH_S = 0.1
 
 ReadAdapters = Callable[[], Awaitable[dict[str, RegisteredAdapter] | None]]  # None: the list cannot be read now
@@ -46,7 +48,7 @@ class Catalog:
         self._pool = pool
         self._read_registered = registered
         self._cards = cards
-        self._written: dict[str, str] = {}  # by model, the digest of the card that this gateway stored last
+        self._written: dict[str, tuple[str, float]] = {}  # by model, digest and time of the card that was stored last
         self._registered: dict[str, RegisteredAdapter] = {}  # loaded while the installation runs
         self._adapted: dict[str, ServedModel] = {}  # models of adapters, as last made
         self._dismissed: frozenset[str] = frozenset()  # no longer expected; kept while a worker serves them
@@ -214,20 +216,23 @@ class Catalog:
     async def _exchange(self, awaited: Collection[str], live: Collection[WorkerRef]) -> None:
         """Store cards that came from workers, and read those of models that wait for workers.
 
-        A card is stored once, since workers of two revisions may serve a model during an upgrade.
+        A card is stored once, since workers of two revisions may serve a model during an upgrade, and from time to
+        time again: routers know a model without workers by the age of its card.
         """
         stored = await self._cards.digests()
         if stored is None:
             return
+        now = asyncio.get_running_loop().time()
         for name in awaited:
             digest, known = stored.get(name, ""), self._digests.get(name, "")
             if self._sources.get(name) not in live:
                 if digest not in ("", known):
                     await self._recall(name)
                 continue
-            due = not digest or known not in (digest, self._written.get(name))
+            written, at = self._written.get(name, ("", -math.inf))
+            due = not digest or known != written or now > at + STORE_EVERY_S
             if due and await self._cards.write(StoredCard(self._models[name].card, known)):
-                self._written[name] = known
+                self._written[name] = known, now
 
     async def _recall(self, name: str) -> None:
         """Know a model by its stored card, if there is one that can be used."""

@@ -36,9 +36,9 @@ LOADING, SERVING, SLEEPING = worker_pb2.PHASE_LOADING, worker_pb2.PHASE_SERVING,
 class StartingWorker(FakeWorker):
     """A worker with a lease, states and answers."""
 
-    def __init__(self, worker_id: str) -> None:
-        super().__init__(worker_id, MODEL)
-        self.answering = Worker(worker_id)
+    def __init__(self, worker_id: str, model: str) -> None:
+        super().__init__(worker_id, model)
+        self.answering = Worker(worker_id, model)
         self.answering.incarnation = self.incarnation
 
     async def GetModelCard(self, request: Any, context: Any) -> worker_pb2.ModelCard:  # noqa: N802
@@ -64,7 +64,6 @@ class Installation:
         self._client = redis.from_url(server.url)
         stack.push_async_callback(self._client.aclose)
         self._metrics_port = str(free_port())
-        self.grpc_port = free_port()
         self.router: Service
         self.gateway: Gateway
         self.http: httpx.AsyncClient
@@ -74,13 +73,12 @@ class Installation:
             self._server.url_of("router"),
             ROUTER_PORT=self._port,
             METRICS_PORT=self._metrics_port,
-            EXPECTED_MODELS=MODEL,
             QUEUE_TIMEOUT_S="0.2",
         )
         self._stack.callback(self.router.end)
 
-    async def begin(self) -> None:
-        self.start_router()
+    async def start_gateway(self) -> None:
+        self.grpc_port = free_port()
         settings = fast_settings(
             router_addresses=self.router.address, redis_url=self._server.url_of("gateway"), grpc_port=self.grpc_port
         )
@@ -91,13 +89,17 @@ class Installation:
                 limits=httpx.Limits(max_connections=None),
             )
         )  # fmt: skip
+
+    async def begin(self) -> None:
+        self.start_router()
+        await self.start_gateway()
         first = await self.worker("first")
         await eventually(lambda: self.gateway.catalog.available())
         await first.stop()
         await eventually(lambda: not self.gateway.catalog.available())
 
-    async def worker(self, worker_id: str, phase: worker_pb2.Phase = SERVING) -> StartingWorker:
-        worker = StartingWorker(worker_id)
+    async def worker(self, worker_id: str, phase: worker_pb2.Phase = SERVING, model: str = MODEL) -> StartingWorker:
+        worker = StartingWorker(worker_id, model)
         worker.update(phase=phase)
         await worker.start(self._client, RedisKeys("default"))
         self._stack.push_async_callback(worker.stop)
@@ -166,6 +168,22 @@ async def test_requests_wait_on_while_their_router_is_killed_and_starts_again(co
     assert [answer.status_code for answer in answers] == [200] * 3
     assert not [answer.text for answer in answers if '"error"' in answer.text]
     assert worker.prompts == [1, 2, 3], "each has its place again"
+
+
+async def test_gateway_and_router_that_start_at_zero_know_the_model_by_its_card(cold: Installation) -> None:
+    """Though no list names it, and another model has a worker."""
+    cold.router.kill()
+    cold.start_router()
+    await cold.worker("other", model="other")
+    await cold.start_gateway()
+    await eventually(lambda: cold.gateway.catalog.knows(MODEL) and cold.gateway.catalog.knows("other"))
+    listed = {model["id"]: model for model in (await cold.http.get("/v1/models")).json()["data"]}
+    assert listed[MODEL]["max_model_len"] == 256
+    asked = cold.ask()
+    await cold.held(1)
+    await cold.worker("w")
+    assert (await asked).status_code == 200
+    assert (await cold.http.post("/v1/completions", json=BODY | {"model": "typo"})).status_code == 404
 
 
 async def test_wait_beyond_the_patience_of_a_request_is_503_with_the_estimate_of_the_start(cold: Installation) -> None:

@@ -1,0 +1,92 @@
+"""How far a model's start is, and what earlier starts say of the rest."""
+
+from __future__ import annotations
+
+import pytest
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.router.breaker import BreakerLimits
+from services.router.pool import Pool
+from services.router.starts import StartEstimate, Starts
+
+LOADING, SERVING, SLEEPING = pb.PHASE_LOADING, pb.PHASE_SERVING, pb.PHASE_SLEEPING
+
+
+class Start:
+    """A model whose workers are moved by hand, and a clock."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.starts = Starts(lambda: self.now)
+        self.pool = Pool("m", 30.0, lambda: self.now)
+
+    def move(self, phase: pb.Phase, worker_id: str = "w", **state: int) -> None:
+        if worker_id not in self.pool.members:
+            self.pool.add(worker_id, "here:1", BreakerLimits())
+        fields = {"prefill_tokens_per_s": 1000, "decode_step_ms": 10, "heartbeat_ms": 10**6, **state}
+        self.pool.update(worker_id, pb.WorkerState(worker_id=worker_id, phase=phase, **fields), "router")
+
+    def passes(self, seconds: float, *, wanted: bool = True) -> StartEstimate | None:
+        self.starts.observe(self.pool, wanted=wanted)
+        self.now += seconds
+        self.starts.observe(self.pool, wanted=wanted)
+        return self.starts.estimate(self.pool)
+
+    def run(self, unknown_s: float, loading_s: float) -> None:
+        """A whole start, after which the worker leaves."""
+        self.passes(unknown_s)
+        self.move(LOADING)
+        self.passes(loading_s)
+        self.move(SERVING)
+        assert self.passes(0) is None
+        self.pool.remove("w")
+
+
+def test_estimate_is_the_median_of_earlier_starts_less_the_time_in_the_stage() -> None:
+    start = Start()
+    assert start.passes(1) == StartEstimate("unknown", None)
+    start.starts.observe(start.pool, wanted=False)
+    for loading_s in (10, 40, 20):
+        start.run(5, loading_s)
+    assert start.passes(2) == StartEstimate("unknown", 23)
+    start.move(LOADING)
+    assert start.passes(8) == StartEstimate("loading", 12)
+    assert start.passes(32) == StartEstimate("loading", 10), "a late start takes a quarter longer"
+
+
+def test_time_without_requests_is_no_part_of_a_start() -> None:
+    start = Start()
+    start.passes(1000, wanted=False)
+    start.run(5, 10)
+    start.passes(1000, wanted=False)
+    assert start.passes(0) == StartEstimate("unknown", 15)
+
+
+def test_start_that_falls_back_measures_its_later_stages_anew() -> None:
+    start = Start()
+    start.passes(1)
+    start.move(LOADING)
+    start.passes(100)
+    start.pool.remove("w")
+    start.run(0, 10)
+    start.passes(0)
+    start.move(LOADING)
+    assert start.passes(0) == StartEstimate("loading", 10)
+
+
+@pytest.mark.parametrize(("phase", "stage"), [(SLEEPING, "sleeping"), (pb.PHASE_WAKING, "waking")])
+def test_first_wake_is_estimated_by_the_wake_that_the_worker_measured(phase: pb.Phase, stage: str) -> None:
+    start = Start()
+    start.move(phase, wake_ms=4000)
+    assert start.passes(1) == StartEstimate(stage, 3)
+
+
+def test_stage_is_that_of_the_worker_nearest_to_serving() -> None:
+    start = Start()
+    for worker_id, phase in (("a", SLEEPING), ("b", pb.PHASE_RECOVERING), ("c", pb.PHASE_DRAINING)):
+        start.move(phase, worker_id)
+    assert start.passes(0) == StartEstimate("sleeping", None)
+    start.move(LOADING, "d")
+    assert start.passes(0) == StartEstimate("loading", None)
+    start.starts.forget(["m"])
+    assert start.passes(0) == StartEstimate("loading", None)
