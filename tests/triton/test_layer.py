@@ -22,6 +22,7 @@ from services.compute.backends.torch.ops import TorchOps
 from tests.triton.test_attention import DEVICE
 from tests.triton.test_grouped import FFN, HIDDEN, mixture
 from tests.unit.compute.sampling.drawing import chances
+from tests.unit.compute.sampling.not_finite import NOT_FINITE, check_no_token_on_device
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 DTYPES = st.sampled_from([*LIMITS])
@@ -128,6 +129,11 @@ def test_sampled_tokens_equal_torch(n_columns: int) -> None:
         assert torch.equal(keys.token_ids_of(found), keys.token_ids_of(exact))
         assert torch.allclose(keys.values_of(found), keys.values_of(exact), rtol=1e-5)
         assert torch.equal(found[:2], exact[:2]), "greedy scores are the logits"
+
+
+@pytest.mark.parametrize("wrong", NOT_FINITE)
+def test_row_without_finite_logits_draws_no_token(wrong: str) -> None:
+    check_no_token_on_device(wrong, 1, TritonOps(torch.float32, DEVICE))
 
 
 def test_kernels_that_disagree_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
