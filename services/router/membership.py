@@ -38,6 +38,7 @@ class Member:
     connected: bool = False
     draining: bool = False  # this router asked it to; perhaps not reported yet
     resting: bool = False  # this router is about to put it to sleep
+    wake_refusal: str = ""  # reason of a refused wake; empty after a wake
 
 
 class Membership:

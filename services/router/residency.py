@@ -79,17 +79,12 @@ class Residency:
         use = self._use(worker_id)
         if use is None:
             raise WakeError(f"worker {worker_id} is not known")
-        host = use.member.state.host
-        if not host:
-            await self._wake(use)
-            return
-        async with self._locks[host]:
-            if self._observe(use).awake:
-                return
-            while len(self._awake_beside(use)) >= (use.member.state.max_awake or math.inf):
-                await self._free_one(use)
-            while not await self._wake(use):
-                await self._free_one(use)
+        try:
+            await self._wake_in_turn(use)
+        except WakeError as error:
+            use.member.wake_refusal = str(error)
+            raise
+        use.member.wake_refusal = ""
 
     # One worker
 
@@ -154,6 +149,20 @@ class Residency:
             yield worker_pb2_grpc.WorkerStub(channel)
 
     # A host
+
+    async def _wake_in_turn(self, use: WorkerUse) -> None:
+        """Make room and wake the worker, after others of its host. Raises WakeError."""
+        host = use.member.state.host
+        if not host:
+            await self._wake(use)
+            return
+        async with self._locks[host]:
+            if self._observe(use).awake:
+                return
+            while len(self._awake_beside(use)) >= (use.member.state.max_awake or math.inf):
+                await self._free_one(use)
+            while not await self._wake(use):
+                await self._free_one(use)
 
     def _awake_beside(self, use: WorkerUse) -> list[WorkerUse]:
         """The awake workers of the same host."""

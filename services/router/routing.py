@@ -233,6 +233,7 @@ class Routing:
             return OverloadedError(reason, _retry_after_s(pool, snapshot))
         verdicts = Counter(snapshot.why_not.tolist())
         reasons = [f"{n} {IneligibleReason(why).text}" for why, n in verdicts.most_common()]
+        reasons += sorted({member.wake_refusal for member in pool.members.values() if member.wake_refusal})
         reasons += ["the queue is full"] if queue_full else []
         message = f"no worker serves {pool.model} now" + (f" ({', '.join(reasons)})" if reasons else "")
         estimate = self.starts.estimate(pool)

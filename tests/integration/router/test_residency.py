@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
+import grpc.aio
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
@@ -13,6 +14,7 @@ from services.common.tasks import end_tasks
 from services.router.breaker import BreakerLimits
 from services.router.fleet import Fleet
 from services.router.residency import Residency, WakeError
+from tests.integration.router.conftest import RouterRig, ask, lists
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import until
 
@@ -119,6 +121,19 @@ async def test_worker_gives_its_memory_when_the_memory_does_not_suffice(host: Ho
     wanted.cannot_wake = ""
     await host.residency.wake(wanted.worker_id)
     assert (idle.naps, wanted.naps) == (["sleep"], ["wake"])
+
+
+async def test_request_for_a_model_that_cannot_wake_is_refused_with_the_reason(fleet: RouterRig) -> None:
+    worker = await fleet.worker("asleep", phase=SLEEPING)
+    worker.cannot_wake = "needs 2 GiB, 1 GiB is available"
+    router = await fleet.router(workers=0)
+    await until(lambda: lists(router, "asleep"))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await router.Route(ask(timeout_ms=1000, patience_ms=1000))
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "1 sleeping, worker asleep does not wake: needs 2 GiB, 1 GiB is available" in str(refused.value.details())
+    worker.cannot_wake = ""
+    assert (await router.Route(ask(patience_ms=60_000))).worker_id == "asleep"
 
 
 async def test_worker_that_refuses_to_sleep_is_passed_over(host: Host) -> None:
