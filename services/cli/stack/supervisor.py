@@ -58,23 +58,14 @@ class Stack:
         later = workers[self.options.max_awake :] if self.options.max_awake else []
         first = [process for process in self.processes if process not in later]
         awake = [process for process in workers if process in first and process.spec.may_sleep]
-        try:
-            async with asyncio.timeout(self.options.start_timeout):
-                await self._start(first)
-                for worker in later:
-                    await _put_to_sleep(awake.pop(0).spec)
-                    await self._start([worker])
-                    awake.append(worker)
-        except ProcessEndedError as error:
-            raise CommandError(f"{error} (logs: {self.folder / 'logs'})") from error
-        except TimeoutError as error:
-            late = [f"{p.spec.name} ({p.last_error()})" for p in self.processes if p.ready_after_s is None]
-            raise CommandError(
-                f"not ready after {self.options.start_timeout:.0f} s: {', '.join(late)} (logs: {self.folder / 'logs'})"
-            ) from error
+        await self._start(first)
+        for worker in later:
+            await _put_to_sleep(awake.pop(0).spec)
+            await self._start([worker])
+            awake.append(worker)
 
     async def _start(self, processes: Sequence[ManagedProcess]) -> None:
-        """Start processes, workers first, and wait until they are ready."""
+        """Start processes, workers first, and wait until they are ready; raises :class:`CommandError`."""
         for process in processes:
             if process.spec.model or process.spec.name == "redis":
                 await process.start()
@@ -86,7 +77,15 @@ class Stack:
         self._save(supervised=False)
         waits = [asyncio.create_task(self._wait_ready(process)) for process in processes]
         try:
-            await asyncio.gather(*waits)
+            async with asyncio.timeout(self.options.start_timeout):
+                await asyncio.gather(*waits)
+        except ProcessEndedError as error:
+            raise CommandError(f"{error} (logs: {self.folder / 'logs'})") from error
+        except TimeoutError as error:
+            late = [f"{p.spec.name} ({p.last_error()})" for p in processes if p.ready_after_s is None]
+            raise CommandError(
+                f"not ready after {self.options.start_timeout:.0f} s: {', '.join(late)} (logs: {self.folder / 'logs'})"
+            ) from error
         finally:
             for wait in waits:
                 wait.cancel()
