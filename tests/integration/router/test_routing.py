@@ -111,9 +111,10 @@ async def test_status_codes_name_the_kind_of_error(fleet: RouterRig) -> None:
         return (await views(router))["only"].why_not == "recovering"
 
     await until(recovering)
-    for refusal in await refusals(router):
-        assert refusal.code() is grpc.StatusCode.UNAVAILABLE, "nobody serves"
-        assert refusal.details() == "no worker serves tiny now (1 recovering)"
+    refused = await refusals(router)
+    assert {refusal.code() for refusal in refused} == {grpc.StatusCode.UNAVAILABLE}, "nobody serves"
+    reasons = {f"no worker serves tiny now ({why})" for why in ("1 recovering", "1 recovering, the queue is full")}
+    assert {refusal.details() for refusal in refused} == reasons
     await worker.stop()
 
     async def gone() -> bool:
