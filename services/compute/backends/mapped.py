@@ -14,6 +14,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
+def give_back_code() -> None:
+    """Give back the memory of program code, which the system's page cache keeps for its next use. Raises OSError."""
+    for line in _MAPS.read_text().splitlines():
+        span, access, _, _, inode = line.split(maxsplit=5)[:5]
+        if access == "r-xp" and inode != "0":  # never written to
+            start, stop = (int(end, 16) for end in span.split("-"))
+            _advise_unneeded(range(start, stop))
+
+
 class MappedFile:
     """The mapped file of a stored tensor, which is never written to; nothing if the tensor has memory of its own.
 
@@ -26,8 +35,13 @@ class MappedFile:
 
     def give_back(self) -> None:
         """Give the memory of all pages back that were read. Raises OSError."""
-        if self._span and _libc.madvise(self._span.start, len(self._span), mmap.MADV_DONTNEED):
-            raise OSError(ctypes.get_errno(), "madvise")
+        if self._span:
+            _advise_unneeded(self._span)
+
+
+def _advise_unneeded(span: range) -> None:
+    if _libc.madvise(span.start, len(span), mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), "madvise")
 
 
 def _mapped_span(address: int) -> range | None:

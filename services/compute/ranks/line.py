@@ -18,7 +18,8 @@ class RankState(IntEnum):
     COMPUTING = 2
     IN_COLLECTIVE = 3  # waits for its peers
     LEAVING = 4
-    LOADING = 5  # reads files: an adapter's, or with a wake the weights
+    LOADING = 5  # reads an adapter's files
+    MOVING = 6  # falls asleep, or wakes
 
 
 def control_bytes(ranks: int) -> int:

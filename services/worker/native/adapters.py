@@ -183,8 +183,8 @@ class AdapterSlots:
         self._place()
 
     def resident(self) -> Sequence[AdapterRef]:
-        """The adapters that are loaded into slots."""
-        return tuple(self._refs[digest] for digest, user in self._users.items() if user.loaded)
+        """The adapters that are in slots, or are being loaded."""
+        return tuple(self._refs[digest] for digest in self._users)
 
     def restore(self, refs: Sequence[AdapterRef]) -> None:
         """Load adapters that were resident before; requests may evict them again."""

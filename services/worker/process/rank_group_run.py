@@ -286,13 +286,15 @@ class RankGroupRun:
 
     def _detector(self, line: RankLine) -> StallDetector:
         busy_s = self._config.busy_timeout_s
-        limits, patient = StallLimits(self._config.stall_timeout_s, busy_s), StallLimits(busy_s, busy_s)
+        limits, start_s = StallLimits(self._config.stall_timeout_s, busy_s), self._config.start_timeout_s
+        # Files may come slowly.
+        patient = {RankState.LOADING: StallLimits(busy_s, busy_s), RankState.MOVING: StallLimits(start_s, start_s)}
 
         def where() -> str:
             return f"at step {line.step} ({RankState(line.state).name.lower().replace('_', ' ')})"
 
         def limits_now() -> StallLimits:
-            return patient if line.state is RankState.LOADING else limits  # files may come slowly
+            return patient.get(line.state, limits)
 
         return StallDetector([line.pid], lambda: line.beats, where, limits_now)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from services.common.heap import freeze_started
 from services.compute.backends.base import DeviceMemory, Memory
+from services.compute.backends.mapped import give_back_code
 from services.compute.backends.parking import Restore
 from services.compute.model.footprint import Footprint
 from services.compute.model.layers.head import Head
@@ -90,6 +91,7 @@ class Sleeper:
         if model is not None and isinstance(memory, DeviceMemory):
             self._parked = _Parked(model, memory.park())
         memory.release()
+        give_back_code()
         self._hold(memory.held())
 
     def wake(self) -> None:

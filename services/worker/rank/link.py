@@ -13,7 +13,7 @@ from services.compute.ranks.segment import Segment
 from services.worker.ipc.doorbell import DoorbellButton
 from services.worker.ipc.life_lock import LifeLock
 from services.worker.ipc.ring import RingReader, RingWriter
-from services.worker.protocol.order_codec import ORDER_KINDS, AdapterOrder, Order, WakeOrder, decode_order
+from services.worker.protocol.order_codec import ORDER_KINDS, AdapterOrder, Order, SleepOrder, WakeOrder, decode_order
 from services.worker.protocol.plan_codec import PlanView, decode_plan
 from services.worker.protocol.rank_config import GroupLayout, RankSettings
 from services.worker.protocol.words import Kind, MalformedMessageError, read_words
@@ -77,8 +77,10 @@ class ServerLink:
             return Received(None, wait_us)
         if words[0] in ORDER_KINDS:
             number, order = decode_order(words)
-            if isinstance(order, AdapterOrder | WakeOrder):
+            if isinstance(order, AdapterOrder):
                 self.line.enter(RankState.LOADING)
+            elif isinstance(order, SleepOrder | WakeOrder):
+                self.line.enter(RankState.MOVING)
             return Received(order, wait_us, number)
         if words[0] != Kind.PLAN:
             raise MalformedMessageError(f"a message of kind {words[0]} where a plan must be")

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,17 @@ async def test_a_slow_step_is_no_failure(make_group: MakeGroup) -> None:
     assert await loading == ""
     talk.submit()
     await group.stop()
+    await wait_gone(pids)
+
+
+async def test_wake_that_takes_too_long_ends_the_ranks(make_group: MakeGroup) -> None:
+    group = make_group(1)
+    pids = pids_of(await group.start())[:1]
+    await group.sleep(1)
+    group.config = replace(group.config, start_timeout_s=0.0)
+    with pytest.raises(RanksFailedError, match=r"not awake within 0 s \(RYZANSTEIN_START_TIMEOUT_S\)"):
+        await group.wake()
+    assert (await failure_of(group)).kind is FailureKind.STALLED
     await wait_gone(pids)
 
 

@@ -15,7 +15,7 @@ from services.worker.process.rank_group import RanksFailedError
 from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan
 from services.worker.protocol.rank_config import SETTINGS_VARIABLE
-from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, pids_of
+from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, alive, pids_of
 
 PROMPTS = [[1, 2, 3], [4], list(range(5, 25)), [30, 31]]
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, seed=7)
@@ -122,3 +122,16 @@ async def test_a_start_that_takes_too_long_is_given_up(
     with pytest.raises(RanksFailedError, match=r"ranks \[0, 1\] not ready within 0.5 s"):
         await group.start()
     assert not ranks_marked(str(tmp_path))
+
+
+async def test_rank_sleeps_and_wakes_in_the_same_process(make_group: MakeGroup) -> None:
+    group = make_group(1)
+    started = await group.start()
+    expected = await Conversation(group, PROMPTS).run(5)
+    for level in (1, 2):
+        await group.sleep(level)
+    assert group.held > 0
+    for _ in range(2):
+        await group.wake()
+    assert await Conversation(group, PROMPTS).run(5) == expected
+    assert alive(pids_of(started)) == pids_of(started)

@@ -135,11 +135,12 @@ async def falls_asleep_and_wakes(server: ServerProcess, gateway: Gateway, ids: l
     """Check that a sleep gives the weights' memory back, and that the text after the wake is `expected`."""
     ranks = server.ranks()
     await gateway.wait_state(lambda state: state.running == 0)
-    before = [own_bytes(rank) for rank in ranks]
+    before, mapped = [own_bytes(rank) for rank in ranks], [rank.memory_info().shared for rank in ranks]
     await gateway.stub.Sleep(pb.SleepRequest())
     state, asleep = await gateway.state(), [own_bytes(rank) for rank in ranks]
     weights = (await gateway.stub.GetModelCard(pb.GetModelCardRequest())).memory_bytes["weights"]
     assert min(old - new for old, new in zip(before, asleep, strict=True)) > 0.9 * weights
+    assert all(rank.memory_info().shared < old for rank, old in zip(ranks, mapped, strict=True))
     assert state.memory_bytes < state.awake_bytes - len(ranks) * weights
     await gateway.stub.Wake(pb.WakeRequest())
     await gateway.wait_serving()
