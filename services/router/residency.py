@@ -182,8 +182,8 @@ class Residency:
                     raise WakeError(f"no worker of host {host} may sleep: all that are awake are pinned")
                 if idle := next_to_sleep(others, now):
                     await self._put_to_sleep(idle)
-                elif resting is None and (resting := next_to_rest(others, now)):
-                    self._set_resting(resting, True)
+                elif resting := resting or next_to_rest(others, now):
+                    self._set_resting(resting, True)  # again, after it has refused to sleep
                 await self._next_change(CHECK_S)
         finally:
             if resting is not None:

@@ -50,6 +50,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.refuses = ""  # why it does not drain
         self.cannot_wake = ""  # why its memory does not suffice
         self.naps: list[str] = []  # the calls that changed its phase
+        self.cannot_sleep = ""
+        self.refused_sleeps = 0
         self.stalled = asyncio.Event()  # while set, the worker sends no states
         self.held: dict[int, None] = {}
         self.syncs: list[pb.KvSyncRequest] = []
@@ -192,8 +194,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     async def Sleep(self, request, context) -> pb.SleepResponse:  # type: ignore[no-untyped-def]  # noqa: N802
         if self.state.phase != pb.PHASE_SLEEPING:
-            if self.state.running or self.state.waiting:
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "requests run")
+            if self.cannot_sleep:
+                self.refused_sleeps += 1
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.cannot_sleep)
             self.naps.append("sleep")
             self.update(phase=pb.PHASE_SLEEPING)
         return pb.SleepResponse()

@@ -101,7 +101,15 @@ async def test_busy_worker_gets_no_more_requests_after_its_turn_and_sleeps_once_
 
     await until(rests)
     assert not busy.naps
+    busy.cannot_sleep = "a request of another router runs"
     busy.update(running=0)
+
+    async def refused() -> bool:
+        return bool(busy.refused_sleeps)
+
+    await until(refused)
+    await until(rests)
+    busy.cannot_sleep = ""
     await waking
     assert (busy.naps, wanted.naps) == (["sleep"], ["wake"])
     busy.update(phase=SERVING)
@@ -143,7 +151,7 @@ async def test_worker_that_refuses_to_sleep_is_passed_over(host: Host) -> None:
     for worker in (refuses, other):
         host.residency.placed(worker.worker_id, None)
         host.ahead_s += 1
-    refuses.state.running = 1  # not reported yet
+    refuses.cannot_sleep = "a request of another router runs"
     await host.residency.wake(wanted.worker_id)
     assert (refuses.naps, other.naps, wanted.naps) == ([], ["sleep"], ["wake"])
     assert not host.fleet.pool("refuses").snapshot().why_not.any(), "it goes on taking requests"
