@@ -27,6 +27,7 @@ from tests.integration.router.processes import Service, router_process, until
 SET = "rz-workers-default"
 SCALE = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets/{SET}/scale"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/rz-scaler"
+REFERENCE = keda.ScaledObjectRef(name=SET, namespace=NAMESPACE, scalerMetadata={"pool": "default"})
 POOL: dict[str, object] = {
     "name": "default",
     "mode": "builtin",
@@ -169,6 +170,10 @@ async def test_pool_does_not_shrink_while_a_router_is_silent_but_grows(
     (router,) = await routers(fleet, config_maps, "rz-router-0", more=silent)
     await router.shows('ryzanstein_router_pool_replicas{kind="current",pool="default"}', 1.0)
     await router.logs(f"router {silent} does not tell its demand, no worker is removed: UNAVAILABLE")
+    async with open_channel(router.service.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:  # KEDA keeps the replicas after an error
+            await externalscaler_pb2_grpc.ExternalScalerStub(channel).IsActive(REFERENCE)
+    assert unknown.value.code() is grpc.StatusCode.UNAVAILABLE
     worker.update(running=2, waiting=3, queued_prefill_tokens=40_000)
     await wait_for_replicas(config_maps, 2)
     assert config_maps.writes.count(SCALE) == 1
@@ -272,30 +277,29 @@ async def test_keda_s_client_hears_of_a_held_request_and_of_the_demand(
 ) -> None:
     config_maps.write("tiny", scaling=scaling(mode="keda"))
     first, second = await routers(fleet, config_maps, "rz-router-0", "rz-router-1")
-    reference = keda.ScaledObjectRef(name=SET, namespace="llm", scalerMetadata={"pool": "default"})
     await first.shows("ryzanstein_router_scaler_pools", 0.0)
     async with open_channel(first.service.address) as channel:
         scaler = externalscaler_pb2_grpc.ExternalScalerStub(channel)
 
         async def known() -> bool:
             try:
-                return bool((await scaler.GetMetricSpec(reference)).metricSpecs)
+                return bool((await scaler.GetMetricSpec(REFERENCE)).metricSpecs)
             except grpc.aio.AioRpcError:
                 return False
 
         await until(known)
-        (spec,) = (await scaler.GetMetricSpec(reference)).metricSpecs
+        (spec,) = (await scaler.GetMetricSpec(REFERENCE)).metricSpecs
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             await scaler.IsActive(keda.ScaledObjectRef(scalerMetadata={"pool": "typo"}))
         assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
         assert unknown.value.details() == "scalerMetadata.pool: 'typo' is not scaled; pools are default"
         held = asyncio.ensure_future(second.stub.Route(ask(model="tiny")))
-        pushed = scaler.StreamIsActive(reference)
+        pushed = scaler.StreamIsActive(REFERENCE)
         async with asyncio.timeout(60):
             while not (await pushed.read()).result:
                 pass
-        assert (await scaler.IsActive(reference)).result
-        request = keda.GetMetricsRequest(scaledObjectRef=reference, metricName=spec.metricName)
+        assert (await scaler.IsActive(REFERENCE)).result
+        request = keda.GetMetricsRequest(scaledObjectRef=REFERENCE, metricName=spec.metricName)
         (value,) = (await scaler.GetMetrics(request)).metricValues
         assert (value.metricName, value.metricValue) == (spec.metricName, spec.targetSize), "one worker for one request"
         await fleet.worker(f"{SET}-0", running=4, waiting=6, queued_prefill_tokens=60_000)
