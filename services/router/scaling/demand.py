@@ -9,7 +9,6 @@ import numpy as np
 
 from services.router.fleet import Fleet
 from services.router.membership import Member
-from services.router.pool import Pool
 from services.router.scaling.decision import Demand, PoolCapacity
 from services.router.scaling.peers import DemandByModel
 from services.router.scaling.pools import ScaledPool, Scaling
@@ -70,13 +69,13 @@ class FleetView:
             last_is_emptiest=loads.get(replicas - 1, 0) <= min(loads.values(), default=0),
         )
 
-    def _members(self, pool: ScaledPool) -> Iterator[tuple[int, Pool, Member]]:
-        """The pool's workers: the ordinals of their pods, and where they are."""
+    def _members(self, pool: ScaledPool) -> Iterator[tuple[int, str, Member]]:
+        """The pool's workers: the ordinals of their pods, and their models."""
         for model in pool.models:
             home = self._fleet.pools.get(model)
             for member in home.members.values() if home else ():
-                if (ordinal := pool.ordinal(member.worker_id)) is not None and home is not None:
-                    yield ordinal, home, member
+                if (ordinal := pool.ordinal(member.worker_id)) is not None:
+                    yield ordinal, model, member
 
     def _grows_for(self, model: str, scaling: Scaling) -> ScaledPool | None:
         """The pool that grows for a model's held requests: the first that may, else the last."""
@@ -95,22 +94,18 @@ class FleetView:
     def _measured(self, pool: ScaledPool) -> WorkerSpeed:
         """The mean speed of the pool's workers; of what none has measured, the last known."""
         known = self._speeds.get(pool.name, WorkerSpeed())
+        pools = self._fleet.pools
+        speeds = {model: pools[model].snapshot().speeds for model in pool.models if model in pools}
         rates, batches, blocks = [], [], []
-        for model in pool.models:
-            home = self._fleet.pools.get(model)
-            if home is None:
-                continue
-            speeds = home.snapshot().speeds
-            for member in home.members.values():
-                if pool.ordinal(member.worker_id) is None:
-                    continue
-                if member.state.prefill_tokens_per_s:
-                    rates.append(float(speeds.prefill_rate[member.index]))
-                if member.state.decode_step_ms:
-                    at_target = pool.token_milliseconds / float(speeds.batch_ms[member.index])
-                    batches.append(max(at_target - speeds.batch_doubles, 1.0))
-                if member.state.kv_blocks_total:
-                    blocks.append(float(member.state.kv_blocks_total))
+        for _, model, member in self._members(pool):
+            of_model, state = speeds[model], member.state
+            if state.prefill_tokens_per_s:
+                rates.append(float(of_model.prefill_rate[member.index]))
+            if state.decode_step_ms:
+                at_target = pool.token_milliseconds / float(of_model.batch_ms[member.index])
+                batches.append(max(at_target - of_model.batch_doubles, 1.0))
+            if state.kv_blocks_total:
+                blocks.append(float(state.kv_blocks_total))
         return WorkerSpeed(
             prefill_rate=_mean(rates, known.prefill_rate),
             batch=_mean(batches, known.batch),
