@@ -58,9 +58,9 @@ class Heartbeat:
 
     async def _put(self, frames: bytes) -> None:
         exchange = self._exchange
-        if not exchange.complete:
-            if not exchange.status:
-                await exchange.start_events()
+        if not exchange.status:
+            await exchange.start_events()
+        if exchange.streaming and not exchange.complete:  # an answer or an error may have come meanwhile
             await exchange.send_events(frames)
 
     def _wait(self) -> None:

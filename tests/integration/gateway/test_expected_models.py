@@ -84,7 +84,7 @@ async def test_expired_wait_returns_503_with_retry_after(waiting: tuple[Stack, S
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await anext(aiter(stub.Generate(pb.GenerateRequest(model=MODEL, prompt="a"))))
     assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert len(stack.router.routes) == 3
+    assert [round(route.patience_ms / 1000) for route in stack.router.routes] == [60, 60, 300], "a stream waits longer"
 
 
 async def test_a_model_at_zero_is_waited_for_and_listed(waiting: tuple[Stack, Stub]) -> None:
@@ -167,6 +167,7 @@ async def test_the_fallback_model_answers_after_the_wait() -> None:
             assert (answer.status_code, answer.json()["model"]) == (200, "other")
             assert answer.headers["x-ryzanstein-fallback-model"] == "other"
         assert stack.router.routes[0].model == MODEL
+        assert not stack.router.routes[0].HasField("patience_ms"), "not as long as for a start"
 
 
 async def test_the_only_expected_model_needs_no_name_and_a_worker_that_is_of_no_use_is_named(

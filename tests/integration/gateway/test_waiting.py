@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import grpc
 import grpc.aio
 import httpx
 import openai
@@ -251,6 +252,10 @@ async def test_every_api_says_how_far_the_start_is(cold: Installation) -> None:
         await talker.send(type="start", id="a", kind="completion", request=BODY, events=["waiting"])
         said = await talker.until("waiting")
         assert (said["id"], said["stage"], said["estimate_s"]) == ("a", "loading", None)
+        await talker.send(type="start", id="b", kind="completion", request=BODY, patience=0.1)
+        assert (await talker.until("error", "b"))["error"]["code"] == "no_workers"
+        hasty = stub.Generate(request, metadata=grpc.aio.Metadata(("x-ryzanstein-patience", "0.1")))
+        assert await hasty.code() is grpc.StatusCode.UNAVAILABLE
         waiting = await anext(call)
         assert (waiting.waiting.stage, waiting.text) == ("loading", "")
         chunks = await stream  # the answer has begun
