@@ -14,6 +14,7 @@ import psutil
 import typer
 from rich.console import Console
 
+from services.cli.canary import canary
 from services.cli.checkpoints import checkpoints
 from services.cli.errors import CommandError
 from services.cli.keys import keys, seconds_of
@@ -245,6 +246,7 @@ app.add_typer(checkpoints)
 app.add_typer(kube, name="kube")
 app.add_typer(keys, name="keys")
 app.add_typer(routes, name="routes")
+app.add_typer(canary, name="canary")
 
 bench = typer.Typer(no_args_is_help=True, help="What `make bench` measured.")
 app.add_typer(bench, name="bench")

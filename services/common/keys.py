@@ -139,6 +139,20 @@ class RedisKeys:
         """List: the last changes of live routes as JSON, the newest first."""
         return f"rz:{self.namespace}:routes-changes"
 
+    @property
+    def canaries(self) -> str:
+        """Hash: name of a route -> its last canary as JSON."""
+        return f"rz:{self.namespace}:routes-canaries"
+
+    @property
+    def canary_lock(self) -> str:
+        """The gateway that judges canaries now."""
+        return f"rz:{self.namespace}:routes-canary-lock"
+
+    def canary_tally(self, version: int) -> str:
+        """Hash: sums over compared sequences, since the version of the route."""
+        return f"rz:{self.namespace}:routes-canary-tally:{version}"
+
     def rate_limit_prefix(self) -> str:
         """Prefix of the rate-limit windows."""
         return f"rz:{self.namespace}:rl"

@@ -32,6 +32,7 @@ from services.gateway.grpc.server import GrpcServer, serving_grpc
 from services.gateway.http.adapters import AdapterAdmin
 from services.gateway.http.admin import serving_admin
 from services.gateway.http.server import HttpServer, serving_http
+from services.gateway.names.canaries import Canaries
 from services.gateway.names.registry import RouteRegistry
 from services.gateway.names.table import RouteTable
 from services.gateway.settings import GatewaySettings
@@ -142,6 +143,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     guard, keys = RedisGuard(redis, settings.redis, settings.redis_timeout_s, metrics), RedisKeys(settings.namespace)
     registry = AdapterRegistry(guard, keys)
     table = RouteTable(settings.routes_file, RouteRegistry(guard, keys))
+    canaries = Canaries(guard, keys, table, gateway_id, metrics)
     kept_redis = open_redis(settings.redis, STORE_S)
     cards = RedisGuard(kept_redis, settings.redis, STORE_S, metrics, "cards of models are not stored")
     catalog = Catalog(router, pool, registry.read, CardStore(cards, keys), tls)
@@ -161,6 +163,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         adapters,
         pipeline,
         table,
+        canaries,
         grammars,
         gate,
         store,
@@ -190,6 +193,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
                 catalog.run(),
                 pool.watch(),
                 table.run(),
+                canaries.run(),
                 *([public.watch()] if public else []),
                 *([peers.run()] if settings.tenancy and not settings.gateway_replicas else []),
                 *([batches.run(services.batch_routes(), gate, gateway_id, drain)] if batches else []),
@@ -200,7 +204,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
             aclosing(services.models.mirrors),
             aclosing(services.external),
             serving_http(services.routes(), settings, drain, (settings.host, settings.gateway_port), public) as http,
-            serving_admin(settings, KeyRegistry(guard, keys), table, gate) as admin,
+            serving_admin(settings, KeyRegistry(guard, keys), table, canaries, gate) as admin,
             serving_grpc(services.inference(), settings, public) as grpc,
         ):
             gateway = Gateway(http, grpc, admin, catalog, metrics, drain, services.buffers, settings)

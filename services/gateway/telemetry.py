@@ -116,6 +116,12 @@ class GatewayMetrics:
             ["route", "model", "result"],
             registry=registry,
         )
+        self.canary_decisions = Counter(
+            f"{prefix}canary_decisions",
+            "Decisions of this gateway on canaries: step, promoted, rolled_back, stopped",
+            ["route", "decision"],
+            registry=registry,
+        )
         self.mirrored_tokens = Counter(
             f"{prefix}mirrored_tokens", "Tokens of mirrored sequences by kind", ["kind", "model"], registry=registry
         )

@@ -46,6 +46,7 @@ from services.gateway.http.playground import add_playground
 from services.gateway.http.responses.routes import add_routes
 from services.gateway.http.responses.store import ResponseStore, StoreLimits
 from services.gateway.http.usage import UsageReports, add_usage
+from services.gateway.names.canaries import Canaries
 from services.gateway.names.table import RouteTable
 from services.gateway.observation import Observer
 from services.gateway.origins import OriginPolicy
@@ -270,6 +271,7 @@ def new_services(
     adapters: AdapterAdmin,
     pipeline: Pipeline,
     table: RouteTable,
+    canaries: Canaries,
     grammars: GrammarCompiler,
     gate: Gate,
     store: ResponseStore,
@@ -291,7 +293,7 @@ def new_services(
         router,
         gate,
         metrics,
-        Models(catalog, table, Mirrors(catalog, metrics, lambda reflection: None), settings.fallback_model, metrics),
+        Models(catalog, table, Mirrors(catalog, metrics, canaries.compared), settings.fallback_model, metrics),
         external,
         completions,
         chat,

@@ -16,6 +16,7 @@ from services.gateway.generation.output import Generation
 from services.gateway.generation.prepared import Prepared
 from services.gateway.generation.recording import SequenceRecord
 from services.gateway.generation.request import LAST_PRIORITY, Caller
+from services.gateway.names.canary import Tally
 from services.gateway.names.route import Mirror
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.text.codec import ServedModel
@@ -55,12 +56,30 @@ class Reflection:
             return "answered"
         return "same" if self.differs_at is None else "different"
 
+    def tally(self) -> Tally:
+        """The comparison as sums."""
+        mirror, target, differs = self.mirror, self.target, self.differs_at
+        greedy = self.greedy and not (mirror.error or target.error)
+        timed = mirror.pace_s > 0 and target.pace_s > 0
+        return Tally(
+            sequences=1,
+            failed=bool(mirror.error) and not mirror.refused_by_grammar,
+            target_failed=bool(target.error) and not target.refused_by_grammar,
+            refused=mirror.refused_by_grammar,
+            target_refused=target.refused_by_grammar,
+            greedy=greedy,
+            agreement=0 if not greedy else 1 if differs is None else differs / max(1, len(target.ids)),
+            timed=timed,
+            **({"first_s": mirror.first_s, "pace_s": mirror.pace_s} if timed else {}),
+            **({"target_first_s": target.first_s, "target_pace_s": target.pace_s} if timed else {}),
+        )
+
 
 class Mirrors:
     """Runs mirrored requests, a limited number at a time for each route; no client waits for them."""
 
-    def __init__(self, catalog: Catalog, metrics: GatewayMetrics, compared: Callable[[Reflection], None]) -> None:
-        """`compared` gets each sequence that both models have ended."""
+    def __init__(self, catalog: Catalog, metrics: GatewayMetrics, compared: Callable[[str, str, Tally], None]) -> None:
+        """`compared` gets the route, the mirror's model and the comparison of each sequence that both have ended."""
         self._catalog = catalog
         self._metrics = metrics
         self._compared = compared
@@ -117,7 +136,7 @@ class Mirrors:
             reflection = Reflection(route, name, target, mirror, greedy)
             self._count(route, name, reflection.result)
             if reflection.result != "dropped" and (target.finished or target.error):
-                self._compared(reflection)
+                self._compared(route, name, reflection.tally())
 
     async def _answers(self, name: str, prepare: PrepareOn) -> list[tuple[SequenceRecord, bool]]:
         """The mirror's sequences, and whether they are greedy; raises :class:`ApiError` when none begins."""

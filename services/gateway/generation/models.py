@@ -136,7 +136,7 @@ class Models:
         )
         links = ChainLink(first.model, routed=True), *own, *self._last_link(tenant), *others
         mirror = route.mirror
-        if mirror and fraction("mirror", name, origin.draw) >= mirror.share:
+        if mirror and (mirror.model == first.model or fraction("mirror", name, origin.draw) >= mirror.share):
             mirror = None
         return Chain(name, links, route.wait_s, mirror)
 

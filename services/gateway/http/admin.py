@@ -18,8 +18,9 @@ from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.app import add_error_handlers
 from services.gateway.http.exchange import OPENAI_DIALECT
-from services.gateway.http.route_admin import add_route_admin, body_of
+from services.gateway.http.route_admin import add_canary_admin, add_route_admin, body_of
 from services.gateway.http.server import HttpServer, serving_http
+from services.gateway.names.canaries import Canaries
 from services.gateway.names.table import RouteTable
 from services.gateway.settings import GatewaySettings
 from services.gateway.tenants.issued import IssuedKey
@@ -74,7 +75,9 @@ class Administrator:
         return tenant.name
 
 
-def new_admin_app(registry: KeyRegistry, table: RouteTable, administrator: Administrator) -> FastAPI:
+def new_admin_app(
+    registry: KeyRegistry, table: RouteTable, canaries: Canaries, administrator: Administrator
+) -> FastAPI:
     """Build the app."""
     app = FastAPI(title="Ryzanstein administration", docs_url=None, redoc_url=None, openapi_url=None)
     add_error_handlers(app)
@@ -109,18 +112,19 @@ def new_admin_app(registry: KeyRegistry, table: RouteTable, administrator: Admin
         _record("revoked", await registry.revoke(key_id), caller)
 
     add_route_admin(app, table, who)
+    add_canary_admin(app, canaries, who)
     return app
 
 
 @asynccontextmanager
 async def serving_admin(
-    settings: GatewaySettings, registry: KeyRegistry, table: RouteTable, gate: Gate
+    settings: GatewaySettings, registry: KeyRegistry, table: RouteTable, canaries: Canaries, gate: Gate
 ) -> AsyncIterator[HttpServer | None]:
     """Serve while the block runs; None with the port 0."""
     if not settings.admin_port:
         yield None
         return
-    app = new_admin_app(registry, table, Administrator(settings.read_admin_token(), gate))
+    app = new_admin_app(registry, table, canaries, Administrator(settings.read_admin_token(), gate))
     async with serving_http(
         _in_openai_shape(app), settings, Drain(), (settings.admin_host, settings.admin_port)
     ) as server:

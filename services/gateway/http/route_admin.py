@@ -9,8 +9,10 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from services.common.adapters import check_name
-from services.gateway.api.decode import explain
+from services.gateway.api.decode import BodyDecoder, explain
 from services.gateway.errors import invalid, too_large
+from services.gateway.names.canaries import Canaries
+from services.gateway.names.canary import Canary, CanaryOrder, Tally
 from services.gateway.names.registry import HISTORY, LiveRoute
 from services.gateway.names.route import ModelRoute, read_route
 from services.gateway.names.table import RouteTable
@@ -18,6 +20,7 @@ from services.gateway.names.table import RouteTable
 audit = logging.getLogger("services.gateway.audit")
 
 _MAX_BODY_BYTES = 64 * 1024
+_ORDER = BodyDecoder(CanaryOrder)
 
 
 def add_route_admin(app: FastAPI, table: RouteTable, who: Any) -> None:
@@ -52,6 +55,27 @@ def add_route_admin(app: FastAPI, table: RouteTable, who: Any) -> None:
         _record("deleted", name, live.version, caller)
 
 
+def add_canary_admin(app: FastAPI, canaries: Canaries, who: Any) -> None:
+    """Add the endpoints of canaries, as `add_route_admin`."""
+
+    @app.get("/admin/canaries")
+    async def listed(_caller: str = who) -> dict[str, Any]:
+        return {"canaries": [_canary(name, *each) for name, each in (await canaries.all()).items()]}
+
+    @app.put("/admin/canaries/{name:path}")
+    async def start(name: str, request: Request, caller: str = who) -> dict[str, Any]:
+        order = await _ORDER.decode(await body_of(request))
+        canary = await canaries.start(name, order, caller)
+        _record("given a canary", name, canary.version, caller)
+        return _canary(name, canary, Tally())
+
+    @app.delete("/admin/canaries/{name:path}")
+    async def stop(name: str, caller: str = who) -> dict[str, Any]:
+        canary = await canaries.stop(name, caller)
+        _record("rid of its canary", name, canary.version, caller)
+        return _canary(name, canary, Tally())
+
+
 async def body_of(request: Request) -> bytes:
     """The body of an administrator's request; raises :class:`ApiError` 413."""
     body = b""
@@ -74,6 +98,10 @@ def _route(name: str, body: bytes) -> ModelRoute:
         raise explain(error, ModelRoute) from error
     except msgspec.DecodeError as error:
         raise invalid(f"The body is not JSON: {error}", code="invalid_json") from error
+
+
+def _canary(name: str, canary: Canary, tally: Tally) -> dict[str, Any]:
+    return {"name": name, **msgspec.to_builtins(canary), "weight": canary.weight, "tally": msgspec.to_builtins(tally)}
 
 
 def _shown(name: str, route: ModelRoute | LiveRoute) -> dict[str, Any]:

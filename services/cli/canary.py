@@ -1,0 +1,66 @@
+"""`ryzanstein canary`: a model takes a route over by steps, or not, after comparisons on mirrored requests."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from services.cli.admin import HERE, Token, TokenFile, Url, call_admin, shown_time
+from services.cli.routes import AsJson, Name, parsed_share
+from services.cli.tables import print_whole
+
+canary = typer.Typer(no_args_is_help=True, help="New models behind a name, compared and promoted by steps.")
+
+
+@canary.command()
+def start(
+    name: Name,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The new model.")],
+    share: Annotated[str, typer.Option(metavar="SHARE", help="Mirrored part of the requests.")] = "5%",
+    sequences: Annotated[int, typer.Option(min=20, help="Compared sequences for each step.")] = 200,
+    url: Url = HERE,
+    token: Token = "",
+    token_file: TokenFile = None,
+) -> None:
+    """Mirror a share of the requests for NAME to MODEL; promote it by steps to all requests, or roll it back."""
+    body = {"model": model, "share": parsed_share("--share", share), "sequences": sequences}
+    call_admin("PUT", url, _path(name), token, token_file, body)
+    print(f"{name}: {share} of the requests are mirrored to {model}")  # noqa: T201
+
+
+@canary.command()
+def status(as_json: AsJson = False, url: Url = HERE, token: Token = "", token_file: TokenFile = None) -> None:
+    """Show all canaries: their state, its reason, and what was compared since the last step."""
+    canaries = call_admin("GET", url, "/admin/canaries", token, token_file)["canaries"]
+    if as_json:
+        print(json.dumps(canaries, indent=1))  # noqa: T201
+        return
+    table = Table("name", "model", "state", "share", "compared", "agreement", "failed", "reason", "by", "at")
+    for each in canaries:
+        table.add_row(
+            *(each["name"], each["model"], each["state"], f"{each['weight']:.0%}"),
+            *(*_compared(each), each["reason"], each["by"], shown_time(each["at"])),
+        )
+    print_whole(Console(), table)
+
+
+@canary.command()
+def stop(name: Name, url: Url = HERE, token: Token = "", token_file: TokenFile = None) -> None:
+    """Stop the canary of NAME: the route is what it was before."""
+    call_admin("DELETE", url, _path(name), token, token_file)
+
+
+def _compared(each: dict[str, Any]) -> tuple[str, str, str]:
+    tally = each["tally"]
+    agreement = f"{tally['agreement'] / tally['greedy']:.1%}" if tally["greedy"] else "-"
+    count = f"{tally['sequences']:.0f} of {each['sequences']}"
+    return count, agreement, f"{tally['failed']:.0f} against {tally['target_failed']:.0f}"
+
+
+def _path(name: str) -> str:
+    return f"/admin/canaries/{quote(name, safe='')}"
