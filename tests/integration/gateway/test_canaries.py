@@ -111,6 +111,6 @@ async def test_equal_model_is_promoted_by_steps(tmp_path: Path, caplog: pytest.L
         ({"timed": 50, "first_s": 5.0, "target_first_s": 0.5}, ""),
     ],
 )
-def test_tally_names_what_is_worse(fields: dict[str, float], reason: str) -> None:
+def test_tally_names_the_comparison_that_is_worse(fields: dict[str, float], reason: str) -> None:
     assert Tally(sequences=100, **fields).worse() == reason
     assert Tally(sequences=19, **fields).worse() == ""
