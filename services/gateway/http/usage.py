@@ -50,13 +50,14 @@ class UsageQuery(_Query, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class CostsQuery(_Query, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The query of a report of costs."""
 
+    line_items: list[str] = []
     group_by: list[Literal["project_id", "api_key_id", "model", "batch", "line_item"]] = []
 
 
 Query = UsageQuery | CostsQuery
 AnyQuery = TypeVar("AnyQuery", UsageQuery, CostsQuery)
-Results = Callable[[Bucket, Query, Selection], Iterable[object]]
-_LISTS = {"project_ids", "api_key_ids", "models", "group_by"}
+Results = Callable[[Bucket, AnyQuery, Selection], Iterable[object]]
+_LISTS = {"project_ids", "api_key_ids", "models", "group_by", "line_items"}
 _GROUPS: dict[str, Callable[[Account], object]] = {
     "project_id": lambda account: account.tenant or None,
     "api_key_id": lambda account: account.key or None,
@@ -74,7 +75,7 @@ class UsageReports:
     currency: str
     now: Callable[[], float] = time.time
 
-    async def page(self, query: Query, selection: Selection, results: Results) -> dict[str, Any]:
+    async def page(self, query: AnyQuery, selection: Selection, results: Results[AnyQuery]) -> dict[str, Any]:
         """A page of buckets, each with its results; raises :class:`ApiError`."""
         width = query.bucket_width
         limit = _DEFAULT_LIMIT[width] if query.limit is None else query.limit
@@ -115,25 +116,33 @@ class UsageReports:
             )
             raise invalid(message, "start_time", "usage_not_kept")
 
-    def costs(self, bucket: Bucket, query: Query, selection: Selection) -> Iterable[object]:
+    def costs(self, bucket: Bucket, query: CostsQuery, selection: Selection) -> Iterable[object]:
         """The costs of a bucket."""
-        for group, counts in _grouped(bucket, query, selection):
-            items = _line_items(counts) if "line_item" in query.group_by else {None: counts.cost}
-            for item, cost in items.items():
-                yield {
-                    "object": "organization.costs.result",
-                    "amount": {"value": cost / NANOS, "currency": self.currency},
-                    "line_item": f"{group['model']}, {item}" if item else None,
-                    "project_id": group.get("project_id"),
-                    "api_key_id": group.get("api_key_id"),
-                    **{name: group[name] for name in ("model", "batch") if name in query.group_by},
-                }
+        names: list[str] = [*query.group_by]
+        sums: dict[tuple[object, ...], tuple[int, int]] = {}
+        for account, counts in bucket.items():
+            for item, cost, tokens in _line_items(account.model, counts) if selection.holds(account) else ():
+                if not query.line_items or item in query.line_items:
+                    group = tuple(item if name == "line_item" else _GROUPS[name](account) for name in names)
+                    total, quantity = sums.get(group, (0, 0))
+                    sums[group] = total + cost, quantity + tokens
+        for group, (cost, tokens) in sums.items():
+            of_item = {"quantity": tokens, "quantity_unit": "tokens"} if "line_item" in names else {}
+            yield {
+                "object": "organization.costs.result",
+                "amount": {"value": cost / NANOS, "currency": self.currency},
+                "line_item": None,
+                "project_id": None,
+                "api_key_id": None,
+                **dict(zip(names, group, strict=True)),
+                **of_item,
+            }
 
 
 def add_usage(app: FastAPI, reports: UsageReports) -> None:
     """Give the app the routes of usage and costs."""
 
-    def add(kind: Kind, results: Results) -> None:
+    def add(kind: Kind, results: Results[UsageQuery]) -> None:
         @app.get(
             f"/v1/organization/usage/{kind}",
             summary=f"Tokens of {kind} by minute, hour or day: all for administrators, else those of the key's tenant",
@@ -159,12 +168,13 @@ def add_usage(app: FastAPI, reports: UsageReports) -> None:
         return await reports.page(query, _selection(query, tenant, None), reports.costs)
 
 
-def _completions(bucket: Bucket, query: Query, selection: Selection) -> Iterable[object]:
+def _completions(bucket: Bucket, query: UsageQuery, selection: Selection) -> Iterable[object]:
     for group, counts in _grouped(bucket, query, selection):
         yield {
             "object": "organization.usage.completions.result",
             "input_tokens": counts.input_tokens,
             "input_cached_tokens": counts.cached_tokens,
+            "input_uncached_tokens": counts.input_tokens - counts.cached_tokens,
             "output_tokens": counts.output_tokens,
             "input_audio_tokens": 0,
             "output_audio_tokens": 0,
@@ -177,7 +187,7 @@ def _completions(bucket: Bucket, query: Query, selection: Selection) -> Iterable
         }
 
 
-def _embeddings(bucket: Bucket, query: Query, selection: Selection) -> Iterable[object]:
+def _embeddings(bucket: Bucket, query: UsageQuery, selection: Selection) -> Iterable[object]:
     for group, counts in _grouped(bucket, query, selection):
         yield {
             "object": "organization.usage.embeddings.result",
@@ -197,15 +207,21 @@ def _dimensions(group: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _grouped(bucket: Bucket, query: Query, selection: Selection) -> Iterable[tuple[dict[str, Any], Counts]]:
-    names = {"model" if name == "line_item" else name for name in query.group_by}
-    groups = grouped(bucket, selection, lambda account: tuple((name, _GROUPS[name](account)) for name in sorted(names)))
+def _grouped(bucket: Bucket, query: UsageQuery, selection: Selection) -> Iterable[tuple[dict[str, Any], Counts]]:
+    names = query.group_by
+    groups = grouped(bucket, selection, lambda account: tuple((name, _GROUPS[name](account)) for name in names))
     return ((dict(group), counts) for group, counts in groups)
 
 
-def _line_items(counts: Counts) -> dict[str | None, int]:
-    every = {"input": counts.input_cost, "cached input": counts.cached_cost, "output": counts.output_cost}
-    return {name: cost for name, cost in every.items() if cost}
+def _line_items(model: str, counts: Counts) -> list[tuple[str, int, int]]:
+    """Name, cost and tokens of each kind of token that was used."""
+    uncached = counts.input_tokens - counts.cached_tokens
+    every = (
+        (f"{model}, input_tokens", counts.input_cost, uncached),
+        (f"{model}, input_cached_tokens", counts.cached_cost, counts.cached_tokens),
+        (f"{model}, output_tokens", counts.output_cost, counts.output_tokens),
+    )
+    return [item for item in every if item[2]]
 
 
 def _selection(query: Query, tenant: Tenant, kinds: set[Kind] | None) -> Selection:

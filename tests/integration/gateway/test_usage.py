@@ -457,13 +457,18 @@ async def test_costs_are_those_of_the_prices_by_kind_of_token(server: RedisServe
         used = bill.of[""]
         uncached = used["input_tokens"] - used["input_cached_tokens"]
         expected = {
-            f"{MODEL}, input": 2e-6 * uncached,
-            f"{MODEL}, cached input": 0.5e-6 * used["input_cached_tokens"],
-            f"{MODEL}, output": 8e-6 * used["output_tokens"],
+            f"{MODEL}, input_tokens": 2e-6 * uncached,
+            f"{MODEL}, input_cached_tokens": 0.5e-6 * used["input_cached_tokens"],
+            f"{MODEL}, output_tokens": 8e-6 * used["output_tokens"],
         }
         items = results(await read(stack.http, COSTS, group_by=["line_item", "project_id"]))
         assert {item["line_item"]: item["amount"]["value"] for item in items} == pytest.approx(expected)
         assert {item["amount"]["currency"] for item in items} == {"eur"}
+        quantities = {item["line_item"].split(", ")[1]: item["quantity"] for item in items}
+        assert quantities == {"input_tokens": uncached} | {name: used[name] for name in list(quantities)[1:]}
+        output = f"{MODEL}, output_tokens"
+        (one,) = results(await read(stack.http, COSTS, line_items=output))
+        assert (one["line_item"], one["amount"]["value"]) == (None, pytest.approx(expected[output]))
         (whole,) = results(await read(stack.http, COSTS))
         assert whole["amount"]["value"] == pytest.approx(sum(expected.values()))
         assert whole["object"] == "organization.costs.result"
@@ -507,3 +512,30 @@ async def test_answers_say_their_cost(stack: Stack) -> None:
                     path, json=body | {"stream": True, "stream_options": {"include_usage": True}}
                 )
                 assert "cost" not in last_usage(plain.text)
+
+
+async def test_official_client_reads_usage_and_costs(server: RedisServer) -> None:
+    prices = '{"*": {"input": 1000}}'
+    async with running_stack([Worker("w0")], redis_url=server.url, prices=prices, **TENANCY) as stack:
+        usage = await ask(stack.http, "a1", *BODIES[0], stream=False)
+        await stack.http.post("/v1/embeddings", json={"input": "a text"}, headers=authorized("b1"))
+        admin = stack.client.with_options(admin_api_key="root").admin.organization.usage
+        start = int(time.time()) - 3600
+        page = await admin.completions(
+            start_time=start, bucket_width="1h", group_by=["project_id", "model"], models=[MODEL], project_ids=["acme"]
+        )
+        (result,) = [result for bucket in page.data for result in bucket.results]
+        assert result.object == "organization.usage.completions.result"
+        assert (result.project_id, result.model, result.api_key_id) == ("acme", MODEL, None)
+        assert (result.input_tokens, result.num_model_requests) == (usage["prompt_tokens"], 1)
+        assert result.input_uncached_tokens == usage["prompt_tokens"]
+        page = await admin.embeddings(start_time=start, bucket_width="1h", group_by=["api_key_id"])
+        (embedded,) = [result for bucket in page.data for result in bucket.results]
+        assert embedded.object == "organization.usage.embeddings.result"
+        assert embedded.api_key_id == digest_of("b1")[:12]
+        costs = await admin.costs(start_time=start, group_by=["project_id", "line_item"])
+        of = {(result.project_id, result.line_item): result for bucket in costs.data for result in bucket.results}
+        acme = of["acme", f"{MODEL}, input_tokens"]
+        assert acme.object == "organization.costs.result"
+        assert acme.amount is not None
+        assert acme.amount.value == pytest.approx(usage["prompt_tokens"] / 1000)
