@@ -132,7 +132,10 @@ class Canaries:
         return Tally(**{name: known[name] for name in Tally.__struct_fields__ if name in known})
 
     async def _judge(self, name: str, canary: Canary, tally: Tally, live: LiveRoute | None) -> None:
-        if live is None or live.version != canary.version:
+        further = msgspec.structs.replace(canary, step=canary.step + 1)
+        if live and live.version > canary.version and live.by == _JUDGE and live.route == further.route:
+            await self._promoted(name, further, live)  # the gateway that made this step has died over it
+        elif live is None or live.version != canary.version:
             ended = msgspec.structs.replace(
                 canary, state="stopped", reason="the route was changed meanwhile", at=self._now()
             )
@@ -140,15 +143,14 @@ class Canaries:
         elif reason := tally.worse():
             await self._end(name, canary, "rolled_back", reason, _JUDGE)
         elif tally.sequences >= canary.sequences:
-            await self._promote(name, canary, f"{tally.sequences:.0f} compared sequences are no worse")
+            await self._promoted(name, further, await self._registry.set(name, further.route, _JUDGE, canary.version))
 
-    async def _promote(self, name: str, canary: Canary, reason: str) -> None:
-        """The next step."""
-        further = msgspec.structs.replace(canary, step=canary.step + 1, reason=reason, at=self._now())
-        live = await self._registry.set(name, further.route, _JUDGE, canary.version)
-        state = "promoted" if further.weight == 1 else "running"
-        await self._store(name, msgspec.structs.replace(further, version=live.version, state=state))
-        self._decided(name, canary, "promoted" if state == "promoted" else "step", f"{further.weight:.0%}: {reason}")
+    async def _promoted(self, name: str, canary: Canary, live: LiveRoute) -> None:
+        """Keep a step that the route has made."""
+        state, reason = "promoted" if canary.weight == 1 else "running", f"{canary.sequences} sequences were no worse"
+        fields = {"version": live.version, "state": state, "reason": reason, "at": self._now()}
+        await self._store(name, msgspec.structs.replace(canary, **fields))
+        self._decided(name, canary, "promoted" if state == "promoted" else "step", f"{canary.weight:.0%}: {reason}")
 
     async def _end(self, name: str, canary: Canary, state: str, reason: str, by: str) -> Canary:
         if canary.live_before:

@@ -8,11 +8,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.gateway.names.canary import Tally
+from services.gateway.names.canary import Canary, Tally
+from services.gateway.names.registry import LiveRoute
 from tests.integration.gateway.test_mirrors import scrape
 from tests.integration.gateway.test_model_routes import BIG, SMALL, TOKEN, Installation, installation, routes_file, to
 
@@ -94,6 +96,26 @@ async def test_equal_model_is_promoted_by_steps(tmp_path: Path, caplog: pytest.L
         await there.answered_everywhere("chat", SMALL)
         decided = [key for key in await scrape(there.first) if key[0] == "canary_decisions_total"]
         assert ("canary_decisions_total", "stopped", "chat") in decided
+
+
+async def test_step_of_a_judge_that_died_is_taken_over_and_another_change_stops_the_canary(tmp_path: Path) -> None:
+    async def until(there: Installation, **expected: object) -> None:
+        async with asyncio.timeout(60):
+            while True:
+                (state,) = json.loads(await canary(there, "status", "--json"))
+                if {name: state[name] for name in expected} == expected:
+                    return
+
+    async with installation(tmp_path, routes_file=routes_file(tmp_path, chat=to(BIG))) as there:
+        await canary(there, "start", "chat", SMALL)
+        redis = there.redis.client
+        begun = msgspec.json.decode(redis.hget("rz:default:routes-canaries", "chat"), type=Canary)
+        step = LiveRoute(route=msgspec.structs.replace(begun, step=1).route, version=2, by="canary", at=1)
+        redis.set("rz:default:routes-version", 2)
+        redis.hset("rz:default:routes", "chat", msgspec.json.encode(step))
+        await until(there, state="running", step=1, version=2)
+        await there.routes("set", "chat", "--target", SMALL)
+        await until(there, state="stopped", step=1, reason="the route was changed meanwhile")
 
 
 @pytest.mark.parametrize(
