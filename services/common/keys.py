@@ -1,6 +1,6 @@
 """Names of all keys in Redis.
 
-Redis owns files, batches and fine-tuning jobs; everything else there is a lease or can be lost.
+Redis owns files, batches, fine-tuning jobs and live routes; everything else there is a lease or can be lost.
 """
 
 from __future__ import annotations
