@@ -7,11 +7,19 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
+from services.common.settings import peer_address
+
 log = logging.getLogger(__name__)
 
 DNS = "dns:"  # dns:host:port: every address behind the name
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+def router_address(entry: str) -> str:
+    """A checked ``host:port`` or ``dns:host:port``; raises ValueError."""
+    peer_address(entry.removeprefix(DNS) or "?")
+    return entry
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:

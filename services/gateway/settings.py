@@ -8,22 +8,16 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from services.common.router_addresses import DNS
-from services.common.settings import PREFIX, peer_address
+from services.common.router_addresses import router_address
+from services.common.settings import PREFIX
 from services.gateway.billing.settings import BillingSettings
 from services.gateway.origins import origin
 from services.gateway.public_tls import CertificateFiles, PublicTls
 from services.gateway.tenants.settings import AccessSettings
 from services.gateway.tools.formats import PARSERS
 
-
-def _router_address(entry: str) -> str:
-    peer_address(entry.removeprefix(DNS) or "?")
-    return entry
-
-
 Origin = Annotated[str, AfterValidator(origin)]
-RouterAddress = Annotated[str, AfterValidator(_router_address)]
+RouterAddress = Annotated[str, AfterValidator(router_address)]
 
 
 class GatewaySettings(AccessSettings, BillingSettings):

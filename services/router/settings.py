@@ -6,8 +6,9 @@ import secrets
 import socket
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from services.common.router_addresses import router_address
 from services.common.settings import PREFIX, CommaList, PeerAddress, ServiceSettings
 from services.router.policies.configuration import PolicySetting
 
@@ -70,6 +71,11 @@ class RouterSettings(ServiceSettings):
         gt=0,
         description="A command that takes longer is given up, sessions are hashed then, away from their caches",
     )
+
+    @field_validator("router_peers")
+    @classmethod
+    def _addresses(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(router_address(entry) for entry in entries)
 
     @model_validator(mode="after")
     def _one_way_to_models(self) -> Self:

@@ -14,6 +14,7 @@ from services.common.router_addresses import RouterAddresses
 from services.gateway.settings import GatewaySettings
 from services.gateway.upstream.patience import StartPatience
 from services.gateway.upstream.router import RouterClient
+from services.router.settings import RouterSettings
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import Stack, eventually, running_stack
 from tests.integration.gateway.placing import Router
@@ -104,3 +105,5 @@ async def test_a_gateway_finds_its_router_by_name(stack: Stack) -> None:
 def test_an_address_that_is_none_is_named(addresses: str) -> None:
     with pytest.raises(ValidationError, match=r"router_addresses(.|\n)*must be host:port"):
         GatewaySettings(router_addresses=addresses)
+    with pytest.raises(ValidationError, match=r"router_peers(.|\n)*must be host:port"):
+        RouterSettings(router_peers=addresses)
