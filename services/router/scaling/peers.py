@@ -21,6 +21,8 @@ from services.router.scaling.arrivals import Arrivals
 # A router that takes longer is left out of this sum, and no worker is removed by it.
 ANSWER_S = 0.5
 RESOLVE_EVERY_S = 5.0
+# KEDA's calls, one or two a pool, and the scaler share an answer.
+FRESH_S = 0.25
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +59,17 @@ class RouterPeers:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._resolve_at = 0.0
         self._silent: set[str] = set()  # addresses
+        self._reading = asyncio.Lock()  # no channel is closed while a call uses it
+        self._last: tuple[float, DemandByModel] | None = None  # when it was read
 
     async def read(self) -> DemandByModel:
-        """The sum over all routers."""
+        """The sum over all routers, at most `FRESH_S` old."""
+        async with self._reading:
+            if self._last is None or time.monotonic() - self._last[0] >= FRESH_S:
+                self._last = time.monotonic(), await self._read()
+            return self._last[1]
+
+    async def _read(self) -> DemandByModel:
         await self._connect()
         answers = await asyncio.gather(*(self._ask(address) for address in self._channels))
         # By router, since one of the addresses is this router's own.

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 
 import pytest
-from ryzanstein.v1 import worker_pb2
+from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2
 
 from services.common.leases import Lease
+from services.common.router_addresses import RouterAddresses
+from services.common.rpc import bind, new_server
 from services.router.breaker import BreakerLimits
 from services.router.fleet import Fleet
 from services.router.scaling.arrivals import HALF_LIFE_S, Arrivals
 from services.router.scaling.demand import FleetView
-from services.router.scaling.peers import DemandByModel, ModelDemand
+from services.router.scaling.peers import DemandByModel, ModelDemand, RouterPeers
 from services.router.scaling.pools import ScaledPool, Scaling, ScalingMode
 
 HELD = DemandByModel({"tiny": ModelDemand(4, 400, 90.0, 0.0), "huge": ModelDemand(2, 20, 0.0, 7.0)}, complete=True)
@@ -104,6 +107,28 @@ def test_capacity_is_measured_and_kept_at_zero() -> None:
     assert (at_zero.prefill_rate, at_zero.batch, at_zero.kv_blocks) == (500.0, capacity.batch, 64.0)
     unmeasured = view(fleet_of({})).capacity(only, 0)
     assert (unmeasured.prefill_rate, unmeasured.batch, unmeasured.kv_blocks) == (0.0, 0.0, 0.0)
+
+
+async def test_routers_are_asked_once_for_concurrent_readers() -> None:
+    class Counting(routing_pb2_grpc.RouterServicer):
+        calls = 0
+
+        async def GetDemand(self, request: object, context: object) -> routing_pb2.GetDemandResponse:  # noqa: N802
+            self.calls += 1
+            models = [routing_pb2.ModelDemand(model="tiny", held=3)]
+            return routing_pb2.GetDemandResponse(router_id="peer", models=models)
+
+    server, servicer = new_server(), Counting()
+    routing_pb2_grpc.add_RouterServicer_to_server(servicer, server)
+    addresses = RouterAddresses([f"127.0.0.1:{bind(server, '127.0.0.1', 0)}"])
+    await server.start()
+    peers = RouterPeers(addresses, "own", fleet_of({}), Arrivals("own"), None)
+    sums = await asyncio.gather(*(peers.read() for _ in range(5)))
+    assert servicer.calls == 1
+    assert {each.models["tiny"].requests for each in sums} == {3}
+    assert not sums[0].complete, "this router's own address is not among them"
+    await peers.close()
+    await server.stop(None)
 
 
 def test_arrivals_count_held_requests_and_forget_placed_tokens_by_half_lives() -> None:
