@@ -14,7 +14,10 @@ from tests.programs import CHART
 SERVICES = {"gateway": "gateway", "router": "router", "coordinator": "coordinator", "worker": "worker"}
 # What a pod has and a container of compose has not: a name of its own that outlives a restart, an address to be told.
 # Redis needs no password where only these containers reach it; drains are shorter where nobody balances load.
-OF_PODS = {"worker": {"RYZANSTEIN_WORKER_ID", "RYZANSTEIN_ADVERTISE_HOST"}}
+OF_PODS = {
+    "worker": {"RYZANSTEIN_WORKER_ID", "RYZANSTEIN_ADVERTISE_HOST"},
+    "gateway": {"RYZANSTEIN_ROUTES_FILE"},  # its routes are live ones
+}
 # Nor certificates: its traffic stays on one machine.
 OF_TLS = {"RYZANSTEIN_TLS_FOLDER", "RYZANSTEIN_TLS_PHASE", "RYZANSTEIN_REDIS_CA_FILE"}
 OF_REDIS_AUTH = {"RYZANSTEIN_REDIS_USERNAME", "RYZANSTEIN_REDIS_PASSWORD", "RYZANSTEIN_REDIS_PASSWORD_FILE"}
