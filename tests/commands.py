@@ -68,7 +68,7 @@ NOT_TYPED = {
     for reason, group in {
         "a name in the text, not a whole command": (
             *("helm install", "helm upgrade", "helm upgrade --install --atomic", "helm test", "kubectl scale"),
-            "ryzanstein keys",
+            *("ryzanstein keys", "ryzanstein routes"),
             *("kubectl edit", "kubectl port-forward", "kubectl logs", "docker compose logs", "pip install", "curl -v"),
             *("cp -rL", "rsync -L", "ryzanstein up", "ryzanstein fetch", "ryzanstein fetch --endpoint"),
             *(
@@ -116,6 +116,11 @@ NOT_TYPED = {
         ),
         "it needs an administrator's token; tests/integration/gateway/test_issued_keys.py has one": (
             *("ryzanstein keys rotate", "ryzanstein keys list", "ryzanstein keys limit ID --hours HH:MM-HH:MM"),
+            "ryzanstein keys create acme --budget-per-month 250",
+        ),
+        "it needs other checkpoints; tests/e2e/test_several_models.py starts copies of the bundled one": (
+            "ryzanstein up --model /models/a --model /models/b:int8 --model c.gguf",
+            "ryzanstein up --model /models/a --model /models/b:int8 --model c.gguf --max-awake 1 --idle-sleep 5m",
         ),
         "it needs an issuer; tests/integration/gateway/test_jwt_tokens.py has one": (
             "curl -s https://ISSUER/.well-known/openid-configuration",

@@ -114,6 +114,7 @@ class AdmittedRequest:
                 self.close()
                 await self.count("completions", self.model)
         finally:
+            self.patience.hear = lambda start: None  # what hears may keep the request: a cycle, for the collector
             await self.admission.settle(self.used)
 
     def tell(self, hear: Callable[[routing_pb2.ModelStart], None]) -> None:

@@ -124,7 +124,7 @@ def test_up_prints_a_call_that_the_model_can_answer(card: worker_pb2.ModelCard, 
 def test_a_list_of_keys_shows_whole_ids_in_a_pipe_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     key = {"id": "k" * 24, "name": "n" * 40, "models": ["m" * 60], "created_at": 1, "until": 0, "admin": True}
     shown = key | {"hours": None} | dict.fromkeys(_LIMITS, 10**9)
-    monkeypatch.setattr("services.cli.keys._call", lambda *_: {"keys": [shown]})
+    monkeypatch.setattr("services.cli.keys.call_admin", lambda *_: {"keys": [shown]})
     monkeypatch.setenv("COLUMNS", "80")
     text = CliRunner().invoke(app, ["keys", "list"]).stdout
     lines = [line for line in text.splitlines() if key["id"] in line]

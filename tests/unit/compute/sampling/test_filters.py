@@ -42,7 +42,7 @@ def kept_tokens(logits: torch.Tensor, limits: Limits, ranks: int) -> list[set[in
         tokens: dict[int, set[int]] = {}
         shard = TorchLogitShard(comm.rank * part.shape[1], part.shape[1], torch.device("cpu"))
         for found in filter_rows(comm, shard, part, limits):
-            for row, ids, kept in zip(found.rows.tolist(), found.token_ids, found.kept, strict=True):
+            for row, ids, kept in zip(found.rows.tolist(), found.token_ids, found.allowed, strict=True):
                 assert row not in tokens
                 tokens[row] = set(ids[kept].tolist())
         return [tokens[row] for row in range(len(logits))]
