@@ -17,6 +17,7 @@ SERVICES = {"gateway": "gateway", "router": "router", "coordinator": "coordinato
 OF_PODS = {
     "worker": {"RYZANSTEIN_WORKER_ID", "RYZANSTEIN_ADVERTISE_HOST"},
     "gateway": {"RYZANSTEIN_ROUTES_FILE"},  # its routes are live ones
+    "router": {"RYZANSTEIN_ROUTER_PEERS"},  # it is alone
 }
 # Nor certificates: its traffic stays on one machine.
 OF_TLS = {"RYZANSTEIN_TLS_FOLDER", "RYZANSTEIN_TLS_PHASE", "RYZANSTEIN_REDIS_CA_FILE"}
