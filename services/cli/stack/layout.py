@@ -52,7 +52,11 @@ def lay_out(
     of_workers = [model for model in options.models for _ in range(options.workers)]
     specs += [_worker(options, model, index, next(ports), shared) for index, model in enumerate(of_workers)]
     specs.append(_service("kv-coordinator", "kv_coordinator", "coordinator_port", coordinator, shared))
-    env = shared | {"RYZANSTEIN_COORDINATOR_ADDRESS": f"{HOST}:{coordinator}"} | options.settings_of(ROUTER)
+    of_router = {
+        "RYZANSTEIN_COORDINATOR_ADDRESS": f"{HOST}:{coordinator}",
+        "RYZANSTEIN_EXPECTED_MODELS": ",".join(model.name for model in options.models),
+    }
+    env = shared | of_router | options.settings_of(ROUTER)
     specs.append(_service("router", "router", "router_port", router, env))
     if options.fine_tuning:
         specs.append(_finetuner(options, next(ports), shared))

@@ -300,8 +300,12 @@ async def test_keda_s_client_hears_of_a_held_request_and_of_the_demand(
                 pass
         assert (await scaler.IsActive(REFERENCE)).result
         request = keda.GetMetricsRequest(scaledObjectRef=REFERENCE, metricName=spec.metricName)
-        (value,) = (await scaler.GetMetrics(request)).metricValues
-        assert (value.metricName, value.metricValue) == (spec.metricName, spec.targetSize), "one worker for one request"
+
+        async def one_worker_for_one_request() -> bool:
+            (value,) = (await scaler.GetMetrics(request)).metricValues
+            return (value.metricName, value.metricValue) == (spec.metricName, spec.targetSize)
+
+        await until(one_worker_for_one_request)  # the pool is active for a while after the start, also without requests
         await fleet.worker(f"{SET}-0", running=4, waiting=6, queued_prefill_tokens=60_000)
         await held
 
