@@ -250,7 +250,8 @@ async def test_services_are_unready_until_the_redis_password_is_right(server: Se
 
         async def warned(service: Service) -> bool:
             warnings = [line["message"] for line in service.logs() if line["level"] == "warning"]
-            return len(warnings) == 1 and "RYZANSTEIN_REDIS_PASSWORD_FILE" in warnings[0]
+            assert len(set(warnings)) == len(warnings), "one for each consequence"
+            return bool(warnings) and all("RYZANSTEIN_REDIS_PASSWORD_FILE" in warning for warning in warnings)
 
         for service in started:
             await until(partial(warned, service))
