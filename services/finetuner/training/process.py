@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from services.common.cores import usable_cores
 from services.common.fine_tuning.records import Order
+from services.compute.backends.opening import settle_vector_math
 from services.finetuner.training.base import base_folder
 from services.finetuner.training.checkpoints import Checkpoints
 from services.finetuner.training.examples import TokenizedExample, Tokenizer
@@ -27,6 +28,7 @@ def main() -> int:
     voice, stop = Voice(Path(messages[0]) if messages else None), threading.Event()
     os.nice(int(nice))
     torch.set_num_threads(int(threads) or usable_cores())
+    settle_vector_math()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         training = _open(Path(folder), source, TrainingLimits(device, float(checkpoint_s), int(max_tokens)), voice)
