@@ -40,6 +40,7 @@ typedef struct {
     const int64_t *starts, *lengths, *blocks;
     long n_blocks, sequences;
     tile_attention *attend_tile;
+    long parts; // tasks of a head of a prompt
     long n_single_head_tasks, heads_per_task; // single-head tasks come first, the others have heads_per_task heads
 } attention;
 
@@ -104,18 +105,19 @@ static inline void add_lane(const layer *a, tile_lanes *l, long row, long head, 
     if (i == 0 || limit > l->last) l->last = limit;
 }
 
-// Attends for one sequence and one KV head; `next`: the keys that this thread reads next, or null.
-static inline void attend_sequence(const attention *w, long index, const keys_of_sequence *next) {
+// Attends for one KV head and one of `parts` parts of a sequence's rows; `next`: the keys that this thread reads next, or null.
+static inline void attend_sequence(const attention *w, long index, long part, long parts, const keys_of_sequence *next) {
     const layer *a = &w->a;
-    long i = index / a->n_kv, end = w->starts[i + 1];
-    long heads = a->group < LANES ? a->group : LANES, rows = LANES / heads;
+    long i = index / a->n_kv, end = w->starts[i + 1], size = (end - w->starts[i] + parts - 1) / parts;
+    long heads = a->group < LANES ? a->group : LANES, rows = LANES / heads, from = w->starts[i] + part * size;
+    long to = from + size < end ? from + size : end;
     keys_of_sequence s = keys_of(w, index);
     s.next = next;
-    for (long row = w->starts[i]; row < end; row += rows)
+    for (long row = from; row < to; row += rows)
         for (long head = 0; head < a->group; head += heads) {
             tile_lanes l;
             l.n = 0;
-            for (long r = row; r < row + rows && r < end; r++)
+            for (long r = row; r < row + rows && r < to; r++)
                 for (long h = head; h < head + heads && h < a->group; h++)
                     add_lane(a, &l, r, s.kv_head * a->group + h, w->lengths[i] - (end - 1 - r));
             w->attend_tile(a, &l, &s);
@@ -127,11 +129,12 @@ static inline int is_prompt(const attention *w, long index) {
     return w->starts[i + 1] - w->starts[i] > 1;
 }
 
-// The first tasks compute one head of a prompt each, the other tasks several heads of other sequences.
+// The first tasks compute one head of a prompt each, or a part of its rows, the other tasks several heads of other sequences.
 static inline void attend_task(const void *context, long task) {
     const attention *w = context;
     if (task < w->n_single_head_tasks) {
-        if (is_prompt(w, task)) attend_sequence(w, task, 0);
+        long index = task / w->parts;
+        if (is_prompt(w, index)) attend_sequence(w, index, task % w->parts, w->parts, 0);
         return;
     }
     long index = (task - w->n_single_head_tasks) * w->heads_per_task, all = w->sequences * w->a.n_kv;
@@ -141,17 +144,21 @@ static inline void attend_task(const void *context, long task) {
         keys_of_sequence next;
         int more = index + 1 < end && !is_prompt(w, index + 1);
         if (more) next = keys_of(w, index + 1);
-        if (!is_prompt(w, index)) attend_sequence(w, index, more ? &next : 0);
+        if (!is_prompt(w, index)) attend_sequence(w, index, 0, 1, more ? &next : 0);
     }
 }
 
-#define TASKS 16 // per thread
+#define TASKS 16       // per thread
+#define PROMPT_TASKS 2 // per thread, at least: of prompts
 
 // Only the first keys of a task wait for memory, the others are prefetched. So a task has several heads when there are enough
-// of them. A head of a prompt is enough work for a task.
+// of them. A head of a prompt is enough work for a task; where there are few of them, its rows are divided.
 static inline void share_attention(attention w) {
-    long all = w.sequences * w.a.n_kv, tasks = TASKS * pool_threads();
-    w.n_single_head_tasks = w.starts[w.sequences] > w.sequences ? all : 0;
+    long all = w.sequences * w.a.n_kv, tasks = TASKS * pool_threads(), heads = 0;
+    for (long i = 0; i < all; i += w.a.n_kv) heads += is_prompt(&w, i) * w.a.n_kv;
+    long wanted = pool_threads() == 1 ? 1 : PROMPT_TASKS * pool_threads();
+    w.parts = heads ? (wanted + heads - 1) / heads : 1;
+    w.n_single_head_tasks = heads ? all * w.parts : 0;
     w.heads_per_task = pool_threads() == 1 ? all : (all + tasks - 1) / tasks;
     share(attend_task, &w, w.n_single_head_tasks + (all + w.heads_per_task - 1) / w.heads_per_task);
 }

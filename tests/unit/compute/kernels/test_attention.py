@@ -65,6 +65,7 @@ MANY = Case(
 # Of which a thread takes two of five heads together, and the last one alone; more heads than a thread takes at once.
 SOME = Case(tuple((1, 30 + 9 * i) for i in range(12)), n_kv=5, group=2)
 WIDE = Case(((1, 50), (2, 40), (1, 33)), group=140)
+DRAFT = Case(((17, 90), (1, 33)), group=3)  # the rows of its only head are divided among threads
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(kind: Kind, case: Case, chosen: 
 @example(MANY)
 @example(SOME)
 @example(WIDE)
+@example(DRAFT)
 def test_the_number_of_threads_changes_no_bit(kind: Kind, case: Case) -> None:
     data = lay_out(case, kind.dtype)
     expected = attend(kind.on_threads(1), case, data)

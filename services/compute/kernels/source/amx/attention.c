@@ -281,6 +281,7 @@ typedef struct {
     const int64_t *starts, *lengths, *blocks;
     long n_blocks, sequences;
     const long *pieces;   // [sequences + 1]: number of pieces of divided sequences before each; these pieces come first
+    long tiles;           // most tiles of such a piece
     long heads, together; // for the other sequences: heads of a unit, units of a piece
 } work;
 
@@ -316,9 +317,9 @@ static void fill_tile(const work *w, tile *t, long i, long kv_head, long index) 
 static void attend_divided(const work *w, tile *tiles, long piece) {
     long i = 0;
     while (w->pieces[i + 1] <= piece) i++;
-    long all = tiles_of(&w->a, rows_of(w, i)), per_head = (all + TILES - 1) / TILES;
-    long kv_head = (piece - w->pieces[i]) / per_head, first = (piece - w->pieces[i]) % per_head * TILES, n = 0;
-    for (; n < TILES && first + n < all; n++) fill_tile(w, tiles + n, i, kv_head, first + n);
+    long all = tiles_of(&w->a, rows_of(w, i)), per_head = (all + w->tiles - 1) / w->tiles;
+    long kv_head = (piece - w->pieces[i]) / per_head, first = (piece - w->pieces[i]) % per_head * w->tiles, n = 0;
+    for (; n < w->tiles && first + n < all; n++) fill_tile(w, tiles + n, i, kv_head, first + n);
     keys_of_piece s = keys_of(w, i, kv_head, 1);
     attend_tiles(&w->a, tiles, n, &s, 0);
 }
@@ -365,10 +366,14 @@ EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *
                       long head_dim, long block_tokens, float scale, float softcap, long window, const int64_t *starts,
                       const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences) {
     long pieces[sequences + 1], wanted = PIECES * pool_threads();
-    work w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window}, starts, lengths, blocks, n_blocks, sequences, pieces, 1, 1};
+    work w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window}, starts, lengths, blocks, n_blocks, sequences, pieces, TILES, 1, 1};
+    long tiles = 0;
+    for (long i = 0; i < sequences; i++) tiles += is_divided(&w, i) ? n_kv * tiles_of(&w.a, rows_of(&w, i)) : 0;
+    tiles /= pool_threads(); // a piece packs its values once, so it has as many tiles as leave no thread idle
+    w.tiles = tiles > TILES || pool_threads() == 1 ? TILES : (tiles < 1 ? 1 : tiles);
     pieces[0] = 0;
     for (long i = 0; i < sequences; i++) {
-        long n = is_divided(&w, i) ? n_kv * ((tiles_of(&w.a, rows_of(&w, i)) + TILES - 1) / TILES) : 0;
+        long n = is_divided(&w, i) ? n_kv * ((tiles_of(&w.a, rows_of(&w, i)) + w.tiles - 1) / w.tiles) : 0;
         pieces[i + 1] = pieces[i] + n;
     }
     long most = TILES / tiles_of(&w.a, 1);
