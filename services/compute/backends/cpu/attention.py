@@ -28,7 +28,7 @@ class KernelPlan:
 class PagedKernels:
     """Attention by one kernel for all sequences of a step."""
 
-    exact_chunks = False  # texts of a model in Q4_1 differed
+    exact_chunks = True
 
     def __init__(self, shape: AttentionShape, kernels: VectorAttention | Bfloat16Kernels) -> None:
         self._shape, self.kernels = shape, kernels

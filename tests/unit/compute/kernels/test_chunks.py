@@ -15,16 +15,19 @@ from services.compute.backends.base import Backend
 from services.compute.backends.collectives import Communicator, SingleRank
 from services.compute.backends.cpu.backend import KernelBackend, OneDnnBackend
 from services.compute.backends.kv_formats import int8
+from services.compute.backends.opening import open_backend
+from services.compute.backends.torch.backend import TorchBackend
 from services.compute.model.adapters.served import read_adapter
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
 from services.compute.model.layers.adapters import AdapterLayers
 from services.compute.model.registry import describe
 from tests.adapters import write_adapter
+from tests.models import BUNDLED_MODEL
 from tests.unit.compute.kernels.conftest import OnThreads
 from tests.unit.compute.kernels.test_decoder import CONFIGS
 from tests.unit.compute.model.checkpoints import written_once
-from tests.unit.compute.model.harness import run_ranks
+from tests.unit.compute.model.harness import CPU, run_ranks
 from tests.unit.compute.model.test_adapters import AdaptedEngine
 from tests.unit.compute.model.zoo import prompt
 
@@ -80,6 +83,7 @@ def test_rows_of_a_chunk_have_the_bits_of_decodes(
     """Also where both are replayed, with queries in groups, in sliding windows, and with adapters."""
     comm = SingleRank()
     model = load(checkpoint(name), comm, KernelBackend(on_threads(2), KV[kv]))
+    assert model.exact_chunks
 
     @few
     @given(work=WORK)
@@ -98,6 +102,7 @@ def test_rows_of_a_chunk_in_float32_have_the_bits_of_decodes(
     name: str, kv: str, checkpoint: Callable[[str], Path], work: Work
 ) -> None:
     model = load(checkpoint(name), SingleRank(), OneDnnBackend(torch.float32, KV[kv]))
+    assert model.exact_chunks
     assert_rows_are_decodes(model, SingleRank(), work)
 
 
@@ -113,3 +118,9 @@ def test_rows_of_a_chunk_have_the_bits_of_decodes_on_every_rank(
         assert_rows_are_decodes(model, comm, [(70, 16, 0), (1, 1, -1), (40, 9, -1)])
 
     run_ranks(n_ranks, serve)
+
+
+def test_drafts_are_chunks_where_their_bits_are_promised(checkpoint: Callable[[str], Path]) -> None:
+    assert load_model(describe(BUNDLED_MODEL), SingleRank(), open_backend(torch.bfloat16, CPU)).exact_chunks
+    for name, backend in (("bloom", OneDnnBackend(torch.bfloat16)), ("biased", TorchBackend(torch.float32, CPU))):
+        assert not load_model(describe(checkpoint(name)), SingleRank(), backend).exact_chunks
