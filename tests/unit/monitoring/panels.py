@@ -18,7 +18,7 @@ EVENTS = frozenset(
         "rz-kv: Speed of a pull",
         "rz-workers: Time of a load",
         "rz-pods: Certificate ends in",
-        *("rz-router: Demand", "rz-router: Replicas", "rz-router: Changes, by reason"),  # of pools that routers scale
+        *("rz-router: Demand", "rz-router: Replicas", "rz-router: Changes, by reason"),  # pools that routers scale
     }
 )
 
