@@ -1,4 +1,4 @@
-"""The usage API's sums are those of the answers, over every API, kills of gateways and restarts of Redis."""
+"""The usage API's sums are those of the answers, over every API."""
 
 from __future__ import annotations
 
@@ -7,131 +7,40 @@ import csv
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import httpx
 import pytest
-import redis.asyncio
 import websockets
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.common.keys import RedisKeys
 from services.common.ports import free_port
 from services.common.rpc import open_channel
-from services.gateway.billing.account import Account, Counts
-from services.gateway.billing.ledger import UsageLedger
-from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.keys import digest_of
-from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 from tests.integration.gateway.fleet import MODEL, Fault, Worker
-from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
-from tests.integration.gateway.placing import running_fleet
-from tests.integration.gateway.process import GatewayProcess, gateway_process
+from tests.integration.gateway.gateways import Stack, eventually, running_stack
 from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_batches import begin, over, request
-from tests.integration.router import processes
-
-T = TypeVar("T")
-USAGE = "/v1/organization/usage/completions"
-COSTS = "/v1/organization/costs"
-EMBEDDED = "/v1/organization/usage/embeddings"
-COUNTED = ("input_tokens", "input_cached_tokens", "output_tokens", "num_model_requests")
-KEYS = [
-    {"key_sha256": digest_of("root"), "name": "root", "admin": True},
-    {"key_sha256": digest_of("a1"), "name": "acme"},
-    {"key_sha256": digest_of("a2"), "name": "acme"},
-    {"key_sha256": digest_of("b1"), "name": "bolt"},
-]
-CACHED = 2  # tokens of each prompt; Messages does not say how many
-TENANCY = {"tenancy": True, "api_keys": json.dumps(KEYS)}
-
-
-def authorized(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"} if key else {}
-
-
-async def read(http: httpx.AsyncClient, path: str = USAGE, key: str = "root", **query: Any) -> Any:
-    """A report of the last two hours by minute, all pages."""
-    fields = {"start_time": int(time.time()) - 7200, "bucket_width": "1m", "limit": 1440} | query
-    answer = await http.get(path, params=fields, headers=authorized(key))
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def results(report: Any) -> list[dict[str, Any]]:
-    return [result for bucket in report["data"] for result in bucket["results"]]
-
-
-def sums(report: Any, *group: str) -> dict[Any, Counter[str]]:
-    """The counters by what the report is grouped by."""
-    summed: dict[Any, Counter[str]] = {}
-    for result in results(report):
-        of = tuple(result[name] for name in group)
-        summed.setdefault(of, Counter()).update({name: result.get(name, 0) for name in COUNTED})
-    return summed
-
-
-def usage_of(usage: dict[str, Any]) -> dict[str, int]:
-    """The counters of one answer, from its `usage` in any dialect."""
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-    return {
-        "input_tokens": usage.get("prompt_tokens", usage.get("input_tokens", 0)),
-        "output_tokens": usage.get("completion_tokens", usage.get("output_tokens", 0)),
-        "input_cached_tokens": details.get("cached_tokens", 0),
-        "num_model_requests": 1,
-    }
-
-
-class Bill:
-    """The sums of the answers' `usage`, by key."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, Counter[str]] = {}
-
-    def add(self, key: str, usage: dict[str, Any]) -> None:
-        self.of.setdefault(key, Counter()).update(usage_of(usage))
-
-
-BODIES: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/completions", {"prompt": "The quick brown fox", "max_tokens": 5}),
-    ("/v1/completions", {"prompt": ["one", "and two"], "n": 2, "max_tokens": 4}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "ho"}], "max_tokens": 3, "n": 3}),
-    ("/v1/responses", {"input": "hello", "max_output_tokens": 7}),
-    ("/v1/messages", {"messages": [{"role": "user", "content": "hey"}], "max_tokens": 8, "model": MODEL}),
-]
-
-
-def last_usage(streamed: str) -> dict[str, Any]:
-    """The usage that the last event with one has; Messages gives the prompt's part in its first event."""
-    events = [json.loads(line[6:]) for line in streamed.split("\n") if line.startswith("data: {")]
-    whole: dict[str, Any] = {}
-    for event in events:
-        for part in (event, event.get("response") or {}, event.get("message") or {}):
-            whole |= {name: value for name, value in (part.get("usage") or {}).items() if value is not None}
-    return whole
-
-
-async def ask(http: httpx.AsyncClient, key: str, path: str, body: dict[str, Any], *, stream: bool) -> dict[str, Any]:
-    options = {"stream_options": {"include_usage": True}} if "completions" in path else {}
-    fields = body | ({"stream": True} | options if stream else {})
-    answer = await http.post(path, json=fields, headers=authorized(key))
-    assert answer.status_code == 200, answer.text
-    usage = last_usage(answer.text) if stream else answer.json()["usage"]
-    unsaid = {"prompt_tokens_details": {"cached_tokens": CACHED}} if path.endswith("/v1/messages") else {}
-    return usage | unsaid
-
-
-def waiting(stack: Stack) -> float:
-    """Tokens whose counts Redis does not have."""
-    return stack.gateway.metrics.registry.get_sample_value("ryzanstein_gateway_usage_waiting_tokens") or 0
+from tests.integration.gateway.usage import (
+    BODIES,
+    CACHED,
+    COSTS,
+    EMBEDDED,
+    TENANCY,
+    USAGE,
+    Bill,
+    ask,
+    authorized,
+    last_usage,
+    read,
+    results,
+    sums,
+    usage_of,
+    waiting,
+)
 
 
 async def cancel_on_socket(stack: Stack, key: str) -> dict[str, Any]:
@@ -255,130 +164,6 @@ async def test_batch_and_drafted_tokens_are_counted_apart(server: RedisServer) -
         assert {name: single[name] for name in details} == details
         grouped = sums(await read(stack.http, group_by="batch"), "batch")
         assert {batch: counts["num_model_requests"] for (batch,), counts in grouped.items()} == {True: 2, False: 1}
-
-
-@asynccontextmanager
-async def two_gateways(folder: Path, redis_url: str) -> AsyncIterator[tuple[GatewayProcess, GatewayProcess]]:
-    environment = {"REDIS_URL": redis_url, "TENANCY": "true", "API_KEYS": json.dumps(KEYS)}
-    async with (
-        running_fleet([Worker("w0", step_s=0.002)]) as router,
-        gateway_process(router.address, folder / "a.log", **environment) as one,
-        gateway_process(router.address, folder / "b.log", **environment) as other,
-    ):
-        yield one, other
-
-
-ALIKE = {  # requests of each key, so that the counted tokens of a key tell how many were counted whole
-    "a1": BODIES[0],
-    "a2": BODIES[2],
-    "b1": BODIES[4],
-    "root": BODIES[5],
-}
-
-
-@pytest.mark.timeout(300)
-async def test_killed_gateway_loses_and_repeats_no_count(tmp_path: Path, server: RedisServer) -> None:
-    answered: dict[str, list[dict[str, Any]]] = {key: [] for key in ALIKE}
-    broken: Counter[str] = Counter()
-    async with two_gateways(tmp_path, server.url) as (victim, other), httpx.AsyncClient(timeout=120) as http:
-
-        async def client(number: int) -> None:
-            key = list(ALIKE)[number % len(ALIKE)]
-            path, body = ALIKE[key]
-            for turn in range(8):
-                stream = turn % 2 == 0
-                gateway = victim if turn % 4 < 2 and victim.process.returncode is None else other
-                try:
-                    usage = await ask(http, key, gateway.url + path, body, stream=stream)
-                except httpx.TransportError:
-                    broken[key] += 1
-                    usage = await ask(http, key, other.url + path, body, stream=stream)
-                answered[key].append(usage)
-
-        clients = [asyncio.create_task(client(number)) for number in range(24)]
-        await eventually(lambda: sum(map(len, answered.values())) >= 40)
-        victim.process.kill()
-        await asyncio.gather(*clients)
-        report = sums(await read(http, other.url + USAGE, group_by="api_key_id"), "api_key_id")
-    for key, usages in answered.items():
-        counted = report[digest_of(key)[:12],]
-        assert len(usages) <= counted["num_model_requests"] <= len(usages) + broken[key], (
-            "a broken answer may have been counted, no other"
-        )
-        for name in ("input_tokens", "output_tokens"):
-            (each,) = {usage_of(usage)[name] for usage in usages}
-            assert counted[name] == counted["num_model_requests"] * each
-
-
-async def test_counts_wait_while_redis_is_away_and_are_written_once(tmp_path: Path) -> None:
-    broken = processes.RedisServer(tmp_path, "--appendonly", "yes", "--appendfsync", "always")
-    broken.start()
-    try:
-        async with running_stack([Worker("w0")], redis_url=broken.url_of("gateway")) as stack:
-            bill = Bill()
-
-            async def some(count: int) -> None:
-                for number in range(count):
-                    path, body = BODIES[number % 4]
-                    bill.add("", await ask(stack.http, "", path, body, stream=number % 2 == 0))
-
-            await some(8)
-            running = asyncio.create_task(some(40))
-            await asyncio.sleep(0)
-            broken.kill()  # in the middle of writes
-            await running
-            await some(4)
-            assert waiting(stack) > 0
-            broken.start()
-            await eventually(lambda: waiting(stack) == 0)
-            await some(4)
-            assert sums(await read(stack.http)) == {(): bill.of[""]}
-            assert not stack.gateway.metrics.registry.get_sample_value("ryzanstein_gateway_unaccounted_tokens_total")
-    finally:
-        broken.kill()
-
-
-class LossyGuard(RedisGuard):
-    """Every other operation is done at Redis, and its answer is lost."""
-
-    lost = False
-
-    async def run(self, operation: Callable[[], Awaitable[T]]) -> T:
-        result = await super().run(operation)
-        self.lost = not self.lost
-        if self.lost:
-            raise RedisAwayError("the answer is lost")
-        return result
-
-
-async def test_write_counts_once_when_its_answer_is_lost(server: RedisServer) -> None:
-    client = redis.asyncio.Redis.from_url(server.url)
-    settings, metrics, keys = fast_settings(redis_url=server.url), GatewayMetrics(), RedisKeys("default")
-    guard = LossyGuard(client, settings.redis, 5.0, metrics)
-    ledger = UsageLedger(guard, keys, "gateway", settings.retention, metrics)
-    account = Account("completions", "acme", "key", MODEL, batch=False)
-    for number in range(4):
-        ledger.add(account, Counts(1, 10, 0, number))
-        await ledger.aclose()
-        await ledger.aclose()
-    month = server.client.get(keys.quota("acme", time.strftime("%Y%m", time.gmtime())))
-    assert int(month) == 4 * 10 + 6
-    await client.aclose()
-
-
-async def test_ending_gateway_writes_its_last_counts(tmp_path: Path) -> None:
-    broken = processes.RedisServer(tmp_path)
-    broken.start()
-    try:
-        async with running_stack([Worker("w0")], redis_url=broken.url_of("gateway"), redis_timeout_s=0.2) as stack:
-            broken.kill()
-            usage = (await stack.complete(prompt="a", max_tokens=3)).json()["usage"]
-            broken.start()
-        async with running_stack([Worker("w1")], redis_url=broken.url_of("gateway")) as stack:
-            (counts,) = sums(await read(stack.http)).values()
-            assert counts["input_tokens"] == usage["prompt_tokens"]
-    finally:
-        broken.kill()
 
 
 async def test_buckets_are_pruned_by_age(server: RedisServer) -> None:

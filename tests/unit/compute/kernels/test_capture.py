@@ -22,7 +22,7 @@ from services.compute.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGra
 from services.compute.backends.cpu.shared_memory import SharedMemoryCommunicator
 from services.compute.kernels.bfloat16 import REDUCE, Bfloat16Kernels, StepSizes
 from services.compute.kernels.bfloat16 import REPLAYED as REPLAYED_CALLS
-from services.compute.kernels.capture import Arena, CapturedGraph, GraphCapture, NotReplayableError
+from services.compute.kernels.capture import CapturedGraph, GraphCapture, NotReplayableError
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
 from services.compute.model.registry import describe
@@ -372,34 +372,3 @@ def test_a_replayed_step_counts_as_a_sign_of_life(on_threads: OnThreads) -> None
     assert ctypes.c_uint64.from_address(comm.collectives.beats).value == 2
     assert torch.equal(x, torch.ones(8, dtype=torch.bfloat16))
     assert on_threads(1).replay(calls, 1, sizes, None) == 1
-
-
-@given(
-    made=st.lists(st.tuples(st.integers(1, 300), st.sets(st.integers(0, 9), min_size=1)), min_size=1, max_size=12),
-    rows=st.integers(1, 3),
-    most=st.integers(3, 5),
-)
-def test_tensors_share_memory_only_with_tensors_of_disjoint_lifetimes(
-    made: list[tuple[int, set[int]]], rows: int, most: int
-) -> None:
-    """Each is named by some of ten calls: from the first to the last of them it is there."""
-    tensors = [torch.empty(rows, size, dtype=torch.uint8) for size, _ in made]
-    memory = Arena(tensors, rows, most)
-    for index in range(10):
-        for tensor, (size, calls) in zip(tensors, made, strict=True):
-            if index in calls:
-                memory.use(tensor.data_ptr() + size - 1, index)  # a view of it is it
-    arena = torch.zeros(memory.place(), dtype=torch.uint8)
-    places = [memory.in_arena(tensor, arena) for tensor in tensors]
-    assert [place.shape for place in places] == [(most, size) for size, _ in made]
-    for index in range(10):
-        there = [i for i, (_, calls) in enumerate(made) if min(calls) <= index <= max(calls)]
-        for i in there:
-            places[i].fill_(i + 1)
-        assert all((places[i] == i + 1).all() for i in there)
-    assert len(arena) <= sum(-(-size * most // 64) * 64 for size, _ in made)
-    last = made[0][0] - 1
-    assert memory.moved(tensors[0].data_ptr() + last, arena.data_ptr()) == places[0].data_ptr() + last
-    assert memory.moved(arena.data_ptr(), 0) == arena.data_ptr(), "it was there before"
-    there_before = torch.arange(2 * most).view(most, 2)
-    assert torch.equal(memory.in_arena(there_before[:rows], arena), there_before)
