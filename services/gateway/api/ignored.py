@@ -55,7 +55,8 @@ class _Shape:
     fields: Mapping[str, _Shape | None] | None = None  # fields of an object; None: any
     tagged: Mapping[object, _Shape] = field(default_factory=dict)  # objects by their tags
     tag_field: str = ""
-    unserved: bool = False  # objects with other tags become an `Unserved`
+    exact_without: str = ""  # a field: objects without it keep their unknown fields, which are refused
+    unserved: bool = False  # objects with other tags become an `Unserved`, and so do texts without a tag
     items: _Shape | None = None  # shape of a list's items
 
 
@@ -72,7 +73,7 @@ def _shape_of(described: inspect.Type) -> _Shape | None:
     if not structs:
         return _Shape(items=items) if items else None
     if structs[0].tag_field is None:
-        return _Shape(_fields(structs[0]), items=items)
+        return _Shape(_fields(structs[0]), items=items, exact_without=getattr(structs[0].cls, "exact_without", ""))
     return _Shape(
         tagged={one.tag: _Shape(_fields(one)) for one in structs if one.cls is not Unserved},
         tag_field=structs[0].tag_field,
@@ -84,11 +85,13 @@ def _shape_of(described: inspect.Type) -> _Shape | None:
 def _alternatives(described: inspect.Type) -> list[inspect.Type]:
     if isinstance(described, inspect.Metadata):
         return _alternatives(described.type)
-    return [*described.types] if isinstance(described, inspect.UnionType) else [described]
+    if isinstance(described, inspect.UnionType):
+        return [alternative for one in described.types for alternative in _alternatives(one)]
+    return [described]
 
 
 def _fields(described: inspect.StructType) -> dict[str, _Shape | None] | None:
-    if not described.forbid_unknown_fields or getattr(described.cls, "exact", False):
+    if not described.forbid_unknown_fields:
         return None
     tag = {described.tag_field: None} if described.tag_field else {}
     return tag | {one.encode_name: _shape_of(one.type) for one in described.fields}
@@ -107,7 +110,7 @@ def _left(value: Any, shape: _Shape | None, ignored: Ignored, where: str) -> Any
     elif isinstance(value, dict):
         if shape.tag_field:
             return _left_tagged(value, shape, ignored, where)
-        if shape.fields is not None:
+        if shape.fields is not None and (not shape.exact_without or shape.exact_without in value):
             _leave_out_fields(value, shape.fields, ignored, f"{where}." if where else "")
     return value
 
@@ -116,6 +119,8 @@ def _left_tagged(value: dict[str, Any], shape: _Shape, ignored: Ignored, where: 
     tag = value.get(shape.tag_field)
     if isinstance(tag, str) and tag in shape.tagged:
         return _left(value, shape.tagged[tag], ignored, where)  # type: ignore[no-any-return]
+    if tag is None and isinstance(value.get("text"), str):
+        tag = "text"
     if isinstance(tag, str) and shape.unserved:
         return {shape.tag_field: "unserved", "kind": tag, "value": value}
     return value  # the decoder of the field refuses it

@@ -29,7 +29,7 @@ MAX_TOOLS = 4096
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
     """A part of a message."""
 
-    text: str
+    text: Annotated[str | None, Meta(description="null: empty")]
     cache_control: Annotated[Any, ADVISORY] = None
 
 
@@ -61,10 +61,28 @@ class FunctionDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
     strict: Annotated[bool | None, Meta(description="Calls follow the schema whatever the model would write")] = None
 
 
+class ReasoningOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the model reasons, in the form of OpenRouter's clients."""
+
+    effort: Annotated[str, Meta(description="`reasoning_effort`, where that is missing")] | None = None
+    enabled: Annotated[bool, Meta(description="The variable `enable_thinking` of the chat template")] | None = None
+    max_tokens: Annotated[Any, ADVISORY] = None
+    exclude: Annotated[Any, ADVISORY] = None
+    summary: Annotated[Any, ADVISORY] = None
+
+
+class ThinkingSwitch(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether the model thinks, in the form of DeepSeek's and GLM's clients."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Annotated[Any, ADVISORY] = None
+    clear_thinking: Annotated[Any, ADVISORY] = None
+
+
 class JsonSchemaFormat(Struct, forbid_unknown_fields=True):
     """A named JSON Schema. Output follows it whether or not `strict` is set."""
 
-    exact: ClassVar[bool] = True  # a schema in the place of `schema` is not left out as so many unknown fields
+    exact_without: ClassVar[str] = "schema"  # a schema in its place is not left out as so many unknown fields
 
     name: str | None = None
     schema: dict[str, Any] | bool | None = None
@@ -96,7 +114,7 @@ class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
         Annotated[dict[str, Any] | bool, Meta(description="A JSON Schema, without `json_schema` around it")] | None
     ) = None
     strict: bool | None = None
-    name: Annotated[str | None, ADVISORY] = None
+    name: Annotated[Any, ADVISORY] = None
     structures: Annotated[list[TagStructure], Meta(max_length=128, description="Of structural_tag")] | None = None
     triggers: Annotated[list[NonEmpty], Meta(max_length=128, description="Beginnings of `begin`")] | None = None
 

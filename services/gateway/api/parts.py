@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.errors import ApiError, invalid
@@ -25,6 +28,7 @@ _TEXTUAL = frozenset(
 _TEXTS = (
     "title", "url", "source", "text", "content", "stdout", "stderr", "error_code", "tool_name", "tool_references",
 )  # fmt: skip
+_INDEX = re.compile(r"\[\d+\]")
 _READABLE_SOURCES = (None, "text", "content")  # sources of a readable document; others are files
 
 
@@ -68,6 +72,29 @@ def _text_of(value: Any) -> str:
         return _note(str(value.get("type")))
     fields = (*_TEXTS, "data") if value.get("type") == "text" else _TEXTS
     return "\n".join(filter(None, (_text_of(value.get(name)) for name in fields)))
+
+
+def json_text(value: Any, where: str) -> str:
+    """The JSON text of a call's arguments; a text is taken for it. Raises :class:`ApiError` (400) with its path."""
+    if isinstance(value, str):
+        return value or "{}"
+    try:
+        return msgspec.json.encode({} if value is None or value == [] else value).decode()
+    except RecursionError as error:
+        raise invalid(f"`{where}` is nested too deeply.", where, "invalid_value") from error
+
+
+def is_role(role: str, roles: Sequence[str], where: str, ignored: Ignored, *, new: bool) -> bool:
+    """Whether a message's role is one of `roles`. Messages of a history with another one are left out.
+
+    `where` is the role's path. Raises :class:`ApiError` (400) if the message is new.
+    """
+    if role in roles:
+        return True
+    if new:
+        raise refusal(role, roles, where)
+    ignored.add(f"{_INDEX.sub('[]', where)}={role}")
+    return False
 
 
 def refusal(kind: str, allowed: Sequence[str], param: str) -> ApiError:

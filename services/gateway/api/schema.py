@@ -15,9 +15,11 @@ from services.gateway.api.options import (
     FunctionName,
     KeepAlive,
     PredictedContent,
+    ReasoningOptions,
     Session,
     TextOptions,
     TextPart,
+    ThinkingSwitch,
     TokenId,
 )
 
@@ -37,7 +39,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_workers: (
         Annotated[bool, Meta(description="Adds `worker` to a choice whenever another one answers")] | None
     ) = None
-    include_obfuscation: Annotated[bool | None, ADVISORY] = None
+    include_obfuscation: Annotated[Any, ADVISORY] = None
 
 
 class SamplingBody(TextOptions, kw_only=True, forbid_unknown_fields=True):
@@ -54,13 +56,13 @@ class SamplingBody(TextOptions, kw_only=True, forbid_unknown_fields=True):
     session_id: Annotated[Session, Meta(description="Requests of a session stay on one worker")] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
     keep_alive: KeepAlive | None = None
-    metadata: Annotated[dict[str, Any] | None, ADVISORY] = None
+    metadata: Annotated[Any, ADVISORY] = None
     client_metadata: Annotated[Any, ADVISORY] = None
-    service_tier: Annotated[str | None, ADVISORY] = None
-    store: Annotated[bool | None, ADVISORY] = None
-    safety_identifier: Annotated[str | None, ADVISORY] = None
-    prompt_cache_key: Annotated[str | None, ADVISORY] = None
-    prompt_cache_retention: Annotated[str | None, ADVISORY] = None
+    service_tier: Annotated[Any, ADVISORY] = None
+    store: Annotated[Any, ADVISORY] = None
+    safety_identifier: Annotated[Any, ADVISORY] = None
+    prompt_cache_key: Annotated[Any, ADVISORY] = None
+    prompt_cache_retention: Annotated[Any, ADVISORY] = None
     allowed_token_ids: Annotated[Any, neutral()] = None
     bad_words: Annotated[Any, neutral([])] = None
     cache_salt: Annotated[Any, neutral()] = None
@@ -104,10 +106,10 @@ class CompletionBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
 class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=True):
     """A part with the assistant's refusal."""
 
-    refusal: str
+    refusal: str | None
 
     @property
-    def text(self) -> str:
+    def text(self) -> str | None:
         """The refusal, under the name that other parts use."""
         return self.refusal
 
@@ -156,7 +158,7 @@ class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
 class ChosenTool(Struct, kw_only=True, forbid_unknown_fields=True):
     """The tool that must be called, the tools that may be called, or a word as an object."""
 
-    type: Literal["function", "custom", "allowed_tools", "auto", "none", "required", "any"] | None = None
+    type: Literal["function", "custom", "tool", "allowed_tools", "auto", "none", "required", "any"] | None = None
     name: Annotated[str, Meta(description="`function.name`, where `function` is missing")] | None = None
     function: ChosenFunction | None = None
     custom: ChosenFunction | None = None
@@ -167,7 +169,7 @@ class FunctionCall(Struct, forbid_unknown_fields=True):
     """A function and its arguments' JSON."""
 
     name: str
-    arguments: Annotated[str | dict[str, Any], Meta(description="JSON text, or the object itself")] | None = None
+    arguments: Annotated[Any, Meta(description="JSON text, or the object itself")] = None
     parsed_arguments: Annotated[Any, ADVISORY] = None
     provider_specific_fields: Annotated[Any, ADVISORY] = None  # LiteLLM sends it with replayed messages
 
@@ -176,7 +178,7 @@ class CustomCall(Struct, forbid_unknown_fields=True):
     """A custom tool and its input."""
 
     name: str
-    input: str
+    input: Annotated[Any, Meta(description="A text; the JSON text of other values")] = None
 
 
 class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -191,10 +193,13 @@ class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
     provider_specific_fields: Annotated[Any, ADVISORY] = None
 
 
+ROLES = ("assistant", "developer", "function", "system", "tool", "user")
+
+
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Annotated[str, Meta(description=f"One of {', '.join(ROLES)}; in a history others are left out")]
     content: str | list[str | ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
@@ -204,7 +209,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         Annotated[list[dict[str, Any]], Meta(description="Texts in it are `reasoning_content` where that is missing")]
         | None
     ) = None
-    refusal: Annotated[str | None, ADVISORY] = None
+    refusal: Annotated[Any, ADVISORY] = None
     parsed: Annotated[Any, ADVISORY] = None
     annotations: Annotated[Any, ADVISORY] = None
     cache_control: Annotated[Any, ADVISORY] = None
@@ -213,25 +218,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     tool_calls: list[ToolCall] | None = None
     function_call: FunctionCall | None = None
     prefix: Annotated[bool, Meta(description="Of a last message by the assistant: its answer goes on")] | None = None
+    partial: Annotated[bool, Meta(description="As `prefix`")] | None = None
     audio: Annotated[Any, Meta(description="Of a history: left out"), ADVISORY] = None
-
-
-class ReasoningOptions(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How the model reasons, in the form of OpenRouter's clients."""
-
-    effort: Annotated[str, Meta(description="`reasoning_effort`, where that is missing")] | None = None
-    enabled: Annotated[bool, Meta(description="The variable `enable_thinking` of the chat template")] | None = None
-    max_tokens: Annotated[int | None, ADVISORY] = None
-    exclude: Annotated[bool | None, ADVISORY] = None
-    summary: Annotated[str | None, ADVISORY] = None
-
-
-class ThinkingSwitch(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Whether the model thinks, in the form of DeepSeek's and GLM's clients."""
-
-    type: Literal["enabled", "disabled", "adaptive", "auto"]
-    budget_tokens: Annotated[int | None, ADVISORY] = None
-    clear_thinking: Annotated[bool | None, ADVISORY] = None
 
 
 class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
@@ -249,7 +237,7 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     reasoning: ReasoningOptions | None = None
     enable_thinking: Annotated[bool, Meta(description="A variable for the chat template")] | None = None
     thinking: Annotated[ThinkingSwitch, Meta(description="`enable_thinking`, where that is missing")] | None = None
-    thinking_budget: Annotated[int | None, ADVISORY] = None
+    thinking_budget: Annotated[Any, ADVISORY] = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required", "any"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
@@ -260,7 +248,7 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     prediction: Annotated[PredictedContent, Meta(description="The expected answer; it changes speed alone")] | None = (
         None
     )
-    verbosity: Annotated[str | None, ADVISORY] = None
+    verbosity: Annotated[Any, ADVISORY] = None
     web_search_options: Annotated[Any, Meta(description="Left out: there is no search"), ADVISORY] = None
     add_special_tokens: Annotated[Any, neutral(False)] = None
     audio: Annotated[Any, neutral()] = None

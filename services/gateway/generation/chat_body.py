@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
 from services.gateway.api.chat import CHAT_COMPLETIONS, Call, ChatRequest, OfferedTools, Turn, thinking_variables
 from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.api.options import FunctionDefinition
-from services.gateway.api.parts import own_text, refusal, stand_in
+from services.gateway.api.parts import is_role, json_text, own_text, refusal, stand_in
 from services.gateway.api.schema import (
+    ROLES,
     ChatBody,
     ChosenFunction,
     ChosenTool,
@@ -76,7 +75,9 @@ def chat_of(body: ChatBody, max_turns: int, ignored: Ignored) -> ChatRequest:
 def _goes_on(body: ChatBody) -> bool:
     """Whether the last message is the beginning of the answer."""
     last = body.messages[-1] if body.messages else None
-    return bool(last and last.role == "assistant" and last.prefix) and body.add_generation_prompt is None
+    return (
+        bool(last and last.role == "assistant" and (last.prefix or last.partial)) and body.add_generation_prompt is None
+    )
 
 
 def _variables(body: ChatBody) -> dict[str, Any]:
@@ -93,7 +94,11 @@ def _variables(body: ChatBody) -> dict[str, Any]:
 def turns_of(messages: Sequence[Message], ignored: Ignored) -> list[Turn]:
     """The turns of messages; raises :class:`ApiError` (400) for a new part that is no text."""
     last = len(messages) - 1
-    return [_turn(message, _Place(index, index == last, ignored)) for index, message in enumerate(messages)]
+    return [
+        _turn(message, _Place(index, index == last, ignored))
+        for index, message in enumerate(messages)
+        if is_role(message.role, ROLES, f"messages[{index}].role", ignored, new=index == last)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,7 @@ class _Place:
         if isinstance(part, str):
             return part
         if not isinstance(part, Unserved):
-            return part.text
+            return part.text or ""
         new = role in ("system", "developer") or (self.last and role == "user")
         if new and own_text(part) is None:
             raise refusal(part.kind, ("text", "refusal"), f"messages[{self.index}].content[{number}].type")
@@ -118,24 +123,15 @@ class _Place:
     def call(self, call: ToolCall, number: int) -> Call | None:
         """A call by the assistant; None for one of another type. Raises :class:`ApiError` (400)."""
         if call.custom is not None:
-            return Call(call.custom.name, input_arguments(call.custom.input), call.id)
+            where = f"messages[{self.index}].tool_calls[{number}].custom.input"
+            return Call(call.custom.name, input_arguments(call.custom.input, where), call.id)
         if call.function is None and call.type in _SERVED_TOOLS:
             raise _missing(f"messages[{self.index}].tool_calls[{number}].{call.type or 'function'}")
         if call.function is None:
             self.ignored.add(f"messages[].tool_calls[].type={call.type}")
             return None
         where = f"messages[{self.index}].tool_calls[{number}].function.arguments"
-        return Call(call.function.name, _arguments(call.function.arguments, where), call.id)
-
-
-def _arguments(given: str | dict[str, Any] | None, where: str) -> str:
-    """The JSON text of a call's arguments; raises :class:`ApiError` (400)."""
-    if isinstance(given, str):
-        return given or "{}"
-    try:
-        return msgspec.json.encode(given or {}).decode()
-    except RecursionError as error:
-        raise invalid(f"`{where}` is nested too deeply.", where, "invalid_value") from error
+        return Call(call.function.name, json_text(call.function.arguments, where), call.id)
 
 
 def _turn(message: Message, place: _Place) -> Turn:
@@ -221,7 +217,7 @@ def _name(choice: str | ChosenTool | ChosenFunction | None) -> str:
 
 
 def _word_or_name(choice: ChosenTool) -> str:
-    if choice.type not in (None, "function", "custom", "allowed_tools"):
+    if choice.type not in (None, "function", "custom", "tool", "allowed_tools"):
         return choice.type
     named = choice.function or choice.custom
     name = named.name if named else choice.name

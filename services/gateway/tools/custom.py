@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.api.options import FunctionDefinition
+from services.gateway.api.parts import json_text
 from services.gateway.tools.calls import CallDelta, Parsed
 from services.gateway.tools.parser import CallReader
 
@@ -28,8 +29,12 @@ def custom_function(name: str, description: str | None, grammar: Mapping[str, An
     return FunctionDefinition(name=name, description=described, parameters=_INPUT)
 
 
-def input_arguments(text: str) -> str:
-    """The arguments by which the model calls a custom tool."""
+def input_arguments(given: Any, where: str) -> str:
+    """The arguments by which the model calls a custom tool; an input that is no text is shown as JSON.
+
+    Raises :class:`ApiError` (400) with the path `where`.
+    """
+    text = given if isinstance(given, str) else "" if given is None else json_text(given, where)
     return msgspec.json.encode({"input": text}).decode()
 
 

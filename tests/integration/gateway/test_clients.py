@@ -112,12 +112,11 @@ FORCED: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses", {"tool_choice": {"type": "web_search"}}, "tool_choice"),
     ("/v1/responses", {"tools": [{"type": "mcp", "server_label": "a"}], "tool_choice": "required"}, "tool_choice"),
     ("/v1/messages", {"tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
-    ("/v1/responses", {"tools": [{"type": "teleport"}]}, "tools[0].type"),
-    ("/v1/responses", {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "mcp"}]}]},
-     "tools[0].tools[0].type"),
+    ("/v1/responses", {"tool_choice": {"type": "teleport"}}, "tool_choice"),
+    ("/v1/responses", {"tools": [{"type": 1}]}, "tools[0].type"),
     ("/v1/responses", {"tools": [{"type": "function", "name": "n__f"}, {"type": "namespace", "name": "n", "tools": [
         {"type": "custom", "name": "f"}]}]}, "tools"),
-    ("/v1/messages", {"tools": [{"type": "teleport", "name": "x"}]}, "tools[0].type"),
+    ("/v1/messages", {"tools": [{"type": 1, "name": "x"}]}, "tools[0].type"),
     ("/v1/messages", {"tools": [{"name": "x"}]}, "tools[0].input_schema"),
 ]  # fmt: skip
 
@@ -128,6 +127,32 @@ async def test_a_hosted_tool_that_must_be_called_is_refused(stack: Stack) -> Non
         answer = await stack.http.post(path, json=shape.body | fields)
         error = answer.json()["error"]
         assert (answer.status_code, (error.get("details") or error)["param"]) == (400, param), answer.text
+
+
+HOSTED: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/responses", {"tools": [{"type": "x_search"}, {"type": "memory"}]},
+     "tools[].type=x_search, tools[].type=memory"),
+    ("/v1/responses", {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "mcp"}]}]},
+     "tools[].tools[].type=mcp"),
+    ("/v1/responses", {"tools": [], "include": ["of.next_year"], "context_management": [{"type": "compaction"}]},
+     "include=of.next_year, context_management"),
+    ("/v1/messages", {"tools": [{"type": "tool_search_tool_regex", "name": "tool_search_tool_regex"}]},
+     "tools[].type=tool_search_tool_regex"),
+    ("/v1/messages", {"tools": [{"type": "mcp_toolset", "mcp_server_name": "a"}, {"type": "advisor", "name": []}],
+                      "mcp_servers": [{"type": "url", "url": "https://a.example", "name": "a"}]},
+     "tools[].type=mcp_toolset, tools[].type=advisor, mcp_servers"),
+    ("/v1/chat", {"tools": [{"type": "openrouter:web_search"}]}, "tools[].type=openrouter:web_search"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "fields", "left_out"), HOSTED)
+async def test_a_tool_of_an_unknown_type_is_left_out(
+    stack: Stack, path: str, fields: dict[str, Any], left_out: str
+) -> None:
+    shape = next(shape for shape in SHAPES.values() if shape.path.startswith(path))
+    answer = await stack.http.post(shape.path, json=shape.body | fields)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[IGNORED_HEADER] == left_out
 
 
 async def test_a_choice_names_tools_of_any_kind(stack: Stack) -> None:

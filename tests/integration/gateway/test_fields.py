@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from services.gateway.api.fields import neutral_values
-from services.gateway.api.ignored import IGNORED_HEADER
+from services.gateway.api.fields import advisory_fields, neutral_values
+from services.gateway.api.ignored import IGNORED_HEADER, Ignored, leave_out
 from services.gateway.api.schema import (
     BatchBody,
     ChatBody,
@@ -118,6 +118,44 @@ def test_null_means_the_default_of_optional_nested_fields() -> None:
         if not field.required and not _takes_null(field.type)
     ]
     assert refused == []
+
+
+def test_advisory_fields_take_any_value() -> None:
+    found: dict[type[msgspec.Struct], inspect.StructType] = {}
+    for kind in (*(kind for kind, _ in BODIES.values()), BatchBody, FineTuningBody):
+        _structs(inspect.type_info(kind), found)
+    values = ("a", 1, 1.5, True, [1], {"a": 1}, None)
+    tried = 0
+    for kind in found:
+        types = {one.encode_name: one.type for one in found[kind].fields}
+        for field in advisory_fields(kind):
+            tried += 1
+            assert isinstance(types[field], inspect.Metadata)
+            assert isinstance(types[field].type, inspect.AnyType), f"{kind.__name__}.{field} refuses some of {values}"
+    assert tried > 60
+
+
+def test_unknown_fields_of_every_object_in_a_body_are_left_out() -> None:
+    tried = 0
+    for kind in (*(kind for kind, _ in BODIES.values()), BatchBody, FineTuningBody):
+        for field in inspect.type_info(kind).fields:  # type: ignore[attr-defined]
+            kinds = list(alternatives(field.type))
+            items = [one for kind in kinds for one in alternatives(getattr(kind, "item_type", None)) if one]
+            for parts, value, path in ((kinds, {"zeta": 1}, ""), (items, [{"zeta": 1}], "[]")):
+                if any(isinstance(part, inspect.StructType) and part.tag is None for part in parts):
+                    ignored, name = Ignored(), field.encode_name
+                    assert leave_out({name: value}, kind, ignored) == {name: [{}] if path else {}}
+                    assert list(ignored.names) == [f"{name}{path}.zeta"]
+                    tried += 1
+    assert tried > 20
+
+
+def alternatives(described: Any) -> list[Any]:
+    if isinstance(described, inspect.Metadata):
+        return alternatives(described.type)
+    if isinstance(described, inspect.UnionType):
+        return [alternative for one in described.types for alternative in alternatives(one)]
+    return [described]
 
 
 async def test_fields_that_advise_are_accepted(stack: Stack) -> None:

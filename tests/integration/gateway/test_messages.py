@@ -273,6 +273,9 @@ ANSWERED: list[tuple[list[dict[str, Any]] | None, str, str]] = [
     ([{"type": "fallback", "from": {"model": "a"}}, {"type": "text", "text": "ho"}], "ho", "fallback"),
     ([{"type": "of_next_year", "text": "x"}, {"type": "text", "text": "ho"}], "ho", "of_next_year"),
     ([{"type": "text", "text": "ho", "citations": [], "parsed": 1}], "ho", ".parsed"),
+    ([{"type": "text", "text": None}, {"text": "ho"}], "\nho", ""),
+    ([{"type": "thinking", "thinking": None, "signature": 1}, {"type": "text", "text": "ho"}], "ho", ""),
+    ([{"type": "thinking"}, {"type": "redacted_thinking"}, {"type": "text", "text": "ho"}], "ho", ""),
     (None, "", ""),
 ]  # fmt: skip
 # Contents of a tool's result.
@@ -301,6 +304,13 @@ async def test_blocks_of_a_history_are_read_or_left_out_with_their_names() -> No
             turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
             await asks(stack, turns, f"g{{}}|{prompt}|", "messages[].content[].content[]", left_out)
             await asks(stack, [*turns, HELLO], f"g{{}}|{prompt}|hi|", "messages[].content[].content[]", left_out)
+        for given, arguments in (([], "{}"), ("", "{}"), ('{"a": 1}', '{"a": 1}'), ("{a", '"{a"'), ([1], '"[1]"')):
+            used = {"type": "tool_use", "id": "c", "name": "g", "input": given}
+            result = {"type": "tool_result", "tool_use_id": "c"}
+            turns = [{"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+            await asks(stack, turns, f"g{arguments}||", "", "")
+        turns = [HELLO, {"role": "tool", "content": "x"}, HELLO]
+        await asks(stack, turns, "hi\nhi|", "messages[]", ".role=tool")
         beside = [{"type": "tool_result", "tool_use_id": "c", "content": "read"}, PDF]
         turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": beside}]
         await asks(stack, turns, f"g{{}}|read|{NO_DOCUMENT}|", "messages[].content[]", "document")
@@ -372,6 +382,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (blocks({"type": "thinking", "thinking": "x"}), "messages[0].content[0]", "may not be"),
     (blocks({"type": "tool_result", "tool_use_id": "x"}), "messages[0].content[0].tool_use_id", "no earlier"),
     (blocks({"type": "tool_use", "id": "x", "name": "f", "input": {}}, role="assistant"), "messages[0]", "results"),
+    ({"messages": [HELLO, {"role": "tool", "content": "x"}]}, "messages[1].role", "`assistant`, `developer`"),
     ({"system": [{"type": "image"}]}, "system[0]", "the vision of multimodal ones is not loaded"),
     ({"tools": [TOOL, TOOL]}, "tools", "two functions"),
     ({"tool_choice": {"type": "any"}}, "tool_choice", "needs `tools`"),

@@ -306,13 +306,13 @@ IMAGE = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url
 FUNCTION = {"type": "function", "name": "f"}
 ASKED = {"role": "user", "content": "a"}
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [FUNCTION, {"type": "teleport"}]}, "tools[1].type", "`function`"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "Missing"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "match"),
     ({"tools": [FUNCTION, FUNCTION]}, "tools", "two functions"),
     ({"tool_choice": "required"}, "tool_choice", "needs `tools`"),
     ({"tools": [FUNCTION], "tool_choice": "some"}, "tool_choice", "`required`"),
-    ({"tools": [FUNCTION], "tool_choice": {"type": "teleport"}}, "tool_choice.type", "`function`"),
+    ({"tools": [FUNCTION], "tool_choice": {"type": "teleport"}}, "tool_choice", "hosted tool"),
+    ({"tools": [FUNCTION], "tool_choice": {"type": 1}}, "tool_choice.type", "`function`"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "among"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "g"}]}},
      "tool_choice.tools", "among"),
@@ -342,7 +342,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "xml"),
     ({"max_output_tokens": 0}, "max_output_tokens", ">= 1"),
     ({"max_output_tokens": 1000}, "input", "maximum context"),
-    ({"include": ["secrets"]}, "include[0]", "secrets"),
     ({"metadata": {"a": "x" * 513}}, "metadata[...]", "512"),
     ({"background": True}, "background", "only `false`"),
     ({"conversation": "conv_1"}, "conversation", "only `null`"),

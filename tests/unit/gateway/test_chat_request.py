@@ -167,6 +167,7 @@ def test_thinking_is_switched_by_each_clients_field(fields: dict[str, Any], vari
         ("any", "required"),
         ({"type": "function", "name": "f"}, "f"),
         ({"function": {"name": "f"}}, "f"),
+        ({"type": "tool", "name": "f"}, "f"),
     ],
 )
 def test_a_tool_choice_may_be_an_object(given: Any, choice: str) -> None:
@@ -177,6 +178,7 @@ def test_the_answer_goes_on_from_a_prefix() -> None:
     begun = {"role": "assistant", "content": "Once", "prefix": True}
     chat = completions(messages=[{"role": "user", "content": "Tell."}, begun])
     assert (chat.continue_final_message, chat.add_generation_prompt) == (True, False)
+    assert completions(messages=[{"role": "assistant", "content": "Once", "partial": True}]).continue_final_message
     for messages in ([begun, {"role": "user", "content": "Go on."}], [begun | {"prefix": False}]):
         chat = completions(messages=messages)
         assert (chat.continue_final_message, chat.add_generation_prompt) == (False, True)
@@ -196,6 +198,7 @@ PICTURE: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:image
             [NOTE.format("audio")],
             ["input_audio"],
         ),
+        ([{"type": "text", "text": None}, {"type": "refusal", "refusal": None}, {"text": "a"}], ["", "", "a"], []),
         ([{"type": "file", "file": {"file_id": "f"}}], [NOTE.format("file")], ["file"]),
         ([{"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b"}], ["a", "b"], []),
         ([{"type": "thinking", "thinking": "hm"}, {"type": "tool_use", "id": "c"}], ["", ""], ["thinking", "tool_use"]),
@@ -224,15 +227,36 @@ def test_calls_of_a_history_are_read_in_each_clients_form() -> None:
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}, "extra_content": {"g": {}}},
         {"id": "2", "type": "builtin_function", "function": {"name": "$web_search", "arguments": ""}},
         {"id": "3", "type": "mcp", "mcp": {}},
+        {"id": "4", "type": "function", "function": {"name": "g", "arguments": []}},
+        {"id": "5", "type": "function", "function": {"name": "g", "arguments": [1]}},
+        {"id": "6", "type": "custom", "custom": {"name": "h"}},
+        {"id": "7", "type": "custom", "custom": {"name": "h", "input": {"a": 1}}},
     ]
     given = {"messages": [{"role": "assistant", "tool_calls": calls, "audio": {"id": "a"}, "extra_content": {}}]}
     ignored = Ignored()
     body = asyncio.run(BodyDecoder(ChatBody).decode(json.dumps(given).encode(), ignored))
     made = of_completions(body, 100, ignored).turns[0].calls
-    assert [(call.name, call.arguments) for call in made] == [("f", '{"a":1}'), ("$web_search", "{}")]
+    assert [(call.name, call.arguments) for call in made] == [
+        ("f", '{"a":1}'), ("$web_search", "{}"), ("g", "{}"), ("g", "[1]"), ("h", '{"input":""}'),
+        ("h", '{"input":"{\\"a\\":1}"}'),
+    ]  # fmt: skip
     assert list(ignored.names) == [
         "messages[].tool_calls[].mcp", "messages[].audio", "messages[].tool_calls[].type=mcp",
     ]  # fmt: skip
+
+
+def test_a_message_of_another_role_is_left_out_of_a_history_and_refused_as_the_last() -> None:
+    asked = {"role": "user", "content": "hi"}
+    for role in ("model", "ipython", "latest_reminder"):
+        ignored, other = Ignored(), {"role": role, "content": [PICTURE]}
+        body = msgspec.convert({"messages": [asked, {"role": role, "content": "a"}, asked]}, ChatBody)
+        assert [turn.role for turn in of_completions(body, 100, ignored).turns] == ["user", "user"]
+        assert list(ignored.names) == [f"messages[].role={role}"]
+        given = json.dumps({"messages": [asked, other]}).encode()
+        body = asyncio.run(BodyDecoder(ChatBody).decode(given, Ignored()))
+        with pytest.raises(ApiError, match="is none of `assistant`") as refused:
+            of_completions(body, 100, Ignored())
+        assert refused.value.param == "messages[1].role"
 
 
 def test_hosted_tools_are_left_out() -> None:
@@ -262,6 +286,10 @@ def test_a_schema_may_stand_beside_the_formats_type(kind: str) -> None:
 
 
 def test_a_schema_in_the_place_of_a_named_schema_is_rejected() -> None:
+    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": ARRAY, "zeta": 1}}
+    data, ignored = {"messages": [{"role": "user", "content": "a"}], "response_format": named}, Ignored()
+    asyncio.run(BodyDecoder(ChatBody).decode(json.dumps(data).encode(), ignored))
+    assert list(ignored.names) == ["response_format.json_schema.zeta"]
     given = {"messages": [{"role": "user", "content": "a"}]}
     given |= {"response_format": {"type": "json_schema", "json_schema": PARAMETERS}}
     with pytest.raises(ApiError, match=r"Unknown field `response_format\.json_schema\.type`"):

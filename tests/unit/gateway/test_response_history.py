@@ -11,7 +11,7 @@ from services.gateway.api.chat import Turn
 from services.gateway.api.ignored import Ignored
 from services.gateway.errors import ApiError
 from services.gateway.http.responses.history import turns_of
-from services.gateway.http.responses.reading import read_items
+from services.gateway.http.responses.reading import check_new_parts, read_items
 from services.gateway.http.responses.schema import COMMANDS, ITEMS, ReferenceItem
 
 Raw = dict[str, Any]
@@ -145,6 +145,37 @@ def test_null_in_a_history_is_an_empty_text() -> None:
     turns, ignored = read(ASKED, {"role": "assistant", "content": None}, called, output, ASKED)
     assert [(turn.role, turn.texts) for turn in turns[1:3]] == [("assistant", [""]), ("tool", [""])]
     assert ignored == ""
+
+
+@pytest.mark.parametrize(
+    ("called", "arguments"),
+    [
+        ({"type": "function_call"}, "{}"),
+        ({"type": "function_call", "arguments": None}, "{}"),
+        ({"type": "function_call", "arguments": []}, "{}"),
+        ({"type": "function_call", "arguments": {"a": 1}}, '{"a":1}'),
+        ({"type": "custom_tool_call"}, '{"input":""}'),
+        ({"type": "custom_tool_call", "input": {"a": 1}}, '{"input":"{\\"a\\":1}"}'),
+    ],
+)
+def test_calls_and_results_are_read_in_each_clients_form(called: Raw, arguments: str) -> None:
+    output = {"type": f"{called['type']}_output", "call_id": "f"}
+    answer = {"role": "assistant", "content": [{"type": "output_text", "text": None}, {"text": "So."}]}
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": None}]}
+    turns, ignored = read(ASKED, called | {"call_id": "f", "name": "look"}, output, thought, answer, ASKED)
+    assert turns[1].calls[0].arguments == arguments
+    assert [turn.texts for turn in turns[2:4]] == [[""], ["", "So."]]
+    assert ignored == ""
+
+
+def test_a_message_of_another_role_is_left_out_of_a_history_and_refused_as_the_last() -> None:
+    for role in ("critic", "tool", "model"):
+        turns, ignored = read(ASKED, {"role": role, "content": [IMAGE]}, ASKED)
+        assert [turn.role for turn in turns] == ["user", "user"]
+        assert ignored == f"input[].role={role}"
+        items = read_items([ASKED, {"role": role, "content": "a"}], Ignored())
+        with pytest.raises(ApiError, match="is none of `assistant`"):
+            check_new_parts(items)
 
 
 def test_too_deep_nesting_is_rejected() -> None:

@@ -14,7 +14,7 @@ from services.gateway.api.options import MAX_TOOLS, FunctionName, KeepAlive, Non
 class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
     """Text."""
 
-    text: str
+    text: Annotated[str | None, Meta(description="null: empty")]
     cache_control: Annotated[Any, ADVISORY] = None
     citations: Annotated[Any, ADVISORY] = None
 
@@ -25,15 +25,15 @@ TextualBlock = TextBlock | Unserved
 class ThinkingBlock(Struct, tag_field="type", tag="thinking", forbid_unknown_fields=True):
     """The assistant's reasoning; the chat template gets it."""
 
-    thinking: str
-    signature: Annotated[str | None, ADVISORY] = None
+    thinking: str | None = None
+    signature: Annotated[Any, ADVISORY] = None
     cache_control: Annotated[Any, ADVISORY] = None
 
 
 class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking", forbid_unknown_fields=True):
     """Thoughts that are encrypted; left out of the prompt."""
 
-    data: Annotated[str, ADVISORY]
+    data: Annotated[Any, ADVISORY] = None
 
 
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use", forbid_unknown_fields=True):
@@ -41,10 +41,10 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use", forbid_unknown_fiel
 
     id: NonEmpty
     name: NonEmpty
-    input: Annotated[dict[str, Any] | None, Meta(description="null: no arguments")]
+    input: Annotated[Any, Meta(description="An object, or its JSON text")] = None
     cache_control: Annotated[Any, ADVISORY] = None
     caller: Annotated[Any, ADVISORY] = None
-    toolset_name: Annotated[str | None, ADVISORY] = None
+    toolset_name: Annotated[Any, ADVISORY] = None
 
 
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result", forbid_unknown_fields=True):
@@ -54,16 +54,19 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result", forbid_unknow
     content: str | list[TextualBlock] | None = None
     is_error: Annotated[bool, Meta(description="Its text is marked as an error in the prompt")] | None = None
     cache_control: Annotated[Any, ADVISORY] = None
-    toolset_name: Annotated[str | None, ADVISORY] = None
+    toolset_name: Annotated[Any, ADVISORY] = None
 
 
 Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | Unserved
 
 
+ROLES = ("assistant", "developer", "system", "user")
+
+
 class MessageParam(Struct, forbid_unknown_fields=True):
     """A message. The last one may be the beginning of the assistant's answer."""
 
-    role: Literal["user", "assistant", "system", "developer"]
+    role: Annotated[str, Meta(description=f"One of {', '.join(ROLES)}; in a history others are left out")]
     content: Annotated[str | list[Block] | None, Meta(description="null: empty")]
 
 
@@ -76,10 +79,10 @@ class ClientTool(Struct, kw_only=True, forbid_unknown_fields=True):
     type: Literal["custom"] | None = None
     strict: Annotated[bool, Meta(description="Calls follow the schema whatever the model would write")] | None = None
     cache_control: Annotated[Any, ADVISORY] = None
-    eager_input_streaming: Annotated[bool | None, ADVISORY] = None
+    eager_input_streaming: Annotated[Any, ADVISORY] = None
     input_examples: Annotated[Any, ADVISORY] = None
     allowed_callers: Annotated[Any, ADVISORY] = None
-    defer_loading: Annotated[bool | None, ADVISORY] = None
+    defer_loading: Annotated[Any, ADVISORY] = None
 
 
 class AutoChoice(Struct, tag_field="type", tag="auto", forbid_unknown_fields=True):
@@ -111,7 +114,7 @@ Choice = AutoChoice | AnyChoice | OneChoice | NoChoice
 class ThinkingOn(Struct, tag_field="type", tag="enabled", forbid_unknown_fields=True):
     """The chat template switches thinking on."""
 
-    budget_tokens: Annotated[int | None, ADVISORY] = None
+    budget_tokens: Annotated[Any, ADVISORY] = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -171,11 +174,11 @@ class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
     cache_control: Annotated[Any, ADVISORY] = None
     context_management: Annotated[Any, ADVISORY] = None
     client_metadata: Annotated[Any, ADVISORY] = None
-    speed: Annotated[str | None, ADVISORY] = None
-    user_profile_id: Annotated[str | None, ADVISORY] = None
+    speed: Annotated[Any, ADVISORY] = None
+    user_profile_id: Annotated[Any, ADVISORY] = None
     billing_policy: Annotated[Any, ADVISORY] = None
     compaction: Annotated[Any, neutral()] = None
-    mcp_servers: Annotated[Any, neutral([])] = None
+    mcp_servers: Annotated[Any, Meta(description="Left out, as their tools are"), ADVISORY] = None
 
 
 class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
@@ -192,8 +195,8 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     session_id: Annotated[Session, Meta(description="Requests of a session stay on one worker")] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
     keep_alive: KeepAlive | None = None
-    service_tier: Annotated[str | None, ADVISORY] = None
-    inference_geo: Annotated[str | None, ADVISORY] = None
+    service_tier: Annotated[Any, ADVISORY] = None
+    inference_geo: Annotated[Any, ADVISORY] = None
     diagnostics: Annotated[Any, ADVISORY] = None
     fallback_credit_token: Annotated[Any, ADVISORY] = None
     container: Annotated[Any, neutral()] = None

@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
-
 from services.gateway.api.chat import Call, ChatRequest, FieldNames, OfferedTools, Turn, thinking_variables
 from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.api.options import FunctionDefinition, JsonSchemaFormat, ResponseFormat, TextOptions
-from services.gateway.api.parts import TEXT_ONLY, is_media, own_text, stand_in, text_of
+from services.gateway.api.parts import TEXT_ONLY, is_media, is_role, json_text, own_text, stand_in, text_of
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.messages import schema
 from services.gateway.http.messages.tools import read_tools
@@ -119,6 +117,8 @@ def _turns(body: schema.CountBody, ignored: Ignored) -> list[Turn]:
     names: dict[str, str] = {}  # names of called tools, by the calls' ids
     last = len(body.messages) - 1
     for index, turn in enumerate(body.messages):
+        if not is_role(turn.role, schema.ROLES, f"messages[{index}].role", ignored, new=index == last):
+            continue
         reader = _Reader(f"messages[{index}].content", ignored, new=index == last)
         if turn.content is None or isinstance(turn.content, str) or turn.role in ("system", "developer"):
             added = [Turn(turn.role, _texts(turn.content or "", reader))]
@@ -175,12 +175,12 @@ def _assistant(blocks: Sequence[schema.Block], reader: _Reader, names: dict[str,
         turn = turns[-1]
         match block:
             case schema.TextBlock(text=text):
-                turn.texts.append(text)
+                turn.texts.append(text or "")
             case schema.ThinkingBlock(thinking=thinking):
                 turn.reasoning_content = "\n".join(filter(None, [turn.reasoning_content, thinking])) or None
             case schema.ToolUseBlock(id=call_id, name=name, input=arguments):
                 names[call_id] = name
-                turn.calls.append(Call(name, _json(arguments or {}, f"{reader.where}[{index}].input"), call_id))
+                turn.calls.append(Call(name, json_text(arguments, f"{reader.where}[{index}].input"), call_id))
             case schema.RedactedThinkingBlock():
                 continue  # for its maker's eyes only
             case Unserved():
@@ -203,7 +203,7 @@ class _ServedCalls:
         value, where = block.value, f"{self._reader.where}[]"
         call_id = value.get("id") if block.kind in _SERVER_CALLS else value.get("tool_use_id")
         if block.kind in _SERVER_CALLS and isinstance(call_id, str):
-            call = Call(str(value.get("name")), _json(value.get("input") or {}, where), call_id)
+            call = Call(str(value.get("name")), json_text(value.get("input"), where), call_id)
             self._calls[call_id] = block, call
         elif block.kind.endswith("_tool_result") and call_id in self._calls and not turn.calls:
             call = self._calls.pop(call_id)[1]
@@ -223,13 +223,6 @@ class _ServedCalls:
         return stand_in(block, f"{_INDEX.sub('[]', self._reader.where)}[]", self._reader.ignored)
 
 
-def _json(value: Any, field: str) -> str:
-    try:
-        return msgspec.json.encode(value).decode()
-    except RecursionError as error:
-        raise invalid(f"`{field}` is nested too deeply.", field, "invalid_value") from error
-
-
 def _user(blocks: Sequence[schema.Block], reader: _Reader, names: Mapping[str, str]) -> list[Turn]:
     """A turn, and one before it for each result of a tool, whose images clients may put next to it."""
     turns: list[Turn] = []
@@ -239,7 +232,7 @@ def _user(blocks: Sequence[schema.Block], reader: _Reader, names: Mapping[str, s
     for index, block in enumerate(blocks):
         match block:
             case schema.TextBlock(text=text):
-                texts.append(text)
+                texts.append(text or "")
             case schema.ToolResultBlock():
                 turns.append(_result(block, replace(reader, where=f"{reader.where}[{index}]"), names))
             case Unserved():
@@ -268,7 +261,7 @@ def _texts(content: str | Sequence[schema.Block], reader: _Reader) -> list[str]:
         if isinstance(block, Unserved):
             texts.append(reader.text(block, index))
         elif isinstance(block, schema.TextBlock):
-            texts.append(block.text)
+            texts.append(block.text or "")
         else:
             raise reader.misplaced(str(block.__struct_config__.tag), index)
     return texts

@@ -42,7 +42,7 @@ class InputTokensBody(Struct, kw_only=True, forbid_unknown_fields=True):
     truncation: Annotated[Literal["auto", "disabled"], Meta(description="auto drops the oldest turns")] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
     client_metadata: Annotated[Any, ADVISORY] = None
-    personality: Annotated[str | None, ADVISORY] = None
+    personality: Annotated[Any, ADVISORY] = None
     conversation: Annotated[Any, neutral()] = None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.api.ignored import Ignored
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.logprobs import LogprobWriter
@@ -18,6 +19,7 @@ from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.responses.chat import chat_of
 from services.gateway.http.responses.output import OutputItems
 from services.gateway.http.responses.schema import (
+    INCLUDABLE,
     CustomTool,
     FunctionTool,
     MessageItem,
@@ -80,6 +82,7 @@ class ConversationSerializer(ResponseSerializer):
     async def prepare(self, body: ResponsesBody, model: ServedModel, caller: Caller) -> Prepared:
         """See :class:`Serializer`."""
         await self._check_store(body)
+        _leave_out(body, caller.ignored)
         turn = self._turn = await Turns(self._store).read(body, model, caller.tenant, caller.ignored)
         offer = read_tools(body, turn.items, len(turn.given), caller.ignored)
         if not caller.session and body.store is not False:
@@ -167,6 +170,14 @@ class ConversationSerializer(ResponseSerializer):
                 raise
             return False
         return True
+
+
+def _leave_out(body: ResponsesBody, ignored: Ignored) -> None:
+    for name in body.include or ():
+        if name not in INCLUDABLE:
+            ignored.add(f"include={name}")
+    if body.context_management:
+        ignored.add("context_management")
 
 
 def _without_none(value: msgspec.Struct) -> dict[str, Any]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from services.gateway.api.chat import Call, Turn
 from services.gateway.api.ignored import Ignored, Unserved
-from services.gateway.api.parts import is_media, own_text, stand_in
+from services.gateway.api.parts import is_media, json_text, own_text, stand_in
 from services.gateway.errors import invalid
 from services.gateway.http.responses.schema import (
+    ROLES,
     TOOL_ITEMS,
     CallItem,
     CallOutputItem,
@@ -66,7 +65,9 @@ class _History:
         """Read an item; raises :class:`ApiError` (400)."""
         match item:
             case ReasoningItem():
-                self._reasoning += [part.text for part in item.content or item.summary or ()]
+                self._reasoning += [part.text for part in item.content or item.summary or () if part.text]
+            case MessageItem(role=role) if role not in ROLES:
+                self._ignored.add(f"input[].role={role}")
             case MessageItem(role=role, content=content):
                 self._append(Turn(role, self._texts(content, "content")))
             case CallItem() | CustomCallItem():
@@ -129,7 +130,9 @@ class _History:
         if content is None or isinstance(content, str):
             return [content or ""]
         where = f"input[].{field}[]"
-        return [stand_in(part, where, self._ignored) if isinstance(part, Unserved) else part.text for part in content]
+        return [
+            stand_in(part, where, self._ignored) if isinstance(part, Unserved) else part.text or "" for part in content
+        ]
 
     def _result(self, item: Unserved, fields: Sequence[str]) -> str | None:
         """The result in the first of the fields that has one; None if there is none."""
@@ -149,15 +152,14 @@ class _History:
             typed = Unserved(kind, part)
             if is_media(kind) or own_text(typed) is not None:
                 return stand_in(typed, where, self._ignored)
-        return _json(part)
+        return json_text(part, "input")
 
 
 def _call(item: CallItem | CustomCallItem) -> Call:
     name = flat_name(item.namespace, item.name)
     if isinstance(item, CustomCallItem):
-        return Call(name, input_arguments(item.input), item.call_id)
-    arguments = item.arguments if isinstance(item.arguments, str) else _json(item.arguments)
-    return Call(name, arguments or "{}", item.call_id)
+        return Call(name, input_arguments(item.input, "input"), item.call_id)
+    return Call(name, json_text(item.arguments, "input"), item.call_id)
 
 
 def _hosted_name(item: Unserved) -> str:
@@ -169,13 +171,4 @@ def _hosted_name(item: Unserved) -> str:
 def _hosted_arguments(item: Unserved) -> str:
     field = _ARGUMENTS[item.kind]
     value = item.value.get(field)
-    if isinstance(value, str) and field == "arguments":
-        return value or "{}"
-    return _json(value if isinstance(value, dict) else {field: value})
-
-
-def _json(value: Any) -> str:
-    try:
-        return msgspec.json.encode(value).decode()
-    except RecursionError as error:
-        raise invalid("An item of `input` is nested too deeply.", "input", "invalid_value") from error
+    return json_text(value if isinstance(value, dict) or field == "arguments" else {field: value}, "input")

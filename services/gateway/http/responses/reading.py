@@ -8,7 +8,7 @@ from typing import Any
 from services.gateway.api.decode import converted, unsupported_value
 from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.api.parts import own_text, refusal
-from services.gateway.http.responses.schema import COMMANDS, ITEMS, Item, MessageItem, ReferenceItem
+from services.gateway.http.responses.schema import COMMANDS, ITEMS, ROLES, Item, MessageItem, ReferenceItem
 
 _TEXT_PARTS = ("input_text", "output_text", "refusal")
 
@@ -38,10 +38,13 @@ def _kind(raw: dict[str, Any]) -> object:
 
 
 def check_new_parts(items: Sequence[Item | ReferenceItem], field: str = "input") -> None:
-    """Raise :class:`ApiError` (400) for a part without text in what the answer is about, and not a history.
+    """Raise :class:`ApiError` (400) for a role or a part without text in what the answer is about, and not a history.
 
     That are the user's messages behind all other items, and system messages.
     """
+    last = len(items) - 1
+    if items and isinstance(item := items[last], MessageItem) and item.role not in ROLES:
+        raise refusal(item.role, ROLES, f"{field}[{last}].role")
     for index in _new_messages(items):
         content = getattr(items[index], "content", ())
         for number, part in enumerate(content if isinstance(content, list) else ()):
@@ -53,5 +56,5 @@ def _new_messages(items: Sequence[Item | ReferenceItem]) -> list[int]:
     roles = [item.role if isinstance(item, MessageItem) else "" for item in items]
     old = max((index for index, role in enumerate(roles) if role in ("", "assistant")), default=-1)
     return [
-        index for index, role in enumerate(roles) if role and role != "assistant" and (index > old or role != "user")
+        index for index, role in enumerate(roles) if role in ("system", "developer") or (role == "user" and index > old)
     ]

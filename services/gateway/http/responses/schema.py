@@ -18,14 +18,14 @@ ResponseId = Annotated[str, Meta(max_length=256)]
 class InputText(Struct, tag_field="type", tag="input_text", forbid_unknown_fields=True):
     """A text of any role."""
 
-    text: str
+    text: Annotated[str | None, Meta(description="null: empty")]
     prompt_cache_breakpoint: Annotated[Any, ADVISORY] = None
 
 
 class OutputText(Struct, tag_field="type", tag="output_text", forbid_unknown_fields=True):
     """Text that the model wrote."""
 
-    text: str
+    text: Annotated[str | None, Meta(description="null: empty")]
     annotations: Annotated[Any, ADVISORY] = None
     logprobs: Annotated[Any, ADVISORY] = None
 
@@ -33,10 +33,10 @@ class OutputText(Struct, tag_field="type", tag="output_text", forbid_unknown_fie
 class Refusal(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=True):
     """The model's refusal."""
 
-    refusal: str
+    refusal: str | None
 
     @property
-    def text(self) -> str:
+    def text(self) -> str | None:
         """The text, under the name that other parts use."""
         return self.refusal
 
@@ -59,10 +59,13 @@ class _OfCall(_Listed, kw_only=True, forbid_unknown_fields=True):
     caller: Annotated[Any, ADVISORY] = None
 
 
+ROLES = ("assistant", "developer", "system", "user")
+
+
 class MessageItem(_Listed, kw_only=True, forbid_unknown_fields=True):
     """A message; `type` may be left out."""
 
-    role: Literal["user", "assistant", "system", "developer"]
+    role: Annotated[str, Meta(description=f"One of {', '.join(ROLES)}; in a history others are left out")]
     content: Content
     type: Literal["message"] = "message"
     phase: Annotated[Any, ADVISORY] = None
@@ -72,7 +75,7 @@ class CallItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
     """A call that the model made."""
 
     name: str
-    arguments: Annotated[str | dict[str, Any], Meta(description="JSON text, or the object itself")]
+    arguments: Annotated[Any, Meta(description="JSON text, or the object itself")] = None
     namespace: str | None = None
     type: Literal["function_call"] = "function_call"
 
@@ -80,7 +83,7 @@ class CallItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
 class CallOutputItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
     """The output of a call."""
 
-    output: Content
+    output: Content = None
     type: Literal["function_call_output"] = "function_call_output"
     name: str | None = None
 
@@ -89,7 +92,7 @@ class CustomCallItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
     """A call of a custom tool, whose input is text."""
 
     name: str
-    input: str
+    input: Annotated[Any, Meta(description="A text; the JSON text of other values")] = None
     namespace: str | None = None
     type: Literal["custom_tool_call"] = "custom_tool_call"
 
@@ -97,7 +100,7 @@ class CustomCallItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
 class CustomOutputItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
     """The output of a custom tool's call."""
 
-    output: Content
+    output: Content = None
     type: Literal["custom_tool_call_output"] = "custom_tool_call_output"
     name: str | None = None
 
@@ -105,7 +108,7 @@ class CustomOutputItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
 class ReasoningText(Struct, forbid_unknown_fields=True):
     """A part of a reasoning."""
 
-    text: str
+    text: str | None = None
     type: str = "reasoning_text"
 
 
@@ -149,7 +152,7 @@ class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    defer_loading: Annotated[bool | None, ADVISORY] = None
+    defer_loading: Annotated[Any, ADVISORY] = None
     output_schema: Annotated[Any, ADVISORY] = None
 
 
@@ -160,7 +163,7 @@ class CustomTool(Struct, kw_only=True, forbid_unknown_fields=True):
     type: Literal["custom"] = "custom"
     description: str | None = None
     format: Annotated[dict[str, Any], Meta(description="Shown to the model, and not enforced")] | None = None
-    defer_loading: Annotated[bool | None, ADVISORY] = None
+    defer_loading: Annotated[Any, ADVISORY] = None
 
 
 class NamespaceTool(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -169,7 +172,7 @@ class NamespaceTool(Struct, kw_only=True, forbid_unknown_fields=True):
     name: FunctionName
     tools: list[dict[str, Any]]
     type: Literal["namespace"] = "namespace"
-    description: Annotated[str | None, ADVISORY] = None
+    description: Annotated[Any, ADVISORY] = None
 
 
 class ToolChoice(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -202,27 +205,27 @@ class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     """How the text is to be."""
 
     format: TextFormat | None = None
-    verbosity: Annotated[Literal["low", "medium", "high"] | None, ADVISORY] = None
+    verbosity: Annotated[Any, ADVISORY] = None
 
 
 class ReasoningConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     """How the model reasons."""
 
     effort: Annotated[str, Meta(description="A variable for the chat template")] | None = None
-    summary: Annotated[str | None, ADVISORY] = None
-    generate_summary: Annotated[str | None, ADVISORY] = None
-    context: Annotated[str | None, ADVISORY] = None
-    mode: Annotated[str | None, ADVISORY] = None
+    summary: Annotated[Any, ADVISORY] = None
+    generate_summary: Annotated[Any, ADVISORY] = None
+    context: Annotated[Any, ADVISORY] = None
+    mode: Annotated[Any, ADVISORY] = None
 
 
 class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
     """How a stream reports."""
 
-    include_obfuscation: Annotated[bool | None, ADVISORY] = None
+    include_obfuscation: Annotated[Any, ADVISORY] = None
 
 
 LOGPROBS = "message.output_text.logprobs"
-Includable = Literal[
+INCLUDABLE = (
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
     "file_search_call.results",
@@ -231,7 +234,7 @@ Includable = Literal[
     "message.input_image.image_url",
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
-]
+)
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
@@ -265,7 +268,7 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy")] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    include: Annotated[list[Includable], Meta(description=f"Only {LOGPROBS} has an effect")] | None = None
+    include: Annotated[list[str], Meta(description=f"Only {LOGPROBS} has an effect")] | None = None
     tools: (
         Annotated[
             list[dict[str, Any]],
@@ -301,14 +304,14 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
-    max_tool_calls: Annotated[int | None, ADVISORY] = None
+    max_tool_calls: Annotated[Any, ADVISORY] = None
     client_metadata: Annotated[Any, ADVISORY] = None
-    service_tier: Annotated[str | None, ADVISORY] = None
-    prompt_cache_retention: Annotated[str | None, ADVISORY] = None
+    service_tier: Annotated[Any, ADVISORY] = None
+    prompt_cache_retention: Annotated[Any, ADVISORY] = None
     prompt_cache_options: Annotated[Any, ADVISORY] = None
     access_programs: Annotated[Any, ADVISORY] = None
     background: Annotated[Any, neutral(False)] = None
-    context_management: Annotated[Any, neutral([])] = None
+    context_management: Annotated[Any, Meta(description="Left out: `truncation` drops turns"), ADVISORY] = None
     conversation: Annotated[Any, neutral()] = None
     image: Annotated[Any, neutral()] = None
     moderation: Annotated[Any, neutral()] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,14 +26,9 @@ from services.gateway.http.responses.schema import (
 )
 from services.gateway.tools.custom import custom_function
 
+_INDEX = re.compile(r"\[\d+\]")
 _MODES = ("none", "auto", "required")
-_SERVED = ("function", "custom", "namespace")
-# Tools that OpenAI runs for its own models.
-_HOSTED = (
-    "apply_patch", "code_interpreter", "computer", "file_search", "image_generation", "local_shell", "mcp",
-    "programmatic_tool_calling", "shell", "tool_search", "web_search",
-)  # fmt: skip
-_HOSTED_VERSIONS = ("computer_use", "web_search_")  # begin the names of earlier and later ones
+_SERVED = ("function", "custom", "namespace")  # types of the client's own tools; all others are hosted ones
 
 
 def flat_name(namespace: str | None, name: str) -> str:
@@ -70,7 +66,6 @@ class ToolOffer:
     """The tools of a body."""
 
     ignored: Ignored  # collects what is left out
-    history: bool = False  # true for tools in items: unknown types are left out as well
     tools: list[OfferedTool] = field(default_factory=list)
     listed: list[dict[str, Any]] = field(default_factory=list)  # as a response lists them
 
@@ -113,7 +108,7 @@ def _read_added(items: Sequence[Item], given: int, ignored: Ignored) -> dict[str
         where, tools = f"input[{index}].tools", item.value.get("tools")
         if not isinstance(tools, list) or not all(isinstance(raw, dict) for raw in tools):
             raise invalid(f"`{where}` must be a list of objects.", where, "invalid_value")
-        offer = ToolOffer(ignored, history=True)
+        offer = ToolOffer(ignored)
         for number, raw in enumerate(tools):
             _read_tool(raw, f"{where}[{number}]", offer, "")
         added |= {offered.name: offered for offered in offer.tools}
@@ -122,8 +117,10 @@ def _read_added(items: Sequence[Item], given: int, ignored: Ignored) -> dict[str
 
 def _read_tool(raw: dict[str, Any], where: str, offer: ToolOffer, namespace: str) -> None:
     kind, served = raw.get("type", "function"), _SERVED[:2] if namespace else _SERVED
-    if (offer.history and kind not in served) or (not namespace and _is_hosted(kind)):
-        offer.ignored.add(f"{'input[].' if offer.history else ''}tools[].type={kind}")
+    if not isinstance(kind, str):
+        raise unsupported_value(f"{where}.type", kind, served)
+    if kind not in served:
+        offer.ignored.add(f"{_INDEX.sub('[]', where)}.type={kind}")
         return
     if kind == "function":
         function = converted(raw, FunctionTool, where, offer.ignored)
@@ -133,19 +130,13 @@ def _read_tool(raw: dict[str, Any], where: str, offer: ToolOffer, namespace: str
     elif kind == "custom":
         offer.tools.append(OfferedTool(converted(raw, CustomTool, where, offer.ignored), namespace))
         listed = raw
-    elif kind in served:
+    else:
         group = converted(raw, NamespaceTool, where, offer.ignored)
         for index, inner in enumerate(group.tools):
             _read_tool(inner, f"{where}.tools[{index}]", offer, group.name)
         listed = raw
-    else:
-        raise unsupported_value(f"{where}.type", kind, served)
     if not namespace:
         offer.listed.append(listed)
-
-
-def _is_hosted(kind: object) -> bool:
-    return isinstance(kind, str) and (kind in _HOSTED or kind.startswith(_HOSTED_VERSIONS))
 
 
 def offered_tools(body: ResponsesBody, offer: ToolOffer) -> OfferedTools:
@@ -171,15 +162,15 @@ def _chosen(choice: str | dict[str, Any] | None, offer: ToolOffer) -> tuple[list
     if kind == "allowed_tools":
         allowed = converted(choice, ToolChoiceAllowed, "tool_choice", offer.ignored)
         return _allowed(allowed, offer), allowed.mode
-    if _is_hosted(kind):
-        raise _forced("tool_choice", str(kind))
+    if isinstance(kind, str):
+        raise _forced("tool_choice", kind)
     raise unsupported_value("tool_choice.type", kind, ("function", "custom", "allowed_tools"))
 
 
 def _allowed(choice: ToolChoiceAllowed, offer: ToolOffer) -> list[OfferedTool]:
     names: set[str] = set()
     for raw in choice.tools:
-        if not _is_hosted(raw.get("type")):
+        if raw.get("type", "function") in _SERVED[:2]:
             tool = converted(raw, ToolChoice, "tool_choice.tools", offer.ignored)
             names |= set(offer.names(tool, "tool_choice.tools"))
     return [offered for offered in offer.tools if offered.name in names]
