@@ -52,9 +52,9 @@ from bench.speculation_workloads import (
 )
 from services.cli.stack.default_model import default_model
 from services.cli.stack.options import StackOptions
-from services.cli.stack.process import ManagedProcess
 from services.cli.stack.supervisor import Stack
 from services.common.ports import free_port
+from services.common.processes.process import ManagedProcess
 from services.common.worker_options import Speculation
 from services.tools.converter.run import ConversionOptions, convert
 from services.worker.native.startup import read_model

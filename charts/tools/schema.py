@@ -17,6 +17,7 @@ from services.finetuner.settings import FinetunerSettings
 from services.gateway.names.route import ModelRoute
 from services.gateway.settings import GatewaySettings
 from services.router.settings import RouterSettings
+from services.worker.pool.settings import OF_A_MODEL
 from services.worker.settings import WorkerSettings
 
 Schema = dict[str, Any]
@@ -33,7 +34,7 @@ _ELSEWHERE = {
     *("gateway_port", "grpc_port", "router_addresses", "api_keys_file", "api_keys", "routes_file"),
     *("router_port", "router_id", "coordinator_address"),
     *("expected_models", "expected_models_config_map", "service_account_folder"),
-    *("worker_id", "worker_port", "revision", "served_model_name", "node_service"),
+    *("worker_id", "worker_port", "revision", "served_model_name", "node_service", "idle_sleep_s", "pinned"),
     *("finetuner_models", "finetuner_folder", "finetuner_job_template", "finetuner_quantizations"),
 }
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
@@ -64,12 +65,30 @@ def build(root: Value) -> Schema:
             **_routes(),
             "env": _ENV,
             "pdb": _PDB,
+            "poolModel": _pool_model(),
             "pool": {
                 **builder.of(root.child("workers", "defaults")),
                 "description": "As workers.defaults; null removes it.",
                 "type": ["object", "null"],
             },
             **{f"pod-{child.key}": builder.of(child) for child in pod},
+        },
+    }
+
+
+def _pool_model() -> Schema:
+    """One of several models of a pool."""
+    settings = _settings("worker")
+    own = {key: settings[key] for key in map(_camel, OF_A_MODEL) if key in settings and key != "model"}
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["model"],
+        "properties": {
+            "model": {"type": "string", "description": "As workers.defaults.model."},
+            "servedName": {"type": "string", "description": "As workers.defaults.servedName."},
+            "pin": {"type": "boolean", "description": "The worker never sleeps."},
+            "settings": {"type": "object", "additionalProperties": False, "properties": own},
         },
     }
 

@@ -39,6 +39,7 @@ from services.router.policies.base import Filter, Picker, PolicyPart, Scorer
 from services.router.policies.registry import PARTS, Composition, PolicyName, preset
 from services.router.settings import RouterSettings
 from services.tools.checker.families import ListedFamily, list_models
+from services.worker.pool.settings import PoolSettings
 from services.worker.settings import WorkerSettings
 
 HERE = Path(__file__).resolve().parent
@@ -49,6 +50,7 @@ SERVICES: tuple[tuple[str, type[ServiceSettings]], ...] = (
     ("Router", RouterSettings),
     ("KV-cache coordinator", CoordinatorSettings),
     ("Worker", WorkerSettings),
+    ("Pod with several models", PoolSettings),
     ("Fine-tuner", FinetunerSettings),
 )
 
@@ -58,7 +60,8 @@ def configuration() -> str:
     lines = ["# Configuration", "", "Made by `make reference`. Every service reads environment variables at start."]
     lines += _settings_table("All services", ServiceSettings, frozenset())
     for title, settings in SERVICES:
-        lines += _settings_table(title, settings, frozenset(ServiceSettings.model_fields))
+        base = WorkerSettings if settings is PoolSettings else ServiceSettings
+        lines += _settings_table(title, settings, frozenset(base.model_fields))
     return "\n".join(lines) + "\n"
 
 

@@ -21,6 +21,7 @@ from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics
 from services.worker.api.transfer_metrics import TransferMetrics
 from services.worker.engine.state import EngineCounters, EngineState, TransferTotals
+from services.worker.pool.main import restart_counter
 
 
 def process_registry() -> CollectorRegistry:
@@ -40,6 +41,7 @@ def service_registries() -> dict[str, CollectorRegistry]:
     worker.register(EngineTotals(EngineCounters(), lambda: EngineState(worker_pb2.PHASE_LOADING, "")))
     WorkerMetrics(worker)
     worker.register(TransferMetrics(TransferTotals()))
+    restart_counter(worker)
     finetuner = new_registry("finetuner")
     FinetunerMetrics(finetuner)
     return {

@@ -18,10 +18,11 @@ from rich.table import Table
 from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
 
 from services.cli.errors import CommandError
+from services.cli.stack.layout import StackProcess
 from services.cli.stack.options import StackOptions, check
-from services.cli.stack.process import ManagedProcess
 from services.cli.stack.supervisor import Stack
 from services.cli.tables import print_whole
+from services.common.processes.process import ManagedProcess
 from services.common.rpc import open_channel
 
 
@@ -103,7 +104,7 @@ async def _model_card(address: str) -> worker_pb2.ModelCard:
             raise CommandError(f"the worker does not answer: {error.details()}") from error
 
 
-def _processes_table(processes: Sequence[ManagedProcess]) -> Table:
+def _processes_table(processes: Sequence[ManagedProcess[StackProcess]]) -> Table:
     table = Table(title="What runs where", title_justify="left")
     several = len({process.spec.model for process in processes if process.spec.model}) > 1
     for column in ("service", *(("model",) if several else ()), "pid", "address", "ready after"):

@@ -112,4 +112,5 @@ def _matches(rule: Object, peers: str, labels: dict[str, str], port: int, named:
 
 def _port_matches(entry: Object, port: int, named: dict[str, int]) -> bool:
     wanted = entry.get("port")
-    return entry.get("protocol", "TCP") == "TCP" and (wanted is None or named.get(wanted, wanted) == port)
+    first = named.get(wanted, wanted)
+    return entry.get("protocol", "TCP") == "TCP" and (first is None or first <= port <= entry.get("endPort", first))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tests.charts.network import CALLS, GRPC, HTTP, METRICS, Edge, allowed, edges, policed, ports, rules
+from tests.charts.network import CALLS, GRPC, HTTP, METRICS, WORKER, Edge, allowed, edges, policed, ports, rules
 from tests.charts.rendering import NAMESPACE, Object, Pod, Rendered, environment, render
 
 SERVICES = {"gateway", "router", "coordinator", "worker", "finetuner", "redis", "secrets"}
@@ -20,6 +20,8 @@ def test_only_services_reach_services(rendered: Rendered) -> None:
     of_redis = {port for pod in rendered.pods if pod.component == "redis" for port in ports(pod)}
     called = {edge for edge in CALLS if edge.target != "redis"}
     called |= {Edge(edge.source, "redis", port) for edge in CALLS - called for port in of_redis}
+    of_workers = {port for pod in rendered.pods_of("worker") for port in ports(pod) if port >= WORKER}
+    called |= {Edge(edge.source, "worker", port) for edge in called if edge.target == "worker" for port in of_workers}
     assert found == {edge for edge in called if {edge.source, edge.target} <= there}
 
 

@@ -22,6 +22,7 @@ from services.router.policies.registry import Composition
 from services.router.scaling.decision import Targets
 from services.router.scaling.pools import Scaling
 from services.router.settings import RouterSettings
+from services.worker.pool.settings import PoolSettings
 from services.worker.settings import WorkerSettings
 from tests.certificates import DAY, write
 from tests.charts.rendering import Pod, Rendered, RenderError, environment, expected_models, render
@@ -38,8 +39,13 @@ PREFIX = "RYZANSTEIN_"
 FIELDS = {"status.podIP": "10.0.0.7", "metadata.name": "pod-0", "metadata.namespace": "serving"}
 
 
-def _fields(component: str) -> set[str]:
-    return {PREFIX + name.upper() for name in SETTINGS[component].model_fields}
+def _settings_type(pod: Pod) -> type[ServiceSettings]:
+    pool = pod.containers[0]["command"][-1] == "services.worker.pool"
+    return PoolSettings if pool else SETTINGS[pod.component]
+
+
+def _fields(pod: Pod) -> set[str]:
+    return {PREFIX + name.upper() for name in _settings_type(pod).model_fields}
 
 
 MOUNTED = "/etc/ryzanstein/"
@@ -72,13 +78,13 @@ def _settings(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as patch:
         for name, value in filled.items():
             patch.setenv(name, value)
-        return SETTINGS[pod.component]()
+        return _settings_type(pod)()
 
 
 def test_services_read_every_variable(rendered: Rendered) -> None:
     for pod in rendered.pods_of(*SETTINGS):
         ours = {name for name in environment(pod.containers[0]) if name.startswith(PREFIX)}
-        assert ours - _fields(pod.component) == set(), pod
+        assert ours - _fields(pod) == set(), pod
 
 
 def test_services_accept_every_value(rendered: Rendered, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,9 +96,12 @@ def test_services_accept_every_value(rendered: Rendered, monkeypatch: pytest.Mon
 
 def test_ports_equal_those_of_the_container(rendered: Rendered, monkeypatch: pytest.MonkeyPatch) -> None:
     for pod in rendered.pods_of(*SETTINGS):
-        settings = _settings(pod, monkeypatch).model_dump()
+        read = _settings(pod, monkeypatch)
+        settings = read.model_dump()
         loopback = {"admin_port"} if settings.get("admin_host") == "127.0.0.1" else set()  # by port-forward only
         ports = {value for name, value in settings.items() if name.endswith("_port") and name not in loopback and value}
+        for worker in read.workers() if isinstance(read, PoolSettings) else ():
+            ports |= {worker.worker_port, worker.metrics_port}
         assert ports == {port["containerPort"] for port in pod.containers[0]["ports"]}, pod
 
 

@@ -52,7 +52,13 @@ SERVERS = {"router": ROUTER, "coordinator": COORDINATOR, "worker": WORKER}
 FOLDER = "/etc/ryzanstein/tls"
 ROLLOUT_S = 600
 # A router's call would leave the worker drained.
-HARMFUL = frozenset({("router", "ryzanstein.v1.Worker/Drain")})
+HARMFUL = frozenset(
+    {
+        ("router", "ryzanstein.v1.Worker/Drain"),
+        ("router", "ryzanstein.v1.Worker/Sleep"),
+        ("worker", "ryzanstein.v1.Worker/Sleep"),
+    }
+)
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,18 @@
 {{- define "ryzanstein.connections" -}}
 connections:
   - {from: gateway, to: router, port: 50052}
-  - {from: gateway, to: worker, port: 50054}
-  - {from: router, to: worker, port: 50054}
+  {{- $most := include "ryzanstein.pools.most" . | int }}
+  {{- $last := ternary (dict "endPort" (add 50053 $most)) dict (gt $most 1) }}
+  {{- range $caller := list "gateway" "router" }}
+  - {{ toJson (merge (dict "from" $caller "to" "worker" "port" 50054) $last) }}
+  {{- end }}
   # The router that scales asks each for its requests.
   - {from: router, to: router, port: 50052}
   # KV blocks move between workers.
-  - {from: worker, to: worker, port: 50054}
+  - {{ toJson (merge (dict "from" "worker" "to" "worker" "port" 50054) $last) }}
   {{- if .Values.coordinator.enabled }}
   - {from: router, to: coordinator, port: 50053}
-  - {from: coordinator, to: worker, port: 50054}
+  - {{ toJson (merge (dict "from" "coordinator" "to" "worker" "port" 50054) $last) }}
   {{- end }}
   {{- if eq .Values.redis.mode "bundled" }}
   {{- range $port := include "ryzanstein.redis.ports" . | fromJson }}
@@ -21,7 +24,7 @@ connections:
   {{- end }}
   {{- if eq .Values.monitoring.mode "bundled" }}
   {{- range include "ryzanstein.services" . | fromJsonArray }}
-  - {from: prometheus, to: {{ . }}, port: 9100}
+  - {{ toJson (merge (dict "from" "prometheus" "to" . "port" 9100) (include "ryzanstein.metrics.range" (list $ .) | fromYaml)) }}
   {{- end }}
   {{- if .Values.monitoring.grafana.enabled }}
   - {from: grafana, to: prometheus, port: 9090}
@@ -52,6 +55,12 @@ connections:
   - {from: test, to: prometheus, port: 9090}
   {{- end }}
   {{- end }}
+{{- end }}
+
+{{/* The last port of metrics, where a component has several: those of a pod's workers follow that of their supervisor. (list $ component) */}}
+{{- define "ryzanstein.metrics.range" -}}
+{{- $most := include "ryzanstein.pools.most" (index . 0) | int -}}
+{{- if and $most (eq (index . 1) "worker") }}endPort: {{ add 9100 $most }}{{ end -}}
 {{- end }}
 
 {{/* The components that serve, and have metrics and probes. */}}

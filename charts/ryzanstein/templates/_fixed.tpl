@@ -16,7 +16,7 @@ changed, so values that differ from the objects of the release are refused befor
 {{- end -}}
 {{- end -}}
 {{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
-{{- if and (eq (include "ryzanstein.model.scheme" $pool) "hf") (eq $pool.storage.type "pvc") (not $pool.storage.existingClaim) -}}
+{{- if and (include "ryzanstein.pool.fetches" $pool) (eq $pool.storage.type "pvc") (not $pool.storage.existingClaim) -}}
 {{- $_ := set $claims (include "ryzanstein.storage.shared" (list $ $name)) (dict "of" (list "worker" $name) "storage" $pool.storage "values" (printf "workers.pools.%s.storage" $name) "kept" true) -}}
 {{- end -}}
 {{- end -}}

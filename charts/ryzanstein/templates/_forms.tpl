@@ -24,9 +24,13 @@
 {{- end -}}
 {{- $printable := "[^\\p{C}\\p{Zl}\\p{Zp}]" -}}
 {{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
-{{- $forms = append $forms (list (printf "workers.pools.%s.servedName" $name) $pool.servedName (printf "^$|^[^\\p{C}\\p{Z}](%s{0,254}[^\\p{C}\\p{Z}])?$" $printable) "1 to 256 printable characters, no control or format characters, no space at an end") -}}
-{{- $forms = append $forms (list (printf "workers.pools.%s.model" $name) $pool.model (printf "^%s*$" $printable) "one line of printable characters") -}}
-{{- $forms = append $forms (list (printf "workers.pools.%s.model" $name) $pool.model (include "ryzanstein.model.forms" .) "empty (the bundled model), hf://org/name[:quantization][@revision], pvc://claim[/path], oci://image[/path], hostpath:///folder or file:///folder, without .. in a path") -}}
+{{- range $index, $model := include "ryzanstein.pool.models" $pool | fromJsonArray -}}
+{{- $where := printf "workers.pools.%s%s" $name (ternary (printf ".models[%d]" $index) "" (not (empty $pool.models))) -}}
+{{- $forms = append $forms (list (printf "%s.servedName" $where) $model.servedName (printf "^$|^[^\\p{C}\\p{Z}](%s{0,254}[^\\p{C}\\p{Z}])?$" $printable) "1 to 256 printable characters, no control or format characters, no space at an end") -}}
+{{- $forms = append $forms (list (printf "%s.model" $where) $model.model (printf "^%s*$" $printable) "one line of printable characters") -}}
+{{- $forms = append $forms (list (printf "%s.model" $where) $model.model (include "ryzanstein.model.forms" .) "empty (the bundled model), hf://org/name[:quantization][@revision], pvc://claim[/path], oci://image[/path], hostpath:///folder or file:///folder, without .. in a path") -}}
+{{- end -}}
+{{- $forms = append $forms (list (printf "workers.pools.%s.idleSleep" $name) (include "ryzanstein.env.value" $pool.idleSleep) "^[0-9]{1,9}[smhd]?$" "a whole number of seconds, or of s, m, h or d, such as 5m") -}}
 {{- $forms = append $forms (list (printf "workers.pools.%s.storage.hostPath" $name) $pool.storage.hostPath (printf "^(%s)?$" (include "ryzanstein.path.parts" .)) "an absolute path without ..") -}}
 {{- end -}}
 {{- toJson (concat $forms (include "ryzanstein.quantities" (list "" (omit (.Values | toJson | fromJson) "global")) | fromJsonArray)) -}}

@@ -1,5 +1,47 @@
 {{/* Where a pool's model is, what clients call it, how it comes into the pod. Each takes the pool, or (list $ name pool). */}}
 
+{{/*
+The models of a pool's pods, each as a pool of one model: the pool's keys, its own over them, `root`, where its volume is mounted,
+and `volume`, that volume's name. Fetched models share the pool's storage. A list as JSON.
+*/}}
+{{- define "ryzanstein.pool.models" -}}
+{{- $models := list -}}
+{{- range $index, $own := default (list dict) .models -}}
+{{- $model := mergeOverwrite (deepCopy (omit $ "models" "settings")) (deepCopy $own) -}}
+{{- $shared := or (not $.models) (eq (include "ryzanstein.model.scheme" $model) "hf") -}}
+{{- $models = append $models (merge (dict "root" (ternary "/models" (printf "/sources/%d" $index) $shared)
+  "volume" (ternary "models" (printf "models-%d" $index) $shared)) $model) -}}
+{{- end -}}
+{{- toJson $models -}}
+{{- end }}
+
+{{/* The names of a pool's models; a list as JSON. */}}
+{{- define "ryzanstein.pool.names" -}}
+{{- $names := list -}}
+{{- range include "ryzanstein.pool.models" . | fromJsonArray -}}
+{{- $names = append $names (include "ryzanstein.model.name" .) -}}
+{{- end -}}
+{{- toJson $names -}}
+{{- end }}
+
+{{/* Whether a pool's pods fetch a model from a hub. Empty or "true". */}}
+{{- define "ryzanstein.pool.fetches" -}}
+{{- $fetches := "" -}}
+{{- range include "ryzanstein.pool.models" . | fromJsonArray -}}
+{{- if eq (include "ryzanstein.model.scheme" .) "hf" -}}{{- $fetches = "true" -}}{{- end -}}
+{{- end -}}
+{{- $fetches -}}
+{{- end }}
+
+{{/* How many workers a pod has at the most; 0 without pools of several models. */}}
+{{- define "ryzanstein.pools.most" -}}
+{{- $most := 0 -}}
+{{- range include "ryzanstein.pools" . | fromYaml -}}
+{{- $most = max $most (len .models) -}}
+{{- end -}}
+{{- $most -}}
+{{- end }}
+
 {{- define "ryzanstein.model.scheme" -}}
 {{- regexFind "^[a-z]*" (ternary "bundled" .model (empty .model)) -}}
 {{- end }}
@@ -17,13 +59,13 @@
 /app/models/smollm2-135m-instruct
 {{- else if eq $scheme "hf" -}}
 {{- /* as `ryzanstein fetch` calls it */ -}}
-/models/{{ $place | trimSuffix "@main" | replace "/" "--" | replace ":" "--" }}
+{{ default "/models" .root }}/{{ $place | trimSuffix "@main" | replace "/" "--" | replace ":" "--" }}
 {{- else if eq $scheme "pvc" -}}
-{{- regexReplaceAll "^[^/]+" $place "/models" -}}
+{{- regexReplaceAll "^[^/]+" $place (default "/models" .root) -}}
 {{- else if eq $scheme "oci" -}}
-/models{{ regexReplaceAll (include "ryzanstein.model.reference" .) $place "$2" }}
+{{ default "/models" .root }}{{ regexReplaceAll (include "ryzanstein.model.reference" .) $place "$2" }}
 {{- else if eq $scheme "hostpath" -}}
-/models
+{{ default "/models" .root }}
 {{- else -}}
 {{- $place -}}
 {{- end -}}
@@ -51,7 +93,7 @@ restart them, and kubelet renews a mounted ConfigMap after a minute only.
 {{- define "ryzanstein.models" -}}
 {{- $names := list -}}
 {{- range include "ryzanstein.pools" . | fromYaml -}}
-{{- $names = append $names (include "ryzanstein.model.name" .) -}}
+{{- $names = concat $names (include "ryzanstein.pool.names" . | fromJsonArray) -}}
 {{- end -}}
 {{- $names | uniq | sortAlpha | join "\n" -}}
 {{- end }}
@@ -118,7 +160,7 @@ ephemeral:
 
 {{/* Whether a pool's StatefulSet makes a claim for each pod. Empty or "true". */}}
 {{- define "ryzanstein.storage.perPod" -}}
-{{- if and (eq (include "ryzanstein.model.scheme" .) "hf") (eq .storage.type "perPod") }}true{{ end -}}
+{{- if and (include "ryzanstein.pool.fetches" .) (eq .storage.type "perPod") }}true{{ end -}}
 {{- end }}
 
 {{/* The spec of a claim. */}}
@@ -130,7 +172,7 @@ storageClassName: {{ . }}
 resources: {requests: {storage: {{ .size }}}}
 {{- end }}
 
-{{/* The init container that brings an hf:// model: (list $ pool). */}}
+{{/* The init container that brings an hf:// model: (list $ pool name). */}}
 {{- define "ryzanstein.model.fetch" -}}
 {{- $root := index . 0 -}}
 {{- $pool := index . 1 -}}
@@ -143,7 +185,7 @@ resources: {requests: {storage: {{ .size }}}}
 {{- $_ := set $env "HF_TOKEN" (dict "valueFrom" (dict "secretKeyRef" (dict "name" .name "key" .key))) -}}
 {{- end -}}
 {{- end -}}
-name: fetch
+name: {{ index . 2 }}
 image: {{ include "ryzanstein.image" (list $root "cli") }}
 imagePullPolicy: {{ $root.Values.image.pullPolicy }}
 command: [ryzanstein, fetch, {{ include "ryzanstein.model.place" $pool | quote }}, --to, /models]

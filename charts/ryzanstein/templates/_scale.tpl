@@ -68,7 +68,7 @@ spec:
 {{- if or (eq $scale.mode "builtin") (and (eq $scale.mode "keda") $keda) -}}
 {{- $settings := pick $scale "mode" "min" "max" "firstTokenSeconds" "tokenMilliseconds" "kvPercent" "idleSeconds" "scaleDownAfterSeconds" -}}
 {{- $pools = append $pools (merge (dict "name" $name "statefulSet" (include "ryzanstein.name" (list $ "worker" $name))
-  "models" (list (include "ryzanstein.model.name" $pool))) $settings) -}}
+  "models" (include "ryzanstein.pool.names" $pool | fromJsonArray)) $settings) -}}
 {{- end -}}
 {{- end -}}
 {{- toJson (dict "lease" (include "ryzanstein.name" (list . "scaler")) "pools" $pools) -}}

@@ -59,6 +59,7 @@ workers.pools.{{ $pool }}.settings.adapters: {{ quote $name }} has the folder {{
   "RYZANSTEIN_REDIS_PASSWORD_FILE" "redis.auth" "RYZANSTEIN_ADMIN_TOKEN_FILE" "gateway.tenancy.adminSecret"
   "RYZANSTEIN_ROUTES_FILE" "routes"
   "RYZANSTEIN_TLS_FOLDER" "tls" "RYZANSTEIN_TLS_PHASE" "tls.phase"
+  "RYZANSTEIN_MODELS" "the pool's models" "RYZANSTEIN_PINNED" "the pool's pin" "RYZANSTEIN_IDLE_SLEEP_S" "the pool's idleSleep"
   "RYZANSTEIN_EXPECTED_MODELS" "workers.pools" "RYZANSTEIN_EXPECTED_MODELS_CONFIG_MAP" "workers.pools"
   "RYZANSTEIN_SERVICE_ACCOUNT_FOLDER" "router"
   "RYZANSTEIN_FINETUNER_MODELS" "finetuner.pools" "RYZANSTEIN_FINETUNER_FOLDER" "finetuner.storage"
@@ -104,20 +105,28 @@ workers.pools: at least one pool is needed
 {{- $where := printf "workers.pools.%s" $name -}}
 {{- $storage := $pool.storage -}}
 {{- $most := mul $pool.nodes (ternary $pool.replicas $pool.autoscaling.max (eq $pool.autoscaling.mode "none")) | int64 -}}
-{{- $fetched := eq (include "ryzanstein.model.scheme" $pool) "hf" -}}
+{{- $fetched := include "ryzanstein.pool.fetches" $pool -}}
+{{- include "ryzanstein.validate.models" (list $where $pool) -}}
 {{- if and $fetched (eq $storage.type "pvc") (not (has "ReadWriteMany" $storage.accessModes)) (gt $most 1) }}
 {{ $where }}.storage.accessModes: {{ $most }} pods can't share a claim of {{ join ", " $storage.accessModes }}; take [ReadWriteMany], or type perPod or ephemeral
 {{- end -}}
 {{- if and $fetched (eq $storage.type "hostPath") (not $storage.hostPath) }}
 {{ $where }}.storage.hostPath: name the folder of the node
 {{- end -}}
-{{- if and (eq $pool.engine "native") (eq (include "ryzanstein.model.scheme" $pool) "bundled") (not (has (toString $pool.tensorParallel) (list "1" "3"))) }}
+{{- range $index, $model := include "ryzanstein.pool.models" $pool | fromJsonArray -}}
+{{- $place := ternary (printf "%s.models[%d]" $where $index) $where (not (empty $pool.models)) -}}
+{{- $bundled := eq (include "ryzanstein.model.scheme" $model) "bundled" -}}
+{{- if and $bundled (eq $pool.engine "native") (not (has (toString $pool.tensorParallel) (list "1" "3"))) }}
 {{ $where }}.tensorParallel: {{ $pool.tensorParallel }} ranks cannot divide the 9 attention heads of the bundled model; take 1 or 3, or name a model
 {{- end -}}
-{{- if eq $pool.engine "vllm" -}}
-{{- if eq (include "ryzanstein.model.scheme" $pool) "bundled" }}
-{{ $where }}.model: the vllm engine serves folders of safetensors, and the bundled model is a GGUF file; name a model
+{{- if and $bundled (eq $pool.engine "vllm") }}
+{{ $place }}.model: the vllm engine serves folders of safetensors, and the bundled model is a GGUF file; name a model
 {{- end -}}
+{{- if and (eq (include "ryzanstein.model.scheme" $model) "oci") (not (regexMatch (include "ryzanstein.model.reference" $model) (include "ryzanstein.model.place" $model))) }}
+{{ $place }}.model: {{ $model.model }} needs a tag or a digest
+{{- end -}}
+{{- end -}}
+{{- if eq $pool.engine "vllm" -}}
 {{- if and (eq (include "ryzanstein.worker.device" $pool) "cpu") (not (get (default dict $root.Values.image.references) "worker-vllm")) }}
 {{ $where }}.engine: the image worker-vllm is for GPUs; set device: cuda, or image.references.worker-vllm to an image of vLLM for CPUs
 {{- end -}}
@@ -150,9 +159,42 @@ workers.pools: at least one pool is needed
 {{- if and (eq $pool.device "cpu") (gt (int64 $pool.gpu.count) 0) }}
 {{ $where }}.gpu.count: device cpu uses no GPU; take device cuda
 {{- end -}}
-{{- if and (eq (include "ryzanstein.model.scheme" $pool) "oci") (not (regexMatch (include "ryzanstein.model.reference" $pool) (include "ryzanstein.model.place" $pool))) }}
-{{ $where }}.model: {{ $pool.model }} needs a tag or a digest
 {{- end -}}
+{{- end }}
+
+{{/* Several models of a pool: (list where pool). */}}
+{{- define "ryzanstein.validate.models" -}}
+{{- $where := index . 0 -}}
+{{- $pool := index . 1 -}}
+{{- if $pool.models -}}
+{{- range $key := list "model" "servedName" -}}
+{{- if get $pool $key }}
+{{ $where }}.{{ $key }}: has no effect with models, each of which has its own
+{{- end -}}
+{{- end -}}
+{{- range $key := list "adapters" "adapterPins" -}}
+{{- if get (default dict $pool.settings) $key }}
+{{ $where }}.settings.{{ $key }}: an adapter is of one model; set it under settings of one of models
+{{- end -}}
+{{- end -}}
+{{- if gt (int64 $pool.nodes) 1 }}
+{{ $where }}.nodes: a worker over several pods is alone in them; take 1, or one model
+{{- end -}}
+{{- $names := include "ryzanstein.pool.names" $pool | fromJsonArray -}}
+{{- range $name := $names | uniq -}}
+{{- if gt (sub (len $names) (len (without $names $name))) 1 }}
+{{ $where }}.models: several are called {{ $name }}; give each a servedName of its own
+{{- end -}}
+{{- end -}}
+{{- $pinned := 0 -}}
+{{- range include "ryzanstein.pool.models" $pool | fromJsonArray -}}
+{{- if .pin }}{{- $pinned = add1 $pinned }}{{ end -}}
+{{- end -}}
+{{- if and $pool.maxAwake (gt (int64 $pinned) (sub (int64 $pool.maxAwake) (ternary 1 0 (lt (int64 $pinned) (int64 (len $names)))))) }}
+{{ $where }}.maxAwake: with {{ $pool.maxAwake }}, {{ $pinned }} models with pin leave no room for others
+{{- end -}}
+{{- else if $pool.maxAwake }}
+{{ $where }}.maxAwake: is for a pool with several models; name them in models
 {{- end -}}
 {{- end }}
 

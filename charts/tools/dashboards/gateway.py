@@ -75,10 +75,6 @@ DASHBOARD = Dashboard(
                         rate("ryzanstein_gateway_mirrored_requests_total", "route, result"),
                         "{{route}} mirrored: {{result}}",
                     ),
-                    (
-                        "sum by (route, decision) (increase(ryzanstein_gateway_canary_decisions_total{@}[$__rate_interval]))",
-                        "{{route}} canary: {{decision}}",
-                    ),
                     about="By the model or route asked for, and the model that answers. " + runbook("worker-down"),
                 ),
                 graph(

@@ -111,6 +111,16 @@ DASHBOARD = Dashboard(
                     (f"{rate('ryzanstein_gateway_streams_broken_total', 'reason')} or vector(0)", "{{reason}}"),
                     about="Ended with an error after their first token: clients saw these. " + runbook("error-budget"),
                 ),
+                graph(
+                    "Canaries",
+                    "short",
+                    (
+                        "sum by (route, decision) (ryzanstein_gateway_canary_decisions_total{@}) or vector(0)",
+                        "{{route}}: {{decision}}",
+                    ),
+                    about="Decisions since the gateways started: steps, promotions, rollbacks, and canaries that were stopped. "
+                    + runbook("canaries"),
+                ),
                 timeline(
                     "Everything there",
                     ("min (ryzanstein_gateway_redis_up{@})", "Redis, for gateways"),

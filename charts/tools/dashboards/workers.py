@@ -145,7 +145,7 @@ DASHBOARD = Dashboard(
             "Their life",
             (
                 graph(
-                    "Ranks lost",
+                    "Ranks lost, workers restarted",
                     "short",
                     (
                         f"sum by (cause) (increase(ryzanstein_worker_recoveries_total{{@,{_POOL}}}[1h])) or vector(0)",
@@ -155,7 +155,12 @@ DASHBOARD = Dashboard(
                         f"sum by (rank) (increase(ryzanstein_worker_ranks_lost_total{{@,{_POOL}}}[1h])) or vector(0)",
                         "rank {{rank}}",
                     ),
-                    about="A restart of the ranks follows each. " + runbook("worker-down"),
+                    (
+                        f"sum by (worker) (increase(ryzanstein_worker_restarts_total{{@,{_POOL}}}[1h])) > 0",
+                        "{{worker}}",
+                    ),
+                    about="A restart of the ranks follows each loss. Workers by id: of pods with several models, whose "
+                    "restarts Kubernetes does not count. " + runbook("worker-down"),
                 ),
                 graph(
                     "Requests handed off",

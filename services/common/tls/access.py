@@ -39,6 +39,8 @@ CALLERS: Mapping[str, frozenset[str]] = MappingProxyType(
         "ryzanstein.v1.Worker/InspectAdapter": frozenset({"gateway"}),
         "ryzanstein.v1.Worker/WatchState": frozenset({"router"}),
         "ryzanstein.v1.Worker/Drain": frozenset({"router"}),
+        "ryzanstein.v1.Worker/Sleep": frozenset({"router", "worker"}),  # pods start their workers in turns
+        "ryzanstein.v1.Worker/Wake": frozenset({"router"}),
         "ryzanstein.v1.Worker/KvSync": frozenset({"coordinator"}),
         "ryzanstein.v1.Worker/PullBlocks": frozenset({"worker"}),
         "grpc.health.v1.Health/Check": _EVERYBODY,

@@ -80,7 +80,7 @@ class FleetView:
     def _grows_for(self, model: str, scaling: Scaling) -> ScaledPool | None:
         """The pool that grows for a model's held requests: the first that may, else the last."""
         pools = [pool for pool in scaling.pools if model in pool.models]
-        growing = (pool for pool in pools if len(list(self._members(pool))) < pool.max)
+        growing = (pool for pool in pools if len({ordinal for ordinal, *_ in self._members(pool)}) < pool.max)
         return next(growing, pools[-1] if pools else None)
 
     def _share(self, pool: ScaledPool, model: str, scaling: Scaling) -> float:

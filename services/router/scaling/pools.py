@@ -20,7 +20,7 @@ class ScalingMode(StrEnum):
 
 
 class ScaledPool(BaseModel):
-    """A pool of workers, whose ids are the names of its StatefulSet's pods."""
+    """A pool of workers. Their ids are the names of its StatefulSet's pods, with several models and `.0`, `.1` …"""
 
     # Unknown fields are those of a later version.
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel)
@@ -52,7 +52,7 @@ class ScaledPool(BaseModel):
 
     def ordinal(self, worker_id: str) -> int | None:
         """The ordinal of a worker's pod; None for workers of other pools."""
-        prefix, _, number = worker_id.rpartition("-")
+        prefix, _, number = worker_id.partition(".")[0].rpartition("-")
         return int(number) if prefix == self.stateful_set and number.isdecimal() else None
 
 

@@ -17,11 +17,13 @@ from tests.integration.router.conftest import eligible
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import RedisServer, router_process, running, until
 
+POD = "ryzanstein-workers-default-0"
 
-@pytest.fixture
-async def worker(redis_server: RedisServer) -> AsyncIterator[FakeWorker]:
+
+@pytest.fixture(params=[POD, f"{POD}.1"], ids=["one model", "one of several models"])
+async def worker(redis_server: RedisServer, request: pytest.FixtureRequest) -> AsyncIterator[FakeWorker]:
     client = redis.from_url(redis_server.url)
-    found = FakeWorker("ryzanstein-workers-default-0")
+    found = FakeWorker(request.param)
     found.update(running=2)
     await found.start(client, RedisKeys("default"))
     yield found
@@ -37,12 +39,12 @@ async def test_drain_command_waits_for_the_last_request(redis_server: RedisServe
         async with open_channel(router.address) as channel:
             stub = routing_pb2_grpc.RouterStub(channel)
             await until(lambda: eligible(stub, 1))
-        draining = asyncio.create_task(empty(router.address, "ryzanstein-workers-default-0", 20))
+        draining = asyncio.create_task(empty(router.address, POD, 20))
         await until(told)
         await asyncio.sleep(1.0)  # the next look at what it runs
         assert worker.drains == [20_000]
         assert not draining.done(), "two requests are running"
         worker.update(running=0)
         await draining
-        with pytest.raises(CommandError, match="knows no worker other, only ryzanstein-workers-default-0"):
+        with pytest.raises(CommandError, match=f"knows no worker other, only {worker.worker_id}"):
             await empty(router.address, "other", 1)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.cli.errors import CommandError
-from services.cli.stack.layout import ProcessSpec, lay_out
+from services.cli.stack.layout import StackProcess, lay_out
 from services.cli.stack.options import StackOptions, check, read_engine_args
 from services.common.tls.certificate import Identity
 from services.common.tls.issuing import Authority
@@ -20,7 +20,7 @@ from services.worker.settings import WorkerSettings
 from tests.models import BUNDLED_MODEL
 
 
-def laid_out(first_port: int = 9001, **options: object) -> dict[str, ProcessSpec]:
+def laid_out(first_port: int = 9001, **options: object) -> dict[str, StackProcess]:
     ports = itertools.count(first_port)
     given = StackOptions(**{"model": ["m"], **options})
     specs = lay_out(given, Path("/run/x"), Path("/bin/redis"), lambda: next(ports))

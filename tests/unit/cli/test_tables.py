@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from services.cli.keys import _LIMITS
 from services.cli.main import app
-from services.cli.stack.layout import ProcessSpec
-from services.cli.stack.process import ManagedProcess
+from services.cli.stack.layout import StackProcess
 from services.cli.status import _COLUMNS, _print_workers
 from services.cli.tables import print_whole
 from services.cli.up import _example, _processes_table
+from services.common.processes.process import ManagedProcess
 from tests.programs import CHART
 
 CLI = CHART.parents[1] / "services/cli"
@@ -97,7 +97,7 @@ def test_up_shows_every_heading_and_every_process() -> None:
         return False
 
     address = "unix:///run/user/1000/ryzanstein/8000/redis.sock" * 2
-    process = ManagedProcess(ProcessSpec("kv-coordinator", (), address, never, never), Path("log"))
+    process = ManagedProcess(StackProcess("kv-coordinator", (), address, never, never), Path("log"))
     process.ready_after_s = 12.3
     terminal, stream = console(80)
     terminal.print(_processes_table([process]))

@@ -82,6 +82,15 @@ def test_pool_of_several_models_has_the_demand_of_each() -> None:
     assert (demand.held, demand.held_tokens, demand.tokens_per_s, demand.idle_s) == (6, 420, 90.0, 0.0)
 
 
+def test_workers_of_one_pod_count_as_one_replica() -> None:
+    one_pod = {"rz-workers-a-0.0": {"running": 2}, "rz-workers-a-0.1": {"running": 1}}
+    fleet, both = fleet_of(one_pod), (pool("a"), pool("b"))
+    capacity = view(fleet).capacity(both[0], 1)
+    assert (capacity.workers, capacity.last_is_emptiest) == (1, True)
+    assert held(fleet, both) == [4, 0], "a second pod may come"
+    assert view(fleet).demand(both[0], Scaling(pools=both), HELD).busy == 3
+
+
 def test_demand_is_incomplete_while_a_worker_a_router_or_the_leases_are_not_heard_of() -> None:
     fleet, only = fleet_of({"rz-workers-a-0": {}}), pool("a")
     scaling = Scaling(pools=(only,))

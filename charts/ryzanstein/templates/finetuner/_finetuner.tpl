@@ -150,6 +150,9 @@ finetuner.pools: name the pools whose models may be trained
 {{- if not $pool }}
 finetuner.pools: there is no pool {{ $name }}; the pools are {{ keys $pools | sortAlpha | join ", " }}
 {{- else -}}
+{{- if $pool.models }}
+finetuner.pools: pool {{ $name }} has several models; a model that is trained has a pool of its own
+{{- end -}}
 {{- if ne $pool.engine "native" }}
 finetuner.pools: vLLM's engine loads no adapters, which pool {{ $name }} has
 {{- end -}}

@@ -37,11 +37,49 @@
 {{- sub (div (include "ryzanstein.bytes" .resources.limits.memory | int64) 1048576) (include "ryzanstein.worker.overhead" . | int64) -}}
 {{- end }}
 
+{{/* The seconds of idleSleep. */}}
+{{- define "ryzanstein.worker.idleSleep" -}}
+{{- $text := include "ryzanstein.env.value" .idleSleep -}}
+{{- $units := dict "s" 1 "m" 60 "h" 3600 "d" 86400 -}}
+{{- mul (regexFind "^[0-9]+" $text | int64) (get $units (regexFind "[smhd]$" $text | default "s")) -}}
+{{- end }}
+
+{{/* The ports of a pool's pod by name: those of gRPC, and of metrics beside the supervisor's. */}}
+{{- define "ryzanstein.worker.ports" -}}
+grpc: 50054
+{{- range $index, $_ := .models }}
+{{- if $index }}
+grpc-{{ $index }}: {{ add 50054 $index }}
+{{- end }}
+metrics-{{ $index }}: {{ add 9101 $index }}
+{{- end }}
+{{- end }}
+
 {{- define "ryzanstein.worker.env" -}}
 RYZANSTEIN_WORKER_ID: {valueFrom: {fieldRef: {fieldPath: metadata.name}}}
 RYZANSTEIN_WORKER_PORT: "50054"
+{{- if .models }}
+{{- $models := list }}
+{{- range $index, $model := include "ryzanstein.pool.models" . | fromJsonArray }}
+{{- $own := dict "model" (include "ryzanstein.model.path" $model) "served_model_name" (include "ryzanstein.model.name" $model) }}
+{{- if $model.pin }}{{- $_ := set $own "pinned" true }}{{ end }}
+{{- range $key, $value := $model.settings }}{{- $_ := set $own (snakecase $key) $value }}{{ end }}
+{{- $models = append $models $own }}
+{{- end }}
+RYZANSTEIN_MODELS: {{ toJson $models | quote }}
+{{- else }}
 RYZANSTEIN_MODEL: {{ include "ryzanstein.model.path" . | quote }}
 RYZANSTEIN_SERVED_MODEL_NAME: {{ include "ryzanstein.model.name" . | quote }}
+{{- if .pin }}
+RYZANSTEIN_PINNED: "true"
+{{- end }}
+{{- end }}
+{{- if .maxAwake }}
+RYZANSTEIN_MAX_AWAKE: {{ int64 .maxAwake }}
+{{- end }}
+{{- with include "ryzanstein.worker.idleSleep" . | int64 }}
+RYZANSTEIN_IDLE_SLEEP_S: {{ . }}
+{{- end }}
 RYZANSTEIN_TENSOR_PARALLEL: {{ .tensorParallel }}
 RYZANSTEIN_DEVICE: {{ include "ryzanstein.worker.device" . }}
 RYZANSTEIN_DTYPE: {{ .dtype }}
@@ -87,15 +125,18 @@ USER: ryzanstein
 {{- $gpu := eq (include "ryzanstein.worker.device" $pool) "cuda" -}}
 {{- $compiles := and $gpu (eq $pool.engine "native") -}}
 {{- $shm := or $gpu (eq $pool.engine "vllm") -}}
-{{- $fetched := eq (include "ryzanstein.model.scheme" $pool) "hf" -}}
-{{- $mounted := include "ryzanstein.model.mounted" $pool -}}
+{{- $models := include "ryzanstein.pool.models" $pool | fromJsonArray -}}
+{{- $volumes := dict -}}
+{{- range $models -}}
+{{- if include "ryzanstein.model.mounted" . }}{{- $_ := set $volumes .volume . -}}{{ end -}}
+{{- end -}}
 {{- $tuned := hasKey (include "ryzanstein.finetuner.pools" (index . 0) | fromYaml) (index . 1) -}}
 mounts:
 {{- if $tuned }}
   - {name: finetuning, mountPath: {{ include "ryzanstein.finetuner.folder" . }}, readOnly: true}
 {{- end }}
-{{- if $mounted }}
-  - {name: models, mountPath: /models, readOnly: true}
+{{- range $volume, $model := $volumes }}
+  - {name: {{ $volume }}, mountPath: {{ $model.root }}, readOnly: true}
 {{- end }}
 {{- if $shm }}
   - {name: shm, mountPath: /dev/shm}
@@ -107,9 +148,11 @@ volumes:
 {{- if $tuned }}
   - {{ include "ryzanstein.finetuner.volume" (index . 0) | nindent 4 | trim }}
 {{- end }}
-{{- if and $mounted (not (and $fetched (eq $pool.storage.type "perPod"))) }}
-  - name: models
-    {{- include "ryzanstein.model.volume" . | nindent 4 }}
+{{- range $volume, $model := $volumes }}
+{{- with include "ryzanstein.model.volume" (list (index $ 0) (index $ 1) $model) }}
+  - name: {{ $volume }}
+    {{- . | nindent 4 }}
+{{- end }}
 {{- end }}
 {{- if $shm }}
   # NCCL, and what vLLM's processes say to each other, need more than the 64 MiB of a container; counts as its memory.
@@ -119,8 +162,12 @@ volumes:
   - {name: compiled, emptyDir: {sizeLimit: {{ $pool.compiledKernels.sizeLimit }}}}
 {{- end }}
 initContainers:
-{{- if $fetched }}
-  - {{ include "ryzanstein.model.fetch" (list (index . 0) $pool) | nindent 4 | trim }}
+{{- $count := 0 }}
+{{- range $models }}
+{{- if eq (include "ryzanstein.model.scheme" .) "hf" }}
+  - {{ include "ryzanstein.model.fetch" (list (index $ 0) . (ternary (printf "fetch-%d" $count) "fetch" (gt $count 0))) | nindent 4 | trim }}
+{{- $count = add1 $count }}
+{{- end }}
 {{- end }}
 spec:
 {{- with $pool.gpu.resourceClaims }}

@@ -1,4 +1,4 @@
-"""One supervised process of the local installation."""
+"""One supervised process."""
 
 from __future__ import annotations
 
@@ -9,22 +9,42 @@ import json
 import os
 import signal
 import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from services.cli.stack.layout import ProcessSpec
+from typing import Generic, TypeVar
 
 _PR_SET_PDEATHSIG = 1
 _PROBE_EVERY_S = 0.1
+
+Probe = Callable[[], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process: its command, its probes of readiness and liveness, and the grace for it to stop."""
+
+    name: str
+    command: tuple[str, ...]
+    address: str
+    ready: Probe
+    alive: Probe
+    env: dict[str, str] = field(default_factory=dict)
+    stop_s: float = 5.0
+
+
+SpecT = TypeVar("SpecT", bound=ProcessSpec)
 
 
 class ProcessEndedError(Exception):
     """A process ended before it was ready; the message contains its last error."""
 
 
-class ManagedProcess:
+class ManagedProcess(Generic[SpecT]):
     """Starts the process of a :class:`ProcessSpec`, waits until it is ready, and ends it with its children."""
 
-    def __init__(self, spec: ProcessSpec, log_file: Path) -> None:
+    def __init__(self, spec: SpecT, log_file: Path | None = None) -> None:
+        """`log_file`: of its output; None: that of this process."""
         self.spec = spec
         self.log_file = log_file
         self.ready_after_s: float | None = None
@@ -37,13 +57,13 @@ class ManagedProcess:
 
     async def start(self) -> None:
         """Start the process in its own session, so that Ctrl-C reaches only the supervisor."""
-        with self.log_file.open("ab") as log:
+        with self.log_file.open("ab") if self.log_file else contextlib.nullcontext() as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self.spec.command,
                 env={**os.environ, **self.spec.env},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
-                stderr=asyncio.subprocess.STDOUT,
+                stderr=asyncio.subprocess.STDOUT if log else None,
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
@@ -86,6 +106,8 @@ class ManagedProcess:
 
     def last_error(self) -> str:
         """The last error in the process's log, else the last warning, else the last line."""
+        if self.log_file is None:
+            return "its output is above"
         lines = self.log_file.read_text(errors="replace").splitlines() if self.log_file.exists() else []
         records = [_record(line) for line in reversed(lines)]
         for levels in (("error", "critical"), ("warning",)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.cli.stack.probes import Probe
+from services.common.processes.process import Probe
 
 PERIOD_S = 2.0
 FAILURES = 3  # in a row: about eleven seconds with the probes' time-outs, while streams wait 30 s for a resumption

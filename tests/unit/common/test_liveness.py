@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.cli.stack import liveness
+from services.common.processes import liveness
 
 
 async def test_a_process_that_stopped_answering_is_given_up_after_a_few_failures() -> None:
