@@ -34,7 +34,16 @@ _ELSEWHERE = {
     *("gateway_port", "grpc_port", "router_addresses", "api_keys_file", "api_keys", "routes_file"),
     *("router_port", "router_id", "coordinator_address"),
     *("expected_models", "expected_models_config_map", "service_account_folder"),
-    *("worker_id", "worker_port", "revision", "served_model_name", "node_service", "idle_sleep_s", "pinned"),
+    *(
+        "worker_id",
+        "worker_port",
+        "revision",
+        "served_model_name",
+        "node_service",
+        "idle_sleep_s",
+        "pinned",
+        "priority",
+    ),
     *("finetuner_models", "finetuner_folder", "finetuner_job_template", "finetuner_quantizations"),
 }
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
@@ -88,6 +97,10 @@ def _pool_model() -> Schema:
             "model": {"type": "string", "description": "As workers.defaults.model."},
             "servedName": {"type": "string", "description": "As workers.defaults.servedName."},
             "pin": {"type": "boolean", "description": "The worker never sleeps."},
+            "priority": {
+                **_plain(WorkerSettings.model_json_schema()["properties"]["priority"]),
+                "description": "As workers.defaults.priority.",
+            },
             "settings": {"type": "object", "additionalProperties": False, "properties": own},
         },
     }

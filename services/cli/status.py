@@ -130,7 +130,7 @@ def _cells(view: routing_pb2.WorkerView) -> tuple[str, ...]:
     return (
         view.worker_id,
         view.model,
-        phase_name(state.phase) + (" (pinned)" if state.pinned else ""),
+        phase_name(state.phase) + _rank(state),
         "[green]yes[/]" if view.eligible else f"[red]no: {view.why_not}[/]",
         str(state.running),
         str(state.waiting),
@@ -140,6 +140,13 @@ def _cells(view: routing_pb2.WorkerView) -> tuple[str, ...]:
         f"{state.decode_step_ms:.1f}",
         str(view.sessions),
     )
+
+
+def _rank(state: worker_pb2.WorkerState) -> str:
+    """Whether the worker may sleep for others, and its priority if it has one."""
+    if state.pinned:
+        return " (pinned)"
+    return f" (priority {state.priority})" if state.priority else ""
 
 
 def _memory(state: worker_pb2.WorkerState) -> str:

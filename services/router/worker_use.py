@@ -83,11 +83,12 @@ class WorkerUse:
 
 
 def next_to_sleep(uses: Iterable[WorkerUse], now: float) -> WorkerUse | None:
-    """The least recently used worker that may yield; None if all are in use."""
-    return min((use for use in uses if use.may_yield(now)), key=lambda use: use.last_used, default=None)
+    """Of the workers that may yield, the least recently used one of the lowest priority; None if all are in use."""
+    able = (use for use in uses if use.may_yield(now))
+    return min(able, key=lambda use: (use.member.state.priority, use.last_used), default=None)
 
 
 def next_to_rest(uses: Iterable[WorkerUse], now: float) -> WorkerUse | None:
-    """The busy worker that has served longest and had its turn; None if there is none."""
+    """Of the busy workers that had their turn, the one of the lowest priority that has served longest, or None."""
     busy = (use for use in uses if use.movable and use.busy and use.had_turn(now))
-    return min(busy, key=lambda use: use.serving_since, default=None)
+    return min(busy, key=lambda use: (use.member.state.priority, use.serving_since), default=None)

@@ -68,7 +68,9 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
             name,
             int(time.time()),
             recommends=settings.sampling_defaults,
-            shared=SharedHost(settings.memory_host, settings.max_awake, settings.idle_sleep_s, settings.pinned),
+            shared=SharedHost(
+                settings.memory_host, settings.max_awake, settings.idle_sleep_s, settings.pinned, settings.priority
+            ),
         )
         worker = VirtualWorker(engine, identity, settings.worker_port, settings.drain_s, life.handed_off, tls)
         await worker.serve(settings, readiness, stop)

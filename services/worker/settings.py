@@ -119,6 +119,12 @@ class WorkerSettings(ServiceSettings):
     max_awake: int = Field(0, ge=0, description="Workers of memory_host that are awake at a time; 0: no limit")
     idle_sleep_s: int = Field(0, ge=0, description="The worker sleeps after this time without requests; 0: never")
     pinned: bool = Field(False, description="The worker never sleeps to make room for others of memory_host")
+    priority: int = Field(
+        0,
+        ge=-1000,
+        le=1000,
+        description="Of idle workers of memory_host, those with the lowest priority sleep first",
+    )
     stall_timeout_s: float = Field(1.0, gt=0, description="A rank without heartbeat for this long is lost")
     start_timeout_s: float = Field(
         300.0, gt=0, description="How long the ranks may take to load the model and be ready"

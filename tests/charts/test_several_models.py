@@ -98,6 +98,8 @@ def test_each_worker_s_metrics_are_scraped_under_its_id(mode: str) -> None:
         ({"models": TWO, "settings": {"adapters": {"x": "/x"}}}, r"default\.settings\.adapters: an adapter is of one"),
         ({"models": [TWO[0] | {"pin": True}, TWO[1]], "maxAwake": 1}, r"default\.maxAwake: with 1, 1 models with pin"),
         ({"maxAwake": 1}, r"default\.maxAwake: is for a pool with several models"),
+        ({"priority": 1}, r"default\.priority: is for a pool with several models"),
+        ({"models": [TWO[0] | {"priority": 1001}]}, "priority"),
         ({"models": TWO, "idleSleep": "5 minutes"}, r"default\.idleSleep: it should be a whole number"),
         ({"models": [{"servedName": "a"}]}, "model"),
         ({"models": [TWO[0] | {"replicas": 2}]}, "replicas"),

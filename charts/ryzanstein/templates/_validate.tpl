@@ -59,7 +59,7 @@ workers.pools.{{ $pool }}.settings.adapters: {{ quote $name }} has the folder {{
   "RYZANSTEIN_REDIS_PASSWORD_FILE" "redis.auth" "RYZANSTEIN_ADMIN_TOKEN_FILE" "gateway.tenancy.adminSecret"
   "RYZANSTEIN_ROUTES_FILE" "routes"
   "RYZANSTEIN_TLS_FOLDER" "tls" "RYZANSTEIN_TLS_PHASE" "tls.phase"
-  "RYZANSTEIN_MODELS" "the pool's models" "RYZANSTEIN_PINNED" "the pool's pin" "RYZANSTEIN_IDLE_SLEEP_S" "the pool's idleSleep"
+  "RYZANSTEIN_MODELS" "the pool's models" "RYZANSTEIN_PINNED" "the pool's pin" "RYZANSTEIN_PRIORITY" "the pool's priority" "RYZANSTEIN_IDLE_SLEEP_S" "the pool's idleSleep"
   "RYZANSTEIN_EXPECTED_MODELS" "workers.pools" "RYZANSTEIN_EXPECTED_MODELS_CONFIG_MAP" "workers.pools"
   "RYZANSTEIN_SERVICE_ACCOUNT_FOLDER" "router"
   "RYZANSTEIN_FINETUNER_MODELS" "finetuner.pools" "RYZANSTEIN_FINETUNER_FOLDER" "finetuner.storage"
@@ -193,8 +193,12 @@ workers.pools: at least one pool is needed
 {{- if and $pool.maxAwake (gt (int64 $pinned) (sub (int64 $pool.maxAwake) (ternary 1 0 (lt (int64 $pinned) (int64 (len $names)))))) }}
 {{ $where }}.maxAwake: with {{ $pool.maxAwake }}, {{ $pinned }} models with pin leave no room for others
 {{- end -}}
-{{- else if $pool.maxAwake }}
-{{ $where }}.maxAwake: is for a pool with several models; name them in models
+{{- else -}}
+{{- range $key := list "maxAwake" "priority" -}}
+{{- if get $pool $key }}
+{{ $where }}.{{ $key }}: is for a pool with several models; name them in models
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end }}
 

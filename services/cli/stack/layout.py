@@ -95,6 +95,7 @@ def _worker(options: StackOptions, model: UpModel, index: int, port: int, shared
         "RYZANSTEIN_MEMORY_HOST": shared["RYZANSTEIN_NAMESPACE"],
         "RYZANSTEIN_IDLE_SLEEP_S": str(options.idle_sleep_s),
         "RYZANSTEIN_PINNED": str(model.pinned),
+        "RYZANSTEIN_PRIORITY": str(model.priority),
     }
     spec = _service(f"worker-{index}", "worker.api", "worker_port", port, env, 15.0, options.engine_python)
     return replace(spec, model=model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -25,6 +25,7 @@ class UpModel:
     quantization: Quantization
     given_name: str = ""  # the name that clients use; "": its own
     pinned: bool = False  # it never sleeps
+    priority: int = 0  # of idle models, those with the lowest one sleep first
 
     @property
     def name(self) -> str:
@@ -63,11 +64,15 @@ class UpModel:
 
 
 def read_models(
-    given: Sequence[str], quantization: Quantization, names: Sequence[str], pins: Container[str]
+    given: Sequence[str],
+    quantization: Quantization,
+    names: Sequence[str],
+    pins: Container[str],
+    priorities: Mapping[str, int],
 ) -> tuple[UpModel, ...]:
     """The models in the given order; `quantization` is for those that name none. Raises :class:`CommandError`.
 
-    `pins`: names of models that never sleep.
+    `pins`: names of models that never sleep; `priorities`: by model's name.
     """
     if names and len(names) != len(given):
         raise CommandError(f"--served-model-name: expected one for each of {len(given)} models, found {len(names)}")
@@ -81,7 +86,7 @@ def read_models(
         raise CommandError(
             f"--model: {', '.join(same)} is the name of several models; give each a --served-model-name, in their order"
         )
-    return tuple(replace(model, pinned=model.name in pins) for model in models)
+    return tuple(replace(model, pinned=model.name in pins, priority=priorities.get(model.name, 0)) for model in models)
 
 
 def _split_quantization(text: str) -> tuple[str, Quantization | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -29,6 +30,7 @@ from services.common.worker_options import Dtype, EngineName, KvDtype, Quantizat
 
 HOST = "127.0.0.1"
 _LONGEST_IDLE_S = 10_000 * 86_400
+_HIGHEST_PRIORITY = 1000
 _HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 
 Texts = list[str] | None
@@ -56,6 +58,9 @@ class StackOptions:
     max_awake: Annotated[int, WORKER, Option(min=0, help="Workers awake at a time, others sleep; 0: all.")] = 0
     idle_sleep: Annotated[str, Option(metavar="TIME", help="Sleep after this time without requests; 0: never.")] = "0"
     pin: Annotated[Texts, Option(metavar="MODEL", help="A model's name: it never sleeps; repeatable.")] = None
+    priority: Annotated[
+        Texts, Option(metavar="MODEL=N", help="Idle models with a lower priority sleep first; default: 0; repeatable.")
+    ] = None
     tensor_parallel: Annotated[
         int, WORKER, Option("--tensor-parallel", "--tensor-parallel-size", min=1, max=16, help="Ranks per worker.")
     ] = 1
@@ -90,7 +95,13 @@ class StackOptions:
     @property
     def models(self) -> tuple[UpModel, ...]:
         """The models in the order of their options."""
-        return read_models(self.model or (), self.quantization, self.served_model_name or (), self.pin or ())
+        names, pins = self.served_model_name or (), self.pin or ()
+        return read_models(self.model or (), self.quantization, names, pins, self.priorities)
+
+    @property
+    def priorities(self) -> dict[str, int]:
+        """Priorities by the model's name."""
+        return dict(_named_priority(text) for text in self.priority or ())
 
     @property
     def idle_sleep_s(self) -> int:
@@ -164,6 +175,15 @@ def read_engine_args(given: Iterable[str]) -> dict[str, Any]:
     return arguments
 
 
+def _named_priority(text: str) -> tuple[str, int]:
+    """Return the model and the number of MODEL=N. Raises :class:`CommandError`."""
+    name, equals, number = text.rpartition("=")
+    if not equals or not re.fullmatch(r"[-+]?\d{1,4}", number) or abs(int(number)) > _HIGHEST_PRIORITY:
+        limits = f"from -{_HIGHEST_PRIORITY} to {_HIGHEST_PRIORITY}"
+        raise CommandError(f"--priority {text}: expected MODEL=N, with a whole number N {limits}")
+    return name, int(number)
+
+
 def _named_folder(text: str) -> tuple[str, str]:
     """Return the name and the absolute folder of NAME=DIR. Raises :class:`CommandError`."""
     name, separator, folder = text.partition("=")
@@ -213,6 +233,9 @@ def _check_sleep(options: StackOptions) -> None:
     for pin in options.pin or ():
         if pin not in names:
             raise CommandError(f"--pin {pin}: expected the name of a model: {', '.join(names)}")
+    for name in options.priorities:
+        if name not in names:
+            raise CommandError(f"--priority {name}: expected the name of a model: {', '.join(names)}")
     awake, pinned = options.max_awake, options.workers * sum(model.pinned for model in options.models)
     if awake and pinned > awake:
         raise CommandError(f"--pin: more pinned workers than --max-awake {awake}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -52,7 +53,7 @@ class Stack:
             others = [process for process in self.processes if not (process.spec.model or process.pid)]
             await self._start([process for process in self.processes if process in batch or process in others])
 
-        await start_in_turns(workers, self.options.max_awake, _is_pinned, start, _put_to_sleep)
+        await start_in_turns(workers, self.options.max_awake, _priority, start, _put_to_sleep)
 
     async def _start(self, processes: Sequence[ManagedProcess[StackProcess]]) -> None:
         """Start processes, workers first, and wait until they are ready; raises :class:`CommandError`."""
@@ -141,5 +142,7 @@ async def _put_to_sleep(worker: ManagedProcess[StackProcess]) -> None:
         raise CommandError(f"--max-awake: {worker.spec.name} does not sleep: {error.details()}") from error
 
 
-def _is_pinned(worker: ManagedProcess[StackProcess]) -> bool:
-    return worker.spec.model is not None and worker.spec.model.pinned
+def _priority(worker: ManagedProcess[StackProcess]) -> float:
+    model = worker.spec.model
+    assert model is not None, "a worker has a model"
+    return math.inf if model.pinned else model.priority

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -62,19 +63,19 @@ def grpc_alive(address: str, to: str = "", tls: Tls | None = None) -> Probe:
 async def start_in_turns(
     workers: Sequence[WorkerT],
     max_awake: int,
-    pinned: Callable[[WorkerT], bool],
+    priority: Callable[[WorkerT], float],
     start: Callable[[Sequence[WorkerT]], Awaitable[None]],
     sleep: Callable[[WorkerT], Awaitable[None]],
 ) -> None:
     """Start all workers and wait until they are ready, with at most `max_awake` awake at a time; 0: no limit.
 
-    The last ones start first, and each sleeps before the next one starts. So the first ones are awake at the end.
-    `start` returns once the workers are ready. Pinned workers never sleep.
+    The last ones start first, and each sleeps before the next one starts. So the first ones of the highest priority are
+    awake at the end. `start` returns once the workers are ready. Pinned workers, of an infinite priority, never sleep.
     """
     order = list(reversed(workers))
-    order.sort(key=lambda worker: not pinned(worker))
+    order.sort(key=lambda worker: (priority(worker) < math.inf, priority(worker)))
     first = order[:max_awake] if max_awake else order
-    awake = [worker for worker in first if not pinned(worker)]
+    awake = [worker for worker in first if priority(worker) < math.inf]
     await start(first)
     for worker in order[len(first) :]:
         await sleep(awake.pop(0))

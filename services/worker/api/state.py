@@ -43,5 +43,6 @@ class StateForRouters:
             max_awake=shared.max_awake,
             idle_sleep_s=shared.idle_sleep_s,
             pinned=shared.pinned,
+            priority=shared.priority,
             **{name: getattr(state, name) for name in _FIELDS},
         )

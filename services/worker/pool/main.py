@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import sys
 from collections.abc import Container, Sequence
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 class ModelProcess(ProcessSpec):
     """The server of one model."""
 
-    pinned: bool = False
+    priority: float = 0.0  # infinite: it never sleeps
 
 
 def lay_out(settings: PoolSettings, tls: Tls | None) -> tuple[ModelProcess, ...]:
@@ -52,7 +53,7 @@ def lay_out(settings: PoolSettings, tls: Tls | None) -> tuple[ModelProcess, ...]
                 alive=grpc_alive(address, COMPONENT, tls),
                 env=env,
                 stop_s=settings.drain_s + _STOP_S,
-                pinned=worker.pinned,
+                priority=math.inf if worker.pinned else worker.priority,
             )
         )
     return tuple(specs)
@@ -102,7 +103,7 @@ class ModelProcesses:
 
             group.create_task(self._watch())
             group.create_task(_reap(self._workers))
-            await start_in_turns(self._workers, self._settings.max_awake, lambda w: w.spec.pinned, start, self._sleep)
+            await start_in_turns(self._workers, self._settings.max_awake, lambda w: w.spec.priority, start, self._sleep)
 
     async def _first_start(self, worker: ManagedProcess[ModelProcess]) -> None:
         """Return once the worker is ready, has ended, or has taken as long as a start may."""

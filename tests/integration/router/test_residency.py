@@ -79,6 +79,42 @@ async def test_least_recently_used_idle_worker_sleeps_when_another_one_wakes(hos
     assert [worker.naps for worker in (old, recent, wanted, elsewhere)] == [["sleep"], [], ["wake"], []]
 
 
+async def test_idle_worker_of_the_lowest_priority_sleeps_first_however_recent_its_use(host: Host) -> None:
+    first, low, wanted = [
+        await host.worker("first", phase=SERVING, max_awake=2, priority=1),
+        await host.worker("low", phase=SERVING, max_awake=2, priority=-1),
+        await host.worker("wanted", max_awake=2),
+    ]
+    for worker in (first, low):
+        host.residency.placed(worker.worker_id, None)
+        host.ahead_s += 1
+    await host.residency.wake(wanted.worker_id)
+    assert [worker.naps for worker in (first, low, wanted)] == [[], ["sleep"], ["wake"]]
+    await host.waits(first, low, wanted)
+    host.residency.placed(wanted.worker_id, None)
+    await host.residency.wake(low.worker_id)
+    assert [worker.naps for worker in (first, low, wanted)] == [[], ["sleep", "wake"], ["wake", "sleep"]]
+
+
+async def test_busy_worker_of_the_lowest_priority_makes_room_first(host: Host) -> None:
+    longest = await host.worker("longest", phase=SERVING, max_awake=2, running=1, priority=1)
+    low = await host.worker("low", phase=SERVING, max_awake=2, running=1)
+    wanted = await host.worker("wanted", max_awake=2)
+    for worker in (longest, low):
+        host.residency.placed(worker.worker_id, None)
+    waking = host.run(host.residency.wake(wanted.worker_id))
+
+    async def rests() -> bool:
+        host.ahead_s += 0.1
+        return host.fleet.pool("low").members[low.worker_id].resting
+
+    await until(rests)
+    assert not host.fleet.pool("longest").members[longest.worker_id].resting
+    low.update(running=0)
+    await waking
+    assert [worker.naps for worker in (longest, low, wanted)] == [[], ["sleep"], ["wake"]]
+
+
 async def test_pinned_worker_never_sleeps_and_the_refusal_says_so(host: Host) -> None:
     pinned = await host.worker("pinned", phase=SERVING, pinned=True, idle_sleep_s=1)
     wanted = await host.worker("wanted")

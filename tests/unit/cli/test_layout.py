@@ -58,11 +58,15 @@ def test_each_model_has_workers_of_its_own_with_all_cores() -> None:
 
 
 def test_workers_of_a_machine_share_its_memory_and_know_when_to_sleep() -> None:
-    specs = laid_out(model=["a/one", "a/two"], max_awake=1, idle_sleep="1h30m", pin=["two"], workers=2)
-    for index, pinned in enumerate(["False", "False", "True", "True"]):
+    specs = laid_out(
+        model=["a/one", "a/two"], max_awake=1, idle_sleep="1h30m", pin=["two"], workers=2, priority=["one=-3"]
+    )
+    for index, (pinned, priority) in enumerate([("False", "-3"), ("False", "-3"), ("True", "0"), ("True", "0")]):
         env = specs[f"worker-{index}"].env
-        settings = [env[f"RYZANSTEIN_{key}"] for key in ("MEMORY_HOST", "MAX_AWAKE", "IDLE_SLEEP_S", "PINNED")]
-        assert settings == ["up-8000", "1", "5400", pinned]
+        settings = [
+            env[f"RYZANSTEIN_{key}"] for key in ("MEMORY_HOST", "MAX_AWAKE", "IDLE_SLEEP_S", "PINNED", "PRIORITY")
+        ]
+        assert settings == ["up-8000", "1", "5400", pinned, priority]
 
 
 def test_workers_are_told_the_numbers_of_their_cache_and_whether_to_speculate() -> None:

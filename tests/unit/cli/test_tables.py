@@ -74,10 +74,14 @@ def test_status_shows_the_memory_of_a_worker_and_whether_the_worker_is_pinned() 
     pinned = worker_pb2.WorkerState(
         phase=worker_pb2.PHASE_SERVING, memory_bytes=800 << 20, awake_bytes=900 << 20, pinned=True
     )
-    views = [routing_pb2.WorkerView(worker_id="w", model="m", state=state) for state in (sleeping, pinned)]
+    ranked = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SERVING, priority=-2)
+    views = [routing_pb2.WorkerView(worker_id="w", model="m", state=state) for state in (sleeping, pinned, ranked)]
     terminal, stream = console(240)
     _print_workers(terminal, routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=views))
-    assert all(text in stream.getvalue() for text in ("30 of 900 MiB", " 800 MiB", "serving (pinned)", " sleeping "))
+    assert all(
+        text in stream.getvalue()
+        for text in ("30 of 900 MiB", " 800 MiB", "serving (pinned)", "serving (priority -2)", " sleeping ")
+    )
 
 
 @pytest.mark.parametrize("width", [80, 240])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -10,10 +11,23 @@ from services.common.processes.workers import start_in_turns
 
 
 @pytest.mark.parametrize(
-    ("max_awake", "pinned", "awake"),
-    [(0, "", "abcd"), (1, "", "a"), (2, "", "ab"), (2, "d", "ad"), (3, "cd", "acd"), (4, "", "abcd"), (9, "a", "abcd")],
+    ("max_awake", "priorities", "awake"),
+    [
+        (0, {}, "abcd"),
+        (1, {}, "a"),
+        (2, {}, "ab"),
+        (2, {"d": math.inf}, "ad"),
+        (3, {"c": math.inf, "d": math.inf}, "acd"),
+        (4, {}, "abcd"),
+        (9, {"a": math.inf}, "abcd"),
+        (1, {"c": 1}, "c"),
+        (2, {"a": -1, "d": 2}, "bd"),
+        (2, {"b": math.inf, "d": 5}, "bd"),
+    ],
 )
-async def test_named_first_and_pinned_workers_are_awake_at_the_end(max_awake: int, pinned: str, awake: str) -> None:
+async def test_first_named_workers_of_the_highest_priority_are_awake_at_the_end(
+    max_awake: int, priorities: dict[str, float], awake: str
+) -> None:
     now: set[str] = set()
     started: list[str] = []
 
@@ -23,9 +37,9 @@ async def test_named_first_and_pinned_workers_are_awake_at_the_end(max_awake: in
         assert len(now) <= (max_awake or 4)
 
     async def sleep(worker: str) -> None:
-        assert worker not in pinned
+        assert priorities.get(worker, 0) < math.inf
         now.remove(worker)
 
-    await start_in_turns("abcd", max_awake, pinned.__contains__, start, sleep)
+    await start_in_turns("abcd", max_awake, lambda worker: priorities.get(worker, 0), start, sleep)
     assert now == set(awake)
     assert sorted(started) == list("abcd")

@@ -63,6 +63,7 @@ RYZANSTEIN_WORKER_PORT: "50054"
 {{- range $index, $model := include "ryzanstein.pool.models" . | fromJsonArray }}
 {{- $own := dict "model" (include "ryzanstein.model.path" $model) "served_model_name" (include "ryzanstein.model.name" $model) }}
 {{- if $model.pin }}{{- $_ := set $own "pinned" true }}{{ end }}
+{{- with $model.priority }}{{- $_ := set $own "priority" (int64 .) }}{{ end }}
 {{- range $key, $value := $model.settings }}{{- $_ := set $own (snakecase $key) $value }}{{ end }}
 {{- $models = append $models $own }}
 {{- end }}
