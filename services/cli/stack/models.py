@@ -25,7 +25,7 @@ class UpModel:
     quantization: Quantization
     given_name: str = ""  # the name that clients use; "": its own
     pinned: bool = False  # it never sleeps
-    priority: int = 0  # of idle models, those with the lowest one sleep first
+    priority: int = 0  # idle models with the lowest one sleep first
 
     @property
     def name(self) -> str:

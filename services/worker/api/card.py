@@ -17,7 +17,7 @@ class SharedHost:
     max_awake: int = 0  # workers of the host that are awake at a time; 0: no limit
     idle_sleep_s: int = 0  # time without requests after which the worker may sleep; 0: never
     pinned: bool = False  # the worker never sleeps to make room
-    priority: int = 0  # of idle workers of the host, those with the lowest one sleep first
+    priority: int = 0  # idle workers of the host with the lowest one sleep first
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ WORDS: dict[str, object] = {
     "no arguments": None,
     "no adapters": None,
     "no pins": None,
+    "all equal": None,
     "no settings": None,
     "its own": None,
     "cost": "cost",
