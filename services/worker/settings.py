@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from services.common.adapters import check_name, check_path
+from services.common.attention import AttentionMode
 from services.common.settings import CommaList, ServiceSettings
 from services.common.worker_options import Dtype, EngineName, KvDtype, Quantization, Speculation
 
@@ -109,6 +110,11 @@ class WorkerSettings(ServiceSettings):
         "auto",
         description="Whether a step verifies drafts of several tokens where that pays: auto, off; texts are the same",
     )
+    attention: str = Field(
+        "dense",
+        description="How texts attend whose requests do not name it: dense; window(sinks, window): each token to the "
+        "first and the last tokens, e.g. window(64, 4096). Prompts attend to all keys",
+    )
     pull_mb_per_s: float = Field(
         250.0, ge=0, description="How fast KV blocks come from other workers, until it is measured; 0: never pull"
     )
@@ -142,6 +148,11 @@ class WorkerSettings(ServiceSettings):
         if name:
             check_name(name)
         return name
+
+    @field_validator("attention")
+    @classmethod
+    def _attention(cls, attention: str) -> str:
+        return str(AttentionMode.parse(attention))
 
     @field_validator("adapters")
     @classmethod

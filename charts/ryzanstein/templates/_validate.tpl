@@ -133,6 +133,9 @@ workers.pools: at least one pool is needed
 {{- if ne (toString $pool.speculation) "auto" }}
 {{ $where }}.speculation: is the native engine's; the vllm engine drafts nothing unless engineArgs has speculative_config
 {{- end -}}
+{{- if ne $pool.attention "dense" }}
+{{ $where }}.attention: is the native engine's; vLLM attends densely
+{{- end -}}
 {{- if and (eq (include "ryzanstein.worker.device" $pool) "cpu") (hasKey (default dict $pool.engineArgs) "speculative_config") }}
 {{ $where }}.engineArgs: speculative_config is for GPUs, vLLM drafts nothing on CPUs
 {{- end -}}

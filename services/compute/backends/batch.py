@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -49,6 +49,30 @@ class AdapterNumbers:
 
 
 @dataclass(frozen=True, slots=True)
+class NarrowedKeys:
+    """The keys of a step's sequences in layers without a window or chunks, where decodes attend to some keys only.
+
+    A decode's table leaves out the blocks that it does not read; for all others it is the one of the step.
+    """
+
+    context_lens: tuple[int, ...]  # [n_sequences]
+    block_tables: torch.Tensor  # [n_sequences, max_blocks] int64
+    lengths: torch.Tensor | None = None  # [n_sequences] int64, `context_lens` on the device
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowedNumbers:
+    """`NarrowedKeys` on the host."""
+
+    lengths: Ints  # [n_sequences]
+    block_tables: Ints  # [n_sequences, max_blocks]
+
+    def on_device(self, lengths: torch.Tensor, block_tables: torch.Tensor) -> NarrowedKeys:
+        """Return the keys, given the arrays on the device."""
+        return NarrowedKeys(tuple(self.lengths.tolist()), block_tables, lengths)
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """Concatenated rows of several sequences; sequence i owns rows [query_starts[i], query_starts[i + 1]).
 
@@ -67,6 +91,7 @@ class StepBatch:
     token_types: torch.Tensor | None = None  # [n_tokens] int64, 1 in the second of two texts; None: 0 everywhere
     adapters: AdapterRows | None = None  # None: no row has one
     lengths: torch.Tensor | None = None  # [n_sequences] int64, `context_lens` on the device; None: not there yet
+    narrowed: NarrowedKeys | None = None  # None: every row attends to all keys
 
     @property
     def n_sequences(self) -> int:
@@ -79,6 +104,13 @@ class StepBatch:
             return self.lengths
         return long_tensor(self.context_lens).to(self.block_tables.device, non_blocking=True)
 
+    def narrow(self) -> StepBatch:
+        """Return the step as layers without a window or chunks see it."""
+        if (keys := self.narrowed) is None:
+            return self
+        of = {"context_lens": keys.context_lens, "lengths": keys.lengths, "block_tables": keys.block_tables}
+        return replace(self, **of, narrowed=None)
+
     def rows_of(self, numbers: Sequence[int] | Ints) -> torch.Tensor:
         """Return `numbers` as an index on the device, [n] int64; the host does not wait for it."""
         return long_tensor(numbers).to(self.token_ids.device, non_blocking=True)
@@ -90,18 +122,24 @@ class StepBatch:
         """
         rows = self.rows_of(numbers)
         sequences = [bisect_right(self.query_starts, number) - 1 for number in numbers]
+        to_end = [self.query_starts[i + 1] - 1 - number for i, number in zip(sequences, numbers, strict=True)]
+        of_rows = self.rows_of(sequences)
+
+        def lengths(of: Sequence[int]) -> tuple[int, ...]:
+            return tuple(of[i] - rest for i, rest in zip(sequences, to_end, strict=True))
+
         step = StepBatch(
             token_ids=self.token_ids[rows],
             positions=self.positions[rows],
             kv_slots=self.kv_slots[rows],
             query_starts=tuple(range(len(numbers) + 1)),
-            context_lens=tuple(
-                self.context_lens[i] - (self.query_starts[i + 1] - 1 - number)
-                for i, number in zip(sequences, numbers, strict=True)
-            ),
-            block_tables=self.block_tables[self.rows_of(sequences)],
+            context_lens=lengths(self.context_lens),
+            block_tables=self.block_tables[of_rows],
             n_decode=len(numbers),
             adapters=None if self.adapters is None else self._adapters_of(self.adapters, numbers, rows),
+            narrowed=None
+            if (keys := self.narrowed) is None
+            else NarrowedKeys(lengths(keys.context_lens), keys.block_tables[of_rows]),
         )
         return rows, step
 
@@ -125,6 +163,7 @@ class StepNumbers:
     n_decode: int
     token_types: Ints | None = None  # [n_tokens]
     adapters: AdapterNumbers | None = None
+    narrowed: NarrowedNumbers | None = None
 
     def arrays(self) -> list[Ints]:
         """Return what goes to the device."""
@@ -133,11 +172,14 @@ class StepNumbers:
             arrays.append(self.token_types)
         if self.adapters is not None:
             arrays += [self.adapters.slots, self.adapters.order]
+        if self.narrowed is not None:
+            arrays += [self.narrowed.lengths, self.narrowed.block_tables]
         return arrays
 
     def batch(self, tensors: Sequence[torch.Tensor]) -> StepBatch:
         """Return the step, given its `arrays` on the device."""
-        token_ids, positions, kv_slots, lengths, block_tables, *others = tensors
+        token_ids, positions, kv_slots, lengths, block_tables, *rest = tensors
+        others = iter(rest)
         return StepBatch(
             token_ids=token_ids,
             positions=positions,
@@ -146,9 +188,10 @@ class StepNumbers:
             context_lens=tuple(self.lengths.tolist()),
             block_tables=block_tables,
             n_decode=self.n_decode,
-            token_types=others[0] if self.token_types is not None else None,
-            adapters=self.adapters.on_device(*others[-2:]) if self.adapters is not None else None,
+            token_types=next(others) if self.token_types is not None else None,
+            adapters=self.adapters.on_device(next(others), next(others)) if self.adapters is not None else None,
             lengths=lengths,
+            narrowed=self.narrowed.on_device(next(others), next(others)) if self.narrowed is not None else None,
         )
 
 

@@ -27,7 +27,7 @@ from services.compute.backends.kv_formats import token_bytes
 from services.compute.backends.shapes import KvShape
 from services.compute.model.layers.adapters import AdapterLayers, pad_adapters
 from services.compute.model.layers.attention import AttentionLayer, WantedRows
-from services.compute.model.layers.chunks import split_at
+from services.compute.model.layers.chunks import reached
 from services.compute.model.layers.embedding import VocabEmbedding, VocabHead, VocabShard, pad_rows
 from services.compute.model.layers.head import Head
 from services.compute.model.layers.latent import LatentAttention
@@ -224,7 +224,7 @@ class Decoder:
     def lay_out(self, batch: StepBatch, cache: KvCache) -> tuple[Step, int]:
         """Return the data that the layers share, and their number of rows, padded once for all layers."""
         size, reaches = cache.block_tokens, self._tables.reaches
-        plans = tuple(self._attention.plan(split_at(reach.chunk, batch, size), size, reach.window) for reach in reaches)
+        plans = tuple(self._attention.plan(reached(reach, batch, size), size, reach.window) for reach in reaches)
         n_rows = max(self._backend.ops.min_rows, *(self._attention.n_rows(plan) for plan in plans))
         positions = pad_rows(batch.positions, n_rows)
         rotations = tuple(rope(positions) for rope in self._tables.ropes)

@@ -23,6 +23,13 @@ KeepAlive = Annotated[
         "sleep at once, negative: idleness is no reason to sleep"
     ),
 ]
+AttentionName = Annotated[
+    str,
+    Meta(
+        description="How the text's tokens attend: `dense`, `window(sinks, window)` with tokens at the beginning and at "
+        "the end, or `top_k(pages)` with KV blocks that each token chooses; default: as the model's workers are set"
+    ),
+]
 MAX_TOOLS = 4096
 
 
@@ -152,6 +159,7 @@ class TextOptions(Struct, kw_only=True):
     stop_token_ids: list[TokenId] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
+    attention: AttentionName | None = None
     skip_special_tokens: Annotated[bool, Meta(description="Default true")] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -148,7 +148,7 @@ class ChatPreparer:
     def _options(self, request: ChatRequest, model: ServedModel, prompt: ChatPrompt, grammar: str) -> SamplingOptions:
         return sampling_options(
             request.options,
-            model.sampling_defaults,
+            model,
             max_tokens=fit_max_tokens(model, len(prompt.ids), request.max_tokens, request.names.messages, None),
             logprobs=request.logprobs,
             grammar=grammar,

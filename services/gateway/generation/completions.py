@@ -74,7 +74,7 @@ class CompletionPreparer:
             prompt_logprobs = body.logprobs
         return sampling_options(
             body,
-            model.sampling_defaults,
+            model,
             # A worker generates at least one token: with max_tokens=0 it is thrown away.
             max_tokens=fit_max_tokens(model, len(prompt.ids), max_tokens, "prompt", None),
             logprobs=body.logprobs,

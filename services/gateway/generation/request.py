@@ -42,6 +42,7 @@ class SamplingOptions:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     grammar: str = ""  # in llguidance's form; empty: any text
+    attention: worker_pb2.Attention | None = None  # the keys that decodes attend to; None: all
 
     def to_proto(self) -> worker_pb2.Sampling:
         """The worker's part of it."""

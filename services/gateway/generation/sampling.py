@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
+from ryzanstein.v1 import worker_pb2
+
+from services.common.attention import AttentionMode
 from services.gateway.api.options import TextOptions
 from services.gateway.errors import invalid
 from services.gateway.generation.request import SamplingOptions
+from services.gateway.text.codec import ServedModel
 
 _ONE_TOKEN_P = 1e-9  # the likeliest token of any vocabulary has more
 _MAX_IDS = 1024  # what a worker takes
@@ -39,7 +44,7 @@ def check_token_ids(body: TextOptions, vocab_size: int) -> None:
 
 def sampling_options(
     body: TextOptions,
-    defaults: Mapping[str, float],
+    model: ServedModel,
     *,
     max_tokens: int,
     logprobs: int | None,
@@ -48,7 +53,7 @@ def sampling_options(
     stop_field: str = "stop",
 ) -> SamplingOptions:
     """The options of a body, the model's defaults where it names none; raises :class:`ApiError` (400)."""
-    min_tokens = body.min_tokens or 0
+    defaults, min_tokens = model.sampling_defaults, body.min_tokens or 0
     if min_tokens > max_tokens:
         message = f"`min_tokens` ({min_tokens}) is larger than the number of tokens to generate ({max_tokens})."
         raise invalid(message, "min_tokens", "invalid_value")
@@ -74,7 +79,26 @@ def sampling_options(
         prompt_logprobs=prompt_logprobs,
         skip_special_tokens=body.skip_special_tokens is not False,
         grammar=grammar,
+        attention=_attention(body.attention, model),
     )
+
+
+def _attention(text: str | None, model: ServedModel) -> worker_pb2.Attention | None:
+    """The attention of a text, that of the model's workers if the body names none; raises :class:`ApiError` (400)."""
+    card = model.card
+    if text is None:
+        return card.attention if card.HasField("attention") else None
+    try:
+        mode = AttentionMode.parse(text)
+    except ValueError as error:
+        raise invalid(f"Invalid value for `attention`: {error}.", "attention", "invalid_value") from error
+    if mode == AttentionMode():
+        return None
+    if mode.name not in card.attention_modes:
+        able = ", ".join(("dense", *card.attention_modes))
+        message = f"`attention` {mode} is not available: the model's workers compute {able}."
+        raise invalid(message, "attention", "unsupported_field")
+    return worker_pb2.Attention(**asdict(mode))
 
 
 def _given(body: TextOptions, defaults: Mapping[str, float], field: str, neutral: float) -> float:

@@ -19,7 +19,7 @@ from services.gateway.usage import Usage
 _CONNECT_S = 5.0
 _FAILED = "external_failed"
 _EVENT = "data: "
-_OURS = {"keep_alive", "priority"}  # fields of bodies that other servers do not have
+_OURS = {"attention", "keep_alive", "priority"}  # fields of bodies that other servers do not have
 
 
 class ExternalClient:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.common.attention import AttentionMode
 from services.worker.engine.state import AdapterFacts, EngineFacts, EngineModel
 
 
@@ -65,6 +66,8 @@ def model_card(identity: EngineIdentity, model: EngineModel, facts: EngineFacts)
         weight_formats=facts.weight_formats,
         adapters=[adapter_message(adapter) for adapter in model.adapters],
         adapter_slots=model.adapter_slots,
+        attention=pb.Attention(**asdict(model.attention)) if model.attention != AttentionMode() else None,
+        attention_modes=model.attention_modes,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.common.attention import AttentionMode
 from services.common.grammar import MAX_GRAMMAR_BYTES
 from services.common.worker_options import MAX_WEIGHT
 from services.worker.engine.errors import InvalidRequestError
@@ -79,6 +80,7 @@ def to_request(submit: pb.Submit, model: EngineModel, facts: EngineFacts) -> Eng
 def _checked(sampling: pb.Sampling, model: EngineModel, facts: EngineFacts) -> pb.Sampling:
     """The checked message for the engine; its stop ids include all ids that end the text."""
     _check_ranges(sampling)
+    _check_attention(sampling.attention, model)
     _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, facts.vocab_size)
     _check_ids("sampling.logit_bias", sampling.logit_bias, facts.vocab_size)
     ours = pb.Sampling()  # a copy, because a submessage keeps the whole frame in memory
@@ -120,6 +122,15 @@ def _check_ranges(sampling: pb.Sampling) -> None:
         raise InvalidRequestError("sampling.grammar", f"at most {MAX_GRAMMAR_BYTES} bytes are allowed")
     if any(not math.isfinite(bias) for bias in sampling.logit_bias.values()):
         raise InvalidRequestError("sampling.logit_bias", "every bias must be finite")
+
+
+def _check_attention(attention: pb.Attention, model: EngineModel) -> None:
+    mode = AttentionMode(attention.sinks, attention.window, attention.pages)
+    if problem := mode.problem():
+        raise InvalidRequestError("sampling.attention", problem)
+    if mode != AttentionMode() and mode.name not in model.attention_modes:
+        able = ", ".join(("dense", *model.attention_modes))
+        raise InvalidRequestError("sampling.attention", f"{mode} is not available: this worker computes {able}")
 
 
 def _check_ids(field: str, ids: Sequence[int] | Iterable[int], vocab_size: int) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.common.attention import DENSE, AttentionMode
+
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
@@ -109,6 +111,8 @@ class EngineModel:
     pulls: bool = True  # KV blocks can be copied to and from other workers
     adapters: tuple[AdapterFacts, ...] = ()  # those of the worker's settings
     adapter_slots: int = 0  # adapters computed at a time
+    attention: AttentionMode = DENSE  # of requests that name none
+    attention_modes: tuple[str, ...] = ()  # modes besides dense
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.common.attention import WINDOW, AttentionMode
 from services.common.lifecycle import StartupError
 from services.common.tls.credentials import Tls
 from services.compute.backends.sizing import host_room
@@ -61,6 +62,8 @@ async def open_native(
     model = replace(
         served_model(files, ranks),
         sampling_defaults=_sampling_defaults(files, settings),
+        attention=_attention(settings, files),
+        attention_modes=_attention_modes(files),
         adapters=adapters,
         adapter_slots=ranks.adapter_slots,
     )
@@ -107,6 +110,19 @@ def _sampling_defaults(files: ModelFolder, settings: WorkerSettings) -> dict[str
         return named(files.sampling, override_sampling(settings.override_generation_config))
     except ModelError as error:
         raise StartupError(f"RYZANSTEIN_OVERRIDE_GENERATION_CONFIG: {error}") from error
+
+
+def _attention_modes(files: ModelFolder) -> tuple[str, ...]:
+    """The modes besides dense: none where scores depend on the distance to a key, or where no text is generated."""
+    return () if files.spec.alibi_slopes or not files.spec.generates else (WINDOW,)
+
+
+def _attention(settings: WorkerSettings, files: ModelFolder) -> AttentionMode:
+    """The attention of requests that name none. Raises StartupError."""
+    mode, modes = AttentionMode.parse(settings.attention), _attention_modes(files)
+    if mode != AttentionMode() and mode.name not in modes:
+        raise StartupError(f"RYZANSTEIN_ATTENTION {mode}: this model attends {', '.join(('dense', *modes))}")
+    return mode
 
 
 def _classes(classifier: Classifier | None) -> pb.Classes | None:

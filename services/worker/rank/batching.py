@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from services.compute.backends.batch import AdapterNumbers, StepNumbers
 from services.worker.protocol.plan_codec import PlanView
+from services.worker.rank.narrowing import block_tables, divide_generated, narrowed
 from services.worker.rank.slot_table import SlotTable
 
 Ints = NDArray[np.int64]
@@ -56,6 +57,9 @@ def lay_out(table: SlotTable, plan: PlanView, *, exact_chunks: bool) -> tuple[St
     """
     table.require_computable(plan, plan.starts + plan.n_tokens)
     slots, starts, n_tokens, draws = _sequences(plan, exact_chunks=exact_chunks)
+    narrows = bool(table.attention[slots].any())
+    if narrows and n_tokens.max() > 1:
+        slots, starts, n_tokens, draws = divide_generated(table, slots, starts, n_tokens, draws)
     if n_tokens.max() == 1:  # only decodes: the most frequent and the shortest steps
         n_decode, row_slots, positions = len(slots), slots, starts
         ends, row_ends = starts + 1, np.arange(1, n_decode + 1)
@@ -69,19 +73,17 @@ def lay_out(table: SlotTable, plan: PlanView, *, exact_chunks: bool) -> tuple[St
         positions = np.arange(row_ends[-1]) + np.repeat(starts - (row_ends - counts), counts)
     size = table.block_tokens
     blocks = table.block_tables[row_slots, positions // size]
-    needed = -(-ends // size)
-    tables = table.block_tables[slots, : needed.max()]  # a copy
-    tables[np.arange(tables.shape[1]) >= needed[:, None]] = 0
     numbers = StepNumbers(
         token_ids=table.token_ids[row_slots, positions].astype(np.int64),
         positions=positions,
         kv_slots=blocks * size + positions % size,
         row_ends=row_ends,
         lengths=ends,
-        block_tables=tables,
+        block_tables=block_tables(table, slots, ends),
         n_decode=n_decode,
         token_types=table.token_types(row_slots, positions),
         adapters=AdapterNumbers.of(table.adapters[row_slots]) if table.adapters[slots].max() >= 0 else None,
+        narrowed=narrowed(table, slots, ends, ends - starts) if narrows else None,
     )
     return numbers, BatchLayout(slots, starts, ends, row_ends, draws)
 

@@ -28,6 +28,7 @@ class SlotTable:
         self.n_prompt = np.zeros(max_running, np.int64)
         self.block_tables = np.zeros((max_running, max_blocks), np.int64)  # 0 is the null block
         self.adapters = np.full(max_running, -1, np.int64)  # slots of adapters
+        self.attention = np.zeros((max_running, 3), np.int64)  # sinks, window, pages of decodes; all 0: dense
         self.n_held = np.zeros(max_running, np.int64)  # blocks in the table
         self.second_from = np.full(max_running, max_model_len + 1)  # position of the second text; beyond all: none
 
@@ -49,6 +50,8 @@ class SlotTable:
         self.n_known[slot] = n_known
         self.n_prompt[slot] = admission.n_prompt
         self.adapters[slot] = admission.adapter
+        attention = admission.sampling.attention
+        self.attention[slot] = (attention.sinks, attention.window, attention.pages)
         self.n_held[slot] = 0
         self.second_from[slot] = admission.second_from or len(self.token_ids[slot])
 

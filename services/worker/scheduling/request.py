@@ -72,11 +72,13 @@ class Request:
     patient: bool = True  # may still wait for the blocks of a producer
     end_token_ids: frozenset[int] = field(init=False)  # copy of `sampling.stop_token_ids` for fast look-ups
     scores_prompt: bool = field(init=False)  # prompt log-probabilities are wanted
+    narrows: bool = field(init=False)  # generated tokens attend to some keys only
     drafts: Drafts | None = None  # None: nothing is proposed
 
     def __post_init__(self) -> None:
         self.end_token_ids = frozenset(self.sampling.stop_token_ids)
         self.scores_prompt = self.sampling.HasField("prompt_logprobs")
+        self.narrows = bool(self.sampling.attention.window or self.sampling.attention.pages)
 
     @property
     def reads_cache(self) -> bool:
@@ -150,11 +152,14 @@ class Request:
         assert not caches or self.n_planned <= len(self.blocks) * block_tokens
 
     def extend_digests(self) -> None:
-        """Hash the full blocks that have no digest yet."""
-        done = len(self.digests)
-        if len(self.token_ids) // HASH_BLOCK_TOKENS > done:
+        """Hash the full blocks that have no digest yet.
+
+        Generated tokens that attend to some keys only have KV of their own, which no other request may find.
+        """
+        done, end = len(self.digests), self.n_prompt if self.narrows else len(self.token_ids)
+        if end // HASH_BLOCK_TOKENS > done:
             parent = self.digests[-1] if done else self.chain_root
-            self.digests += extend_chain(parent, self.token_ids[done * HASH_BLOCK_TOKENS :])
+            self.digests += extend_chain(parent, self.token_ids[done * HASH_BLOCK_TOKENS : end])
 
     def block_digests(self, block_tokens: int, first: int, end: int) -> list[bytes]:
         """Digests of the device blocks [first, end); a block's digest is that of its last hash block."""

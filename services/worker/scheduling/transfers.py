@@ -65,9 +65,9 @@ class BlockTransfers:
     def expect(self, request: Request, n_tokens: int) -> Arrival | None:
         """Allocate the missing blocks of the first `n_tokens` of `request`; None when none is missing or fits."""
         size = self._pool.block_tokens
-        n_blocks = min(n_tokens, len(request.token_ids) - 1) // size
-        digests = request.block_digests(size, 0, n_blocks)
+        digests = request.block_digests(size, 0, min(n_tokens, len(request.token_ids) - 1) // size)
         held = self._pool.match(digests)
+        n_blocks = len(digests)
         n_missing = n_blocks - len(held)
         idle = self._pool.idle(held)
         if n_missing < 1 or n_missing > self._pool.available - idle or not self._affordable(n_missing + idle):

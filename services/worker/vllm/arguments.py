@@ -46,6 +46,8 @@ def engine_arguments(settings: WorkerSettings, folder: str) -> dict[str, Any]:
             f"RYZANSTEIN_SPECULATION {settings.speculation}: is the native engine's; vLLM drafts nothing unless "
             "RYZANSTEIN_ENGINE_ARGS has speculative_config"
         )
+    if settings.attention != "dense":
+        raise StartupError(f"RYZANSTEIN_ATTENTION {settings.attention}: is the native engine's; vLLM attends densely")
     node = node_of(settings)
     return {
         "model": folder,

@@ -87,6 +87,7 @@ RYZANSTEIN_DTYPE: {{ .dtype }}
 RYZANSTEIN_KV_TOKENS: {{ int64 .kvTokens }}
 RYZANSTEIN_KV_DTYPE: {{ .kvDtype }}
 RYZANSTEIN_SPECULATION: {{ default "off" .speculation | quote }}
+RYZANSTEIN_ATTENTION: {{ .attention | quote }}
 RYZANSTEIN_MAX_MODEL_LEN: {{ int64 .maxModelLen }}
 RYZANSTEIN_DRAIN_S: {{ .drainSeconds }}
 RYZANSTEIN_ENGINE: {{ .engine }}

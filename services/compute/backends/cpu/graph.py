@@ -43,6 +43,9 @@ class KernelGraph:
         self._starts = torch.zeros(max_rows + 1, dtype=torch.int64)
         # Takes no memory until it is written.
         self._blocks = torch.zeros(max_rows, computations.max_blocks, dtype=torch.int64)
+        # What layers without a window read; a second copy only where other layers have one.
+        several = len(set(computations.windows)) > 1
+        self._narrow = (torch.zeros_like(self._lengths), torch.zeros_like(self._blocks)) if several else None
 
     def serves(self, batch: StepBatch) -> bool:
         """Whether `forward` can replay or capture this step."""
@@ -53,13 +56,16 @@ class KernelGraph:
 
     def forward(self, x: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         """Compute the rows `x` [n, hidden_size]."""
-        n, (n_sequences, width) = len(x), batch.block_tables.shape
+        n, n_sequences = len(x), batch.n_sequences
         self._x[:n], self._positions[:n], self._kv_slots[:n] = x, batch.positions, batch.kv_slots
         if batch.adapters is not None:
             self._adapters[:n] = batch.adapters.slots
         self._starts[: n_sequences + 1] = long_tensor(batch.query_starts)
-        self._lengths[:n_sequences] = long_tensor(batch.context_lens)
-        self._blocks[:n_sequences, :width] = batch.block_tables  # later entries are never used
+        if self._narrow is not None:
+            _fill(batch.narrow(), *self._narrow)
+        elif self._computations.windows[0] is None:
+            batch = batch.narrow()
+        _fill(batch, self._lengths, self._blocks)
         sizes = StepSizes(n, n_sequences)
         if self._graph is None:
             return self._capture(batch, sizes)
@@ -69,12 +75,16 @@ class KernelGraph:
         n, n_sequences = sizes
         capture = GraphCapture(self._kernels, self._reduce, sizes)
         positions = self._positions[:n]
-        sequences = (self._starts[: n_sequences + 1], self._lengths[:n_sequences], self._blocks[:n_sequences])
+        starts, own = self._starts[: n_sequences + 1], (self._lengths, self._blocks)
+        narrow = self._narrow or own
         step = Step(
             batch=replace(batch, kv_slots=self._kv_slots[:n]),
             cache=self._computations.cache,
             rotations=tuple(rope(positions) for rope in self._computations.ropes),
-            plans=tuple(KernelPlan(n, window or 0, sequences) for window in self._computations.windows),
+            plans=tuple(
+                KernelPlan(n, window or 0, (starts, *(of[:n_sequences] for of in (own if window else narrow))))
+                for window in self._computations.windows
+            ),
             reduce=capture.reduce,
             adapters=AdapterRows(self._adapters[:n], ()) if batch.adapters is not None else None,
         )
@@ -86,3 +96,10 @@ class KernelGraph:
             logger.info("steps are not replayed: %s", reason)
             self._gave_up = True
         return hidden
+
+
+def _fill(batch: StepBatch, lengths: torch.Tensor, blocks: torch.Tensor) -> None:
+    """Write the sequences' numbers of keys and their block tables; later entries are never used."""
+    n_sequences, width = batch.block_tables.shape
+    lengths[:n_sequences] = long_tensor(batch.context_lens)
+    blocks[:n_sequences, :width] = batch.block_tables

@@ -60,12 +60,14 @@ class GraphSizes:
     n_keys: int  # keys of the longest sequence
     adapted: bool = False  # rows may have adapters: steps without any pay nothing for them
     draws: bool = False
+    narrowed: bool = False  # layers without a window have keys of their own
 
     @classmethod
     def of(cls, numbers: StepNumbers, *, draws: bool) -> GraphSizes:
         """Return the next powers of two."""
         n_keys = max(_MIN_KEYS, power_of_two(int(numbers.lengths.max())))
-        return cls(power_of_two(len(numbers.lengths)), n_keys, numbers.adapters is not None, draws)
+        adapted, narrowed = numbers.adapters is not None, numbers.narrowed is not None
+        return cls(power_of_two(len(numbers.lengths)), n_keys, adapted, draws, narrowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +141,17 @@ class CudaDecodes:
 
     def _padded(self, numbers: StepNumbers, drawn: DrawNumbers | None, sizes: GraphSizes) -> list[Numbers]:
         """Return what `_compute` reads. Padding repeats the last row: it writes the same values, and a spare token."""
-        n, width = numbers.block_tables.shape
-        tables = np.zeros((sizes.n_rows, -(-sizes.n_keys // self._computations.cache.block_tokens)), np.int64)
-        tables[:n, :width] = numbers.block_tables
-        tables[n:] = tables[n - 1]
         columns: list[Numbers] = [numbers.token_ids, numbers.positions, numbers.kv_slots, numbers.lengths]
         if numbers.adapters is not None:
             columns.append(numbers.adapters.slots)
-        missing = sizes.n_rows - n
-        arrays = [tables, *(_extended(column, column[-1], missing) for column in columns)]
+        tables = [numbers.block_tables]
+        if numbers.narrowed is not None:
+            columns.append(numbers.narrowed.lengths)
+            tables.append(numbers.narrowed.block_tables)
+        missing, width = sizes.n_rows - len(numbers.lengths), -(-sizes.n_keys // self._computations.cache.block_tokens)
+        arrays = [np.pad(table, ((0, 0), (0, width - table.shape[1]))) for table in tables]
+        arrays = [np.concatenate((table, np.repeat(table[-1:], missing, 0))) for table in arrays]
+        arrays += [_extended(column, column[-1], missing) for column in columns]
         if drawn is not None:
             assert self._tokens is not None
             arrays.append(_extended(drawn.slots, self._tokens.spare, missing))
@@ -157,7 +161,11 @@ class CudaDecodes:
     def _compute(self, inputs: Sequence[Tensor], sizes: GraphSizes) -> Tensor:
         """Compute the step whose numbers are `inputs`, in the order of `_padded`."""
         given, n, size = self._computations, sizes.n_rows, self._computations.cache.block_tokens
-        tables, token_ids, positions, kv_slots, lengths, *others = inputs
+        (tables, *narrow), columns = inputs[: 1 + sizes.narrowed], inputs[1 + sizes.narrowed :]
+        token_ids, positions, kv_slots, lengths, *others = columns
+        adapters = others.pop(0) if sizes.adapted else None
+        keys = (lengths, tables)
+        narrow_keys = (others.pop(0), *narrow) if sizes.narrowed else keys
         if self._tokens is not None:
             token_ids = self._tokens.resolve(token_ids)
         step = Step(
@@ -173,16 +181,17 @@ class CudaDecodes:
             cache=given.cache,
             rotations=tuple(rope(positions) for rope in given.ropes),
             plans=tuple(
-                self._attention.decode_plan(lengths, tables, sizes.n_keys, size, window) for window in given.windows
+                self._attention.decode_plan(*(keys if window else narrow_keys), sizes.n_keys, size, window)
+                for window in given.windows
             ),
             reduce=given.comm.all_reduce,
-            adapters=AdapterRows(others[0], ()) if sizes.adapted else None,
+            adapters=None if adapters is None else AdapterRows(adapters, ()),
         )
         hidden = given.decode(given.embed(token_ids, positions), step)
         if not sizes.draws:
             return hidden
         assert self._tokens is not None
-        slots, temperature, seeds = others[-3:]
+        slots, temperature, seeds = others
         return self._tokens.draw(given.logits(hidden), DrawRows(slots, Chances(temperature, seeds, lengths)))
 
 

@@ -110,7 +110,7 @@ class LayerGraphs:
 
     def serves(self, batch: StepBatch) -> bool:
         """Whether `forward` can replay or capture this step."""
-        if batch.adapters is not None and not self._adapters:
+        if batch.narrowed is not None or (batch.adapters is not None and not self._adapters):
             return False
         sizes = MixedSizes.of(batch)
         return sizes is not None and sizes.n_rows <= self._most_rows

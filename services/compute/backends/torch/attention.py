@@ -47,7 +47,8 @@ class ReferenceAttention:
             slots = batch.block_tables[index][key_positions // cache.block_tokens] * cache.block_tokens
             kv = cache.gather(layer, slots + key_positions % cache.block_tokens)
             k_heads, v_heads = kv.view(length, 2, shape.n_kv_heads, shape.head_dim).float().unbind(1)
-            distance = batch.positions[rows].unsqueeze(1) - key_positions  # [n_rows, n_keys]
+            positions = key_positions[length - (rows.stop - rows.start) :]  # among the keys that are read
+            distance = positions.unsqueeze(1) - key_positions  # [n_rows, n_keys]
             hidden = (distance < 0) | (distance >= (plan.window or length))
             for head in range(shape.n_heads):
                 k, v = (part[:, head // shape.group] for part in (k_heads, v_heads))  # [n_keys, head_dim] each

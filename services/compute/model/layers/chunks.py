@@ -1,4 +1,4 @@
-"""Attention in chunks: a row sees only keys of its own chunk of positions (Llama 4)."""
+"""What a layer reaches of a step: all keys, or those of a chunk of positions (Llama 4)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from dataclasses import replace
 import torch
 
 from services.compute.backends.batch import StepBatch, long_tensor
+from services.compute.model.spec import Reach
+
+
+def reached(reach: Reach, batch: StepBatch, block_tokens: int) -> StepBatch:
+    """Return the step as layers of `reach` see it; only those that reach all keys are narrowed."""
+    if reach.window is None and reach.chunk is None:
+        return batch.narrow()
+    return split_at(reach.chunk, batch, block_tokens)
 
 
 def split_at(chunk: int | None, batch: StepBatch, block_tokens: int) -> StepBatch:

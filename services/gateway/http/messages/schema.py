@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from services.gateway.api.fields import ADVISORY, neutral
 from services.gateway.api.ignored import Unserved
-from services.gateway.api.options import MAX_TOOLS, FunctionName, KeepAlive, NonEmpty, Session
+from services.gateway.api.options import MAX_TOOLS, AttentionName, FunctionName, KeepAlive, NonEmpty, Session
 
 
 class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -195,6 +195,7 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     session_id: Annotated[Session, Meta(description="Requests of a session stay on one worker")] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
     keep_alive: KeepAlive | None = None
+    attention: AttentionName | None = None
     service_tier: Annotated[Any, ADVISORY] = None
     inference_geo: Annotated[Any, ADVISORY] = None
     diagnostics: Annotated[Any, ADVISORY] = None

@@ -71,6 +71,7 @@ def sampled_chat_of(body: schema.MessagesBody, ignored: Ignored) -> ChatRequest:
         top_p=body.top_p,
         top_k=body.top_k,
         seed=body.seed,
+        attention=body.attention,
         stop=list(body.stop_sequences or ()),
         response_format=chat.options.response_format,
     )

@@ -48,6 +48,7 @@ def _options(body: ResponsesBody) -> TextOptions:
         frequency_penalty=body.frequency_penalty,
         repetition_penalty=body.repetition_penalty,
         seed=body.seed,
+        attention=body.attention,
         response_format=_format(body.text.format if body.text else None),
     )
 

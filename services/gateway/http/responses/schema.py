@@ -8,7 +8,16 @@ from msgspec import Meta, Struct
 
 from services.gateway.api.fields import ADVISORY, neutral
 from services.gateway.api.ignored import Unserved
-from services.gateway.api.options import MAX_TOOLS, FunctionName, KeepAlive, NonEmpty, Penalty, Probability, Session
+from services.gateway.api.options import (
+    MAX_TOOLS,
+    AttentionName,
+    FunctionName,
+    KeepAlive,
+    NonEmpty,
+    Penalty,
+    Probability,
+    Session,
+)
 
 ResponseId = Annotated[str, Meta(max_length=256)]
 
@@ -297,6 +306,7 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     session_id: Annotated[Session, Meta(description="Requests of a session stay on one worker")] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
     keep_alive: KeepAlive | None = None
+    attention: AttentionName | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=0xFFFFFFFF, description="0 and -1 are off")] | None = None
     min_p: Probability | None = None
