@@ -108,8 +108,13 @@ class StepBatch:
         """Return the step as layers without a window or chunks see it."""
         if (keys := self.narrowed) is None:
             return self
-        of = {"context_lens": keys.context_lens, "lengths": keys.lengths, "block_tables": keys.block_tables}
-        return replace(self, **of, narrowed=None)
+        return replace(
+            self,
+            context_lens=keys.context_lens,
+            lengths=keys.lengths,
+            block_tables=keys.block_tables,
+            narrowed=None,
+        )
 
     def rows_of(self, numbers: Sequence[int] | Ints) -> torch.Tensor:
         """Return `numbers` as an index on the device, [n] int64; the host does not wait for it."""

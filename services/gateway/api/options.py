@@ -26,8 +26,8 @@ KeepAlive = Annotated[
 AttentionName = Annotated[
     str,
     Meta(
-        description="How the text's tokens attend: `dense`, `window(sinks, window)` with tokens at the beginning and at "
-        "the end, or `top_k(pages)` with KV blocks that each token chooses; default: as the model's workers are set"
+        description="How generated tokens attend: `dense`, `window(sinks, window)` with tokens at the beginning and "
+        "at the end, or `top_k(pages)` with KV blocks that each one chooses; default: as the model's workers are set"
     ),
 ]
 MAX_TOOLS = 4096

@@ -75,16 +75,17 @@ class KernelGraph:
         n, n_sequences = sizes
         capture = GraphCapture(self._kernels, self._reduce, sizes)
         positions = self._positions[:n]
-        starts, own = self._starts[: n_sequences + 1], (self._lengths, self._blocks)
-        narrow = self._narrow or own
+        starts = self._starts[: n_sequences + 1]
+        own = (starts, self._lengths[:n_sequences], self._blocks[:n_sequences])
+        narrow = own
+        if self._narrow is not None:
+            lengths, blocks = self._narrow
+            narrow = (starts, lengths[:n_sequences], blocks[:n_sequences])
         step = Step(
             batch=replace(batch, kv_slots=self._kv_slots[:n]),
             cache=self._computations.cache,
             rotations=tuple(rope(positions) for rope in self._computations.ropes),
-            plans=tuple(
-                KernelPlan(n, window or 0, (starts, *(of[:n_sequences] for of in (own if window else narrow))))
-                for window in self._computations.windows
-            ),
+            plans=tuple(KernelPlan(n, window or 0, own if window else narrow) for window in self._computations.windows),
             reduce=capture.reduce,
             adapters=AdapterRows(self._adapters[:n], ()) if batch.adapters is not None else None,
         )

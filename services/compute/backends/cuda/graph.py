@@ -164,8 +164,7 @@ class CudaDecodes:
         (tables, *narrow), columns = inputs[: 1 + sizes.narrowed], inputs[1 + sizes.narrowed :]
         token_ids, positions, kv_slots, lengths, *others = columns
         adapters = others.pop(0) if sizes.adapted else None
-        keys = (lengths, tables)
-        narrow_keys = (others.pop(0), *narrow) if sizes.narrowed else keys
+        narrow_lengths, narrow_tables = (others.pop(0), narrow[0]) if sizes.narrowed else (lengths, tables)
         if self._tokens is not None:
             token_ids = self._tokens.resolve(token_ids)
         step = Step(
@@ -181,7 +180,9 @@ class CudaDecodes:
             cache=given.cache,
             rotations=tuple(rope(positions) for rope in given.ropes),
             plans=tuple(
-                self._attention.decode_plan(*(keys if window else narrow_keys), sizes.n_keys, size, window)
+                self._attention.decode_plan(lengths, tables, sizes.n_keys, size, window)
+                if window
+                else self._attention.decode_plan(narrow_lengths, narrow_tables, sizes.n_keys, size, None)
                 for window in given.windows
             ),
             reduce=given.comm.all_reduce,

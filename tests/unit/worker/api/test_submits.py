@@ -20,7 +20,12 @@ CLASSIFIES = replace(EMBEDS, classes=pb.Classes(labels=["a", "b"]))
 
 
 def request(**sampling: object):
-    return to_request(pb.Submit(request_id="a", prompt_ids=[5], sampling=pb.Sampling(**sampling)), MODEL, FACTS)
+    submit = pb.Submit(request_id="a", prompt_ids=[5], sampling=pb.Sampling(**sampling))
+    return to_request(submit, replace(MODEL, attention_modes=("window",)), FACTS)
+
+
+def test_an_attention_that_the_worker_computes_reaches_the_engine() -> None:
+    assert request(attention={"sinks": 64, "window": 4096}).sampling.attention == pb.Attention(sinks=64, window=4096)
 
 
 def test_a_prediction_reaches_the_engine() -> None:
@@ -41,6 +46,13 @@ def test_as_many_stop_tokens_as_the_api_allows() -> None:
             "sampling.logit_bias: 1025 entries; at most 1024 are allowed",
         ),
         ({"logit_bias": {3: float("inf")}}, "sampling.logit_bias: every bias must be finite"),
+        ({"attention": {"sinks": 4}}, "sampling.attention: window must be at least 1, not 0"),
+        ({"attention": {"pages": 3}}, "sampling.attention: pages must be 4 to 16777216, not 3"),
+        ({"attention": {"pages": 9, "window": 7}}, "sampling.attention: pages exclude sinks and window"),
+        (
+            {"attention": {"pages": 9}},
+            "sampling.attention: top_k(9) is not available: this worker computes dense, window",
+        ),
         ({"grammar": "é" * MAX_GRAMMAR_BYTES}, f"sampling.grammar: at most {MAX_GRAMMAR_BYTES} bytes are allowed"),
     ],
 )

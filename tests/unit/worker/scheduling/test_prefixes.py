@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from ryzanstein.v1.worker_pb2 import Sampling
+from ryzanstein.v1.worker_pb2 import Attention, Sampling
 
+from services.worker.scheduling.request import Request
 from tests.unit.worker.scheduling.fake_ranks import generate
 from tests.unit.worker.scheduling.harness import Harness
 
@@ -110,3 +111,21 @@ def test_tenants_with_different_salts_share_no_blocks() -> None:
     other = harness.submit(PREFIX[:64], 2, chain_root=b"another root of 32 bytes.........")
     harness.drain()
     assert other.cached_tokens == 0
+
+
+@pytest.mark.parametrize("attention", [Attention(window=5), Attention(pages=9)])
+def test_generated_blocks_of_narrowed_attention_are_not_shared(attention: Attention) -> None:
+    """Their KV differs from that of prompts; a dense text with the same tokens and a resume compute them."""
+    harness = Harness(n_blocks=200)
+    narrowed = Sampling(attention=attention)
+    first = harness.submit(PREFIX[:40], 60, sampling=narrowed)
+    harness.drain()
+    text = first.token_ids[:90]
+    dense = harness.submit(text, 4)
+    harness.drain()
+    assert dense.cached_tokens == 32
+    resumed = Request(list(text), 40, narrowed, max_tokens=60, chain_root=dense.chain_root)
+    harness.scheduler.submit(resumed)
+    assert harness.scheduler.transfers.expect(resumed, 90) is None, "all blocks of its prompt are cached"
+    assert harness.plan() is not None
+    assert resumed.cached_tokens == 32

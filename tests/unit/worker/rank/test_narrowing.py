@@ -1,0 +1,171 @@
+"""Decodes that attend to some keys only: the texts are those of the definition, however steps are cut and computed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from ryzanstein.v1.worker_pb2 import Attention, Sampling
+
+from services.compute.backends.cpu.backend import open_cpu
+from services.compute.model.build import load_model
+from services.compute.model.registry import describe
+from services.worker.protocol.plan import Admission, Chunk, StepPlan
+from services.worker.protocol.plan_codec import view_plan
+from services.worker.rank.batching import lay_out
+from services.worker.rank.slot_table import SlotTable
+from services.worker.scheduling.request import Request
+from tests.unit.compute.model.harness import lone_rank
+from tests.unit.compute.model.zoo import prompt, write_checkpoint
+from tests.unit.worker.rank.late import BLOCK, LENGTH, N_BLOCKS, SlowDevice, assert_same, make_runner, serve
+from tests.unit.worker.rank.test_decodes import served
+
+VOCAB, END = 99, 98
+WINDOWS = (Attention(window=5), Attention(sinks=3, window=20), Attention(sinks=16, window=1))
+FAMILIES: dict[str, Callable[..., transformers.PretrainedConfig]] = {
+    "every key": transformers.LlamaConfig,
+    "windows and every key": lambda **sizes: transformers.Gemma3TextConfig(
+        **sizes, head_dim=32, sliding_window=20, layer_types=["sliding_attention", "full_attention"]
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, transformers.PreTrainedModel]]:
+    made: dict[str, tuple[Path, transformers.PreTrainedModel]] = {}
+    sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+
+    def make(family: str) -> tuple[Path, transformers.PreTrainedModel]:
+        if family not in made:
+            folder = tmp_path_factory.mktemp("model")
+            heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": LENGTH}
+            made[family] = folder, write_checkpoint(FAMILIES[family](**sizes, **heads), folder)
+        return made[family]
+
+    return make
+
+
+def make_requests(modes: Sequence[Attention], seed: int = 0, temperature: float = 1.0) -> list[Request]:
+    requests = []
+    for number, mode in enumerate(modes):
+        rng = random.Random(f"{seed} {number}")
+        ids = prompt(rng.randint(1, 40), 88, number)
+        sampling = Sampling(temperature=temperature, seed=number, attention=mode)
+        requests.append(Request(ids, len(ids), sampling, max_tokens=rng.randint(30, 50)))
+    return requests
+
+
+def kept(attention: Attention, n_keys: int) -> set[int]:
+    """The positions that the last of `n_keys` tokens attends to."""
+    first, last = -(-attention.sinks // BLOCK) * BLOCK, max(0, n_keys - attention.window) // BLOCK * BLOCK
+    return {position for position in range(n_keys) if position < first or position >= last}
+
+
+@pytest.mark.parametrize("attention", WINDOWS, ids=str)
+def test_greedy_text_is_that_of_masked_attention(
+    attention: Attention, make_model: Callable[[str], tuple[Path, transformers.PreTrainedModel]]
+) -> None:
+    folder, reference = make_model("every key")
+    (request,), _, _, _ = served(folder, make_requests([attention], temperature=0.0), 0, graphs=False, overlaps=False)
+    n, ids = len(request.token_ids), torch.tensor([request.token_ids])
+    mask = torch.full((n, n), -torch.inf)
+    for row in range(n):
+        seen = range(row + 1) if row < request.n_prompt else sorted(kept(attention, row + 1))
+        mask[row, list(seen)] = 0
+    with torch.inference_mode():
+        logits = reference.float()(ids, attention_mask=mask[None, None]).logits[0]
+        dense = reference.float()(ids).logits[0]
+    drawn = slice(request.n_prompt - 1, n - 1)
+    assert logits[drawn].argmax(-1).tolist() == request.token_ids[request.n_prompt :]
+    assert not torch.allclose(logits[drawn], dense[drawn], atol=1e-3), "the window hides no key"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_do_not_depend_on_steps(
+    family: str, make_model: Callable[[str], tuple[Path, transformers.PreTrainedModel]]
+) -> None:
+    """Neighbours attend in other ways; requests are preempted, and drafts, graphs and overlap change the steps."""
+    folder, _ = make_model(family)
+    modes = [*WINDOWS, Attention(), *WINDOWS]
+    expected = [
+        served(folder, [request], number, graphs=False, overlaps=False)[:2]
+        for number, request in enumerate(make_requests(modes))
+    ]
+    alone, cut = [request for (request,), _ in expected], {n for n, (_, cancelled) in enumerate(expected) if cancelled}
+    texts = [request.token_ids for request in alone]
+    n_preempted = 0
+    for graphs, guesses in product((False, True), ([], texts)):
+        found, also_cut, _, _ = served(
+            folder, make_requests(modes), 1, graphs=graphs, overlaps=graphs, mixed=graphs, guesses=guesses
+        )
+        n_preempted += sum(request.n_preempted for request in found)
+        assert_same(alone, found, cut | also_cut)
+    assert n_preempted
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_of_our_kernels_do_not_depend_on_steps(
+    family: str, make_model: Callable[[str], tuple[Path, transformers.PreTrainedModel]]
+) -> None:
+    folder, _ = make_model(family)
+    modes = [*WINDOWS, Attention(), *WINDOWS]
+
+    def texts(requests: list[Request], seed: int) -> tuple[list[Request], set[int]]:
+        decoder, device = (
+            load_model(describe(folder), lone_rank(), open_cpu(torch.bfloat16)),
+            SlowDevice(random.Random(0)),
+        )
+        cache = decoder.make_cache(N_BLOCKS, BLOCK)
+        return requests, serve(requests, make_runner(decoder, cache, device, overlaps=False), cache, device, seed)
+
+    together, cut = texts(make_requests(modes), 1)
+    for number, request in enumerate(make_requests(modes)):
+        (alone,), also_cut = texts([request], number)
+        assert_same([together[number]], [alone], {0} if also_cut or number in cut else set())
+
+
+def test_a_step_s_tables_name_the_kept_blocks_of_generated_rows() -> None:
+    """A prompt's last rows, a resumed text's chunk over the end of its prompt, a decode, and a dense neighbour."""
+    table = SlotTable(4, 160, BLOCK, 40)
+    window = Attention(sinks=20, window=30)
+    kinds = [
+        (window, 100, 120, 96, 24),
+        (window, 100, 100, 90, 10),
+        (window, 60, 130, 129, 1),
+        (Attention(), 60, 130, 129, 1),
+    ]
+    admissions = tuple(
+        Admission(slot, Sampling(attention=mode), (1,) * n_known, n_prompt)
+        for slot, (mode, n_prompt, n_known, _, _) in enumerate(kinds)
+    )
+    blocks = [tuple(range(1 + 10 * slot, 11 + 10 * slot)) for slot in range(4)]
+    chunks = tuple(
+        Chunk(slot, start, n, draws=True, new_blocks=blocks[slot]) for slot, (_, _, _, start, n) in enumerate(kinds)
+    )
+    plan = view_plan(StepPlan(1, admissions=admissions, chunks=chunks))
+    for admission in plan.admissions:
+        table.admit(admission)
+    table.extend(plan)
+    numbers, layout = lay_out(table, plan, exact_chunks=True)
+    keys = numbers.narrowed
+    assert keys is not None
+    read = {}
+    for index, slot in enumerate(layout.slots.tolist()):
+        mode, n_prompt, *_ = kinds[slot]
+        end, length = int(layout.ends[index]), int(keys.lengths[index])
+        named = keys.block_tables[index].tolist()
+        positions = {blocks[slot].index(named[at // BLOCK]) * BLOCK + at % BLOCK for at in range(length)}
+        generated = end > n_prompt and mode.window > 0
+        assert positions == (kept(mode, end) if generated else set(range(end)))
+        assert not any(named[-(-length // BLOCK) :])
+        assert generated <= (layout.ends[index] - layout.starts[index] == 1)
+        read[slot, end] = layout.draws[index]
+    assert sum(read.values()) == len(kinds)
+    assert all(read[slot, start + n] == 1 for slot, (_, _, _, start, n) in enumerate(kinds))
+    assert numbers.n_decode == 20 + 1 + 1
+    assert sorted(numbers.positions.tolist()) == sorted([*range(96, 120), *range(90, 100), 129, 129])
