@@ -58,7 +58,7 @@ def test_a_form_is_read_and_written(text: str, mode: AttentionMode) -> None:
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_a_wrong_form_is_refused_with_the_allowed_ones(text: str) -> None:
+def test_a_wrong_form_is_refused_with_the_allowed_forms(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not dense, window\(sinks, window\)|must be"):
         AttentionMode.parse(text)
     with pytest.raises(ValueError, match="attention"):

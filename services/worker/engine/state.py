@@ -111,7 +111,7 @@ class EngineModel:
     pulls: bool = True  # KV blocks can be copied to and from other workers
     adapters: tuple[AdapterFacts, ...] = ()  # those of the worker's settings
     adapter_slots: int = 0  # adapters computed at a time
-    attention: AttentionMode = DENSE  # of requests that name none
+    attention: AttentionMode = DENSE  # mode of requests without one
     attention_modes: tuple[str, ...] = ()  # modes besides dense
 
 
