@@ -46,9 +46,11 @@ def _advise_unneeded(span: range) -> None:
 
 def _mapped_span(address: int) -> range | None:
     """Return the addresses of the mapped file that holds an address; None if it is other memory."""
-    for line in _MAPS.read_text().splitlines():
-        span, _, _, _, inode = line.split(maxsplit=5)[:5]
-        start, stop = (int(end, 16) for end in span.split("-"))
-        if start <= address < stop and inode != "0":
-            return range(start, stop)
+    with _MAPS.open("rb") as maps:
+        for line in maps:  # by address
+            first, _, rest = line.partition(b"-")
+            end, _, _, _, inode = rest.split(maxsplit=5)[:5]
+            start, stop = int(first, 16), int(end, 16)
+            if address < stop:
+                return range(start, stop) if start <= address and inode != b"0" else None
     return None

@@ -50,14 +50,17 @@ def load_model(
     max_positions: int | None = None,
     quantization: Quantization = "none",
     adapters: AdapterLayers | None = None,
+    *,
+    checked: bool = False,
 ) -> Decoder:
     """Load this rank's share of a checkpoint.
 
     `max_positions` is the length of the longest sequence; None: the model's largest. It sizes position tables and
     decides between LongRoPE's short and long factors. `quantization` rounds weights that are stored unquantized;
-    `adapters` is the room for adapters, None for none. Raises ModelError naming the file and the key.
+    `adapters` is the room for adapters, None for none. `checked`: the weights are known to be finite.
+    Raises ModelError naming the file and the key.
     """
-    with torch.inference_mode(), open_checkpoint(model, backend.dtype) as (spec, source):
+    with torch.inference_mode(), open_checkpoint(model, None if checked else backend.dtype) as (spec, source):
         max_positions = max_positions or spec.max_positions
         if max_positions > spec.max_positions:
             raise ModelError(f"{model.path}: {max_positions} positions: the model was made for {spec.max_positions}")
@@ -67,8 +70,8 @@ def load_model(
 
 
 @contextmanager
-def open_checkpoint(model: Description, dtype: torch.dtype) -> Iterator[tuple[ModelSpec, Checkpoint]]:
-    """Open a checkpoint; its weights have to be finite in `dtype`. Raises ModelError."""
+def open_checkpoint(model: Description, dtype: torch.dtype | None) -> Iterator[tuple[ModelSpec, Checkpoint]]:
+    """Open a checkpoint; its weights have to be finite in `dtype`, None: are so. Raises ModelError."""
     config, family, spec = model.config, model.family, model.spec
     # Additional layers after the last one only draft tokens (multi-token prediction).
     drafts = "num_nextn_predict_layers"

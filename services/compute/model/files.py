@@ -101,6 +101,18 @@ class WeightFiles:
     index: Mapping[str, str] = field(default_factory=dict)  # the file of every tensor, if there is an index
 
 
+FileStates = tuple[tuple[str, int, int, int], ...]  # each file: path, inode, bytes, time of the last change in ns
+
+
+def file_states(model: Path) -> FileStates:
+    """Return the states of the weights' files of a folder, or of a GGUF file. Raises ModelError."""
+    try:
+        stats = [(str(file), file.stat()) for file in ((model,) if model.is_file() else weight_files(model).files)]
+    except OSError as error:
+        raise ModelError(f"{error.filename}: {error.strerror}") from error
+    return tuple((file, stat.st_ino, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
+
+
 def weight_files(folder: Path) -> WeightFiles:
     """Return the files of a checkpoint: one, or the shards that its index lists. Raises ModelError."""
     index = folder / INDEX

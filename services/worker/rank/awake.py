@@ -11,6 +11,7 @@ from services.common.heap import freeze_started
 from services.compute.backends.base import DeviceMemory, Memory
 from services.compute.backends.mapped import give_back_code
 from services.compute.backends.parking import Restore
+from services.compute.model.files import FileStates
 from services.compute.model.footprint import Footprint
 from services.compute.model.layers.head import Head
 from services.compute.model.spec import ModelError
@@ -39,6 +40,7 @@ class LoadedModel:
     vocabulary: Vocabulary = no_vocabulary  # for grammars
     head: Head = ()  # layers over pooled states
     embeds: bool = False  # there are no logits
+    files: FileStates = ()  # states of the files whose weights are known to be finite
     load_adapter: Callable[[AdapterOrder], None] = refuse_adapter  # into a slot; raises ModelError
 
 

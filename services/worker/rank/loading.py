@@ -9,6 +9,7 @@ from services.compute.backends.base import ModelBackend
 from services.compute.backends.collectives import Communicator
 from services.compute.model.adapters.served import read_adapter
 from services.compute.model.build import load_model
+from services.compute.model.files import FileStates, file_states
 from services.compute.model.footprint import footprint
 from services.compute.model.layers.adapters import AdapterLayers, AdapterTensors
 from services.compute.model.layers.head import load_dense
@@ -20,10 +21,22 @@ from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.rank.awake import LoadedModel, refuse_adapter
 
 
-def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:
-    """Read this rank's share of the checkpoint at `config.model_path`. Raises ModelError."""
+def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend, checked: FileStates = ()) -> LoadedModel:
+    """Read this rank's share of the checkpoint at `config.model_path`. Raises ModelError.
+
+    Weights in files of the states `checked` are known to be finite.
+    """
     folder, layers = open_folder(Path(config.model_path)), AdapterLayers(config.adapter_slots, config.adapter_max_rank)
-    decoder = load_model(folder.description, comm, backend, config.max_model_len, config.quantization, layers)
+    files = file_states(folder.path)
+    decoder = load_model(
+        folder.description,
+        comm,
+        backend,
+        config.max_model_len,
+        config.quantization,
+        layers,
+        checked=files == checked,
+    )
     spec = decoder.spec
 
     by_digest = dict[str, AdapterTensors]()
@@ -51,6 +64,7 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
         footprint=footprint(spec, config),
         head=head,
         embeds=not spec.generates,
+        files=files,
         load_adapter=load_adapter if config.adapter_slots else refuse_adapter,
         vocabulary=partial(read_vocabulary, folder.path, spec.vocab_size, config.eos_token_ids),
     )

@@ -17,6 +17,7 @@ from services.compute.backends.base import Backend, DeviceMemory, ModelBackend
 from services.compute.backends.collectives import Communicator, StepCommunicator
 from services.compute.backends.kv_format import find_kv_format
 from services.compute.backends.opening import open_backend
+from services.compute.model.files import FileStates
 from services.compute.model.loading.pooling import Pooling
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.protocol.event_codec import RankStarted, encode_event
@@ -42,8 +43,10 @@ _WARM_UP_TOKENS = 64
 class Loader(Protocol):
     """Reads this rank's share of a model."""
 
-    def __call__(self, config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:
-        """Return the model, distributed and packed."""
+    def __call__(
+        self, config: RankGroupConfig, comm: Communicator, backend: ModelBackend, checked: FileStates = ()
+    ) -> LoadedModel:
+        """Return the model, distributed and packed. Weights in files of the states `checked` are known to be finite."""
         ...
 
 
@@ -77,7 +80,7 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
         comm = join_group(link, config, rank, backend)
     build = Build(config, comm, backend, load, link.staging)
     awake, started = build.start(rank, phases)
-    sleeper = Sleeper(awake, partial(build.again, started.n_blocks), backend.memory, link.line.hold)
+    sleeper = Sleeper(awake, partial(build.again, started.n_blocks, awake.model.files), backend.memory, link.line.hold)
     del awake  # only the sleeper refers to the model
     freeze_started()  # otherwise a full garbage collection delays the streams by 0.1 s
     link.line.hold(backend.memory.held())
@@ -122,18 +125,21 @@ class Build:
         block_bytes = config.block_tokens * model.kv_bytes_per_token
         return awake, RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
 
-    def again(self, n_blocks: int, model: LoadedModel | None) -> Awake:
-        """Rebuild after a sleep, from the files without a `model`. Raises ModelError, NotEnoughMemoryError."""
-        model = model or self._read()
+    def again(self, n_blocks: int, checked: FileStates, model: LoadedModel | None) -> Awake:
+        """Rebuild after a sleep, from the files without a `model`. Raises ModelError, NotEnoughMemoryError.
+
+        `checked`: the states of the files that the start has read.
+        """
+        model = model or self._read(checked)
         with naming_what_to_lower("the KV cache", LOWER_STEP):
             awake = self._awaken(model, n_blocks)
         if self.config.device == "cuda":  # on CPUs a request that waits would wait for the warm-up as well
             self._warm_up(awake, n_blocks)
         return awake
 
-    def _read(self) -> LoadedModel:
+    def _read(self, checked: FileStates = ()) -> LoadedModel:
         with naming_what_to_lower("the weights", LOWER_WEIGHTS):
-            model = self.load(self.config, self.comm, self.backend)
+            model = self.load(self.config, self.comm, self.backend, checked)
             self.backend.memory.release()  # what was needed only while weights were packed
         return model
 

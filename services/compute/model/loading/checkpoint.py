@@ -41,13 +41,13 @@ class Checkpoint:
         optional_prefix: str = "",
         where_stored: Mapping[str, TensorRef] | None = None,
         quantized: tuple[StoredModules, ...] = (),
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = torch.float32,
     ) -> None:
         """`ignored`: patterns of names that may be stored, but are not read. Raises ModelError.
 
         `optional_prefix`: a prefix of names that some checkpoints omit. `where_stored`: references that take precedence
         over `refs` if such a tensor is stored. `quantized`: readers of quantized modules. `dtype`: weights that are not
-        finite in this dtype are refused.
+        finite in this dtype are refused; None: an earlier reader has checked them.
         """
         self._files, self._dtype, self._quantized = files, dtype, quantized
         bare = not any(name.startswith(optional_prefix) for name in files.names)
@@ -131,6 +131,8 @@ class Checkpoint:
 
     def _finite(self, weight: WeightT, ref: TensorRef) -> WeightT:
         """Return `weight`. Raises ModelError if an element is not finite in the served dtype."""
+        if self._dtype is None:
+            return weight
         low, high = weight.ends()
         largest = torch.finfo(self._dtype).max
         if not -largest <= low <= high <= largest:  # also False for NaN

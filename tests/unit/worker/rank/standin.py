@@ -19,6 +19,7 @@ from services.compute.backends.batch import StepBatch
 from services.compute.backends.collectives import Communicator
 from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
 from services.compute.backends.torch.logit_shard import TorchLogitShard
+from services.compute.model.files import FileStates
 from services.compute.model.footprint import Footprint
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.protocol.event_codec import ModelFacts
@@ -130,7 +131,7 @@ def _load_adapter(order: AdapterOrder) -> None:
     time.sleep(SLOW_S)
 
 
-def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:
+def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend, checked: FileStates = ()) -> LoadedModel:
     return LoadedModel(
         StandinDecoder(comm, misbehave=config.model_path == "misbehave"),
         ModelFacts(VOCAB, HIDDEN),

@@ -129,6 +129,12 @@ def test_an_index_may_list_unread_tensors_and_omit_unneeded_tensors(tmp_path: Pa
         TensorFiles(tmp_path, ignored=UNUSED)
 
 
+def test_weights_are_not_checked_without_a_dtype(tmp_path: Path) -> None:
+    folder = _one_file(tmp_path, a=torch.full((12, 4), float("inf")))
+    with _opened(folder, {"x": TensorRef("a")}, dtype=None) as source:
+        assert _matrix(source, "x").isinf().all()
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
 def test_weights_that_are_not_finite_are_refused_by_name(wrong: float, tmp_path: Path) -> None:
     a = A.clone()
