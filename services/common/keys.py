@@ -115,6 +115,10 @@ class RedisKeys:
         """Sorted set: model -> when its card was written."""
         return f"rz:{self.namespace}:card-times"
 
+    def start_durations(self, model: str) -> str:
+        """JSON: by stage, the seconds from it to serving of a model's last starts."""
+        return f"rz:{self.namespace}:starts:{model}"
+
     def api_key(self, digest: str) -> str:
         """Hash of an API key -> its tenant as JSON."""
         return f"rz:{self.namespace}:key:{digest}"

@@ -42,6 +42,7 @@ from services.router.scaling.scaler import Scaler
 from services.router.service import RouterService
 from services.router.sessions import Sessions
 from services.router.settings import RouterSettings
+from services.router.start_history import StartHistory
 from services.router.stored_models import StoredModels
 from services.router.waking import Waking
 
@@ -199,6 +200,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             residency.run(),
             scaler.run(),
             follow_models,
+            StartHistory(lease_redis, keys, settings.redis, routing.starts, lambda: fleet.pools).run(),
         ]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in endless]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -25,6 +25,9 @@ _STAGES = {
     worker_pb2.PHASE_SLEEPING: SLEEPING,
     worker_pb2.PHASE_RECOVERING: RECOVERING,
 }
+
+
+Durations = Mapping[str, Sequence[float]]  # seconds from a stage to serving, by stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Starts:
     clock: Callable[[], float] = time.monotonic
     _entered: dict[str, dict[str, float]] = field(default_factory=dict)  # model -> stage -> when the start reached it
     _took: dict[tuple[str, str], deque[float]] = field(default_factory=dict)  # seconds from a stage to serving
+    measured: set[str] = field(default_factory=set)  # models with new durations, for their keeper to discard
 
     def observe(self, pool: Pool, *, wanted: bool) -> None:
         """Take note of a pool as it is now. `wanted`: requests wait for it, which begins a start without a worker."""
@@ -74,6 +78,7 @@ class Starts:
         """Drop what is known of models that no longer exist."""
         for model in models:
             self._entered.pop(model, None)
+            self.measured.discard(model)
             for stage in STAGES:
                 self._took.pop((model, stage), None)
 
@@ -81,6 +86,17 @@ class Starts:
         for stage, since in self._entered.pop(model, {}).items():
             took = self._took.setdefault((model, stage), deque(maxlen=PAST_STARTS))
             took.append(self.clock() - since)
+            self.measured.add(model)
+
+    def durations(self, model: str) -> Durations:
+        """The measured durations of a model's starts, the oldest first."""
+        return {stage: list(took) for stage in STAGES if (took := self._took.get((model, stage)))}
+
+    def recall(self, model: str, durations: Durations) -> None:
+        """Take durations over that were measured before all of this router."""
+        for stage, seconds in durations.items():
+            took = self._took.get((model, stage), ())
+            self._took[model, stage] = deque([*seconds, *took], maxlen=PAST_STARTS)
 
     def estimate(self, pool: Pool) -> StartEstimate | None:
         """How far the model's start is; None while a worker serves it."""

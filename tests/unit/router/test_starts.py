@@ -7,7 +7,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.router.breaker import BreakerLimits
 from services.router.pool import Pool
-from services.router.starts import StartEstimate, Starts
+from services.router.starts import PAST_STARTS, StartEstimate, Starts
 
 LOADING, SERVING, SLEEPING = pb.PHASE_LOADING, pb.PHASE_SERVING, pb.PHASE_SLEEPING
 
@@ -52,6 +52,21 @@ def test_estimate_is_the_median_of_earlier_starts_less_the_time_in_the_stage() -
     start.move(LOADING)
     assert start.passes(8) == StartEstimate("loading", 12)
     assert start.passes(32) == StartEstimate("loading", 10), "a late start takes a quarter longer"
+
+
+def test_recalled_durations_count_before_those_of_this_router_and_are_bounded() -> None:
+    start = Start()
+    start.run(5, 10)
+    assert start.starts.measured == {"m"}
+    assert start.starts.durations("m") == {"unknown": [15.0], "loading": [10.0]}
+    start.starts.recall("m", {"loading": [100.0] * PAST_STARTS, "waking": [2.0]})
+    assert start.starts.durations("m") == {
+        "unknown": [15.0],
+        "loading": [*[100.0] * (PAST_STARTS - 1), 10.0],
+        "waking": [2.0],
+    }
+    start.starts.forget(["m"])
+    assert (start.starts.durations("m"), start.starts.measured) == ({}, set())
 
 
 def test_time_without_requests_is_no_part_of_a_start() -> None:
