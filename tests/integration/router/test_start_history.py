@@ -117,5 +117,5 @@ async def test_durations_are_stored_once_redis_is_back(
         (json.dumps({"sleeping": list(range(20))}).encode(), {"sleeping": list(range(20))[-PAST_STARTS:]}),
     ],
 )
-def test_durations_of_other_releases_are_read_as_far_as_they_are_known(stored: bytes, read: object) -> None:
+def test_unknown_parts_of_stored_durations_are_left_out(stored: bytes, read: object) -> None:
     assert decode(stored) == read
