@@ -22,6 +22,7 @@ from services.compute.backends.kv_format import KvFormat
 from services.compute.backends.names import Activation
 from services.compute.backends.parking import Restore
 from services.compute.backends.shapes import AttentionShape, ExpertsShape
+from services.compute.backends.states import StatePlan
 from services.compute.backends.transfers import Transfers
 from services.compute.backends.weights import Stacked, Weight
 
@@ -230,6 +231,7 @@ class Step:
     plans: tuple[Any, ...]  # the attention's plans, by window
     reduce: Elementwise  # sums over the ranks, in place
     adapters: AdapterRows | None = None  # adapters of the rows that the layers compute, padding included
+    states: StatePlan | None = None  # how layers with a state compute the rows; None: the model has none
 
 
 # Maps a step's rows [n, hidden_size], which it may overwrite, to rows of the same number.

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.compute.backends.states import StateRows
+
 Ints = NDArray[np.int64]
 
 
@@ -92,6 +94,7 @@ class StepBatch:
     adapters: AdapterRows | None = None  # None: no row has one
     lengths: torch.Tensor | None = None  # [n_sequences] int64, `context_lens` on the device; None: not there yet
     narrowed: NarrowedKeys | None = None  # None: every row attends to all keys
+    segments: tuple[StateRows, ...] = ()  # all rows, in order, for layers with a state; (): the model has none
 
     @property
     def n_sequences(self) -> int:
@@ -169,6 +172,7 @@ class StepNumbers:
     token_types: Ints | None = None  # [n_tokens]
     adapters: AdapterNumbers | None = None
     narrowed: NarrowedNumbers | None = None
+    segments: tuple[StateRows, ...] = ()
 
     def arrays(self) -> list[Ints]:
         """Return what goes to the device."""
@@ -197,6 +201,7 @@ class StepNumbers:
             adapters=self.adapters.on_device(next(others), next(others)) if self.adapters is not None else None,
             lengths=lengths,
             narrowed=self.narrowed.on_device(next(others), next(others)) if self.narrowed is not None else None,
+            segments=self.segments,
         )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from services.compute.backends.kv_format import KvFormat
 from services.compute.backends.shapes import KvShape
+from services.compute.backends.states import StateStore
 
 Rotation = Callable[[Tensor], None]  # rotates the first rotary_dim elements of heads [n, n_heads, head_dim] in place
 
@@ -51,8 +52,10 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device,
         writer: CacheWriter,
+        states: StateStore | None = None,
     ) -> None:
-        """`dtype` is the dtype of the computation."""
+        """`dtype` is the dtype of the computation. `states`: those of recurrent layers, which have no keys."""
+        self.states = states
         self.kv_format, self.n_blocks, self.block_tokens = kv_format, n_blocks, shape.block_tokens
         self.layers = [kv_format.allocate(n_blocks + 1, shape, device) for _ in range(n_layers)]
         self._layers = [KvLayer(kv_format, shape, layer) for layer in self.layers]
@@ -72,7 +75,7 @@ class StepRows(KvCache):
 
     def __init__(self, shape: KvShape) -> None:
         self.n_blocks, self.block_tokens, self.layers = 0, shape.block_tokens, []
-        self._shape = shape
+        self._shape, self.states = shape, None
         self.rows = torch.empty(0)  # [n, 2 * n_kv_heads * head_dim], K then V
 
     def store(self, layer: int, slots: Tensor, qkv: Tensor, rotation: Rotation | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +46,29 @@ class KvSize:
 
     bits: int  # per number
     head: int = 0  # bytes stored with the numbers of a token's head of K or V
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """A part of a layer's state of one sequence, on one rank."""
+
+    shape: tuple[int, ...]
+    exact: bool = False  # in float32, not in the dtype of the computation
+
+    def size(self, itemsize: int) -> int:
+        """Return its bytes; `itemsize` is that of the dtype of the computation."""
+        return math.prod(self.shape) * (4 if self.exact else itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class StateFormat:
+    """What one sequence keeps beside keys and values, on one rank, however long it is."""
+
+    layers: tuple[tuple[StatePart, ...], ...]  # the parts of each layer; () for layers without a state
+
+    def row_bytes(self, itemsize: int) -> int:
+        """Return the bytes of a sequence's state; 0: the model has none."""
+        return sum(part.size(itemsize) for layer in self.layers for part in layer)
 
 
 @dataclass(frozen=True, slots=True)

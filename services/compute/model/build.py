@@ -16,7 +16,7 @@ from services.compute.backends.collectives import Communicator
 from services.compute.backends.shapes import AttentionShape
 from services.compute.backends.sizing import available_host_memory
 from services.compute.model.agreement import check_counts, check_shapes
-from services.compute.model.decoder import Decoder, DecoderLayer, LayerNorms, Tables
+from services.compute.model.decoder import Decoder, DecoderLayer, LayerNorms, Mixing, Tables
 from services.compute.model.families.config import MAX_LAYERS
 from services.compute.model.families.fused import stacked_refs
 from services.compute.model.formats.gguf.tensors import BlockReader, GgufTensors
@@ -30,8 +30,9 @@ from services.compute.model.layers.embedding import divide_vocabulary, load_embe
 from services.compute.model.layers.head import load_classifier
 from services.compute.model.layers.latent import load_latent_attention
 from services.compute.model.layers.linear import LinearLoader
-from services.compute.model.layers.mlp import load_mlp
-from services.compute.model.layers.moe import load_moe
+from services.compute.model.layers.mixing import load_mixer
+from services.compute.model.layers.mlp import Mlp, load_mlp
+from services.compute.model.layers.moe import MoeMlp, load_moe
 from services.compute.model.layers.norm import load_norm
 from services.compute.model.layers.rope import check_tables, explain_rope, query_scale_tables, rope_tables
 from services.compute.model.loading.checkpoint import Checkpoint
@@ -108,8 +109,7 @@ def build_decoder(
 
     `layers`: the numbers of its layers; None: all.
     """
-    backend, heads = load.backend, attention_shape(spec, load)
-    attention = backend.bidirectional(heads) if spec.bidirectional else backend.attention(heads)
+    backend, attention = load.backend, _open_attention(spec, load)
     check_tables(spec.ropes, max_positions, available_host_memory())
     chosen = range(spec.n_layers) if layers is None else layers
     built = [load_layer(spec, load, index, attention) for index in chosen]
@@ -161,12 +161,22 @@ def _in_words(forms: Counter[str]) -> str:
     return counted[0][0] if len(counted) == 1 else " and ".join(f"{count} x {form}" for form, count in counted)
 
 
+def _open_attention(spec: ModelSpec, load: LinearLoader) -> Attention[Any] | None:
+    """Return the attention of a rank's heads; None if no layer attends. Raises ModelError."""
+    if not spec.n_attending:
+        spec.kv_heads_per_rank(load.comm.size)  # refuses numbers of ranks
+        return None
+    heads = attention_shape(spec, load)
+    return load.backend.bidirectional(heads) if spec.bidirectional else load.backend.attention(heads)
+
+
 def attention_shape(spec: ModelSpec, load: LinearLoader) -> AttentionShape:
     """Return the rank's heads. Raises ModelError when they cannot be divided."""
     n_kv_heads, mine = spec.kv_heads_per_rank(load.comm.size), load.share(spec.n_heads)
     sinks: tuple[tuple[float, ...], ...] = ()
     if spec.sinks:
-        stored = (load.source.vector(f"layers.{index}.sinks", spec.n_heads, mine) for index in range(spec.n_layers))
+        attending = (index for index, layer in enumerate(spec.layers) if layer.attends)
+        stored = (load.source.vector(f"layers.{index}.sinks", spec.n_heads, mine) for index in attending)
         sinks = tuple(tuple(scores.tolist()) for scores in stored)
     return AttentionShape(
         len(mine),
@@ -179,20 +189,35 @@ def attention_shape(spec: ModelSpec, load: LinearLoader) -> AttentionShape:
     )
 
 
-def load_layer(spec: ModelSpec, load: LinearLoader, index: int, attention: Attention[Any]) -> DecoderLayer:
+def load_layer(spec: ModelSpec, load: LinearLoader, index: int, attention: Attention[Any] | None) -> DecoderLayer:
     """Load layer `index`. Raises ModelError."""
     layer: LayerSpec = spec.layers[index]
     prefix = f"layers.{index}."
-    scaling = None if layer.query_scale is None else len(spec.ropes) + spec.query_scales.index(layer.query_scale)
-    rotation = None if layer.rope is None else spec.ropes.index(layer.rope)
-    places = StepPlaces(spec.reaches.index(layer.reach), rotation, scaling)
-    load_attending = load_attention if spec.latent is None else load_latent_attention
-    attending = load_attending(spec, load, index, attention, places)
-    mlp = load_mlp(spec, load, prefix, spec.ffn_size) if layer.moe is None else load_moe(spec, layer.moe, load, prefix)
+    mlp: Mlp | MoeMlp | None = None
+    if layer.moe is not None:
+        mlp = load_moe(spec, layer.moe, load, prefix)
+    elif layer.has_mlp:
+        mlp = load_mlp(spec, load, prefix, spec.ffn_size)
 
     def norm(name: str) -> Norm | None:
         key = prefix + name
         return load_norm(spec, load, key) if key in load.source else None
 
     norms = LayerNorms(norm("attn_norm"), norm("mlp_norm"), norm("attn_post_norm"), norm("mlp_post_norm"))
-    return DecoderLayer(spec, attending, mlp, norms, load.backend.ops)
+    return DecoderLayer(spec, _load_mixing(spec, load, index, attention), mlp, norms, load.backend.ops)
+
+
+def _load_mixing(spec: ModelSpec, load: LinearLoader, index: int, attention: Attention[Any] | None) -> Mixing | None:
+    """Load what mixes the rows of layer `index`; None if it is an MLP alone."""
+    layer = spec.layers[index]
+    if layer.mixer is not None:
+        return load_mixer(spec, layer.mixer, load, index)
+    if not layer.attends:
+        return None
+    assert attention is not None
+    scaling = None if layer.query_scale is None else len(spec.ropes) + spec.query_scales.index(layer.query_scale)
+    rotation = None if layer.rope is None else spec.ropes.index(layer.rope)
+    ordinal = sum(one.attends for one in spec.layers[:index])
+    places = StepPlaces(ordinal, spec.reaches.index(layer.reach), rotation, scaling)
+    load_attending = load_attention if spec.latent is None else load_latent_attention
+    return load_attending(spec, load, index, attention, places)

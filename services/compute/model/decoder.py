@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,12 +25,12 @@ from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
 from services.compute.backends.kv_cache import KvCache, StepRows
 from services.compute.backends.kv_formats import token_bytes
 from services.compute.backends.shapes import KvShape
+from services.compute.backends.states import StatePlan, StateStore
 from services.compute.model.layers.adapters import AdapterLayers, pad_adapters
-from services.compute.model.layers.attention import AttentionLayer, WantedRows
+from services.compute.model.layers.attention import WantedRows
 from services.compute.model.layers.chunks import reached
 from services.compute.model.layers.embedding import VocabEmbedding, VocabHead, VocabShard, pad_rows
 from services.compute.model.layers.head import Head
-from services.compute.model.layers.latent import LatentAttention
 from services.compute.model.spec import ModelError, ModelSpec, Reach
 
 
@@ -52,25 +52,38 @@ class Residual:
     normed: torch.Tensor | None = None
 
 
+class Mixing(Protocol):
+    """The part of a layer in which rows of a sequence see each other: attention, or what keeps a state."""
+
+    def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Write what later rows need; return what `attend` needs of each row, [n_rows, ...]."""
+        ...
+
+    def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:
+        """Return the result of these rows, [n_rows, hidden_size], to be summed over the ranks."""
+        ...
+
+
 class DecoderLayer:
-    """Attention and MLP around a residual stream."""
+    """A mixer and an MLP around a residual stream."""
 
     def __init__(
         self,
         spec: ModelSpec,
-        attention: AttentionLayer | LatentAttention,
-        mlp: Callable[[torch.Tensor, AdapterRows | None], torch.Tensor],
+        mixer: Mixing | None,
+        mlp: Callable[[torch.Tensor, AdapterRows | None], torch.Tensor] | None,
         norms: LayerNorms,
         ops: Ops,
     ) -> None:
-        self._attention, self._mlp, self._norms, self._ops = attention, mlp, norms, ops
+        """`mixer`, `mlp`: None for layers without; a layer has one of them at least."""
+        self._mixer, self._mlp, self._norms, self._ops = mixer, mlp, norms, ops
         self._parallel, self._shared_norm = spec.parallel_residual, spec.shared_norm
         self._scale, self._sum_norm = spec.residual_scale, spec.sum_norm
 
     @property
     def norm(self) -> Norm | None:
         """The norm of the layer's input."""
-        return self._norms.attn
+        return self._norms.mlp if self._mixer is None else self._norms.attn
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Return the residual stream after this layer, [n_rows, hidden_size]; `x` may be overwritten."""
@@ -83,24 +96,33 @@ class DecoderLayer:
 
         `following`: the norm that comes next, if it is to be computed with this layer's last sum.
         """
-        x, norms = stream.x, self._norms
-        normed = stream.normed
+        x, norms, normed = stream.x, self._norms, stream.normed
         if normed is None:
-            normed = norms.attn(x) if norms.attn else x
-        q = self._attention.project(normed, step)
+            normed = self.norm(x) if self.norm else x
+        if self._mixer is None:
+            if wanted is not None:
+                x, normed, step = wanted.of(x), wanted.of(normed), wanted.step
+            return self._through_mlp(Residual(x, normed), step, following)
+        q = self._mixer.project(normed, step)
         if wanted is not None:
             x, q, step = wanted.of(x), wanted.of(q), wanted.step
-        attended = self._attention.attend(q, step)
+        attended = self._mixer.attend(q, step)
         if self._parallel:
+            assert self._mlp is not None
             if self._shared_norm:
                 normed = normed if wanted is None else wanted.of(normed)
             else:
                 normed = norms.mlp(x) if norms.mlp else x
             added = attended + self._mlp(normed, step.adapters)
             return self._add(x, step.reduce(added), None, following)
-        between = self._add(x, step.reduce(attended), norms.attn_post, norms.mlp)
+        if self._mlp is None:
+            return self._add(x, step.reduce(attended), norms.attn_post, following)
+        return self._through_mlp(self._add(x, step.reduce(attended), norms.attn_post, norms.mlp), step, following)
+
+    def _through_mlp(self, between: Residual, step: Step, following: Norm | None) -> Residual:
+        assert self._mlp is not None
         added = self._mlp(between.x if between.normed is None else between.normed, step.adapters)
-        return self._add(between.x, step.reduce(added), norms.mlp_post, following)
+        return self._add(between.x, step.reduce(added), self._norms.mlp_post, following)
 
     def _add(self, x: torch.Tensor, added: torch.Tensor, norm: Norm | None, following: Norm | None) -> Residual:
         """Add to the stream, whose `norm` is that of the sum or of what is added, and compute the `following` norm."""
@@ -139,12 +161,14 @@ class Decoder:
         head: VocabHead | None,
         vocabulary: VocabShard,
         tables: Tables,
-        attention: Attention[Any],
+        attention: Attention[Any] | None,
         weight_formats: Mapping[str, str],
         adapters: AdapterLayers,
         classifier: Head = (),
     ) -> None:
-        """`weight_formats`: how the device keeps weights, in words, by their name in every layer.
+        """`attention`: None if no layer attends.
+
+        `weight_formats`: how the device keeps weights, in words, by their name in every layer.
 
         `classifier`: layers over the pooled states; () if the model has none.
         """
@@ -160,7 +184,7 @@ class Decoder:
     @property
     def exact_chunks(self) -> bool:
         """Whether a row has the same bits as one of several of its sequence and as a decode."""
-        return self._attention.exact_chunks
+        return self._attention is not None and self._attention.exact_chunks
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -168,12 +192,12 @@ class Decoder:
         if self.spec.bidirectional:
             return 0
         shape = self._kv_shape(1)
-        return self.spec.n_layers * token_bytes(self._backend.kv_format.name, shape.n_kv_heads, shape.head_dim)
+        return self.spec.n_attending * token_bytes(self._backend.kv_format.name, shape.n_kv_heads, shape.head_dim)
 
-    def make_cache(self, n_blocks: int, block_tokens: int) -> KvCache:
+    def make_cache(self, n_blocks: int, block_tokens: int, state_rows: int = 0) -> KvCache:
         """Allocate a cache of `n_blocks` and the null block; a bidirectional model keeps only a step's own rows.
 
-        Raises ModelError for blocks that cross chunks.
+        `state_rows`: number of states, if layers keep any. Raises ModelError for blocks that cross chunks.
         """
         if self.spec.bidirectional:
             return StepRows(self._kv_shape(block_tokens))
@@ -182,8 +206,11 @@ class Decoder:
                 problem = f"expected a multiple of the {block_tokens} tokens of a block, found {reach.chunk}"
                 raise ModelError(f"config.json: attention_chunk_size: {problem}")
         backend, shape = self._backend, self._kv_shape(block_tokens)
-        of = (self.spec.n_layers, n_blocks, shape, backend.dtype, backend.device)
-        return KvCache(backend.kv_format, *of, backend.ops)
+        of = (self.spec.n_attending, n_blocks, shape, backend.dtype, backend.device)
+        states = None
+        if self.spec.has_state:
+            states = StateStore(self.spec.state(self._comm.size), state_rows, backend.dtype, backend.device)
+        return KvCache(backend.kv_format, *of, backend.ops, states)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, cache: KvCache, rows: Sequence[int] | None = None) -> torch.Tensor:
@@ -200,6 +227,8 @@ class Decoder:
             hidden = graphs.decodes.forward(self.embed(batch.token_ids, batch.positions, batch.token_types), batch)
             return hidden if rows is None else hidden[batch.rows_of(rows)]
         step, n_rows = self.lay_out(batch, cache)
+        if cache.states is not None:
+            cache.states.begin(batch.segments)
         positions = pad_rows(batch.positions, n_rows)
         types = None if batch.token_types is None else pad_rows(batch.token_types, n_rows)
         x = self.embed(pad_rows(batch.token_ids, n_rows), positions, types)  # [n_rows, hidden_size]
@@ -224,12 +253,16 @@ class Decoder:
     def lay_out(self, batch: StepBatch, cache: KvCache) -> tuple[Step, int]:
         """Return the data that the layers share, and their number of rows, padded once for all layers."""
         size, reaches = cache.block_tokens, self._tables.reaches
-        plans = tuple(self._attention.plan(reached(reach, batch, size), size, reach.window) for reach in reaches)
-        n_rows = max(self._backend.ops.min_rows, *(self._attention.n_rows(plan) for plan in plans))
+        n_rows, attention = max(self._backend.ops.min_rows, len(batch.token_ids)), self._attention
+        plans: tuple[Any, ...] = ()
+        if attention is not None:
+            plans = tuple(attention.plan(reached(reach, batch, size), size, reach.window) for reach in reaches)
+            n_rows = max(n_rows, *(attention.n_rows(plan) for plan in plans))
         positions = pad_rows(batch.positions, n_rows)
         rotations = tuple(rope(positions) for rope in self._tables.ropes)
         adapters = pad_adapters(batch.adapters, n_rows)
-        return Step(batch, cache, rotations, plans, self._comm.all_reduce, adapters), n_rows
+        states = StatePlan.of(batch.segments, self._backend.device) if batch.segments else None
+        return Step(batch, cache, rotations, plans, self._comm.all_reduce, adapters, states), n_rows
 
     def _through_layers(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Compute all layers but the last, which may compute fewer rows."""
@@ -253,7 +286,7 @@ class Decoder:
     def _graphs_in(self, cache: KvCache, batch: StepBatch) -> StepGraphs:
         """Graphs that replay steps in this cache, with adapters or without: steps without any pay nothing for them.
 
-        Graphs know windows, not chunks.
+        Graphs know windows, not chunks, and no states.
         """
         longest, adapted = max(batch.context_lens), batch.adapters is not None
         if any(reach.chunk is not None and longest > reach.chunk for reach in self._tables.reaches):
@@ -261,7 +294,7 @@ class Decoder:
         if cache is not self._graphs_of:
             self._graphs, self._graphs_of = {}, cache
         if adapted not in self._graphs:
-            if self.spec.bidirectional:
+            if self.spec.bidirectional or self.spec.has_state:
                 self._graphs[adapted] = StepGraphs(NoGraph(), NoGraph())
             else:
                 self._graphs[adapted] = self._backend.capture(self._computations(cache))
@@ -273,11 +306,12 @@ class Decoder:
 
     def replay_decodes(self, cache: KvCache, tokens: Tokens | None) -> Decodes:
         """Return what replays whole decodes in `cache`, with the draws of `tokens`; None: nothing is drawn."""
-        if self.spec.bidirectional:
+        if self.spec.bidirectional or self.spec.has_state:
             return NoDecodes()
         return self._backend.replay_decodes(self._computations(cache), tokens)
 
     def _computations(self, cache: KvCache) -> Computations:
+        assert self._attention is not None, "a model without attention is not captured"
         return Computations(
             embed=self.embed,
             decode=self._decode,

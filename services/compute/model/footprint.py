@@ -23,6 +23,9 @@ _SERVER = 96 * _MIB  # memory that the server allocates after this computation
 # The allocator's reserve (MALLOC_TOP_PAD_) and the rest of the warm-up.
 _RESERVE = 64 * _MIB
 
+_SNAPSHOT_BYTES = 256 * _MIB  # a rank's, for states that prefixes are continued from
+_MOST_SNAPSHOTS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -35,11 +38,12 @@ class Footprint:
     adapters: int  # once all slots are in use and the cache is full
     kv_token: int  # bytes of a token in the KV cache, over all layers
     kv_format: str
+    states: int = 0  # bytes of the states of all slots and snapshots
 
     @property
     def later(self) -> int:
         """Bytes of a serving rank besides its KV cache."""
-        return self.workspace + self.adapters
+        return self.workspace + self.adapters + self.states
 
     def rank_total(self, kv_tokens: int) -> int:
         """Bytes of one rank with a cache of `kv_tokens`."""
@@ -57,6 +61,8 @@ class Footprint:
             "workspace": self.workspace,
             "process": self.process,
         }
+        if self.states:
+            parts["states of requests and snapshots"] = self.states
         if self.adapters:
             parts["adapters"] = self.adapters
         listed = ", ".join(f"{name} {in_mib(size)}" for name, size in parts.items())
@@ -75,6 +81,8 @@ def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
     n_kv = spec.kv_heads_per_rank(ranks)
     qkv = (spec.n_heads // ranks + 2 * n_kv) * spec.head_dim
     ffn = max((_ffn_columns(spec, index, ranks) for index in range(spec.n_layers)), default=0)
+    mixed = max((layer.mixer.columns(ranks) for layer in spec.layers if layer.mixer is not None), default=0)
+    qkv = max(qkv, mixed)
     row = 5 * spec.hidden_size + 2 * qkv + 3 * ffn  # residual, norm, projections, attention, gate and up, their product
     logits = config.max_running * local_vocabulary(spec.vocab_size, ranks) * _FLOAT
     n_rows = max(config.max_batched_tokens, config.max_running)
@@ -88,8 +96,9 @@ def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
         weights=weights + _tables(spec, itemsize, config.max_model_len),
         workspace=n_rows * row * itemsize + 2 * logits + _RESERVE,
         adapters=adapter_bytes(spec, config, itemsize),
-        kv_token=0 if spec.bidirectional else spec.n_layers * kv_formats.token_bytes(kv_format, n_kv, spec.head_dim),
+        kv_token=0 if spec.bidirectional else spec.n_attending * kv_formats.token_bytes(kv_format, n_kv, spec.head_dim),
         kv_format=kv_format,
+        states=config.state_rows * spec.state(ranks).row_bytes(itemsize),
     )
 
 
@@ -133,8 +142,12 @@ def local_vocabulary(vocab_size: int, ranks: int) -> int:
 
 def matrix_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
     """Return the number of elements of a rank's matrices. Vectors are too small to matter."""
-    total = spec.n_layers * _attention_elements(spec, ranks)
+    total = spec.n_attending * _attention_elements(spec, ranks)
     for index, layer in enumerate(spec.layers):
+        if layer.mixer is not None:
+            total += layer.mixer.elements(spec.hidden_size, ranks)
+        if not layer.has_mlp:
+            continue
         if layer.moe is not None:
             columns = layer.moe.n_experts // ranks * layer.moe.ffn_size + layer.moe.shared_size // ranks
             total += spec.hidden_size * (layer.moe.n_experts + layer.moe.shared_gate + 3 * columns)
@@ -146,7 +159,8 @@ def matrix_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
 def _attention_elements(spec: ModelSpec, ranks: int) -> int:
     hidden, n_heads = spec.hidden_size, spec.n_heads // ranks
     if (latent := spec.latent) is None:
-        return 2 * hidden * (n_heads + spec.kv_heads_per_rank(ranks)) * spec.head_dim  # q and o, k and v
+        heads = 2 * (n_heads + spec.kv_heads_per_rank(ranks)) + n_heads * spec.attention_gate  # q and o, k and v
+        return hidden * heads * spec.head_dim
     query_rank = latent.query_rank
     queries = query_rank * hidden + n_heads * latent.query_dim * (query_rank or hidden)
     keys = (latent.rank + latent.rope_dim) * hidden + n_heads * latent.expanded_dim * latent.rank
@@ -157,6 +171,12 @@ def table_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
     """Return the number of elements of a rank's embedding and head."""
     tables = 1 if spec.bidirectional or (spec.tied and not two_tables) else 2
     return tables * local_vocabulary(spec.vocab_size, ranks) * spec.hidden_size
+
+
+def snapshot_rows(spec: ModelSpec, ranks: int, itemsize: int) -> int:
+    """Return how many snapshots of states a rank keeps for the prefix cache; 0 if one takes too much memory."""
+    row_bytes = spec.state(ranks).row_bytes(itemsize)
+    return min(_MOST_SNAPSHOTS, _SNAPSHOT_BYTES // row_bytes) if row_bytes else 0
 
 
 def _ffn_columns(spec: ModelSpec, index: int, ranks: int) -> int:
@@ -190,8 +210,10 @@ def adapter_bytes(spec: ModelSpec, config: RankGroupConfig, itemsize: int) -> in
 
 def factor_elements(spec: ModelSpec, ranks: int) -> int:
     """Return the numbers of an adapter of rank 1 on all layers that can be adapted, on one of `ranks` ranks."""
-    total = spec.n_layers * _factors_of_attention(spec, ranks)
+    total = spec.n_attending * _factors_of_attention(spec, ranks)
     for layer in spec.layers:
+        if not layer.has_mlp:
+            continue
         columns = spec.ffn_size if layer.moe is None else layer.moe.shared_size
         if columns:
             inner = (2 if spec.mlp == "gated" else 1) * (spec.hidden_size + columns // ranks)

@@ -10,7 +10,8 @@ from services.compute.ranks.config import Quantization
 _GROUP = 32  # inputs that share a scale
 _SCALE_BYTES = 2
 # A router chooses between experts, where a small error changes the choice; positions are added, not multiplied.
-_KEPT = ("router", "positions")
+# Filters of convolutions are as small as norms.
+_KEPT = ("router", "positions", "filter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,6 @@ EIGHT_BITS, FOUR_BITS = Rounding(8, _GROUP), Rounding(4, _GROUP)
 
 def rounding_of(quantization: Quantization, key: str) -> Rounding | None:
     """Return how the unquantized weight `key` is rounded; None if it is not. Tables and heads keep 8 bits."""
-    if quantization == "none" or key.rsplit(".", 1)[-1] in _KEPT:
+    if quantization == "none" or key.rsplit(".", 1)[-1].startswith(_KEPT):
         return None
     return FOUR_BITS if quantization == "int4" and key.startswith("layers.") else EIGHT_BITS

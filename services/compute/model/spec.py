@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.compute.backends.names import Activation
-from services.compute.backends.shapes import ExpertRouting
+from services.compute.backends.shapes import ExpertRouting, StateFormat
 from services.compute.model.layout import Layout
+from services.compute.model.mixers import Mixer
 from services.compute.ranks.config import PoolingKind
 
 HeadActivation = Literal["identity", "tanh", "gelu", "relu", "silu"]
@@ -117,6 +118,9 @@ class LayerSpec:
     moe: MoeSpec | None = None
     chunk: int | None = None  # a row sees the keys from the last multiple of it on; None: all
     query_scale: QueryScale | None = None
+    attends: bool = True
+    mixer: Mixer | None = None  # a mixer with a state, beside attention or in its place
+    has_mlp: bool = True
 
     @property
     def reach(self) -> Reach:
@@ -176,6 +180,7 @@ class ModelSpec:
     qk_norm_rotated: bool = False  # after the rope
     sub_norm: bool = False  # RMS norm of the inputs of the projections `o` and `down`
     latent: LatentSpec | None = None
+    attention_gate: bool = False  # results of attention are multiplied by the sigmoid of a product with the row
     sinks: bool = False  # every head has a stored score of one more key, whose value is 0
     learned_positions: bool = False
     n_token_types: int = 0  # learned embeddings of a token's text: the first or the second of two
@@ -224,7 +229,21 @@ class ModelSpec:
     @property
     def reaches(self) -> tuple[Reach, ...]:
         """The distinct reaches of attention, in the order of the layers."""
-        return tuple(dict.fromkeys(layer.reach for layer in self.layers))
+        return tuple(dict.fromkeys(layer.reach for layer in self.layers if layer.attends))
+
+    @property
+    def n_attending(self) -> int:
+        """Number of layers with attention, which alone have keys and values."""
+        return sum(layer.attends for layer in self.layers)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether layers keep a state beside the KV cache."""
+        return any(layer.mixer is not None for layer in self.layers)
+
+    def state(self, ranks: int) -> StateFormat:
+        """Return the state of a sequence on each of `ranks` ranks."""
+        return StateFormat(tuple(() if layer.mixer is None else layer.mixer.parts(ranks) for layer in self.layers))
 
     @property
     def alibi_slopes(self) -> tuple[float, ...]:
@@ -260,13 +279,18 @@ class ModelSpec:
 
     def rank_counts(self) -> tuple[int, ...]:
         """The numbers of ranks that can divide the model."""
-        return tuple(size for size in range(1, self.n_heads + 1) if not self._indivisible(size))
+        most = max(count for _, count in self.divided) if self.has_state else self.n_heads
+        return tuple(size for size in range(1, most + 1) if not self._indivisible(size))
 
     @property
     def divided(self) -> tuple[tuple[str, int], ...]:
         """The parts that ranks divide among themselves, and their numbers."""
-        parts = [("attention heads", self.n_heads), ("KV heads", self.n_kv_heads)]
+        parts = [("attention heads", self.n_heads), ("KV heads", self.n_kv_heads)] if self.n_attending else []
         for layer in self.layers:
+            if layer.mixer is not None:
+                parts += layer.mixer.divided
+            if not layer.has_mlp:
+                continue
             if layer.moe is None:
                 parts.append(("MLP columns", self.ffn_size))
             else:

@@ -47,6 +47,8 @@ class RankGroupConfig:
     gpu_graphs: bool = True  # on GPUs replay steps as CUDA graphs
     overlap: Literal["auto", "on", "off"] = "auto"  # launch a step before the tokens of the one before are read
     speculation: bool = False  # decodes carry proposals where that pays
+    has_state: bool = False  # the model's layers keep a state for each slot
+    snapshots: int = 0  # rows for copies of states, from which prefixes are continued
     start_timeout_s: float = 300.0
     stall_timeout_s: float = 1.0  # no heartbeat and no CPU time used, while work is pending
     busy_timeout_s: float = 60.0  # no heartbeat although CPU time is used: one very long operation, or a loop
@@ -76,6 +78,11 @@ class RankGroupConfig:
     def overlaps(self) -> bool:
         """Whether steps overlap; on CPUs the host computes them, and nothing is gained."""
         return self.overlap == "on" or (self.overlap == "auto" and self.device == "cuda")
+
+    @property
+    def state_rows(self) -> int:
+        """Rows of states: one for each slot, then the snapshots; 0 for models without states."""
+        return self.max_running + self.snapshots if self.has_state else 0
 
     @property
     def blocks_wanted(self) -> int:

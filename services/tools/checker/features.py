@@ -12,6 +12,7 @@ def features(spec: ModelSpec) -> tuple[str, ...]:
     scaled = {rope.kind for rope in spec.ropes} - {"default"}
     present = {
         "no KV cache": spec.bidirectional,
+        "state": spec.has_state,
         "latent attention": spec.latent is not None,
         "sliding window": any(layer.window is not None for layer in layers),
         "attention in chunks": any(layer.chunk is not None for layer in layers),

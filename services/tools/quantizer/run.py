@@ -133,7 +133,7 @@ class _Work:
         spec, family = model.spec, model.description.family
         if spec.bidirectional:
             raise ModelError(f"{request.model}: an encoder, the family {spec.family}, is not quantized; {_INSTEAD}")
-        if spec.latent is not None or spec.sub_norm or spec.activation == "xielu":
+        if spec.latent is not None or spec.sub_norm or spec.activation == "xielu" or spec.has_state:
             raise ModelError(f"{request.model}: the family {spec.family} is not quantized; {_INSTEAD}")
         sizes = read_shapes(model.config, family, spec)
 

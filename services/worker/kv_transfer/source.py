@@ -51,7 +51,8 @@ class BlockSource:
         if reason := mismatch(request.layout, store.layout):
             raise BlocksUnavailableError(Unavailable.MISMATCH, reason)
         if not store.blocks_per_copy:
-            raise BlocksUnavailableError(Unavailable.MISMATCH, "a block is too large to be moved")
+            reason = "blocks of this model are not moved: too large, or without their states"
+            raise BlocksUnavailableError(Unavailable.MISMATCH, reason)
         if self._readers >= MAX_READERS:
             raise BlocksUnavailableError(Unavailable.BUSY, f"{MAX_READERS} workers are reading already")
         return store

@@ -84,7 +84,9 @@ def group_config(settings: WorkerSettings, model: ModelFolder) -> RankGroupConfi
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, spec, device)
     fills = device == "cuda" and spec.generates and not settings.kv_tokens
-    kv_tokens = 0 if spec.bidirectional else settings.kv_tokens or DEFAULT_KV_TOKENS
+    # Without layers that attend, a token takes no memory.
+    default = DEFAULT_KV_TOKENS if spec.n_attending else settings.max_running * longest
+    kv_tokens = 0 if spec.bidirectional else settings.kv_tokens or default
     try:
         return RankGroupConfig(
             model_path=str(model.path),
@@ -113,7 +115,9 @@ def group_config(settings: WorkerSettings, model: ModelFolder) -> RankGroupConfi
             gpu_kernels=settings.gpu_kernels,
             gpu_graphs=settings.gpu_graphs,
             overlap=settings.overlap,
-            speculation=settings.speculation == "auto",
+            # A draft that falls cannot be taken back from a state.
+            speculation=settings.speculation == "auto" and not spec.has_state,
+            has_state=spec.has_state,
             start_timeout_s=settings.start_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
             busy_timeout_s=BUSY_TIMEOUT_S[device],
@@ -134,6 +138,7 @@ def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: 
         max_batched_tokens=most,
         max_in_flight=ranks.max_in_flight,
         speculation=ranks.speculation,
+        has_state=ranks.has_state,
     )
 
 
@@ -156,7 +161,7 @@ def require_room(settings: WorkerSettings, spec: ModelSpec, config: RankGroupCon
         f"RYZANSTEIN_MODEL {settings.model}: server and ranks need {in_mib(needed)} MiB of memory "
         f"({sizes.explain(tokens)}) but {in_mib(room.available)} MiB are available: {do}, or lower "
         f"RYZANSTEIN_KV_TOKENS, RYZANSTEIN_MAX_MODEL_LEN{_LOWER_FOR_ADAPTERS if sizes.adapters else ''} or "
-        "RYZANSTEIN_MAX_BATCHED_TOKENS"
+        f"{'RYZANSTEIN_MAX_RUNNING' if sizes.states else 'RYZANSTEIN_MAX_BATCHED_TOKENS'}"
     )
 
 

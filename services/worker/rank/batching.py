@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.compute.backends.batch import AdapterNumbers, StepNumbers
+from services.compute.backends.states import StateRows
 from services.worker.protocol.plan_codec import PlanView
 from services.worker.rank.narrowing import block_tables, divide_generated, narrowed
 from services.worker.rank.slot_table import SlotTable
@@ -50,10 +51,12 @@ class BatchLayout:
         return DrawingRows(slots, ends + before_end + 1, row_ends + before_end)
 
 
-def lay_out(table: SlotTable, plan: PlanView, *, exact_chunks: bool) -> tuple[StepNumbers, BatchLayout]:
+def lay_out(
+    table: SlotTable, plan: PlanView, *, exact_chunks: bool, has_state: bool = False
+) -> tuple[StepNumbers, BatchLayout]:
     """Lay out the chunks of `plan`, which must not be empty. Raises MalformedPlanError.
 
-    `exact_chunks`: the rows of a chunk have the bits of decodes.
+    `exact_chunks`: the rows of a chunk have the bits of decodes. `has_state`: layers keep a state for each slot.
     """
     table.require_computable(plan, plan.starts + plan.n_tokens)
     slots, starts, n_tokens, draws = _sequences(plan, exact_chunks=exact_chunks)
@@ -84,8 +87,17 @@ def lay_out(table: SlotTable, plan: PlanView, *, exact_chunks: bool) -> tuple[St
         token_types=table.token_types(row_slots, positions),
         adapters=AdapterNumbers.of(table.adapters[row_slots]) if table.adapters[slots].max() >= 0 else None,
         narrowed=narrowed(table, slots, ends, ends - starts) if narrows else None,
+        segments=_segments(slots, starts, ends, row_ends) if has_state else (),
     )
     return numbers, BatchLayout(slots, starts, ends, row_ends, draws)
+
+
+def _segments(slots: Ints, starts: Ints, ends: Ints, row_ends: Ints) -> tuple[StateRows, ...]:
+    """Return the sequences' rows and the rows of their states, which are their slots; pieces of a slot in order."""
+    order = np.argsort(starts, kind="stable") if len(np.unique(slots)) < len(slots) else slice(None)
+    columns = [column[order] for column in (row_ends - (ends - starts), row_ends, slots, starts)]
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return tuple(StateRows(first, end, slot, fresh=start == 0) for first, end, slot, start in rows)
 
 
 def _sequences(plan: PlanView, *, exact_chunks: bool) -> tuple[Ints, Ints, NDArray[np.int32], NDArray[np.int32]]:

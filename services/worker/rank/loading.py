@@ -60,7 +60,7 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend, che
         decoder=decoder,
         facts=ModelFacts(spec.vocab_size, min(size, config.embedding_size or size), dict(decoder.weight_formats)),
         kv_bytes_per_token=decoder.kv_bytes_per_token,
-        make_cache=partial(decoder.make_cache, block_tokens=config.block_tokens),
+        make_cache=partial(decoder.make_cache, block_tokens=config.block_tokens, state_rows=config.state_rows),
         footprint=footprint(spec, config),
         head=head,
         embeds=not spec.generates,

@@ -44,7 +44,7 @@ class MemoryMeter:
         n_blocks = n_wanted
         if config.kv_fits:
             least = least_kv_tokens(n_wanted * config.block_tokens, config.max_model_len) // config.block_tokens
-            n_blocks = min(n_wanted, max(least, (scarcest - later) // block_bytes - 1))
+            n_blocks = min(n_wanted, max(least, (scarcest - later) // max(1, block_bytes) - 1))
         what = (
             f"a KV cache of {n_blocks} blocks of {config.block_tokens} tokens ({block_bytes:,} bytes each, per rank) "
             f"and {steps}"

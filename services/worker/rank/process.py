@@ -119,10 +119,12 @@ class Build:
         with phases.measure("warm_up"):
             self._warm_up(awake, n_blocks)
         kv_bytes = (n_blocks + config.caches) * config.block_tokens * model.kv_bytes_per_token
+        kv_bytes += model.footprint.states
         computed = model.footprint.rank_total(n_blocks * config.block_tokens)
         workspace, graphs = (budget.workspace, budget.graphs) if budget else (meter.growth(), 0)
         ledger = meter.ledger(weights, workspace, kv_bytes, computed, config.ranks, graphs)
-        block_bytes = config.block_tokens * model.kv_bytes_per_token
+        # Blocks without the state at their end continue no text, so other workers get none.
+        block_bytes = 0 if config.has_state else config.block_tokens * model.kv_bytes_per_token
         return awake, RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
 
     def again(self, n_blocks: int, checked: FileStates, model: LoadedModel | None) -> Awake:
@@ -192,4 +194,5 @@ def _make_runner(
         transfers=backend.transfers,
         overlaps=config.overlaps,
         speculates=config.speculation,
+        has_state=config.has_state,
     )

@@ -99,13 +99,14 @@ class Runner(Generic[Cache]):
         transfers: Transfers | None = None,
         overlaps: bool = False,
         speculates: bool = False,
+        has_state: bool = False,
     ) -> None:
         """`head`: layers over pooled states. `embeds`: the model has no logits. `n_blocks` 0: nothing is cached.
 
         `overlaps`: draw on the device, so that another step may be launched before the tokens are read.
-        `speculates`: results name the tokens that grammars force next.
+        `speculates`: results name the tokens that grammars force next. `has_state`: layers keep a state of each slot.
         """
-        self._embeds = embeds
+        self._embeds, self._has_state = embeds, has_state
         self._decoder, self._comm, self._device = decoder, comm, device
         transfers = transfers or DirectTransfers(device)
         self._table = SlotTable(max_running, max_model_len, block_tokens, n_blocks)
@@ -182,7 +183,8 @@ class Runner(Generic[Cache]):
         self._apply(plan)
         if not len(plan.slots):
             return Launched(plan.step, wait_us, None)
-        numbers, layout = lay_out(self._table, plan, exact_chunks=self._decoder.exact_chunks)
+        exact = self._decoder.exact_chunks
+        numbers, layout = lay_out(self._table, plan, exact_chunks=exact, has_state=self._has_state)
         drawing = layout.drawing(self._drawing_sequences(layout))
         every_row = bool(self._prompt_logprobs) or self._pools.any()
         # Proposals are verified on the host.

@@ -71,6 +71,7 @@ class KvBudget:
 
         The configured number if there is one. Raises NotEnoughMemoryError.
         """
+        block_bytes = max(1, block_bytes)  # 0 for layers without keys
         fitting = min(left // block_bytes - 1, _MOST_TOKENS // config.block_tokens)  # one is the null block
         least = -(-least_kv_tokens(config.max_model_len, config.max_model_len) // config.block_tokens)
         n_wanted = None if config.kv_fills else config.blocks_wanted

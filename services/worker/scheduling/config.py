@@ -19,9 +19,15 @@ class SchedulerConfig:
     max_in_flight: int = 2  # plans whose results are outstanding
     share_max_steps: int = 64  # longest wait for the blocks of a producer
     speculation: bool = False  # decodes carry proposals where that pays
+    has_state: bool = False  # layers keep a state of each slot, without which blocks continue no text
     age_s: float = 30.0  # seconds of waiting that raise a request by one level of priority
 
     @property
     def caches(self) -> bool:
         """Whether there is a KV cache."""
         return self.n_blocks > 0
+
+    @property
+    def reuses(self) -> bool:
+        """Whether blocks of one request serve others."""
+        return self.caches and not self.has_state

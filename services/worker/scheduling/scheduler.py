@@ -110,7 +110,7 @@ class Scheduler:
         request.queued_at = self._clock()
         self.quarantine.enter(request)
         self._next_arrival += 1
-        request.cacheable = request.cacheable and self.config.caches
+        request.cacheable = request.cacheable and self.config.reuses
         if request.cacheable:
             request.extend_digests()
         request.drafts = self.speculator.open(request)

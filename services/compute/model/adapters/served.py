@@ -110,10 +110,14 @@ def digest_of(folder: Path, on_read: Callable[[int], None] = lambda n_bytes: Non
 def _layers(model: Description) -> Mapping[str, dict[str, TensorRef]]:
     """Return the layers that can be adapted, by transformers' name of their module, then by logical key."""
     layers: dict[str, dict[str, TensorRef]] = defaultdict(dict)
+    others = set[str]()  # modules with a part that is not adapted, such as a gate beside the queries
     for key, ref in find_family(model.config).refs(model.spec).items():
+        module = ref.name.removesuffix(".weight")
         if key.rpartition(".")[2] in ADAPTED and ".experts." not in key:
-            layers[ref.name.removesuffix(".weight")][key] = ref
-    return layers
+            layers[module][key] = ref
+        else:
+            others.add(module)
+    return {module: parts for module, parts in layers.items() if module not in others}
 
 
 def _left_out(name: str, model: Description) -> bool:

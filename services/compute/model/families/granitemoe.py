@@ -11,7 +11,7 @@ from services.compute.model.families.naming import Family, LayerNames, Refs, Sta
 from services.compute.model.spec import ModelSpec
 
 _MODULE = "block_sparse_moe."
-_NAMES = LayerNames(router=f"{_MODULE}router.layer")
+NAMES = LayerNames(router=f"{_MODULE}router.layer")
 
 
 def read_spec(config: Config) -> ModelSpec:
@@ -22,11 +22,11 @@ def read_spec(config: Config) -> ModelSpec:
     return replace(spec, layers=tuple(replace(layer, moe=moe) for layer in spec.layers))
 
 
-def refs(spec: ModelSpec) -> Refs:
-    """Name Granite MoE's tensors: all experts of a layer are two tensors."""
-    refs = standard_refs(spec, _NAMES)
+def with_stacked_experts(spec: ModelSpec, refs: Refs) -> Refs:
+    """Return `refs` with the experts of each mixture, which are two tensors."""
     for index, layer in enumerate(spec.layers):
-        assert layer.moe is not None
+        if layer.moe is None:
+            continue
         module, n, ffn = f"model.layers.{index}.{_MODULE}", layer.moe.n_experts, layer.moe.ffn_size
         for expert in range(n):
             key, name = f"layers.{index}.experts.{expert}.", f"{module}input_linear.weight"
@@ -34,6 +34,11 @@ def refs(spec: ModelSpec) -> Refs:
             refs[f"{key}up"] = TensorRef(name, start=ffn, n_stored=2 * ffn, place=expert, n_stacked=n)
             refs[f"{key}down"] = TensorRef(f"{module}output_linear.weight", place=expert, n_stacked=n)
     return refs
+
+
+def refs(spec: ModelSpec) -> Refs:
+    """Name Granite MoE's tensors."""
+    return with_stacked_experts(spec, standard_refs(spec, NAMES))
 
 
 FAMILY = Family(

@@ -31,6 +31,7 @@ class TensorRef:
     n_parts: int = 1
     n_paired: int = 0
     first_paired: int = 0
+    filtered: bool = False  # stored [out, 1, in]: a filter for each channel
     place: int | None = None  # in a stack [n_stacked, out, in] of matrices
     n_stacked: int = 0
 
@@ -167,7 +168,7 @@ def classifier_refs(spec: ModelSpec, classifier: Classifier) -> Refs:
     """Return the references of a classifier's layers, by their numbers."""
     refs: Refs = {}
     for index, layer in enumerate(classifier.layers):
-        refs |= _linear_refs(f"classifier{index}", layer.module, layer.bias)
+        refs |= linear_refs(f"classifier{index}", layer.module, layer.bias)
         if layer.norm:
             refs |= _norm_refs(spec, f"classifier{index}_norm", layer.norm)
     return refs
@@ -180,7 +181,8 @@ def _norm_refs(spec: ModelSpec, key: str, module: str) -> Refs:
     return refs
 
 
-def _linear_refs(key: str, module: str, bias: bool) -> Refs:
+def linear_refs(key: str, module: str, bias: bool) -> Refs:
+    """Return the references of a product and of its bias, if it has one."""
     refs = {key: TensorRef(f"{module}.weight")}
     if bias:
         refs[f"{key}.bias"] = TensorRef(f"{module}.bias")
@@ -188,25 +190,36 @@ def _linear_refs(key: str, module: str, bias: bool) -> Refs:
 
 
 def _layer_refs(spec: ModelSpec, index: int, key: str, module: str, names: LayerNames) -> Refs:
-    refs: Refs = {}
-    for part in ("q", "k", "v"):
-        refs |= _linear_refs(key + part, module + getattr(names, part), spec.qkv_bias)
-    refs |= _linear_refs(f"{key}o", module + names.o, spec.o_bias)
+    layer, refs = spec.layers[index], Refs()
+    if layer.attends:
+        refs |= _attention_refs(spec, key, module, names)
     norms = ["attn_norm", "mlp_norm"] * spec.pre_norm + ["attn_post_norm", "mlp_post_norm"] * spec.post_norm
     if spec.shared_norm:
         norms.remove("mlp_norm")
+    there = {"attn": layer.attends or layer.mixer is not None, "mlp": layer.has_mlp}
     for norm in norms:
-        refs |= _norm_refs(spec, key + norm, module + getattr(names, norm))
-    if spec.qk_norm in ("head", "full"):
-        refs[f"{key}q_norm"] = TensorRef(f"{module}{names.q_norm}.weight")
-        refs[f"{key}k_norm"] = TensorRef(f"{module}{names.k_norm}.weight")
-    moe = spec.layers[index].moe
+        if there[norm.partition("_")[0]]:
+            refs |= _norm_refs(spec, key + norm, module + getattr(names, norm))
+    moe = layer.moe
+    if not layer.has_mlp:
+        return refs
     if moe is None:
         parts = ("gate", "up", "down") if spec.mlp == "gated" else ("up", "down")
         for part in parts:
-            refs |= _linear_refs(key + part, module + getattr(names, part), spec.mlp_bias)
+            refs |= linear_refs(key + part, module + getattr(names, part), spec.mlp_bias)
         return refs
     return refs | _moe_refs(moe, key, module, names)
+
+
+def _attention_refs(spec: ModelSpec, key: str, module: str, names: LayerNames) -> Refs:
+    refs: Refs = {}
+    for part in ("q", "k", "v"):
+        refs |= linear_refs(key + part, module + getattr(names, part), spec.qkv_bias)
+    refs |= linear_refs(f"{key}o", module + names.o, spec.o_bias)
+    if spec.qk_norm in ("head", "full"):
+        refs[f"{key}q_norm"] = TensorRef(f"{module}{names.q_norm}.weight")
+        refs[f"{key}k_norm"] = TensorRef(f"{module}{names.k_norm}.weight")
+    return refs
 
 
 def _moe_refs(moe: MoeSpec, key: str, module: str, names: LayerNames) -> Refs:

@@ -29,15 +29,15 @@ def read_qwen3(config: Config) -> ModelSpec:
 def read_qwen2_moe(config: Config) -> ModelSpec:
     """Read a Qwen 2 MoE (Qwen 1.5 MoE) config.json, with an expert that all rows share. Raises ModelError."""
     spec = replace(base_spec(config, "qwen2_moe"), qkv_bias=config.flag("qkv_bias", True))
-    return _with_experts(config, spec, shared_size=config.integer("shared_expert_intermediate_size"), shared_gate=True)
+    return with_experts(config, spec, shared_size=config.integer("shared_expert_intermediate_size"), shared_gate=True)
 
 
 def read_qwen3_moe(config: Config) -> ModelSpec:
     """Read a Qwen 3 MoE config.json. Raises ModelError."""
-    return _with_experts(config, _qwen3(config, "qwen3_moe"))
+    return with_experts(config, _qwen3(config, "qwen3_moe"))
 
 
-def _with_experts(config: Config, spec: ModelSpec, **shared: Any) -> ModelSpec:
+def with_experts(config: Config, spec: ModelSpec, **shared: Any) -> ModelSpec:
     """Return `spec` with experts in the layers that the config names; `shared` are fields of the mixture."""
     config.require("use_sliding_window", False)
     config.raw("sliding_window")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from services.compute.model.families.config import Config
 from services.compute.model.families.naming import Family
+from services.compute.model.mixers import DeltaNet, Mixer, ShortConv
 from services.compute.model.spec import LatentSpec, ModelSpec
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # spellings of families
@@ -67,7 +68,10 @@ def read_shapes(config: Config, family: Family, spec: ModelSpec) -> dict[str, Sh
     if spec.latent is not None:
         shapes |= _latent_shapes(keys, spec, spec.latent, hidden)
     shapes |= dict.fromkeys(("alpha_p", "alpha_n", "beta"), (Size(1, ()),))
+    shapes["attention_gate"] = (q, hidden)
     shapes |= {"o_norm": (q,), "down_norm": (ffn,), "sinks": (keys.size(spec.n_heads, "num_attention_heads"),)}
+    for mixer in dict.fromkeys(layer.mixer for layer in spec.layers if layer.mixer is not None):
+        shapes |= _mixer_shapes(keys, mixer, hidden)
     moe = next((layer.moe for layer in spec.layers if layer.moe is not None), None)
     if moe is not None:
         ffn = keys.size(moe.ffn_size, "moe_intermediate_size")
@@ -78,6 +82,41 @@ def read_shapes(config: Config, family: Family, spec: ModelSpec) -> dict[str, Sh
         shapes |= {"shared.gate": (shared, hidden), "shared.up": (shared, hidden), "shared.down": (hidden, shared)}
         shapes["shared_gate"] = Size(1, ()), hidden
     return shapes
+
+
+def _mixer_shapes(keys: _Keys, mixer: Mixer, hidden: Size) -> dict[str, Shape]:
+    if isinstance(mixer, ShortConv):
+        size = keys.size(mixer.size, "hidden_size")
+        products = dict.fromkeys(("conv_b", "conv_c", "conv_x"), (size, hidden))
+        return {**products, "conv_out": (hidden, size), "filter": (size, keys.size(mixer.kernel, "conv_L_cache"))}
+    if isinstance(mixer, DeltaNet):
+        return _delta_shapes(keys, mixer, hidden)
+    heads, kernel = keys.size(mixer.n_heads, "mamba_n_heads"), keys.size(mixer.kernel, "mamba_d_conv")
+    size = keys.size(mixer.size, "mamba_n_heads", "mamba_d_head")
+    states = keys.size(mixer.n_groups * mixer.n_states, "mamba_n_groups", "mamba_d_state")
+    sizes = {"z": size, "x": size, "b": states, "c": states, "dt": heads}
+    return {
+        **{f"ssm_{part}": (n, hidden) for part, n in sizes.items()},
+        **{f"filter_{part}": (sizes[part], kernel) for part in "xbc"},
+        **dict.fromkeys(("ssm_a", "ssm_step", "ssm_skip"), (heads,)),
+        "ssm_norm": (size,),
+        "ssm_out": (hidden, size),
+    }
+
+
+def _delta_shapes(keys: _Keys, mixer: DeltaNet, hidden: Size) -> dict[str, Shape]:
+    n_keys, n_values = "linear_num_key_heads", "linear_num_value_heads"
+    of_keys = keys.size(mixer.keys, n_keys, "linear_key_head_dim")
+    of_values = keys.size(mixer.values, n_values, "linear_value_head_dim")
+    heads, kernel = keys.size(mixer.n_value_heads, n_values), keys.size(mixer.kernel, "linear_conv_kernel_dim")
+    sizes = {"q": of_keys, "k": of_keys, "v": of_values, "z": of_values, "rate": heads, "dt": heads}
+    return {
+        **{f"delta_{part}": (n, hidden) for part, n in sizes.items()},
+        **{f"filter_{part}": (sizes[part], kernel) for part in "qkv"},
+        **dict.fromkeys(("delta_a", "delta_step"), (heads,)),
+        "delta_norm": (keys.size(mixer.value_dim, "linear_value_head_dim"),),
+        "delta_out": (hidden, of_values),
+    }
 
 
 def _latent_shapes(keys: _Keys, spec: ModelSpec, latent: LatentSpec, hidden: Size) -> dict[str, Shape]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from services.compute.backends.base import Attention, Norm, RmsNorm, Step
+from services.compute.backends.base import Attention, Norm, Ops, RmsNorm, Step
 from services.compute.backends.collectives import Communicator
 from services.compute.model.layers.adapters import AdaptedLinear
 from services.compute.model.layers.embedding import pad_rows
@@ -34,6 +34,7 @@ class WantedRows:
 class StepPlaces:
     """Indices of a layer's part of what all layers share in a step."""
 
+    cached: int  # the layer's number in the cache, which has only layers with attention
     plan: int  # index into the step's plans
     rotation: int | None  # the layer's rope, an index into the step's rotations
     scaling: int | None  # the scale of its queries, an index into the step's rotations
@@ -102,23 +103,36 @@ class FullNorm:
 QkNorm = HeadNorm | FullNorm
 
 
+@dataclass(frozen=True, slots=True)
+class OutputGate:
+    """Multiplies the results of attention by the sigmoid of a product with the row."""
+
+    project: AdaptedLinear
+    ops: Ops
+
+    def apply(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Return the gated results of [n, n_q * head_dim]; `gate` has as many rows, or more."""
+        return attended * self.ops.sigmoid(gate[: len(attended)].contiguous())
+
+
 class AttentionLayer:
     """Projects, rotates, caches and attends. The result is this rank's summand."""
 
     def __init__(
         self,
-        index: int,
         heads: Heads,
         qkv: AdaptedLinear,
         o: AdaptedLinear,
         qk_norm: QkNorm | None,
         norm_last: bool,
         sub_norm: Norm | None,
+        gate: OutputGate | None,
         attention: Attention[Any],
         places: StepPlaces,
     ) -> None:
-        """`norm_last`: rotate, then normalise. `sub_norm`: of the results of attention."""
-        self._index, self._qkv, self._o, self._qk_norm = index, qkv, o, qk_norm
+        """`norm_last`: rotate, then normalise. `sub_norm`: of the results of attention. `gate`: of the results."""
+        self._gate = gate
+        self._index, self._qkv, self._o, self._qk_norm = places.cached, qkv, o, qk_norm
         self._norm_last, self._sub_norm = norm_last, sub_norm
         self._attention, self._plan = attention, places.plan
         self._rotation, self._scaling = places.rotation, places.scaling
@@ -140,11 +154,15 @@ class AttentionLayer:
         step.cache.store(self._index, step.batch.kv_slots, qkv, rotation)
         if self._scaling is not None:
             step.rotations[self._scaling](qk[:, : self._n_q])
-        return qkv[:, : self._q_size]
+        q = qkv[:, : self._q_size]
+        return q if self._gate is None else torch.cat((q, self._gate.project(x, step.adapters)), dim=-1)
 
     def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:
         """Attend with the rows' queries; returns [n_rows, hidden_size], to be summed over the ranks."""
-        attended = self._attention.attend(q, step.cache, self._index, step.plans[self._plan])
+        plan = step.plans[self._plan]
+        attended = self._attention.attend(q[:, : self._q_size], step.cache, self._index, plan)
+        if self._gate is not None:
+            attended = self._gate.apply(attended, q[:, self._q_size :])
         return self._o(attended if self._sub_norm is None else self._sub_norm(attended), step.adapters)
 
 
@@ -165,7 +183,11 @@ def load_attention(
     o = load.row_parallel(f"{key}o", hidden, q_out)
     qk_norm = _load_qk_norm(spec, load, index, heads)
     sub_norm = load_divided_norm(spec, load, f"{key}o_norm", q_out) if spec.sub_norm else None
-    return AttentionLayer(index, heads, qkv, o, qk_norm, spec.qk_norm_rotated, sub_norm, attention, places)
+    gate = None
+    if spec.attention_gate:
+        products = load.build([Shard(f"{key}attention_gate", (q_out, hidden), q_rows, cols)])
+        gate = OutputGate(products, load.backend.ops)
+    return AttentionLayer(heads, qkv, o, qk_norm, spec.qk_norm_rotated, sub_norm, gate, attention, places)
 
 
 def _load_qk_norm(spec: ModelSpec, load: LinearLoader, index: int, heads: Heads) -> QkNorm | None:

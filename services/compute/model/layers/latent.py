@@ -26,7 +26,6 @@ class LatentAttention:
 
     def __init__(
         self,
-        index: int,
         sizes: LatentSpec,
         query: LatentQuery,
         latent: AdaptedLinear,
@@ -38,7 +37,7 @@ class LatentAttention:
         places: StepPlaces,
     ) -> None:
         """`absorb`: [n, n_heads, nope_dim] -> [n, n_heads, rank]; `expand`: [n, n_heads, rank] -> [.., value_dim]."""
-        self._index, self._sizes, self._query = index, sizes, query
+        self._index, self._sizes, self._query = places.cached, sizes, query
         self._latent, self._latent_norm, self._absorb, self._expand, self._o = latent, latent_norm, absorb, expand, o
         self._attention, self._places = attention, places
 
@@ -90,7 +89,6 @@ def load_latent_attention(
     norm = ops.rms_norm(_norm_weight(load, f"{key}kv_latent_norm", sizes.rank), _EPS)
     of_keys, of_values = _expansions(spec, sizes, load, f"{key}kv_heads")
     return LatentAttention(
-        index,
         sizes,
         _load_query(spec, sizes, load, key),
         latent,

@@ -84,6 +84,8 @@ class Checkpoint:
             name, transposed, wanted = quantized.codes(_module(ref), (wanted[0], wanted[1]))
         elif transposed:
             wanted = wanted[::-1]
+        if ref.filtered and len(wanted) == 2:
+            wanted = (wanted[0], 1, wanted[1])
         if ref.place is not None:
             wanted = (ref.n_stacked, *wanted)
         stored = self._files.shape(name) or (1,)  # a single number
@@ -120,6 +122,9 @@ class Checkpoint:
 
     def _dense(self, ref: TensorRef, stored: Shard) -> Dense:
         rows, cols = (slice(span.start, span.stop) for span in (stored.rows, stored.cols))
+        if ref.filtered:
+            n_out, n_in = stored.shape
+            return Dense(self._files.slice(ref.name, (n_out, 1, n_in))[rows, 0, cols])
         if ref.transposed and ref.place is not None:
             stack = self._files.slice(ref.name, (ref.n_stacked, *stored.shape[::-1]))
             return Dense(stack[ref.place, cols, rows].t())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import torch
 from services.compute.backends.batch import AdapterNumbers, AdapterRows, StepBatch
 from services.compute.backends.collectives import Communicator, SingleRank
 from services.compute.backends.cpu.collectives import ReplayedLoneRank
+from services.compute.backends.states import StateRows
 from services.compute.backends.torch.backend import TorchBackend
 from services.compute.model.build import build_decoder
 from services.compute.model.decoder import Decoder
@@ -30,6 +32,7 @@ from services.compute.ranks.line import RankLine
 from services.compute.ranks.segment import Segment
 
 CPU = torch.device("cpu")
+_SLOTS = 64  # rows of states
 
 
 def lone_rank() -> ReplayedLoneRank:
@@ -60,6 +63,7 @@ class Request:
     ids: list[int]
     table: list[int]
     computed: int = 0
+    slot: int = 0
 
 
 @dataclass
@@ -72,7 +76,8 @@ class Engine:
     n_blocks: int = 400
 
     def __post_init__(self) -> None:
-        self.cache = self.model.make_cache(self.n_blocks, self.block_tokens)
+        self.cache = self.model.make_cache(self.n_blocks, self.block_tokens, _SLOTS)
+        self._slots = itertools.cycle(range(_SLOTS))
         self._device = self.cache.layers[0].device if self.cache.layers else CPU  # bidirectional models cache nothing
         order = torch.randperm(self.n_blocks, generator=torch.Generator().manual_seed(1)) + 1
         self._free = order.tolist()
@@ -80,7 +85,7 @@ class Engine:
     def admit(self, ids: Sequence[int]) -> Request:
         n = -(-len(ids) // self.block_tokens)
         table, self._free = self._free[:n], self._free[n:]
-        return Request(list(ids), table)
+        return Request(list(ids), table, slot=next(self._slots))
 
     def step(self, work: Sequence[tuple[Request, int]]) -> list[torch.Tensor]:
         """Compute the next `n` tokens of each sequence; returns their hidden states in the given order."""
@@ -124,6 +129,14 @@ class Engine:
             context_lens=tuple(lengths),
             block_tables=tables.to(self._device),
             n_decode=sum(n == 1 for _, n in work),
+            segments=self._segments(work) if self.cache.states else (),
+        )
+
+    def _segments(self, work: Sequence[tuple[Request, int]]) -> tuple[StateRows, ...]:
+        ends = list(itertools.accumulate(n for _, n in work))
+        return tuple(
+            StateRows(end - n, end, request.slot, fresh=request.computed == 0)
+            for (request, n), end in zip(work, ends, strict=True)
         )
 
     def run(self, ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from services.compute.backends.shapes import ExpertRouting
+from services.compute.model.mixers import DeltaNet, Mamba2, ShortConv
 from services.compute.model.spec import LatentSpec, LayerSpec, ModelError, ModelSpec, MoeSpec, QueryScale, RopeSpec
 from tests.unit.compute.model.conftest import Sample
 from tests.unit.compute.model.harness import Engine, load_changed
@@ -59,6 +60,7 @@ _MODEL: list[tuple[str, str, Any]] = [
     ("apertus", "activation", "relu2"),
     ("gpt_oss", "activation", "silu"),
     ("gpt_oss", "sinks", False),
+    ("qwen3_5", "attention_gate", False),
     ("deepseek_v2", "latent", LatentSpec(rank=24, query_rank=0, nope_dim=10, rope_dim=8, value_dim=10)),
     ("gemma2", "logit_softcap", None),
     ("gemma", "embedding_scale", 1.0),
@@ -114,6 +116,9 @@ _LAYER: list[tuple[str, str, Any]] = [
     ("llama", "rope", None),
     ("ministral3", "query_scale", None),
     ("mixtral", "moe", None),
+    ("lfm2", "mixer", ShortConv(48, 3, bias=True)),
+    ("lfm2", "attends", True),
+    ("lfm2", "has_mlp", False),
 ]
 _SCALE: list[tuple[str, str, Any]] = [("ministral3", "beta", 0.4), ("ministral3", "period", 17), ("llama4", "first", 0)]
 _LATENT: list[tuple[str, str, Any]] = [
@@ -122,6 +127,28 @@ _LATENT: list[tuple[str, str, Any]] = [
     ("deepseek_v3", "nope_dim", 10),
     ("deepseek_v3", "rope_dim", 4),
     ("deepseek_v3", "value_dim", 8),
+]
+_CONVOLUTION: list[tuple[str, str, Any]] = [
+    ("lfm2", "size", 40),
+    ("lfm2", "kernel", 2),
+    ("lfm2_biased", "bias", False),
+]
+_DELTA: list[tuple[str, str, Any]] = [
+    ("qwen3_next", "n_key_heads", 2),
+    ("qwen3_next", "n_value_heads", 4),
+    ("qwen3_next", "key_dim", 6),
+    ("qwen3_5", "value_dim", 5),
+    ("qwen3_5", "kernel", 3),
+]
+_MAMBA2: list[tuple[str, str, Any]] = [
+    ("mamba2", "n_heads", 4),
+    ("mamba2", "head_dim", 6),
+    ("mamba2", "n_groups", 2),
+    ("mamba2", "n_states", 8),
+    ("mamba2", "kernel", 3),
+    ("bamba", "conv_bias", False),
+    ("bamba_groups", "bias", False),
+    ("nemotron_h", "least_step", 0.8),
 ]
 # Not part of the computation; how weights are stored has its own tests (tests/unit/compute/model/formats).
 _DESCRIPTIVE = {
@@ -185,6 +212,14 @@ def test_layer_switch(variant: str, switch: str, wrong: Any, sample: Callable[[s
     _must_fail(sample(variant), _in_layers(lambda layer: replace(layer, **{switch: wrong})))
 
 
+@pytest.mark.parametrize(("variant", "switch", "wrong"), [*_CONVOLUTION, *_MAMBA2, *_DELTA])
+def test_mixer_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
+    def change(layer: LayerSpec) -> LayerSpec:
+        return replace(layer, mixer=layer.mixer and replace(layer.mixer, **{switch: wrong}))
+
+    _must_fail(sample(variant), _in_layers(change))
+
+
 @pytest.mark.parametrize(("variant", "switch", "wrong"), _SCALE)
 def test_query_scale_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
     def change(layer: LayerSpec) -> LayerSpec:
@@ -217,7 +252,13 @@ def test_no_switch_is_left_out() -> None:
             (ExpertRouting, _ROUTING),
             (LayerSpec, _LAYER),
         ),
-        *((QueryScale, _SCALE), (LatentSpec, _LATENT)),
+        *(
+            (QueryScale, _SCALE),
+            (LatentSpec, _LATENT),
+            (ShortConv, _CONVOLUTION),
+            (Mamba2, _MAMBA2),
+            (DeltaNet, _DELTA),
+        ),
     )
     for kind, table in tables:
         mutated = {switch for _, switch, _ in table}

@@ -1,0 +1,75 @@
+"""States of a rank's recurrent layers: one row for each slot of a running request, then rows of snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.compute.backends.shapes import StateFormat
+
+
+class StateStore:
+    """The states of all layers by row. `layers[i]` are the parts of layer i, each [n_rows, ...]."""
+
+    def __init__(self, state: StateFormat, n_rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        """`dtype` is the dtype of the computation. Rows take no memory of the host until they are written."""
+        self.layers = [
+            tuple(
+                torch.zeros(n_rows, *part.shape, dtype=torch.float32 if part.exact else dtype, device=device)
+                for part in parts
+            )
+            for parts in state.layers
+        ]
+
+    def begin(self, segments: Sequence[StateRows]) -> None:
+        """Set the rows of sequences that begin in a step to the state before the first token."""
+        fresh = [segment.row for segment in segments if segment.fresh]
+        for parts in self.layers:
+            for part in parts:
+                for row in fresh:
+                    part[row].zero_()
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a row of all layers."""
+        for parts in self.layers:
+            for part in parts:
+                part[target].copy_(part[source])
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """Rows [first, end) of a step, which follow each other in one sequence."""
+
+    first: int
+    end: int
+    row: int  # the store's row with the state before and after these rows
+    fresh: bool = False  # the sequence begins here
+    save: int = -1  # the store's row that gets a copy of the state after these rows; -1: none
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """A step's segments as layers compute them: first `n_single` segments of one row each, all at once."""
+
+    n_rows: int  # rows of the step
+    n_single: int
+    singles: Tensor  # [n_single] int64, their rows of the store
+    saves: tuple[tuple[int, int], ...]  # copies from row to row after these
+    runs: tuple[StateRows, ...]  # the others, in order
+
+    @classmethod
+    def of(cls, segments: Sequence[StateRows], device: torch.device) -> StatePlan:
+        """Lay out the segments of a step: those of one row that lead it are computed together.
+
+        If a sequence has several segments, all are computed in turn, in the given order.
+        """
+        n = next((i for i, one in enumerate(segments) if one.end - one.first > 1), len(segments))
+        if len({one.row for one in segments}) < len(segments):
+            n = 0
+        rows = torch.tensor([one.row for one in segments[:n]], dtype=torch.int64)
+        saves = tuple((one.row, one.save) for one in segments[:n] if one.save >= 0)
+        n_rows = max(one.end for one in segments)
+        return cls(n_rows, n, rows.to(device, non_blocking=True), saves, tuple(segments[n:]))

@@ -1,0 +1,118 @@
+"""Gated delta rule: linear attention that corrects what its state remembers of a key."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from services.compute.backends.base import RmsNorm, Step
+from services.compute.backends.states import StatePlan
+from services.compute.backends.torch.experts import sigmoid
+from services.compute.model.layers.adapters import AdaptedLinear
+from services.compute.model.layers.convolution import CausalConv, copy_rows, load_conv
+from services.compute.model.layers.embedding import pad_rows
+from services.compute.model.layers.linear import LinearLoader
+from services.compute.model.layers.mamba2 import silu, softplus
+from services.compute.model.mixers import DeltaNet
+from services.compute.model.shard import Shard, Span
+from services.compute.model.spec import ModelSpec
+
+_EPS = 1e-6  # epsilon of the lengths of queries and keys
+
+
+def _scaled(x: Tensor, factor: float = 1.0) -> Tensor:
+    """Return the vectors [..., size] with length `factor`."""
+    return x * (torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS) * factor)
+
+
+def _advance(states: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor) -> Tensor:
+    """Let one token change `states` [..., n_heads, value_dim, key_dim] in place; return [..., n_heads, value_dim].
+
+    `q`, `k` [..., n_heads, key_dim]; `v` [..., n_heads, value_dim]; `decay`, `rate` [..., n_heads].
+    """
+    q, k = q.unsqueeze(-2), k.unsqueeze(-2)
+    states.mul_(decay[..., None, None])
+    correction = (v - torch.sum(states * k, dim=-1)) * rate.unsqueeze(-1)
+    states.add_(correction.unsqueeze(-1) * k)
+    return torch.sum(states * q, dim=-1)
+
+
+def scan(rows: tuple[Tensor, ...], state: Tensor, plan: StatePlan) -> Tensor:
+    """Return [n_rows, n_heads, value_dim] of a step's `rows`, as `_advance` takes them; `state` is advanced."""
+    y = torch.empty_like(rows[2])
+    n = plan.n_single
+    if n:
+        states = state[plan.singles]
+        y[:n] = _advance(states, *(part[:n] for part in rows))
+        state.index_copy_(0, plan.singles, states)
+        copy_rows(state, plan.saves)
+    for run in plan.runs:
+        heads = state[run.row]  # a view
+        for row in range(run.first, run.end):
+            y[row] = _advance(heads, *(part[row] for part in rows))
+        if run.save >= 0:
+            state[run.save] = heads
+    return y
+
+
+class DeltaLayer:
+    """out(norm(delta(conv(q, k, v), decay, rate)) * silu(z)). The result is this rank's summand."""
+
+    def __init__(
+        self,
+        index: int,
+        mixer: DeltaNet,
+        ranks: int,
+        project: AdaptedLinear,
+        conv: CausalConv,
+        decay: tuple[Tensor, Tensor],
+        norm: RmsNorm,
+        out: AdaptedLinear,
+    ) -> None:
+        """`decay`: the rate and the bias of its steps, [n_value_heads] float32 each. `norm`: of a head."""
+        self._index, self._mixer, self._ranks = index, mixer, ranks
+        self._project, self._conv, self._decay, self._norm, self._out = project, conv, decay, norm, out
+
+    def project(self, x: Tensor, step: Step) -> Tensor:
+        """Advance the state by the step's rows; return what `attend` projects, [n_rows, heads * value_dim]."""
+        assert step.states is not None
+        assert step.cache.states is not None
+        n_rows, plan, mixer = len(x), step.states, self._mixer
+        keys, values, n_heads = (n // self._ranks for n in (mixer.keys, mixer.values, mixer.n_value_heads))
+        sizes = [2 * keys + values, values, n_heads, n_heads]
+        mixed, z, rate, dt = torch.split(self._project(x, step.adapters)[: plan.n_rows], sizes, dim=-1)
+        inputs, heads = step.cache.states.layers[self._index]
+        mixed = silu(self._conv(mixed, inputs, plan)).to(x.dtype).float()
+        q, k, v = torch.split(mixed, [keys, keys, values], dim=-1)
+        group = mixer.n_value_heads // mixer.n_key_heads
+        q, k = (part.reshape(plan.n_rows, -1, mixer.key_dim).repeat_interleave(group, dim=1) for part in (q, k))
+        decay = torch.exp(self._decay[0] * softplus(dt.float() + self._decay[1]))
+        q, k, v = _scaled(q, mixer.key_dim**-0.5), _scaled(k), v.reshape(plan.n_rows, n_heads, mixer.value_dim)
+        y = scan((q, k, v, decay, sigmoid(rate.float())), heads, plan).to(x.dtype)
+        gated = self._norm(y).float() * silu(z.float()).view(y.shape)
+        return pad_rows(gated.to(x.dtype).flatten(1), n_rows)
+
+    def attend(self, mixed: Tensor, step: Step) -> Tensor:
+        """Return [n_rows, hidden_size], to be summed over the ranks."""
+        return self._out(mixed, step.adapters)
+
+
+def load_delta(spec: ModelSpec, mixer: DeltaNet, load: LinearLoader, index: int) -> DeltaLayer:
+    """Load layer `index`'s gated delta rule; ranks divide the key heads, and the value heads with them."""
+    key, hidden, device = f"layers.{index}.", spec.hidden_size, load.backend.device
+    heads = load.share(mixer.n_value_heads)
+    sizes = {"q": mixer.keys, "k": mixer.keys, "v": mixer.values, "z": mixer.values}
+    sizes |= dict.fromkeys(("rate", "dt"), mixer.n_value_heads)
+    cols, taps, kernel = Span(0, hidden), Span(0, mixer.kernel), mixer.kernel
+    project = load.build([Shard(f"{key}delta_{part}", (n, hidden), load.share(n), cols) for part, n in sizes.items()])
+    filters = [(part, sizes[part]) for part in "qkv"]
+    conv = load_conv(load, [Shard(f"{key}filter_{part}", (n, kernel), load.share(n), taps) for part, n in filters])
+
+    def of_heads(name: str) -> Tensor:
+        return load.source.vector(key + name, mixer.n_value_heads, heads).float().to(device)
+
+    weight = load.source.vector(f"{key}delta_norm", mixer.value_dim).float().to(device)
+    norm = load.backend.ops.rms_norm(weight.expand(len(heads), -1).contiguous(), spec.norm_eps)
+    decay = -torch.exp(of_heads("delta_a")), of_heads("delta_step")
+    out = load.row_parallel(f"{key}delta_out", hidden, mixer.values)
+    return DeltaLayer(index, mixer, load.comm.size, project, conv, decay, norm, out)

@@ -1,0 +1,128 @@
+"""Layers that keep a state beside the KV cache, by their sizes. Free of torch.
+
+A layer has a state of one size however long its sequence is, and each token changes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.compute.backends.shapes import StatePart
+
+Divided = tuple[tuple[str, int], ...]  # parts that ranks divide among themselves, and their numbers
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """A convolution over the last tokens between two gates: out(c * conv(b * x)) (LFM2, arXiv:2511.23404)."""
+
+    size: int  # channels
+    kernel: int  # tokens that a row sees, including its own
+    bias: bool
+
+    @property
+    def divided(self) -> Divided:
+        """The parts that ranks divide."""
+        return (("channels of the convolution", self.size),)
+
+    def parts(self, ranks: int) -> tuple[StatePart, ...]:
+        """Return a rank's state of one sequence: its inputs of the last tokens."""
+        return (StatePart((self.kernel - 1, self.size // ranks)),)
+
+    def elements(self, hidden: int, ranks: int) -> int:
+        """Return the elements of a rank's matrices."""
+        return (4 * hidden + self.kernel) * self.size // ranks
+
+    def columns(self, ranks: int) -> int:
+        """Return the numbers of a row that a rank computes at a time."""
+        return 4 * self.size // ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """A state-space layer whose heads decay by one number each (Mamba 2, arXiv:2405.21060)."""
+
+    n_heads: int
+    head_dim: int  # numbers of a head's input
+    n_groups: int  # heads of a group share b and c
+    n_states: int  # numbers of the state for each number of a head
+    kernel: int  # tokens that a row of the convolution sees, including its own
+    conv_bias: bool
+    bias: bool  # the products before and after have one
+    least_step: float = 0.0  # least step of time
+
+    @property
+    def size(self) -> int:
+        """Numbers of all heads' inputs."""
+        return self.n_heads * self.head_dim
+
+    @property
+    def divided(self) -> Divided:
+        """The parts that ranks divide; a single group is held by all of them."""
+        heads = (("state-space heads", self.n_heads),)
+        return heads if self.n_groups == 1 else (*heads, ("state-space groups", self.n_groups))
+
+    def groups(self, ranks: int) -> int:
+        """Return the number of groups on each rank."""
+        return max(1, self.n_groups // ranks)
+
+    def channels(self, ranks: int) -> int:
+        """Return a rank's channels of the convolution: the heads' inputs, b and c."""
+        return self.size // ranks + 2 * self.groups(ranks) * self.n_states
+
+    def parts(self, ranks: int) -> tuple[StatePart, ...]:
+        """Return a rank's state of one sequence: the convolution's last inputs, and the heads' states."""
+        heads = (self.n_heads // ranks, self.head_dim, self.n_states)
+        return StatePart((self.kernel - 1, self.channels(ranks))), StatePart(heads, exact=True)
+
+    def elements(self, hidden: int, ranks: int) -> int:
+        """Return the elements of a rank's matrices."""
+        products = 2 * self.size // ranks + self.channels(ranks) + self.n_heads // ranks
+        return hidden * products + self.kernel * self.channels(ranks)
+
+    def columns(self, ranks: int) -> int:
+        """Return the numbers of a row that a rank computes at a time, in float32 for the most part."""
+        return 4 * (self.size // ranks + self.channels(ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Linear attention that corrects what its state remembers of a key (gated delta rule, arXiv:2412.06464)."""
+
+    n_key_heads: int
+    n_value_heads: int  # heads of a key head share its keys and queries
+    key_dim: int
+    value_dim: int
+    kernel: int  # tokens that a row of the convolution sees, including its own
+
+    @property
+    def keys(self) -> int:
+        """Numbers of all heads' keys."""
+        return self.n_key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Numbers of all heads' values."""
+        return self.n_value_heads * self.value_dim
+
+    @property
+    def divided(self) -> Divided:
+        """The parts that ranks divide."""
+        return (("key heads of the delta rule", self.n_key_heads),)
+
+    def parts(self, ranks: int) -> tuple[StatePart, ...]:
+        """Return a rank's state of one sequence: the convolution's last inputs, and the heads' states."""
+        inputs = (self.kernel - 1, (2 * self.keys + self.values) // ranks)
+        return StatePart(inputs), StatePart((self.n_value_heads // ranks, self.value_dim, self.key_dim), exact=True)
+
+    def elements(self, hidden: int, ranks: int) -> int:
+        """Return the elements of a rank's matrices."""
+        products = 2 * self.keys + 3 * self.values + 2 * self.n_value_heads
+        return (hidden * products + self.kernel * (2 * self.keys + self.values)) // ranks
+
+    def columns(self, ranks: int) -> int:
+        """Return the numbers of a row that a rank computes at a time, in float32 for the most part."""
+        return 6 * (self.keys + self.values) // ranks
+
+
+Mixer = ShortConv | Mamba2 | DeltaNet

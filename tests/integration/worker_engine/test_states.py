@@ -1,0 +1,64 @@
+"""Texts of models with a state beside the KV cache are those of transformers: in chunks, preempted, continued."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from services.worker.native.opening import open_native
+from services.worker.settings import WorkerSettings
+from tests.integration.worker_engine.engines import serving
+from tests.integration.worker_engine.test_conformance import ask, complete
+from tests.models import BUNDLED_MODEL
+from tests.unit.compute.model.zoo import VARIANTS, write_checkpoint
+from tests.unit.worker.engine.fake_engine import NoObserver
+
+N_TOKENS = 24
+LENGTHS = (5, 40, 61, 16, 17)  # one ends a block of 16 tokens, one begins the next
+N_VOCABULARY = 4096
+
+
+def write(variant: str, folder: Path) -> transformers.PreTrainedModel:
+    """Write a random checkpoint with the tokenizer of the bundled model."""
+    config = VARIANTS[variant]()
+    config.vocab_size = N_VOCABULARY
+    model = write_checkpoint(config, folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUNDLED_MODEL / name, folder)
+    return model
+
+
+def continuation(model: transformers.PreTrainedModel, ids: list[int]) -> list[int]:
+    """Return the greedy continuation by the whole text, without a cache."""
+    known = list(ids)
+    with torch.inference_mode():
+        for _ in range(N_TOKENS):
+            known.append(int(model(torch.tensor([known]), use_cache=False).logits[0, -1].argmax()))
+    return known[len(ids) :]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("variant", "ranks"), [("lfm2", 1), ("lfm2", 2)])
+async def test_texts_equal_transformers_in_chunks_and_after_preemptions(
+    variant: str, ranks: int, tmp_path: Path
+) -> None:
+    model = write(variant, tmp_path)
+    prompts = [[(seed * 31 + place * 7) % N_VOCABULARY for place in range(n)] for seed, n in enumerate(LENGTHS, 1)]
+    expected = [continuation(model, ids) for ids in prompts]
+    settings = WorkerSettings(
+        model=str(tmp_path), dtype="float32", tensor_parallel=ranks, max_model_len=128, max_running=8,
+        # Chunks of 13 rows; blocks for all prompts, but not for their continuations.
+        max_batched_tokens=13, kv_tokens=176,
+    )  # fmt: skip
+    async with serving(await open_native(settings, tmp_path, NoObserver(), NoObserver())) as engine:
+        asked = [ask(ids, N_TOKENS, min_tokens=N_TOKENS) for ids in prompts]
+        assert [one.ids for one in await asyncio.gather(*(complete(engine, one) for one in asked))] == expected
+        assert engine.counters.preemptions > 0
+        resumed = ask(prompts[1], N_TOKENS, generated=tuple(expected[1][:7]), min_tokens=N_TOKENS)
+        assert (await complete(engine, resumed)).ids == expected[1][7:]
+        assert engine.state().kv_bytes_per_token == 0  # blocks are not moved

@@ -1,0 +1,23 @@
+"""The plan of a step's states: which sequences are advanced together, and in which order."""
+
+from __future__ import annotations
+
+import torch
+
+from services.compute.backends.states import StatePlan, StateRows
+
+CPU = torch.device("cpu")
+
+
+def test_plan_computes_single_rows_together_and_others_in_turn() -> None:
+    decodes = [StateRows(0, 1, row=5), StateRows(1, 2, row=2, save=9)]
+    prompts = [StateRows(2, 7, row=0, fresh=True), StateRows(7, 8, row=1)]
+    plan = StatePlan.of([*decodes, *prompts], CPU)
+    assert (plan.n_rows, plan.n_single, plan.singles.tolist(), plan.saves) == (8, 2, [5, 2], ((2, 9),))
+    assert plan.runs == tuple(prompts)
+
+
+def test_plan_computes_pieces_of_a_sequence_in_turn() -> None:
+    pieces = [StateRows(2, 7, row=3), StateRows(0, 1, row=3), StateRows(1, 2, row=3)]
+    plan = StatePlan.of(pieces, CPU)
+    assert (plan.n_rows, plan.n_single, plan.runs) == (7, 0, tuple(pieces))
