@@ -9,7 +9,7 @@ from services.compute.backends.states import StatePlan, StateRows
 CPU = torch.device("cpu")
 
 
-def test_plan_computes_single_rows_together_and_others_in_turn() -> None:
+def test_plan_computes_single_rows_together_and_prompts_in_turn() -> None:
     decodes = [StateRows(0, 1, row=5), StateRows(1, 2, row=2, save=9)]
     prompts = [StateRows(2, 7, row=0, fresh=True), StateRows(7, 8, row=1)]
     plan = StatePlan.of([*decodes, *prompts], CPU)
