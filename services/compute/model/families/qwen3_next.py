@@ -97,7 +97,7 @@ def refs_next(spec: ModelSpec) -> Refs:
             refs[key + part] = _units(f"{module}qkvz.weight", unit=unit, part=place, n_units=n_units, n_parts=n_parts)
             place += n_units
         for half, name in enumerate(("rate", "dt")):
-            refs[key + name] = _units(f"{module}ba.weight", unit=group, part=half, n_units=1, n_parts=2)
+            refs[key + name] = _units(f"{_module(index)}in_proj_ba.weight", unit=group, part=half, n_units=1, n_parts=2)
     return refs
 
 
