@@ -7,12 +7,11 @@ from torch import Tensor
 
 from services.compute.backends.base import RmsNorm, Step
 from services.compute.backends.states import StatePlan
-from services.compute.backends.torch.experts import sigmoid
 from services.compute.model.layers.adapters import AdaptedLinear
 from services.compute.model.layers.convolution import CausalConv, copy_rows, load_conv
+from services.compute.model.layers.curves import sigmoid, silu, softplus
 from services.compute.model.layers.embedding import pad_rows
 from services.compute.model.layers.linear import LinearLoader
-from services.compute.model.layers.mamba2 import silu, softplus
 from services.compute.model.mixers import DeltaNet
 from services.compute.model.shard import Shard, Span
 from services.compute.model.spec import ModelSpec

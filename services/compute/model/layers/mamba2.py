@@ -7,25 +7,15 @@ from torch import Tensor
 
 from services.compute.backends.base import Norm, Step
 from services.compute.backends.states import StatePlan
-from services.compute.backends.torch.experts import sigmoid
 from services.compute.model.layers.adapters import AdaptedLinear
 from services.compute.model.layers.convolution import CausalConv, copy_rows, load_conv
+from services.compute.model.layers.curves import silu, softplus
 from services.compute.model.layers.embedding import pad_rows
 from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.layers.norm import DividedNorm
 from services.compute.model.mixers import Mamba2
 from services.compute.model.shard import Shard, Span
 from services.compute.model.spec import ModelSpec
-
-
-def silu(x: Tensor) -> Tensor:
-    """Return x * sigmoid(x), whose bits do not depend on the number of rows."""
-    return x * sigmoid(x)
-
-
-def softplus(x: Tensor) -> Tensor:
-    """Return log(1 + exp(x)), or x where it is large."""
-    return torch.where(x > 20.0, x, torch.log1p(torch.exp(x.clamp(max=20.0))))
 
 
 class Decays:
