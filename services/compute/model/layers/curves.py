@@ -1,4 +1,4 @@
-"""Curves in float32 whose bits do not depend on the number of rows: torch's own round a row's last numbers otherwise."""
+"""Curves in float32 of operations that round each number alike; torch's own curves round the last ones by other code."""
 
 from __future__ import annotations
 
