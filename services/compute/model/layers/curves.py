@@ -1,4 +1,4 @@
-"""Curves in float32 of operations that round each number alike; torch's own curves round the last ones by other code."""
+"""Curves in float32, of operations that round every number alike; torch's own round the last ones otherwise."""
 
 from __future__ import annotations
 
