@@ -2,9 +2,12 @@
 
     python -m bench.engine /tmp/llama-100m --ranks 2 --batches 1,4,16,64
     python -m bench.engine /tmp/llama-0.5b --batches 16 --adapters 0,1,8
+    python -m bench.engine /tmp/llama-0.5b --batches 1,2,4,8,16,32,64 --curve curve.json
 
 With `--adapters`, each batch size is measured without slots for adapters, and with as many adapters as said, which the
 requests share evenly; all these are interleaved round by round, on ranks that run side by side.
+
+With `--curve`, it records instead how long steps take, for simulated workers (docs/simulate.md).
 
 For each batch size: prefill tokens/s, decode tokens/s, and the parts of a decode step. `plan` is the scheduler's time
 in the server process; `forward`, `communication`, `sample` and `wait` are rank 0's times; the rest of a step is the
@@ -241,6 +244,7 @@ def main(
     top_p: float = 1.0,
     adapters: Annotated[str, typer.Option(help="Numbers of adapters, beside none, such as 0,1,8.")] = "",
     adapter_rank: int = 16,
+    curve: Annotated[Path | None, typer.Option(help="Record the times of steps there instead.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:
     """Measure the engine on MODEL."""
@@ -259,6 +263,11 @@ def main(
         max_running=max(*sizes, 4),
         max_model_len=prompt_tokens + output_tokens + 1,
     )
+    if curve is not None:
+        from bench.curve import record  # which measures by what is here
+
+        asyncio.run(record(config, sizes, model.name, rounds)).write(curve)
+        return
     workload = Workload(prompt_tokens, output_tokens, Sampling(temperature=temperature, top_p=top_p))
     counts = tuple(int(count) for count in adapters.split(",") if count)
     measured = asyncio.run(measure(config, sizes, workload, rounds, Adapters(counts, adapter_rank)))

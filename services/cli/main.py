@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ from services.cli.errors import CommandError
 from services.cli.keys import keys, seconds_of
 from services.cli.kube.commands import kube
 from services.cli.routes import routes
-from services.cli.stack.default_model import default_model
+from services.cli.stack.default_model import ChosenModel, default_model
 from services.cli.stack.options import HOST, StackOptions, takes_options
 from services.cli.stack.state import read_state
 
@@ -92,6 +93,51 @@ def up(
         Console().print(chosen.note, highlight=False, soft_wrap=True)
     name = options.pop("served_model_name") or ([chosen.name] if chosen.name else None)
     command.run(StackOptions([chosen.model], name, **options, generation_config=chosen.generation_config))
+
+
+@app.command()
+def simulate(
+    model: Annotated[
+        str, typer.Argument(metavar="[MODEL]", help="A folder, whose weights are not read, or what `up` takes.")
+    ] = "",
+    workers: Annotated[int, typer.Option(min=1, max=2000, help="How many workers, all in one process.")] = 1,
+    curve: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Times of a worker's steps.", show_default="SmolLM2 on two cores"),
+    ] = None,
+    speed: Annotated[float, typer.Option(min=0.001, help="How many times faster than the curve.")] = 1.0,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Mean length of an answer.")] = 128,
+    name: Annotated[str, typer.Option("--served-model-name", help="Name in the API; default: the model's own.")] = "",
+    host: Annotated[str, typer.Option(help="Address that the gateway listens on; 0.0.0.0: every one.")] = HOST,
+    port: Port = 8000,
+    api_key: Annotated[str, typer.Option(envvar="RYZANSTEIN_API_KEY", help="Key that callers must send.")] = "",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable.")
+    ] = None,
+) -> None:
+    """Start an installation whose workers compute nothing, to develop and load-test clients."""
+    from services.cli import up as command
+
+    chosen = ChosenModel(model) if model else default_model()
+    given = {"speed": speed, "answer_tokens": answer_tokens} | ({"curve": json.dumps(_file(curve))} if curve else {})
+    options = StackOptions(
+        [chosen.model],
+        [name or chosen.name] if name or chosen.name else None,
+        workers=workers,
+        engine="simulated",
+        engine_arg=[f"{key}={value}" for key, value in given.items()],
+        host=host,
+        port=port,
+        api_key=api_key,
+        settings=settings,
+    )
+    command.run(options)
+
+
+def _file(path: Path) -> str:
+    if not path.is_file():
+        raise CommandError(f"--curve {path}: no such file")
+    return str(path.absolute())
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-EngineName = Literal["native", "vllm"]
+EngineName = Literal["native", "vllm", "simulated"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 KvDtype = Literal["auto", "bf16", "int8", "fp8"]
 Speculation = Literal["auto", "off"]

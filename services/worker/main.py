@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,18 +19,19 @@ from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics
 from services.worker.api.readiness import Readiness
 from services.worker.api.transfer_metrics import TransferMetrics
-from services.worker.api.virtual_worker import VirtualWorker
+from services.worker.api.virtual_worker import VirtualWorker, serve_all
 from services.worker.engine.base import Engine, LifeObserver, StepObserver
 from services.worker.native.opening import open_native
 from services.worker.native.startup import model_folder, model_revision
 from services.worker.settings import WorkerSettings
+from services.worker.simulated.opening import open_model, open_simulated
 from services.worker.vllm.follower import follow
 from services.worker.vllm.nodes import node_of
 from services.worker.vllm.opening import open_vllm
 
 OpenEngine = Callable[[WorkerSettings, Path, StepObserver, LifeObserver, Tls | None], Awaitable[Engine]]
 
-ENGINES: Mapping[str, OpenEngine] = {"native": open_native, "vllm": open_vllm}
+ENGINES: Mapping[str, OpenEngine] = {"native": open_native, "vllm": open_vllm, "simulated": open_simulated}
 
 
 async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: OpenEngine | None = None) -> None:
@@ -54,26 +55,50 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
             await follow(node, settings.model_copy(update={"model": str(folder)}), readiness, stop)
             return
         life = LifeMetrics(registry)
-        opened = open_engine or ENGINES[settings.engine]
-        engine = await opened(settings, folder, WorkerMetrics(registry), life, tls)
+        engines = await _open_engines(settings, folder, WorkerMetrics(registry), life, tls, open_engine)
         name = settings.served_model_name or model_name(settings.model) or folder.name
         if name in settings.adapters:
             raise StartupError(f"RYZANSTEIN_ADAPTERS {name}: the model itself has this name")
-        life.describe(name, model_revision(settings.revision, folder), engine.model, version("ryzanstein"))
-        registry.register(EngineTotals(engine.counters, engine.state))
-        registry.register(TransferMetrics(engine.transfers))
-        identity = EngineIdentity(
-            settings.worker_id,
-            str(uuid.uuid4()),
-            name,
-            int(time.time()),
-            recommends=settings.sampling_defaults,
-            shared=SharedHost(
-                settings.memory_host, settings.max_awake, settings.idle_sleep_s, settings.pinned, settings.priority
-            ),
-        )
-        worker = VirtualWorker(engine, identity, settings.worker_port, settings.drain_s, life.handed_off, tls)
-        await worker.serve(settings, readiness, stop)
+        life.describe(name, model_revision(settings.revision, folder), engines[0].model, version("ryzanstein"))
+        registry.register(EngineTotals([each.counters for each in engines], [each.state for each in engines]))
+        registry.register(TransferMetrics([each.transfers for each in engines]))
+        workers = [
+            VirtualWorker(
+                engine,
+                EngineIdentity(
+                    worker_id,
+                    str(uuid.uuid4()),
+                    name,
+                    int(time.time()),
+                    recommends=settings.sampling_defaults,
+                    shared=SharedHost(
+                        settings.memory_host, settings.max_awake, settings.idle_sleep_s, settings.pinned, settings.priority
+                    ),
+                ),
+                settings.worker_port if engine is engines[0] else 0,
+                settings.drain_s,
+                life.handed_off,
+                tls,
+            )
+            for worker_id, engine in zip(settings.worker_ids, engines, strict=True)
+        ]
+        await serve_all(workers, settings, readiness, stop)
+
+
+async def _open_engines(
+    settings: WorkerSettings,
+    folder: Path,
+    steps: StepObserver,
+    life: LifeObserver,
+    tls: Tls | None,
+    open_engine: OpenEngine | None,
+) -> Sequence[Engine]:
+    """The engines of the process, one for each of its workers. Raises StartupError."""
+    if settings.virtual_workers > 1:
+        model = await open_model(settings, folder, tls)
+        return [model.engine(steps, life) for _ in settings.worker_ids]
+    opened = open_engine or ENGINES[settings.engine]
+    return [await opened(settings, folder, steps, life, tls)]
 
 
 def main() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.common.adapters import check_name, check_path
 from services.common.attention import AttentionMode
@@ -25,9 +25,14 @@ class WorkerSettings(ServiceSettings):
         "owner/name:Q4_K_M chooses among GGUF files",
     )
     revision: str = Field("", description="Branch, tag or commit of a hub id; HF_TOKEN and HF_HUB_OFFLINE are honoured")
-    engine: EngineName = Field("native", description="What computes: our own engine, or vLLM")
+    engine: EngineName = Field("native", description="What computes: our own engine, vLLM, or none: a simulated worker")
     engine_args: dict[str, Any] = Field(
-        {}, description='Arguments of vLLM\'s EngineArgs: a JSON object such as {"gpu_memory_utilization": 0.8}'
+        {},
+        description="Arguments of vLLM's EngineArgs, or of a simulated worker: a JSON object such as "
+        '{"gpu_memory_utilization": 0.8}',
+    )
+    virtual_workers: int = Field(
+        1, ge=1, le=2000, description="Simulated workers of this process; their ids end with -0, -1, ..."
     )
     nodes: int = Field(
         1,
@@ -141,6 +146,22 @@ class WorkerSettings(ServiceSettings):
         description="The process ends when lost ranks are not back after this long; give it two starts; 0: never",
     )
     drain_s: float = Field(5.0, ge=0, description="How long SIGTERM lets running requests go on before handing off")
+
+    @model_validator(mode="after")
+    def _virtual_workers(self) -> Self:
+        if self.virtual_workers > 1 and self.engine != "simulated":
+            raise ValueError(
+                f"RYZANSTEIN_VIRTUAL_WORKERS {self.virtual_workers}: a process holds several workers with "
+                "RYZANSTEIN_ENGINE simulated only"
+            )
+        return self
+
+    @property
+    def worker_ids(self) -> tuple[str, ...]:
+        """The ids of the workers of this process."""
+        if self.virtual_workers == 1:
+            return (self.worker_id,)
+        return tuple(f"{self.worker_id}-{index}" for index in range(self.virtual_workers))
 
     @field_validator("served_model_name")
     @classmethod

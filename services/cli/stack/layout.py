@@ -39,7 +39,8 @@ def lay_out(
         specs.append(_redis(redis_server, socket, redis_url))
     coordinator, router = next(ports), next(ports)
     shared = {"RYZANSTEIN_REDIS_URL": redis_url, "RYZANSTEIN_HOST": HOST, "RYZANSTEIN_NAMESPACE": f"up-{options.port}"}
-    of_workers = [model for model in options.models for _ in range(options.workers)]
+    together = options.engine == "simulated"  # workers of a model in one process
+    of_workers = [model for model in options.models for _ in range(1 if together else options.workers)]
     specs += [_worker(options, model, index, next(ports), shared) for index, model in enumerate(of_workers)]
     specs.append(_service("kv-coordinator", "kv_coordinator", "coordinator_port", coordinator, shared))
     of_router = {
@@ -80,6 +81,8 @@ def _worker(options: StackOptions, model: UpModel, index: int, port: int, shared
     }
     if options.engine == "vllm":
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # else the ranks of several workers share the first cores
+    if options.engine == "simulated":
+        env["RYZANSTEIN_VIRTUAL_WORKERS"] = str(options.workers)
     sources = [str(Path(folder).absolute()) for folder in (options.adapter_source, options.fine_tuning) if folder]
     chosen = {
         "RYZANSTEIN_ENGINE_ARGS": json.dumps(options.engine_args) if options.engine_args else "",

@@ -64,8 +64,8 @@ class StackOptions:
     tensor_parallel: Annotated[
         int, WORKER, Option("--tensor-parallel", "--tensor-parallel-size", min=1, max=16, help="Ranks per worker.")
     ] = 1
-    engine: Annotated[EngineName, WORKER, Option(help="What computes: our own engine, or vLLM.")] = "native"
-    engine_arg: Annotated[Texts, Option(metavar="KEY=VALUE", help="An argument of vLLM's engine; repeatable.")] = None
+    engine: Annotated[EngineName, WORKER, Option(help="What computes: our engine, vLLM, or a simulation.")] = "native"
+    engine_arg: Annotated[Texts, Option(metavar="KEY=VALUE", help="An argument of vLLM or of the simulation; repeatable.")] = None
     engine_python: Annotated[str, Option(metavar="PATH", help="Python with vLLM; default: this one.")] = ""
     dtype: Annotated[Dtype, WORKER, Option(help="Number format of weights and activations.")] = "auto"
     quantization: Annotated[Quantization, WORKER, Option(help="Rounds weights at load; auto: as stored.")] = "auto"
@@ -262,12 +262,12 @@ def _check_fine_tuning(options: StackOptions) -> None:
         if not Path(split_choice(model.source)[0]).exists():
             raise CommandError(f"--fine-tuning: --model must be a folder or a GGUF file, and is {model.source}")
     if options.engine != "native":
-        raise CommandError("--fine-tuning: vLLM's engine loads no adapters; use --engine native")
+        raise CommandError(f"--fine-tuning: trains for our own engine, not for --engine {options.engine}")
 
 
 def _check_engine(options: StackOptions) -> None:
     if options.engine == "native" and options.engine_args:
-        raise CommandError("--engine-arg: is vLLM's; give --engine vllm, too")
+        raise CommandError("--engine-arg: is for --engine vllm or simulated")
     if options.engine != "vllm":
         return
     python = options.engine_python or sys.executable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,7 +13,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.phases import phase_name
 from services.worker.engine.base import StepReport
-from services.worker.engine.state import DRAFTERS, EngineCounters, EngineState
+from services.worker.engine.state import DRAFTERS, EngineCounters, EngineState, add_totals
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _COUNTERS = {
@@ -37,22 +37,21 @@ _GAUGES = {
 
 
 class EngineTotals(Collector):
-    """Totals and levels, read from the engine at each scrape."""
+    """Totals and levels of the engines of a process, read at each scrape."""
 
-    def __init__(self, counters: EngineCounters, state: Callable[[], EngineState]) -> None:
-        self._counters = counters
-        self._drafts = {
-            "drafted_tokens": ("Drafted tokens that steps verified, by drafter", counters.proposed_tokens),
-            "accepted_tokens": ("Drafted tokens that were drawn, by drafter", counters.accepted_tokens),
-        }
-        self._state = state
+    def __init__(self, counters: Sequence[EngineCounters], states: Sequence[Callable[[], EngineState]]) -> None:
+        self._counters, self._states = counters, states
 
     def collect(self) -> Iterable[Metric]:
         """Read everything once."""
-        state = self._state()
+        state, counters = EngineState.of_all([each() for each in self._states]), add_totals(self._counters)
+        drafts = {
+            "drafted_tokens": ("Drafted tokens that steps verified, by drafter", counters.proposed_tokens),
+            "accepted_tokens": ("Drafted tokens that were drawn, by drafter", counters.accepted_tokens),
+        }
         for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(f"ryzanstein_worker_{name}", text, value=getattr(self._counters, name))
-        for name, (text, totals) in self._drafts.items():
+            yield CounterMetricFamily(f"ryzanstein_worker_{name}", text, value=getattr(counters, name))
+        for name, (text, totals) in drafts.items():
             family = CounterMetricFamily(f"ryzanstein_worker_{name}", text, labels=["drafter"])
             for drafter in DRAFTERS:
                 family.add_metric([drafter], totals[drafter])

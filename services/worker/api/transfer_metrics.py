@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.worker.engine.state import PULL_FAILURES, TransferTotals
+from services.worker.engine.state import PULL_FAILURES, TransferTotals, add_totals
 
 _COUNTERS = {
     "pulled_blocks": "KV blocks fetched from other workers",
@@ -21,16 +21,18 @@ _COUNTERS = {
 class TransferMetrics(Collector):
     """Totals of both directions, read at each scrape."""
 
-    def __init__(self, totals: TransferTotals) -> None:
+    def __init__(self, totals: Sequence[TransferTotals]) -> None:
+        """`totals`: of the engines of a process."""
         self._totals = totals
 
     def collect(self) -> Iterable[Metric]:
         """Read everything once."""
+        totals = add_totals(self._totals)
         for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(f"ryzanstein_worker_{name}", text, value=getattr(self._totals, name))
+            yield CounterMetricFamily(f"ryzanstein_worker_{name}", text, value=getattr(totals, name))
         failures = CounterMetricFamily(
             "ryzanstein_worker_pull_failures", "Pulls that ended before their last block, by reason", labels=["reason"]
         )
         for reason in PULL_FAILURES:
-            failures.add_metric([reason], self._totals.pull_failures[reason])
+            failures.add_metric([reason], totals.pull_failures[reason])
         yield failures

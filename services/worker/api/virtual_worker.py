@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ryzanstein.v1 import worker_pb2 as pb
@@ -57,7 +57,6 @@ class VirtualWorker:
         await health.set_status(LIVENESS, True)
         port = bind(server, settings.host, self.port, self.tls)
         await server.start()
-        freeze_started()
         redis, address = open_redis(settings.redis, REDIS_TIMEOUT_S), settings.advertised(port)
         keys = RedisKeys(settings.namespace)
         lease = LeaseKeeper(
@@ -91,6 +90,24 @@ class VirtualWorker:
             await end_tasks(beside)
             await redis.aclose()
             await _end(running)
+
+
+async def serve_all(
+    workers: Sequence[VirtualWorker], settings: ServiceSettings, readiness: Readiness, stop: asyncio.Event
+) -> None:
+    """Serve the workers of a process, which is ready when all are. The first error ends all and is raised."""
+    freeze_started()
+    each = [Readiness() for _ in workers]
+    readiness.depends_on(lambda: next((reason for ready in each if (reason := ready())), ""))
+    tasks = [
+        asyncio.create_task(worker.serve(settings, ready, stop), name=worker.identity.worker_id)
+        for worker, ready in zip(workers, each, strict=True)
+    ]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        stop.set()
+        await asyncio.wait(tasks)
 
 
 def _ready(engine: Engine) -> bool:

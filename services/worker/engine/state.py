@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TypeVar
 
 from ryzanstein.v1 import worker_pb2 as pb
 
@@ -40,6 +41,15 @@ class EngineState:
     wake_ms: int = 0  # time of the last wake, from asleep to serving; 0: not measured
 
 
+    @classmethod
+    def of_all(cls, states: Sequence[EngineState]) -> EngineState:
+        """The sums of the levels of several engines, with the phase of the first one that does not serve."""
+        levels = ("running", "waiting", "queued_prefill_tokens", "kv_blocks_used", "kv_blocks_cached", "kv_blocks_total")
+        first = next((state for state in states if state.phase != pb.PHASE_SERVING), states[0])
+        sums = {name: sum(getattr(state, name) for state in states) for name in (*levels, "adapter_waiting")}
+        return replace(first, **sums, adapters=tuple(one for state in states for one in state.adapters))
+
+
 DRAFTERS = ("prompt_lookup", "suffix", "grammar", "prediction")
 
 
@@ -72,6 +82,19 @@ class TransferTotals:
     pull_failures: Counter[str] = field(default_factory=Counter)  # by one of PULL_FAILURES
     sent_blocks: int = 0
     sent_bytes: int = 0
+
+
+TotalsT = TypeVar("TotalsT", EngineCounters, TransferTotals)
+
+
+def add_totals(totals: Sequence[TotalsT]) -> TotalsT:
+    """The sums of the totals of several engines; one engine's totals themselves."""
+    if len(totals) == 1:
+        return totals[0]
+    sums = {each.name: getattr(totals[0], each.name) for each in fields(totals[0])}
+    for more in totals[1:]:
+        sums = {name: value + getattr(more, name) for name, value in sums.items()}
+    return type(totals[0])(**sums)
 
 
 @dataclass(frozen=True, slots=True)

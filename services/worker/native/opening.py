@@ -49,6 +49,14 @@ async def open_native(
     files = await asyncio.to_thread(read_model, folder)
     ranks = group_config(settings, files)
     require_room(settings, files.spec, ranks, host_room())
+    config, model = await describe_engine(settings, files, ranks, tls)
+    return NativeEngine(config, model, make_ranks(ranks), steps, life)
+
+
+async def describe_engine(
+    settings: WorkerSettings, files: ModelFolder, ranks: RankGroupConfig, tls: Tls | None
+) -> tuple[EngineConfig, EngineModel]:
+    """The engine's configuration, and facts about the model. Raises StartupError."""
     config = EngineConfig(
         ranks,
         ranks.max_batched_tokens,
@@ -68,8 +76,7 @@ async def open_native(
         adapter_slots=ranks.adapter_slots,
     )
     pinned = tuple(AdapterRef(one.digest, one.source, one.name) for one in adapters if one.pinned)
-    config = replace(config, pinned=pinned)
-    return NativeEngine(config, model, make_ranks(ranks), steps, life)
+    return replace(config, pinned=pinned), model
 
 
 def _adapter_sources(settings: WorkerSettings, model: Description) -> AdapterSources:

@@ -12,6 +12,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.worker.engine.base import Engine
 from services.worker.native.opening import open_native
 from services.worker.settings import WorkerSettings
+from services.worker.simulated.opening import open_simulated
 from services.worker.vllm.opening import open_vllm
 from tests.models import BUNDLED_MODEL
 from tests.unit.worker.engine.fake_engine import FakeEngine, NoObserver
@@ -44,6 +45,13 @@ async def native() -> AsyncGenerator[Engine, None]:
 
 
 @asynccontextmanager
+async def simulated() -> AsyncGenerator[Engine, None]:
+    settings = SETTINGS.model_copy(update={"engine": "simulated"})
+    async with serving(await open_simulated(settings, BUNDLED_MODEL, NoObserver(), NoObserver())) as engine:
+        yield engine
+
+
+@asynccontextmanager
 async def fake() -> AsyncGenerator[Engine, None]:
     async with serving(FakeEngine()) as engine:
         yield engine
@@ -56,6 +64,10 @@ async def vllm() -> AsyncGenerator[Engine, None]:
         yield engine
 
 
-_OURS: dict[str, Callable[[], AbstractAsyncContextManager[Engine]]] = {"fake": fake, "native": native}
+_OURS: dict[str, Callable[[], AbstractAsyncContextManager[Engine]]] = {
+    "fake": fake,
+    "native": native,
+    "simulated": simulated,
+}
 # vLLM has an environment of its own, in which `make test-vllm` runs.
 ENGINES = {"vllm": vllm} if os.environ.get("RYZANSTEIN_TEST_ENGINE") == "vllm" else _OURS

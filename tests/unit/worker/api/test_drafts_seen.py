@@ -26,7 +26,7 @@ from tests.unit.worker.engine.fake_engine import FakeEngine
 
 async def test_drafts_are_counted_by_drafter_from_zero() -> None:
     engine, registry = FakeEngine(), CollectorRegistry()
-    registry.register(EngineTotals(engine.counters, engine.state))
+    registry.register(EngineTotals([engine.counters], [engine.state]))
     engine.counters.proposed_tokens["grammar"] += 7
     engine.counters.accepted_tokens["grammar"] += 5
     lines = generate_latest(registry).decode().splitlines()
