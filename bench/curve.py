@@ -23,7 +23,7 @@ from services.worker.simulated.curve import CurvePoint, StepCurve
 
 _SHORT, _LONG = 16, 512  # prompt tokens of decodes with few keys, and with many
 _OUTPUTS = 32
-_CHUNKS = 4  # of the long prompt
+_CHUNKS = 4  # chunks of the long prompt
 _ROWS = (16, 64, 256, 1024, 2048, 4096)
 
 
@@ -33,7 +33,13 @@ async def record(config: RankGroupConfig, batches: Sequence[int], model: str, ro
     longest = min(_CHUNKS * config.max_batched_tokens, positions) - _OUTPUTS
     context = min(_LONG, longest - _OUTPUTS)
     tokens = max(max(batches) * (context + _OUTPUTS + config.block_tokens), longest + config.block_tokens)
-    sized = replace(config, max_model_len=longest + _OUTPUTS, kv_tokens=tokens, kv_fills=False, max_running=max(*batches, config.max_running))
+    sized = replace(
+        config,
+        max_model_len=longest + _OUTPUTS,
+        kv_tokens=tokens,
+        kv_fills=False,
+        max_running=max(*batches, config.max_running),
+    )
     async with open_engine(sized, Workload(_SHORT, 8, Sampling())) as engine:
         recorder = _Recorder(engine, rounds)
         short = [await recorder.decode_s(batch, _SHORT) for batch in batches]
@@ -108,6 +114,4 @@ class _Recorder:
 
 def _points(rows: Sequence[int], seconds: Sequence[float]) -> tuple[CurvePoint, ...]:
     """Points whose times do not fall with the rows: what does is noise."""
-    return tuple(
-        CurvePoint(rows=n, seconds=s) for n, s in zip(rows, itertools.accumulate(seconds, max), strict=True)
-    )
+    return tuple(CurvePoint(rows=n, seconds=s) for n, s in zip(rows, itertools.accumulate(seconds, max), strict=True))

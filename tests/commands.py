@@ -68,9 +68,16 @@ NOT_TYPED = {
     for reason, group in {
         "a name in the text, not a whole command": (
             *("helm install", "helm upgrade", "helm upgrade --install --atomic", "helm test", "kubectl scale"),
-            *("ryzanstein keys", "ryzanstein routes"),
+            *("ryzanstein keys", "ryzanstein routes", "ryzanstein simulate"),
             *("kubectl edit", "kubectl port-forward", "kubectl logs", "docker compose logs", "pip install", "curl -v"),
-            *("cp -rL", "rsync -L", "ryzanstein up", "ryzanstein fetch", "ryzanstein fetch --endpoint"),
+            *(
+                "cp -rL",
+                "rsync -L",
+                "ryzanstein up",
+                "ryzanstein simulate",
+                "ryzanstein fetch",
+                "ryzanstein fetch --endpoint",
+            ),
             *(
                 "ryzanstein bench compare",
                 "kubectl get hpa",
@@ -81,6 +88,10 @@ NOT_TYPED = {
         "tests/e2e/test_by_hand.py starts the services so": (
             *("python -m services.kv_coordinator", "python -m services.router"),
             *("python -m services.worker.api", "python -m services.gateway"),
+        ),
+        "tests/e2e/test_simulate.py types it at a free port, with fewer workers": (
+            "ryzanstein simulate --workers 100",
+            "python -m bench.engine models/ryzanstein-tiny --batches 1,2,4 --rounds 1 --curve curve.json",
         ),
         "it installs what the tests run from": (
             *("pip install -c constraints.txt '.[serve]'", "pip install '.[cli,kube]'"),

@@ -165,13 +165,16 @@ def ryzanstein(*args: str, runtime_dir: Path, timeout_s: float = START_S) -> sub
 
 @contextlib.contextmanager
 def running_stack(
-    runtime_dir: Path, *args: str, model: str = str(TINY_MODEL), start_s: float = START_S
+    runtime_dir: Path, *args: str, model: str = str(TINY_MODEL), start_s: float = START_S, command: str = "up"
 ) -> Iterator[RunningStack]:
-    """`ryzanstein up` on a free port, ready; stopped with Ctrl-C at the end. Without `model` it serves its default."""
+    """`ryzanstein up`, or another command that starts an installation, on a free port, ready.
+
+    It is stopped with Ctrl-C at the end. Without `model` it serves its default.
+    """
     port = free_port()
     named = ["--model", model] if model else []
     process = subprocess.Popen(
-        [COMMAND, "up", "--port", str(port), *named, *args],
+        [COMMAND, command, "--port", str(port), *named, *args],
         env=environment(runtime_dir),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -190,7 +193,7 @@ def _wait_ready(stack: RunningStack, start_s: float) -> None:
     deadline = time.monotonic() + start_s
     while time.monotonic() < deadline:
         if stack.process.poll() is not None:
-            raise AssertionError(f"ryzanstein up ended: {stack.process.stdout.read() if stack.process.stdout else ''}")
+            raise AssertionError(f"ryzanstein ended: {stack.process.stdout.read() if stack.process.stdout else ''}")
         # A process that a test kills before the installation is supervised would end the whole start.
         if stack.ready() and stack.state["supervised"]:
             return

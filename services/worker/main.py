@@ -65,16 +65,7 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
         workers = [
             VirtualWorker(
                 engine,
-                EngineIdentity(
-                    worker_id,
-                    str(uuid.uuid4()),
-                    name,
-                    int(time.time()),
-                    recommends=settings.sampling_defaults,
-                    shared=SharedHost(
-                        settings.memory_host, settings.max_awake, settings.idle_sleep_s, settings.pinned, settings.priority
-                    ),
-                ),
+                _identity(settings, worker_id, name),
                 settings.worker_port if engine is engines[0] else 0,
                 settings.drain_s,
                 life.handed_off,
@@ -83,6 +74,15 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
             for worker_id, engine in zip(settings.worker_ids, engines, strict=True)
         ]
         await serve_all(workers, settings, readiness, stop)
+
+
+def _identity(settings: WorkerSettings, worker_id: str, name: str) -> EngineIdentity:
+    """The identity of a worker that starts now."""
+    shared = SharedHost(
+        settings.memory_host, settings.max_awake, settings.idle_sleep_s, settings.pinned, settings.priority
+    )
+    incarnation, now = str(uuid.uuid4()), int(time.time())
+    return EngineIdentity(worker_id, incarnation, name, now, recommends=settings.sampling_defaults, shared=shared)
 
 
 async def _open_engines(

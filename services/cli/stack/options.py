@@ -65,7 +65,9 @@ class StackOptions:
         int, WORKER, Option("--tensor-parallel", "--tensor-parallel-size", min=1, max=16, help="Ranks per worker.")
     ] = 1
     engine: Annotated[EngineName, WORKER, Option(help="What computes: our engine, vLLM, or a simulation.")] = "native"
-    engine_arg: Annotated[Texts, Option(metavar="KEY=VALUE", help="An argument of vLLM or of the simulation; repeatable.")] = None
+    engine_arg: Annotated[
+        Texts, Option(metavar="KEY=VALUE", help="An argument of vLLM or of the simulation; repeatable.")
+    ] = None
     engine_python: Annotated[str, Option(metavar="PATH", help="Python with vLLM; default: this one.")] = ""
     dtype: Annotated[Dtype, WORKER, Option(help="Number format of weights and activations.")] = "auto"
     quantization: Annotated[Quantization, WORKER, Option(help="Rounds weights at load; auto: as stored.")] = "auto"

@@ -40,11 +40,17 @@ class EngineState:
     awake_bytes: int = 0  # predicted memory_bytes while it serves
     wake_ms: int = 0  # time of the last wake, from asleep to serving; 0: not measured
 
-
     @classmethod
     def of_all(cls, states: Sequence[EngineState]) -> EngineState:
         """The sums of the levels of several engines, with the phase of the first one that does not serve."""
-        levels = ("running", "waiting", "queued_prefill_tokens", "kv_blocks_used", "kv_blocks_cached", "kv_blocks_total")
+        levels = (
+            "running",
+            "waiting",
+            "queued_prefill_tokens",
+            "kv_blocks_used",
+            "kv_blocks_cached",
+            "kv_blocks_total",
+        )
         first = next((state for state in states if state.phase != pb.PHASE_SERVING), states[0])
         sums = {name: sum(getattr(state, name) for state in states) for name in (*levels, "adapter_waiting")}
         return replace(first, **sums, adapters=tuple(one for state in states for one in state.adapters))

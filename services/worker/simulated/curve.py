@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ class CurvePoint(BaseModel):
 
 
 def _in_order(points: tuple[CurvePoint, ...]) -> tuple[CurvePoint, ...]:
-    if any(low.rows >= high.rows for low, high in zip(points, points[1:], strict=False)):
+    if any(low.rows >= high.rows for low, high in itertools.pairwise(points)):
         raise ValueError(f"expected points whose rows grow, not {[point.rows for point in points]}")
     return points
 

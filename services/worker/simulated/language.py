@@ -25,9 +25,11 @@ _WORDS = 4096  # different words; a larger vocabulary makes texts no better
 class Language:
     """The next token after known ones. `block_tokens` is a constant of the language: hashes are chained by it."""
 
-    def __init__(self, words: Sequence[int], eos_token_ids: Sequence[int], answer_tokens: int, block_tokens: int) -> None:
+    def __init__(
+        self, words: Sequence[int], eos_token_ids: Sequence[int], answer_tokens: int, block_tokens: int
+    ) -> None:
         """`answer_tokens`: mean length of an answer that may end by itself."""
-        self._words, self._ends = tuple(words), frozenset(eos_token_ids)
+        self._words = tuple(words)
         self._eos = eos_token_ids[0] if eos_token_ids else -1
         self._answer_tokens = answer_tokens
         self.block_tokens = block_tokens
@@ -70,7 +72,9 @@ class Language:
         """Log-probabilities of a token: every further alternative is half as likely as the one before."""
         others = (word for word in self._words if word != token)
         top_ids = (token, *(next(others) for _ in range(n_top - 1)))[:n_top]
-        return TokenLogprobs(token, -math.log(2), 1, top_ids, tuple(-(n + 1) * math.log(2) for n in range(len(top_ids))))
+        return TokenLogprobs(
+            token, -math.log(2), 1, top_ids, tuple(-(n + 1) * math.log(2) for n in range(len(top_ids)))
+        )
 
     @staticmethod
     def embedding(kv: bytes, size: int) -> tuple[float, ...]:
@@ -82,7 +86,7 @@ class Language:
 
 
 def read_words(tokenizer_json: bytes, vocab_size: int) -> list[int]:
-    """Ids of tokens that decode to words of letters with a blank before each; every ordinary token if there are none."""
+    """Ids of tokens that decode to a blank and a word of letters; every ordinary token if there are none."""
     tokenizer = Tokenizer.from_buffer(tokenizer_json)
     added = tokenizer.get_added_tokens_decoder().keys()
     ordinary = [token for token in range(min(vocab_size, tokenizer.get_vocab_size())) if token not in added]

@@ -42,7 +42,7 @@ class SimulatedRanks:
         self.config = config
         self.on_result: Callable[[StepResult], None] | None = None
         self._simulation = simulation
-        self._roots: dict[int, bytes] = {}  # of adapters, by slot
+        self._roots: dict[int, bytes] = {}  # adapters' roots, by slot
         self._sequences: Sequences | None = None  # None: no ranks run
         self._due: deque[tuple[float, StepResult]] = deque()  # results by their times
         self._timer: asyncio.TimerHandle | None = None
@@ -93,6 +93,11 @@ class SimulatedRanks:
     async def wake(self) -> None:
         """Do nothing. Raises RanksFailedError without ranks."""
         self._living()
+
+    @property
+    def kv(self) -> list[bytes]:
+        """The KV of every block, by its number. Raises RanksFailedError."""
+        return self._living().kv
 
     # -- faults ------------------------------------------------------------------------------------------------
 
@@ -162,12 +167,12 @@ class SimulatedRanks:
 
     async def read_blocks(self, blocks: Sequence[int], block_bytes: int) -> list[bytes]:
         """The KV of blocks, each with zeros up to the size of a real block. Raises RanksFailedError."""
-        kv, size = self._living().kv, block_bytes * self.config.ranks
+        kv, size = self.kv, block_bytes * self.config.ranks
         return [kv[block].ljust(size, b"\0") for block in blocks]
 
     async def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
         """Overwrite the KV of blocks. Raises RanksFailedError."""
-        kv = self._living().kv
+        kv = self.kv
         for block, content in zip(blocks, contents, strict=True):
             kv[block] = content[:KV_BYTES]
 
@@ -179,6 +184,8 @@ class SimulatedRanks:
 
     def _living(self) -> Sequences:
         if self._sequences is None:
-            reason = self._failed.result() if self._failed.done() else RankFailure(None, FailureKind.LAUNCH, "not started")
+            reason = (
+                self._failed.result() if self._failed.done() else RankFailure(None, FailureKind.LAUNCH, "not started")
+            )
             raise RanksFailedError(reason)
         return self._sequences

@@ -96,9 +96,7 @@ class Sequences:
         return self.kv[sequence.blocks[start // self._language.block_tokens - 1]] if start else sequence.root
 
     def _embedding(self, sequence: _Sequence) -> tuple[float, ...]:
-        return self._language.embedding(
-            self._language.chain(sequence.root, sequence.token_ids), self._embedding_size
-        )
+        return self._language.embedding(self._language.chain(sequence.root, sequence.token_ids), self._embedding_size)
 
     def _result(
         self, slot: int, sequence: _Sequence, drawn: tuple[int, ...], scores: tuple[TokenLogprobs, ...] = ()

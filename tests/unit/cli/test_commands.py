@@ -86,7 +86,7 @@ def test_an_installation_that_does_not_stop_is_named(monkeypatch: pytest.MonkeyP
         ({"model": [" "]}, "' ': empty; allowed: a folder"),
         ({"model": ["not a hub id"]}, "not a hub id"),
         ({"model": [str(TINY_MODEL)], "redis": "http://x"}, "redis://"),
-        ({"model": [str(TINY_MODEL)], "engine_arg": ["seed=1"]}, "give --engine vllm, too"),
+        ({"model": [str(TINY_MODEL)], "engine_arg": ["seed=1"]}, "--engine-arg: is for --engine vllm or simulated"),
         (
             {"model": [str(TINY_MODEL)], "engine": "vllm", "engine_python": "/no/python"},
             "--engine-python /no/python: No such",
@@ -95,7 +95,7 @@ def test_an_installation_that_does_not_stop_is_named(monkeypatch: pytest.MonkeyP
         ({"model": ["owner/name"], "fine_tuning": "/x"}, "--fine-tuning: --model must be a folder or a GGUF file"),
         (
             {"model": [str(TINY_MODEL)], "fine_tuning": "/x", "engine": "vllm", "engine_python": "true"},
-            "--fine-tuning: vLLM's engine loads no adapters",
+            "--fine-tuning: trains for our own engine, not for --engine vllm",
         ),
         ({"model": [str(TINY_MODEL)], "adapter": ["a=/no"]}, "--adapter a=/no: no adapter_config.json there"),
         ({"model": [str(TINY_MODEL)], "adapter_source": "/no"}, "--adapter-source /no: no such folder"),
