@@ -70,7 +70,9 @@ async def test_every_answer_is_the_function_of_its_request_under_sharing_and_pre
     assert engine.counters.prefix_hit_tokens > 0
 
 
-async def test_answer_ends_with_a_stop_token_where_one_may_stand(model: SimulatedModel, engine: SimulatedEngine) -> None:
+async def test_answer_ends_with_a_stop_token_where_one_may_stand(
+    model: SimulatedModel, engine: SimulatedEngine
+) -> None:
     (eos, *_) = model.model.eos_token_ids
     ends = []
     for prompt in prompts(4):
@@ -134,7 +136,9 @@ async def test_requests_of_lost_ranks_are_handed_off_and_continue_exactly(
     assert answer.ids + rest.ids == expected(model, request)
 
 
-async def test_short_stall_delays_an_answer_and_changes_no_token(model: SimulatedModel, engine: SimulatedEngine) -> None:
+async def test_short_stall_delays_an_answer_and_changes_no_token(
+    model: SimulatedModel, engine: SimulatedEngine
+) -> None:
     request = ask(n=60)
     answer = submitted(engine, request)
     await answer.until(3)

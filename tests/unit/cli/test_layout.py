@@ -74,6 +74,14 @@ def test_workers_are_told_the_numbers_of_their_cache_and_whether_to_speculate() 
     assert (env["RYZANSTEIN_KV_DTYPE"], env["RYZANSTEIN_SPECULATION"]) == ("int8", "off")
 
 
+def test_simulated_workers_of_a_model_share_a_process() -> None:
+    specs = laid_out(engine="simulated", workers=100, model=["a/one", "a/two"], engine_arg=["speed=2.5"])
+    workers = [spec for name, spec in specs.items() if name.startswith("worker-")]
+    assert [spec.env["RYZANSTEIN_VIRTUAL_WORKERS"] for spec in workers] == ["100", "100"]
+    assert {spec.env["RYZANSTEIN_ENGINE_ARGS"] for spec in workers} == {'{"speed": 2.5}'}
+    assert "RYZANSTEIN_VIRTUAL_WORKERS" not in laid_out(workers=2)["worker-0"].env
+
+
 def test_workers_are_told_their_engine_and_its_arguments() -> None:
     given = ["--max-loras=2", "enforce_eager=True", "quantization=fp8", 'hf_overrides={"a": 1}']
     worker = laid_out(engine="vllm", engine_arg=given, engine_python="/vllm/python")["worker-0"]
