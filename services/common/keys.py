@@ -119,6 +119,10 @@ class RedisKeys:
         """JSON: by stage, the seconds from it to serving of a model's last starts."""
         return f"rz:{self.namespace}:starts:{model}"
 
+    def download(self, model: str) -> str:
+        """JSON: bytes of a model's download that are there, and of all. It expires seconds after the last report."""
+        return f"rz:{self.namespace}:download:{model}"
+
     def api_key(self, digest: str) -> str:
         """Hash of an API key -> its tenant as JSON."""
         return f"rz:{self.namespace}:key:{digest}"

@@ -43,6 +43,7 @@ from services.router.service import RouterService
 from services.router.sessions import Sessions
 from services.router.settings import RouterSettings
 from services.router.start_history import StartHistory
+from services.router.start_reports import StartReports
 from services.router.stored_models import StoredModels
 from services.router.waking import Waking
 
@@ -165,6 +166,9 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             queue_size=settings.queue_size,
             queue_timeout_s=settings.queue_timeout_s,
         )
+        reports = StartReports(
+            lease_redis, keys, settings.redis, routing.starts, lambda: [model for model, _ in routing.starting()]
+        )
         waking = Waking(residency)
         stack.push_async_callback(waking.close)
         server = new_server(tls=tls)
@@ -200,6 +204,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             residency.run(),
             scaler.run(),
             follow_models,
+            reports.run(api, scaler.stateful_sets),
             StartHistory(lease_redis, keys, settings.redis, routing.starts, lambda: fleet.pools).run(),
         ]
         async with asyncio.TaskGroup() as group:

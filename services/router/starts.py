@@ -14,7 +14,9 @@ from ryzanstein.v1 import worker_pb2
 from services.router.pool import Pool
 from services.router.snapshot import IneligibleReason, Snapshot
 
-UNKNOWN, RECOVERING, SLEEPING, LOADING, WAKING = STAGES = "unknown", "recovering", "sleeping", "loading", "waking"
+UNKNOWN, PENDING, SCHEDULED, IMAGE, FETCHING = "unknown", "pending", "scheduled", "image", "fetching"
+RECOVERING, SLEEPING, LOADING, WAKING = "recovering", "sleeping", "loading", "waking"
+STAGES = (UNKNOWN, PENDING, SCHEDULED, IMAGE, FETCHING, RECOVERING, SLEEPING, LOADING, WAKING)
 PAST_STARTS = 8  # starts of a model from a stage, whose median is the next estimate
 SHORTEST_S = 1.0
 
@@ -43,10 +45,12 @@ def serves(snapshot: Snapshot) -> bool:
     return bool(np.isin(snapshot.why_not, (IneligibleReason.ELIGIBLE, IneligibleReason.SATURATED)).any())
 
 
-def _stage(pool: Pool) -> str:
-    """The stage of the worker that will serve first."""
-    stages = {_STAGES.get(member.state.phase, UNKNOWN) for member in pool.members.values()}
-    return max(stages, key=STAGES.index, default=UNKNOWN)
+@dataclass(frozen=True, slots=True)
+class StartReport:
+    """The stage of a start that has no worker yet."""
+
+    stage: str
+    text: str  # the stage for people, such as "fetching 3.1 of 5.0 GiB"
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class Starts:
     clock: Callable[[], float] = time.monotonic
     _entered: dict[str, dict[str, float]] = field(default_factory=dict)  # model -> stage -> when the start reached it
     _took: dict[tuple[str, str], deque[float]] = field(default_factory=dict)  # seconds from a stage to serving
+    reported: Mapping[str, StartReport] = field(default_factory=dict)  # starts without a worker, by model
     measured: set[str] = field(default_factory=set)  # models with new durations, for their keeper to discard
 
     def observe(self, pool: Pool, *, wanted: bool) -> None:
@@ -63,7 +68,7 @@ class Starts:
         if serves(pool.snapshot()):
             self._served(pool.model)
             return
-        stage, now = _stage(pool), self.clock()
+        stage, now = self._stage(pool), self.clock()
         rank = STAGES.index(stage)
         entered = self._entered.get(pool.model, {})
         # A start that falls back, since its worker died, measures later stages anew.
@@ -102,14 +107,26 @@ class Starts:
         """How far the model's start is; None while a worker serves it."""
         if serves(pool.snapshot()):
             return None
-        stage = _stage(pool)
+        stage, text = self._stage(pool), self._text(pool)
         typical_s = self._typical_s(pool, stage)
         if typical_s is None:
-            return StartEstimate(stage, None)
+            return StartEstimate(text, None)
         now = self.clock()
         elapsed_s = now - self._entered.get(pool.model, {}).get(stage, now)
         # A start that takes longer than earlier ones takes perhaps a quarter longer yet.
-        return StartEstimate(stage, max(typical_s - elapsed_s, elapsed_s / 4, SHORTEST_S))
+        return StartEstimate(text, max(typical_s - elapsed_s, elapsed_s / 4, SHORTEST_S))
+
+    def _stage(self, pool: Pool) -> str:
+        """The stage of the worker that will serve first."""
+        stages = {_STAGES.get(member.state.phase, UNKNOWN) for member in pool.members.values()}
+        if pool.model in self.reported:
+            stages.add(self.reported[pool.model].stage)
+        return max(stages, key=STAGES.index, default=UNKNOWN)
+
+    def _text(self, pool: Pool) -> str:
+        """The stage for people."""
+        stage, report = self._stage(pool), self.reported.get(pool.model)
+        return report.text if report and report.stage == stage else stage
 
     def _typical_s(self, pool: Pool, stage: str) -> float | None:
         if took := self._took.get((pool.model, stage)):

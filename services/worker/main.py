@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from services.common.gguf_files import model_name
 from services.common.lifecycle import StartupError, run_service
 from services.common.metrics import new_registry, serve_metrics
 from services.common.tls.credentials import Tls, export_end
 from services.common.tracing import tracing
+from services.compute.model.loading.hub import Download
 from services.worker.api.card import EngineIdentity, SharedHost
+from services.worker.api.download_report import reporting
 from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics
 from services.worker.api.readiness import Readiness
@@ -45,9 +48,7 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
         tracing("worker", settings.worker_id),  # before a tracer is asked for
         serve_metrics(settings.host, settings.metrics_port, registry, readiness),
     ):
-        folder = await readiness.fetch_model(
-            settings.model, lambda begins: model_folder(settings.model, settings.revision, begins), stop
-        )
+        folder = await _fetch(settings, readiness, stop)
         if folder is None:
             return
         node = node_of(settings)
@@ -74,6 +75,20 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
             for worker_id, engine in zip(settings.worker_ids, engines, strict=True)
         ]
         await serve_all(workers, settings, readiness, stop)
+
+
+async def _fetch(settings: WorkerSettings, readiness: Readiness, stop: asyncio.Event) -> Path | None:
+    """The model's folder after its download, of which `/readyz` and routers hear; None if `stop` was set first."""
+    async with reporting(settings, settings.served_model_name or model_name(settings.model)) as reports:
+
+        def fetch(begins: Callable[[object], None]) -> Coroutine[Any, Any, Path]:
+            def both(download: Download) -> None:
+                begins(download)
+                reports(download)
+
+            return model_folder(settings.model, settings.revision, both)
+
+        return await readiness.fetch_model(settings.model, fetch, stop)
 
 
 def _identity(settings: WorkerSettings, worker_id: str, name: str) -> EngineIdentity:

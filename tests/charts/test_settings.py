@@ -225,7 +225,8 @@ def test_routers_may_scale_the_pools_of_mode_builtin_and_do_no_more() -> None:
     modes = {"a": "builtin", "b": "builtin", "c": "hpa-cpu", "d": "keda", "e": "none"}
     pools = ", ".join(f"{pool}: {{autoscaling: {{mode: {mode}}}}}" for pool, mode in modes.items())
     rendered = render(inline=f"workers: {{pools: {{{pools}}}}}")
-    _, *rules = rendered.named("Role", "ryzanstein-router")["rules"]
+    _, pods, *rules = rendered.named("Role", "ryzanstein-router")["rules"]
+    assert pods == {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
     (lease,) = rendered.of("Lease")
     assert rules == [
         {

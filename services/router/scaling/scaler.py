@@ -50,6 +50,10 @@ class Scaler:
         self._metrics.scaler_pools.set(len(names))
         self._metrics.clear_pools()
 
+    def stateful_sets(self, model: str) -> list[str]:
+        """The StatefulSets of the scaled pools that serve a model."""
+        return [pool.stateful_set for pool in self.scaling.pools if model in pool.models]
+
     async def run(self) -> None:
         """Evaluate until cancelled, then let another router lead."""
         try:

@@ -49,6 +49,7 @@ class ConfigMaps(ThreadingHTTPServer):
         self.changed = threading.Condition()
         # Leases and scales by path; each write needs the version that it was made from.
         self.objects: dict[str, Object] = {}
+        self.pods: list[Object] = []
         self.before: dict[str, Callable[[], object]] = {}  # called once before a request of a method, e.g. PUT
         self.writes: list[str] = []  # paths
         self.serving = threading.Lock()
@@ -118,6 +119,9 @@ class _Watch(BaseHTTPRequestHandler):
             return
         url = urlsplit(self.path)
         query = {key: value for key, (value,) in parse_qs(url.query).items()}
+        if url.path == f"/api/v1/namespaces/{NAMESPACE}/pods":
+            self._list_pods(query)
+            return
         assert url.path == f"/api/v1/namespaces/{NAMESPACE}/configmaps"
         assert (query["watch"], query["fieldSelector"]) == ("true", f"metadata.name={NAME}")
         assert self.headers["Authorization"] == f"Bearer {TOKEN}"
@@ -132,6 +136,17 @@ class _Watch(BaseHTTPRequestHandler):
                 line = json.dumps(event).encode() + b"\n"
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
             self.wfile.write(b"0\r\n\r\n")
+
+    def _list_pods(self, query: dict[str, str]) -> None:
+        assert query == {"labelSelector": "app.kubernetes.io/component=worker"}
+        if self.server.refused:
+            self.send_error(self.server.refused)
+            return
+        content = json.dumps({"kind": "PodList", "items": self.server.pods}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
     def do_PUT(self) -> None:
         self._answer("application/json")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
+from contextlib import aclosing
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from services.common.keys import RedisKeys
 from services.common.ports import free_port
+from services.common.redis_client import RedisAccess, open_redis
 from services.compute.model.loading.hub import Download
 from services.compute.model.spec import ModelError
 from services.worker.process.downloader import download
@@ -38,7 +42,11 @@ async def test_a_download_is_told_does_not_look_dead_and_ends_with_its_worker(
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         served = {"MODEL": hub.repository, "METRICS_PORT": str(port)}
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=5) as client:
+        as_router = RedisAccess(redis_url.replace("worker:", "router:"))
+        async with (
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=5) as client,
+            aclosing(open_redis(as_router, 5.0)) as routers_redis,
+        ):
 
             async def told() -> httpx.Response | None:
                 try:
@@ -59,6 +67,11 @@ async def test_a_download_is_told_does_not_look_dead_and_ends_with_its_worker(
                 come = list((tmp_path / "hub").rglob("snapshots/*/*"))
                 return len(come) == len(NEEDED) - 1 and await half()
 
+            async def reported() -> bool:
+                text = await routers_redis.get(RedisKeys("default").download("tiny"))
+                progress = json.loads(text) if text else {"done": 0}
+                return 0 < progress["done"] < progress["of"] == size
+
             async def ready() -> bool:
                 answer = await told()
                 return answer is not None and answer.status_code == 200
@@ -75,6 +88,7 @@ async def test_a_download_is_told_does_not_look_dead_and_ends_with_its_worker(
                 assert not unfinished(tmp_path)
             with server_process(tmp_path, redis_url, **served) as worker:
                 await until(half, GATE_S)
+                await until(reported, GATE_S)
                 hub.open_gate.set()
                 await until(ready, GATE_S)
                 assert worker.process.poll() is None

@@ -7,7 +7,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.router.breaker import BreakerLimits
 from services.router.pool import Pool
-from services.router.starts import PAST_STARTS, StartEstimate, Starts
+from services.router.starts import PAST_STARTS, StartEstimate, StartReport, Starts
 
 LOADING, SERVING, SLEEPING = pb.PHASE_LOADING, pb.PHASE_SERVING, pb.PHASE_SLEEPING
 
@@ -52,6 +52,19 @@ def test_estimate_is_the_median_of_earlier_starts_less_the_time_in_the_stage() -
     start.move(LOADING)
     assert start.passes(8) == StartEstimate("loading", 12)
     assert start.passes(32) == StartEstimate("loading", 10), "a late start takes a quarter longer"
+
+
+def test_start_without_a_worker_has_the_reported_stage() -> None:
+    start = Start()
+    start.starts.reported = {"m": StartReport("fetching", "fetching 1.0 of 5.0 GiB")}
+    assert start.passes(30) == StartEstimate("fetching 1.0 of 5.0 GiB", None)
+    start.move(LOADING)
+    assert start.passes(10) == StartEstimate("loading", None), "a worker is further than its download"
+    start.move(SERVING)
+    assert start.passes(0) is None
+    assert start.starts.durations("m") == {"fetching": [40.0], "loading": [10.0]}
+    start.pool.remove("w")
+    assert start.passes(5) == StartEstimate("fetching 1.0 of 5.0 GiB", 35.0)
 
 
 def test_recalled_durations_count_before_those_of_this_router_and_are_bounded() -> None:

@@ -27,8 +27,17 @@ class Download:
     sizes: Mapping[str, int]  # bytes of each file, by its name among the blobs
 
     def __str__(self) -> str:
-        there = sum(min(size, self._there(name)) for name, size in self.sizes.items())
-        return f"downloading {there:,} of {sum(self.sizes.values()):,} bytes of {self.model}"
+        return f"downloading {self.done:,} of {self.total:,} bytes of {self.model}"
+
+    @property
+    def done(self) -> int:
+        """Bytes that are there."""
+        return sum(min(size, self._there(name)) for name, size in self.sizes.items())
+
+    @property
+    def total(self) -> int:
+        """Bytes of all files."""
+        return sum(self.sizes.values())
 
     def _there(self, name: str) -> int:
         """Bytes present of a file. Incomplete files have a suffix; a killed process may have left another one."""
