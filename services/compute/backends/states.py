@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,11 +65,11 @@ class StatePlan:
     def of(cls, segments: Sequence[StateRows], device: torch.device) -> StatePlan:
         """Lay out the segments of a step: those of one row that lead it are computed together.
 
-        If a sequence has several segments, all are computed in turn, in the given order.
+        Several segments of a sequence are computed in turn, in the given order.
         """
-        n = next((i for i, one in enumerate(segments) if one.end - one.first > 1), len(segments))
-        if len({one.row for one in segments}) < len(segments):
-            n = 0
+        counts = Counter(one.row for one in segments)
+        leads = ((one.first, one.end) == (i, i + 1) and counts[one.row] == 1 for i, one in enumerate(segments))
+        n = next((i for i, alone in enumerate(leads) if not alone), len(segments))
         rows = torch.tensor([one.row for one in segments[:n]], dtype=torch.int64)
         saves = tuple((one.row, one.save) for one in segments[:n] if one.save >= 0)
         n_rows = max(one.end for one in segments)

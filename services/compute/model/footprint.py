@@ -173,9 +173,9 @@ def table_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
     return tables * local_vocabulary(spec.vocab_size, ranks) * spec.hidden_size
 
 
-def snapshot_rows(spec: ModelSpec, ranks: int, itemsize: int) -> int:
+def snapshot_rows(spec: ModelSpec, ranks: int, dtype: str) -> int:
     """Return how many snapshots of states a rank keeps for the prefix cache; 0 if one takes too much memory."""
-    row_bytes = spec.state(ranks).row_bytes(itemsize)
+    row_bytes = spec.state(ranks).row_bytes(_ITEM_SIZES[dtype])
     return min(_MOST_SNAPSHOTS, _SNAPSHOT_BYTES // row_bytes) if row_bytes else 0
 
 

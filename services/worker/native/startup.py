@@ -11,7 +11,7 @@ from services.common import denied
 from services.common.lifecycle import StartupError
 from services.compute.backends.sizing import HostRoom, least_kv_tokens
 from services.compute.cpu import has_avx2, has_bfloat16
-from services.compute.model.footprint import footprint, in_mib
+from services.compute.model.footprint import footprint, in_mib, snapshot_rows
 from services.compute.model.loading.folder import ModelFolder, open_folder
 from services.compute.model.loading.hub import Download, local_model
 from services.compute.model.spec import ModelError, ModelSpec
@@ -118,6 +118,7 @@ def group_config(settings: WorkerSettings, model: ModelFolder) -> RankGroupConfi
             # A draft that falls cannot be taken back from a state.
             speculation=settings.speculation == "auto" and not spec.has_state,
             has_state=spec.has_state,
+            snapshots=snapshot_rows(spec, settings.tensor_parallel, dtype),
             start_timeout_s=settings.start_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
             busy_timeout_s=BUSY_TIMEOUT_S[device],
@@ -139,6 +140,7 @@ def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: 
         max_in_flight=ranks.max_in_flight,
         speculation=ranks.speculation,
         has_state=ranks.has_state,
+        snapshots=ranks.snapshots,
     )
 
 

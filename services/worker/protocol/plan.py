@@ -29,6 +29,7 @@ class Admission:
     embed: bool = False  # return the pooled hidden state instead of a token
     second_from: int = 0  # position of the second of two texts; 0: one text
     adapter: int = -1  # slot of the adapter of all its rows; -1: none
+    restore: int = -1  # row of states that its own begins as; -1: it begins at its first token
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,23 @@ class Chunk:
     proposals: tuple[int, ...] = ()  # guesses of the tokens after `start`; all rows but the first compute them
 
 
+class Save(NamedTuple):
+    """A copy of a slot's state, for models whose layers keep one."""
+
+    slot: int
+    position: int  # inside of the slot's chunk or at its end: the state after the tokens before it
+    row: int  # of states, which gets the copy
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Applied in field order: released, admissions, chunks."""
+    """One step. Applied in field order: released, admissions, chunks, during which states are saved."""
 
     step: int
     released: tuple[int, ...] = ()
     admissions: tuple[Admission, ...] = ()
     chunks: tuple[Chunk, ...] = ()
+    saves: tuple[Save, ...] = ()
 
     @property
     def n_tokens(self) -> int:

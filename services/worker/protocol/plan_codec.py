@@ -1,8 +1,9 @@
 """StepPlan as flat int32: chunks become columns, so that ranks need no Python object per chunk.
 
-header    kind, step (2 words), counts of released, chunks, new blocks, proposals, admissions
+header    kind, step (2 words), counts of released, chunks, new blocks, proposals, saves, admissions
 columns   released | slot | start | n_tokens | draws | count of new blocks | count of proposals | new blocks | proposals
-then      one record per admission: slot, n_prompt, embed, second_from, adapter, n_tokens, tokens, sampling
+          | saves: slot, position, row
+then      one record per admission: slot, n_prompt, embed, second_from, adapter, restore, n_tokens, tokens, sampling
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from services.worker.protocol.words import (
     split64,
 )
 
-_HEADER = 8
-_ADMISSION = 6
+_HEADER = 9
+_ADMISSION = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class AdmissionView:
     embed: bool
     second_from: int
     adapter: int
+    restore: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class PlanView:
     proposal_counts: Words  # [n_chunks]
     new_blocks: Words  # [sum of block_counts]
     proposals: Words  # [sum of proposal_counts]
+    saves: Words  # [n_saves, 3], slot, position and row
 
 
 def encode_plan(plan: StepPlan) -> memoryview:
@@ -66,7 +69,7 @@ def encode_plan(plan: StepPlan) -> memoryview:
     counts = [len(chunk.new_blocks) for chunk in chunks]
     proposed = [len(chunk.proposals) for chunk in chunks]
     words = array("i", (Kind.PLAN, *split64(plan.step), len(plan.released), len(chunks), sum(counts), sum(proposed)))
-    words.append(len(plan.admissions))
+    words.extend((len(plan.saves), len(plan.admissions)))
     words.extend(plan.released)
     words.extend([chunk.slot for chunk in chunks])
     words.extend([chunk.start for chunk in chunks])
@@ -76,6 +79,7 @@ def encode_plan(plan: StepPlan) -> memoryview:
     words.extend(proposed)
     words.extend(chain.from_iterable([chunk.new_blocks for chunk in chunks if chunk.new_blocks]))
     words.extend(chain.from_iterable([chunk.proposals for chunk in chunks if chunk.proposals]))
+    words.extend(chain.from_iterable(plan.saves))
     for admission in plan.admissions:
         _encode_admission(admission, words)
     return memoryview(words).cast("B")
@@ -85,15 +89,16 @@ def decode_plan(words: Words) -> PlanView:
     """Return a view of an encoded plan, which references the message. Raises MalformedMessageError."""
     if len(words) < _HEADER or words[0] != Kind.PLAN:
         raise MalformedMessageError("not a plan")
-    low, high, n_released, n_chunks, n_blocks, n_proposals, n_admissions = words[1:_HEADER].tolist()
+    low, high, n_released, n_chunks, n_blocks, n_proposals, n_saves, n_admissions = words[1:_HEADER].tolist()
     cursor = WordCursor(words, _HEADER)
     released = cursor.take(n_released)
     slots, starts, n_tokens, draws, blocks, proposed = cursor.take(6 * n_chunks).reshape(6, n_chunks)
     new_blocks, proposals = cursor.take(n_blocks), cursor.take(n_proposals)
+    saves = cursor.take(3 * n_saves).reshape(n_saves, 3)
     admissions = tuple(_decode_admission(cursor) for _ in range(n_admissions))
     cursor.finish()
-    step = join64(low, high)
-    return PlanView(step, released, admissions, slots, starts, n_tokens, draws, blocks, proposed, new_blocks, proposals)
+    columns = (slots, starts, n_tokens, draws, blocks, proposed, new_blocks, proposals, saves)
+    return PlanView(join64(low, high), released, admissions, *columns)
 
 
 def view_plan(plan: StepPlan) -> PlanView:
@@ -103,17 +108,17 @@ def view_plan(plan: StepPlan) -> PlanView:
 
 def _encode_admission(admission: Admission, words: array[int]) -> None:
     words.extend((admission.slot, admission.n_prompt, admission.embed, admission.second_from))
-    words.append(admission.adapter)
+    words.extend((admission.adapter, admission.restore))
     words.append(len(admission.token_ids))
     words.extend(admission.token_ids)
     words.extend(data_words(admission.sampling.SerializeToString()))
 
 
 def _decode_admission(cursor: WordCursor) -> AdmissionView:
-    slot, n_prompt, embed, second_from, adapter, n_tokens = cursor.take(_ADMISSION).tolist()
+    slot, n_prompt, embed, second_from, adapter, restore, n_tokens = cursor.take(_ADMISSION).tolist()
     token_ids = cursor.take(n_tokens)
     try:
         sampling = Sampling.FromString(cursor.take_data())
     except DecodeError as error:
         raise MalformedMessageError(f"slot {slot}: {error}") from error
-    return AdmissionView(slot, sampling, token_ids, n_prompt, bool(embed), second_from, adapter)
+    return AdmissionView(slot, sampling, token_ids, n_prompt, bool(embed), second_from, adapter, restore)

@@ -87,17 +87,28 @@ def lay_out(
         token_types=table.token_types(row_slots, positions),
         adapters=AdapterNumbers.of(table.adapters[row_slots]) if table.adapters[slots].max() >= 0 else None,
         narrowed=narrowed(table, slots, ends, ends - starts) if narrows else None,
-        segments=_segments(slots, starts, ends, row_ends) if has_state else (),
+        segments=_segments(slots, starts, ends, row_ends, plan.saves.astype(np.int64)) if has_state else (),
     )
     return numbers, BatchLayout(slots, starts, ends, row_ends, draws)
 
 
-def _segments(slots: Ints, starts: Ints, ends: Ints, row_ends: Ints) -> tuple[StateRows, ...]:
-    """Return the sequences' rows and the rows of their states, which are their slots; pieces of a slot in order."""
+def _segments(slots: Ints, starts: Ints, ends: Ints, row_ends: Ints, saves: Ints) -> tuple[StateRows, ...]:
+    """Return the sequences' rows and the rows of their states, which are their slots; pieces of a slot in order.
+
+    `saves` [n, 3]: slots, positions and rows of copies; a sequence is divided after each.
+    """
     order = np.argsort(starts, kind="stable") if len(np.unique(slots)) < len(slots) else slice(None)
-    columns = [column[order] for column in (row_ends - (ends - starts), row_ends, slots, starts)]
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return tuple(StateRows(first, end, slot, fresh=start == 0) for first, end, slot, start in rows)
+    columns = [column[order].tolist() for column in (row_ends, slots, starts, ends)]
+    segments = []
+    for row_end, slot, start, end in zip(*columns, strict=True):
+        inside = [(at, row) for of, at, row in saves.tolist() if of == slot and start < at <= end]
+        first, before = row_end - end, start
+        for at, row in sorted(inside):
+            segments.append(StateRows(first + before, first + at, slot, before == 0, row))
+            before = at
+        if before < end:
+            segments.append(StateRows(first + before, first + end, slot, before == 0))
+    return tuple(segments)
 
 
 def _sequences(plan: PlanView, *, exact_chunks: bool) -> tuple[Ints, Ints, NDArray[np.int32], NDArray[np.int32]]:

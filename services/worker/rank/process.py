@@ -194,5 +194,5 @@ def _make_runner(
         transfers=backend.transfers,
         overlaps=config.overlaps,
         speculates=config.speculation,
-        has_state=config.has_state,
+        states=cache.states if config.has_state else None,
     )

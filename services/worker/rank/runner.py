@@ -18,6 +18,7 @@ from ryzanstein.v1.worker_pb2 import Sampling
 from torch import Tensor
 
 from services.compute.backends.collectives import StepCommunicator
+from services.compute.backends.states import StateStore
 from services.compute.backends.transfers import DirectTransfers, Pending, Transfers
 from services.compute.model.layers.head import Head
 from services.compute.model.loading.pooling import Pooling
@@ -99,14 +100,14 @@ class Runner(Generic[Cache]):
         transfers: Transfers | None = None,
         overlaps: bool = False,
         speculates: bool = False,
-        has_state: bool = False,
+        states: StateStore | None = None,
     ) -> None:
         """`head`: layers over pooled states. `embeds`: the model has no logits. `n_blocks` 0: nothing is cached.
 
         `overlaps`: draw on the device, so that another step may be launched before the tokens are read.
-        `speculates`: results name the tokens that grammars force next. `has_state`: layers keep a state of each slot.
+        `speculates`: results name the tokens that grammars force next. `states`: of slots and snapshots; None without.
         """
-        self._embeds, self._has_state = embeds, has_state
+        self._embeds, self._states = embeds, states
         self._decoder, self._comm, self._device = decoder, comm, device
         transfers = transfers or DirectTransfers(device)
         self._table = SlotTable(max_running, max_model_len, block_tokens, n_blocks)
@@ -184,7 +185,7 @@ class Runner(Generic[Cache]):
         if not len(plan.slots):
             return Launched(plan.step, wait_us, None)
         exact = self._decoder.exact_chunks
-        numbers, layout = lay_out(self._table, plan, exact_chunks=exact, has_state=self._has_state)
+        numbers, layout = lay_out(self._table, plan, exact_chunks=exact, has_state=self._states is not None)
         drawing = layout.drawing(self._drawing_sequences(layout))
         every_row = bool(self._prompt_logprobs) or self._pools.any()
         # Proposals are verified on the host.
@@ -224,6 +225,8 @@ class Runner(Generic[Cache]):
         for admission in plan.admissions:
             self._table.admit(admission)
             self._forget(admission.slot)
+            if self._states is not None and admission.restore >= 0:
+                self._states.copy(admission.restore, admission.slot)
             self._sampler.admit(admission.slot, admission.sampling, admission.token_ids, admission.n_prompt)
             if admission.embed:
                 self._pools.admit(admission.slot)

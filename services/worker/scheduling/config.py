@@ -20,6 +20,7 @@ class SchedulerConfig:
     share_max_steps: int = 64  # longest wait for the blocks of a producer
     speculation: bool = False  # decodes carry proposals where that pays
     has_state: bool = False  # layers keep a state of each slot, without which blocks continue no text
+    snapshots: int = 0  # states that prefixes can be continued from
     age_s: float = 30.0  # seconds of waiting that raise a request by one level of priority
 
     @property
@@ -30,4 +31,4 @@ class SchedulerConfig:
     @property
     def reuses(self) -> bool:
         """Whether blocks of one request serve others."""
-        return self.caches and not self.has_state
+        return self.caches and (not self.has_state or self.snapshots > 0)

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from services.worker.scheduling.block_pool import NULL_BLOCK, BlockPool
+from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.sharing import PromisedBlocks
+from services.worker.scheduling.snapshots import Reserved, Snapshots
 
 
 class PrefixCache:
     """Translates between requests and the pool, which knows digests of blocks only."""
 
-    def __init__(self, pool: BlockPool, share_max_steps: int) -> None:
+    def __init__(self, pool: BlockPool, config: SchedulerConfig) -> None:
         self._pool = pool
+        # Blocks of models with states are of use only where there is a snapshot.
+        self.snapshots = Snapshots(config) if config.snapshots else None
         self._block_tokens = pool.block_tokens
-        self._promised = PromisedBlocks(share_max_steps)
+        self._promised = PromisedBlocks(config.share_max_steps)
 
     def match(self, request: Request) -> list[int]:
         """Cached blocks of the request's prefix, which never cover its last known token."""
         if not request.reads_cache:
             return []
-        return self._pool.match(request.block_digests(self._block_tokens, 0, self._most_hits(request)))
+        digests = request.block_digests(self._block_tokens, 0, self._most_hits(request))
+        hits = self._pool.match(digests)
+        return hits if self.snapshots is None else hits[: self.snapshots.covered(digests[: len(hits)])]
+
+    def restore(self, request: Request, n_hits: int) -> int:
+        """Row of the state at the end of the request's `n_hits` cached blocks; -1: none is needed."""
+        if self.snapshots is None or not n_hits:
+            return -1
+        return self.snapshots.use(request.block_digests(self._block_tokens, n_hits - 1, n_hits)[0])
+
+    def saved(self, written: Iterable[Reserved]) -> None:
+        """Let others continue from states that the ranks have written."""
+        for one in written:
+            assert self.snapshots is not None
+            self.snapshots.publish(one)
 
     def promise(self, producer: Request, n_hits: int) -> None:
         """Record that `producer` computes the rest of its known tokens, so that others can wait for the blocks."""
@@ -32,6 +52,9 @@ class PrefixCache:
             return False
         digests = request.block_digests(self._block_tokens, n_hits, self._most_hits(request))
         n_shared = self._promised.shared(digests)
+        if self.snapshots is not None and n_shared < len(digests):  # the producer takes them at multiples
+            at = (n_hits + n_shared) * self._block_tokens // self.snapshots.spacing * self.snapshots.spacing
+            n_shared = max(0, at // self._block_tokens - n_hits)
         if n_shared == 0 or n_shared * self._block_tokens < worth_tokens:
             return False
         self._promised.wait(request, digests[n_shared - 1], step)

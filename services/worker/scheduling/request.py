@@ -129,8 +129,8 @@ class Request:
                 return n, Finish.LENGTH
         return len(token_ids), None
 
-    def admission(self) -> Admission:
-        """The message by which ranks learn of the request, before its first chunk."""
+    def admission(self, restore: int = -1) -> Admission:
+        """The message by which ranks learn of the request, before its first chunk; `restore` as in `Admission`."""
         return Admission(
             self.slot,
             self.sampling,
@@ -139,6 +139,7 @@ class Request:
             self.embed,
             self.second_from,
             self.adapter,
+            restore,
         )
 
     def prefill(self) -> Prefill:

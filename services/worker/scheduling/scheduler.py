@@ -26,7 +26,7 @@ from services.worker.scheduling.prefix_cache import PrefixCache
 from services.worker.scheduling.quarantine import Quarantine
 from services.worker.scheduling.request import Request, Status
 from services.worker.scheduling.speculation import Speculator
-from services.worker.scheduling.step_builder import PlannedStep, Slots, StepBuilder, StepLoad
+from services.worker.scheduling.step_builder import PlannedStep, Slots, StepBuilder
 from services.worker.scheduling.transfers import Arrival, BlockTransfers
 
 
@@ -52,8 +52,7 @@ class Scheduler:
         self.speculator = Speculator(config, self.counters)
         self._events = events
         self._clock = clock
-        self._next_step = 0
-        self._next_arrival = 0
+        self._next_step = self._next_arrival = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -63,7 +62,7 @@ class Scheduler:
         self.capacity = Capacity(config.max_model_len, positions)
         self.ledger = TenantLedger()
         self._queue = WaitingQueue(self.ledger, config.age_s)
-        self._prefixes = PrefixCache(self._pool, config.share_max_steps)
+        self._prefixes = PrefixCache(self._pool, config)
         self.transfers = BlockTransfers(self._pool)
         self.quarantine = Quarantine()
         self._running: dict[Request, None] = {}  # in order of admission
@@ -160,7 +159,7 @@ class Scheduler:
             return None
         if self.in_flight and (self.in_flight[-1].proposes or self._choose_drafts()):
             return None  # the tokens in flight are worth waiting for: proposals follow from them
-        builder = StepBuilder(self.config.max_batched_tokens)
+        builder = StepBuilder(self.config.max_batched_tokens, self._prefixes.snapshots)
         prefills = self._plan_decodes(builder)
         if builder.work:
             builder.set_prefill_budget(self.prefill_budget)
@@ -170,7 +169,7 @@ class Scheduler:
             return None
         plan = builder.finish(self._next_step, self._slots.released)
         self._slots.released.clear()
-        self.in_flight.append(PlannedStep(plan.step, builder.work, StepLoad.of(plan.chunks), self._clock()))
+        self.in_flight.append(builder.planned(plan, self._clock()))
         self._next_step += 1
         self._events.flush()
         return plan
@@ -295,7 +294,7 @@ class Scheduler:
             request.cached_tokens = min(start, request.n_prompt)
         self.ledger.charge_known(request, 0, start, CACHED_COST)
         self._prefixes.promise(request, len(hits))
-        builder.admissions.append(request.admission())
+        builder.admissions.append(request.admission(self._prefixes.restore(request, len(hits))))
         self._plan_chunk(builder, request, tuple(request.blocks))
 
     def _make_way(self, head: Request) -> bool:
@@ -326,6 +325,7 @@ class Scheduler:
                 outputs.append((request, output))
             if request.n_in_flight == 0 and request in self._lingering:
                 self._let_go(request)
+        self._prefixes.saved(planned.saves)
         self._events.flush()
         return outputs
 

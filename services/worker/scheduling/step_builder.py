@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.worker.protocol.plan import Admission, Chunk, StepPlan
+from services.worker.protocol.plan import Admission, Chunk, Save, StepPlan
 from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.request import Request
+from services.worker.scheduling.snapshots import Reserved, Snapshots
 
 Work = list[tuple[Request, Chunk]]
 
@@ -39,6 +40,7 @@ class PlannedStep:
     work: Work
     load: StepLoad
     planned_at: float
+    saves: Sequence[Reserved] = ()
 
     @property
     def proposes(self) -> bool:
@@ -51,6 +53,8 @@ class StepBuilder:
     """Contents of a plan so far, and the rows and the budget left."""
 
     room: int  # rows left
+    snapshots: Snapshots | None = None  # None: no states are saved
+    saves: list[Reserved] = field(default_factory=list)
     prefill_budget: PrefillBudget = field(init=False)
     budget: float = field(init=False)  # rest of `prefill_budget`
     work: Work = field(default_factory=list)
@@ -93,12 +97,19 @@ class StepBuilder:
         request.n_in_flight += 1
         self.room -= n_rows
         self.budget -= self.prefill_budget.cost(start, n_rows)
+        if self.snapshots is not None:
+            self.saves += self.snapshots.reserve(request, start, start + n_rows)
         self.work.append((request, Chunk(request.slot, start, n_rows, draws, new_blocks, proposals)))
+
+    def planned(self, plan: StepPlan, now: float) -> PlannedStep:
+        """What the scheduler keeps of the step until its result comes."""
+        return PlannedStep(plan.step, self.work, StepLoad.of(plan.chunks), now, self.saves)
 
     def finish(self, step: int, released: list[int]) -> StepPlan:
         """The plan for the ranks."""
         chunks = tuple([chunk for _, chunk in self.work])
-        return StepPlan(step, tuple(released), tuple(self.admissions), chunks)
+        saves = tuple([Save(save.request.slot, save.position, save.row) for save in self.saves])
+        return StepPlan(step, tuple(released), tuple(self.admissions), chunks, saves)
 
 
 class Slots:

@@ -1,4 +1,4 @@
-"""Texts of models with a state beside the KV cache are those of transformers: in chunks, preempted, continued."""
+"""Texts of models with a state beside the KV cache are those of transformers, however they are computed."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def continuation(model: transformers.PreTrainedModel, ids: list[int]) -> list[in
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("variant", "ranks"), [("lfm2", 1), ("lfm2", 2)])
-async def test_texts_equal_transformers_in_chunks_and_after_preemptions(
+@pytest.mark.parametrize(("variant", "ranks"), [("lfm2", 1), ("bamba", 2), ("qwen3_5", 1)])
+async def test_texts_equal_transformers_in_chunks_after_preemptions_and_from_snapshots(
     variant: str, ranks: int, tmp_path: Path
 ) -> None:
     model = write(variant, tmp_path)
@@ -59,6 +59,11 @@ async def test_texts_equal_transformers_in_chunks_and_after_preemptions(
         asked = [ask(ids, N_TOKENS, min_tokens=N_TOKENS) for ids in prompts]
         assert [one.ids for one in await asyncio.gather(*(complete(engine, one) for one in asked))] == expected
         assert engine.counters.preemptions > 0
+        hits = engine.counters.prefix_hit_tokens
+        again = [ask(ids, N_TOKENS, min_tokens=N_TOKENS) for ids in (prompts[2], [*prompts[2], *expected[2][:2]])]
+        same, following = [(await complete(engine, one)).ids for one in again]
+        assert (same, following[: N_TOKENS - 2]) == (expected[2], expected[2][2:])
+        assert engine.counters.prefix_hit_tokens > hits
         resumed = ask(prompts[1], N_TOKENS, generated=tuple(expected[1][:7]), min_tokens=N_TOKENS)
         assert (await complete(engine, resumed)).ids == expected[1][7:]
         assert engine.state().kv_bytes_per_token == 0  # blocks are not moved

@@ -31,7 +31,7 @@ from services.worker.protocol.order_codec import (
     encode_answer,
     encode_order,
 )
-from services.worker.protocol.plan import Admission, Chunk, SlotResult, StepPlan, StepResult, StepTimes
+from services.worker.protocol.plan import Admission, Chunk, Save, SlotResult, StepPlan, StepResult, StepTimes
 from services.worker.protocol.plan_codec import PlanView, decode_plan, encode_plan
 from services.worker.protocol.rank_config import RankSettings, ServerEndpoint
 from services.worker.protocol.result_codec import decode_result, encode_result
@@ -71,6 +71,7 @@ admissions = st.builds(
     n_prompt=ids,
     embed=st.booleans(),
     adapter=st.integers(-1, 300),
+    restore=st.integers(-1, 300),
 )
 chunks = st.builds(
     Chunk, slot=ids, start=ids, n_tokens=ids, draws=st.booleans(), new_blocks=tuples(ids), proposals=tuples(ids)
@@ -81,6 +82,7 @@ plans = st.builds(
     released=tuples(ids),
     admissions=tuples(admissions, 3),
     chunks=tuples(chunks, 8),
+    saves=tuples(st.builds(Save, ids, ids, ids), 4),
 )
 adapter_orders = st.builds(
     AdapterOrder,
@@ -129,12 +131,15 @@ def as_written(view: PlanView) -> StepPlan:
     """The plan as the scheduler wrote it."""
     columns = (view.slots.tolist(), view.starts.tolist(), view.n_tokens.tolist(), view.draws.tolist())
     admissions = [
-        Admission(a.slot, a.sampling, tuple(a.token_ids.tolist()), a.n_prompt, a.embed, a.second_from, a.adapter)
+        Admission(
+            a.slot, a.sampling, tuple(a.token_ids.tolist()), a.n_prompt, a.embed, a.second_from, a.adapter, a.restore
+        )
         for a in view.admissions
     ]
     blocks, proposals = split(view.new_blocks, view.block_counts), split(view.proposals, view.proposal_counts)
     chunks = tuple(Chunk(*row) for row in zip(*columns, blocks, proposals, strict=True))
-    return StepPlan(view.step, tuple(view.released.tolist()), tuple(admissions), chunks)
+    saves = tuple(Save(*row) for row in view.saves.tolist())
+    return StepPlan(view.step, tuple(view.released.tolist()), tuple(admissions), chunks, saves)
 
 
 @given(plans)

@@ -2,7 +2,7 @@
 
 A plan that the real ranks could not execute (a chunk without blocks, a stale position) fails here. The KV of a
 position is the hash of the prefix that ends there, so a block that is shared or reused wrongly gives other
-tokens, just as wrong KV would.
+tokens, just as wrong KV would. The state of a slot is that hash, too: it must be the one before a chunk's first token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from zlib import crc32
 
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.protocol.plan import Admission, Chunk, SlotResult, StepPlan, StepResult
+from services.worker.protocol.plan import Admission, Chunk, Save, SlotResult, StepPlan, StepResult
 
 VOCAB = 97
 
@@ -47,12 +47,15 @@ class _Slot:
 
 
 class FakeRanks:
-    def __init__(self, n_blocks: int, block_tokens: int, max_running: int) -> None:
+    def __init__(self, n_blocks: int, block_tokens: int, max_running: int, *, has_state: bool = False) -> None:
+        self.has_state = has_state
         self.kv = [[0] * block_tokens for _ in range(n_blocks + 1)]
         self.block_tokens = block_tokens
         self.max_running = max_running
         self.slots: dict[int, _Slot] = {}
         self.rows = 0
+        self.states: dict[int, int] = {}  # by row: slots, then snapshots
+        self.saves: dict[int, list[Save]] = {}  # those of the step, by slot
 
     def execute(self, plan: StepPlan) -> StepResult:
         for slot in plan.released:
@@ -61,6 +64,14 @@ class FakeRanks:
             assert admission.slot not in self.slots
             assert 0 <= admission.slot < self.max_running
             self.slots[admission.slot] = _Slot(admission, list(admission.token_ids))
+            if admission.restore >= 0:
+                assert admission.restore >= self.max_running
+                self.states[admission.slot] = self.states[admission.restore]
+        self.saves = {}
+        for save in plan.saves:
+            assert save.row >= self.max_running
+            self.saves.setdefault(save.slot, []).append(save)
+        assert self.saves.keys() <= {chunk.slot for chunk in plan.chunks}
         assert len({chunk.slot for chunk in plan.chunks}) == len(plan.chunks)
         return StepResult(plan.step, tuple(self._compute(chunk) for chunk in plan.chunks))
 
@@ -77,9 +88,16 @@ class FakeRanks:
         assert end <= len(slot.tokens), "the rank does not know these tokens"
         assert end <= len(slot.table) * self.block_tokens, "no block for these positions"
         state = self._kv(slot, chunk.start - 1) if chunk.start else 0
+        if self.has_state and chunk.start:
+            assert self.states[chunk.slot] == state, "the state of another prefix"
         for position in range(chunk.start, end):
             state = extend(state, slot.tokens[position])
+            for save in self.saves.get(chunk.slot, ()):
+                if save.position == position + 1:
+                    self.states[save.row] = state
             self.kv[slot.table[position // self.block_tokens]][position % self.block_tokens] = state
+        assert all(chunk.start < save.position <= end for save in self.saves.get(chunk.slot, ()))
+        self.states[chunk.slot] = state
         self.rows += chunk.n_tokens
         if not chunk.draws:
             return SlotResult(chunk.slot)

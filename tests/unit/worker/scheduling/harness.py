@@ -41,7 +41,8 @@ class Harness:
         self.now = 0.0
         self.scheduler = Scheduler(self.config, self.events, clock=lambda: self.now)
         self.scheduler.share_min_tokens = share_min_tokens
-        self.ranks = FakeRanks(self.config.n_blocks, self.config.block_tokens, self.config.max_running)
+        shape = (self.config.n_blocks, self.config.block_tokens, self.config.max_running)
+        self.ranks = FakeRanks(*shape, has_state=self.config.has_state)
         self.in_flight: deque[StepResult] = deque()  # results of executed plans, in their order
         self.answers: dict[Request, list[int]] = {}
         self.ended: dict[Request, Finish] = {}

@@ -29,6 +29,7 @@ class Traffic:
         self.random = random.Random(seed)
         choice = self.random.choice
         max_running = choice([1, 4, 16])
+        snapshots = choice([0, 0, 1, 20])
         self.harness = Harness(
             share_min_tokens=choice([1, 32, 10_000]),
             n_blocks=choice([6, 20, 60]),
@@ -38,7 +39,9 @@ class Traffic:
             max_batched_tokens=choice([max_running, 40, 500]),
             share_max_steps=choice([2, 64]),
             kept_events=10**7,
-            speculation=choice([False, True, True]),
+            speculation=choice([False, True, True]) and not snapshots,
+            has_state=snapshots > 0,
+            snapshots=snapshots,
         )
         self.harness.scheduler.speculator.most_running = max_running
         self.harness.scheduler.speculator.cost = choice([DraftCost(1.0, 0.01), DraftCost(1.0, 0.3)])
