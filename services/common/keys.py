@@ -84,16 +84,22 @@ class RedisKeys:
         return f"rz:{self.namespace}:resp:{digest}"
 
     def kept_response(self, tenant: str, response_id: str) -> str:
-        """A stored response that clients can refer to; with an empty id, the prefix of all of a tenant's."""
+        """A stored response or conversation; with an empty id, the prefix of all of a tenant's."""
         return f"rz:{self.namespace}:kept:{tenant or '-'}:{response_id}"
 
     def kept_index(self, tenant: str) -> str:
-        """Sorted set: ids of a tenant's stored responses -> time of last use, milliseconds of Redis's clock."""
+        """Sorted set: ids of a tenant's stored responses and conversations -> last use, ms of Redis's clock."""
         return f"rz:{self.namespace}:kept-index:{tenant or '-'}"
 
     def kept_sizes(self, tenant: str) -> str:
-        """Hash: ids of a tenant's stored responses -> bytes; `total` -> their sum."""
+        """Hash: ids of a tenant's stored responses and conversations -> bytes; `total` -> their sum."""
         return f"rz:{self.namespace}:kept-sizes:{tenant or '-'}"
+
+    @property
+    def background_jobs(self) -> JobKeys:
+        """Keys of responses that are made in the background."""
+        rz = f"rz:{self.namespace}"
+        return JobKeys(f"{rz}:kept-jobs:", f"{rz}:kept-job:", f"{rz}:kept-queue", f"{rz}:kept-owners")
 
     @property
     def adapters(self) -> str:

@@ -35,6 +35,7 @@ from services.gateway.http.server import HttpServer, serving_http
 from services.gateway.names.canaries import Canaries
 from services.gateway.names.registry import RouteRegistry
 from services.gateway.names.table import RouteTable
+from services.gateway.responses.module import background_claims
 from services.gateway.settings import GatewaySettings
 from services.gateway.spans import RequestTracer
 from services.gateway.telemetry import GatewayMetrics
@@ -46,12 +47,12 @@ from services.gateway.upstream.connection import WorkerPool
 from services.gateway.websocket.replay import ReplayBuffers
 from services.gateway.wiring import (
     STORE_S,
+    kept_responses,
     new_gate,
     new_ledger,
     new_reports,
     new_router,
     new_services,
-    new_store,
     response_cache,
     resume_policy,
 )
@@ -153,7 +154,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     pipeline = Pipeline(catalog, upstream, metrics, wrap, log_prompts=settings.log_prompts)
     gate, tracer, drain = new_gate(settings, guard, keys, metrics, peers), RequestTracer(enabled=traced), Drain()
     grammars = GrammarCompiler(settings.grammar_timeout_s, closed=not settings.additional_properties)
-    store = new_store(settings, kept_redis, keys, metrics)
+    kept = kept_responses(settings, kept_redis, keys, metrics)
     batches = Batches(settings, keys, metrics) if settings.batch_storage_bytes else None
     fine_tuning = FineTuning(batches.files, adapters) if batches else None
     ledger = new_ledger(settings, redis, keys, metrics, gateway_id)
@@ -166,7 +167,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         canaries,
         grammars,
         gate,
-        store,
+        kept,
         metrics,
         tracer,
         drain,
@@ -174,6 +175,10 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         fine_tuning,
         ledger,
         new_reports(settings, kept_redis, keys, metrics),
+    )
+    places = settings.responses_background if settings.responses_ttl_s else 0
+    background = (
+        background_claims(kept.queue, services.background_routes(), places, gateway_id, drain) if places else None
     )
     metrics.watch(
         workers=lambda: len(router.listed.views),
@@ -197,6 +202,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
                 *([public.watch()] if public else []),
                 *([peers.run()] if settings.tenancy and not settings.gateway_replicas else []),
                 *([batches.run(services.batch_routes(), gate, gateway_id, drain)] if batches else []),
+                *([background.run()] if background else []),
                 *([fine_tuning.run(services.batch_routes(), gateway_id)] if fine_tuning else []),
             ),
             aclosing(grammars),

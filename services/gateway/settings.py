@@ -125,6 +125,11 @@ class GatewaySettings(AccessSettings, BillingSettings):
         ge=1024,
         description="Most that Redis keeps of a tenant's responses; the least recently used ones make room",
     )
+    responses_background: int = Field(
+        default=32,
+        ge=0,
+        description="Responses with `background` that a gateway makes at once; others wait in Redis; 0: refused",
+    )
     response_cache_ttl_s: int = Field(
         default=0, ge=0, description="How long answers of deterministic requests are kept; 0: no cache"
     )

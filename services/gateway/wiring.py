@@ -14,7 +14,6 @@ from services.common.router_addresses import RouterAddresses
 from services.common.tls.credentials import Tls
 from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.asgi import ASGIApp
-from services.gateway.batches.gate import BatchGate
 from services.gateway.batches.module import Batches
 from services.gateway.billing.ledger import UsageLedger
 from services.gateway.billing.meter import Meter
@@ -31,6 +30,7 @@ from services.gateway.generation.logprobs import LogprobWriter
 from services.gateway.generation.mirroring import Mirrors
 from services.gateway.generation.models import Models
 from services.gateway.generation.pipeline import Pipeline, Wrapper
+from services.gateway.generation.request import LAST_PRIORITY
 from services.gateway.generation.resume import ResumePolicy
 from services.gateway.generation.waiting import PatienceLimits
 from services.gateway.grammar.admission import GrammarCompiler
@@ -43,13 +43,16 @@ from services.gateway.http.exchange import ApiDialect, BodyLimits
 from services.gateway.http.handlers import Route, hot_routes
 from services.gateway.http.outside import ExternalClient
 from services.gateway.http.playground import add_playground
+from services.gateway.http.responses.conversation_routes import add_conversations
+from services.gateway.http.responses.kept import StoreLimits
+from services.gateway.http.responses.module import KeptResponses
 from services.gateway.http.responses.routes import add_routes
-from services.gateway.http.responses.store import ResponseStore, StoreLimits
 from services.gateway.http.usage import UsageReports, add_usage
 from services.gateway.names.canaries import Canaries
 from services.gateway.names.table import RouteTable
 from services.gateway.observation import Observer
 from services.gateway.origins import OriginPolicy
+from services.gateway.responses.socket import ResponsesSocket
 from services.gateway.settings import GatewaySettings
 from services.gateway.spans import RequestTracer
 from services.gateway.telemetry import GatewayMetrics
@@ -59,6 +62,7 @@ from services.gateway.tenants.keys import KeyDirectory, read_keys
 from services.gateway.tenants.limits import Concurrency, RateLimits
 from services.gateway.tenants.peers import Peers
 from services.gateway.tenants.redis_guard import RedisGuard
+from services.gateway.tenants.stored import StoredCredentials
 from services.gateway.tenants.tenant import Gate, OpenGate
 from services.gateway.upstream.catalog import Catalog
 from services.gateway.upstream.router import RouterClient
@@ -93,7 +97,7 @@ class SharedServices:
     completions: CompletionPreparer
     chat: ChatPreparer
     hot: list[Route]
-    store: ResponseStore
+    kept: KeptResponses
     adapters: AdapterAdmin
     embedder: Embedder
     buffers: ReplayBuffers
@@ -131,9 +135,18 @@ class SharedServices:
     def batch_routes(self) -> ASGIApp:
         """The hot routes, for the requests of batches, whose time is their batch's window."""
         entrance = self._entrance
-        meter = replace(entrance.meter, batch=True)
-        entrance = replace(entrance, gate=BatchGate(self.gate), meter=meter, time_limit_s=0.0)
-        observer, endpoints = Observer("batch", self.metrics, self.tracer), self._endpoints(entrance)
+        entrance = replace(entrance, meter=replace(entrance.meter, batch=True), time_limit_s=0.0)
+        gate = StoredCredentials(self.gate, LAST_PRIORITY)
+        return self._inner_routes("batch", replace(entrance, gate=gate))
+
+    def background_routes(self) -> ASGIApp:
+        """The hot routes, for responses in the background."""
+        entrance = replace(self._entrance, gate=StoredCredentials(self.gate))
+        return self._inner_routes("background", entrance)
+
+    def _inner_routes(self, api: str, entrance: Entrance) -> ASGIApp:
+        """The hot routes, for requests that the gateway sends itself; metrics name the `api` that they come from."""
+        observer, endpoints = Observer(api, self.metrics, self.tracer), self._endpoints(entrance)
         return Dispatcher(Starlette(), endpoints, Sockets({}), observer, self.drain, self._origins(), self._dialects)
 
     def routes(self) -> ASGIApp:
@@ -169,11 +182,15 @@ class SharedServices:
             documented,
             [*([add_playground] if self.settings.playground else []), *(part.add_routes for part in parts)],
         )
-        add_routes(app, self.store)
+        add_routes(app, self.kept.queue)
+        add_conversations(app, self.kept.conversations, self._limits())
         add_usage(app, self.usage)
         add_deletion(app, self.adapters)
         observer = Observer("rest", self.metrics, self.tracer)
-        sockets = Sockets({"/v1/stream": socket})
+        many = ResponsesSocket(
+            self._inner_routes("websocket", entrance), self.drain, origins, self.metrics, self.settings.max_body_bytes
+        )
+        sockets = Sockets({"/v1/stream": socket, "/v1/responses": many})
         return origins.share(Dispatcher(app, endpoints, sockets, observer, self.drain, origins, self._dialects))
 
     def inference(self) -> InferenceService:
@@ -239,8 +256,8 @@ def response_cache(settings: GatewaySettings, guard: RedisGuard, keys: RedisKeys
     return ResponseCache(guard, keys, settings.response_cache_ttl_s, metrics).wrap
 
 
-def new_store(settings: GatewaySettings, redis: Redis, keys: RedisKeys, metrics: GatewayMetrics) -> ResponseStore:
-    """A store with its own Redis guard, since reading a conversation takes longer than a limit check may."""
+def kept_responses(settings: GatewaySettings, redis: Redis, keys: RedisKeys, metrics: GatewayMetrics) -> KeptResponses:
+    """Stores with its own Redis guard, since reading a conversation takes longer than a limit check may."""
     guard = RedisGuard(redis, settings.redis, STORE_S, metrics, "no responses are kept until it is back")
     limits = StoreLimits(
         life_s=settings.responses_ttl_s,
@@ -248,7 +265,7 @@ def new_store(settings: GatewaySettings, redis: Redis, keys: RedisKeys, metrics:
         tenant_bytes=settings.responses_tenant_bytes,
         conversation_bytes=settings.max_body_bytes,
     )
-    return ResponseStore(guard, keys, limits)
+    return KeptResponses(guard, keys, limits)
 
 
 def new_ledger(
@@ -274,7 +291,7 @@ def new_services(
     canaries: Canaries,
     grammars: GrammarCompiler,
     gate: Gate,
-    store: ResponseStore,
+    kept: KeptResponses,
     metrics: GatewayMetrics,
     tracer: RequestTracer,
     drain: Drain,
@@ -297,8 +314,8 @@ def new_services(
         external,
         completions,
         chat,
-        hot_routes(settings, chat, completions, embedder, store, adapters, external),
-        store,
+        hot_routes(settings, chat, completions, embedder, kept, gate.credential, adapters, external),
+        kept,
         adapters,
         embedder,
         ReplayBuffers(settings.stream_resume_window_s),

@@ -1,15 +1,15 @@
-"""Sends requests to this gateway's own routes without a connection."""
+"""The answers to a batch's requests."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
 import msgspec
 
-from services.gateway.asgi import ASGIApp, ASGIMessage, Scope
+from services.gateway.asgi import ASGIApp, ASGIMessage
+from services.gateway.inside import post
 
 _NOT_LATER = "insufficient_quota"  # a retry fails in the same way
 _BUSY = "overloaded"
@@ -86,15 +86,9 @@ class LineAnswer:
         return used[0], details.cached_tokens or 0, used[1]
 
 
-async def post(routes: ASGIApp, path: str, credential: str, request_id: str, body: bytes) -> LineAnswer:
-    """Send one request; returns its whole answer."""
-    messages: list[ASGIMessage] = [{"type": "http.request", "body": body, "more_body": False}]
+async def answer_of(routes: ASGIApp, path: str, credential: str, request_id: str, body: bytes) -> LineAnswer:
+    """Send one request to the gateway's own routes; returns its whole answer."""
     status, headers, parts = 0, {}, []
-
-    async def receive() -> ASGIMessage:
-        if messages:
-            return messages.pop()
-        return await asyncio.Future[ASGIMessage]()  # never: this client does not disconnect
 
     async def send(message: ASGIMessage) -> None:
         nonlocal status, headers
@@ -103,12 +97,7 @@ async def post(routes: ASGIApp, path: str, credential: str, request_id: str, bod
         else:
             parts.append(message.get("body", b""))
 
-    scope: Scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": path,
-        "headers": [(b"authorization", credential.encode()), (b"x-request-id", request_id.encode())],
-    }
-    await routes(scope, receive, send)
+    await post(
+        routes, path, [(b"authorization", credential.encode()), (b"x-request-id", request_id.encode())], body, send
+    )
     return LineAnswer(status, headers, b"".join(parts))

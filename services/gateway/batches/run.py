@@ -27,7 +27,7 @@ from services.gateway.asgi import ASGIApp
 from services.gateway.batches.files import FileGoneError
 from services.gateway.batches.lines import Inspector, Line, inspect_whole, numbered_lines, read_line, streams
 from services.gateway.batches.objects import BatchError, File, Plan, Status
-from services.gateway.batches.requests import LineAnswer, post
+from services.gateway.batches.requests import LineAnswer, answer_of
 from services.gateway.batches.store import BatchStore, Outcome
 from services.gateway.errors import ApiError, invalid
 from services.gateway.ids import new_id
@@ -80,6 +80,14 @@ class BatchRun:
         self.status = status
         if status == "cancelling":
             self._ending.set()
+
+    async def renew(self) -> None:
+        """See :class:`JobRun`."""
+        self.on_status(await self._store.renew(self._claim))
+
+    async def leave(self) -> None:
+        """See :class:`JobRun`."""
+        await self._store.renew(self._claim, give_up=True)
 
     async def run(self) -> None:
         """Run until the job or this gateway ends; raises :class:`LostClaimError`."""
@@ -173,7 +181,7 @@ class BatchRun:
                     return None
                 request_id = new_id("req")
                 # A separate task has its own context, which holds the request's log fields and trace.
-                asking = post(self._context.routes, plan.endpoint, plan.credential, request_id, bytes(line.body))
+                asking = answer_of(self._context.routes, plan.endpoint, plan.credential, request_id, bytes(line.body))
                 answer = await asyncio.create_task(asking)
             patient = not answer.limited or time.monotonic() - began < _PATIENCE_S
             if not (answer.later and patient):

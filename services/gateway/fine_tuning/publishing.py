@@ -11,7 +11,7 @@ from services.common.fine_tuning.records import Event, Example, Result, kept_che
 from services.common.fine_tuning.store import Job, TuningStore
 from services.gateway.asgi import ASGIApp
 from services.gateway.batches.files import FileStore
-from services.gateway.batches.requests import post
+from services.gateway.batches.requests import answer_of
 from services.gateway.errors import unavailable
 from services.gateway.fine_tuning.objects import checkpoint_name
 from services.gateway.http.adapters import AdapterAdmin, LoadBody
@@ -62,7 +62,7 @@ class Publisher:
             "add_special_tokens": False,
         }  # fmt: skip
         request = msgspec.json.encode(body)
-        answer = await post(self._routes, "/v1/completions", job.order.credential, new_id("req"), request)
+        answer = await answer_of(self._routes, "/v1/completions", job.order.credential, new_id("req"), request)
         if not answer.ok:
             message = answer.body.decode(errors="replace")
             raise (

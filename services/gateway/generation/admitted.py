@@ -65,8 +65,8 @@ class AdmittedRequest:
 
     __slots__ = (
         "__weakref__", "_admitted_at", "_chain", "_counted", "_draw", "_gate", "_meter", "_outside", "_place",
-        "_time_limit_s", "_work", "admission", "answering", "ignored", "may_leave", "model", "models", "on_start",
-        "patience", "prepared", "starting", "tenant", "used",
+        "_settled", "_time_limit_s", "_work", "admission", "answering", "ignored", "may_leave", "model", "models",
+        "on_start", "patience", "prepared", "starting", "tenant", "used",
     )  # fmt: skip
 
     admission: Permit
@@ -92,6 +92,7 @@ class AdmittedRequest:
         self._draw = str(random.getrandbits(64))
         self._chain: Chain | None = None  # models for the name in the body
         self._place: ChainPlace | None = None
+        self._settled = False
         self._outside = ""  # the external model that answers
         self.may_leave = False  # whether external models may answer
         self.models = models
@@ -115,6 +116,12 @@ class AdmittedRequest:
                 await self.count("completions", self.model)
         finally:
             self.patience.hear = lambda start: None  # what hears may keep the request: a cycle, for the collector
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Give back its place and unused tokens, before its block ends if a client goes on to listen."""
+        if not self._settled:
+            self._settled = True
             await self.admission.settle(self.used)
 
     def tell(self, hear: Callable[[routing_pb2.ModelStart], None]) -> None:

@@ -26,7 +26,7 @@ class GenerateHandler(Generic[Body]):
     def __init__(
         self,
         decode: Callable[[bytes, Ignored], Coroutine[None, None, Body]],
-        new_serializer: Callable[[], Serializer[Body]],
+        new_serializer: Callable[[Exchange], Serializer[Body]],
         heartbeat_s: float,
         outside: OutsideAnswer | None = None,
     ) -> None:
@@ -49,7 +49,7 @@ class GenerateHandler(Generic[Body]):
 
     async def _answer(self, exchange: Exchange, body: Body, request: AdmittedRequest) -> None:
         session = exchange.header(b"x-session-id")
-        serializer, streamed = self._new_serializer(), bool(body.stream)
+        serializer, streamed = self._new_serializer(exchange), bool(body.stream)
         request.on_start = partial(_begin, exchange, serializer, streamed)
         async with UntilDisconnect(exchange):
             if streamed:

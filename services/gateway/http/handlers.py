@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from services.gateway.api.decode import BodyDecoder
@@ -23,11 +22,11 @@ from services.gateway.http.messages import endpoint as messages
 from services.gateway.http.messages.schema import MessagesBody
 from services.gateway.http.messages.serializer import MessagesSerializer
 from services.gateway.http.outside import ExternalClient, OutsideAnswer
-from services.gateway.http.responses import counting
+from services.gateway.http.responses import compaction, conversation_routes, counting
 from services.gateway.http.responses import endpoint as responses
-from services.gateway.http.responses.schema import ResponsesBody
+from services.gateway.http.responses.handler import Credential, ResponsesHandler
+from services.gateway.http.responses.module import KeptResponses
 from services.gateway.http.responses.serializer import DIALECT as RESPONSES_DIALECT
-from services.gateway.http.responses.store import ResponseStore
 from services.gateway.settings import GatewaySettings
 
 
@@ -51,7 +50,8 @@ def hot_routes(
     chats: ChatPreparer,
     completing: CompletionPreparer,
     embedder: Embedder,
-    store: ResponseStore,
+    kept: KeptResponses,
+    credential: Credential,
     adapters: AdapterAdmin,
     external: ExternalClient,
 ) -> list[Route]:
@@ -63,7 +63,7 @@ def hot_routes(
             "/v1/chat/completions",
             GenerateHandler(
                 BodyDecoder(ChatBody).decode,
-                partial(chat.ChatSerializer, ChatBodyPreparer(chats)),
+                lambda _: chat.ChatSerializer(ChatBodyPreparer(chats)),
                 beat_s,
                 OutsideAnswer(external, "/chat/completions"),
             ),
@@ -71,23 +71,38 @@ def hot_routes(
         ),
         Route(
             "/v1/responses",
-            GenerateHandler(
-                BodyDecoder(ResponsesBody).decode, partial(responses.ConversationSerializer, chats, store), beat_s
+            ResponsesHandler(
+                chats, kept.queue, kept.conversations, credential, beat_s, background=settings.responses_background > 0
             ),
             responses.DOCUMENTED,
             RESPONSES_DIALECT,
         ),
         Route(
             "/v1/responses/input_tokens",
-            counting.InputTokensHandler(chats, store),
+            counting.InputTokensHandler(chats, kept.turns),
             counting.DOCUMENTED,
             RESPONSES_DIALECT,
+        ),
+        Route(
+            "/v1/responses/compact",
+            GenerateHandler(
+                BodyDecoder(compaction.CompactBody).decode,
+                lambda _: compaction.CompactSerializer(chats, kept.turns),
+                beat_s,
+            ),
+            compaction.DOCUMENTED,
+            RESPONSES_DIALECT,
+        ),
+        Route(
+            "/v1/conversations",
+            conversation_routes.ConversationHandler(kept.conversations),
+            conversation_routes.DOCUMENTED,
         ),
         Route(
             "/v1/completions",
             GenerateHandler(
                 BodyDecoder(CompletionBody).decode,
-                partial(completions.CompletionSerializer, completing),
+                lambda _: completions.CompletionSerializer(completing),
                 beat_s,
                 OutsideAnswer(external, "/completions"),
             ),
@@ -95,7 +110,7 @@ def hot_routes(
         ),
         Route(
             "/v1/messages",
-            GenerateHandler(messages.MessagesDecoder(MessagesBody).decode, partial(MessagesSerializer, chats), beat_s),
+            GenerateHandler(messages.MessagesDecoder(MessagesBody).decode, lambda _: MessagesSerializer(chats), beat_s),
             messages.MESSAGES,
             messages.DIALECT,
         ),

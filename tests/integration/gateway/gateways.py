@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from services.gateway import main, wiring
 from services.gateway.main import Gateway, running_gateway
 from services.gateway.settings import GatewaySettings
 from services.gateway.upstream import catalog, connection
@@ -65,6 +66,8 @@ async def running_stack(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalog, "REFRESH_S", refresh_s)
         patch.setattr(connection, "CONNECT_TIMEOUT_S", 5.0)
+        for module in (main, wiring):
+            patch.setattr(module, "STORE_S", 5.0)
         async with (
             running_fleet(fleet) as router,
             running_gateway(

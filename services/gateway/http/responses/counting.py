@@ -7,21 +7,26 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from services.gateway.api.decode import BodyDecoder
-from services.gateway.api.fields import ADVISORY, neutral
+from services.gateway.api.fields import ADVISORY
 from services.gateway.api.options import MAX_TOOLS
 from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.responses.chat import chat_of
-from services.gateway.http.responses.schema import ReasoningConfig, ResponseId, ResponsesBody, TextConfig
-from services.gateway.http.responses.store import ResponseStore
+from services.gateway.http.responses.schema import (
+    ConversationReference,
+    ReasoningConfig,
+    ResponseId,
+    ResponsesBody,
+    TextConfig,
+)
 from services.gateway.http.responses.tools import read_tools
 from services.gateway.http.responses.turns import Turns, as_much_as_fits
 
 _OF_RESPONSES = (
-    "input", "model", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls", "text",
-    "reasoning", "truncation", "chat_template_kwargs",
+    "input", "model", "instructions", "previous_response_id", "conversation", "tools", "tool_choice",
+    "parallel_tool_calls", "text", "reasoning", "truncation", "chat_template_kwargs",
 )  # fmt: skip
 
 
@@ -43,7 +48,7 @@ class InputTokensBody(Struct, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
     client_metadata: Annotated[Any, ADVISORY] = None
     personality: Annotated[Any, ADVISORY] = None
-    conversation: Annotated[Any, neutral()] = None
+    conversation: ResponseId | ConversationReference | None = None
 
 
 DOCUMENTED = Documentation(
@@ -58,9 +63,9 @@ DOCUMENTED = Documentation(
 class InputTokensHandler:
     """Tells the tokens of a prompt, which are what `usage.input_tokens` of its response will be."""
 
-    def __init__(self, chats: ChatPreparer, store: ResponseStore) -> None:
+    def __init__(self, chats: ChatPreparer, turns: Turns) -> None:
         self._chats = chats
-        self._turns = Turns(store)
+        self._turns = turns
         self.decode = BodyDecoder(InputTokensBody).decode
 
     async def answer(self, exchange: Exchange, body: InputTokensBody, request: AdmittedRequest) -> None:

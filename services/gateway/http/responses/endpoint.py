@@ -13,10 +13,14 @@ from services.gateway.api.ignored import Ignored
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.logprobs import LogprobWriter
+from services.gateway.generation.output import Generation
 from services.gateway.generation.prepared import Prepared
 from services.gateway.generation.request import Caller
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.responses.chat import chat_of
+from services.gateway.http.responses.conversations import ConversationStore
+from services.gateway.http.responses.kept import ChangedError
+from services.gateway.http.responses.origin import Origin
 from services.gateway.http.responses.output import OutputItems
 from services.gateway.http.responses.schema import (
     INCLUDABLE,
@@ -28,14 +32,11 @@ from services.gateway.http.responses.schema import (
     TextConfig,
 )
 from services.gateway.http.responses.serializer import ResponseSerializer
-from services.gateway.http.responses.store import (
-    ResponseStore,
-    StoredResponse,
-    stem_of,
-)
+from services.gateway.http.responses.store import BackgroundPlan, Past, ResponseStore, StoredResponse, stem_of
 from services.gateway.http.responses.tools import ToolOffer, read_tools
 from services.gateway.http.responses.turns import INLINE_ITEMS, ResponseTurn, Turns, as_much_as_fits, not_kept_here
 from services.gateway.text.codec import ServedModel
+from services.gateway.usage import Usage
 
 DOCUMENTED = Documentation(
     summary="Answer a turn of a conversation that the gateway may keep; server-sent events with `stream`",
@@ -75,27 +76,45 @@ class ConversationSerializer(ResponseSerializer):
 
     _turn: ResponseTurn
 
-    def __init__(self, chat: ChatPreparer, store: ResponseStore) -> None:
+    def __init__(
+        self, chat: ChatPreparer, store: ResponseStore, conversations: ConversationStore, origin: Origin
+    ) -> None:
         self._chat = chat
         self._store = store
+        self._conversations = conversations
+        self._origin = origin
 
     async def prepare(self, body: ResponsesBody, model: ServedModel, caller: Caller) -> Prepared:
         """See :class:`Serializer`."""
         await self._check_store(body)
         _leave_out(body, caller.ignored)
-        turn = self._turn = await Turns(self._store).read(body, model, caller.tenant, caller.ignored)
+        turns = Turns(self._store, self._conversations)
+        turn = self._turn = await turns.read(body, model, caller.tenant, caller.ignored, self._origin)
         offer = read_tools(body, turn.items, len(turn.given), caller.ignored)
         if not caller.session and body.store is not False:
             caller = replace(caller, session=turn.session)
-        self._output = OutputItems(stem_of(turn.response_id), self._writer(body, model), offer)
+        writer = self._writer(body, model)
+        self._output = OutputItems(stem_of(turn.response_id), writer, offer, sealed=body.sealed)
         self._facts = self._facts_of(turn, model, offer)
         return await self._prepared(turn, model, caller, offer)
+
+    async def kept_input(self, generation: Generation) -> dict[str, Any]:
+        """The response without an answer, which is kept for the next turn."""
+        self._read_options(generation)
+        return await self._ended(Usage())
+
+    async def queued(self, plan: BackgroundPlan, generation: Generation) -> tuple[str, StoredResponse]:
+        """The id of a response that is made later, and what is kept of it."""
+        self._read_options(generation)
+        response = self._response("queued", None) | {"background": True, "store": True}
+        listed = await self._listed()
+        return self._turn.response_id, msgspec.structs.replace(self._stored(response, listed), plan=plan)
 
     async def _check_store(self, body: ResponsesBody) -> None:
         """Refuse now what could not be kept later; raises :class:`ApiError` 400 or 503."""
         if self._store.limits.life_s:
             if body.store:
-                await self._store.check()
+                await self._store.kept.check()
             return
         if body.store:
             raise not_kept_here("store")
@@ -122,10 +141,11 @@ class ConversationSerializer(ResponseSerializer):
         facts: dict[str, Any] = {
             "id": turn.response_id,
             "object": "response",
-            "created_at": int(time.time()),
+            "created_at": self._origin.created_at or int(time.time()),
             "status": "in_progress",
-            "background": False,
+            "background": bool(self._origin.response_id),
             "completed_at": None,
+            "conversation": {"id": turn.past.conversation} if turn.past.conversation else None,
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,
@@ -156,20 +176,47 @@ class ConversationSerializer(ResponseSerializer):
 
     async def _keep(self, response: dict[str, Any]) -> bool:
         """See :class:`ResponseSerializer`."""
+        turn = self._turn
+        listed = await self._listed()
+        stored = self._stored(response, listed)
+        if turn.past.conversation:
+            added = [*listed, *response["output"]]
+            await self._conversations.add(turn.tenant, turn.past.conversation, added, again=True)
+        else:
+            items = [*turn.past.items, *listed, *response["output"]]
+            past = Past(
+                items, [*stored.chain, turn.response_id], stored.size, turn.session, kept=bool(response["store"])
+            )
+            self._origin.recent.add(turn.response_id, past)
         if not response["store"]:
             return False
-        turn = self._turn
-        data = msgspec.Raw(msgspec.json.encode(response))
-        listed = turn.listed() if len(turn.given) <= INLINE_ITEMS else await asyncio.to_thread(turn.listed)
-        size = turn.past.size + len(bytes(data)) + sum(len(msgspec.json.encode(item)) for item in listed)
-        stored = StoredResponse(response=data, items=listed, chain=turn.past.chain, size=size, session=turn.session)
         try:
-            await self._store.keep(turn.tenant, turn.response_id, stored)
+            await self._store.keep(turn.tenant, turn.response_id, stored, self._origin.replaces)
         except ApiError:
             if turn.body.store:
                 raise
             return False
+        except ChangedError as error:
+            raise ApiError(409, "The response was cancelled or deleted.", "conflict_error", code="cancelled") from error
         return True
+
+    async def _listed(self) -> list[dict[str, Any]]:
+        turn = self._turn
+        return turn.listed() if len(turn.given) <= INLINE_ITEMS else await asyncio.to_thread(turn.listed)
+
+    def _stored(self, response: dict[str, Any], listed: list[dict[str, Any]]) -> StoredResponse:
+        """What is kept of a response; it begins a conversation of its own where the turns before it are not kept."""
+        turn = self._turn
+        data = msgspec.Raw(msgspec.json.encode(response))
+        size = turn.past.size + len(bytes(data)) + sum(len(msgspec.json.encode(item)) for item in listed)
+        return StoredResponse(
+            response=data,
+            items=listed if turn.past.kept else [*turn.past.items, *listed],
+            chain=turn.past.chain if turn.past.kept else [],
+            size=size,
+            session=turn.session,
+            conversation=turn.past.conversation,
+        )
 
 
 def _leave_out(body: ResponsesBody, ignored: Ignored) -> None:

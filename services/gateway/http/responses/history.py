@@ -14,6 +14,7 @@ from services.gateway.http.responses.schema import (
     TOOL_ITEMS,
     CallItem,
     CallOutputItem,
+    CompactionItem,
     Content,
     CustomCallItem,
     CustomOutputItem,
@@ -21,6 +22,7 @@ from services.gateway.http.responses.schema import (
     MessageItem,
     ReasoningItem,
 )
+from services.gateway.http.responses.sealing import unseal
 from services.gateway.http.responses.tools import flat_name
 from services.gateway.tools.custom import input_arguments
 
@@ -37,6 +39,11 @@ _RESULTS = {
 _OWN_RESULTS = {
     "code_interpreter_call": ("outputs",), "file_search_call": ("results",), "mcp_call": ("output", "error"),
 }  # fmt: skip
+
+SUMMARIZE = (
+    "Summarize our conversation so far, so that it can go on from the summary alone: what was asked, what was found, "
+    "decided and done, results of tools that still matter, names and values as they are, and what is left to do."
+)
 
 
 def turns_of(items: Sequence[Item], ignored: Ignored) -> list[Turn]:
@@ -65,7 +72,9 @@ class _History:
         """Read an item; raises :class:`ApiError` (400)."""
         match item:
             case ReasoningItem():
-                self._reasoning += [part.text for part in item.content or item.summary or () if part.text]
+                self._reasoning += _reasoning_of(item)
+            case CompactionItem():
+                self._append_summary(item)
             case MessageItem(role=role) if role not in ROLES:
                 self._ignored.add(f"input[].role={role}")
             case MessageItem(role=role, content=content):
@@ -104,6 +113,15 @@ class _History:
             message = f"`input` has the output of a call `{item.call_id}` that is not in the conversation."
             raise invalid(message, "input", "invalid_value")
         self._append(Turn("tool", self._texts(item.output, "output"), tool_call_id=item.call_id, name=name))
+
+    def _append_summary(self, item: CompactionItem) -> None:
+        """The request for a summary and the summary: templates want users and assistants in turn."""
+        summary = unseal(item.encrypted_content)
+        if summary is None:
+            self._ignored.add("input[].type=compaction")
+        else:
+            self._append(Turn("user", [SUMMARIZE]))
+            self._append(Turn("assistant", [summary]))
 
     def _add_hosted(self, item: Unserved) -> None:
         call_id = str(item.value.get("call_id") or item.value.get("id") or "")
@@ -153,6 +171,12 @@ class _History:
             if is_media(kind) or own_text(typed) is not None:
                 return stand_in(typed, where, self._ignored)
         return json_text(part, "input")
+
+
+def _reasoning_of(item: ReasoningItem) -> list[str]:
+    texts = [part.text for part in item.content or item.summary or () if part.text]
+    sealed = unseal(item.encrypted_content) if item.encrypted_content and not texts else None
+    return texts if sealed is None else [sealed]
 
 
 def _call(item: CallItem | CustomCallItem) -> Call:

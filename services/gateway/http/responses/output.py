@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from services.gateway.generation.logprobs import LogprobWriter
 from services.gateway.generation.output import OutputChunk, ScoredToken
 from services.gateway.http.responses.schema import CustomTool
+from services.gateway.http.responses.sealing import seal
 from services.gateway.http.responses.tools import ToolOffer
 from services.gateway.tools.calls import CallDelta
 from services.gateway.tools.custom import input_of
@@ -32,15 +34,21 @@ class _Open:
         return {"item_id": self.item["id"], "output_index": self.index}
 
 
+def _call_id(stem: str, index: int) -> str:
+    """Nine letters and digits, all that Mistral's templates take; the same when the response is made again."""
+    return hashlib.sha256(f"{stem}{index}".encode()).hexdigest()[:9]
+
+
 class OutputItems:
     """Reads chunks; `items` are whole but for the last one, which `close` ends."""
 
-    def __init__(self, stem: str, writer: LogprobWriter | None, offer: ToolOffer) -> None:
-        """`stem` makes the ids of items; calls are of tools on `offer`."""
+    def __init__(self, stem: str, writer: LogprobWriter | None, offer: ToolOffer, *, sealed: bool = False) -> None:
+        """`stem` makes the ids of items; calls are of tools on `offer`; `sealed`: reasoning is also opaque."""
         self.items: list[dict[str, Any]] = []
         self.reasoning_tokens = 0
         self.cut = False  # by a limit on tokens
         self._stem = stem
+        self._sealed = sealed
         self._writer = writer
         self._tools = {offered.name: offered for offered in offer.tools}
         self._open: _Open | None = None
@@ -109,7 +117,7 @@ class OutputItems:
 
     def _begin_call(self, call: CallDelta) -> Iterator[Event]:
         """By the name that the client has for the tool. The input of a custom tool waits until its JSON is whole."""
-        called: dict[str, Any] = {"call_id": call.id, "name": call.name}
+        called: dict[str, Any] = {"call_id": _call_id(self._stem, len(self.items)), "name": call.name}
         offered = self._tools.get(call.name or "")
         if offered is not None:
             called["name"] = offered.tool.name
@@ -140,6 +148,8 @@ class OutputItems:
             kind = _TEXT if item["type"] == "message" else _REASONING
             part = self._part(kind, text, ended.logprobs)
             item["content"] = [part]
+            if kind == _REASONING and self._sealed:
+                item["encrypted_content"] = seal(text)
             scored = {"logprobs": ended.logprobs} if kind == _TEXT else {}
             place = {**ended.place, "content_index": 0}
             yield {"type": f"{kind}.done", **place, "text": text, **scored}

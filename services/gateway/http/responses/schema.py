@@ -127,7 +127,18 @@ class ReasoningItem(_Listed, kw_only=True, forbid_unknown_fields=True):
     type: Literal["reasoning"] = "reasoning"
     summary: list[ReasoningText] | None = None
     content: list[ReasoningText] | None = None
-    encrypted_content: Annotated[Any, ADVISORY] = None
+    encrypted_content: Annotated[
+        str | None, Meta(description="From `include: [reasoning.encrypted_content]`; read where `content` is absent")
+    ] = None
+
+
+class CompactionItem(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A summary that takes the place of the items before it, as /v1/responses/compact returns it."""
+
+    encrypted_content: str
+    type: Literal["compaction"] = "compaction"
+    id: str | None = None
+    created_by: Annotated[Any, ADVISORY] = None
 
 
 class ReferenceItem(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -137,7 +148,16 @@ class ReferenceItem(Struct, kw_only=True, forbid_unknown_fields=True):
     type: Literal["item_reference"] = "item_reference"
 
 
-Item = MessageItem | CallItem | CallOutputItem | CustomCallItem | CustomOutputItem | ReasoningItem | Unserved
+Item = (
+    MessageItem
+    | CallItem
+    | CallOutputItem
+    | CustomCallItem
+    | CustomOutputItem
+    | ReasoningItem
+    | CompactionItem
+    | Unserved
+)
 ITEMS: dict[str, type[Item | ReferenceItem]] = {
     "message": MessageItem,
     "function_call": CallItem,
@@ -145,6 +165,7 @@ ITEMS: dict[str, type[Item | ReferenceItem]] = {
     "custom_tool_call": CustomCallItem,
     "custom_tool_call_output": CustomOutputItem,
     "reasoning": ReasoningItem,
+    "compaction": CompactionItem,
     "item_reference": ReferenceItem,
 }
 TOOL_ITEMS = ("additional_tools", "tool_search_output")  # offer the model the tools that they list
@@ -233,7 +254,14 @@ class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: Annotated[Any, ADVISORY] = None
 
 
+class ConversationReference(Struct, forbid_unknown_fields=True):
+    """A conversation, by its id."""
+
+    id: ResponseId
+
+
 LOGPROBS = "message.output_text.logprobs"
+SEALED = "reasoning.encrypted_content"
 INCLUDABLE = (
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -267,6 +295,17 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     )
     instructions: Annotated[str, Meta(description="Before everything else; not kept for the next turn")] | None = None
     previous_response_id: Annotated[ResponseId, Meta(description="A kept response to go on from")] | None = None
+    conversation: (
+        Annotated[
+            ResponseId | ConversationReference,
+            Meta(description="Its items come first; this turn's input and output are added to it"),
+        ]
+        | None
+    ) = None
+    background: (
+        Annotated[bool, Meta(description="Answer at once, and run on without the client; needs `store`")] | None
+    ) = None
+    generate: Annotated[bool, Meta(description="false: keep the input as a turn without an answer")] | None = None
     store: (
         Annotated[bool, Meta(description="true: keep, or fail; left out: keep if possible, the answer's `store` says")]
         | None
@@ -277,7 +316,7 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy")] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    include: Annotated[list[str], Meta(description=f"Only {LOGPROBS} has an effect")] | None = None
+    include: Annotated[list[str], Meta(description=f"Only {LOGPROBS} and {SEALED} have an effect")] | None = None
     tools: (
         Annotated[
             list[dict[str, Any]],
@@ -320,9 +359,7 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_retention: Annotated[Any, ADVISORY] = None
     prompt_cache_options: Annotated[Any, ADVISORY] = None
     access_programs: Annotated[Any, ADVISORY] = None
-    background: Annotated[Any, neutral(False)] = None
     context_management: Annotated[Any, Meta(description="Left out: `truncation` drops turns"), ADVISORY] = None
-    conversation: Annotated[Any, neutral()] = None
     image: Annotated[Any, neutral()] = None
     moderation: Annotated[Any, neutral()] = None
     prompt: Annotated[Any, neutral()] = None
@@ -331,6 +368,17 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     def session(self) -> str:
         """The session, whose requests go to one worker; empty when the body names none."""
         return self.session_id or self.prompt_cache_key or self.user or self.safety_identifier or ""
+
+    @property
+    def conversation_id(self) -> str:
+        """The id of its conversation; empty when it has none."""
+        given = self.conversation
+        return given.id if isinstance(given, ConversationReference) else given or ""
+
+    @property
+    def sealed(self) -> bool:
+        """Whether reasoning is returned in an opaque form as well."""
+        return SEALED in (self.include or ())
 
     @property
     def logprobs(self) -> bool:

@@ -84,8 +84,11 @@ class ResponseSerializer(Serializer[ResponsesBody]):
     async def ending(self, usage: Usage) -> bytes:
         """See :class:`Serializer`."""
         frames = self._frames(self._output.close())
-        response = await self._ended(usage)
-        return frames + self._frames([{"type": f"response.{response['status']}", "response": response}])
+        return frames + self.last(await self._ended(usage))
+
+    def last(self, response: dict[str, Any]) -> bytes:
+        """The event that ends a stream with the whole response."""
+        return self._frames([{"type": f"response.{response['status']}", "response": response}])
 
     def failure(self, error: ApiError) -> bytes:
         """See :class:`Serializer`."""
@@ -130,11 +133,16 @@ class ResponseSerializer(Serializer[ResponsesBody]):
         if status == "completed":
             response["completed_at"] = int(time.time())
         if usage is not None:
-            response["usage"] = {
-                "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-                "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": self._output.reasoning_tokens},
-                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            }
+            response["usage"] = usage_of(usage, self._output.reasoning_tokens)
         return response
+
+
+def usage_of(usage: Usage, reasoning_tokens: int) -> dict[str, Any]:
+    """The `usage` of a response."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 from collections.abc import Sequence
@@ -11,17 +10,24 @@ from typing import Any
 
 import msgspec
 
-from services.common.keys import RedisKeys
 from services.gateway.errors import ApiError, invalid
-from services.gateway.http.responses import scripts
-from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
+from services.gateway.http.responses.kept import KeptObjects, StoreLimits, digest_of, off_loop
 
 _ID = re.compile(r"resp_([0-9a-f]{48})")
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{48})(?:in)?[0-9a-f]{4}")
-_INLINE_BYTES = 64 * 1024
 NOT_FOUND = "response_not_found"
+OPEN = ("queued", "in_progress")  # statuses of a response that runs in the background
 MAX_CHAIN = 256  # responses of one conversation
 _AT_ONCE = 32  # responses that one round trip reads
+
+
+class BackgroundPlan(msgspec.Struct, kw_only=True):
+    """How a response is made in the background."""
+
+    body: msgspec.Raw  # of POST /v1/responses
+    credential: str
+    session: str
+    stream: bool  # events are kept
 
 
 class StoredResponse(msgspec.Struct, kw_only=True):
@@ -32,10 +38,19 @@ class StoredResponse(msgspec.Struct, kw_only=True):
     chain: list[str]  # ids of the responses before it, the first one first
     size: int  # bytes of the whole conversation
     session: str
+    conversation: str = ""  # the conversation that it belongs to
+    plan: BackgroundPlan | None = None  # of a response that is not over
 
 
 class _Answer(msgspec.Struct):
     output: list[dict[str, Any]]
+
+
+class _Listed(msgspec.Struct):
+    id: str
+    created_at: int
+    status: str
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +61,11 @@ class Past:
     chain: list[str]  # that response among them
     size: int
     session: str
+    conversation: str = ""  # id of the conversation that has the items
+    kept: bool = True  # by Redis; else by a connection alone
 
 
 NOTHING = Past([], [], 0, "")
-
-
-@dataclass(frozen=True, slots=True)
-class StoreLimits:
-    """Limits of kept responses: sizes, and their life."""
-
-    life_s: float
-    response_bytes: int
-    tenant_bytes: int
-    conversation_bytes: int
 
 
 def new_response_id() -> str:
@@ -82,67 +89,70 @@ def _missing(response_id: str) -> ApiError:
     return ApiError(404, message, "invalid_request_error", "response_id", NOT_FOUND)
 
 
-def _away(error: RedisAwayError) -> ApiError:
-    message = "Kept responses cannot be reached at the moment; with `store` false no response needs them."
-    unavailable = ApiError(503, message, "service_unavailable_error", "store", "store_unavailable", retry_after_s=2)
-    unavailable.__cause__ = error
-    return unavailable
-
-
 class ResponseStore:
     """Keeps responses. All methods raise :class:`ApiError` 503 while Redis is away."""
 
-    def __init__(self, guard: RedisGuard, keys: RedisKeys, limits: StoreLimits) -> None:
-        self.limits = limits
-        self._guard = guard
-        self._keys = keys
-        register = guard.client.register_script
-        self._keep, self._use, self._forget = map(register, (scripts.KEEP, scripts.USE, scripts.FORGET))
+    def __init__(self, kept: KeptObjects) -> None:
+        self.kept = kept
 
-    async def check(self) -> None:
-        """Return when something could be kept now."""
-        try:
-            await self._guard.run(self._guard.client.ping)
-        except RedisAwayError as error:
-            raise _away(error) from error
+    @property
+    def limits(self) -> StoreLimits:
+        """The limits of what is kept."""
+        return self.kept.limits
 
-    async def keep(self, tenant: str, response_id: str, response: StoredResponse) -> None:
-        """Keep a response; the tenant's least recently used ones make room. Raises 400 when it is too large."""
-        data = await _off_loop(response.size, lambda: msgspec.json.encode(response))
+    async def keep(self, tenant: str, response_id: str, response: StoredResponse, replaces: str = "") -> str:
+        """Keep a response; returns its digest. Raises 400 when it is too large.
+
+        `replaces`: digest of the response that is there; raises ChangedError when that is another one.
+        """
+        data = await off_loop(response.size, lambda: msgspec.json.encode(response))
         if len(data) > self.limits.response_bytes:
             limit = self.limits.response_bytes
             message = f"A response that is kept may have at most {limit} bytes, this one has {len(data)}."
             raise invalid(message, "store", "response_too_large")
-        if await self._run(self._keep, tenant, response_id, data, str(self.limits.tenant_bytes)) < 0:
-            message = "There is no room to keep a response at the moment; with `store` false none is needed."
-            raise ApiError(503, message, "service_unavailable_error", "store", "store_full", retry_after_s=10)
+        await self.kept.keep(tenant, response_id, data, replaces)
+        return digest_of(data)
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
         """A response; raises 404 when it is not kept, or not the tenant's."""
-        if not _ID.fullmatch(response_id):
-            raise _missing(response_id[:100])
-        client, key = self._guard.client, self._keys.kept_response(tenant, response_id)
-        try:
-            data = await self._guard.run(lambda: client.get(key))
-        except RedisAwayError as error:
-            raise _away(error) from error
+        return (await self.read(tenant, response_id))[0]
+
+    async def read(self, tenant: str, response_id: str) -> tuple[StoredResponse, str]:
+        """A response and its digest; raises 404 as :meth:`get`."""
+        data = await self.kept.get(tenant, response_id) if _ID.fullmatch(response_id) else None
         if data is None:
-            raise _missing(response_id)
-        assert isinstance(data, bytes)  # the client does not decode
+            raise _missing(response_id[:100])
         try:
-            return await _decoded(data)
+            return await _decoded(data), digest_of(data)
         except msgspec.DecodeError as error:  # written by another version of the gateway
             raise _missing(response_id) from error
 
     async def forget(self, tenant: str, response_id: str) -> None:
         """Delete a response; raises 404 as :meth:`get`."""
-        if not _ID.fullmatch(response_id) or not await self._run(self._forget, tenant, response_id):
+        if not _ID.fullmatch(response_id) or not await self.kept.forget(tenant, response_id):
             raise _missing(response_id[:100])
+
+    async def listed(self, tenant: str, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
+        """Id, time, status and model of responses, last used first, behind `after`; and whether there are more."""
+        ids, page = await self.kept.ids(tenant, "resp_"), list[dict[str, Any]]()
+        if after in ids:
+            ids = ids[ids.index(after) + 1 :]
+        for response_id in ids:
+            if (data := await self.kept.get(tenant, response_id)) is None:  # expired, and still in the index
+                continue
+            if len(page) == limit:
+                return page, True
+            brief = msgspec.json.decode((await _decoded(data)).response, type=_Listed)
+            page.append({"object": "response", **msgspec.to_builtins(brief)})
+        return page, False
 
     async def past(self, tenant: str, response_id: str) -> Past:
         """The conversation up to a response, which lives on; raises 400 when a part of it is not kept any more."""
         (last,) = await self._turns(tenant, [response_id], response_id)
         limits = self.limits
+        if last.conversation:
+            message = f"`{response_id}` belongs to a conversation: name that as `conversation` (`{last.conversation}`)."
+            raise invalid(message, "previous_response_id", "response_in_conversation")
         if len(last.chain) + 1 >= MAX_CHAIN:
             message = f"A conversation may have at most {MAX_CHAIN} responses; send its items as `input` instead."
             raise invalid(message, "previous_response_id", "conversation_too_long")
@@ -165,41 +175,32 @@ class ResponseStore:
 
     async def _turns(self, tenant: str, ids: Sequence[str], requested: str) -> list[StoredResponse]:
         known = all(map(_ID.fullmatch, ids))
-        texts = await self._run(self._use, tenant, *ids) if known else []
-        lost = [response_id for response_id, data in zip(ids, texts, strict=True) if not data] if known else [requested]
-        if lost:
+        texts = await self.kept.use(tenant, ids) if known else []
+        present = [data for data in texts if data]
+        if not known or len(present) < len(ids):
+            lost = next((name for name, data in zip(ids, texts, strict=True) if not data), "") if known else requested
             shown, param = requested[:100], "previous_response_id"
             message = f"Previous response with id `{shown}` not found: it was never kept, has expired or was deleted."
-            if lost != [requested]:
-                message = f"The conversation of `{shown}` needs a response that is not kept any more, `{lost[0]}`."
+            if lost != requested:
+                message = f"The conversation of `{shown}` needs a response that is not kept any more, `{lost}`."
             raise invalid(message, param, "previous_response_not_found")
         try:
-            return [await _decoded(data) for data in texts]
+            turns = [await _decoded(data) for data in present]
         except msgspec.DecodeError as error:
             message = f"The conversation of `{requested[:100]}` was kept by another version of the gateway."
             raise invalid(message, "previous_response_id", "previous_response_not_found") from error
-
-    async def _run(self, script: Any, tenant: str, *arguments: str | bytes) -> Any:
-        keys = [self._keys.kept_index(tenant), self._keys.kept_sizes(tenant)]
-        life_ms = str(max(1, int(1000 * self.limits.life_s)))
-        args = [self._keys.kept_response(tenant, ""), life_ms, *arguments]
-        try:
-            return await self._guard.run(lambda: script(keys=keys, args=args))
-        except RedisAwayError as error:
-            raise _away(error) from error
-
-
-async def _off_loop(size: int, work: Any) -> Any:
-    """Run `work` in a thread if it would take long."""
-    return work() if size < _INLINE_BYTES else await asyncio.to_thread(work)
+        if any(turn.plan for turn in turns):
+            message = f"`{requested[:100]}` is not complete yet: poll it until it has ended."
+            raise invalid(message, "previous_response_id", "previous_response_not_complete")
+        return turns
 
 
 async def _decoded(data: bytes) -> StoredResponse:
-    stored: StoredResponse = await _off_loop(len(data), lambda: msgspec.json.decode(data, type=StoredResponse))
+    stored: StoredResponse = await off_loop(len(data), lambda: msgspec.json.decode(data, type=StoredResponse))
     return stored
 
 
 async def _output_of(stored: StoredResponse) -> list[dict[str, Any]]:
     data = bytes(stored.response)
-    answer: _Answer = await _off_loop(len(data), lambda: msgspec.json.decode(data, type=_Answer))
+    answer: _Answer = await off_loop(len(data), lambda: msgspec.json.decode(data, type=_Answer))
     return answer.output

@@ -11,6 +11,8 @@ import msgspec
 
 from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.errors import ApiError, invalid
+from services.gateway.http.responses.conversations import ConversationStore
+from services.gateway.http.responses.origin import ANYWHERE, Origin
 from services.gateway.http.responses.reading import check_new_parts, read_items
 from services.gateway.http.responses.schema import Item, MessageItem, ReferenceItem, ResponsesBody
 from services.gateway.http.responses.store import (
@@ -55,15 +57,18 @@ class ResponseTurn:
 
     def listed(self) -> list[dict[str, Any]]:
         """The given items as they are kept and listed, each with an id."""
-        stem, listed = stem_of(self.response_id), []
-        for index, item in enumerate(self.given):
-            raw = _as_given(item)
-            if isinstance(item, MessageItem) and not isinstance(item.content, list):
-                kind = "output_text" if item.role == "assistant" else "input_text"
-                raw["content"] = [{"type": kind, "text": item.content or ""}]
-            made = f"{_PREFIXES.get(raw['type'], 'item')}_{stem}in{index:04x}"
-            listed.append({"status": "completed", **raw, "id": raw.get("id", made)})
-        return listed
+        stem = stem_of(self.response_id)
+        return [listed_item(item, f"{stem}in{index:04x}") for index, item in enumerate(self.given)]
+
+
+def listed_item(item: Item, made: str) -> dict[str, Any]:
+    """An item as it is kept and listed; its id ends with `made` unless it has one."""
+    raw = _as_given(item)
+    if isinstance(item, MessageItem) and not isinstance(item.content, list):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        raw["content"] = [{"type": kind, "text": item.content or ""}]
+    own = f"{_PREFIXES.get(raw['type'], 'item')}_{made}"
+    return {"status": "completed", **raw, "id": raw.get("id", own)}
 
 
 def _as_given(item: Item) -> dict[str, Any]:
@@ -104,24 +109,44 @@ def not_kept_here(field: str) -> ApiError:
 class Turns:
     """Reads turns."""
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: ResponseStore, conversations: ConversationStore) -> None:
         self._store = store
+        self._conversations = conversations
 
-    async def read(self, body: ResponsesBody, model: ServedModel, tenant: str, ignored: Ignored) -> ResponseTurn:
+    async def read(
+        self,
+        body: ResponsesBody,
+        model: ServedModel,
+        tenant: str,
+        ignored: Ignored,
+        origin: Origin = ANYWHERE,
+    ) -> ResponseTurn:
         """Return a body with the conversation before it; raises :class:`ApiError`."""
-        if body.input is None and body.previous_response_id is None:
+        if body.input is None and body.previous_response_id is None and body.conversation is None:
             raise invalid("Missing required field `input`.", "input", "missing_field")
         _check_number(body, model)
-        previous = body.previous_response_id
-        if previous and not self._store.limits.life_s:
-            raise not_kept_here("previous_response_id")
-        past = await self._store.past(tenant, previous) if previous else NOTHING
+        past = await self._past(body, tenant, origin)
         before = await _read(past.items, ignored)
         sent = await _read(body.input or [], ignored)
         check_new_parts(sent)
         given = await self._resolved(tenant, sent)
         items = [*(item for item in before if not isinstance(item, ReferenceItem)), *given]
-        return ResponseTurn(body, new_response_id(), tenant, past, given, items)
+        return ResponseTurn(body, origin.response_id or new_response_id(), tenant, past, given, items)
+
+    async def _past(self, body: ResponsesBody, tenant: str, origin: Origin) -> Past:
+        """The conversation before a body; raises :class:`ApiError`."""
+        previous, conversation = body.previous_response_id, body.conversation_id
+        if previous and conversation:
+            message = "`previous_response_id` and `conversation`: give one of them."
+            raise invalid(message, "conversation", "invalid_value")
+        if previous and (recent := origin.recent.get(previous)):
+            return recent
+        for field, value in (("previous_response_id", previous), ("conversation", conversation)):
+            if value and not self._store.limits.life_s:
+                raise not_kept_here(field)
+        if conversation:
+            return await self._conversations.past(tenant, conversation)
+        return await self._store.past(tenant, previous) if previous else NOTHING
 
     async def _resolved(self, tenant: str, items: Sequence[Item | ReferenceItem]) -> list[Item]:
         """Return the items, with kept items in place of references; raises :class:`ApiError`."""

@@ -1,18 +1,21 @@
-"""Admission for the requests of batches: by stored credential, with a lower priority than all other requests."""
+"""Admission for requests that the gateway sends itself: by stored credential."""
 
 from __future__ import annotations
 
 import msgspec
 
-from services.gateway.generation.request import LAST_PRIORITY
 from services.gateway.tenants.tenant import Gate, Permit, Tenant
 
+_BEST = -100
 
-class BatchGate:
+
+class StoredCredentials:
     """A :class:`Gate` in front of another one. Its Authorization header holds a stored credential."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, priority: int = _BEST) -> None:
+        """`priority`: the best one that its requests get."""
         self._gate = gate
+        self._priority = priority
 
     async def credential(self, authorization: str) -> str:
         """See :class:`Gate`."""
@@ -21,7 +24,7 @@ class BatchGate:
     async def of_credential(self, credential: str) -> Tenant:
         """See :class:`Gate`."""
         tenant = await self._gate.of_credential(credential)
-        return msgspec.structs.replace(tenant, priority=max(LAST_PRIORITY, tenant.priority))
+        return msgspec.structs.replace(tenant, priority=max(self._priority, tenant.priority))
 
     async def identify(self, authorization: str) -> Tenant:
         """See :class:`Gate`."""

@@ -1,0 +1,58 @@
+"""How a body of /v1/responses has come: over HTTP, over a WebSocket that remembers turns, or from a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.gateway.asgi import Scope
+from services.gateway.http.responses.store import Past
+
+_SCOPE = "ryzanstein.responses"
+
+
+class Recent(Protocol):
+    """The turns that a connection remembers."""
+
+    def get(self, response_id: str) -> Past | None:
+        """The conversation that a response ends."""
+
+    def add(self, response_id: str, past: Past) -> None:
+        """Remember a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoneRecent:
+    """Remembers no turn."""
+
+    def get(self, response_id: str) -> Past | None:
+        """See :class:`Recent`."""
+        return None
+
+    def add(self, response_id: str, past: Past) -> None:
+        """See :class:`Recent`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a request knows that its body does not say."""
+
+    recent: Recent = field(default_factory=NoneRecent)
+    response_id: str = ""  # of a response that a job makes; empty: a new one
+    created_at: int = 0
+    replaces: str = ""  # digest of the kept response that has no answer yet
+
+
+ANYWHERE = Origin()
+
+
+def origin_of(scope: Scope) -> Origin:
+    """The origin that the gateway's own request has, or that of clients."""
+    origin: Origin = scope.get(_SCOPE, ANYWHERE)
+    return origin
+
+
+def from_origin(origin: Origin) -> Mapping[str, object]:
+    """The entry of a scope that has an origin."""
+    return {_SCOPE: origin}

@@ -1,0 +1,238 @@
+"""The WebSocket of /v1/responses, as OpenAI's clients speak it: many responses over one connection.
+
+A client sends `{"type": "response.create", ...}` with the fields of the body of POST /v1/responses, and gets the events
+of the stream as JSON messages. Responses of one `stream_id` are made one after the other, and their events have it;
+those of several are made at the same time. The connection remembers its last turns, so that `previous_response_id` goes
+on from them without Redis, and also where `store` is false. After a reconnect, to whichever gateway, it goes on from
+kept ones.
+An error is `{"type": "error", "status": ..., "error": {...}}` and ends its response, not the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from services.common.tasks import end_tasks
+from services.gateway.asgi import ASGIApp, ASGIMessage, Headers, Receive, Scope, Send, header
+from services.gateway.drain import Drain
+from services.gateway.errors import ApiError, invalid
+from services.gateway.http.responses.origin import Origin, from_origin
+from services.gateway.http.responses.store import Past
+from services.gateway.inside import EventReader, post
+from services.gateway.observation import request_id_of
+from services.gateway.origins import OriginPolicy
+from services.gateway.telemetry import GatewayMetrics
+from services.gateway.websocket.handshake import refuse
+from services.gateway.websocket.socket import NO_CODE, SERVICE_RESTART
+
+_PASSED_ON = ("authorization", "x-api-key", "x-session-id", "traceparent", "x-ryzanstein-patience")
+_MAX_WAITING = 64  # requests of a connection that have not ended
+_MAX_LANE = 256  # characters of a `stream_id`
+_TURNS = 32  # that a connection remembers
+_NOT_HERE = {
+    "background": "`background` is for POST /v1/responses; here a response ends with its connection.",
+}
+
+
+class _Kind(msgspec.Struct):
+    type: str
+    stream_id: str | None = None
+
+
+@dataclass(slots=True)
+class RecentTurns:
+    """The last turns of a connection, with the conversations before them."""
+
+    most_bytes: int
+    _turns: OrderedDict[str, Past] = field(default_factory=OrderedDict)
+
+    def get(self, response_id: str) -> Past | None:
+        """See :class:`Recent`."""
+        return self._turns.get(response_id)
+
+    def add(self, response_id: str, past: Past) -> None:
+        """See :class:`Recent`."""
+        self._turns[response_id] = past
+        while len(self._turns) > 1 and (len(self._turns) > _TURNS or self._bytes > self.most_bytes):
+            self._turns.popitem(last=False)
+
+    @property
+    def _bytes(self) -> int:
+        return sum(past.size for past in self._turns.values())
+
+
+@dataclass(frozen=True)
+class ResponsesSocket:
+    """The ASGI app."""
+
+    routes: ASGIApp  # POST /v1/responses
+    drain: Drain
+    origins: OriginPolicy
+    metrics: GatewayMetrics
+    memory_bytes: int
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        await receive()  # websocket.connect
+        try:
+            self.origins.check(scope)
+        except ApiError as error:
+            await refuse(scope, send, error)
+            return
+        request_id = request_id_of(header(scope, b"x-request-id"))
+        await send({"type": "websocket.accept", "headers": [(b"x-request-id", request_id.encode("latin-1"))]})
+        self.metrics.sockets.inc()
+        connection, code = _Connection(self, scope, send, request_id), NO_CODE
+        try:
+            with self.drain.listening(connection.leave):
+                connection.leave()  # the gateway may already be closing
+                while (message := await receive())["type"] != "websocket.disconnect":
+                    await connection.handle(message.get("text") or message.get("bytes") or b"")
+            code = message.get("code", NO_CODE)
+        finally:
+            self.metrics.sockets.dec()
+            self.metrics.count_close(code)
+            await connection.end()
+
+
+class _Connection:
+    def __init__(self, socket: ResponsesSocket, scope: Scope, send: Send, request_id: str) -> None:
+        self._socket = socket
+        self._send = send
+        passed_on = [(name.encode(), header(scope, name.encode()).encode("latin-1")) for name in _PASSED_ON]
+        self._headers: Headers = [(b"x-request-id", request_id.encode("latin-1"))]
+        self._headers += [(name, value) for name, value in passed_on if value]
+        self._recent = RecentTurns(socket.memory_bytes)
+        self._lanes: dict[str | None, asyncio.Task[None]] = {}
+        self._waiting = 0
+        self._sending = asyncio.Lock()
+        self._closing: asyncio.Task[None] | None = None
+
+    async def end(self) -> None:
+        """Abandon what is not complete."""
+        await end_tasks([*self._lanes.values(), *([self._closing] if self._closing else [])])
+
+    def leave(self) -> None:
+        """Close a connection of a gateway that closes, after its last response."""
+        if self._socket.drain.closing and not self._waiting and self._closing is None:
+            close = {"type": "websocket.close", "code": SERVICE_RESTART, "reason": "shutting down"}
+            self._closing = asyncio.create_task(self._put(close))
+
+    async def handle(self, data: bytes | str) -> None:
+        """Begin what a message asks for, behind its lane's earlier responses; errors become messages."""
+        lane: str | None = None
+        try:
+            kind = _read(data)
+            lane = kind.stream_id
+            body = _body_of(data)
+            if self._waiting >= _MAX_WAITING:
+                message = f"At most {_MAX_WAITING} responses may wait on one connection."
+                raise ApiError(429, message, "requests", code="too_many_responses", retry_after_s=1)
+        except ApiError as error:
+            await self._fail(lane, error.status, error.body()["error"])
+            return
+        self._waiting += 1
+        self._lanes[lane] = asyncio.create_task(self._answer(lane, body, self._lanes.get(lane)))
+
+    async def _answer(self, lane: str | None, body: bytes, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        answer = _Events(self, lane)
+        more = from_origin(Origin(recent=self._recent))
+        try:
+            # A task of its own has its own context, which holds the request's log fields and trace.
+            asking = asyncio.create_task(
+                post(self._socket.routes, "/v1/responses", self._headers, body, answer.send, more)
+            )
+            try:
+                await asyncio.wait([asking])
+                asking.result()
+            finally:
+                await end_tasks([asking])
+        finally:
+            self._waiting -= 1
+            if self._lanes.get(lane) is asyncio.current_task():
+                del self._lanes[lane]
+            self.leave()
+
+    async def put_event(self, lane: str | None, event: bytes) -> None:
+        """Send an event; waits while the client does not read."""
+        if lane is not None:
+            event = event[:-1] + b',"stream_id":' + msgspec.json.encode(lane) + b"}"
+        await self._put({"type": "websocket.send", "text": event.decode()})
+
+    async def _fail(self, lane: str | None, status: int, error: Mapping[str, Any]) -> None:
+        await self.put_event(lane, msgspec.json.encode({"type": "error", "status": status, "error": error}))
+
+    async def fail_with(self, lane: str | None, status: int, body: bytes) -> None:
+        """Send the error that a request was answered with."""
+        await self._fail(lane, status, msgspec.json.decode(body)["error"])
+
+    async def _put(self, message: ASGIMessage) -> None:
+        async with self._sending:
+            await self._send(message)
+
+
+class _Events:
+    """Passes a stream's events on, and an error that comes instead."""
+
+    def __init__(self, connection: _Connection, lane: str | None) -> None:
+        self._connection = connection
+        self._lane = lane
+        self._reader = EventReader()
+        self._status = 0
+        self._body = b""
+
+    async def send(self, message: ASGIMessage) -> None:
+        """ASGI."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            return
+        data = message.get("body", b"")
+        if self._status == 200:
+            for event in self._reader.read(data):
+                await self._connection.put_event(self._lane, _as_socket_error(event))
+            return
+        self._body += data
+        if not message.get("more_body", False):
+            await self._connection.fail_with(self._lane, self._status, self._body)
+
+
+def _read(data: bytes | str) -> _Kind:
+    """What kind of message it is; raises :class:`ApiError` (400)."""
+    try:
+        kind = msgspec.json.decode(data, type=_Kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = f"A message is a JSON object with a `type`, such as `response.create`: {error}."
+        raise invalid(message, "type", "invalid_json") from error
+    if kind.type != "response.create":
+        message = f"`type` may be `response.create`; `{kind.type[:100]}` is not supported."
+        raise invalid(message, "type", "unsupported_value")
+    if kind.stream_id is not None and not 0 < len(kind.stream_id) <= _MAX_LANE:
+        raise invalid(f"`stream_id` must have 1 to {_MAX_LANE} characters.", "stream_id")
+    return kind
+
+
+def _body_of(data: bytes | str) -> bytes:
+    """The body of POST /v1/responses; raises :class:`ApiError` (400)."""
+    fields: dict[str, msgspec.Raw] = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    for name, message in _NOT_HERE.items():
+        if name in fields and bytes(fields[name]) not in (b"false", b"null"):
+            raise invalid(message, name, "unsupported_field")
+    own = {name: value for name, value in fields.items() if name not in ("type", "stream_id", "stream", *_NOT_HERE)}
+    return msgspec.json.encode({**own, "stream": True})
+
+
+def _as_socket_error(event: bytes) -> bytes:
+    """An error that a stream has before its first event, in the shape of this API; other events as they are."""
+    if not event.startswith(b'{"type":"error"'):
+        return event
+    given = msgspec.json.decode(event)
+    error = {"type": given["code"] or "error", **{name: given[name] for name in ("code", "message", "param")}}
+    return msgspec.json.encode({"type": "error", "error": error})
