@@ -2,7 +2,7 @@
 
 configuration.md from the settings classes, families.md from the list of `ryzanstein models`, policies.md from the
 parts of the router's policies, quantization.md from the worker's methods, metrics.md from the services' registries,
-openapi.json from the gateway, fields.md from its schema, clients.md from a table and the pins of the tests with
+openapi.json from the gateway, fields.md from its schema, parsers.md from its formats of calls, clients.md from a table and the pins of the tests with
 clients.
 """
 
@@ -14,6 +14,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, get_args, get_origin
 
 import httpx
@@ -33,7 +34,9 @@ from services.gateway.batches import routes as batches
 from services.gateway.fine_tuning import routes as fine_tuning
 from services.gateway.http.handlers import hot_routes
 from services.gateway.main import running_gateway
+from services.gateway.reasoning.formats import FORMATS as REASONING_FORMATS
 from services.gateway.settings import GatewaySettings
+from services.gateway.tools.formats import FORMATS as CALL_FORMATS
 from services.kv_coordinator.settings import CoordinatorSettings
 from services.router.policies.base import Filter, Picker, PolicyPart, Scorer
 from services.router.policies.registry import PARTS, Composition, PolicyName, preset
@@ -211,7 +214,8 @@ def _tested(family: ListedFamily) -> str:
 def _bodies() -> Iterator[tuple[str, type[msgspec.Struct]]]:
     """Each body and the structs inside it, with their titles."""
     unused: Any = None  # handlers are made, and not called
-    routes = hot_routes(GatewaySettings(), *[unused] * 6)
+    kept: Any = SimpleNamespace(queue=unused, conversations=unused, turns=unused)
+    routes = hot_routes(GatewaySettings(), *[unused] * 3, kept, *[unused] * 3)
     documented = {route.path: route.documented for route in routes}
     documented |= {batches.PATH: batches.DOCUMENTED, fine_tuning.PATH: fine_tuning.DOCUMENTED}
     for path, entry in documented.items():
@@ -260,6 +264,34 @@ def openapi() -> str:
     return json.dumps(asyncio.run(fetch()), indent=1, sort_keys=True) + "\n"
 
 
+def parsers() -> str:
+    """How models write calls and reasoning, as the gateway reads them."""
+    lines = [
+        "# Parsers of calls and reasoning",
+        "",
+        "Made by `make reference`. The chat template chooses; `RYZANSTEIN_TOOL_PARSER` takes a name or another name. Each row is read",
+        "from examples, whole and cut at every position (`tests/unit/gateway/test_tool_parsers.py`, `test_reasoning.py`).",
+        "",
+        "| parser | other names | models | a call | template has |",
+        "|---|---|---|---|---|",
+    ]
+    for name, named in CALL_FORMATS.items():
+        aliases = ", ".join(f"`{alias}`" for alias in named.aliases)
+        signs = " or ".join(map(_code, named.signs)) or ("no other sign" if name == "generic" else "only by setting")
+        lines.append(f"| `{name}` | {aliases} | {named.models} | {_code(named.example)} | {signs} |")
+    lines += ["", "| reasoning of | begins | ends | template has |", "|---|---|---|---|"]
+    for form in REASONING_FORMATS:
+        signs = " and ".join(map(_code, form.signs))
+        lines.append(f"| {form.models} | {_code(form.begins[0])} | {_code(form.end)} | {signs} |")
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    """A text in a cell of a table."""
+    escaped = text.replace("|", "\\|").replace("\n", "\\n")
+    return f"`` {escaped} ``" if "`" in text else f"`{escaped}`"
+
+
 def clients() -> str:
     """The clients that were tried, with their versions."""
     lines = [
@@ -295,6 +327,7 @@ PAGES = {
     "metrics.md": metrics,
     "fields.md": fields,
     "clients.md": clients,
+    "parsers.md": parsers,
     "openapi.json": openapi,
 }
 

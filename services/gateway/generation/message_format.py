@@ -8,7 +8,8 @@ from functools import partial
 
 from services.gateway.generation.message import MessageReader
 from services.gateway.generation.tokens import FinishReason
-from services.gateway.reasoning.think import ReasoningParser, tags_of
+from services.gateway.reasoning.formats import ReasoningFormat, reasoning_of
+from services.gateway.reasoning.think import ReasoningParser
 from services.gateway.text.codec import ServedModel
 from services.gateway.tools.parser import CallReader
 from services.gateway.tools.use import ToolUse
@@ -20,7 +21,7 @@ _PROMPT_END = 16  # tokens that show whether a template has opened the reasoning
 class MessageFormat:
     """Makes a reader for each choice."""
 
-    tags: tuple[str, str] | None  # start and end tags of reasoning
+    tags: ReasoningFormat | None  # marks of reasoning
     inside: bool  # the prompt has opened it
     new_calls: Callable[[], CallReader] | None
     finish: FinishReason  # finish reason of a message with calls
@@ -42,17 +43,17 @@ def message_format_of(
 ) -> MessageFormat | None:
     """How to read answers to a prompt; None when their text is all there is. A grammar leaves no room for reasoning."""
     template = model.template.source if model.template else ""
-    tags = tags_of(template) if reasoning and not constrained else None
+    tags = reasoning_of(template) if reasoning and not constrained else None
     if tags is None and tools is None:
         return None
     new_calls = None if tools is None else partial(tools.reader, constrained=constrained)
     inside = False
     if tags is not None:
         end = model.decode(list(prompt_ids[-_PROMPT_END:]), skip_special_tokens=False)
-        inside = end.rstrip().endswith(tags[0])
+        inside = end.rstrip().endswith(tags.begins)
     control = model.control_tokens
     native = tools.native.special if tools is not None and not constrained else False
-    special = native or (tags is not None and any(control.in_text(tag) for tag in tags))
+    special = native or (tags is not None and any(control.in_text(mark) for mark in tags.marks))
     return MessageFormat(tags, inside, new_calls, _finish(tools), special)
 
 

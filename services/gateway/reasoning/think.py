@@ -1,34 +1,56 @@
-"""Reads reasoning between a pair of tags at the beginning of an answer."""
+"""Reads reasoning between a pair of marks at the beginning of an answer."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
 
-# A model uses the first pair whose opening tag its chat template contains.
-TAGS = (
-    ("<think>", "</think>"),  # DeepSeek R1, Qwen 3 and many others
-    ("[THINK]", "[/THINK]"),  # Magistral
-    ("<seed:think>", "</seed:think>"),
-    ("<reasoning>", "</reasoning>"),
-)
+from services.gateway.reasoning.formats import ReasoningFormat
 
 
-@lru_cache
-def tags_of(template: str) -> tuple[str, str] | None:
-    """The reasoning tags of a model, by its chat template; None if it has none."""
-    return next((tags for tags in TAGS if tags[0] in template), None)
+def held_back(text: str, marks: Sequence[str]) -> int:
+    """The length of the longest end of a text that may begin one of the marks."""
+    return max(
+        (n for mark in marks for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])),
+        default=0,
+    )
+
+
+class _Dropped:
+    """Takes marks out of a text, which may come in any pieces."""
+
+    def __init__(self, marks: Sequence[str]) -> None:
+        self._marks = sorted(marks, key=len, reverse=True)
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The text without the marks."""
+        if not self._marks:
+            return text
+        text, out = self._held + text, ""
+        while found := [(text.find(mark), -len(mark)) for mark in self._marks if mark in text]:
+            start, length = min(found)
+            out, text = out + text[:start], text[start - length :]
+        n_held = held_back(text, self._marks)
+        self._held = text[len(text) - n_held :]
+        return out + text[: len(text) - n_held]
+
+    def finish(self) -> str:
+        """What was held back."""
+        held, self._held = self._held, ""
+        return held
 
 
 class ReasoningParser:
     """Splits a text into reasoning and answer; the text may come in any pieces."""
 
-    def __init__(self, tags: tuple[str, str], *, inside: bool) -> None:
-        """`inside`: the prompt ends with the opening tag."""
-        self._begin, self._end = tags
+    def __init__(self, form: ReasoningFormat, *, inside: bool) -> None:
+        """`inside`: the prompt ends with the opening mark."""
+        self._form = form
         self._inside = inside
-        self.begun = inside  # false while the text may still begin with the tag
+        self.begun = inside  # false while the text may still begin with the mark
         self.done = False  # no more reasoning follows
         self._held = ""
+        self._marks = _Dropped(form.answer)
 
     def push(self, text: str) -> tuple[str, str]:
         """The reasoning and the answer in a piece."""
@@ -37,31 +59,30 @@ class ReasoningParser:
         text, self._held = self._held + text, ""
         if not self.begun:
             stripped = text.lstrip()
-            if self._begin.startswith(stripped):
+            opened = next((mark for mark in self._form.begins if stripped.startswith(mark)), None)
+            if opened is None and any(mark.startswith(stripped) for mark in self._form.begins):
                 self._held = text
-                if stripped != self._begin:
-                    return "", ""
-            if not stripped.startswith(self._begin):
+                return "", ""
+            if opened is None:
                 self.done = self._answering = True
-                return "", text
+                return "", self._marks.push(text)
             self.begun = self._inside = True
-            text, self._held = stripped[len(self._begin) :], ""
+            text = stripped[len(opened) :]
         return self._reason(text)
 
     def _reason(self, text: str) -> tuple[str, str]:
-        before, end, after = text.partition(self._end)
+        before, end, after = text.partition(self._form.end)
         if end:
             self.done = True
             return before, self._answer(after)
-        n_held = next(
-            (n for n in range(min(len(self._end) - 1, len(text)), 0, -1) if self._end.startswith(text[-n:])), 0
-        )
+        n_held = held_back(text, [self._form.end])
         self._held = text[len(text) - n_held :]
         return text[: len(text) - n_held], ""
 
     _answering = False  # blanks between reasoning and answer are dropped
 
     def _answer(self, text: str) -> str:
+        text = self._marks.push(text)
         if not self._answering:
             text = text.lstrip()
             self._answering = bool(text)
@@ -70,4 +91,7 @@ class ReasoningParser:
     def finish(self) -> tuple[str, str]:
         """End the text; returns what was held back."""
         held, self._held = self._held, ""
-        return (held, "") if self._inside and not self.done else ("", held)
+        if self._inside and not self.done:
+            return held, ""
+        rest = self._marks.push(held) + self._marks.finish()
+        return "", rest if self._answering else rest.lstrip()

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+_NAMES, _ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters")
+
 
 class MalformedCallError(ValueError):
     """A text that looked like a call is content."""
@@ -137,7 +139,7 @@ class JsonCall:
 
     @property
     def _passes_on(self) -> bool:
-        return self.begun and self._key in ("arguments", "parameters") and self._value.startswith("{")
+        return self.begun and self._key in _ARGUMENTS and self._value.startswith("{")
 
     def _take(self, char: str, parsed: Parsed) -> None:
         self._value += char
@@ -145,14 +147,14 @@ class JsonCall:
             parsed.arguments(char)
 
     def _end_value(self, parsed: Parsed) -> None:
-        if self._key == "name":
+        if self._key in _NAMES:
             name = _decoded(self._value)
             if not isinstance(name, str) or (self._names is not None and name not in self._names):
                 raise MalformedCallError(f"{name!r} is no tool")
             self.begun = True
             parsed.begin(name)
             parsed.arguments(self._arguments)
-        elif self._key in ("arguments", "parameters"):
+        elif self._key in _ARGUMENTS:
             passed_on, self._arguments = self._passes_on, _as_object(self._value)
             if self.begun and not passed_on:
                 parsed.arguments(self._arguments)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from services.gateway.tools.calls import Parsed
-from services.gateway.tools.hermes import HermesParser
-from services.gateway.tools.parser import ToolParser
+from services.gateway.tools.formats import HERMES
+from services.gateway.tools.parser import CallFormat
 
-
-class RequiredParser(ToolParser):
-    """For `tool_choice: "required"`: the text is an array of calls."""
-
-    bare = "["
-    enforced = True
-
-
-class EnforcedHermesParser(HermesParser):
-    """For calls that a grammar enforces within free text: they have Hermes' form."""
-
-    enforced = True
+# For `tool_choice: "required"`: the text is an array of calls.
+REQUIRED = CallFormat(bare="[", enforced=True)
+# For calls that a grammar enforces within free text: they have Hermes' form.
+ENFORCED_HERMES = replace(HERMES, enforced=True)
 
 
 class NamedParser:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from services.gateway.tools.calls import JsonCalls, MalformedCallError, Parsed
+from services.gateway.tools.markup import Schemas
 
 
 class Body(Protocol):
@@ -31,32 +34,51 @@ class CallReader(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """What the reader of a call knows when it begins."""
+
+    mark: str  # that begins the call; empty: it has none
+    names: frozenset[str]  # tools that may be called
+    schemas: Schemas  # of their arguments
+
+    @property
+    def own_names(self) -> frozenset[str] | None:
+        """The names that a call without a mark must have, since it may be content."""
+        return None if self.mark else self.names
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """A way in which models write calls."""
+
+    body: Callable[[OpenCall], Body] = lambda call: JsonCalls(call.own_names)
+    begins: tuple[str, ...] = ()  # marks before a call
+    ends: tuple[str, ...] = ()  # marks after a call, which models may omit
+    bare: str = ""  # characters that begin a call without a mark, at the text's beginning or after a call
+    again: str = ""  # characters that begin a further call directly after a call
+    special: bool = False  # the marks are control tokens
+    enforced: bool = False  # a grammar enforces the calls: a text that begins as one is no content
+    between: str = ""  # characters, in addition to blanks, that may separate calls
+
+
 class ToolParser:
-    """Splits a text into content and calls; the text may come in any pieces. A format defines its marks.
+    """Splits a text into content and calls; the text may come in any pieces.
 
     Text that may begin a mark is held back. Blanks before a call are dropped. A text that looks like a call but fails
     before its name is content, unless a grammar enforces calls: then it was cut off.
     """
 
-    begins: tuple[str, ...] = ()  # marks before a call
-    ends: tuple[str, ...] = ()  # marks after a call, which models may omit
-    bare = ""  # characters that begin a call without a mark, at the text's beginning or after a call
-    special = False  # the marks are control tokens
-    enforced = False  # a grammar enforces the calls: a text that begins as one is no content
-    between = ""  # characters, in addition to blanks, that may separate calls
-
-    def __init__(self, names: frozenset[str]) -> None:
+    def __init__(self, form: CallFormat, names: frozenset[str], schemas: Schemas) -> None:
+        self._form = form
         self._names = names
+        self._schemas = schemas
         self._n_calls = 0
         self._held = ""
         self._body: Body | None = None
         self._raw = ""  # the body's text, while it may still be content
         self._open = True  # a call without a mark may begin
         self._after = False  # after a call: skip its end mark and separators
-
-    def body(self, *, bare: bool) -> Body:
-        """A reader for the next call."""
-        return JsonCalls(self._names if bare else None)
 
     def push(self, text: str) -> Parsed:
         """Read a piece."""
@@ -76,7 +98,7 @@ class ToolParser:
         """End the text; returns what was held back."""
         parsed = Parsed(self._n_calls)
         if self._body is not None and not self._body.begun:
-            parsed.content = "" if self.enforced else self._raw
+            parsed.content = "" if self._form.enforced else self._raw
         elif self._body is None and not self._after:
             parsed.content = self._held
         self._body, self._held = None, ""
@@ -106,13 +128,17 @@ class ToolParser:
             return rest or None
         if self._open and (stripped := text.lstrip()) == "":
             return None  # the text after the blanks decides whether they are content
-        if self._open and stripped[0] in self.bare:
-            self._begin(text[: len(text) - len(stripped)], bare=True)
+        if self._open and stripped[0] in self._form.bare:
+            self._begin(text[: len(text) - len(stripped)], "")
             return stripped
-        start, mark = min(((text.find(mark), mark) for mark in self.begins if mark in text), default=(-1, ""))
-        if start >= 0:
+        if self._after and stripped[0] in self._form.again:
+            self._begin(text[: len(text) - len(stripped)], stripped[0])
+            return stripped
+        found = [(text.find(mark), -len(mark), mark) for mark in self._form.begins if mark in text]
+        if found:
+            start, _, mark = min(found)
             self._pass_on(text[:start].rstrip(), parsed)
-            self._begin(text[len(text[:start].rstrip()) : start + len(mark)], bare=False)
+            self._begin(text[len(text[:start].rstrip()) : start + len(mark)], mark)
             return text[start + len(mark) :]
         n_held = self._may_begin(text)
         if n_held == len(text):
@@ -125,22 +151,22 @@ class ToolParser:
             parsed.content += text
             self._open = self._after = False
 
-    def _begin(self, raw: str, *, bare: bool) -> None:
+    def _begin(self, raw: str, mark: str) -> None:
         self._raw, self._after = raw, False
-        self._body = self.body(bare=bare)
+        self._body = self._form.body(OpenCall(mark, self._names, self._schemas))
 
     def _skip_after(self, text: str) -> str:
         """Skip an end mark and separators; returns the rest of the text, or None when more text is needed."""
-        stripped = text.lstrip(string.whitespace + self.between)
-        for mark in self.ends:
+        stripped = text.lstrip(string.whitespace + self._form.between)
+        for mark in self._form.ends:
             if stripped.startswith(mark):
                 return stripped[len(mark) :]
-        return "" if any(mark.startswith(stripped) for mark in self.ends) else stripped
+        return "" if any(mark.startswith(stripped) for mark in self._form.ends) else stripped
 
     def _may_begin(self, text: str) -> int:
         """The length of a suffix that may begin a mark, including blanks before it."""
         longest = 0
-        for mark in (*self.begins, *(self.ends if self._after else ())):
+        for mark in (*self._form.begins, *(self._form.ends if self._after else ())):
             for length in range(min(len(mark) - 1, len(text)), longest, -1):
                 if text.endswith(mark[:length]):
                     longest = length

@@ -1,4 +1,4 @@
-"""Llama 3.2 and 4: the whole answer is a list of Python calls, `[get_weather(city="Oslo"), now()]`.
+"""Calls in Python: a list of them, `[get_weather(city="Oslo"), now()]`, or one on each line up to an end mark.
 
 A call is passed on as a whole after its closing bracket, since its values are known only then.
 """
@@ -9,14 +9,17 @@ import ast
 import json
 
 from services.gateway.tools.calls import MalformedCallError, Parsed
-from services.gateway.tools.parser import Body, ToolParser
 
 
-class _Calls:
-    def __init__(self, names: frozenset[str] | None) -> None:
+class PythonCalls:
+    """Reads the calls of one block."""
+
+    def __init__(self, names: frozenset[str] | None, end: str = "") -> None:
+        """`names`: a call of another function is content. `end`: the mark behind calls without a list around them."""
         self.begun = False
         self.complete = False
         self._names = names
+        self._end = end
         self._text = ""
         self._depth = 0  # open brackets, including the list's
         self._quote = ""
@@ -34,20 +37,25 @@ class _Calls:
             self._depth += 1
         elif char in "])}":
             self._close(parsed)
+        elif self._end and self._text.lstrip(", \n\t") == self._end:
+            self._finish()
 
     def _close(self, parsed: Parsed) -> None:
         self._depth -= 1
-        if self._depth == 1 and self._text.endswith(")"):
+        if self._depth == (0 if self._end else 1) and self._text.endswith(")"):
             name, arguments = read_call(self._text.lstrip("[, \n\t"))
             if self._names is not None and name not in self._names:
                 raise MalformedCallError(f"{name!r} is no tool")
             self.begun, self._text = True, ""
             parsed.begin(name)
             parsed.arguments(arguments)
-        elif self._depth == 0:
-            if not self.begun:
-                raise MalformedCallError("a list without calls")
-            self.complete = True
+        elif self._depth == 0 and not self._end:
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self.begun:
+            raise MalformedCallError("a list without calls")
+        self.complete = True
 
 
 def read_call(text: str) -> tuple[str, str]:
@@ -67,15 +75,3 @@ def _value(node: ast.expr) -> object:
     if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
         return {"true": True, "false": False, "null": None}[node.id]
     return ast.literal_eval(node)
-
-
-class PythonicParser(ToolParser):
-    """The parser of Python calls."""
-
-    special = True
-    begins = ("<|python_tag|>",)
-    bare = "["
-
-    def body(self, *, bare: bool) -> Body:
-        """A reader for a list of calls."""
-        return _Calls(self._names if bare else None)

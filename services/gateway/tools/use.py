@@ -14,8 +14,8 @@ from services.gateway.errors import invalid
 from services.gateway.grammar.formats import Checks, Constraint
 from services.gateway.tools import grammars
 from services.gateway.tools.custom import CustomReader
-from services.gateway.tools.forced import EnforcedHermesParser, NamedParser, RequiredParser
-from services.gateway.tools.parser import CallReader, ToolParser
+from services.gateway.tools.forced import ENFORCED_HERMES, REQUIRED, NamedParser
+from services.gateway.tools.parser import CallFormat, CallReader, ToolParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ToolUse:
 
     offered: OfferedTools
     field_names: FieldNames
-    native: type[ToolParser]
+    native: CallFormat
     closed: bool = True  # arguments allow only named properties, unless the schema has `additionalProperties`
 
     @property
@@ -51,11 +51,12 @@ class ToolUse:
         return CustomReader(calls, self.offered.custom) if self.offered.custom else calls
 
     def _function_reader(self, *, constrained: bool) -> CallReader:
-        if self.offered.choice == "required":
-            return RequiredParser(self.names)
-        if self.offered.choice != "auto":
+        if self.offered.choice not in ("auto", "required"):
             return NamedParser(self.offered.choice)
-        return EnforcedHermesParser(self.names) if constrained else self.native(self.names)
+        form = ENFORCED_HERMES if constrained else self.native
+        form = REQUIRED if self.offered.choice == "required" else form
+        schemas = {function.name: function.parameters or {} for function in self.offered.functions}
+        return ToolParser(form, self.names, schemas)
 
     def plan(self, requested: Constraint | None) -> Constraint:
         """The grammar of the answer, by the `requested` structured output; raises :class:`ApiError` (400)."""
@@ -104,7 +105,7 @@ def _schema_of(constraint: Constraint) -> dict[str, Any] | None:
     return schema
 
 
-def tool_use(request: ChatRequest, native: type[ToolParser], *, closed: bool) -> ToolUse | None:
+def tool_use(request: ChatRequest, native: CallFormat, *, closed: bool) -> ToolUse | None:
     """The tools that the model may call in a chat; raises :class:`ApiError` (400) when they contradict each other."""
     offered, names = request.tools, request.names
     if not offered.functions:

@@ -101,8 +101,14 @@ async def test_cancelled_response_stops_its_generation_and_stays_cancelled(serve
         for _ in range(2):
             cancelled = (await stack.http.post(f"{PATH}/{made['id']}/cancel")).json()
             assert (cancelled["id"], cancelled["status"]) == (made["id"], "cancelled")
-        await eventually(lambda: stack.gateway.metrics.registry.get_sample_value(
-            "ryzanstein_gateway_in_flight_requests", {"api": "background", "route": PATH}) == 0)
+        await eventually(
+            lambda: (
+                stack.gateway.metrics.registry.get_sample_value(
+                    "ryzanstein_gateway_in_flight_requests", {"api": "background", "route": PATH}
+                )
+                == 0
+            )
+        )
         for _ in range(40):
             steps.release()
         assert (await over(stack.http, made["id"]))["status"] == "cancelled"
@@ -139,9 +145,7 @@ async def test_failed_request_ends_as_a_failed_response(server: RedisServer) -> 
         ({"model": "nope"}, "model"),
     ],
 )
-async def test_request_that_cannot_be_made_is_refused_at_once(
-    stack: Stack, fields: dict[str, Any], param: str
-) -> None:
+async def test_request_that_cannot_be_made_is_refused_at_once(stack: Stack, fields: dict[str, Any], param: str) -> None:
     answer = await post(stack, **(LATER | fields))
     assert answer.status_code in (400, 404)
     assert answer.json()["error"]["param"] == param

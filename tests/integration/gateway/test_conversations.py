@@ -44,7 +44,12 @@ async def test_turns_of_a_conversation_have_its_items_and_add_their_own(stack: S
     places = [last.index(text) for text in texts]
     assert places == sorted(places)
     items = [item async for item in conversations.items.list(made.id, order="asc")]
-    assert [item.id for item in items[2:]] == [items[2].id, first["output"][0]["id"], items[4].id, second["output"][0]["id"]]
+    assert [item.id for item in items[2:]] == [
+        items[2].id,
+        first["output"][0]["id"],
+        items[4].id,
+        second["output"][0]["id"],
+    ]
     latest = await conversations.items.list(made.id, limit=2)
     assert [item.id for item in latest.data] == [items[5].id, items[4].id]
     assert latest.has_more
@@ -132,7 +137,8 @@ async def test_response_names_one_history(stack: Stack) -> None:
 
 async def test_compacted_conversation_goes_on_from_its_summary(stack: Stack) -> None:
     items = [message("The word is Zebra."), message("Noted.", "assistant"), message("And now?")]
-    compacted = await stack.client.responses.compact(model="", input=items, instructions="Be brief.")
+    limit = {"max_output_tokens": 20}
+    compacted = await stack.client.responses.compact(model="", input=items, instructions="Be brief.", extra_body=limit)
     assert compacted.object == "response.compaction"
     assert compacted.usage.output_tokens > 0
     asked = prompts(stack)[-1]
@@ -146,8 +152,8 @@ async def test_compacted_conversation_goes_on_from_its_summary(stack: Stack) -> 
     foreign = await post(stack, input=[item | {"encrypted_content": "gAAAA"}, message("Go on.")], store=False)
     assert foreign.headers["x-ryzanstein-ignored"] == "input[].type=compaction"
     whole = await create(stack, input=items)
-    again = await stack.client.responses.compact(model="", previous_response_id=whole["id"])
-    assert again.usage.input_tokens > compacted.usage.input_tokens - 5
+    again = await stack.client.responses.compact(model="", previous_response_id=whole["id"], extra_body=limit)
+    assert again.usage.output_tokens == 20
 
 
 async def test_input_is_kept_as_a_turn_without_an_answer(stack: Stack) -> None:

@@ -343,8 +343,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"max_output_tokens": 0}, "max_output_tokens", ">= 1"),
     ({"max_output_tokens": 1000}, "input", "maximum context"),
     ({"metadata": {"a": "x" * 513}}, "metadata[...]", "512"),
-    ({"background": True}, "background", "only `false`"),
-    ({"conversation": "conv_1"}, "conversation", "only `null`"),
+    ({"background": True}, "background", "`store` may not be false"),
+    ({"conversation": "conv_1", "previous_response_id": UNKNOWN}, "conversation", "one of them"),
+    ({"conversation": 7}, "conversation", "expected"),
     ({"prompt": {"id": "p"}}, "prompt", "only `null`"),
     ({"truncation": "some"}, "truncation", "some"),
 ]  # fmt: skip
@@ -362,10 +363,10 @@ async def test_wrong_bodies_are_refused_by_field() -> None:
         body = f'{{"input": "a", "store": false, "max_output_tokens": 1, "tools": {tools}}}'
         answer = await stack.http.post(PATH, content=body, headers={"content-type": "application/json"})
         assert answer.status_code in (200, 400)
-        assert (await stack.http.get(PATH)).status_code == 405
+        assert (await stack.http.put(PATH)).status_code == 405
         page = f"{PATH}/{UNKNOWN}/input_items"
         for query in ("limit=0", "limit=x", "limit=101", "order=up"):
             assert (await stack.http.get(f"{page}?{query}")).status_code == 400
-        assert (await stack.http.get(f"{PATH}/{UNKNOWN}?stream=true")).status_code == 400
+        assert (await stack.http.get(f"{PATH}/{UNKNOWN}?stream=true&starting_after=x")).status_code == 400
         foreign = {"origin": "https://elsewhere.example"}
         assert (await stack.http.delete(f"{PATH}/{UNKNOWN}", headers=foreign)).status_code == 403

@@ -23,7 +23,7 @@ from services.gateway.http.responses.chat import chat_of as of_responses
 from services.gateway.http.responses.reading import read_items
 from services.gateway.http.responses.schema import ReferenceItem, ResponsesBody
 from services.gateway.http.responses.tools import read_tools
-from services.gateway.tools.hermes import HermesParser
+from services.gateway.tools.formats import HERMES
 from services.gateway.tools.use import tool_use
 
 ARRAY: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
@@ -126,11 +126,11 @@ def test_the_older_functions_are_named_as_such() -> None:
     twice = [{"name": "f"}, {"name": "f"}]
     chat = completions(tools=None, functions=twice, function_call={"name": "f"})
     with pytest.raises(ApiError) as refused:
-        tool_use(chat, HermesParser, closed=True)
+        tool_use(chat, HERMES, closed=True)
     assert refused.value.param == "functions"
     other = completions(tools=None, functions=twice[:1], function_call={"name": "g"})
     with pytest.raises(ApiError) as unknown:
-        tool_use(other, HermesParser, closed=True)
+        tool_use(other, HERMES, closed=True)
     assert unknown.value.param == "function_call"
 
 

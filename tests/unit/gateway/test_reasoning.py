@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from services.gateway.reasoning.think import ReasoningParser, tags_of
+from services.gateway.reasoning.formats import FORMATS, ReasoningFormat, reasoning_of
+from services.gateway.reasoning.think import ReasoningParser
 
-THINK = ("<think>", "</think>")
+THINK = next(form for form in FORMATS if form.signs == ("<think>",))
 
 
-def read(pieces: list[str], *, inside: bool) -> tuple[str, str]:
-    parser = ReasoningParser(THINK, inside=inside)
+def read(pieces: list[str], *, inside: bool, form: ReasoningFormat = THINK) -> tuple[str, str]:
+    parser = ReasoningParser(form, inside=inside)
     parts = [*map(parser.push, pieces), parser.finish()]
     return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
 
@@ -43,5 +44,31 @@ def test_reasoning_is_independent_of_the_chunks_of_the_text(
 
 
 def test_the_chat_template_says_whether_a_model_reasons() -> None:
-    assert tags_of("... '<think>\\n' ...") == THINK
-    assert tags_of("{{ messages }}") is None
+    assert reasoning_of("... '<think>\\n' ...") is THINK
+    assert reasoning_of("{{ messages }}") is None
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.models)
+def test_every_format_of_reasoning_is_chosen_by_its_template_and_read_in_any_pieces(form: ReasoningFormat) -> None:
+    assert reasoning_of(f"a template with {' and '.join(form.signs)}") is form
+    opened = form.answer[:1] if len(form.answer) > 1 else ()
+    closed = form.answer[1:2] if form.answer[1:2] and form.answer[1].startswith(("</", "<|END")) else ()
+    for begin in form.begins:
+        text = f"{begin}\na < b, {form.end[:3]} no end\n{form.end}\n{''.join(opened)}Yes, {begin[:4]}.{''.join(closed)}"
+        expected = (f"\na < b, {form.end[:3]} no end\n", f"Yes, {begin[:4]}.")
+        for at in range(len(text) + 1):
+            assert read([text[:at], text[at:]], inside=False, form=form) == expected, text[:at]
+        assert read(list(text), inside=False, form=form) == expected
+        assert read(list(text[len(begin) :]), inside=True, form=form) == expected
+
+
+def test_harmony_has_channels_in_place_of_tags() -> None:
+    form = FORMATS[0]
+    call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
+    for text, expected in (
+        ("<|channel|>final<|message|>Hi.<|return|>", ("", "Hi.")),
+        (f"<|channel|>analysis<|message|>So.<|end|><|start|>assistant{call}", ("So.", f"<|start|>assistant{call}")),
+        ("<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>Hi.", ("So.", "Hi.")),
+    ):
+        for at in range(len(text) + 1):
+            assert read([text[:at], text[at:]], inside=False, form=form) == expected

@@ -7,10 +7,16 @@ from collections.abc import Iterable
 
 import pytest
 
-from services.gateway.tools.forced import EnforcedHermesParser, RequiredParser
-from services.gateway.tools.formats import PARSERS, parser_for
+from services.gateway.tools.forced import ENFORCED_HERMES, REQUIRED
+from services.gateway.tools.formats import FORMATS, PARSERS, parser_for
+from services.gateway.tools.parser import ToolParser
 
-NAMES = frozenset({"get_weather", "now", "add"})
+SCHEMAS = {
+    "get_weather": {"properties": {"city": {"type": "string"}, "tags": {"type": "array"}, "n": {"type": "integer"}}},
+    "now": {},
+    "add": {"properties": {"a": {"type": "integer"}, "b": {"type": ["string", "null"]}}},
+}
+NAMES = frozenset(SCHEMAS)
 Call = tuple[str, object]
 OSLO: Call = ("get_weather", {"city": "Oslo", "tags": ["}", '"</tool_call>"', "[1, {"], "é": {"n": -1.5e3}})
 NOW: Call = ("now", {})
@@ -57,6 +63,73 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
     ("pythonic", "[now(5)]", "[now(5)]", []),
     ("pythonic", "[now(a=)]", "[now(a=)]", []),
     ("pythonic", "[1, 2] is a list", "[1, 2] is a list", []),
+    ("deepseek", "<｜tool▁calls▁begin｜>\n<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>", "", [NOW]),
+    ("mistral", "[TOOL_CALLS]now {}", "", [NOW]),
+    ("qwen3_coder", "Well.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo </par\n\n\"x\"\n</parameter>\n"
+     "<parameter=tags>\n[\"a\", 1]\n</parameter>\n<parameter=n>5</parameter>\n</function>\n</tool_call>\n<tool_call>\n"
+     "<function=now>\n</function>\n</tool_call>", "Well.",
+     [("get_weather", {"city": 'Oslo </par\n\n"x"', "tags": ["a", 1], "n": 5}), NOW]),
+    ("qwen3_coder", "<function=add><parameter=a>True</parameter><parameter=b>null</parameter></function>", "",
+     [("add", {"a": True, "b": None})]),
+    ("qwen3_coder", "<function=add><parameter=a>many</parameter><parameter=b>5 o'clock</parameter></function>", "",
+     [("add", {"a": "many", "b": "5 o'clock"})]),
+    ("qwen3_coder", "<tool_call>now</tool_call>", "<tool_call>now</tool_call>", []),
+    ("qwen3_coder", "a <function of x and <function=", "a <function of x and <function=", []),
+    ("qwen3_coder", "<function=a b>", "<function=a b>", []),
+    ("qwen3_coder", "<function=now>\nnonsense", "onsense", [NOW]),
+    ("seed_oss", "<seed:tool_call>\n<function=get_weather>\n<parameter=city></parameter>\n</function>\n"
+     "</seed:tool_call>", "", [("get_weather", {"city": ""})]),
+    ("minimax_m2", '<minimax:tool_call>\n<invoke name="now">\n</invoke>\n<invoke name="get_weather">\n<parameter name='
+     '"city">Oslo</parameter>\n<parameter name="n">1e2</parameter></invoke>\n</minimax:tool_call>', "",
+     [NOW, ("get_weather", {"city": "Oslo", "n": 100.0})]),
+    ("deepseek_v32", '<｜DSML｜function_calls>\n<｜DSML｜invoke name="add">\n<｜DSML｜parameter name="a" string="true">'
+     '7</｜DSML｜parameter>\n<｜DSML｜parameter name="b" string="false">{"c": [7]}</｜DSML｜parameter>\n'
+     "</｜DSML｜invoke>\n"
+     "</｜DSML｜function_calls>", "", [("add", {"a": "7", "b": {"c": [7]}})]),
+    ("step3", "Hm.<｜tool_calls_begin｜>\n<｜tool_call_begin｜>\nfunction\n<｜tool_sep｜>\n"
+     '<steptml:invoke name="now">\n</steptml:invoke>\n'
+     "<｜tool_call_end｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"now\">"
+     "</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>", "Hm.", [NOW, NOW]),
+    ("glm", "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo\nnow</arg_value>\n<arg_key>n</arg_key>\n"
+     "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now</tool_call>", "",
+     [("get_weather", {"city": "Oslo\nnow", "n": 3}), NOW]),
+    ("glm", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>a < b</arg_value></tool_call>", "",
+     [("get_weather", {"city": "a < b"})]),
+    ("glm", "<tool_call>two words\n", "<tool_call>two words\n", []),
+    ("kimi_k2", "So.<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}"
+     f"<|tool_call_end|><|tool_call_begin|>functions.get_weather:1<|tool_call_argument_begin|>{json.dumps(OSLO[1])}"
+     "<|tool_call_end|><|tool_calls_section_end|>", "So.", [NOW, OSLO]),
+    ("kimi_k2", "<|tool_call_begin|>{}", "<|tool_call_begin|>{}", []),
+    ("functiongemma", "<start_function_call>call:get_weather{city:<escape>Oslo, {x}<escape>,tags:[1,<escape>b<escape>,"
+     "{c:true}],n:-2.5}<end_function_call><start_function_call>call:now{}<end_function_call>", "",
+     [("get_weather", {"city": "Oslo, {x}", "tags": [1, "b", {"c": True}], "n": -2.5}), NOW]),
+    ("functiongemma", "<start_function_call>call:now{a}", "<start_function_call>call:now{a}", []),
+    ("internlm", f"I look.<|action_start|> <|plugin|>\n{written(OSLO, 'parameters')}<|action_end|>\n", "I look.",
+     [OSLO]),
+    ("cohere", '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "now", "parameters": {}},\n '
+     '{"tool_call_id": "1",'
+     f' "tool_name": "get_weather", "parameters": {json.dumps(OSLO[1])}}}\n]<|END_ACTION|>', "", [NOW, OSLO]),
+    ("nemotron", f"<TOOLCALL>[{written(OSLO)}, {written(NOW)}]</TOOLCALL>", "", [OSLO, NOW]),
+    ("lfm2", "<|tool_call_start|>[now(), add(a=1)]<|tool_call_end|>Done.", "Done.", [NOW, ("add", {"a": 1})]),
+    ("olmo3", "<function_calls>\nnow()\nadd(a=1, b='x')\n</function_calls>", "", [NOW, ("add", {"a": 1, "b": "x"})]),
+    ("olmo3", "<function_calls>\n</function_calls>", "<function_calls>\n</function_calls>", []),
+    ("tool_calls", f"<tool_calls>[\n {written(OSLO)},\n {written(NOW)}\n]</tool_calls>", "", [OSLO, NOW]),
+    ("tool_calls", f"<tool_calls>\n{written(OSLO)}\n{written(NOW)}\n</tool_calls>", "", [OSLO, NOW]),
+    ("tool_calls", '{"name": "now", "arguments": {}}', '{"name": "now", "arguments": {}}', []),
+    ("phi4", f"functools[{written(OSLO)}, {written(NOW)}]", "", [OSLO, NOW]),
+    ("phi4", f"<|tool_call|>[{written(NOW)}]<|/tool_call|>", "", [NOW]),
+    ("phi4", "functools is a module", "functools is a module", []),
+    ("gpt_oss", "I look.<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+     f"{json.dumps(OSLO[1])}<|call|>", "I look.", [OSLO]),
+    ("gpt_oss", "<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>", "", [NOW]),
+    ("gigachat", f"function call<|role_sep|>\n{written(OSLO)}", "", [OSLO]),
+    ("gigachat", "a function call", "a function call", []),
+    ("granite_20b_fc", f"<function_call> {written(NOW)}<function_call> {written(OSLO)}", "", [NOW, OSLO]),
+    ("longcat", f"<longcat_tool_call>\n{written(OSLO)}\n</longcat_tool_call>", "", [OSLO]),
+    ("pythonic", '<|python_start|>[now(), add(a=1)]<|python_end|>', "", [NOW, ("add", {"a": 1})]),
+    ("xlam", f"[{written(OSLO)}, {written(NOW)}]", "", [OSLO, NOW]),
+    ("xlam", f"```json\n[{written(NOW)}]\n```", "", [NOW]),
+    ("xlam", '{"name": "Bob"}', '{"name": "Bob"}', []),
     ("pythonic", "[exec(code='1')]", "[exec(code='1')]", []),
     ("generic", written(OSLO), "", [OSLO]),
     ("generic", f"[{written(NOW)}, {written(OSLO)}]", "", [NOW, OSLO]),
@@ -68,7 +141,7 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
 
 def read(kind: str, pieces: Iterable[str]) -> tuple[str, list[tuple[str, str]], int]:
     """Content, calls, and in how many pieces the arguments came."""
-    parser, content, calls, n_pieces = PARSERS[kind](NAMES), "", [], 0
+    parser, content, calls, n_pieces = ToolParser(PARSERS[kind], NAMES, SCHEMAS), "", [], 0
     for found in [*(parser.push(piece) for piece in pieces), parser.finish()]:
         content += found.content
         for delta in found.calls:
@@ -90,10 +163,23 @@ def test_calls_are_the_same_however_the_text_is_cut(kind: str, text: str, conten
     assert read(kind, text)[:2] == whole[:2]
 
 
-@pytest.mark.parametrize("kind", ["hermes", "llama3_json", "mistral", "granite", "deepseek", "generic"])
+STREAMED = sorted(set(FORMATS) - {"pythonic", "lfm2", "olmo3", "functiongemma"})
+
+
+@pytest.mark.parametrize("kind", STREAMED)
 def test_arguments_are_streamed(kind: str) -> None:
-    text = next(text for each, text, _, calls in CASES if each == kind and calls)
+    text = FORMATS[kind].example.replace("Oslo", "Oslo, the capital of Norway")
     assert read(kind, text)[2] > 20
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_is_chosen_by_its_template_and_reads_its_example(kind: str) -> None:
+    named = FORMATS[kind]
+    assert all(parser_for(f"a template with {sign}", "auto") is named.form for sign in named.signs)
+    assert all(PARSERS[alias] is named.form for alias in named.aliases)
+    for text, content in ((named.example, ""), (f"Sure.\n{named.example}", "Sure.")):
+        if not content or named.form.begins[0] in text:
+            assert read(kind, text)[:2] == (content, [("get_weather", '{"city": "Oslo"}')])
 
 
 @pytest.mark.parametrize(("kind", "text", "content", "calls"), [case for case in CASES if case[3]])
@@ -109,14 +195,14 @@ def test_a_text_that_is_cut_off_has_no_call_that_was_not_written(
 
 def test_an_enforced_call_cut_off_before_its_name_is_no_content() -> None:
     call = written(NOW)
-    for parser, text in ((RequiredParser, f"[{call}"), (EnforcedHermesParser, f"<tool_call>\n{call}")):
+    for form, text in ((REQUIRED, f"[{call}"), (ENFORCED_HERMES, f"<tool_call>\n{call}")):
         begun = text.index('"now"') + len('"now"')
         for at in range(1, len(text)):
-            reader = parser(NAMES)
+            reader = ToolParser(form, NAMES, SCHEMAS)
             found = [reader.push(piece) for piece in text[:at]] + [reader.finish()]
             content = "".join(one.content for one in found)
             mark = "<tool_call>"
-            assert content == (text[:at] if parser is EnforcedHermesParser and at < len(mark) else "")
+            assert content == (text[:at] if form is ENFORCED_HERMES and at < len(mark) else "")
             assert any(one.calls for one in found) == (at > begun)
 
 

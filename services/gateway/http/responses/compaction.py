@@ -42,7 +42,9 @@ class CompactBody(Struct, kw_only=True, forbid_unknown_fields=True):
     instructions: str | None = None
     previous_response_id: Annotated[ResponseId, Meta(description="A kept response to go on from")] | None = None
     conversation: ResponseId | ConversationReference | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, description="Of the summary; default: what fits")] | None = None
+    max_output_tokens: (
+        Annotated[int, Meta(ge=1, description="Of the summary; default: a quarter of the context")] | None
+    ) = None
     prompt_cache_key: Annotated[Session, Meta(description="Keeps requests on one worker")] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
     keep_alive: KeepAlive | None = None
@@ -87,6 +89,7 @@ class CompactSerializer(ResponseSerializer):
     async def prepare(self, body: CompactBody, model: ServedModel, caller: Caller) -> Prepared:  # type: ignore[override]
         """See :class:`Serializer`."""
         whole = ResponsesBody(**{name: getattr(body, name) for name in _OF_RESPONSES}, truncation="auto")
+        whole.max_output_tokens = body.max_output_tokens or model.max_len // 4  # a longer one would leave no room
         turn = await self._turns.read(whole, model, caller.tenant, caller.ignored)
         ask = MessageItem(role="user", content=SUMMARIZE)
         self._offer = ToolOffer(caller.ignored)

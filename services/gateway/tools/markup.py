@@ -1,0 +1,191 @@
+"""Calls in markup: a name, then parameters each between its own marks, as text that is no JSON.
+
+A text parameter is passed on as it arrives; another value when it is complete.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.gateway.tools.calls import MalformedCallError, Parsed
+
+_NAME = re.compile(r"[^\s<>\"'{}]{1,256}")
+Schemas = Mapping[str, Mapping[str, Any]]  # of the tools' arguments, by the tools' names
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """The marks of a format."""
+
+    call: str  # before the name; empty: the name follows the mark of the call
+    name_end: str  # empty: the name ends at the next mark or line
+    parameter: str  # before a parameter's name
+    key_end: str
+    value_end: str
+    call_end: str
+    value: str = ""  # between the parameter's name and its value
+    before: tuple[str, ...] = ()  # marks that may be before `call`
+
+
+class MarkupCall:
+    """Reads one call."""
+
+    def __init__(self, marks: Markup, schemas: Schemas, *, called: bool) -> None:
+        """`called`: the mark before the name has been read."""
+        self.begun = False
+        self.complete = False
+        self._marks = marks
+        self._schemas = schemas
+        self._properties: Mapping[str, Any] = {}
+        self._read = self._read_name if called or not marks.call else self._read_mark
+        self._text = ""
+        self._n_parameters = 0
+        self._value: _Value | None = None
+
+    def feed(self, char: str, parsed: Parsed) -> None:
+        """Read a character. Raises MalformedCallError."""
+        self._text += char
+        self._read(parsed)
+
+    def _read_mark(self, parsed: Parsed) -> None:
+        text = self._text.lstrip()
+        if text == self._marks.call:
+            self._text, self._read = "", self._read_name
+        elif text in self._marks.before:
+            self._text = ""
+        elif not any(mark.startswith(text) for mark in (self._marks.call, *self._marks.before)):
+            raise MalformedCallError(f"a call begins with {text!r}")
+
+    def _read_name(self, parsed: Parsed) -> None:
+        end, text = self._marks.name_end, self._text
+        if end:
+            name, ended, rest = text.removesuffix(end), text.endswith(end), ""
+        else:
+            name, ended = text.rstrip("<\n"), bool(text.strip()) and text[-1] in "<\n"
+            rest = text[-1]
+        if not ended:
+            if len(text) > 300:
+                raise MalformedCallError("a call has no name")
+            return
+        if not _NAME.fullmatch(name.strip()):
+            raise MalformedCallError(f"{name!r} is no name")
+        self.begun, self._text, self._read = True, rest.strip(), self._read_between
+        parsed.begin(name.strip())
+        parsed.arguments("{")
+        self._properties = self._schemas.get(name.strip(), {}).get("properties") or {}
+
+    def _read_between(self, parsed: Parsed) -> None:
+        marks, text = self._marks, self._text.lstrip()
+        if text == marks.parameter:
+            self._text, self._read = "", self._read_key
+        elif text == marks.call_end:
+            parsed.arguments("}")
+            self.complete = True
+        elif not any(mark.startswith(text) for mark in (marks.parameter, marks.call_end)):
+            parsed.arguments("}")
+            raise MalformedCallError(f"a parameter begins with {text!r}")
+
+    def _read_key(self, parsed: Parsed) -> None:
+        if not self._text.endswith(self._marks.key_end):
+            return
+        key, _, attributes = self._text.removesuffix(self._marks.key_end).partition('" ')
+        key = key.strip().rstrip('"')
+        parsed.arguments(f"{', ' if self._n_parameters else ''}{json.dumps(key, ensure_ascii=False)}: ")
+        self._n_parameters += 1
+        said = {'string="true"': True, 'string="false"': False}.get(attributes.strip())
+        kind = _kind_of(self._properties.get(key)) if said is None else "text" if said else "other"
+        self._value = _Value(kind, self._marks.value_end)
+        self._text, self._read = "", self._read_value_mark if self._marks.value else self._read_value
+
+    def _read_value_mark(self, parsed: Parsed) -> None:
+        text = self._text.lstrip()
+        if text == self._marks.value:
+            self._text, self._read = "", self._read_value
+        elif not self._marks.value.startswith(text):
+            parsed.arguments("null}")
+            raise MalformedCallError(f"a value begins with {text!r}")
+
+    def _read_value(self, parsed: Parsed) -> None:
+        assert self._value is not None
+        if self._value.ended(self._text, parsed):
+            self._read = self._read_between
+        self._text = ""
+
+
+class _Value:
+    """Reads a value up to its end mark; a line break at its beginning and one at its end belong to the marks."""
+
+    def __init__(self, kind: str, end: str) -> None:
+        """`kind`: `text` is a text, `other` is JSON, `open` is JSON if it can be read as such."""
+        self._kind = kind
+        self._ends = ("\n" + end, end)
+        self._held = ""
+        self._begun = False
+        self._whole = ""
+        self._opened = False
+
+    def ended(self, char: str, parsed: Parsed) -> bool:
+        """Read a character; returns whether the value has ended."""
+        self._held += char
+        if self._held in self._ends:
+            self._close(parsed)
+            return True
+        while self._held and not any(end.startswith(self._held) for end in self._ends):
+            self._pass_on(self._held[0], parsed)
+            self._held = self._held[1:]
+            if self._held in self._ends:
+                self._close(parsed)
+                return True
+        return False
+
+    def _pass_on(self, char: str, parsed: Parsed) -> None:
+        first, self._begun = not self._begun, True
+        if first and char == "\n":
+            return
+        if self._kind == "text":
+            self._open(parsed)
+            parsed.arguments(json.dumps(char, ensure_ascii=False)[1:-1])
+        else:
+            self._whole += char
+
+    def _open(self, parsed: Parsed) -> None:
+        if not self._opened:
+            self._opened = True
+            parsed.arguments('"')
+
+    def _close(self, parsed: Parsed) -> None:
+        if self._kind == "text":
+            self._open(parsed)
+            parsed.arguments('"')
+        else:
+            parsed.arguments(json.dumps(_read_value(self._whole), ensure_ascii=False))
+
+
+def _kind_of(schema: object) -> str:
+    """How a parameter's value is read, by its schema."""
+    if not isinstance(schema, Mapping):
+        return "open"
+    types = schema.get("type")
+    if types == "string" or (types is None and all(isinstance(one, str) for one in schema.get("enum") or [0])):
+        return "text"
+    return "open" if types is None or (isinstance(types, list) and "string" in types) else "other"
+
+
+def _read_value(text: str) -> object:
+    """A value that was written as JSON or as Python; any other text is a text."""
+    stripped = text.strip()
+    try:
+        return json.loads(stripped, parse_constant=lambda name: name)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        value = ast.literal_eval(stripped)
+        json.dumps(value, allow_nan=False)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return text
+    return value
