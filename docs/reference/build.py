@@ -2,8 +2,8 @@
 
 configuration.md from the settings classes, families.md from the list of `ryzanstein models`, policies.md from the
 parts of the router's policies, quantization.md from the worker's methods, metrics.md from the services' registries,
-openapi.json from the gateway, fields.md from its schema, parsers.md from its formats of calls, clients.md from a table and the pins of the tests with
-clients.
+openapi.json from the gateway, fields.md from its schema, parsers.md from its formats of calls, clients.md from a table
+and the pins of the tests with clients.
 """
 
 from __future__ import annotations
@@ -269,8 +269,9 @@ def parsers() -> str:
     lines = [
         "# Parsers of calls and reasoning",
         "",
-        "Made by `make reference`. The chat template chooses; `RYZANSTEIN_TOOL_PARSER` takes a name or another name. Each row is read",
-        "from examples, whole and cut at every position (`tests/unit/gateway/test_tool_parsers.py`, `test_reasoning.py`).",
+        "Made by `make reference`. The chat template chooses; `RYZANSTEIN_TOOL_PARSER` takes a name or another",
+        "name. Tests read each row's examples, whole and cut at every position",
+        "(`tests/unit/gateway/test_tool_parsers.py`, `tests/unit/gateway/test_reasoning.py`).",
         "",
         "| parser | other names | models | a call | template has |",
         "|---|---|---|---|---|",

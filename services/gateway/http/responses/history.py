@@ -175,7 +175,7 @@ class _History:
 
 def _reasoning_of(item: ReasoningItem) -> list[str]:
     texts = [part.text for part in item.content or item.summary or () if part.text]
-    sealed = unseal(item.encrypted_content) if item.encrypted_content and not texts else None
+    sealed = None if texts else unseal(item.encrypted_content)
     return texts if sealed is None else [sealed]
 
 

@@ -19,6 +19,7 @@ from services.gateway.api.options import (
     Session,
 )
 
+SEALED = "reasoning.encrypted_content"
 ResponseId = Annotated[str, Meta(max_length=256)]
 
 # --- items of `input` ----------------------------------------------------------------------------------------------
@@ -127,15 +128,13 @@ class ReasoningItem(_Listed, kw_only=True, forbid_unknown_fields=True):
     type: Literal["reasoning"] = "reasoning"
     summary: list[ReasoningText] | None = None
     content: list[ReasoningText] | None = None
-    encrypted_content: Annotated[
-        str | None, Meta(description="From `include: [reasoning.encrypted_content]`; read where `content` is absent")
-    ] = None
+    encrypted_content: Annotated[Any, Meta(description=f"From `include: [{SEALED}]`; read without `content`")] = None
 
 
 class CompactionItem(Struct, kw_only=True, forbid_unknown_fields=True):
     """A summary that takes the place of the items before it, as /v1/responses/compact returns it."""
 
-    encrypted_content: str
+    encrypted_content: Annotated[Any, Meta(description="As it was returned; that of other servers is left out")] = None
     type: Literal["compaction"] = "compaction"
     id: str | None = None
     created_by: Annotated[Any, ADVISORY] = None
@@ -261,7 +260,6 @@ class ConversationReference(Struct, forbid_unknown_fields=True):
 
 
 LOGPROBS = "message.output_text.logprobs"
-SEALED = "reasoning.encrypted_content"
 INCLUDABLE = (
     "message.output_text.logprobs",
     "reasoning.encrypted_content",

@@ -13,9 +13,9 @@ def seal(text: str) -> str:
     return _MARK + base64.urlsafe_b64encode(text.encode()).decode()
 
 
-def unseal(sealed: str) -> str | None:
-    """The text; None for the opaque form of another server."""
-    if not sealed.startswith(_MARK):
+def unseal(sealed: object) -> str | None:
+    """The text; None for the opaque form of another server, and for what is none."""
+    if not isinstance(sealed, str) or not sealed.startswith(_MARK):
         return None
     try:
         return base64.b64decode(sealed.removeprefix(_MARK), altchars=b"-_", validate=True).decode()

@@ -1,0 +1,180 @@
+"""The WebSocket of /v1/responses, with OpenAI's client: many responses, lanes, turns that are remembered, reconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+import websockets
+from openai.resources.responses.responses import AsyncResponsesConnection
+
+from services.gateway.main import running_gateway
+from tests.integration.gateway.fleet import Fault, Worker
+from tests.integration.gateway.gateways import eventually, fast_settings, running_stack
+from tests.integration.gateway.redis_server import RedisServer
+from tests.integration.gateway.test_responses import PATH, create, prompts
+from tests.integration.gateway.test_tenants import entry
+
+OVER = ("response.completed", "response.incomplete", "response.failed", "error")
+
+
+def client(url: str, key: str = "unused") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+
+
+async def answer(connection: AsyncResponsesConnection, **fields: Any) -> list[Any]:
+    """The events of a response, to the last one."""
+    await connection.response.create(**({"max_output_tokens": 3} | fields))
+    events = []
+    async with asyncio.timeout(120):
+        while not events or events[-1].type not in OVER:
+            events.append(await connection.recv())
+    return events
+
+
+async def test_connection_makes_many_responses_as_post_does(server: RedisServer) -> None:
+    async with running_stack([Worker("w0")], redis_url=server.url) as stack, client(stack.url) as openai_client:
+        whole = await create(stack, max_output_tokens=3)
+        async with openai_client.responses.connect() as connection:
+            events = await answer(connection, input="hi")
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            assert [events[0].type, events[1].type] == ["response.created", "response.in_progress"]
+            last = events[-1].response
+            assert last.store
+            assert (await stack.client.responses.retrieve(last.id)).output == last.output
+            second = (await answer(connection, input="more", previous_response_id=last.id))[-1].response
+            assert second.usage.input_tokens > whole["usage"]["input_tokens"]
+            assert last.output[0].content[0].text in prompts(stack)[-1]
+        sample = stack.gateway.metrics.registry.get_sample_value
+        labels = {"api": "websocket", "route": PATH, "status": "200", "model": "test-model"}
+        assert sample("ryzanstein_gateway_requests_total", labels) == 2
+
+
+async def test_turns_that_are_not_stored_are_remembered_by_the_connection_alone() -> None:
+    async with (
+        running_stack([Worker("w0")], redis_url="unix:///nowhere") as stack,
+        client(stack.url) as openai_client,
+        openai_client.responses.connect() as connection,
+    ):
+        kept_input = (await answer(connection, input="The word is Zebra.", generate=False, store=False))[-1].response
+        assert kept_input.output == []
+        first = (await answer(connection, input="one", store=False, previous_response_id=kept_input.id))[-1].response
+        second = await answer(connection, input="two", store=False, previous_response_id=first.id)
+        assert second[-1].type == "response.incomplete"
+        asked = prompts(stack)[-1]
+        places = [asked.index(text) for text in ("Zebra", "one", first.output[0].content[0].text, "two")]
+        assert places == sorted(places)
+        async with openai_client.responses.connect() as other:
+            (lost,) = await answer(other, input="three", previous_response_id=first.id, store=False)
+            assert (lost.type, lost.status, lost.error.code) == ("error", 503, "store_unavailable")
+
+
+async def test_stored_turn_after_one_that_is_not_stored_keeps_the_whole_conversation(server: RedisServer) -> None:
+    async with running_stack([Worker("w0")], redis_url=server.url) as stack, client(stack.url) as openai_client:
+        async with openai_client.responses.connect() as connection:
+            first = (await answer(connection, input="The word is Zebra.", store=False))[-1].response
+            second = (await answer(connection, input="two", previous_response_id=first.id))[-1].response
+        other = fast_settings(router_addresses=stack.router.address, redis_url=server.url)
+        async with running_gateway(other) as gateway:
+            await eventually(gateway.catalog.available)
+            async with (
+                client(f"http://127.0.0.1:{gateway.http.port}") as elsewhere,
+                elsewhere.responses.connect() as connection,
+            ):
+                third = (await answer(connection, input="three", previous_response_id=second.id))[-1]
+                assert third.type == "response.incomplete"
+                assert "Zebra" in prompts(stack)[-1], "another gateway goes on from what is kept"
+                (lost,) = await answer(connection, input="three", previous_response_id=first.id)
+                assert (lost.status, lost.error.code) == (400, "previous_response_not_found")
+
+
+async def test_lanes_run_at_the_same_time_and_each_in_order(server: RedisServer) -> None:
+    steps = asyncio.Semaphore(0)
+    worker = Worker("w0", steps=steps)
+    async with (
+        running_stack([worker], redis_url=server.url) as stack,
+        client(stack.url) as openai_client,
+        openai_client.responses.connect() as connection,
+    ):
+        for lane in ("a", "b", "a"):
+            await connection.response.create(input=f"in {lane}", stream_id=lane, max_output_tokens=2)
+        await eventually(lambda: len(worker.submits) == 2)
+        for _ in range(20):
+            steps.release()
+        ended: list[str] = []
+        begun: list[str] = []
+        while len(ended) < 3:
+            event = await connection.recv()
+            assert event.stream_id
+            if event.type == "response.created":
+                begun.append(event.stream_id)
+            elif event.type in OVER:
+                ended.append(event.stream_id)
+        assert sorted(begun[:2]) == ["a", "b"]
+        assert begun[2] == "a"
+        assert sorted(ended) == ["a", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("no JSON", "type"),
+        ({"type": "response.steer", "input": "a"}, "type"),
+        ({"type": "response.create", "input": "a", "background": True}, "background"),
+        ({"type": "response.create", "input": "a", "stream_id": ""}, "stream_id"),
+        ({"type": "response.create", "input": "a", "temperature": -1}, "temperature"),
+    ],
+)
+async def test_wrong_message_ends_no_connection(message: Any, param: str) -> None:
+    async with running_stack([Worker("w0")], redis_url="unix:///nowhere") as stack:
+        async with websockets.connect(f"ws{stack.url[4:]}{PATH}", proxy=None) as socket:
+            await socket.send(message if isinstance(message, str) else json.dumps(message))
+            refused = json.loads(await socket.recv())
+            assert (refused["type"], refused["status"], refused["error"]["param"]) == ("error", 400, param)
+            good = {"type": "response.create", "input": "a", "store": False, "max_output_tokens": 1, "stream": True}
+            await socket.send(json.dumps(good))
+            assert json.loads(await socket.recv())["type"] == "response.created"
+
+
+async def test_connection_needs_a_key_and_survives_a_failed_response(server: RedisServer) -> None:
+    settings = {"tenancy": True, "api_keys": json.dumps([entry("one", name="acme")])}
+    worker = Worker("w0", faults=[Fault("mistake", 1)])
+    async with running_stack([worker], redis_url=server.url, **settings) as stack:
+        async with client(stack.url, "two") as foreign, foreign.responses.connect() as connection:
+            (refused,) = await answer(connection, input="a")
+            assert refused.status == 401
+        async with client(stack.url, "one") as mine, mine.responses.connect() as connection:
+            assert (await answer(connection, input="a"))[-1].type == "response.failed"
+            assert (await answer(connection, input="a"))[-1].type == "response.incomplete"
+
+
+async def test_ending_gateway_closes_the_connection_after_its_last_response() -> None:
+    steps = asyncio.Semaphore(0)
+    worker = Worker("w0", steps=steps)
+    async with running_stack([worker], redis_url="unix:///nowhere", drain_timeout_s=60.0) as stack:
+        async with websockets.connect(f"ws{stack.url[4:]}{PATH}", proxy=None) as socket:
+            body = {"type": "response.create", "input": "a", "store": False, "max_output_tokens": 2}
+            await socket.send(json.dumps(body))
+            await eventually(lambda: bool(worker.submits))
+            ending = asyncio.create_task(stack.gateway.end(60.0))
+            for _ in range(4):
+                steps.release()
+            events = [json.loads(message)["type"] async for message in socket]
+            assert events[-1] == "response.incomplete"
+            assert socket.close_code == 1012
+            await ending
+
+
+async def test_abandoned_connection_stops_its_generation() -> None:
+    worker = Worker("w0", step_s=0.01)
+    async with running_stack([worker], redis_url="unix:///nowhere") as stack:
+        async with websockets.connect(f"ws{stack.url[4:]}{PATH}", proxy=None) as socket:
+            body = {"type": "response.create", "input": "a", "store": False, "max_output_tokens": 200}
+            await socket.send(json.dumps(body))
+            await socket.recv()
+        sample = stack.gateway.metrics.registry.get_sample_value
+        labels = {"api": "websocket", "route": PATH}
+        await eventually(lambda: sample("ryzanstein_gateway_in_flight_requests", labels) == 0)
