@@ -61,9 +61,9 @@ class GenerateHandler(Generic[Body]):
                     await _stream(exchange, request, serializer)
             else:
                 await request.start(serializer, body, session, exchange.traceparent)
-                choices, prepared = await request.collect(serializer.new_choice), request.prepared
+                choices, generations = await request.collect(serializer.new_choice), request.prepared.generations
                 exchange.answer_headers = request.headers()  # now with the cost
-                answer = await serializer.body(choices, prepared.generations, prepared.usage())
+                answer = await serializer.body(choices, generations, request.used)
                 await exchange.send_json(200, answer)
 
 

@@ -24,6 +24,7 @@ from services.gateway.api.schema import (
 )
 from services.gateway.http.messages.endpoint import NO_THREADS
 from services.gateway.http.messages.schema import CountBody, MessagesBody
+from services.gateway.http.responses.compaction import CompactBody
 from services.gateway.http.responses.counting import InputTokensBody
 from services.gateway.http.responses.schema import ResponsesBody
 from services.gateway.http.tokens import DetokenizeBody, TokenizeBody
@@ -39,6 +40,7 @@ BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/messages/count_tokens": (CountBody, {"messages": [HELLO]}),
     "/v1/responses": (ResponsesBody, {"input": "a", "max_output_tokens": 1, "store": False}),
     "/v1/responses/input_tokens": (InputTokensBody, {"input": "a"}),
+    "/v1/responses/compact": (CompactBody, {"input": "a", "max_output_tokens": 1}),
     "/v1/completions": (CompletionBody, {"prompt": "a", "max_tokens": 1}),
     "/v1/embeddings": (EmbeddingBody, {"input": "a"}),
     "/v1/score": (ScoreBody, {"text_1": "a", "text_2": ["a"]}),

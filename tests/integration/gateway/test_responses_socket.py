@@ -1,9 +1,10 @@
-"""The WebSocket of /v1/responses, with OpenAI's client: many responses, lanes, turns that are remembered, reconnects."""
+"""The WebSocket of /v1/responses, with OpenAI's client: many responses, lanes, remembered turns, reconnects."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 import openai
@@ -129,14 +130,16 @@ async def test_lanes_run_at_the_same_time_and_each_in_order(server: RedisServer)
     ],
 )
 async def test_wrong_message_ends_no_connection(message: Any, param: str) -> None:
-    async with running_stack([Worker("w0")], redis_url="unix:///nowhere") as stack:
-        async with websockets.connect(f"ws{stack.url[4:]}{PATH}", proxy=None) as socket:
-            await socket.send(message if isinstance(message, str) else json.dumps(message))
-            refused = json.loads(await socket.recv())
-            assert (refused["type"], refused["status"], refused["error"]["param"]) == ("error", 400, param)
-            good = {"type": "response.create", "input": "a", "store": False, "max_output_tokens": 1, "stream": True}
-            await socket.send(json.dumps(good))
-            assert json.loads(await socket.recv())["type"] == "response.created"
+    async with (
+        running_stack([Worker("w0")], redis_url="unix:///nowhere") as stack,
+        websockets.connect(f"ws{stack.url[4:]}{PATH}", proxy=None) as socket,
+    ):
+        await socket.send(message if isinstance(message, str) else json.dumps(message))
+        refused = json.loads(await socket.recv())
+        assert (refused["type"], refused["status"], refused["error"]["param"]) == ("error", 400, param)
+        good = {"type": "response.create", "input": "a", "store": False, "max_output_tokens": 1, "stream": True}
+        await socket.send(json.dumps(good))
+        assert json.loads(await socket.recv())["type"] == "response.created"
 
 
 async def test_connection_needs_a_key_and_survives_a_failed_response(server: RedisServer) -> None:
@@ -154,18 +157,23 @@ async def test_connection_needs_a_key_and_survives_a_failed_response(server: Red
 async def test_ending_gateway_closes_the_connection_after_its_last_response() -> None:
     steps = asyncio.Semaphore(0)
     worker = Worker("w0", steps=steps)
-    async with running_stack([worker], redis_url="unix:///nowhere", drain_timeout_s=60.0) as stack:
-        async with websockets.connect(f"ws{stack.url[4:]}{PATH}", proxy=None) as socket:
-            body = {"type": "response.create", "input": "a", "store": False, "max_output_tokens": 2}
-            await socket.send(json.dumps(body))
-            await eventually(lambda: bool(worker.submits))
-            ending = asyncio.create_task(stack.gateway.end(60.0))
-            for _ in range(4):
-                steps.release()
-            events = [json.loads(message)["type"] async for message in socket]
-            assert events[-1] == "response.incomplete"
-            assert socket.close_code == 1012
-            await ending
+    async with (
+        running_stack([worker], redis_url="unix:///nowhere", drain_timeout_s=60.0) as stack,
+        websockets.connect(f"ws{stack.url[4:]}{PATH}", proxy=None) as socket,
+    ):
+        body = {"type": "response.create", "input": "a", "store": False, "max_output_tokens": 2}
+        await socket.send(json.dumps(body))
+        await eventually(lambda: bool(worker.submits))
+        ending = asyncio.create_task(stack.gateway.end(60.0))
+        for _ in range(4):
+            steps.release()
+        events: list[str] = []
+        with suppress(websockets.ConnectionClosed):
+            while True:
+                events.append(json.loads(await socket.recv())["type"])
+        assert events[-1] == "response.incomplete"
+        assert socket.close_code == 1012
+        await ending
 
 
 async def test_abandoned_connection_stops_its_generation() -> None:

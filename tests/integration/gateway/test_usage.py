@@ -289,10 +289,14 @@ async def test_answers_say_their_cost(stack: Stack) -> None:
             bill.add("", answer.json()["usage"])
             cost = bill.of[""]["input_tokens"] / 1000 + bill.of[""]["output_tokens"] / 100
             assert float(answer.headers["x-ryzanstein-cost"]) == pytest.approx(cost)
-            if "completions" in path:
+            if "completions" in path or "responses" in path:
                 options = {"stream": True, "stream_options": {"include_cost": True}}
                 streamed = await priced.http.post(path, json=body | options)
                 assert last_usage(streamed.text)["cost"] == pytest.approx(cost)
+            if "responses" in path:
+                whole = await priced.http.post(path, json=body | options | {"stream": False})
+                assert whole.json()["usage"]["cost"] == pytest.approx(cost)
+            elif "completions" in path:
                 plain = await priced.http.post(
                     path, json=body | {"stream": True, "stream_options": {"include_usage": True}}
                 )

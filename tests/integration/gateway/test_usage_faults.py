@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from services.gateway.billing.ledger import UsageLedger
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.keys import digest_of
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
-from tests.integration.gateway.fleet import MODEL, Worker
+from tests.integration.gateway.fleet import MODEL, Fault, Worker
 from tests.integration.gateway.gateways import eventually, fast_settings, running_stack
 from tests.integration.gateway.placing import running_fleet
 from tests.integration.gateway.process import GatewayProcess, gateway_process
@@ -32,17 +33,8 @@ from tests.integration.router import processes
 T = TypeVar("T")
 
 
-@asynccontextmanager
-async def two_gateways(folder: Path, redis_url: str) -> AsyncIterator[tuple[GatewayProcess, GatewayProcess]]:
-    environment = {"REDIS_URL": redis_url, "TENANCY": "true", "API_KEYS": json.dumps(KEYS)}
-    async with (
-        running_fleet([Worker("w0", step_s=0.002)]) as router,
-        gateway_process(router.address, folder / "a.log", **environment) as one,
-        gateway_process(router.address, folder / "b.log", **environment) as other,
-    ):
-        yield one, other
-
-
+REQUESTS = int(os.environ.get("RYZANSTEIN_TEST_REQUESTS", "192"))
+KILLS = 1 + REQUESTS // 2500
 ALIKE = {  # requests of each key, so that the counted tokens of a key tell how many were counted whole
     "a1": BODIES[0],
     "a2": BODIES[2],
@@ -51,30 +43,65 @@ ALIKE = {  # requests of each key, so that the counted tokens of a key tell how 
 }
 
 
-@pytest.mark.timeout(300)
-async def test_killed_gateway_loses_and_repeats_no_count(tmp_path: Path, server: RedisServer) -> None:
+class Killed:
+    """A gateway that lives on, and one after the other that is killed while workers break."""
+
+    def __init__(self, folder: Path, redis_url: str, workers: list[Worker], router: str) -> None:
+        self._environment = {"REDIS_URL": redis_url, "TENANCY": "true", "API_KEYS": json.dumps(KEYS)}
+        self._folder, self._workers, self._router = folder, workers, router
+        self._held = AsyncExitStack()
+        self.answers = 0
+
+    async def __aenter__(self) -> Killed:
+        self.survivor, self.victim = await self._gateway("survivor"), await self._gateway("0")
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self._held.aclose()
+
+    async def _gateway(self, name: str) -> GatewayProcess:
+        log = self._folder / f"{name}.log"
+        return await self._held.enter_async_context(gateway_process(self._router, log, **self._environment))
+
+    async def kill(self) -> None:
+        """Kill gateways, and break a worker's streams before each."""
+        for number in range(1, KILLS + 1):
+            due = number * REQUESTS // (KILLS + 2)
+            await eventually(lambda due=due: self.answers >= due, timeout_s=600)  # type: ignore[misc]
+            self._workers[number % len(self._workers)].faults.append(Fault("break", 2))
+            self.victim.process.kill()
+            if number < KILLS:
+                self.victim = await self._gateway(str(number))
+
+
+@pytest.mark.timeout(300 + REQUESTS // 5)
+async def test_killed_gateways_and_workers_lose_and_repeat_no_count(tmp_path: Path, server: RedisServer) -> None:
     answered: dict[str, list[dict[str, Any]]] = {key: [] for key in ALIKE}
     broken: Counter[str] = Counter()
-    async with two_gateways(tmp_path, server.url) as (victim, other), httpx.AsyncClient(timeout=120) as http:
+    workers = [Worker(name, step_s=0.002) for name in ("w0", "w1")]
+    async with (
+        running_fleet(workers) as router,
+        Killed(tmp_path, server.url, workers, router.address) as gateways,
+        httpx.AsyncClient(timeout=120) as http,
+    ):
 
         async def client(number: int) -> None:
             key = list(ALIKE)[number % len(ALIKE)]
             path, body = ALIKE[key]
-            for turn in range(8):
-                stream = turn % 2 == 0
-                gateway = victim if turn % 4 < 2 and victim.process.returncode is None else other
+            for turn in range(REQUESTS // 24):
+                stream, victim = turn % 2 == 0, gateways.victim
+                gateway = victim if turn % 4 < 2 and victim.process.returncode is None else gateways.survivor
                 try:
                     usage = await ask(http, key, gateway.url + path, body, stream=stream)
                 except httpx.TransportError:
                     broken[key] += 1
-                    usage = await ask(http, key, other.url + path, body, stream=stream)
+                    usage = await ask(http, key, gateways.survivor.url + path, body, stream=stream)
                 answered[key].append(usage)
+                gateways.answers += 1
 
-        clients = [asyncio.create_task(client(number)) for number in range(24)]
-        await eventually(lambda: sum(map(len, answered.values())) >= 40)
-        victim.process.kill()
-        await asyncio.gather(*clients)
-        report = sums(await read(http, other.url + USAGE, group_by="api_key_id"), "api_key_id")
+        await asyncio.gather(gateways.kill(), *(client(number) for number in range(24)))
+        report = sums(await read(http, gateways.survivor.url + USAGE, group_by="api_key_id"), "api_key_id")
+    assert not any(worker.faults for worker in workers), "each fault has broken a worker"
     for key, usages in answered.items():
         counted = report[digest_of(key)[:12],]
         assert len(usages) <= counted["num_model_requests"] <= len(usages) + broken[key], (

@@ -93,6 +93,7 @@ class ConversationSerializer(ResponseSerializer):
         offer = read_tools(body, turn.items, len(turn.given), caller.ignored)
         if not caller.session and body.store is not False:
             caller = replace(caller, session=turn.session)
+        self._with_cost = bool(body.stream_options and body.stream_options.include_cost)
         writer = self._writer(body, model)
         self._output = OutputItems(stem_of(turn.response_id), writer, offer, sealed=body.sealed)
         self._facts = self._facts_of(turn, model, offer)

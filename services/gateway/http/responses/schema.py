@@ -251,6 +251,10 @@ class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
     """How a stream reports."""
 
     include_obfuscation: Annotated[Any, ADVISORY] = None
+    include_cost: (
+        Annotated[bool, Meta(description="Adds `cost` to the usage at the end; null for a model without a price")]
+        | None
+    ) = None
 
 
 class ConversationReference(Struct, forbid_unknown_fields=True):

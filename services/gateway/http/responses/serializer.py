@@ -53,6 +53,7 @@ class ResponseSerializer(Serializer[ResponsesBody]):
     _facts: dict[str, Any]  # the response without what the answer adds
     _output: OutputItems
     _number = 0  # number of the next event
+    _with_cost = False  # whether the usage has the cost
 
     @abstractmethod
     async def _keep(self, response: dict[str, Any]) -> bool:
@@ -133,7 +134,8 @@ class ResponseSerializer(Serializer[ResponsesBody]):
         if status == "completed":
             response["completed_at"] = int(time.time())
         if usage is not None:
-            response["usage"] = usage_of(usage, self._output.reasoning_tokens)
+            cost = {"cost": usage.cost} if self._with_cost else {}
+            response["usage"] = usage_of(usage, self._output.reasoning_tokens) | cost
         return response
 
 
