@@ -107,7 +107,7 @@ async def test_conversations_are_their_tenants_own_and_share_its_bounds(server: 
     ("path", "body", "param"),
     [
         ("", {"items": [message("a")] * 21}, "items"),
-        ("", {"items": [{"type": "message", "role": "robot", "content": "a"}]}, "items[0].role"),
+        ("", {"items": [{"type": "function_call", "call_id": "c"}]}, "items[0].name"),
         ("", {"items": [{"id": "msg_1"}]}, "items[0].type"),
         ("", {"metadata": {"a": 1}}, "metadata[...]"),
         ("/items", {"items": []}, "items"),

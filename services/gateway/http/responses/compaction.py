@@ -48,9 +48,9 @@ class CompactBody(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: Annotated[Session, Meta(description="Keeps requests on one worker")] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
     keep_alive: KeepAlive | None = None
-    service_tier: Annotated[str | None, ADVISORY] = None
+    service_tier: Annotated[Any, ADVISORY] = None
     prompt_cache_options: Annotated[Any, ADVISORY] = None
-    prompt_cache_retention: Annotated[str | None, ADVISORY] = None
+    prompt_cache_retention: Annotated[Any, ADVISORY] = None
     image: Annotated[Any, neutral()] = None
 
     @property
