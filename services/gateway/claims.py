@@ -21,7 +21,7 @@ _LOOK_S = 1.0
 _RENEW_S = 1.0
 
 
-class JobRun(Protocol):
+class ClaimedRun(Protocol):
     """A claimed job."""
 
     async def run(self) -> None:
@@ -40,7 +40,7 @@ class JobClaims:
     def __init__(
         self,
         claim: Callable[[str, bool], Awaitable[Claim | None]],
-        begin: Callable[[Claim, asyncio.Event], JobRun],
+        begin: Callable[[Claim, asyncio.Event], ClaimedRun],
         places: int,
         gateway_id: str,
         drain: Drain,

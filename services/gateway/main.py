@@ -154,7 +154,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     pipeline = Pipeline(catalog, upstream, metrics, wrap, log_prompts=settings.log_prompts)
     gate, tracer, drain = new_gate(settings, guard, keys, metrics, peers), RequestTracer(enabled=traced), Drain()
     grammars = GrammarCompiler(settings.grammar_timeout_s, closed=not settings.additional_properties)
-    kept = kept_responses(settings, kept_redis, keys, metrics)
+    stores = kept_responses(settings, kept_redis, keys, metrics)
     batches = Batches(settings, keys, metrics) if settings.batch_storage_bytes else None
     fine_tuning = FineTuning(batches.files, adapters) if batches else None
     ledger = new_ledger(settings, redis, keys, metrics, gateway_id)
@@ -167,7 +167,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         canaries,
         grammars,
         gate,
-        kept,
+        stores,
         metrics,
         tracer,
         drain,
@@ -178,7 +178,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     )
     places = settings.responses_background if settings.responses_ttl_s else 0
     background = (
-        background_claims(kept.queue, services.background_routes(), places, gateway_id, drain) if places else None
+        background_claims(stores.queue, services.background_routes(), places, gateway_id, drain) if places else None
     )
     metrics.watch(
         workers=lambda: len(router.listed.views),

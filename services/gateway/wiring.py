@@ -97,7 +97,7 @@ class SharedServices:
     completions: CompletionPreparer
     chat: ChatPreparer
     hot: list[Route]
-    kept: KeptResponses
+    stores: KeptResponses
     adapters: AdapterAdmin
     embedder: Embedder
     buffers: ReplayBuffers
@@ -182,8 +182,8 @@ class SharedServices:
             documented,
             [*([add_playground] if self.settings.playground else []), *(part.add_routes for part in parts)],
         )
-        add_routes(app, self.kept.queue)
-        add_conversations(app, self.kept.conversations, self._limits())
+        add_routes(app, self.stores.queue)
+        add_conversations(app, self.stores.conversations, self._limits())
         add_usage(app, self.usage)
         add_deletion(app, self.adapters)
         observer = Observer("rest", self.metrics, self.tracer)
@@ -291,7 +291,7 @@ def new_services(
     canaries: Canaries,
     grammars: GrammarCompiler,
     gate: Gate,
-    kept: KeptResponses,
+    stores: KeptResponses,
     metrics: GatewayMetrics,
     tracer: RequestTracer,
     drain: Drain,
@@ -314,8 +314,8 @@ def new_services(
         external,
         completions,
         chat,
-        hot_routes(settings, chat, completions, embedder, kept, gate.credential, adapters, external),
-        kept,
+        hot_routes(settings, chat, completions, embedder, stores, gate.credential, adapters, external),
+        stores,
         adapters,
         embedder,
         ReplayBuffers(settings.stream_resume_window_s),

@@ -82,11 +82,11 @@ class BatchRun:
             self._ending.set()
 
     async def renew(self) -> None:
-        """See :class:`JobRun`."""
+        """See :class:`ClaimedRun`."""
         self.on_status(await self._store.renew(self._claim))
 
     async def leave(self) -> None:
-        """See :class:`JobRun`."""
+        """See :class:`ClaimedRun`."""
         await self._store.renew(self._claim, give_up=True)
 
     async def run(self) -> None:

@@ -50,7 +50,7 @@ def hot_routes(
     chats: ChatPreparer,
     completing: CompletionPreparer,
     embedder: Embedder,
-    kept: KeptResponses,
+    stores: KeptResponses,
     credential: Credential,
     adapters: AdapterAdmin,
     external: ExternalClient,
@@ -72,14 +72,19 @@ def hot_routes(
         Route(
             "/v1/responses",
             ResponsesHandler(
-                chats, kept.queue, kept.conversations, credential, beat_s, background=settings.responses_background > 0
+                chats,
+                stores.queue,
+                stores.conversations,
+                credential,
+                beat_s,
+                background=settings.responses_background > 0,
             ),
             responses.DOCUMENTED,
             RESPONSES_DIALECT,
         ),
         Route(
             "/v1/responses/input_tokens",
-            counting.InputTokensHandler(chats, kept.turns),
+            counting.InputTokensHandler(chats, stores.turns),
             counting.DOCUMENTED,
             RESPONSES_DIALECT,
         ),
@@ -87,7 +92,7 @@ def hot_routes(
             "/v1/responses/compact",
             GenerateHandler(
                 BodyDecoder(compaction.CompactBody).decode,
-                lambda _: compaction.CompactSerializer(chats, kept.turns),
+                lambda _: compaction.CompactSerializer(chats, stores.turns),
                 beat_s,
             ),
             compaction.DOCUMENTED,
@@ -95,7 +100,7 @@ def hot_routes(
         ),
         Route(
             "/v1/conversations",
-            conversation_routes.ConversationHandler(kept.conversations),
+            conversation_routes.ConversationHandler(stores.conversations),
             conversation_routes.DOCUMENTED,
         ),
         Route(

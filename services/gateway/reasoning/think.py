@@ -27,8 +27,8 @@ class _Dropped:
         if not self._marks:
             return text
         text, out = self._held + text, ""
-        while found := [(text.find(mark), -len(mark)) for mark in self._marks if mark in text]:
-            start, length = min(found)
+        while marks := [(text.find(mark), -len(mark)) for mark in self._marks if mark in text]:
+            start, length = min(marks)
             out, text = out + text[:start], text[start - length :]
         n_held = held_back(text, self._marks)
         self._held = text[len(text) - n_held :]

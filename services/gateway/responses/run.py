@@ -17,7 +17,7 @@ from services.common.tasks import end_tasks, wait_for_event
 from services.gateway.asgi import ASGIApp, ASGIMessage
 from services.gateway.errors import ApiError
 from services.gateway.http.responses.kept import LostEventsError
-from services.gateway.http.responses.origin import Origin, from_origin
+from services.gateway.http.responses.origin import RequestOrigin, from_origin
 from services.gateway.http.responses.queue import FINAL, BackgroundQueue, event_of, object_of
 from services.gateway.http.responses.store import NOT_FOUND, StoredResponse
 from services.gateway.ids import new_id
@@ -86,15 +86,15 @@ class BackgroundRun:
         self._id = claim.job_id
 
     async def renew(self) -> None:
-        """See :class:`JobRun`."""
+        """See :class:`ClaimedRun`."""
         await self._queue.renew(self._claim)
 
     async def leave(self) -> None:
-        """See :class:`JobRun`."""
+        """See :class:`ClaimedRun`."""
         await self._queue.renew(self._claim, give_up=True)
 
     async def run(self) -> None:
-        """See :class:`JobRun`."""
+        """See :class:`ClaimedRun`."""
         try:
             stored, digest = await patiently(lambda: self._queue.store.read(self._tenant, self._id))
         except ApiError as error:  # deleted, or evicted
@@ -137,13 +137,13 @@ class BackgroundRun:
         plan = stored.plan
         assert plan is not None
         created_at = object_of(stored)["created_at"]
-        more = from_origin(Origin(response_id=self._id, created_at=created_at, replaces=digest))
+        more = from_origin(RequestOrigin(response_id=self._id, created_at=created_at, replaces=digest))
         headers = [
             (b"authorization", plan.credential.encode()),
             (b"x-request-id", new_id("req").encode()),
             (b"x-session-id", plan.session.encode()),
         ]
-        events = await EventLog.opened(self._queue, self._claim, self._tenant, kept=plan.stream)
+        events = await EventLog.opened(self._queue, self._claim, self._tenant, recorded=plan.stream)
         answer = _Answer(events)
         asking = asyncio.create_task(post(self._routes, "/v1/responses", headers, bytes(plan.body), answer.send, more))
         flushing = asyncio.create_task(events.flush_often())
@@ -161,7 +161,7 @@ class BackgroundRun:
         close = self._queue.close
         response = await patiently(lambda: close(self._tenant, self._id, stored, digest, "failed", error))
         if response is not None and stored.plan and stored.plan.stream:
-            events = await EventLog.opened(self._queue, self._claim, self._tenant, kept=True)
+            events = await EventLog.opened(self._queue, self._claim, self._tenant, recorded=True)
             await events.append_final(response)
         await self._end()
 
@@ -212,23 +212,23 @@ class EventLog:
     """Keeps the events of a response, numbered without a gap, also across gateways."""
 
     def __init__(
-        self, queue: BackgroundQueue, claim: Claim, tenant: str, published: list[Event], *, kept: bool
+        self, queue: BackgroundQueue, claim: Claim, tenant: str, published: list[Event], *, recorded: bool
     ) -> None:
-        self._queue, self._claim, self._tenant, self._kept = queue, claim, tenant, kept
+        self._queue, self._claim, self._tenant, self._recorded = queue, claim, tenant, recorded
         self._number = len(published)
         self._continuation = Continuation(published)
         self._waiting: list[Event] = []
         self._lock = asyncio.Lock()
 
     @classmethod
-    async def opened(cls, queue: BackgroundQueue, claim: Claim, tenant: str, *, kept: bool) -> EventLog:
+    async def opened(cls, queue: BackgroundQueue, claim: Claim, tenant: str, *, recorded: bool) -> EventLog:
         """The log with what earlier runs have published."""
-        events = await patiently(lambda: queue.store.kept.events(tenant, claim.job_id, 0)) if kept else []
-        return cls(queue, claim, tenant, [msgspec.json.decode(event) for event in events], kept=kept)
+        events = await patiently(lambda: queue.store.objects.events(tenant, claim.job_id, 0)) if recorded else []
+        return cls(queue, claim, tenant, [msgspec.json.decode(event) for event in events], recorded=recorded)
 
     def add(self, event: Event) -> None:
         """Add an event; raises DivergedError."""
-        new = self._continuation.new_part(event) if self._kept else None
+        new = self._continuation.new_part(event) if self._recorded else None
         if new is None:
             return
         if self._waiting and is_delta(new) and place_of(self._waiting[-1]) == place_of(new):
@@ -256,7 +256,7 @@ class EventLog:
                 return
             numbered = [event | {"sequence_number": number} for number, event in enumerate(events, self._number)]
             data = [msgspec.json.encode(event) for event in numbered]
-            record = self._queue.store.kept.record
+            record = self._queue.store.objects.record
             try:
                 self._number = await patiently(
                     lambda: record(self._tenant, self._claim.job_id, self._claim.owner, data)
@@ -265,7 +265,7 @@ class EventLog:
                 raise LostClaimError from error
             except ApiError as error:  # they are too large: clients get the end of the response without them
                 log.warning("response %s: no further events are kept: %s", self._claim.job_id, error)
-                self._kept = False
+                self._recorded = False
 
 
 async def patiently(operation: Callable[[], Awaitable[T]]) -> T:

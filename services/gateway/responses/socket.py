@@ -22,7 +22,7 @@ from services.common.tasks import end_tasks
 from services.gateway.asgi import ASGIApp, ASGIMessage, Headers, Receive, Scope, Send, header
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, invalid
-from services.gateway.http.responses.origin import Origin, from_origin
+from services.gateway.http.responses.origin import RequestOrigin, from_origin
 from services.gateway.http.responses.store import Past
 from services.gateway.inside import EventReader, post
 from services.gateway.observation import request_id_of
@@ -144,7 +144,7 @@ class _Connection:
         if before is not None:
             await asyncio.wait([before])
         answer = _Events(self, lane)
-        more = from_origin(Origin(recent=self._recent))
+        more = from_origin(RequestOrigin(recent=self._recent))
         try:
             # A task of its own has its own context, which holds the request's log fields and trace.
             asking = asyncio.create_task(

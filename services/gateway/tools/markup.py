@@ -15,7 +15,7 @@ from typing import Any
 from services.gateway.tools.calls import MalformedCallError, Parsed
 
 _NAME = re.compile(r"[^\s<>\"'{}]{1,256}")
-Schemas = Mapping[str, Mapping[str, Any]]  # of the tools' arguments, by the tools' names
+Schemas = Mapping[str, Mapping[str, Any]]  # schemas of arguments, by the tools' names
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class MarkupCall:
         key = key.strip().rstrip('"')
         parsed.arguments(f"{', ' if self._n_parameters else ''}{json.dumps(key, ensure_ascii=False)}: ")
         self._n_parameters += 1
-        said = {'string="true"': True, 'string="false"': False}.get(attributes.strip())
-        kind = _kind_of(self._properties.get(key)) if said is None else "text" if said else "other"
+        typed = {'string="true"': True, 'string="false"': False}.get(attributes.strip())
+        kind = _kind_of(self._properties.get(key)) if typed is None else "text" if typed else "other"
         self._value = _Value(kind, self._marks.value_end)
         self._text, self._read = "", self._read_value_mark if self._marks.value else self._read_value
 

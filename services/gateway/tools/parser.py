@@ -40,7 +40,7 @@ class OpenCall:
 
     mark: str  # that begins the call; empty: it has none
     names: frozenset[str]  # tools that may be called
-    schemas: Schemas  # of their arguments
+    schemas: Schemas  # schemas of their arguments
 
     @property
     def own_names(self) -> frozenset[str] | None:
@@ -134,9 +134,9 @@ class ToolParser:
         if self._after and stripped[0] in self._form.again:
             self._begin(text[: len(text) - len(stripped)], stripped[0])
             return stripped
-        found = [(text.find(mark), -len(mark), mark) for mark in self._form.begins if mark in text]
-        if found:
-            start, _, mark = min(found)
+        marks = [(text.find(mark), -len(mark), mark) for mark in self._form.begins if mark in text]
+        if marks:
+            start, _, mark = min(marks)
             self._pass_on(text[:start].rstrip(), parsed)
             self._begin(text[len(text[:start].rstrip()) : start + len(mark)], mark)
             return text[start + len(mark) :]

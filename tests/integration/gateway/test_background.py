@@ -156,7 +156,7 @@ async def stack_keys(stack: Stack) -> list[Any]:
     return (await stack.http.get(PATH)).json()["data"]
 
 
-async def test_background_is_refused_where_it_is_switched_off(server: RedisServer) -> None:
+async def test_background_is_refused_without_places(server: RedisServer) -> None:
     async with running_stack([Worker("w0")], redis_url=server.url, responses_background=0) as stack:
         answer = await post(stack, **LATER)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "background")

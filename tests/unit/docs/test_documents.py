@@ -53,8 +53,14 @@ def known_in(reference: str, pattern: str) -> set[str]:
 
 
 def known_to_tests() -> set[str]:
-    """The variables that say where Helm and a cluster are, which clients to run, and whether a test may be left out."""
-    names = ("programs.py", "cluster/conftest.py", "cluster/run", "e2e/test_clients.py")
+    """The variables that say where programs are, what and how much is tested, and whether a test may be left out."""
+    names = (
+        "programs.py",
+        "cluster/conftest.py",
+        "cluster/run",
+        "e2e/test_clients.py",
+        "integration/gateway/test_usage_faults.py",
+    )
     read = "".join((PROJECT / "tests" / name).read_text() for name in names)
     return set(re.findall(r"\bRYZANSTEIN_(?:TEST_\w+|REQUIRE\b)", read))
 

@@ -16,14 +16,14 @@ from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.http.documentation import Documentation
 from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.http.identified import CallingTenant
-from services.gateway.http.responses.conversations import Conversation, ConversationStore, missing_item
+from services.gateway.http.responses.conversations import ConversationStore, KeptConversation, missing_item
 from services.gateway.http.responses.paging import PAGE, page_of, read_page
 from services.gateway.http.responses.reading import read_items
 from services.gateway.http.responses.schema import Metadata, ReferenceItem
 from services.gateway.http.responses.turns import listed_item
 
 PATH = "/v1/conversations"
-_MAX_ITEMS = 20  # of one request, as OpenAI's
+_MAX_ITEMS = 20  # OpenAI's limit for a request
 Items = Annotated[list[dict[str, Any]], Meta(description="Items as those of `input` of /v1/responses")]
 
 
@@ -102,7 +102,7 @@ def add_conversations(app: FastAPI, conversations: ConversationStore, limits: Bo
     async def change(conversation_id: str, request: Request, tenant: CallingTenant) -> dict[str, Any]:
         metadata = (await update.decode(await _body(request, limits))).metadata or {}
 
-        def edit(conversation: Conversation) -> None:
+        def edit(conversation: KeptConversation) -> None:
             conversation.metadata = metadata
 
         return (await conversations.change(tenant.name, conversation_id, edit)).described()
@@ -145,7 +145,7 @@ def _add_items(app: FastAPI, conversations: ConversationStore, limits: BodyLimit
 
     @app.delete(PATH + "/{conversation_id}/items/{item_id}", summary="Delete an item", tags=tags)
     async def delete_item(conversation_id: str, item_id: str, tenant: CallingTenant) -> dict[str, Any]:
-        def edit(conversation: Conversation) -> None:
+        def edit(conversation: KeptConversation) -> None:
             left = [one for one in conversation.items if one["id"] != item_id]
             if len(left) == len(conversation.items):
                 raise missing_item(item_id)

@@ -18,7 +18,7 @@ _ID = re.compile(r"conv_[0-9a-f]{48}")
 _TRIES = 20  # changes by others that a change survives
 
 
-class Conversation(msgspec.Struct, kw_only=True):
+class KeptConversation(msgspec.Struct, kw_only=True):
     """A conversation as it is kept."""
 
     id: str
@@ -35,7 +35,7 @@ class Conversation(msgspec.Struct, kw_only=True):
 
 def _missing(conversation_id: str) -> ApiError:
     message = (
-        f"Conversation with id `{conversation_id[:100]}` not found: it was never made, has expired or was deleted."
+        f"KeptConversation with id `{conversation_id[:100]}` not found: it was never made, has expired or was deleted."
     )
     return ApiError(404, message, "invalid_request_error", "conversation", "conversation_not_found")
 
@@ -49,26 +49,28 @@ def missing_item(item_id: str) -> ApiError:
 class ConversationStore:
     """The conversations of all tenants. All methods raise :class:`ApiError` 503 while Redis is away."""
 
-    def __init__(self, kept: KeptObjects) -> None:
-        self._kept = kept
+    def __init__(self, objects: KeptObjects) -> None:
+        self._objects = objects
 
-    async def create(self, tenant: str, metadata: dict[str, str], items: list[dict[str, Any]]) -> Conversation:
+    async def create(self, tenant: str, metadata: dict[str, str], items: list[dict[str, Any]]) -> KeptConversation:
         """Make a conversation; raises 400 when it is too large."""
         name = f"conv_{secrets.token_hex(24)}"
-        made = Conversation(id=name, created_at=int(time.time()), metadata=metadata, items=items)
+        made = KeptConversation(id=name, created_at=int(time.time()), metadata=metadata, items=items)
         await self._write(tenant, made, "")
         return made
 
-    async def get(self, tenant: str, conversation_id: str) -> Conversation:
+    async def get(self, tenant: str, conversation_id: str) -> KeptConversation:
         """A conversation; raises 404."""
         return (await self._read(tenant, conversation_id))[0]
 
     async def delete(self, tenant: str, conversation_id: str) -> None:
         """Delete a conversation with its items; raises 404."""
-        if not _ID.fullmatch(conversation_id) or not await self._kept.forget(tenant, conversation_id):
+        if not _ID.fullmatch(conversation_id) or not await self._objects.forget(tenant, conversation_id):
             raise _missing(conversation_id)
 
-    async def change(self, tenant: str, conversation_id: str, edit: Callable[[Conversation], None]) -> Conversation:
+    async def change(
+        self, tenant: str, conversation_id: str, edit: Callable[[KeptConversation], None]
+    ) -> KeptConversation:
         """Edit a conversation; raises 404, 409.
 
         `edit` is called again when others have changed the conversation meanwhile.
@@ -86,13 +88,13 @@ class ConversationStore:
 
     async def add(
         self, tenant: str, conversation_id: str, items: Sequence[dict[str, Any]], *, again: bool = False
-    ) -> Conversation:
+    ) -> KeptConversation:
         """Add items at the end; raises 404 and 409.
 
         `again`: leave out items that the conversation has; else they raise 400.
         """
 
-        def edit(conversation: Conversation) -> None:
+        def edit(conversation: KeptConversation) -> None:
             present = {item["id"] for item in conversation.items}
             for item in items:
                 if item["id"] not in present:
@@ -108,7 +110,7 @@ class ConversationStore:
         """The conversation before a turn, which lives on; raises 404."""
         if not _ID.fullmatch(conversation_id):
             raise _missing(conversation_id)
-        (data,) = await self._kept.use(tenant, [conversation_id])
+        (data,) = await self._objects.use(tenant, [conversation_id])
         if data is None:
             raise _missing(conversation_id)
         items = (await _decoded(data)).items
@@ -116,28 +118,28 @@ class ConversationStore:
 
     async def listed(self, tenant: str, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
         """The last used conversations, or those behind `after`, and whether there are more."""
-        ids, page = await self._kept.ids(tenant, "conv_"), list[dict[str, Any]]()
+        ids, page = await self._objects.ids(tenant, "conv_"), list[dict[str, Any]]()
         for name in ids[ids.index(after) + 1 :] if after in ids else ids:
-            if (data := await self._kept.get(tenant, name)) is None:  # expired, and still in the index
+            if (data := await self._objects.get(tenant, name)) is None:  # expired, and still in the index
                 continue
             if len(page) == limit:
                 return page, True
             page.append((await _decoded(data)).described())
         return page, False
 
-    async def _read(self, tenant: str, conversation_id: str) -> tuple[Conversation, str]:
-        data = await self._kept.get(tenant, conversation_id) if _ID.fullmatch(conversation_id) else None
+    async def _read(self, tenant: str, conversation_id: str) -> tuple[KeptConversation, str]:
+        data = await self._objects.get(tenant, conversation_id) if _ID.fullmatch(conversation_id) else None
         if data is None:
             raise _missing(conversation_id)
         return await _decoded(data), digest_of(data)
 
-    async def _write(self, tenant: str, conversation: Conversation, digest: str) -> None:
-        data, limit = msgspec.json.encode(conversation), self._kept.limits.conversation_bytes
+    async def _write(self, tenant: str, conversation: KeptConversation, digest: str) -> None:
+        data, limit = msgspec.json.encode(conversation), self._objects.limits.conversation_bytes
         if len(data) > limit:
             message = f"A conversation may have at most {limit} bytes, this one would have {len(data)}."
             raise invalid(message, "items", "conversation_too_long")
-        await self._kept.keep(tenant, conversation.id, data, digest)
+        await self._objects.keep(tenant, conversation.id, data, digest)
 
 
-async def _decoded(data: bytes) -> Conversation:
-    return await off_loop(len(data), lambda: msgspec.json.decode(data, type=Conversation))
+async def _decoded(data: bytes) -> KeptConversation:
+    return await off_loop(len(data), lambda: msgspec.json.decode(data, type=KeptConversation))

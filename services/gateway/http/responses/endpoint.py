@@ -20,7 +20,7 @@ from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.responses.chat import chat_of
 from services.gateway.http.responses.conversations import ConversationStore
 from services.gateway.http.responses.kept import ChangedError
-from services.gateway.http.responses.origin import Origin
+from services.gateway.http.responses.origin import RequestOrigin
 from services.gateway.http.responses.output import OutputItems
 from services.gateway.http.responses.schema import (
     INCLUDABLE,
@@ -77,7 +77,7 @@ class ConversationSerializer(ResponseSerializer):
     _turn: ResponseTurn
 
     def __init__(
-        self, chat: ChatPreparer, store: ResponseStore, conversations: ConversationStore, origin: Origin
+        self, chat: ChatPreparer, store: ResponseStore, conversations: ConversationStore, origin: RequestOrigin
     ) -> None:
         self._chat = chat
         self._store = store
@@ -115,7 +115,7 @@ class ConversationSerializer(ResponseSerializer):
         """Refuse now what could not be kept later; raises :class:`ApiError` 400 or 503."""
         if self._store.limits.life_s:
             if body.store:
-                await self._store.kept.check()
+                await self._store.objects.check()
             return
         if body.store:
             raise not_kept_here("store")
@@ -186,7 +186,7 @@ class ConversationSerializer(ResponseSerializer):
         else:
             items = [*turn.past.items, *listed, *response["output"]]
             past = Past(
-                items, [*stored.chain, turn.response_id], stored.size, turn.session, kept=bool(response["store"])
+                items, [*stored.chain, turn.response_id], stored.size, turn.session, stored=bool(response["store"])
             )
             self._origin.recent.add(turn.response_id, past)
         if not response["store"]:
@@ -212,8 +212,8 @@ class ConversationSerializer(ResponseSerializer):
         size = turn.past.size + len(bytes(data)) + sum(len(msgspec.json.encode(item)) for item in listed)
         return StoredResponse(
             response=data,
-            items=listed if turn.past.kept else [*turn.past.items, *listed],
-            chain=turn.past.chain if turn.past.kept else [],
+            items=listed if turn.past.stored else [*turn.past.items, *listed],
+            chain=turn.past.chain if turn.past.stored else [],
             size=size,
             session=turn.session,
             conversation=turn.past.conversation,

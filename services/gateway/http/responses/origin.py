@@ -35,24 +35,24 @@ class NoneRecent:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RequestOrigin:
     """What a request knows that its body does not say."""
 
     recent: Recent = field(default_factory=NoneRecent)
-    response_id: str = ""  # of a response that a job makes; empty: a new one
+    response_id: str = ""  # the response that a job makes; empty: a new one
     created_at: int = 0
     replaces: str = ""  # digest of the kept response that has no answer yet
 
 
-ANYWHERE = Origin()
+ANYWHERE = RequestOrigin()
 
 
-def origin_of(scope: Scope) -> Origin:
+def origin_of(scope: Scope) -> RequestOrigin:
     """The origin that the gateway's own request has, or that of clients."""
-    origin: Origin = scope.get(_SCOPE, ANYWHERE)
+    origin: RequestOrigin = scope.get(_SCOPE, ANYWHERE)
     return origin
 
 
-def from_origin(origin: Origin) -> Mapping[str, object]:
+def from_origin(origin: RequestOrigin) -> Mapping[str, object]:
     """The entry of a scope that has an origin."""
     return {_SCOPE: origin}

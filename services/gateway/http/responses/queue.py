@@ -32,7 +32,7 @@ local function take(job) redis.call('HINCRBY', job, 'attempts', 1) end
 LEASE_S = 10.0  # a gateway that renews nothing for so long loses its jobs to another one
 _MOST_OPEN = 100  # per tenant
 _LOOK_S = 0.2
-_LOOKS_PER_BEAT = 75  # of a silent stream: a comment each 15 s keeps proxies from ending it
+_LOOKS_PER_BEAT = 75  # 15 s: a comment in a silent stream keeps proxies from ending it
 _ENDED = "ended"
 _TURNS = dict.fromkeys(OPEN, _ENDED)
 FINAL = frozenset(f"response.{status}" for status in ("completed", "incomplete", "failed", "cancelled"))
@@ -84,7 +84,7 @@ class BackgroundQueue:
         if stored.plan.stream:
             kinds = enumerate(("response.created", "response.queued"))
             events = [event_of(kind, object_of(stored), number) for number, kind in kinds]
-            await self.store.kept.record(tenant, response_id, "", events)
+            await self.store.objects.record(tenant, response_id, "", events)
         try:
             created = await self._queue.create(self._member(tenant, response_id), {"status": "queued"}, _MOST_OPEN)
         except RedisAwayError as error:
@@ -130,7 +130,7 @@ class BackgroundQueue:
         position, silent = after + 1, 0
         while True:
             over = (await self.store.get(tenant, response_id)).plan is None
-            events = await self.store.kept.events(tenant, response_id, position)
+            events = await self.store.objects.events(tenant, response_id, position)
             if events:
                 position, silent = position + len(events), 0
                 yield b"".join(map(frame, events))
@@ -149,7 +149,7 @@ class BackgroundQueue:
     async def check_events(self, tenant: str, response_id: str) -> None:
         """Raise :class:`ApiError` 404, or 400 for a response without kept events."""
         await self.store.get(tenant, response_id)
-        if not await self.store.kept.events(tenant, response_id, 0):
+        if not await self.store.objects.events(tenant, response_id, 0):
             message = "Only a response that was created with `background` and `stream` can be streamed again."
             raise invalid(message, "stream", "response_not_streamable")
 

@@ -24,7 +24,7 @@ _AT_ONCE = 32  # responses that one round trip reads
 class BackgroundPlan(msgspec.Struct, kw_only=True):
     """How a response is made in the background."""
 
-    body: msgspec.Raw  # of POST /v1/responses
+    body: msgspec.Raw  # body for POST /v1/responses
     credential: str
     session: str
     stream: bool  # events are kept
@@ -39,7 +39,7 @@ class StoredResponse(msgspec.Struct, kw_only=True):
     size: int  # bytes of the whole conversation
     session: str
     conversation: str = ""  # the conversation that it belongs to
-    plan: BackgroundPlan | None = None  # of a response that is not over
+    plan: BackgroundPlan | None = None  # None: the response is over
 
 
 class _Answer(msgspec.Struct):
@@ -62,7 +62,7 @@ class Past:
     size: int
     session: str
     conversation: str = ""  # id of the conversation that has the items
-    kept: bool = True  # by Redis; else by a connection alone
+    stored: bool = True  # in Redis; false: a connection alone remembers it
 
 
 NOTHING = Past([], [], 0, "")
@@ -92,13 +92,13 @@ def _missing(response_id: str) -> ApiError:
 class ResponseStore:
     """Keeps responses. All methods raise :class:`ApiError` 503 while Redis is away."""
 
-    def __init__(self, kept: KeptObjects) -> None:
-        self.kept = kept
+    def __init__(self, objects: KeptObjects) -> None:
+        self.objects = objects
 
     @property
     def limits(self) -> StoreLimits:
         """The limits of what is kept."""
-        return self.kept.limits
+        return self.objects.limits
 
     async def keep(self, tenant: str, response_id: str, response: StoredResponse, replaces: str = "") -> str:
         """Keep a response; returns its digest. Raises 400 when it is too large.
@@ -110,7 +110,7 @@ class ResponseStore:
             limit = self.limits.response_bytes
             message = f"A response that is kept may have at most {limit} bytes, this one has {len(data)}."
             raise invalid(message, "store", "response_too_large")
-        await self.kept.keep(tenant, response_id, data, replaces)
+        await self.objects.keep(tenant, response_id, data, replaces)
         return digest_of(data)
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
@@ -119,7 +119,7 @@ class ResponseStore:
 
     async def read(self, tenant: str, response_id: str) -> tuple[StoredResponse, str]:
         """A response and its digest; raises 404 as :meth:`get`."""
-        data = await self.kept.get(tenant, response_id) if _ID.fullmatch(response_id) else None
+        data = await self.objects.get(tenant, response_id) if _ID.fullmatch(response_id) else None
         if data is None:
             raise _missing(response_id[:100])
         try:
@@ -129,16 +129,16 @@ class ResponseStore:
 
     async def forget(self, tenant: str, response_id: str) -> None:
         """Delete a response; raises 404 as :meth:`get`."""
-        if not _ID.fullmatch(response_id) or not await self.kept.forget(tenant, response_id):
+        if not _ID.fullmatch(response_id) or not await self.objects.forget(tenant, response_id):
             raise _missing(response_id[:100])
 
     async def listed(self, tenant: str, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
         """Id, time, status and model of responses, last used first, behind `after`; and whether there are more."""
-        ids, page = await self.kept.ids(tenant, "resp_"), list[dict[str, Any]]()
+        ids, page = await self.objects.ids(tenant, "resp_"), list[dict[str, Any]]()
         if after in ids:
             ids = ids[ids.index(after) + 1 :]
         for response_id in ids:
-            if (data := await self.kept.get(tenant, response_id)) is None:  # expired, and still in the index
+            if (data := await self.objects.get(tenant, response_id)) is None:  # expired, and still in the index
                 continue
             if len(page) == limit:
                 return page, True
@@ -175,7 +175,7 @@ class ResponseStore:
 
     async def _turns(self, tenant: str, ids: Sequence[str], requested: str) -> list[StoredResponse]:
         known = all(map(_ID.fullmatch, ids))
-        texts = await self.kept.use(tenant, ids) if known else []
+        texts = await self.objects.use(tenant, ids) if known else []
         present = [data for data in texts if data]
         if not known or len(present) < len(ids):
             lost = next((name for name, data in zip(ids, texts, strict=True) if not data), "") if known else requested

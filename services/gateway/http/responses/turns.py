@@ -12,7 +12,7 @@ import msgspec
 from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.responses.conversations import ConversationStore
-from services.gateway.http.responses.origin import ANYWHERE, Origin
+from services.gateway.http.responses.origin import ANYWHERE, RequestOrigin
 from services.gateway.http.responses.reading import check_new_parts, read_items
 from services.gateway.http.responses.schema import Item, MessageItem, ReferenceItem, ResponsesBody
 from services.gateway.http.responses.store import (
@@ -119,7 +119,7 @@ class Turns:
         model: ServedModel,
         tenant: str,
         ignored: Ignored,
-        origin: Origin = ANYWHERE,
+        origin: RequestOrigin = ANYWHERE,
     ) -> ResponseTurn:
         """Return a body with the conversation before it; raises :class:`ApiError`."""
         if body.input is None and body.previous_response_id is None and body.conversation is None:
@@ -133,7 +133,7 @@ class Turns:
         items = [*(item for item in before if not isinstance(item, ReferenceItem)), *given]
         return ResponseTurn(body, origin.response_id or new_response_id(), tenant, past, given, items)
 
-    async def _past(self, body: ResponsesBody, tenant: str, origin: Origin) -> Past:
+    async def _past(self, body: ResponsesBody, tenant: str, origin: RequestOrigin) -> Past:
         """The conversation before a body; raises :class:`ApiError`."""
         previous, conversation = body.previous_response_id, body.conversation_id
         if previous and conversation:
