@@ -6,6 +6,7 @@ A layer has a state of one size however long its sequence is, and each token cha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from services.compute.backends.shapes import StatePart
 
@@ -125,4 +126,37 @@ class DeltaNet:
         return 6 * (self.keys + self.values) // ranks
 
 
-Mixer = ShortConv | Mamba2 | DeltaNet
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """A state-space layer whose channels have a decay for each number of their states (Mamba, arXiv:2312.00752)."""
+
+    size: int  # channels
+    n_states: int  # numbers of a channel's state
+    step_rank: int  # numbers that a row's steps of time are products of
+    kernel: int  # tokens that a row of the convolution sees, including its own
+    conv_bias: bool
+    bias: bool  # the products before and after have one
+    norms: Literal["none", "unit", "weighted"] = "none"  # RMS norms of b, c and the numbers of the steps
+    norm_eps: float = 1e-6  # of these
+
+    @property
+    def divided(self) -> Divided:
+        """The parts that ranks divide."""
+        return (("state-space channels", self.size),)
+
+    def parts(self, ranks: int) -> tuple[StatePart, ...]:
+        """Return a rank's state of one sequence: the convolution's last inputs, and the channels' states."""
+        size = self.size // ranks
+        return StatePart((self.kernel - 1, size)), StatePart((size, self.n_states), exact=True)
+
+    def elements(self, hidden: int, ranks: int) -> int:
+        """Return the elements of a rank's matrices."""
+        of_channel = 3 * hidden + 2 * self.step_rank + 2 * self.n_states + self.kernel + self.n_states
+        return of_channel * self.size // ranks
+
+    def columns(self, ranks: int) -> int:
+        """Return the numbers of a row that a rank computes at a time, in float32 for the most part."""
+        return 10 * self.size // ranks
+
+
+Mixer = ShortConv | Mamba2 | DeltaNet | Mamba

@@ -11,7 +11,7 @@ _GROUP = 32  # inputs that share a scale
 _SCALE_BYTES = 2
 # A router chooses between experts, where a small error changes the choice; positions are added, not multiplied.
 # Filters of convolutions are as small as norms.
-_KEPT = ("router", "positions", "filter")
+_KEPT = ("router", "positions", "filter", "rates")
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Save(NamedTuple):
 
     slot: int
     position: int  # inside of the slot's chunk or at its end: the state after the tokens before it
-    row: int  # of states, which gets the copy
+    row: int  # row of states that gets the copy
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from services.compute.model.families.config import MAX_LAYERS, Config
 from services.compute.model.families.llama import read_dtype, read_eos
 from services.compute.model.families.naming import Family, LayerNames, Refs, standard_refs
 from services.compute.model.families.statespace import read_mamba2, with_mamba2
+from services.compute.model.mixers import Mixer
 from services.compute.model.spec import LayerSpec, ModelSpec
 
 _SPELLING = {
@@ -26,15 +27,19 @@ def read_spec(config: Config) -> ModelSpec:
         config.fill(key, config.raw(spelled))
     config.fill("mamba_n_groups", 8)
     config.fill("mamba_d_state", 128)
-    config.require("hidden_act", "silu")
-    hidden_size = config.integer("hidden_size")
     config.pass_over("norm_before_gate", "rms_norm", "time_step_min")
-    layer = LayerSpec(attends=False, has_mlp=False, mixer=read_mamba2(config, hidden_size))
+    return state_spaces(config, "mamba2", read_mamba2(config, config.integer("hidden_size")))
+
+
+def state_spaces(config: Config, family: str, mixer: Mixer, *, tied: bool = False) -> ModelSpec:
+    """Return a model of layers with `mixer` and nothing else; `tied` is the default. Raises ModelError."""
+    config.require("hidden_act", "silu")
+    layer = LayerSpec(attends=False, has_mlp=False, mixer=mixer)
     return ModelSpec(
-        family="mamba2",
+        family=family,
         dtype=read_dtype(config),
         vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden_size,
+        hidden_size=config.integer("hidden_size"),
         ffn_size=0,
         n_heads=1,
         n_kv_heads=1,
@@ -42,24 +47,23 @@ def read_spec(config: Config) -> ModelSpec:
         max_positions=_POSITIONS,
         layers=(layer,) * config.integer("num_hidden_layers", at_most=MAX_LAYERS),
         norm_eps=config.number("layer_norm_epsilon", 1e-5),
-        tied=config.flag("tie_word_embeddings", False),
+        tied=config.flag("tie_word_embeddings", tied),
         eos_token_ids=read_eos(config),
     )
 
 
+def state_space_refs(spec: ModelSpec) -> Refs:
+    """Name the tensors that such models share."""
+    stack = {"prefix": "backbone.layers.", "embed": "backbone.embeddings", "norm": "backbone.norm_f"}
+    return standard_refs(spec, LayerNames(attn_norm="norm"), **stack)
+
+
 def refs(spec: ModelSpec) -> Refs:
     """Name Mamba 2's tensors."""
-    names = LayerNames(attn_norm="norm")
-    stack = {"prefix": "backbone.layers.", "embed": "backbone.embeddings", "norm": "backbone.norm_f"}
-    return with_mamba2(spec, standard_refs(spec, names, **stack), "backbone.layers.{}.mixer.")
+    return with_mamba2(spec, state_space_refs(spec), "backbone.layers.{}.mixer.")
 
 
+PREFIXES = (("backbone.embedding.", "backbone.embeddings."),)
 FAMILY = Family(
-    "Mamba2ForCausalLM",
-    "mamba2",
-    read_spec,
-    refs,
-    optional_prefix="backbone.",
-    prefixes=(("backbone.embedding.", "backbone.embeddings."),),
-    spelling=_SPELLING,
+    "Mamba2ForCausalLM", "mamba2", read_spec, refs, optional_prefix="backbone.", prefixes=PREFIXES, spelling=_SPELLING
 )

@@ -1,4 +1,4 @@
-"""Gemma 3, Llama 4, Mistral 3, Qwen 2.5 VL and Qwen 3 VL as models of text: their vision is not loaded."""
+"""Gemma 3, Llama 4, Mistral 3, Qwen 2.5 VL, 3 VL and 3.5 as models of text: their vision is not loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from services.compute.model.families import gemma, llama4, mistral, qwen
+from services.compute.model.families import gemma, llama4, mistral, qwen, qwen3_next
 from services.compute.model.families.config import Config
 from services.compute.model.families.naming import TEXT_PREFIXES, UNUSED, Family, Refs
 from services.compute.model.spec import ModelSpec
@@ -110,4 +110,8 @@ MISTRAL3 = _family(
     {"mistral": mistral.FAMILY, "ministral3": mistral.MINISTRAL3},
 )
 QWEN2_5_VL = _family("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", {"qwen2_5_vl_text": qwen.QWEN2}, _qwen)
+QWEN3_5 = _family("Qwen3_5ForConditionalGeneration", "qwen3_5", {"qwen3_5_text": qwen3_next.QWEN3_5}, _qwen)
+QWEN3_5_MOE = _family(
+    "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", {"qwen3_5_moe_text": qwen3_next.QWEN3_5_MOE}, _qwen
+)
 QWEN3_VL = _family("Qwen3VLForConditionalGeneration", "qwen3_vl", {"qwen3_vl_text": qwen.QWEN3}, _qwen)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from services.compute.model.families.config import Config
 from services.compute.model.families.naming import Family
-from services.compute.model.mixers import DeltaNet, Mixer, ShortConv
+from services.compute.model.mixers import DeltaNet, Mamba, Mixer, ShortConv
 from services.compute.model.spec import LatentSpec, ModelSpec
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # spellings of families
@@ -91,6 +91,8 @@ def _mixer_shapes(keys: _Keys, mixer: Mixer, hidden: Size) -> dict[str, Shape]:
         return {**products, "conv_out": (hidden, size), "filter": (size, keys.size(mixer.kernel, "conv_L_cache"))}
     if isinstance(mixer, DeltaNet):
         return _delta_shapes(keys, mixer, hidden)
+    if isinstance(mixer, Mamba):
+        return _mamba_shapes(keys, mixer, hidden)
     heads, kernel = keys.size(mixer.n_heads, "mamba_n_heads"), keys.size(mixer.kernel, "mamba_d_conv")
     size = keys.size(mixer.size, "mamba_n_heads", "mamba_d_head")
     states = keys.size(mixer.n_groups * mixer.n_states, "mamba_n_groups", "mamba_d_state")
@@ -101,6 +103,23 @@ def _mixer_shapes(keys: _Keys, mixer: Mixer, hidden: Size) -> dict[str, Shape]:
         **dict.fromkeys(("ssm_a", "ssm_step", "ssm_skip"), (heads,)),
         "ssm_norm": (size,),
         "ssm_out": (hidden, size),
+    }
+
+
+def _mamba_shapes(keys: _Keys, mixer: Mamba, hidden: Size) -> dict[str, Shape]:
+    size, states = keys.size(mixer.size, "mamba_expand"), keys.size(mixer.n_states, "mamba_d_state")
+    rank, kernel = keys.size(mixer.step_rank, "mamba_dt_rank"), keys.size(mixer.kernel, "mamba_d_conv")
+    select = keys.size(mixer.step_rank + 2 * mixer.n_states, "mamba_dt_rank", "mamba_d_state")
+    return {
+        **dict.fromkeys(("ssm_x", "ssm_z"), (size, hidden)),
+        "ssm_select": (select, size),
+        "ssm_step": (size, rank),
+        "ssm_skip": (size,),
+        "ssm_out": (hidden, size),
+        "filter": (size, kernel),
+        "rates": (size, states),
+        "step_norm": (rank,),
+        **dict.fromkeys(("b_norm", "c_norm"), (states,)),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.compute.backends.shapes import ExpertRouting
-from services.compute.model.mixers import DeltaNet, Mamba2, ShortConv
+from services.compute.model.mixers import DeltaNet, Mamba, Mamba2, ShortConv
 from services.compute.model.spec import LatentSpec, LayerSpec, ModelError, ModelSpec, MoeSpec, QueryScale, RopeSpec
 from tests.unit.compute.model.conftest import Sample
 from tests.unit.compute.model.harness import Engine, load_changed
@@ -133,6 +133,17 @@ _CONVOLUTION: list[tuple[str, str, Any]] = [
     ("lfm2", "kernel", 2),
     ("lfm2_biased", "bias", False),
 ]
+_MAMBA: list[tuple[str, str, Any]] = [
+    ("mamba", "size", 48),
+    ("mamba", "n_states", 4),
+    ("mamba", "step_rank", 2),
+    ("mamba", "kernel", 3),
+    ("mamba", "conv_bias", False),
+    ("mamba", "bias", False),
+    ("jamba", "norms", "unit"),
+    ("falcon_mamba", "norms", "none"),
+    ("falcon_mamba", "norm_eps", 0.1),
+]
 _DELTA: list[tuple[str, str, Any]] = [
     ("qwen3_next", "n_key_heads", 2),
     ("qwen3_next", "n_value_heads", 4),
@@ -212,7 +223,7 @@ def test_layer_switch(variant: str, switch: str, wrong: Any, sample: Callable[[s
     _must_fail(sample(variant), _in_layers(lambda layer: replace(layer, **{switch: wrong})))
 
 
-@pytest.mark.parametrize(("variant", "switch", "wrong"), [*_CONVOLUTION, *_MAMBA2, *_DELTA])
+@pytest.mark.parametrize(("variant", "switch", "wrong"), [*_CONVOLUTION, *_MAMBA2, *_DELTA, *_MAMBA])
 def test_mixer_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
     def change(layer: LayerSpec) -> LayerSpec:
         return replace(layer, mixer=layer.mixer and replace(layer.mixer, **{switch: wrong}))
@@ -258,6 +269,7 @@ def test_no_switch_is_left_out() -> None:
             (ShortConv, _CONVOLUTION),
             (Mamba2, _MAMBA2),
             (DeltaNet, _DELTA),
+            (Mamba, _MAMBA),
         ),
     )
     for kind, table in tables:

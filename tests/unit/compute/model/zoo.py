@@ -37,22 +37,19 @@ _YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_posit
 _GPT2: dict[str, Any] = {"vocab_size": 99, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
 _NO_KV_HEADS = {key: value for key, value in _SHAPE.items() if key != "num_key_value_heads"}
 _NO_FFN = {key: value for key, value in _NO_KV_HEADS.items() if key != "intermediate_size"}
+_STATE_SPACE = {key: _SHAPE[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "pad_token_id")} | {
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
 # The sizes of configurations that spell them in another way.
 _SHAPES: dict[str, dict[str, Any]] = {
     "GPT2Config": _GPT2,
     "GPTBigCodeConfig": _GPT2,
     "GPTJConfig": _GPT2,
-    "Mamba2Config": {
-        **{key: _SHAPE[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "pad_token_id")},
-        "num_heads": 8,
-        "head_dim": 12,
-        "state_size": 16,
-        "n_groups": 4,
-        "chunk_size": 16,
-        "expand": 2,
-        "eos_token_id": 1,
-        "bos_token_id": 2,
-    },
+    "MambaConfig": _STATE_SPACE,
+    "FalconMambaConfig": _STATE_SPACE,
+    "Mamba2Config": _STATE_SPACE
+    | {"num_heads": 8, "head_dim": 12, "state_size": 16, "n_groups": 4, "chunk_size": 16, "expand": 2},
     "NemotronHConfig": {key: value for key, value in _SHAPE.items() if key != "num_hidden_layers"},
     "GPTNeoXConfig": _NO_KV_HEADS,
     "OPTConfig": {**_NO_FFN, "ffn_dim": 64},
@@ -73,6 +70,8 @@ _VISION: dict[str, dict[str, Any]] = {
     "Llama4": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     "Mistral3": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     "Qwen2_5_VL": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
+    "Qwen3_5": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
+    "Qwen3_5Moe": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
     "Qwen3VL": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
 }
 _MROPE = _rope(rope_type="default", mrope_section=[2, 2, 2])
@@ -365,7 +364,29 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "qwen3_5": _make("Qwen3_5TextConfig", **_DELTA, tie_word_embeddings=True),
     "qwen3_5_moe": _make(
         "Qwen3_5MoeTextConfig",
-        **_DELTA,
+        **{**_DELTA, "num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]},
+        num_experts_per_tok=2,
+        num_experts=4,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=40,
+    ),
+    "mamba": _make("MambaConfig", state_size=8, use_bias=True),
+    "falcon_mamba": _make("FalconMambaConfig", state_size=8, tie_word_embeddings=False),
+    "jamba": _make(
+        "JambaConfig",
+        **_LAYERS4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        mamba_d_state=8,
+        mamba_dt_rank=5,
+    ),
+    "qwen3_5_multimodal": _multimodal("Qwen3_5", **_DELTA, **_MROPE),
+    "qwen3_5_moe_multimodal": _multimodal(
+        "Qwen3_5Moe",
+        **{**_DELTA, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+        **_MROPE,
         num_experts_per_tok=2,
         num_experts=4,
         moe_intermediate_size=32,

@@ -1,0 +1,123 @@
+"""Mamba: state-space layers whose channels have a decay for each number of their states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from services.compute.backends.base import Norm, Step
+from services.compute.backends.states import StatePlan
+from services.compute.model.layers.adapters import AdaptedLinear
+from services.compute.model.layers.convolution import CausalConv, copy_rows, load_conv
+from services.compute.model.layers.curves import silu, softplus
+from services.compute.model.layers.embedding import pad_rows
+from services.compute.model.layers.linear import LinearLoader
+from services.compute.model.mixers import Mamba
+from services.compute.model.shard import Shard, Span
+from services.compute.model.spec import ModelSpec
+
+
+class ChannelDecays:
+    """What a token does to the channels' states: state = exp(step * rates) * state + step * x * b; y = state c."""
+
+    def __init__(self, rates: Tensor, step_bias: Tensor, skip: Tensor) -> None:
+        """`rates`: [n_channels, n_states]; `step_bias`, `skip`: [n_channels]. All float32."""
+        self._rates, self._step_bias, self._skip = rates, step_bias, skip
+
+    def scan(self, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
+        """Return [n_rows, n_channels] of a step, in float32; `state` [rows of the store, ...] is advanced.
+
+        `x`, `dt`: [n_rows, n_channels]; `b`, `c`: [n_rows, n_states]. All float32.
+        """
+        steps = softplus(dt + self._step_bias)
+        inputs, y, n = x * steps, torch.empty_like(x), plan.n_single
+        if n:
+            states = state[plan.singles]
+            y[:n] = self._advance(states, steps[:n], inputs[:n], b[:n], c[:n])
+            state.index_copy_(0, plan.singles, states)
+            copy_rows(state, plan.saves)
+        for run in plan.runs:
+            channels = state[run.row]  # a view
+            for row in range(run.first, run.end):
+                y[row] = self._advance(channels, steps[row], inputs[row], b[row], c[row])
+            if run.save >= 0:
+                state[run.save] = channels
+        return y + self._skip * x
+
+    def _advance(self, states: Tensor, steps: Tensor, inputs: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Let one token change `states` [..., n_channels, n_states] in place; return [..., n_channels]."""
+        states.mul_(torch.exp(steps.unsqueeze(-1) * self._rates)).add_(inputs.unsqueeze(-1) * b.unsqueeze(-2))
+        return torch.sum(states * c.unsqueeze(-2), dim=-1)
+
+
+class MambaLayer:
+    """out(scan(conv(x)) * silu(z)), with b, c and steps of time that are products of conv(x)."""
+
+    def __init__(
+        self,
+        index: int,
+        mixer: Mamba,
+        project: AdaptedLinear,
+        conv: CausalConv,
+        select: AdaptedLinear,
+        steps: AdaptedLinear,
+        norms: tuple[Norm, Norm, Norm],
+        decays: ChannelDecays,
+        out: AdaptedLinear,
+    ) -> None:
+        """`norms`: of the steps' numbers, b and c."""
+        self._index, self._mixer, self._project, self._conv, self._select = index, mixer, project, conv, select
+        self._steps, self._norms, self._decays, self._out = steps, norms, decays, out
+
+    def project(self, x: Tensor, step: Step) -> Tensor:
+        """Advance the state by the step's rows; return what `attend` projects, [n_rows, channels]."""
+        assert step.states is not None
+        assert step.cache.states is not None
+        n_rows, plan, mixer = len(x), step.states, self._mixer
+        inner, z = self._project(x, step.adapters)[: plan.n_rows].chunk(2, dim=-1)
+        inputs, channels = step.cache.states.layers[self._index]
+        mixed = silu(self._conv(inner, inputs, plan)).to(x.dtype)
+        chosen = step.reduce(self._select(pad_rows(mixed, n_rows)))
+        parts = torch.split(chosen, [mixer.step_rank, mixer.n_states, mixer.n_states], dim=-1)
+        numbers, b, c = (norm(part.contiguous()) for norm, part in zip(self._norms, parts, strict=True))
+        dt, b, c = (part[: plan.n_rows].float() for part in (self._steps(numbers), b, c))
+        y = self._decays.scan(mixed.float(), b, c, dt, channels, plan)
+        return pad_rows((y * silu(z.float())).to(x.dtype), n_rows)
+
+    def attend(self, mixed: Tensor, step: Step) -> Tensor:
+        """Return [n_rows, hidden_size], to be summed over the ranks."""
+        return self._out(mixed, step.adapters)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+def load_mamba(spec: ModelSpec, mixer: Mamba, load: LinearLoader, index: int) -> MambaLayer:
+    """Load layer `index`'s state-space layer; ranks divide the channels."""
+    key, hidden, size, device = f"layers.{index}.", spec.hidden_size, mixer.size, load.backend.device
+    rank, states, mine = mixer.step_rank, mixer.n_states, load.share(size)
+    conv = load_conv(load, [Shard(f"{key}filter", (size, mixer.kernel), mine, Span(0, mixer.kernel))])
+    rates = load.weight([Shard(f"{key}rates", (size, states), mine, Span(0, states))], dense=True)
+    vectors = [load.source.vector(key + name, size, mine).float().to(device) for name in ("ssm_step.bias", "ssm_skip")]
+
+    def norm(name: str, n: int) -> Callable[[Tensor], Tensor]:
+        if mixer.norms == "none":
+            return _unchanged
+        weighted = mixer.norms == "weighted"
+        weight = load.source.vector(key + name, n).float() if weighted else torch.ones(n)
+        return load.backend.ops.rms_norm(weight.to(device), mixer.norm_eps)
+
+    return MambaLayer(
+        index,
+        mixer,
+        load.column_parallel([f"{key}ssm_x", f"{key}ssm_z"], size, hidden),
+        conv,
+        load.row_parallel(f"{key}ssm_select", rank + 2 * states, size),
+        load.build([Shard(f"{key}ssm_step", (size, rank), mine, Span(0, rank))], bias=False),
+        (norm("step_norm", rank), norm("b_norm", states), norm("c_norm", states)),
+        ChannelDecays(-torch.exp(rates.dense(torch.float32, device)), *vectors),
+        load.row_parallel(f"{key}ssm_out", hidden, size),
+    )
