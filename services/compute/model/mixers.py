@@ -137,7 +137,7 @@ class Mamba:
     conv_bias: bool
     bias: bool  # the products before and after have one
     norms: Literal["none", "unit", "weighted"] = "none"  # RMS norms of b, c and the numbers of the steps
-    norm_eps: float = 1e-6  # of these
+    norm_eps: float = 1e-6  # the epsilon of these norms
 
     @property
     def divided(self) -> Divided:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 _LAYERS = {
     "delta": "gated delta rules",
-    "space": "state-space layers of its kind",
+    "space": "layers around state spaces",
     "rnn": "recurrences",
 }
 # By architecture: why, and a model of about that size that is served.
