@@ -29,7 +29,7 @@ class Language:
         self, words: Sequence[int], eos_token_ids: Sequence[int], answer_tokens: int, block_tokens: int
     ) -> None:
         """`answer_tokens`: mean length of an answer that may end by itself."""
-        self._words = tuple(words)
+        self.words = tuple(words)
         self._eos = eos_token_ids[0] if eos_token_ids else -1
         self._answer_tokens = answer_tokens
         self.block_tokens = block_tokens
@@ -49,7 +49,7 @@ class Language:
         number, ending = divmod(number, self._answer_tokens)
         if not ending and n_generated >= sampling.min_tokens and self._eos in sampling.stop_token_ids:
             return self._eos
-        return self._words[number % len(self._words)]
+        return self.words[number % len(self.words)]
 
     def continuation(self, prompt_ids: Sequence[int], sampling: Sampling, root: bytes = b"") -> list[int]:
         """The whole answer to a prompt, its last token included, of at most `sampling.max_tokens`."""
@@ -70,7 +70,7 @@ class Language:
 
     def score(self, token: int, n_top: int) -> TokenLogprobs:
         """Log-probabilities of a token: every further alternative is half as likely as the one before."""
-        others = (word for word in self._words if word != token)
+        others = (word for word in self.words if word != token)
         top_ids = (token, *(next(others) for _ in range(n_top - 1)))[:n_top]
         return TokenLogprobs(
             token, -math.log(2), 1, top_ids, tuple(-(n + 1) * math.log(2) for n in range(len(top_ids)))

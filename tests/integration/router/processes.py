@@ -51,6 +51,11 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def signal(self, signum: int) -> None:
         assert self._process is not None
         self._process.send_signal(signum)

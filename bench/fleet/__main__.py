@@ -1,0 +1,105 @@
+"""Measures a whole installation on simulated workers under an open-loop load, and checks every answer to the byte.
+
+    python -m bench.fleet --workers 100 --routers 1 --gateways 1 --rate 50 --seconds 20
+    python -m bench.fleet --workers 100 --rate 50 --seconds 60 --faults 7
+
+Redis, coordinator, routers, gateways and workers are real processes; only the ranks are simulated. With `--faults SEED`
+workers, routers and Redis fail meanwhile, in an order that the seed fixes. Without, a tenth more workers join after the
+load and are killed, and it is measured how long the routers take to notice. Exits with 1 if an answer is lost or
+altered, or if anything is held after the last answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from tokenizers import Tokenizer
+
+from bench.fleet.faults import leaks, strike
+from bench.fleet.installation import Fleet, FleetSize, running_fleet
+from bench.fleet.load import Load
+from bench.fleet.report import Convergence, FleetRun, readings, table
+from bench.fleet.usage import component_uses, decision_buckets
+from bench.fleet.workloads import Lengths, Workload, WorkloadName
+from bench.reading import write_readings
+from services.cli.stack.default_model import TINY_MODEL
+from services.worker.settings import WorkerSettings
+from services.worker.simulated.opening import SimulatedModel, open_model
+
+_CONVERGE_S = 120.0
+_GIVEN_BACK_S = 60.0
+
+
+async def run(size: FleetSize, load: Load, workload: Workload, faults: tuple[int, float] | None) -> FleetRun:
+    """Start a fleet, load it, and measure. `faults`: a seed, and the seconds from one fault to the next."""
+    draw = random.Random(faults[0] if faults else 0)
+    async with running_fleet(size, _CONVERGE_S) as fleet:
+        load = Load(fleet.urls, load.model, load.rate, load.seconds)
+        before, decided_before = component_uses(fleet), await decision_buckets(fleet)
+        computed_before = {view.worker_id: view.state.computed_tokens for view in await fleet.views()}
+        striking = asyncio.create_task(strike(fleet, load.seconds, draw, faults[1])) if faults else None
+        answers = await load.run(workload, draw)
+        struck = await striking if striking else []
+        after, decided = component_uses(fleet), await decision_buckets(fleet)
+        held = await leaks(fleet, _GIVEN_BACK_S)
+        computed = [view.state.computed_tokens - computed_before.get(view.worker_id, 0) for view in await fleet.views()]
+        convergence = None if faults else await _converge(fleet)
+    return FleetRun(
+        size, load, workload, answers, before, after, decided_before, decided, computed, held, struck, convergence
+    )
+
+
+async def _converge(fleet: Fleet) -> Convergence:
+    """Let a tenth more workers join, then kill them."""
+    n_more = max(1, fleet.size.workers // 10)
+    joined = fleet.join(n_more)
+    join_s = await fleet.wait_serving(fleet.size.workers + n_more, _CONVERGE_S)
+    joined.kill()
+    return Convergence(n_more, join_s, await fleet.wait_serving(fleet.size.workers, _CONVERGE_S))
+
+
+def main(
+    workers: int = 10,
+    per_process: Annotated[int, typer.Option(help="Workers of one process.")] = 100,
+    routers: int = 1,
+    gateways: int = 1,
+    workload: WorkloadName = "plain",
+    rate: Annotated[float, typer.Option(help="Requests a second.")] = 20.0,
+    seconds: float = 10.0,
+    prompt_tokens: int = 256,
+    prefix_tokens: Annotated[int, typer.Option(help="The shared part of a prompt.")] = 192,
+    answer_tokens: int = 32,
+    speed: Annotated[float, typer.Option(help="How many times faster than the curve.")] = 1.0,
+    curve: Path | None = None,
+    model: Annotated[Path, typer.Option(help="A folder with config.json and tokenizer.")] = TINY_MODEL,
+    faults: Annotated[int | None, typer.Option(help="Strike meanwhile, in the order of this seed.")] = None,
+    fault_every: Annotated[float, typer.Option(help="Seconds from one fault to the next.")] = 2.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
+) -> None:
+    """Measure a fleet."""
+    arguments = {"speed": speed} | ({"curve": str(curve)} if curve else {})
+    simulated = asyncio.run(_simulated(model, arguments))
+    language = simulated.simulation.language
+    lengths = Lengths(prompt_tokens, prefix_tokens, answer_tokens)
+    source = Workload(workload, language, language.words, lengths, random.Random(faults or 0))
+    size = FleetSize(workers, per_process, routers, gateways, model, arguments)
+    load = Load((), model.name, rate, seconds)
+    done = asyncio.run(run(size, load, source, (faults, fault_every) if faults is not None else None))
+    tokenizer = Tokenizer.from_buffer(simulated.model.tokenizer_json)
+    print(table(done, tokenizer))
+    if json_file:
+        write_readings(json_file, readings(done))
+    if done.untrue(tokenizer):
+        raise typer.Exit(1)
+
+
+async def _simulated(model: Path, arguments: dict[str, object]) -> SimulatedModel:
+    return await open_model(WorkerSettings(model=str(model), engine="simulated", engine_args=arguments), model)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,96 @@
+"""Faults in a fleet at times and in an order that a seed fixes, and what must be empty after them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from redis.asyncio import Redis
+
+from bench.fleet.installation import WORKERS, Fleet
+
+_STALL_S = 0.6  # below the limit at which ranks count as lost
+_LONG_STALL_S = 30.0
+_DOWN_S = 0.3
+_LEVELS = ("running", "waiting", "kv_blocks_used", "queued_prefill_tokens")
+_IN_FLIGHT = "ryzanstein_gateway_in_flight_requests"
+
+
+class FleetFault(StrEnum):
+    """Kinds of faults."""
+
+    LOSE = "a worker's ranks end"
+    STALL = "a worker's ranks stall"
+    HANG = "a worker's ranks hang"
+    KILL_WORKERS = "a process of workers is killed"
+    KILL_ROUTER = "a router is killed"
+    KILL_REDIS = "Redis is killed and starts empty"
+
+
+async def strike(fleet: Fleet, seconds: float, draw: random.Random, every_s: float) -> list[FleetFault]:
+    """Strike for a time, every kind once before any comes twice; returns the faults. Processes are started again."""
+    struck: list[FleetFault] = []
+    left: list[FleetFault] = []
+    for _ in range(max(1, int(seconds / every_s))):
+        await asyncio.sleep(every_s)
+        if not left:
+            left = draw.sample(list(FleetFault), len(FleetFault))
+        struck.append(left.pop())
+        await _strike(fleet, struck[-1], draw)
+    return struck
+
+
+async def _strike(fleet: Fleet, fault: FleetFault, draw: random.Random) -> None:
+    match fault:
+        case FleetFault.KILL_REDIS:
+            fleet.redis.kill()
+            await asyncio.sleep(_DOWN_S)
+            await asyncio.to_thread(fleet.redis.start)
+        case FleetFault.KILL_ROUTER | FleetFault.KILL_WORKERS:
+            victim = draw.choice(fleet.of("router" if fault is FleetFault.KILL_ROUTER else WORKERS))
+            victim.kill()
+            await asyncio.sleep(_DOWN_S)
+            victim.start()
+        case _:
+            process = draw.choice(fleet.of(WORKERS))
+            index = draw.randrange(process.n_workers)
+            stall = f"stall {index} {_STALL_S if fault is FleetFault.STALL else _LONG_STALL_S}"
+            process.order(f"lose {index}" if fault is FleetFault.LOSE else stall)
+
+
+async def leaks(fleet: Fleet, within_s: float) -> Sequence[str]:
+    """What is still held after the last answer; waits up to `within_s` for it to be given back."""
+    deadline = time.monotonic() + within_s
+    while (found := await _held(fleet)) and time.monotonic() < deadline:  # noqa: ASYNC110  # in other processes
+        await asyncio.sleep(0.2)
+    return found
+
+
+async def _held(fleet: Fleet) -> Sequence[str]:
+    found = []
+    for view in await fleet.views():
+        state = view.state
+        held = {name: getattr(state, name) for name in _LEVELS}
+        found += [f"{view.worker_id}: {name} {level}" for name, level in held.items() if level]
+        if view.unacknowledged:
+            found.append(f"{view.worker_id}: {view.unacknowledged} unacknowledged dispatches")
+    async with httpx.AsyncClient(trust_env=False) as client:
+        for url in fleet.urls:
+            families = text_string_to_metric_families((await client.get(f"{url}/metrics")).text)
+            samples = [sample for family in families for sample in family.samples]
+            found += [
+                f"{url}: {each.name} {each.value:g}" for each in samples if each.name == _IN_FLIGHT and each.value
+            ]
+    return [*found, *await _endless_sessions(fleet.redis.url)]
+
+
+async def _endless_sessions(redis_url: str) -> list[str]:
+    """Bindings of sessions in Redis that never expire."""
+    async with Redis.from_url(redis_url) as client:
+        keys = [key async for key in client.scan_iter("rz:*:sess:*")]
+        return [f"session without expiry: {key.decode()}" for key in keys if await client.ttl(key) == -1]

@@ -1,0 +1,130 @@
+"""An open-loop load on gateways, which says when the generator itself was late, and checks every answer to the byte."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import httpx
+from tokenizers import Tokenizer
+
+from bench.fleet.workloads import FleetRequest, Workload
+
+_PATIENCE_S = 180.0
+_AGAIN_S = 0.1
+
+
+@dataclass(slots=True)
+class FleetAnswer:
+    """What a client got for a request; times are seconds."""
+
+    request: FleetRequest
+    late_s: float  # between the arrival and its sending: the generator's own delay
+    first_token_s: float = 0.0
+    seconds: float = 0.0
+    text: str = ""
+    finish: str = ""
+    cached_tokens: int = 0
+    error: str = ""
+
+    def lost(self) -> bool:
+        """Whether the answer did not come whole."""
+        return bool(self.error) or not self.finish
+
+    def altered(self, tokenizer: Tokenizer) -> bool:
+        """Whether a whole answer differs from the right one."""
+        right = tokenizer.decode(list(self.request.answer_ids))
+        return not self.lost() and (self.text, self.finish) != (right, "length")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Arrivals of a Poisson process, independent of the answers; requests go to the gateways in turn."""
+
+    urls: Sequence[str]
+    model: str
+    rate: float  # requests a second
+    seconds: float
+
+    async def run(self, workload: Workload, draw: random.Random) -> list[FleetAnswer]:
+        """Send all requests, and wait for their answers.
+
+        A turn of an agent is sent after the turn before has been answered, or else is late.
+        """
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=1000)
+        async with httpx.AsyncClient(trust_env=False, timeout=_PATIENCE_S, limits=limits) as client:
+            arrivals = list(self._arrivals(workload, draw))
+            urls = itertools.cycle(self.urls)
+            turns: dict[str, asyncio.Task[FleetAnswer]] = {}
+            began, tasks = time.monotonic(), []
+            for due, request in arrivals:
+                await asyncio.sleep(max(0.0, began + due - time.monotonic()))
+                before = turns.get(request.session) if request.session else None
+                late_s = time.monotonic() - began - due
+                task = asyncio.create_task(self._send(client, next(urls), request, late_s, before))
+                tasks.append(task)
+                if request.session:
+                    turns[request.session] = task
+            return await asyncio.gather(*tasks)
+
+    def _arrivals(self, workload: Workload, draw: random.Random) -> list[tuple[float, FleetRequest]]:
+        found, at = [], draw.expovariate(self.rate)
+        while at < self.seconds:
+            found.append((at, workload.next()))
+            at += draw.expovariate(self.rate)
+        return found
+
+    async def _send(
+        self,
+        client: httpx.AsyncClient,
+        url: str,
+        request: FleetRequest,
+        late_s: float,
+        before: asyncio.Task[FleetAnswer] | None,
+    ) -> FleetAnswer:
+        if before is not None:
+            await asyncio.wait([before])
+        answer, began = FleetAnswer(request, late_s), time.monotonic()
+        body = {
+            "model": self.model,
+            "prompt": list(request.prompt_ids),
+            "max_tokens": request.max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        } | ({"session_id": request.session} if request.session else {})
+        try:
+            async for chunk in _chunks(client, f"{url}/v1/completions", body):
+                _take(answer, chunk, began)
+        except (httpx.HTTPError, ValueError) as error:
+            answer.error = f"{type(error).__name__}: {error}"
+        answer.seconds = time.monotonic() - began
+        return answer
+
+
+def _take(answer: FleetAnswer, chunk: dict[str, object], began: float) -> None:
+    """Add a chunk of the stream to the answer."""
+    if "error" in chunk:
+        answer.error = json.dumps(chunk["error"])
+    for choice in chunk.get("choices", ()):  # type: ignore[attr-defined]
+        answer.first_token_s = answer.first_token_s or time.monotonic() - began
+        answer.text += choice["text"]
+        answer.finish = choice["finish_reason"] or answer.finish
+    if isinstance(usage := chunk.get("usage"), dict):
+        answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+
+async def _chunks(client: httpx.AsyncClient, url: str, body: dict[str, object]) -> AsyncIterator[dict[str, object]]:
+    """The chunks of a stream. Raises httpx.HTTPError; ValueError for a refusal."""
+    async with client.stream("POST", url, json=body) as response:
+        if response.status_code != httpx.codes.OK:
+            raise ValueError(f"{response.status_code}: {(await response.aread()).decode()[:300]}")
+        async for line in response.aiter_lines():
+            if line.startswith("data: ") and line != "data: [DONE]":
+                yield json.loads(line[6:])

@@ -1,0 +1,37 @@
+"""What a router with perfect knowledge would have reached: the bounds that a run is read beside."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+from bench.fleet.workloads import FleetRequest
+
+
+def best_hit_rate(requests: Iterable[FleetRequest], block_tokens: int) -> float:
+    """The share of prompt tokens that earlier requests had, with caches that hold and share everything."""
+    known: set[tuple[int, ...]] = set()
+    tokens = hits = 0
+    for request in requests:
+        ids = (*request.prompt_ids, *request.answer_ids)
+        ends = range(block_tokens, len(ids) + 1, block_tokens)
+        # The last prompt token is always computed, for the first token of the answer.
+        reusable = [end for end in ends if end < len(request.prompt_ids)]
+        hits += max((end for end in reusable if ids[:end] in known), default=0)
+        tokens += len(request.prompt_ids)
+        known.update(ids[:end] for end in ends)
+    return hits / tokens if tokens else 0.0
+
+
+def imbalance(computed: Sequence[float]) -> float:
+    """How much more than the mean the busiest worker computed: 1.0 is even."""
+    mean = sum(computed) / len(computed) if computed else 0.0
+    return max(computed) / mean if mean else 1.0
+
+
+def best_imbalance(requests: Iterable[FleetRequest], n_workers: int) -> float:
+    """The imbalance when the largest request always goes to the idlest worker, without caches."""
+    loads = [0.0] * n_workers
+    for size in sorted((len(each.prompt_ids) + each.max_tokens for each in requests), reverse=True):
+        heapq.heapreplace(loads, loads[0] + size)
+    return imbalance(loads)

@@ -1,0 +1,71 @@
+"""What the processes of a fleet use of the machine, and what their metrics say."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.fleet.installation import Fleet
+
+_DECISIONS = "ryzanstein_router_decision_seconds_bucket"
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentUse:
+    """Use of all processes of a component: totals since their start, and what they hold now."""
+
+    processes: int
+    cpu_s: float
+    wakeups: int  # voluntary context switches
+    rss_mib: float
+    descriptors: int  # of the process that holds most
+
+    @classmethod
+    def read(cls, processes: Sequence[psutil.Process]) -> ComponentUse:
+        """Read it now."""
+        return cls(
+            len(processes),
+            sum(sum(process.cpu_times()[:2]) for process in processes),
+            sum(process.num_ctx_switches().voluntary for process in processes),
+            sum(process.memory_info().rss for process in processes) / 2**20,
+            max(process.num_fds() for process in processes),
+        )
+
+
+def component_uses(fleet: Fleet) -> dict[str, ComponentUse]:
+    """The use of every component."""
+    by_component = defaultdict[str, list[psutil.Process]](list)
+    for process in fleet.processes:
+        by_component[process.component].append(process.usage)
+    return {"redis": ComponentUse.read([fleet.redis_usage])} | {
+        component: ComponentUse.read(processes) for component, processes in by_component.items()
+    }
+
+
+async def decision_buckets(fleet: Fleet) -> Mapping[float, float]:
+    """Decisions of all routers by the upper bound of their time in seconds, cumulated."""
+    buckets = defaultdict[float, float](float)
+    async with httpx.AsyncClient(trust_env=False) as client:
+        for router in fleet.of("router"):
+            text = (await client.get(f"http://127.0.0.1:{router.environment['METRICS_PORT']}/metrics")).text
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    if sample.name == _DECISIONS:
+                        buckets[float(sample.labels["le"])] += sample.value
+    return buckets
+
+
+def quantile(before: Mapping[float, float], after: Mapping[float, float], share: float) -> float:
+    """The time within which a share of the decisions between two readings came, interpolated within a bucket."""
+    counts = [(bound, after[bound] - before.get(bound, 0.0)) for bound in sorted(after)]
+    total, low, below = counts[-1][1], 0.0, 0.0
+    for bound, count in counts:
+        if count >= share * total and count > below:
+            return low if bound == float("inf") else low + (bound - low) * (share * total - below) / (count - below)
+        low, below = bound, count
+    return 0.0
