@@ -13,6 +13,7 @@ RUN_TIME ?= 1m
 MINUTES ?= 30
 FAULT_EVERY ?= 20s
 SEED ?= 0
+FLEET_SECONDS ?= 600
 NODES ?= 2
 TORCH ?= auto
 # Containers often forbid bytecode; each of the processes that are started would compile all sources again.
@@ -26,7 +27,7 @@ INSTALL = options="$$($(BIN)/python deploy/torch_wheel.py $(TORCH))" && \
   $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $$options
 
 .DEFAULT_GOAL := help
-.PHONY: help run install proto kernels test coverage test-vllm test-triton test-charts test-cluster lint format reference bench eval loadtest soak wheelhouse images images-archive release constraints clean
+.PHONY: help run install proto kernels test coverage test-vllm test-triton test-fleet test-charts test-cluster lint format reference bench eval loadtest soak wheelhouse images images-archive release constraints clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -60,6 +61,10 @@ test-vllm: $(STAMPS)/vllm ## vLLM's engine, for CPUs: conformance, faults under 
 test-triton: $(STAMPS)/triton ## The kernels for GPUs on a CPU: interpreted against the definition, compiled with registers and spills
 	TRITON_INTERPRET=1 PYTHONPATH=build/triton $(BIN)/pytest $(PYTEST_ARGS) tests/triton
 	PYTHONPATH=build/triton $(BIN)/python -m bench.gpu_kernels $(ARGS)
+
+test-fleet: $(STAMPS)/dev ## Ten minutes of faults in a fleet of 300 simulated workers, every answer checked (FLEET_SECONDS=600 SEED=0)
+	$(BIN)/python -m bench.fleet --workers 300 --per-process 100 --routers 2 --gateways 2 --workload agents --rate 10 --answer-tokens 120 \
+	  --seconds $(FLEET_SECONDS) --faults $(SEED) --fault-every 5 $(ARGS)
 
 test-charts: $(STAMPS)/dev ## Render the chart with Helm 3 and 4 and hold it to its rules; `make test` does where Helm is
 	$(BIN)/pytest tests/charts $(PYTEST_ARGS)

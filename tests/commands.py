@@ -93,6 +93,9 @@ NOT_TYPED = {
             "ryzanstein simulate --workers 100",
             "python -m bench.engine models/ryzanstein-tiny --batches 1,2,4 --rounds 1 --curve curve.json",
         ),
+        "tests/unit/bench/test_fleet.py runs it with fewer workers": (
+            "python -m bench.fleet --workers 100 --routers 1 --gateways 1 --rate 50 --seconds 20 --workload prefix",
+        ),
         "it installs what the tests run from": (
             *("pip install -c constraints.txt '.[serve]'", "pip install '.[cli,kube]'"),
             *("make kernels", "make wheelhouse"),
@@ -105,6 +108,7 @@ NOT_TYPED = {
                 "make soak",
                 "make soak MINUTES=30 FAULT_EVERY=20s SEED=0",
                 "make test-cluster",
+                "make test-fleet",
             ),
             "python -m bench.soak --minutes 30 --fault-every 20s --seed 0",
             "python -m bench.collectives",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -23,13 +24,14 @@ from bench.fleet.faults import leaks, strike
 from bench.fleet.installation import Fleet, FleetSize, running_fleet
 from bench.fleet.load import Load
 from bench.fleet.report import Convergence, FleetRun, readings, table
-from bench.fleet.usage import component_uses, decision_buckets
+from bench.fleet.usage import component_uses, decision_buckets, gateway_samples
 from bench.fleet.workloads import Lengths, Workload, WorkloadName
 from bench.reading import write_readings
 from services.cli.stack.default_model import TINY_MODEL
 from services.worker.settings import WorkerSettings
 from services.worker.simulated.opening import SimulatedModel, open_model
 
+_RESUMES = "ryzanstein_gateway_resumes_total"
 _CONVERGE_S = 120.0
 _GIVEN_BACK_S = 60.0
 
@@ -47,9 +49,22 @@ async def run(size: FleetSize, load: Load, workload: Workload, faults: tuple[int
         after, decided = component_uses(fleet), await decision_buckets(fleet)
         held = await leaks(fleet, _GIVEN_BACK_S)
         computed = [view.state.computed_tokens - computed_before.get(view.worker_id, 0) for view in await fleet.views()]
+        resumes = sum(sample.value for sample in await gateway_samples(fleet, _RESUMES))
         convergence = None if faults else await _converge(fleet)
     return FleetRun(
-        size, load, workload, answers, before, after, decided_before, decided, computed, held, struck, convergence
+        size,
+        load,
+        workload,
+        answers,
+        before,
+        after,
+        decided_before,
+        decided,
+        computed,
+        held,
+        struck,
+        int(resumes),
+        convergence,
     )
 
 
@@ -58,8 +73,10 @@ async def _converge(fleet: Fleet) -> Convergence:
     n_more = max(1, fleet.size.workers // 10)
     joined = fleet.join(n_more)
     join_s = await fleet.wait_serving(fleet.size.workers + n_more, _CONVERGE_S)
+    began = time.monotonic()
     joined.kill()
-    return Convergence(n_more, join_s, await fleet.wait_serving(fleet.size.workers, _CONVERGE_S))
+    await fleet.wait_serving(fleet.size.workers, _CONVERGE_S)
+    return Convergence(n_more, join_s, time.monotonic() - began)
 
 
 def main(

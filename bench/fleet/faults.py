@@ -8,16 +8,16 @@ import time
 from collections.abc import Sequence
 from enum import StrEnum
 
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
-from bench.fleet.installation import WORKERS, Fleet
+from bench.fleet.installation import WORKERS, Fleet, FleetProcess
+from bench.fleet.usage import gateway_samples
 
 _STALL_S = 0.6  # below the limit at which ranks count as lost
 _LONG_STALL_S = 30.0
 _DOWN_S = 0.3
 _LEVELS = ("running", "waiting", "kv_blocks_used", "queued_prefill_tokens")
+_ROUTE = "/v1/completions"
 _IN_FLIGHT = "ryzanstein_gateway_in_flight_requests"
 
 
@@ -57,10 +57,19 @@ async def _strike(fleet: Fleet, fault: FleetFault, draw: random.Random) -> None:
             await asyncio.sleep(_DOWN_S)
             victim.start()
         case _:
-            process = draw.choice(fleet.of(WORKERS))
-            index = draw.randrange(process.n_workers)
+            process, index = await _busy_worker(fleet, draw)
             stall = f"stall {index} {_STALL_S if fault is FleetFault.STALL else _LONG_STALL_S}"
             process.order(f"lose {index}" if fault is FleetFault.LOSE else stall)
+
+
+async def _busy_worker(fleet: Fleet, draw: random.Random) -> tuple[FleetProcess, int]:
+    """A worker that has requests, else any: its process, and its index there."""
+    busy = sorted(view.worker_id for view in await fleet.views() if view.state.running)
+    if busy:
+        name, _, index = draw.choice(busy).rpartition("-")
+        return next(each for each in fleet.of(WORKERS) if each.environment["WORKER_ID"] == name), int(index)
+    process = draw.choice(fleet.of(WORKERS))
+    return process, draw.randrange(process.n_workers)
 
 
 async def leaks(fleet: Fleet, within_s: float) -> Sequence[str]:
@@ -79,13 +88,9 @@ async def _held(fleet: Fleet) -> Sequence[str]:
         found += [f"{view.worker_id}: {name} {level}" for name, level in held.items() if level]
         if view.unacknowledged:
             found.append(f"{view.worker_id}: {view.unacknowledged} unacknowledged dispatches")
-    async with httpx.AsyncClient(trust_env=False) as client:
-        for url in fleet.urls:
-            families = text_string_to_metric_families((await client.get(f"{url}/metrics")).text)
-            samples = [sample for family in families for sample in family.samples]
-            found += [
-                f"{url}: {each.name} {each.value:g}" for each in samples if each.name == _IN_FLIGHT and each.value
-            ]
+    # Those of other routes are the readings of the metrics themselves.
+    in_flight = [each for each in await gateway_samples(fleet, _IN_FLIGHT) if each.labels["route"] == _ROUTE]
+    found += [f"{each.name} {each.value:g}" for each in in_flight if each.value]
     return [*found, *await _endless_sessions(fleet.redis.url)]
 
 

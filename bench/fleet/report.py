@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ class FleetRun:
     computed_tokens: Sequence[int]  # by worker
     held: Sequence[str]  # what was held after the last answer
     faults: Sequence[FleetFault]
+    resumes: int  # attempts that were interrupted, and went on elsewhere
     convergence: Convergence | None
 
     def untrue(self, tokenizer: Tokenizer) -> bool:
@@ -87,16 +89,16 @@ def table(run: FleetRun, tokenizer: Tokenizer) -> str:
         ("pace p50, p99", f"{percentile(pace, 50) * 1e3:.1f} ms, {percentile(pace, 99) * 1e3:.1f} ms a token"),
         ("decision p50, p99, p99.9", ", ".join(f"{each:.2f}" for each in decisions) + " ms"),
         ("prefix hits, of an oracle", f"{run.hit_rate:.1%}, {best_hit_rate(requests, block):.1%}"),
-        (
-            "busiest worker over mean, of an oracle",
-            f"{imbalance(run.computed_tokens):.2f}, {best_imbalance(requests, size.workers):.2f}",
-        ),
     ]
+    if not run.faults:  # a worker that was started again has computed nothing
+        even = f"{imbalance(run.computed_tokens):.2f}, {best_imbalance(requests, size.workers):.2f}"
+        rows.append(("busiest worker over mean, of an oracle", even))
     if run.convergence is not None:
         came = run.convergence
-        rows.append((f"{came.workers} workers join, are lost", f"{came.join_s:.1f} s, {came.loss_s:.1f} s"))
+        rows.append((f"{came.workers} workers join, are lost", f"{came.join_s:.2f} s, {came.loss_s:.2f} s"))
     if run.faults:
-        rows.append(("faults", "; ".join(run.faults)))
+        rows.append(("faults", "; ".join(f"{n} x {fault}" for fault, n in Counter(run.faults).items())))
+        rows.append(("attempts that went on elsewhere", str(run.resumes)))
     lines = [
         f"{size.workers} workers, {size.routers} routers, {size.gateways} gateways on {where['processor']}, "
         f"{where['cores']} cores",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from bench.fleet.installation import Fleet
 
@@ -50,14 +51,21 @@ def component_uses(fleet: Fleet) -> dict[str, ComponentUse]:
 async def decision_buckets(fleet: Fleet) -> Mapping[float, float]:
     """Decisions of all routers by the upper bound of their time in seconds, cumulated."""
     buckets = defaultdict[float, float](float)
-    async with httpx.AsyncClient(trust_env=False) as client:
-        for router in fleet.of("router"):
-            text = (await client.get(f"http://127.0.0.1:{router.environment['METRICS_PORT']}/metrics")).text
-            for family in text_string_to_metric_families(text):
-                for sample in family.samples:
-                    if sample.name == _DECISIONS:
-                        buckets[float(sample.labels["le"])] += sample.value
+    for router in fleet.of("router"):
+        for sample in await _samples(f"http://127.0.0.1:{router.environment['METRICS_PORT']}", _DECISIONS):
+            buckets[float(sample.labels["le"])] += sample.value
     return buckets
+
+
+async def gateway_samples(fleet: Fleet, name: str) -> Sequence[Sample]:
+    """The samples of a metric of all gateways."""
+    return [sample for url in fleet.urls for sample in await _samples(url, name)]
+
+
+async def _samples(url: str, name: str) -> Sequence[Sample]:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        families = text_string_to_metric_families((await client.get(f"{url}/metrics")).text)
+    return [sample for family in families for sample in family.samples if sample.name == name]
 
 
 def quantile(before: Mapping[float, float], after: Mapping[float, float], share: float) -> float:
