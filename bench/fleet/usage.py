@@ -24,7 +24,7 @@ class ComponentUse:
     cpu_s: float
     wakeups: int  # voluntary context switches
     rss_mib: float
-    descriptors: int  # of the process that holds most
+    descriptors: int  # the most that one process holds
 
     @classmethod
     def read(cls, processes: Sequence[psutil.Process]) -> ComponentUse:
