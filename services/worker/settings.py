@@ -123,6 +123,16 @@ class WorkerSettings(ServiceSettings):
     pull_mb_per_s: float = Field(
         250.0, ge=0, description="How fast KV blocks come from other workers, until it is measured; 0: never pull"
     )
+    host_cache_gib: float = Field(
+        0.0, ge=0, description="Memory of the worker's host, in GiB, for KV blocks that may leave the KV cache; 0: none"
+    )
+    disk_cache: str = Field(
+        "", description="A folder for KV blocks that may leave the KV cache; they survive a restart; empty: none"
+    )
+    disk_cache_gib: float = Field(10.0, gt=0, description="Size of disk_cache for each worker, in GiB")
+    disk_cache_write_mb_per_s: float = Field(
+        200.0, gt=0, description="How fast disk_cache is written at most, for the life of SSDs and for their readers"
+    )
     memory_host: str = Field(
         "",
         description="Workers with the same value share a machine's or a pod's memory; empty: this worker shares none",

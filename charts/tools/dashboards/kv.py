@@ -98,6 +98,55 @@ DASHBOARD = Dashboard(
             ),
         ),
         (
+            "Host memory and disk",
+            (
+                graph(
+                    "Blocks below the device",
+                    "ops",
+                    (rate("ryzanstein_worker_kv_place_hits_total", "place", _POOL), "{{place}}: hits"),
+                    (rate("ryzanstein_worker_kv_place_misses_total", "place", _POOL), "{{place}}: misses"),
+                    (rate("ryzanstein_worker_kv_place_loaded_blocks_total", "place", _POOL), "{{place}}: loaded"),
+                    (rate("ryzanstein_worker_kv_place_evicted_blocks_total", "place", _POOL), "{{place}}: evicted"),
+                    about="Hits and misses: blocks of prompts that the KV cache did not hold. Far more evicted than "
+                    "loaded: the place is too small for its prompts.",
+                ),
+                graph(
+                    "Bytes kept",
+                    "bytes",
+                    (f"sum by (place) (ryzanstein_worker_kv_place_bytes{{@,{_POOL}}})", "{{place}}"),
+                    (f"sum by (place) (ryzanstein_worker_kv_place_capacity_bytes{{@,{_POOL}}})", "{{place}}: capacity"),
+                    about="All workers together.",
+                ),
+                graph(
+                    "Bytes moved",
+                    "Bps",
+                    (rate("ryzanstein_worker_kv_place_stored_bytes_total", "place", _POOL), "to {{place}}"),
+                    (rate("ryzanstein_worker_kv_place_loaded_bytes_total", "place", _POOL), "from {{place}}"),
+                    about="Writes follow the steps; loads replace the computing of prompts.",
+                ),
+                graph(
+                    "Speed of a load",
+                    "Bps",
+                    (
+                        f"{rate('ryzanstein_worker_kv_place_loaded_bytes_total', 'place', _POOL)} / "
+                        f"{rate('ryzanstein_worker_kv_place_loaded_seconds_total', 'place', _POOL)}",
+                        "{{place}}",
+                    ),
+                    about="Until the blocks are in the KV cache. A load that takes longer than computing is not begun.",
+                ),
+                graph(
+                    "Blocks not kept or not loaded",
+                    "ops",
+                    (
+                        rate("ryzanstein_worker_kv_place_failures_total", "place, reason", _POOL),
+                        "{{place}}: {{reason}}",
+                    ),
+                    about="Corrupt: damaged or foreign files, computed again. Io: the disk is full or fails. Late: evicted "
+                    "before they were copied. Slow: computing takes less time.",
+                ),
+            ),
+        ),
+        (
             "Between workers",
             (
                 graph(

@@ -24,6 +24,7 @@ from services.worker.engine.errors import (
     Unavailable,
     UnsupportedError,
 )
+from services.worker.engine.kv_events import PLACES, BlockPlace, KvEvent
 
 STATE_THROTTLE_S = 0.020
 STATE_HEARTBEAT_S = 2.0  # for clients that request no other interval
@@ -145,14 +146,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         )
         fresh = log.since(next_seq)
         if fresh is None:
-            dump = self._engine.cached_hashes()
+            log.flush()
+            held = {BlockPlace.DEVICE: self._engine.cached_hashes(), **self._engine.offloaded_hashes()}
             message.reset = True
-            message.first_seq = log.next_seq - bool(dump)
-            if dump:
-                message.events.add(stored=dump)
-        else:
-            for event in fresh:
-                message.events.add(stored=event.stored, removed=event.removed, cleared=event.cleared)
+            fresh = [KvEvent(stored=tuple(hashes), place=place) for place, hashes in held.items() if hashes]
+            message.first_seq = log.next_seq - len(fresh)
+        message.events.extend(map(_event_message, fresh))
         return message
 
     async def GetModelCard(  # noqa: N802
@@ -218,6 +217,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                     yield block
         except BlocksUnavailableError as error:
             await context.abort(_CODES[error.reason], str(error))
+
+
+def _event_message(event: KvEvent) -> pb.KvEvent:
+    if event.place is BlockPlace.DEVICE:
+        return pb.KvEvent(stored=event.stored, removed=event.removed, cleared=event.cleared)
+    return pb.KvEvent(offloaded=event.stored, dropped=event.removed, place=PLACES[event.place])
 
 
 async def _beat(buffer: StreamBuffer, wanted: asyncio.Event) -> None:

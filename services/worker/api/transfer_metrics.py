@@ -1,13 +1,14 @@
-"""Prometheus metrics of KV transfers between workers, named ``ryzanstein_worker_pull*`` and ``*_sent_*``."""
+"""Prometheus metrics of KV transfers: ``ryzanstein_worker_pull*``, ``*_sent_*``, and ``*_kv_place_*`` by place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.worker.engine.state import PULL_FAILURES, TransferTotals, add_totals
+from services.worker.engine.kv_events import BlockPlace
+from services.worker.engine.state import PULL_FAILURES, STORE_FAILURES, PlaceTotals, TransferTotals, add_totals
 
 _COUNTERS = {
     "pulled_blocks": "KV blocks fetched from other workers",
@@ -18,8 +19,23 @@ _COUNTERS = {
 }
 
 
+_PLACE_COUNTERS = {
+    "hits": "KV blocks that a prompt wanted, the KV cache did not hold, and the place did",
+    "misses": "KV blocks that a prompt wanted, and neither the KV cache nor the place held",
+    "loaded_blocks": "KV blocks loaded from the place",
+    "loaded_bytes": "Bytes of KV loaded from the place",
+    "loaded_seconds": "Time that loads from the place took, failed ones included",
+    "stored_bytes": "Bytes of KV written to the place",
+    "evicted_blocks": "KV blocks that left the place for others",
+}
+_PLACE_GAUGES = {
+    "bytes": "Bytes of KV in the place",
+    "capacity_bytes": "Bytes of KV that the place may hold",
+}
+
+
 class TransferMetrics(Collector):
-    """Totals of both directions, read at each scrape."""
+    """Totals of both directions and of the places below the device, read at each scrape."""
 
     def __init__(self, totals: Sequence[TransferTotals]) -> None:
         """`totals`: of the engines of a process."""
@@ -36,3 +52,26 @@ class TransferMetrics(Collector):
         for reason in PULL_FAILURES:
             failures.add_metric([reason], totals.pull_failures[reason])
         yield failures
+        yield from _place_metrics(totals.places)
+
+
+def _place_metrics(places: Mapping[BlockPlace, PlaceTotals]) -> Iterable[Metric]:
+    for name, text in _PLACE_COUNTERS.items():
+        counter = CounterMetricFamily(f"ryzanstein_worker_kv_place_{name}", text, labels=["place"])
+        for place, totals in places.items():
+            counter.add_metric([place], getattr(totals, name))
+        yield counter
+    for name, text in _PLACE_GAUGES.items():
+        gauge = GaugeMetricFamily(f"ryzanstein_worker_kv_place_{name}", text, labels=["place"])
+        for place, totals in places.items():
+            gauge.add_metric([place], getattr(totals, name))
+        yield gauge
+    failures = CounterMetricFamily(
+        "ryzanstein_worker_kv_place_failures",
+        "KV blocks that were not stored or loaded, by reason",
+        labels=["place", "reason"],
+    )
+    for place, totals in places.items():
+        for reason in STORE_FAILURES:
+            failures.add_metric([place, reason], totals.failures[reason])
+    yield failures

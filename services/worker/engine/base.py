@@ -15,7 +15,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.common.phases import phase_name
 from services.worker.engine.changes import Changes
 from services.worker.engine.errors import InvalidRequestError, PhaseRefusedError, UnsupportedError
-from services.worker.engine.kv_events import KvEventLog
+from services.worker.engine.kv_events import BlockPlace, KvEventLog
 from services.worker.engine.lifecycle import Lifecycle
 from services.worker.engine.output import Finish, Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
@@ -177,6 +177,10 @@ class Engine(ABC):
     @abstractmethod
     def cached_hashes(self) -> list[int]:
         """Wire hashes of all blocks in the prefix cache, parents before children."""
+
+    def offloaded_hashes(self) -> Mapping[BlockPlace, list[int]]:
+        """Wire hashes of the blocks in places below the device, parents before children."""
+        return {}
 
     @abstractmethod
     def submit(self, request: EngineRequest, sink: OutputSink) -> None:

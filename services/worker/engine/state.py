@@ -10,6 +10,7 @@ from typing import TypeVar
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.attention import DENSE, AttentionMode
+from services.worker.engine.kv_events import BlockPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class EngineState:
     adapter_waiting: int = 0  # requests whose adapter is being loaded or waits for a slot
     memory_bytes: int = 0  # memory that the engine holds now; 0: not measured
     awake_bytes: int = 0  # predicted memory_bytes while it serves
+    kv_places: tuple[pb.KvPlaceState, ...] = ()  # places below the device, fastest first
     wake_ms: int = 0  # time of the last wake, from asleep to serving; 0: not measured
 
     @classmethod
@@ -78,9 +80,30 @@ class EngineCounters:
 PULL_FAILURES = ("mismatch", "gone", "busy", "timeout", "unreachable", "evicted", "corrupt", "ranks_lost", "error")
 
 
+STORE_FAILURES = ("corrupt", "io", "late", "slow")  # see PlaceTotals.failures
+
+
+@dataclass(slots=True)
+class PlaceTotals:
+    """KV blocks of a place below the device since the start, and how full it is."""
+
+    hits: int = 0  # blocks that a prompt wanted, the device did not hold, and the place did
+    misses: int = 0
+    loaded_blocks: int = 0
+    loaded_bytes: int = 0
+    loaded_seconds: float = 0.0
+    stored_bytes: int = 0
+    evicted_blocks: int = 0
+    # Blocks: corrupt (damaged or foreign), io (neither read nor written), late (evicted from the device before they
+    # were stored), slow (a load would take longer than computing).
+    failures: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+    capacity_bytes: int = 0
+
+
 @dataclass(slots=True)
 class TransferTotals:
-    """KV blocks transferred between workers since the start."""
+    """KV blocks transferred between workers, and between the places of this one, since the start."""
 
     pulled_blocks: int = 0
     pulled_bytes: int = 0
@@ -88,6 +111,7 @@ class TransferTotals:
     pull_failures: Counter[str] = field(default_factory=Counter)  # by one of PULL_FAILURES
     sent_blocks: int = 0
     sent_bytes: int = 0
+    places: dict[BlockPlace, PlaceTotals] = field(default_factory=dict)  # those that are switched on
 
 
 TotalsT = TypeVar("TotalsT", EngineCounters, TransferTotals)

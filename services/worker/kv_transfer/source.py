@@ -10,7 +10,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.worker.engine.errors import BlocksUnavailableError, Unavailable
 from services.worker.engine.state import TransferTotals
-from services.worker.kv_transfer.store import KvStore, mismatch
+from services.worker.kv_transfer.device import DeviceKv, mismatch
 from services.worker.process.failure import RanksFailedError
 from services.worker.scheduling.transfers import Pin
 
@@ -20,7 +20,7 @@ MAX_READERS = 4  # each keeps at most the bytes of one staging area in flight, b
 class BlockSource:
     """Reads blocks for other workers; `store` is None while there are no ranks."""
 
-    def __init__(self, store: Callable[[], KvStore | None], totals: TransferTotals) -> None:
+    def __init__(self, store: Callable[[], DeviceKv | None], totals: TransferTotals) -> None:
         self._store, self._totals = store, totals
         self._readers = 0
 
@@ -44,7 +44,7 @@ class BlockSource:
                     self._totals.sent_bytes += len(data)
                 at += len(part)
 
-    def _admit(self, request: pb.PullBlocksRequest) -> KvStore:
+    def _admit(self, request: pb.PullBlocksRequest) -> DeviceKv:
         store = self._store()
         if store is None:
             raise BlocksUnavailableError(Unavailable.GONE, "the ranks that held these blocks are gone")
@@ -58,7 +58,7 @@ class BlockSource:
         return store
 
     @contextmanager
-    def _pinned(self, store: KvStore, digests: Sequence[bytes]) -> Iterator[Pin]:
+    def _pinned(self, store: DeviceKv, digests: Sequence[bytes]) -> Iterator[Pin]:
         pin = store.owner.scheduler.transfers.pin(digests)
         if pin is None:
             raise BlocksUnavailableError(Unavailable.BUSY, "too many blocks are being read")

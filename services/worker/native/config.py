@@ -8,6 +8,7 @@ from services.common.tls.credentials import Tls
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import EngineFacts
+from services.worker.kv_transfer.opening import NO_TIERS, TierSizes
 from services.worker.native.adapters import AdapterSources
 from services.worker.process.rank_group import GroupStarted
 from services.worker.scheduling.admission import Capacity
@@ -25,6 +26,7 @@ class EngineConfig:
     tls: Tls | None = None  # TLS of pulls from other workers
     adapters: AdapterSources | None = None  # None: no room for adapters
     pinned: tuple[AdapterRef, ...] = ()  # adapters of the settings that keep their slots
+    tiers: TierSizes = NO_TIERS  # places of KV blocks below the device
 
     def facts(self, started: GroupStarted) -> EngineFacts:
         """Facts for observers after the ranks have started."""

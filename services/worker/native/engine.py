@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 
 from ryzanstein.v1 import worker_pb2 as pb
@@ -18,12 +18,16 @@ from services.compute.backends.sizing import available_host_memory
 from services.compute.model.footprint import in_mib
 from services.worker.engine.base import Engine, LifeObserver, OutputSink, StepObserver, StepReport
 from services.worker.engine.errors import InvalidRequestError, NoRoomError, NotServingError
+from services.worker.engine.kv_events import BlockPlace
 from services.worker.engine.output import Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import AdapterFacts, EngineModel, EngineState
-from services.worker.kv_transfer.puller import Puller
+from services.worker.kv_transfer.device import DeviceKv, kv_layout
+from services.worker.kv_transfer.loader import Bandwidth, BlockLoader
+from services.worker.kv_transfer.neighbour import Neighbour
+from services.worker.kv_transfer.opening import open_tiers
 from services.worker.kv_transfer.source import BlockSource
-from services.worker.kv_transfer.store import KvStore, kv_layout
+from services.worker.kv_transfer.tiers import Tiers
 from services.worker.native.adapters import AdapterSlots, inspect
 from services.worker.native.config import EngineConfig
 from services.worker.native.live import LiveRequest
@@ -51,12 +55,13 @@ class NativeEngine(Engine):
         super().__init__(model, life, "loading the model")
         self._live: dict[EngineRequest, LiveRequest] = {}
         self._config, self._ranks, self._steps = config, ranks, steps
-        self._puller = Puller(config.pull_bytes_per_s, self.transfers, config.tls)
-        self._source = BlockSource(lambda: self._store, self.transfers)
+        self._loader, self._pull_speed = BlockLoader(), Bandwidth(config.pull_bytes_per_s)
+        self._source = BlockSource(lambda: self._device, self.transfers)
+        self._tiers: Tiers | None = None  # places of KV blocks below the device, which outlive the ranks
         self._step_timer = StepTimer(LEAST_PROMPT_S[config.ranks.device])
         self._pump: StepPump | None = None  # pump of the ranks, which may be asleep
         self._probe: Request | None = None  # the start-up probe
-        self._store: KvStore | None = None  # KV cache of the serving ranks
+        self._device: DeviceKv | None = None  # KV cache of the serving ranks
         self._adapters: AdapterSlots | None = None  # adapters of the serving ranks
         self._resident: Sequence[AdapterRef] = ()  # adapters that were in slots when the ranks fell asleep
         self._layout = pb.KvLayout()  # layout of the ranks' KV
@@ -67,15 +72,16 @@ class NativeEngine(Engine):
 
     def state(self) -> EngineState:
         """The current state; levels are 0 while no ranks serve."""
-        step_timer, store, pump = self._step_timer, self._store, self._pump
+        step_timer, device, pump = self._step_timer, self._device, self._pump
         state = EngineState(
             self.phase,
             self.detail,
             prefill_tokens_per_s=step_timer.prefill_tokens_per_s,
             decode_step_ms=step_timer.decode_step_ms,
             computed_tokens=step_timer.computed_tokens,
-            kv_bytes_per_token=store.bytes_per_token if store else 0,
-            pull_bytes_per_s=self._puller.bytes_per_s(time.monotonic()),
+            kv_bytes_per_token=device.bytes_per_token if device else 0,
+            pull_bytes_per_s=self._pull_speed.bytes_per_s(),
+            kv_places=self._tiers.states() if self._tiers else (),
             memory_bytes=self._ranks.held,
             awake_bytes=self._awake_bytes,
             wake_ms=self.wake_ms,
@@ -84,7 +90,7 @@ class NativeEngine(Engine):
             return state
         scheduler = pump.scheduler
         state = replace(state, max_request_tokens=scheduler.capacity.max_request_tokens)
-        if store is None:  # asleep
+        if device is None:  # asleep
             return state
         running = sum(request.begun for request in self._live.values())
         return replace(
@@ -100,6 +106,10 @@ class NativeEngine(Engine):
     def cached_hashes(self) -> list[int]:
         """Wire hashes of all blocks in the prefix cache, parents before children."""
         return self._pump.scheduler.pool.hashes() if self._pump else []
+
+    def offloaded_hashes(self) -> Mapping[BlockPlace, list[int]]:
+        """Wire hashes of the blocks in places below the device."""
+        return self._tiers.hashes() if self._tiers else {}
 
     # -- ranks -----------------------------------------------------------------------------------------------
 
@@ -121,15 +131,21 @@ class NativeEngine(Engine):
                 lived_s = time.monotonic() - began
                 pump = await recovery.restart(self._start, RanksFailedError, self._restart_failed, lived_s)
         finally:
-            await self._puller.close()
+            await self._loader.close()
+            if self._tiers is not None:
+                await self._tiers.close()
             await self._ranks.stop()
 
     async def _start(self) -> StepPump:
-        """Start the ranks and accept requests. Raises RanksFailedError."""
+        """Start the ranks and accept requests. Raises RanksFailedError, StartupError."""
         started = await self._ranks.start()
         log.info("%d ranks are ready after %.1f s", len(started.ranks), started.seconds)
         config = scheduler_config(self._config.ranks, started.n_blocks, self._config.max_batched_tokens)
-        scheduler = Scheduler(config, self.kv_events, self.counters)
+        self._layout = kv_layout(self.model.hash_root, self._config.ranks, started)
+        self._tiers = self._tiers or open_tiers(
+            self._config.tiers, self._layout, self, self._loader, lambda: self._step_timer.prefill_tokens_per_s
+        )
+        scheduler = Scheduler(config, self.kv_events, self.counters, places=self._tiers)
         pump = self._pump = StepPump(
             scheduler,
             self._step_timer,
@@ -139,7 +155,6 @@ class NativeEngine(Engine):
             self._computed,
             self.changes.announce,
         )
-        self._layout = kv_layout(self.model.hash_root, self._config.ranks, started)
         self._awake_bytes = sum(max(rank.ledger.total, rank.ledger.computed) for rank in started.ranks)
         self.facts, self._ranks.on_result = self._config.facts(started), pump.on_result
         self._life.on_started(self.facts)
@@ -149,7 +164,9 @@ class NativeEngine(Engine):
     def _open(self, pump: StepPump, vocab_size: int) -> None:
         """Accept requests for ranks that have started or woken, with the adapters that were resident before."""
         scheduler = pump.scheduler
-        self._store = KvStore(pump, self._ranks, self._layout)
+        self._device = DeviceKv(pump, self._ranks, self._layout)
+        if self._tiers is not None:
+            self._tiers.attach(self._device)
         self._adapters = AdapterSlots(
             self._config.adapters,
             self._ranks.load_adapter,
@@ -212,7 +229,9 @@ class NativeEngine(Engine):
             self._adapters.abandon()
         for task in self._equipping:
             task.cancel()
-        self._store = self._adapters = None
+        self._device = self._adapters = None
+        if self._tiers is not None:
+            self._tiers.detach()
 
     # -- sleep -----------------------------------------------------------------------------------------------
 
@@ -236,6 +255,8 @@ class NativeEngine(Engine):
                     changed.clear()
             if pump is self._pump:
                 pump.scheduler.abandon()
+                if self._tiers is not None:
+                    self._tiers.sleep()
                 self.changes.announce()
                 await self._ranks.sleep(level)
         except RanksFailedError as error:
@@ -268,7 +289,7 @@ class NativeEngine(Engine):
 
         If another worker holds more of the prompt's KV, it is fetched first.
         """
-        if self.phase != pb.PHASE_SERVING or self._pump is None or self._store is None:
+        if self.phase != pb.PHASE_SERVING or self._pump is None or self._device is None:
             raise NotServingError(self.detail)
         live = LiveRequest.of(request, sink, self.model.hash_root)
         hint = request.pull if live.reads_cache else None
@@ -280,14 +301,14 @@ class NativeEngine(Engine):
             self._equipping.add(task)
             task.add_done_callback(self._equipping.discard)
         elif hint is not None:
-            self._puller.start(self._store, live, hint, self._step_timer.prefill_tokens_per_s)
+            self._pull(self._device, live, hint)
 
     async def _equip(self, live: LiveRequest, ref: AdapterRef) -> None:
         """Bring a deferred request's adapter into a slot, then let the request go on. No other request waits for it."""
-        slots, pump, store, request = self._adapters, self._pump, self._store, live.request
+        slots, pump, device, request = self._adapters, self._pump, self._device, live.request
         assert slots is not None
         assert pump is not None
-        assert store is not None
+        assert device is not None
         try:
             slot = await slots.take(ref, request.tenant)
         except InvalidRequestError as error:
@@ -304,9 +325,14 @@ class NativeEngine(Engine):
             return
         live.adapter, live.held = slot, slots
         if request.pull is not None and live.reads_cache:
-            self._puller.start(store, live, request.pull, self._step_timer.prefill_tokens_per_s)
+            self._pull(device, live, request.pull)
         else:
             pump.requeue([live])
+
+    def _pull(self, device: DeviceKv, live: LiveRequest, hint: pb.PullHint) -> None:
+        reader = Neighbour(hint, device, self._pull_speed, self.transfers, self._config.tls)
+        if not self._loader.start(device, live, reader, hint.tokens, self._step_timer.prefill_tokens_per_s):
+            device.owner.requeue([live])
 
     def pin_adapters(self, refs: Sequence[AdapterRef]) -> None:
         """Load these adapters, and keep them in their slots, in addition to those of the settings."""
@@ -325,7 +351,7 @@ class NativeEngine(Engine):
         if adapter is not None and live.held is None and self._adapters is not None:
             signs = self._adapters.bytes_read(adapter.digest)
         else:
-            signs = self._puller.blocks_received(live)
+            signs = self._loader.blocks_received(live)
         return Progress(live.n_written, self._n_steps + self._ranks.signs if signs is None else signs)
 
     def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:

@@ -26,7 +26,7 @@ from services.worker.native.adapters import AdapterSources
 from services.worker.native.config import EngineConfig
 from services.worker.native.engine import NativeEngine
 from services.worker.native.ranks import Ranks
-from services.worker.native.startup import group_config, read_model, require_room
+from services.worker.native.startup import check_tiers, group_config, read_model, require_room, tier_sizes
 from services.worker.process.rank_group import RankGroup
 from services.worker.settings import WorkerSettings
 
@@ -49,7 +49,9 @@ async def open_native(
     files = await asyncio.to_thread(read_model, folder)
     ranks = group_config(settings, files)
     require_room(settings, files.spec, ranks, host_room())
+    check_tiers(settings, ranks)
     config, model = await describe_engine(settings, files, ranks, tls)
+    config = replace(config, tiers=tier_sizes(settings))
     return NativeEngine(config, model, make_ranks(ranks), steps, life)
 
 

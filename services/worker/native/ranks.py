@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from services.worker.kv_transfer.store import BlockRanks
+from services.worker.kv_transfer.device import BlockRanks
 from services.worker.process.failure import RankFailure
 from services.worker.process.rank_group import GroupStarted
 from services.worker.protocol.order_codec import AdapterOrder

@@ -16,16 +16,19 @@ from services.compute.model.loading.folder import ModelFolder, open_folder
 from services.compute.model.loading.hub import Download, local_model
 from services.compute.model.spec import ModelError, ModelSpec
 from services.compute.ranks.config import RankGroupConfig
+from services.worker.kv_transfer.opening import TierSizes
 from services.worker.process.downloader import download
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.settings import WorkerSettings
 
+_GIB = 1 << 30
 DEFAULT_KV_TOKENS = 32_768
 DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 4096}
 # Longest operation between two heartbeats of a rank that computes. On a CPU, 2,048 rows of a large model's layer that
 # attend to 100,000 keys take minutes; a GPU's host only waits.
 BUSY_TIMEOUT_S = {"cpu": 600.0, "cuda": 60.0}
 _LOWER_FOR_ADAPTERS = ", RYZANSTEIN_ADAPTER_SLOTS, RYZANSTEIN_ADAPTER_MAX_RANK, RYZANSTEIN_ADAPTER_CACHE_MB"
+_LOWER_HOST_CACHE = ", RYZANSTEIN_HOST_CACHE_GIB"
 _NVIDIA_CONTROL = Path("/dev/nvidiactl")
 
 log = logging.getLogger(__name__)
@@ -144,15 +147,38 @@ def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: 
     )
 
 
+def check_tiers(settings: WorkerSettings, ranks: RankGroupConfig) -> None:
+    """Raise StartupError for places of KV blocks that cannot work."""
+    tiers = tier_sizes(settings)
+    if (tiers.host_bytes or tiers.disk_path) and (ranks.has_state or not ranks.caches):
+        name = "RYZANSTEIN_DISK_CACHE" if tiers.disk_path else "RYZANSTEIN_HOST_CACHE_GIB"
+        raise StartupError(
+            f"{name}: only for models whose prompts are continued from KV blocks alone; this one's are not"
+        )
+    tiers.check()
+
+
+def tier_sizes(settings: WorkerSettings) -> TierSizes:
+    """The places of KV blocks below the device."""
+    return TierSizes(
+        int(settings.host_cache_gib * _GIB),
+        settings.disk_cache,
+        int(settings.disk_cache_gib * _GIB),
+        settings.disk_cache_write_mb_per_s * 1e6,
+    )
+
+
 def require_room(settings: WorkerSettings, spec: ModelSpec, config: RankGroupConfig, room: HostRoom) -> None:
     """Raise StartupError, before the weights are read, if the ranks do not fit `room`; its message names settings."""
     if config.device != "cpu" or config.kv_tokens is None:
         return  # a rank checks the memory of its GPU itself
     tokens = least_kv_tokens(config.kv_tokens, config.max_model_len) if config.kv_fits else config.kv_tokens
     sizes = footprint(spec, config)
-    needed = sizes.total(tokens)
-    whole = in_mib(sizes.total(config.kv_tokens))
-    log.info("memory: server and ranks need %s MiB (%s)", whole, sizes.explain(config.kv_tokens))
+    host_cache = tier_sizes(settings).host_bytes
+    needed = sizes.total(tokens) + host_cache
+    whole = in_mib(sizes.total(config.kv_tokens) + host_cache)
+    cached = f", host cache {in_mib(host_cache)}" if host_cache else ""
+    log.info("memory: server and ranks need %s MiB (%s%s)", whole, sizes.explain(config.kv_tokens), cached)
     if needed <= room.available:
         return
     do = "give the machine more memory"
@@ -161,8 +187,9 @@ def require_room(settings: WorkerSettings, spec: ModelSpec, config: RankGroupCon
         do = f"set the container's memory limit to {in_mib(limit)} MiB or more (it is {in_mib(room.limit)} MiB)"
     raise StartupError(
         f"RYZANSTEIN_MODEL {settings.model}: server and ranks need {in_mib(needed)} MiB of memory "
-        f"({sizes.explain(tokens)}) but {in_mib(room.available)} MiB are available: {do}, or lower "
-        f"RYZANSTEIN_KV_TOKENS, RYZANSTEIN_MAX_MODEL_LEN{_LOWER_FOR_ADAPTERS if sizes.adapters else ''} or "
+        f"({sizes.explain(tokens)}{cached}) but {in_mib(room.available)} MiB are available: {do}, or lower "
+        f"RYZANSTEIN_KV_TOKENS, RYZANSTEIN_MAX_MODEL_LEN{_LOWER_HOST_CACHE if host_cache else ''}"
+        f"{_LOWER_FOR_ADAPTERS if sizes.adapters else ''} or "
         f"{'RYZANSTEIN_MAX_RUNNING' if sizes.states else 'RYZANSTEIN_MAX_BATCHED_TOKENS'}"
     )
 

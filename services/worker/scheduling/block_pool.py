@@ -11,7 +11,8 @@ prefixes and releases children first, and a block is only published on top of a 
 
     child used  => parent used        and        child cached => parent used, or behind it in the LRU.
 
-Eviction from the head therefore removes leaves first, and the cached blocks always form whole prefixes.
+Eviction from the head therefore removes leaves first, and the cached blocks always form whole prefixes. The pool says
+to other places which blocks it publishes and evicts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from services.worker.engine.kv_events import KvEventLog
+from services.worker.engine.kv_events import Announcer, KvEventLog
+from services.worker.scheduling.places import DEVICE_ONLY, BlockName, Places
 
 NULL_BLOCK = 0
 
@@ -30,18 +32,17 @@ class BlockPool:
     Block 0 is null and never handed out.
     """
 
-    def __init__(self, n_blocks: int, block_tokens: int, events: KvEventLog) -> None:
+    def __init__(self, n_blocks: int, block_tokens: int, events: KvEventLog, places: Places = DEVICE_ONLY) -> None:
         self.total = n_blocks
         self.block_tokens = block_tokens
-        self._events = events
+        self._announcer = Announcer(events)
+        self._places = places
         self._references = [0] * (n_blocks + 1)
         self._blank = list(range(n_blocks, 0, -1))
         self._lru: dict[int, None] = {}  # insertion order: the next to evict comes first
         self._canonical: dict[bytes, int] = {}  # digest -> block; parents were inserted before their children
         self._digests: list[bytes | None] = [None] * (n_blocks + 1)  # digests of canonical blocks
         self._hashes: list[tuple[int, ...]] = [()] * (n_blocks + 1)  # wire hashes of canonical blocks
-        # Blocks wider than a hash block can share their first hashes; each hash is still announced once.
-        self._copies: Counter[int] = Counter()
 
     @property
     def available(self) -> int:
@@ -112,16 +113,18 @@ class BlockPool:
         if other == block:
             return True
         if other is None:
-            self._announce(hashes)
+            self._announcer.stored(hashes)
         elif self._references[other]:
             return False
         else:
+            self._places.evicted(digest)
             del self._lru[other]
             self._forget(other)
             self._blank.append(other)
         self._canonical[digest] = block  # a replaced digest keeps its place in the order
         self._digests[block] = digest
         self._hashes[block] = hashes
+        self._places.published(BlockName(digest, self._digests[parent] or b"", hashes))
         return True
 
     def hashes(self) -> list[int]:
@@ -150,21 +153,11 @@ class BlockPool:
             digest = self._digests[block]
             assert digest is not None
             del self._canonical[digest]
-            self._withdraw(self._hashes[block])
+            self._announcer.removed(self._hashes[block])
+            self._places.evicted(digest)
             self._forget(block)
         self._references[block] = 1
         return block
-
-    def _announce(self, hashes: tuple[int, ...]) -> None:
-        self._events.stored([value for value in hashes if not self._copies[value]])
-        self._copies.update(hashes)
-
-    def _withdraw(self, hashes: tuple[int, ...]) -> None:
-        self._copies.subtract(hashes)
-        gone = [value for value in hashes if not self._copies[value]]
-        self._events.removed(gone)
-        for value in gone:
-            del self._copies[value]
 
     def _forget(self, block: int) -> None:
         self._digests[block] = None

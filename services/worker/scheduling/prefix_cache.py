@@ -1,4 +1,4 @@
-"""Blocks of a request that need no computing: cached blocks and blocks that a running request computes."""
+"""Blocks of a request that need no computing: cached, computed by a running request, or kept in another place."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from services.worker.scheduling.block_pool import NULL_BLOCK, BlockPool
 from services.worker.scheduling.config import SchedulerConfig
+from services.worker.scheduling.places import Places
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.sharing import PromisedBlocks
 from services.worker.scheduling.snapshots import Reserved, Snapshots
@@ -14,8 +15,9 @@ from services.worker.scheduling.snapshots import Reserved, Snapshots
 class PrefixCache:
     """Translates between requests and the pool, which knows digests of blocks only."""
 
-    def __init__(self, pool: BlockPool, config: SchedulerConfig) -> None:
+    def __init__(self, pool: BlockPool, config: SchedulerConfig, places: Places) -> None:
         self._pool = pool
+        self._places = places
         # Blocks of models with states are of use only where there is a snapshot.
         self.snapshots = Snapshots(config) if config.snapshots else None
         self._block_tokens = pool.block_tokens
@@ -46,9 +48,17 @@ class PrefixCache:
         if producer.reads_cache:
             self._promised.promise(producer, self._known_digests(producer, n_hits))
 
-    def wait(self, request: Request, n_hits: int, *, worth_tokens: int, step: int) -> bool:
-        """Let `request` wait for a producer's blocks when they save at least `worth_tokens` tokens."""
-        if not (request.patient and request.reads_cache):
+    def await_blocks(self, request: Request, n_hits: int, worth_tokens: int, step: int) -> bool:
+        """Let `request` wait for blocks after its `n_hits` cached ones, if they save at least `worth_tokens` tokens.
+
+        A running request computes them, or they begin to come from another place.
+        """
+        if not request.reads_cache:
+            return False
+        return self._share(request, n_hits, worth_tokens, step) or self._load(request, n_hits, worth_tokens)
+
+    def _share(self, request: Request, n_hits: int, worth_tokens: int, step: int) -> bool:
+        if not request.patient:
             return False
         digests = request.block_digests(self._block_tokens, n_hits, self._most_hits(request))
         n_shared = self._promised.shared(digests)
@@ -59,6 +69,14 @@ class PrefixCache:
             return False
         self._promised.wait(request, digests[n_shared - 1], step)
         return True
+
+    def _load(self, request: Request, n_hits: int, worth_tokens: int) -> bool:
+        """Look blocks up in other places, once per wait."""
+        if request.looked_up or self.snapshots is not None:  # other places keep no states
+            return False
+        request.looked_up = True
+        digests = request.block_digests(self._block_tokens, 0, self._most_hits(request))
+        return self._places.load(request, digests, n_hits, worth_tokens)
 
     def expired(self, step: int) -> list[Request]:
         """Prefix waiters whose longest wait ends by `step`."""

@@ -19,7 +19,7 @@ class Status(Enum):
     """State of a request. A RETIRING request keeps its blocks until no plan in flight refers to them."""
 
     WAITING = "waiting"
-    # Waits for blocks that a running request computes or another worker sends, or for its turn in quarantine.
+    # Waits for blocks that a running request computes or that come from another place, or for its turn in quarantine.
     DEFERRED = "deferred"
     RUNNING = "running"
     RETIRING = "retiring"  # preempted, will wait again
@@ -70,6 +70,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     announced: bool = False  # the first output was returned
     patient: bool = True  # may still wait for the blocks of a producer
+    looked_up: bool = False  # its blocks were looked up in other places during this wait
     end_token_ids: frozenset[int] = field(init=False)  # copy of `sampling.stop_token_ids` for fast look-ups
     scores_prompt: bool = field(init=False)  # prompt log-probabilities are wanted
     narrows: bool = field(init=False)  # generated tokens attend to some keys only
@@ -128,6 +129,13 @@ class Request:
             if len(self.token_ids) >= self.limit:
                 return n, Finish.LENGTH
         return len(token_ids), None
+
+    def restart(self) -> None:
+        """Forget the progress of a preempted request, whose blocks are released."""
+        self.n_planned = self.n_written = self.n_published = 0
+        self.looked_up = False
+        if not self.announced:
+            self.prompt_logprobs.clear()
 
     def admission(self, restore: int = -1) -> Admission:
         """The message by which ranks learn of the request, before its first chunk; `restore` as in `Admission`."""

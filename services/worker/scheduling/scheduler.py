@@ -20,6 +20,7 @@ from services.worker.scheduling.admission import Capacity, WaitingQueue, fresh_b
 from services.worker.scheduling.block_pool import BlockPool
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.fairness import CACHED_COST, OUTPUT_COST, PREFILL_COST, TenantLedger
+from services.worker.scheduling.places import DEVICE_ONLY, Places
 from services.worker.scheduling.preemption import choose_victim
 from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.prefix_cache import PrefixCache
@@ -43,8 +44,9 @@ class Scheduler:
         events: KvEventLog,
         counters: EngineCounters | None = None,
         clock: Callable[[], float] = time.monotonic,
+        places: Places = DEVICE_ONLY,
     ) -> None:
-        self.config = config
+        self.config, self._places = config, places
         self.counters = counters or EngineCounters()
         # The engine sets both from the measured step times.
         self.prefill_budget = PrefillBudget(config.max_batched_tokens)  # for prompts in a step that also decodes
@@ -57,12 +59,12 @@ class Scheduler:
 
     def _reset(self) -> None:
         config = self.config
-        self._pool = BlockPool(config.n_blocks, config.block_tokens, self._events)
+        self._pool = BlockPool(config.n_blocks, config.block_tokens, self._events, self._places)
         positions = config.n_blocks * config.block_tokens if config.caches else config.max_model_len
         self.capacity = Capacity(config.max_model_len, positions)
         self.ledger = TenantLedger()
         self._queue = WaitingQueue(self.ledger, config.age_s)
-        self._prefixes = PrefixCache(self._pool, config)
+        self._prefixes = PrefixCache(self._pool, config, self._places)
         self.transfers = BlockTransfers(self._pool)
         self.quarantine = Quarantine()
         self._running: dict[Request, None] = {}  # in order of admission
@@ -148,6 +150,7 @@ class Scheduler:
         for request in alive:
             request.status = Status.DONE
         self._reset()
+        self._places.cleared()
         self._events.cleared()
         return alive
 
@@ -181,7 +184,6 @@ class Scheduler:
     def _plan_decodes(self, builder: StepBuilder) -> list[Request]:
         """Plan the rows of each running request that needs one, and of its proposals; returns those that need more."""
         prefills = []
-        block_tokens = self.config.block_tokens
         drafts = {} if self.in_flight else self._choose_drafts()
         for request in list(self._running):
             start = request.n_planned
@@ -191,7 +193,7 @@ class Scheduler:
             if request.n_expected >= request.limit or request.status is not Status.RUNNING:
                 continue
             new_blocks: tuple[int, ...] = ()
-            if start >= len(request.blocks) * block_tokens:
+            if start >= len(request.blocks) * self.config.block_tokens:
                 new_blocks = self._grow(request, builder)
                 if not new_blocks:
                     continue
@@ -260,7 +262,7 @@ class Scheduler:
                 self._defer(head)
                 continue
             hits = self._prefixes.match(head)
-            if self._prefixes.wait(head, len(hits), worth_tokens=self.share_min_tokens, step=self._next_step):
+            if self._prefixes.await_blocks(head, len(hits), self.share_min_tokens, self._next_step):
                 self._defer(head)
                 continue
             n_fresh = fresh_blocks(self._pool, head, hits, len(self._running))
@@ -378,9 +380,7 @@ class Scheduler:
         self._slots.give_back(request.slot)
         request.slot = -1
         if request.status is Status.RETIRING:
-            request.n_planned = request.n_written = request.n_published = 0
-            if not request.announced:
-                request.prompt_logprobs.clear()
+            request.restart()
             self._queue.push(request)
 
     def check(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 
 from ryzanstein.v1 import worker_pb2 as pb
 
@@ -16,6 +17,7 @@ class Subscriber:
 
     def __init__(self, gateway: Gateway, request: pb.KvSyncRequest) -> None:
         self.held: set[int] = set()
+        self.below: defaultdict[int, set[int]] = defaultdict(set)  # by place below the device
         self.next_seq = -1
         self.resets = 0
         self.incarnation = ""
@@ -27,6 +29,7 @@ class Subscriber:
             self.incarnation = message.incarnation
             if message.reset:
                 self.held.clear()
+                self.below.clear()
                 self.resets += 1
             else:
                 assert self.next_seq in (-1, message.first_seq), "a gap"
@@ -37,11 +40,18 @@ class Subscriber:
                 self.held |= set(event.stored)
                 assert self.held >= set(event.removed)
                 self.held -= set(event.removed)
+                self.below[event.place] |= set(event.offloaded)
+                assert self.below[event.place] >= set(event.dropped)
+                self.below[event.place] -= set(event.dropped)
             self.next_seq = message.first_seq + len(message.events)
 
     async def holds(self, hashes: set[int]) -> None:
         await until(lambda: self.held == hashes or self._task.done())
         assert self.held == hashes
+
+    async def holds_below(self, place: int, n_blocks: int) -> None:
+        await until(lambda: len(self.below[place]) >= n_blocks or self._task.done())
+        assert len(self.below[place]) >= n_blocks
 
     def stop(self) -> None:
         self._stream.cancel()

@@ -1,4 +1,4 @@
-"""The KV cache of the serving ranks, as transfers between workers see it."""
+"""The KV cache of the serving ranks, as transfers from and to other places see it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class BlockRanks(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KvStore:
+class DeviceKv:
     """The blocks' owner, the ranks that hold their bytes, and the layout of the bytes."""
 
     owner: BlockOwner
@@ -63,21 +63,24 @@ class KvStore:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block on all ranks."""
-        return int(self.layout.block_bytes * self.layout.tensor_parallel)
+        """Bytes of a block on all ranks; 0 when a block is too large to transfer."""
+        return block_bytes(self.layout)
 
     @property
     def blocks_per_copy(self) -> int:
         """Number of blocks that fit the staging area; 0 when a single block is too large to transfer."""
-        size = self.layout.block_bytes
-        if not size or self.block_bytes > MAX_MESSAGE_BYTES - _MESSAGE_OVERHEAD:
-            return 0
-        return int(STAGING_BYTES // size)
+        return int(STAGING_BYTES // self.layout.block_bytes) if self.block_bytes else 0
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of a token's KV on all ranks; 0 when blocks cannot be transferred."""
         return self.block_bytes // self.layout.block_tokens if self.blocks_per_copy else 0
+
+
+def block_bytes(layout: pb.KvLayout) -> int:
+    """Bytes of a block on all ranks; 0 when a block is too large to transfer."""
+    size = int(layout.block_bytes * layout.tensor_parallel)
+    return size if size <= MAX_MESSAGE_BYTES - _MESSAGE_OVERHEAD else 0
 
 
 def kv_layout(hash_root: str, config: RankGroupConfig, started: GroupStarted) -> pb.KvLayout:

@@ -1,0 +1,193 @@
+"""KV blocks in files, which outlive the process.
+
+    PATH/rz-kv-<identity>/<n>/.lock          held by the process that uses the folder
+    PATH/rz-kv-<identity>/<n>/<2 hex>/<digest>
+
+Workers that share PATH take folders of their own: a folder's bound and LRU are one process's. A restarted worker takes
+the first free one, with its blocks. Folders that are unused for a week, as those of an earlier model, are deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.worker.engine.kv_events import BlockPlace, KvEventLog
+from services.worker.engine.state import PlaceTotals
+from services.worker.kv_transfer.block_file import (
+    TEMPORARY,
+    DamagedError,
+    layout_identity,
+    read_block,
+    read_name,
+    write_block,
+)
+from services.worker.kv_transfer.block_store import BlockStore
+from services.worker.kv_transfer.loader import Bandwidth
+from services.worker.scheduling.places import BlockName
+
+ASSUMED_BYTES_PER_S = 300e6  # before the first load
+PAUSE_S = 30.0  # without writes after one that failed: a full disk stays full for a while
+_MOST_FOLDERS = 1024
+_FAMILY, _LOCK = "rz-kv-", ".lock"
+_FORGOTTEN_S = 7 * 86_400.0  # without a use
+
+log = logging.getLogger(__name__)
+
+
+class DiskStore(BlockStore):
+    """Blocks in a folder that this process has locked."""
+
+    def __init__(
+        self,
+        root: Path,
+        layout: pb.KvLayout,
+        block_bytes: int,
+        limit_bytes: int,
+        write_bytes_per_s: float,
+        events: KvEventLog,
+        totals: PlaceTotals,
+    ) -> None:
+        """Lock a folder below `root`. Raises ValueError if not a single block fits, OSError."""
+        super().__init__(BlockPlace.DISK, block_bytes, limit_bytes, events, totals, Bandwidth(ASSUMED_BYTES_PER_S))
+        self._identity, self._write_bytes_per_s = layout_identity(layout), write_bytes_per_s
+        family = root / f"{_FAMILY}{self._identity.hex()[:32]}"
+        family.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder, self._lock = _lock_folder(family)
+        self._root = root
+        self._writer = ThreadPoolExecutor(1, "kv-disk-write")  # deletes as well: in the order of the books
+        self._readers = ThreadPoolExecutor(2, "kv-disk-read")
+        self._paused_until = 0.0
+
+    async def open(self) -> None:
+        """Enter the blocks of an earlier process, and delete what is damaged, foreign, or too much."""
+        loop = asyncio.get_running_loop()
+        names, n_damaged = await loop.run_in_executor(self._writer, self._scan)
+        self.totals.failures["corrupt"] += n_damaged
+        self._remove(self.restore(names))
+        log.info("%d KV blocks in %s (%d damaged files were deleted)", len(self), self.folder, n_damaged)
+
+    def close(self) -> None:
+        """Let go of the folder, after the writes and deletions in progress."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._writer.shutdown(wait=True)
+        os.close(self._lock)
+
+    async def read(self, digests: Sequence[bytes]) -> Sequence[bytes | None]:
+        """Contents of held blocks up to the first damaged file, which is counted and deleted."""
+        loop = asyncio.get_running_loop()
+        contents: list[bytes] = []
+        for digest in digests:
+            try:
+                content = await loop.run_in_executor(self._readers, self._read, digest)
+            except (DamagedError, OSError) as error:
+                reason = "corrupt" if isinstance(error, DamagedError) else "io"
+                log.warning("KV block %s is computed again: %s", self._path(digest), error)
+                self.totals.failures[reason] += 1
+                self.discard(digest)  # and the blocks that follow it
+                return [*contents, None]
+            contents.append(content)
+        return contents
+
+    async def write(self, names: Sequence[BlockName], contents: Sequence[bytes]) -> list[bool]:
+        """Write files at the bounded rate; after an error none for a while."""
+        loop, written = asyncio.get_running_loop(), []
+        began = time.monotonic()
+        for name, content in zip(names, contents, strict=True):
+            if time.monotonic() < self._paused_until:
+                written.append(False)
+                continue
+            try:
+                await loop.run_in_executor(self._writer, self._write, name, content)
+                written.append(True)
+            except OSError as error:
+                log.warning("no KV block is written to %s for %g s: %s", self.folder, PAUSE_S, error)
+                self.totals.failures["io"] += 1
+                self._paused_until = time.monotonic() + PAUSE_S
+                written.append(False)
+        due_s = sum(written) * self.block_bytes / self._write_bytes_per_s
+        await asyncio.sleep(max(0.0, due_s - (time.monotonic() - began)))
+        return written
+
+    def _read(self, digest: bytes) -> bytes:
+        path = self._path(digest)
+        content = read_block(path, self._identity, digest, self.block_bytes)
+        os.utime(path)  # a restarted process takes it for the time of the last use
+        return content
+
+    def _write(self, name: BlockName, content: bytes) -> None:
+        path = self._path(name.digest)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_block(path, self._identity, name, content)
+
+    def _remove(self, digests: Sequence[bytes]) -> None:
+        self._writer.submit(self._unlink, [self._path(digest) for digest in digests])
+
+    def _unlink(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:  # the next start tries again
+                log.warning("%s was not deleted: %s", path, error)
+
+    def _path(self, digest: bytes) -> Path:
+        text = digest.hex()
+        return self.folder / text[:2] / text
+
+    def _scan(self) -> tuple[list[BlockName], int]:
+        """Names of the folder's blocks, the oldest first, and the number of damaged files, which are deleted."""
+        _delete_forgotten(self._root)
+        blocks: list[tuple[float, BlockName]] = []
+        n_damaged = 0
+        for path in self.folder.glob("??/*"):
+            try:
+                blocks.append((path.stat().st_mtime, read_name(path, self._identity)))
+            except (DamagedError, OSError) as error:
+                if path.name.endswith(TEMPORARY):  # the process was killed in the middle of a write
+                    log.info("%s: an unfinished write", path)
+                else:
+                    n_damaged += 1
+                    log.warning("%s is deleted: %s", path, error)
+                self._unlink([path])
+        blocks.sort(key=lambda each: each[0])
+        return [name for _, name in blocks], n_damaged
+
+
+def _lock_folder(family: Path) -> tuple[Path, int]:
+    """The first folder that no other process has locked, and the lock. Raises OSError."""
+    for n in range(_MOST_FOLDERS):
+        folder = family / str(n)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if (lock := _try_lock(folder)) is not None:
+            return folder, lock
+    raise OSError(f"{family}: {_MOST_FOLDERS} folders are in use")
+
+
+def _try_lock(folder: Path) -> int | None:
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _delete_forgotten(root: Path) -> None:
+    """Delete folders of any model that no process has used for a long time."""
+    for folder in root.glob(f"{_FAMILY}*/[0-9]*"):
+        used_at = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+        if time.time() - used_at < _FORGOTTEN_S or (lock := _try_lock(folder)) is None:
+            continue
+        log.info("%s is deleted: it was not used for a week", folder)
+        shutil.rmtree(folder, ignore_errors=True)  # another process may do the same
+        os.close(lock)

@@ -1,0 +1,195 @@
+"""Brings the KV of a prompt's first tokens into the pool from another place instead of computing it.
+
+A load may fail: the request is then queued with the blocks that arrived, and the rest is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.common.tasks import end_tasks
+from services.worker.kv_transfer.device import DeviceKv
+from services.worker.process.failure import RanksFailedError
+from services.worker.scheduling.request import Request, Status
+from services.worker.scheduling.transfers import Arrival
+
+MAX_LOADS = 4  # at one time; each holds at most the bytes of one staging area, besides gRPC's window
+# A load may take PATIENCE times as long as computing the blocks, and at least LEAST_S: the source may be in a step.
+PATIENCE, LEAST_S, MOST_S = 2.0, 1.0, 10.0
+REMEMBER_S = 60.0  # an older measurement of the bandwidth does not count
+_WEIGHT = 0.3  # weight of the newest load in the moving average
+
+log = logging.getLogger(__name__)
+
+
+class LoadError(Exception):
+    """No further block comes; `reason` is a label of metrics."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class _UnwantedError(Exception):
+    """No request waits for the blocks any more."""
+
+
+class PrefixReader(Protocol):
+    """One load's blocks in the place they come from."""
+
+    def read(self, digests: Sequence[bytes], first: int, limit_s: float) -> AsyncGenerator[bytes, None]:
+        """The checked contents of the prefix `digests` from block `first` on, in order. Raises LoadError."""
+        ...
+
+    def loaded(self, n_blocks: int, n_bytes: int) -> None:
+        """Called for blocks that are in the pool now."""
+        ...
+
+    def failed(self, reason: str, detail: str, n_missing: int) -> None:
+        """Called when `n_missing` blocks do not come."""
+        ...
+
+    def ended(self, n_bytes: int, seconds: float) -> None:
+        """Called at the end of the load, which brought `n_bytes`."""
+        ...
+
+
+class Bandwidth:
+    """The speed of loads from one place, until the blocks are in the pool."""
+
+    def __init__(self, assumed_bytes_per_s: float) -> None:
+        self._assumed = assumed_bytes_per_s
+        self._bytes = self._seconds = 0.0  # moving averages of loads
+        self._measured_at = -REMEMBER_S
+
+    def bytes_per_s(self) -> float:
+        """Recent bandwidth; the assumed one without a recent measurement."""
+        recent = time.monotonic() - self._measured_at < REMEMBER_S
+        return self._bytes / self._seconds if recent else self._assumed
+
+    def measure(self, n_bytes: int, seconds: float) -> None:
+        """Learn from a load."""
+        now, seconds = time.monotonic(), max(seconds, 1e-6)
+        weight = _WEIGHT if now - self._measured_at < REMEMBER_S else 1.0
+        self._bytes += weight * (n_bytes - self._bytes)
+        self._seconds += weight * (seconds - self._seconds)
+        self._measured_at = now
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    reader: PrefixReader
+    prefix: list[bytes]  # digests of all blocks, including those that the pool holds
+    arrival: Arrival
+    waiting: list[Request]
+    n_received: int = 0  # blocks
+
+    @property
+    def wanted(self) -> bool:
+        return any(request.status is Status.DEFERRED for request in self.waiting)
+
+
+class BlockLoader:
+    """All loads of one server. Each queues its deferred requests again at its end, after success and failure."""
+
+    def __init__(self) -> None:
+        self._loads: dict[_Load, asyncio.Task[None]] = {}
+        self._postponed: list[Request] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether no further load can begin now."""
+        return len(self._loads) >= MAX_LOADS
+
+    def start(
+        self, device: DeviceKv, request: Request, reader: PrefixReader, n_tokens: int, tokens_per_s: float
+    ) -> bool:
+        """Bring the missing blocks of the first `n_tokens` tokens; the caller defers the request after True.
+
+        False: no block is missing, or there is no room. `tokens_per_s` is the speed of computing; 0: unknown.
+        """
+        size = device.layout.block_tokens
+        prefix = request.block_digests(size, 0, min(n_tokens, len(request.token_ids) - 1) // size)
+        for load in self._loads:
+            if prefix and prefix[-1] in load.arrival.digests:
+                load.waiting.append(request)
+                return True
+        arrival = None
+        if device.blocks_per_copy and not self.full:
+            arrival = device.owner.scheduler.transfers.expect(request, n_tokens)
+        if arrival is None:
+            return False
+        load = _Load(reader, prefix, arrival, [request])
+        limit_s = MOST_S
+        if tokens_per_s:
+            limit_s = min(limit_s, max(LEAST_S, PATIENCE * len(arrival.digests) * size / tokens_per_s))
+        self._loads[load] = asyncio.create_task(self._run(device, load, limit_s), name="load")
+        return True
+
+    def postpone(self, request: Request) -> None:
+        """Queue a deferred request again when a load ends, and look its blocks up once more."""
+        self._postponed.append(request)
+
+    def blocks_received(self, request: Request) -> int | None:
+        """Number of blocks that have arrived for a request; None if it waits for none."""
+        return next((load.n_received for load in self._loads if request in load.waiting), None)
+
+    async def close(self) -> None:
+        """Cancel all loads."""
+        await end_tasks(self._loads.values())
+
+    async def _run(self, device: DeviceKv, load: _Load, limit_s: float) -> None:
+        began, reader, arrival = time.monotonic(), load.reader, load.arrival
+        n_missing = len(arrival.digests)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._fetch(device, load, limit_s)
+        except TimeoutError:
+            reader.failed("timeout", f"not complete after {limit_s:.1f} s", len(arrival.digests))
+        except LoadError as error:
+            reader.failed(error.reason, str(error), len(arrival.digests))
+        except RanksFailedError as error:
+            reader.failed("ranks_lost", str(error), len(arrival.digests))
+        except _UnwantedError:
+            log.debug("a load is not wanted any more")
+        except Exception as error:  # the requests continue after any error
+            log.exception("a load failed")
+            reader.failed("error", repr(error), len(arrival.digests))
+        finally:
+            del self._loads[load]
+            reader.ended((n_missing - len(arrival.digests)) * device.block_bytes, time.monotonic() - began)
+            device.owner.finish(arrival)
+            for request in self._postponed:
+                request.looked_up = False
+            device.owner.requeue([*load.waiting, *self._postponed])
+            self._postponed.clear()
+
+    async def _fetch(self, device: DeviceKv, load: _Load, limit_s: float) -> None:
+        """Receive the blocks in order; write and publish them in batches of one staging area."""
+        arrival, most = load.arrival, device.blocks_per_copy
+        batch: list[bytes] = []
+        async with aclosing(load.reader.read(load.prefix, len(arrival.held), limit_s)) as blocks:
+            async for content in blocks:
+                batch.append(content)
+                load.n_received += 1
+                if len(batch) == min(most, len(arrival.digests)):
+                    await self._adopt(device, load, batch)
+                    batch = []
+                    if not arrival.digests:
+                        return
+        if batch:
+            await self._adopt(device, load, batch)
+        raise LoadError("evicted", f"{len(arrival.digests)} of {len(load.prefix)} blocks are not held there")
+
+    async def _adopt(self, device: DeviceKv, load: _Load, batch: Sequence[bytes]) -> None:
+        if not load.wanted:
+            raise _UnwantedError
+        await device.ranks.write_blocks(load.arrival.fresh[: len(batch)], batch)
+        device.owner.adopt(load.arrival, len(batch))
+        load.reader.loaded(len(batch), sum(len(content) for content in batch))

@@ -1,0 +1,200 @@
+"""The places of KV blocks below the pool, together: what is copied to them, and what is loaded from them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.common.tasks import end_tasks
+from services.worker.engine.kv_events import PLACES, BlockPlace, KvEventLog
+from services.worker.kv_transfer.block_store import BlockStore
+from services.worker.kv_transfer.device import DeviceKv
+from services.worker.kv_transfer.disk_store import DiskStore
+from services.worker.kv_transfer.loader import BlockLoader, LoadError
+from services.worker.kv_transfer.write_behind import WriteBehind
+from services.worker.scheduling.places import BlockName
+from services.worker.scheduling.request import Request
+
+_READ_BLOCKS = 8  # contents read at a time
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Adjacent blocks of a prefix in one store."""
+
+    store: BlockStore
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPrefix:
+    """A reader of blocks in one store or in several, one after the other."""
+
+    runs: Sequence[_Run]
+
+    async def read(self, digests: Sequence[bytes], first: int, limit_s: float) -> AsyncGenerator[bytes, None]:
+        """The blocks from `first` on. Raises LoadError for one that is damaged or gone."""
+        for run in self.runs:
+            wanted, store = digests[max(first, run.first) : run.end], run.store
+            if store.lookup(wanted) < len(wanted):
+                raise LoadError("gone", f"blocks on {store.place} were evicted meanwhile")
+            held, began, n = store.prepare_load(wanted), time.monotonic(), 0
+            try:
+                for at in range(0, len(wanted), _READ_BLOCKS):
+                    for content in await store.read(wanted[at : at + _READ_BLOCKS]):
+                        if content is None:
+                            raise LoadError("corrupt", f"a block on {store.place} cannot be read")
+                        n += 1
+                        yield content
+            finally:
+                store.complete_load(held)
+                _count(store, n, time.monotonic() - began)
+
+    def loaded(self, n_blocks: int, n_bytes: int) -> None:
+        """Blocks are counted by `read`, which knows the store."""
+
+    def failed(self, reason: str, detail: str, n_missing: int) -> None:
+        """Log a failure; the store has counted it."""
+        log.warning("%d KV blocks are computed instead of loaded: %s, %s", n_missing, reason, detail)
+
+    def ended(self, n_bytes: int, seconds: float) -> None:
+        """Speeds are measured by `read`, which knows the store."""
+
+
+def _count(store: BlockStore, n: int, seconds: float) -> None:
+    totals, n_bytes = store.totals, n * store.block_bytes
+    totals.loaded_blocks += n
+    totals.loaded_bytes += n_bytes
+    totals.loaded_seconds += seconds
+    if n:
+        store.speed.measure(n_bytes, seconds)
+
+
+class Tiers:
+    """All places of one engine, fastest first; they outlive its ranks. Implements `Places`."""
+
+    def __init__(
+        self,
+        stores: Sequence[BlockStore],
+        loader: BlockLoader,
+        events: KvEventLog,
+        prefill_tokens_per_s: Callable[[], float],
+        announce: Callable[[], None],
+    ) -> None:
+        self._stores, self._loader, self._events = stores, loader, events
+        self._prefill_tokens_per_s, self._announce = prefill_tokens_per_s, announce
+        self._device: DeviceKv | None = None
+        self._writers = [WriteBehind(store, lambda: self._device) for store in stores]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def attach(self, device: DeviceKv) -> None:
+        """Use the KV cache of serving ranks; the first call starts to copy."""
+        self._device = device
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._run(writer), name="kv-write") for writer in self._writers]
+
+    def detach(self) -> None:
+        """The ranks no longer serve."""
+        self._device = None
+        self.cleared()
+
+    def sleep(self) -> None:
+        """Give memory back; what is on the disk stays."""
+        for store in self._stores:
+            if store.place is BlockPlace.HOST:
+                store.clear()
+        self._changed()
+
+    async def close(self) -> None:
+        """End all copies."""
+        await end_tasks(self._tasks)
+        for store in self._stores:
+            if isinstance(store, DiskStore):
+                store.close()
+
+    def hashes(self) -> Mapping[BlockPlace, list[int]]:
+        """Wire hashes of all blocks by place, parents before children."""
+        return {store.place: store.hashes() for store in self._stores}
+
+    def states(self) -> tuple[pb.KvPlaceState, ...]:
+        """What routers need to know; the bytes in steps of a hundredth, so that not every block is news."""
+        return tuple(
+            pb.KvPlaceState(
+                place=PLACES[store.place],
+                bytes=store.totals.bytes * 100 // store.totals.capacity_bytes * store.totals.capacity_bytes // 100,
+                capacity_bytes=store.totals.capacity_bytes,
+                load_bytes_per_s=store.speed.bytes_per_s(),
+            )
+            for store in self._stores
+        )
+
+    # -- Places ----------------------------------------------------------------------------------------------
+
+    def published(self, block: BlockName) -> None:
+        """Copy a block of the pool, soon."""
+        for writer in self._writers:
+            writer.published(block)
+
+    def evicted(self, digest: bytes) -> None:
+        """Do not use copies of the block that are under way."""
+        for writer in self._writers:
+            writer.evicted(digest)
+
+    def cleared(self) -> None:
+        """Copy no block of the pool."""
+        for writer in self._writers:
+            writer.cleared()
+
+    def load(self, request: Request, digests: Sequence[bytes], first: int, worth_tokens: int) -> bool:
+        """Begin to load the blocks after the `first` ones that are here and load faster than they are computed."""
+        device = self._device
+        if device is None:
+            return False
+        runs, lookups, at = [], [], first
+        for store in self._stores:
+            store.touch(digests)
+            n = store.lookup(digests[at:])
+            lookups.append((store, n, len(digests) - at - n))
+            if n and not self._is_slow(store, n, device.layout.block_tokens):
+                runs.append(_Run(store, at, at + n))
+                at += n
+        n_tokens = at * device.layout.block_tokens
+        worthwhile = bool(runs) and n_tokens - first * device.layout.block_tokens >= worth_tokens
+        if worthwhile and self._loader.full:
+            self._loader.postpone(request)
+            return True
+        for store, n_hits, n_misses in lookups:
+            store.totals.hits += n_hits
+            store.totals.misses += n_misses
+        return worthwhile and self._loader.start(
+            device, request, StoredPrefix(runs), n_tokens, self._prefill_tokens_per_s()
+        )
+
+    def _is_slow(self, store: BlockStore, n_blocks: int, block_tokens: int) -> bool:
+        """Whether computing `n_blocks` takes less time than a load."""
+        tokens_per_s = self._prefill_tokens_per_s()
+        load_s = n_blocks * store.block_bytes / store.speed.bytes_per_s()
+        slow = tokens_per_s > 0 and load_s * tokens_per_s > n_blocks * block_tokens
+        store.totals.failures["slow"] += n_blocks * slow
+        return slow
+
+    async def _run(self, writer: WriteBehind) -> None:
+        try:
+            if isinstance(writer.store, DiskStore):
+                await writer.store.open()
+                self._changed()
+            await writer.run(self._changed)
+        except Exception:  # requests go on without copies
+            log.exception("no further KV blocks are copied to %s", writer.store.place)
+
+    def _changed(self) -> None:
+        if self._events.flush():
+            self._announce()

@@ -1,0 +1,78 @@
+"""Copies the pool's blocks to another place while steps go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from services.worker.kv_transfer.block_store import BlockStore
+from services.worker.kv_transfer.device import DeviceKv
+from services.worker.process.failure import RanksFailedError
+from services.worker.scheduling.places import BlockName
+
+_BATCHES = 4  # per staging area: a copy delays the step after it by a millisecond or so
+
+
+class WriteBehind:
+    """Blocks of the pool on their way to one store, in the order of their publication.
+
+    The pool may evict a block at any time, and the plan that overwrites it may be ordered before the copy. So the
+    contents of a copy are used only if the block was not evicted until they came.
+    """
+
+    def __init__(self, store: BlockStore, device: Callable[[], DeviceKv | None]) -> None:
+        self.store, self._device = store, device
+        self._pending: dict[bytes, BlockName] = {}  # parents before children
+        self._copying: set[bytes] = set()
+        self._work = asyncio.Event()
+
+    def published(self, name: BlockName) -> None:
+        """A block can be copied."""
+        self._pending[name.digest] = name
+        self._work.set()
+
+    def evicted(self, digest: bytes) -> None:
+        """A block cannot be copied any more."""
+        if self._pending.pop(digest, None) is not None or digest in self._copying:
+            self.store.totals.failures["late"] += 1
+        self._copying.discard(digest)
+
+    def cleared(self) -> None:
+        """No block can be copied any more."""
+        self._pending.clear()
+        self._copying.clear()
+
+    async def run(self, changed: Callable[[], None]) -> None:
+        """Copy until cancelled; calls `changed` after every batch."""
+        while True:
+            await self._work.wait()
+            device = self._device()
+            if device is None or not self._pending:
+                self._work.clear()
+                continue
+            await self._copy(device, max(1, device.blocks_per_copy // _BATCHES))
+            changed()
+
+    async def _copy(self, device: DeviceKv, most: int) -> None:
+        pool, store = device.owner.scheduler.pool, self.store
+        names: list[BlockName] = []
+        while self._pending and len(names) < most:
+            name = self._pending.pop(next(iter(self._pending)))
+            if store.prepare_store(name):
+                names.append(name)
+        if not names:
+            return
+        self._copying = {name.digest for name in names}
+        stored = dict.fromkeys(self._copying, False)
+        try:
+            blocks = [block for name in names for block in pool.match([name.digest])]
+            contents = await device.ranks.read_blocks(blocks, device.layout.block_bytes)
+            copied = [(name, data) for name, data in zip(names, contents, strict=True) if name.digest in self._copying]
+            self._copying.clear()
+            written = await store.write([name for name, _ in copied], [data for _, data in copied])
+            stored |= {name.digest: done for (name, _), done in zip(copied, written, strict=True)}
+        except RanksFailedError:
+            return  # the engine watches the ranks
+        finally:
+            for name in names:
+                store.complete_store(name, stored=stored[name.digest])

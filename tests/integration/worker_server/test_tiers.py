@@ -1,0 +1,153 @@
+"""KV blocks below the device: evicted blocks and those of an earlier process are found, and never served wrongly.
+
+The ranks are those of the scheduler's tests, which notice KV of another prefix.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.common.lifecycle import StartupError
+from tests.integration.worker_server.conftest import running_worker
+from tests.integration.worker_server.gateway import Answer, Gateway, until
+from tests.integration.worker_server.test_kv_sync import Subscriber
+from tests.integration.worker_server.test_pull_failures import a_worker, is_right, metric
+
+BLOCK_BYTES = 8 * 16  # a block of the fake ranks
+GIB = 1 << 30
+PROMPT = [i % 90 + 1 for i in range(600)]  # more tokens than any load has to save to be begun
+CACHED = 592
+N_BLOCKS = 37
+# Steps of 32 rows, so that computing the prompt takes more steps than the one for which a load waits.
+SMALL = {"kv_tokens": 2048, "max_model_len": 1000, "max_batched_tokens": 32}
+
+
+def host(n_blocks: int = 1000) -> dict[str, object]:
+    return {**SMALL, "host_cache_gib": n_blocks * BLOCK_BYTES / GIB}
+
+
+def disk(folder: Path, n_blocks: int = 1000) -> dict[str, object]:
+    return {**SMALL, "disk_cache": str(folder), "disk_cache_gib": n_blocks * BLOCK_BYTES / GIB}
+
+
+def cached(answer: Answer) -> int:
+    return answer.outputs[0].cached_tokens
+
+
+async def stored(gateway: Gateway, place: int, n_blocks: int) -> None:
+    """Wait until a place holds that many blocks."""
+    subscriber = Subscriber(gateway, pb.KvSyncRequest())
+    await subscriber.holds_below(place, n_blocks)
+    subscriber.stop()
+
+
+def shorten_files(folder: Path) -> None:
+    for path in folder.glob("rz-kv-*/*/??/*"):
+        path.write_bytes(path.read_bytes()[:-1])
+
+
+async def evict(gateway: Gateway) -> None:
+    """Other prompts take the whole pool."""
+    for i in range(3):
+        await gateway.complete([i + 1] * 900)
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+async def test_evicted_prefix_is_loaded_instead_of_computed(redis_url: str, tmp_path: Path, place: str) -> None:
+    settings = host() if place == "host" else disk(tmp_path)
+    number = pb.KV_PLACE_HOST if place == "host" else pb.KV_PLACE_DISK
+    async with a_worker(redis_url, **settings) as (worker, gateway):
+        assert is_right(await gateway.complete(PROMPT), PROMPT)
+        await stored(gateway, number, N_BLOCKS)
+        await evict(gateway)
+        again = await gateway.complete(PROMPT)
+        assert is_right(again, PROMPT)
+        assert cached(again) == CACHED
+        assert await metric(worker, "kv_place_hits", place=place) == N_BLOCKS
+        assert await metric(worker, "kv_place_loaded_bytes", place=place) == N_BLOCKS * BLOCK_BYTES
+        (state,) = (await gateway.state()).kv_places
+        assert state.place == number
+        assert state.capacity_bytes == 1000 * BLOCK_BYTES
+        assert state.load_bytes_per_s > 0
+
+
+async def test_restarted_worker_finds_its_blocks_on_the_disk(redis_url: str, tmp_path: Path) -> None:
+    async with a_worker(redis_url, **disk(tmp_path)) as (_, gateway):
+        first = await gateway.complete(PROMPT)
+        await stored(gateway, pb.KV_PLACE_DISK, N_BLOCKS)
+    async with a_worker(redis_url, **disk(tmp_path)) as (worker, gateway):
+        await stored(gateway, pb.KV_PLACE_DISK, N_BLOCKS)
+        again = await gateway.complete(PROMPT)
+        assert again.ids == first.ids
+        assert cached(again) == CACHED
+        assert await metric(worker, "kv_place_failures", place="disk", reason="corrupt") == 0
+
+
+async def test_damaged_file_is_computed_and_counted(redis_url: str, tmp_path: Path) -> None:
+    async with a_worker(redis_url, **disk(tmp_path)) as (worker, gateway):
+        await gateway.complete(PROMPT)
+        await stored(gateway, pb.KV_PLACE_DISK, N_BLOCKS)
+        shorten_files(tmp_path)
+        await evict(gateway)
+        again = await gateway.complete(PROMPT)
+        assert is_right(again, PROMPT)
+        assert cached(again) == 0
+        assert await metric(worker, "kv_place_failures", place="disk", reason="corrupt") == 1
+
+
+async def test_sleep_clears_the_host_and_keeps_the_disk(redis_url: str, tmp_path: Path) -> None:
+    async with a_worker(redis_url, **{**host(), **disk(tmp_path)}) as (_, gateway):
+        await gateway.complete(PROMPT)
+        await stored(gateway, pb.KV_PLACE_HOST, N_BLOCKS)
+        await stored(gateway, pb.KV_PLACE_DISK, N_BLOCKS)
+        await gateway.stub.Sleep(pb.SleepRequest())
+        subscriber = Subscriber(gateway, pb.KvSyncRequest())
+        await subscriber.holds_below(pb.KV_PLACE_DISK, N_BLOCKS)
+        assert not subscriber.below[pb.KV_PLACE_HOST]
+        subscriber.stop()
+        await gateway.stub.Wake(pb.WakeRequest())
+        await gateway.wait_serving()
+        assert cached(await gateway.complete(PROMPT)) == CACHED
+
+
+async def test_lost_ranks_find_their_blocks_again(redis_url: str) -> None:
+    async with a_worker(redis_url, **host()) as (worker, gateway):
+        await gateway.complete(PROMPT)
+        await stored(gateway, pb.KV_PLACE_HOST, N_BLOCKS)
+        worker.group.die()
+        await until(lambda: worker.group.starts == 2)
+        await gateway.wait_serving()
+        again = await gateway.complete(PROMPT)
+        assert is_right(again, PROMPT)
+        assert cached(again) == CACHED
+
+
+async def test_another_tenant_finds_no_block(redis_url: str) -> None:
+    async with a_worker(redis_url, **host()) as (worker, gateway):
+        await gateway.complete(PROMPT, cache_salt="one")
+        await stored(gateway, pb.KV_PLACE_HOST, N_BLOCKS)
+        await evict(gateway)
+        assert cached(await gateway.complete(PROMPT, cache_salt="two")) == 0
+        assert await metric(worker, "kv_place_hits", place="host") == 0
+        assert cached(await gateway.complete(PROMPT, cache_salt="one")) == CACHED
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"host_cache_gib": 1e-9}, "RYZANSTEIN_HOST_CACHE_GIB: 1 bytes hold no KV block"),
+        ({"disk_cache_gib": 1e-8, "disk_cache": ""}, "RYZANSTEIN_DISK_CACHE_GIB: 10 bytes hold no KV block"),
+        ({"disk_cache": "/proc/none"}, "RYZANSTEIN_DISK_CACHE /proc/none: "),
+    ],
+)
+async def test_sizes_and_folders_that_cannot_work_end_the_start(
+    redis_url: str, tmp_path: Path, settings: dict[str, object], message: str
+) -> None:
+    if settings.get("disk_cache") == "":
+        settings = {**settings, "disk_cache": str(tmp_path)}
+    with pytest.raises(StartupError, match=message):
+        async with running_worker(redis_url, **settings) as worker:
+            await worker.task
