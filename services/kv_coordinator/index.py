@@ -1,7 +1,7 @@
-"""An exact index of which worker holds which prefix block, small enough for a large fleet.
+"""An exact index of which worker holds which prefix block in which place, small enough for a large fleet.
 
-Workers evict leaves first, so that a worker always holds a chain from its beginning. Therefore a mapping from block
-hash to a bitmask of workers, with a binary search over the chain, gives every worker's exact depth.
+Workers evict leaves first, so that each place of a worker always holds a chain from its beginning. Therefore a mapping
+from block hash to a bitmask of places, with a binary search over the chain, gives every place's exact depth.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ryzanstein.v1 import kv_pb2
+from ryzanstein.v1 import kv_pb2, worker_pb2
 
 # The top bits of the hash select one of 8,192 dicts. A single dict of 100 million entries would block for seconds when
 # it grows; one of 12,000 entries blocks for a millisecond or two, and is swept without a pause. Also, the other bits
@@ -22,11 +22,12 @@ _KEY = (1 << _SHIFT) - 1
 
 @dataclass(slots=True)
 class Slot:
-    """A worker's bit in the masks. After a reset the worker gets another slot, and the old one is swept."""
+    """The bit of a worker's place in the masks. After a reset the place gets another slot, and the old one is swept."""
 
     number: int
     worker_id: str
     incarnation: str
+    place: int = worker_pb2.KV_PLACE_DEVICE
     blocks: int = 0
     # Its entry in answers, reused: if all workers hold a system prompt, setting a number in a thousand messages takes
     # half as long as making them.
@@ -48,15 +49,15 @@ class BlockIndex:
         self._dead = 0  # mask of slots to be swept
         self.entries = 0  # (block, worker) pairs of live slots
 
-    def open_slot(self, worker_id: str, incarnation: str) -> Slot:
-        """A new slot for a worker, without blocks."""
+    def open_slot(self, worker_id: str, incarnation: str, place: int = worker_pb2.KV_PLACE_DEVICE) -> Slot:
+        """A new slot for a place of a worker, without blocks."""
         if self._free:
             number = self._free.pop()
         else:
             number = len(self._slots)
             self._slots.append(None)
             self._bits.append(1 << number)
-        slot = self._slots[number] = Slot(number, worker_id, incarnation)
+        slot = self._slots[number] = Slot(number, worker_id, incarnation, place)
         self._live |= self._bits[number]
         return slot
 

@@ -8,15 +8,19 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 from opentelemetry import trace
-from ryzanstein.v1 import kv_pb2, kv_pb2_grpc
+from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, worker_pb2
 
 from services.common.tracing import remote_context, span_in
 from services.kv_coordinator.hot import HotPrefix, HotPrefixes, PinLimitError, Pins
-from services.kv_coordinator.index import BlockIndex
+from services.kv_coordinator.index import BlockIndex, Slot
 from services.kv_coordinator.metrics import CoordinatorMetrics
 from services.kv_coordinator.subscriptions import Subscriptions, SyncCounters
 
 Context = grpc.aio.ServicerContext[object, object]
+
+
+# Fields of an answer by place below the device.
+_FIELDS = {worker_pb2.KV_PLACE_HOST: "host_blocks", worker_pb2.KV_PLACE_DISK: "disk_blocks"}
 
 
 class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
@@ -58,11 +62,17 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
         """Answer one request."""
         began = time.perf_counter()
         chain = list(request.hashes)  # a list is several times faster to index than a repeated field
-        depths = []
+        depths: list[kv_pb2.WorkerDepth] = []
+        below: list[tuple[Slot, int]] = []
         for depth, mask in self._index.depths(chain):
             for slot in self._index.members(mask):
-                slot.depth.blocks = depth
-                depths.append(slot.depth)
+                if slot.place == worker_pb2.KV_PLACE_DEVICE:
+                    slot.depth.blocks = depth
+                    depths.append(slot.depth)
+                else:
+                    below.append((slot, depth))
+        if below:
+            depths = _with_places(depths, below)
         response = kv_pb2.LookupResponse(depths=depths, tag=request.tag)
         self._hot.count(chain)
         self._metrics.looked_up(hit=bool(response.depths), seconds=time.perf_counter() - began)
@@ -103,8 +113,22 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
                 kv_pb2.HotPrefix(
                     hash=prefix.block,
                     lookups=prefix.lookups,
-                    workers=self._index.holders(prefix.block).bit_count(),
+                    workers=len({slot.worker_id for slot in self._index.members(self._index.holders(prefix.block))}),
                 )
                 for prefix in (*pinned, *top.values())
             ],
         )
+
+
+def _with_places(depths: list[kv_pb2.WorkerDepth], below: list[tuple[Slot, int]]) -> list[kv_pb2.WorkerDepth]:
+    """New answers, with the depths of the places below the devices; places of newer versions are left out."""
+    by_worker: dict[str, kv_pb2.WorkerDepth] = {}
+    for device in depths:
+        by_worker[device.worker_id] = answer = kv_pb2.WorkerDepth()
+        answer.CopyFrom(device)
+    for slot, depth in below:
+        field = _FIELDS.get(slot.place)
+        if field is not None:
+            empty = kv_pb2.WorkerDepth(worker_id=slot.worker_id, incarnation=slot.incarnation)
+            setattr(by_worker.setdefault(slot.worker_id, empty), field, depth)
+    return list(by_worker.values())

@@ -38,10 +38,11 @@ class SyncCounters:
 
 @dataclass(slots=True)
 class Subscription:
-    """One worker's slot in the index, and the next event that it expects."""
+    """One worker's slots in the index, and the next event that it expects."""
 
-    slot: Slot
+    slot: Slot  # the device's
     next_seq: int = 0
+    below: dict[int, Slot] = field(default_factory=dict)  # by place below the device
     synced: bool = False
     connected: bool = False
     behind_since: float = field(default_factory=time.monotonic)  # when it was last in step, or was created
@@ -76,6 +77,7 @@ class Subscriptions:
         """Remove a worker that is gone."""
         if subscription := self.by_worker.pop(worker_id, None):
             self._index.close_slot(subscription.slot)
+            self._close_below(subscription)
 
     def lag_s(self) -> float:
         """The longest time that any worker has been out of step; 0 if none is."""
@@ -132,23 +134,42 @@ class Subscriptions:
 
     async def _apply_event(self, subscription: Subscription, event: worker_pb2.KvEvent) -> None:
         if event.cleared:
-            self._restart(subscription, subscription.slot.incarnation, keep_seq=True)
-        for part in _sliced(event.removed):
-            self._index.remove(subscription.slot, part)
+            self._renew(subscription, subscription.slot.incarnation)
+        await self._change(subscription.slot, event.removed, event.stored)
+        if event.place:
+            slot = subscription.below.get(event.place)
+            if slot is None:
+                device = subscription.slot
+                slot = self._index.open_slot(device.worker_id, device.incarnation, event.place)
+                subscription.below[event.place] = slot
+            await self._change(slot, event.dropped, event.offloaded)
+
+    async def _change(self, slot: Slot, removed: Sequence[int], stored: Sequence[int]) -> None:
+        for part in _sliced(removed):
+            self._index.remove(slot, part)
             if len(part) == SLICE_BLOCKS:
                 await asyncio.sleep(0)
-        for part in _sliced(event.stored):
-            self._index.store(subscription.slot, part)
+        for part in _sliced(stored):
+            self._index.store(slot, part)
             if len(part) == SLICE_BLOCKS:
                 await asyncio.sleep(0)
 
-    def _restart(self, subscription: Subscription, incarnation: str, *, keep_seq: bool = False) -> None:
-        """Forget a worker's blocks: closing its slot clears one bit for look-ups, a later sweep frees the memory."""
+    def _restart(self, subscription: Subscription, incarnation: str) -> None:
+        """Forget a worker's blocks in all places, and expect a dump."""
+        self._renew(subscription, incarnation)
+        self._close_below(subscription)
+        subscription.next_seq, subscription.synced = 0, False
+
+    def _renew(self, subscription: Subscription, incarnation: str) -> None:
+        """Forget the device's blocks: closing its slot clears one bit for look-ups, a later sweep frees the memory."""
         if subscription.slot.blocks or subscription.slot.incarnation != incarnation:
             self._index.close_slot(subscription.slot)
             subscription.slot = self._index.open_slot(subscription.slot.worker_id, incarnation)
-        if not keep_seq:
-            subscription.next_seq, subscription.synced = 0, False
+
+    def _close_below(self, subscription: Subscription) -> None:
+        for slot in subscription.below.values():
+            self._index.close_slot(slot)
+        subscription.below.clear()
 
 
 def _sliced(blocks: Sequence[int]) -> list[Sequence[int]]:

@@ -19,6 +19,9 @@ def estimate(snapshot: Snapshot, query: Query) -> Estimates:
         matched = query.matched_tokens
         own = np.maximum(query.prompt_tokens - matched, 1.0)
     ttft, source = (snapshot.queued_tokens + own) * snapshot.speeds.token_ms, -1
+    if query.offloaded is not None:
+        loaded = np.minimum(query.offloaded.tokens, own - 1.0)
+        ttft = ttft - loaded * snapshot.speeds.token_ms + np.where(loaded > 0, query.offloaded.load_ms, 0.0)
     if (pulls := worthwhile_pulls(snapshot, query)) is not None:
         pulled, source, ttft = pulls.tokens, pulls.source, ttft - pulls.saved_ms
     itl = (snapshot.load + (snapshot.speeds.batch_doubles + 1.0)) * snapshot.speeds.batch_ms

@@ -45,7 +45,8 @@ def explanation_message(evaluation: Evaluation, policy: Policy) -> routing_pb2.D
 
 
 def _candidate(evaluation: Evaluation, estimates: Estimates, costs: Floats, i: int) -> routing_pb2.Candidate:
-    snapshot, why_not, adapter = evaluation.snapshot, evaluation.why_not[i], evaluation.query.adapter
+    snapshot, why_not, query = evaluation.snapshot, evaluation.why_not[i], evaluation.query
+    adapter, offloaded = query.adapter, query.offloaded
     return routing_pb2.Candidate(
         worker_id=snapshot.worker_ids[i],
         eligible=not why_not,
@@ -55,9 +56,10 @@ def _candidate(evaluation: Evaluation, estimates: Estimates, costs: Floats, i: i
         ttft_ms=estimates.ttft_ms[i],
         itl_ms=estimates.itl_ms[i],
         cost_ms=costs[i],
-        session_bound=i == evaluation.query.bound,
+        session_bound=i == query.bound,
         pulled_tokens=int(estimates.pulled_tokens[i]),
         adapter_ms=adapter.load_ms[i] if adapter else 0.0,
+        offloaded_tokens=int(offloaded.tokens[i]) if offloaded else 0,
     )
 
 

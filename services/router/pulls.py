@@ -55,7 +55,8 @@ def worthwhile_pulls(snapshot: Snapshot, query: Query) -> Pulls | None:
         return None
     holders = (held == deepest).nonzero()[0]
     source = int(holders[snapshot.queued_tokens[holders].argmin()])
-    missing = np.maximum(min(deepest, query.prompt_tokens - 1.0) - matched, 0.0)
+    own = matched if query.offloaded is None else matched + query.offloaded.tokens
+    missing = np.maximum(min(deepest, query.prompt_tokens - 1.0) - own, 0.0)
     compute_ms = missing * speeds.token_ms
     transfer_ms = missing * speeds.pull_token_ms + speeds.step_ms + (LATENCY_MS + speeds.step_ms[source])
     pays = transfer_ms * PAYS <= compute_ms

@@ -18,6 +18,7 @@ from ryzanstein.v1 import routing_pb2
 from services.common.blockhash import HASH_BLOCK_TOKENS
 from services.router.fleet import Fleet, UnavailableError
 from services.router.membership import Member
+from services.router.offloaded import offloaded_prefix
 from services.router.policies.policy import Policy
 from services.router.pool import Pool
 from services.router.prefixes import Depths, Prefixes
@@ -249,6 +250,7 @@ class Routing:
             bound=_index_of(pool, known.held.binding if known.held else None),
             bindings_known=known.bindings_known,
             matched_tokens=_matched_tokens(pool, known.depths),
+            offloaded=offloaded_prefix(pool.members, known.depths, snapshot.speeds.token_ms) if known.depths else None,
             adapter=pool.adapters.loads(request.adapter) if request.adapter else None,
             excluded=tuple(pool.members[w].index for w in request.excluded_workers if w in pool.members),
             turn=self._turn,

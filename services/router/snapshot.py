@@ -110,6 +110,13 @@ class Snapshot:
     speeds: Speeds
 
 
+class OffloadedPrefix(NamedTuple):
+    """Prefix tokens that each worker would load from below its device instead of computing them, [n_workers]."""
+
+    tokens: Floats  # after those that its device holds
+    load_ms: Floats
+
+
 class AdapterLoads(NamedTuple):
     """The cost of loading one adapter at every worker, [n_workers]."""
 
@@ -129,6 +136,7 @@ class Query:
     bound: int = -1  # the worker that holds the session; -1: none or unknown
     bindings_known: bool = True  # False: Redis is away, and routers agree by hashing
     matched_tokens: Floats | None = None  # [n_workers], prefix tokens cached there; None: not known
+    offloaded: OffloadedPrefix | None = None  # prefix tokens below the devices; None: there are none
     adapter: AdapterLoads | None = None  # loads of the request's adapter; None: it has none
     excluded: tuple[int, ...] = ()
     turn: int = 0  # number of the router's decisions so far

@@ -77,6 +77,9 @@ class StackOptions:
         float, WORKER, Option(min=0.05, max=1.0, help="Share of a GPU's memory for weights, largest step and KV cache.")
     ] = 0.9
     kv_dtype: Annotated[KvDtype, WORKER, Option(help="Numbers of the KV cache; int8 and fp8: half of bf16.")] = "auto"
+    host_cache_gib: Annotated[float, WORKER, Option(min=0, help="Host memory for evicted KV blocks.")] = 0.0
+    disk_cache: Annotated[str, WORKER, Option(metavar="DIR", help="Folder for evicted KV blocks.")] = ""
+    disk_cache_gib: Annotated[float, WORKER, Option(min=0.01, help="Size of that folder for each worker.")] = 10.0
     speculation: Annotated[Speculation, WORKER, Option(help="Draft several tokens a step where it pays.")] = "auto"
     adapter: Annotated[Texts, Option(metavar="NAME=DIR", help="A LoRA adapter served as NAME; repeatable.")] = None
     adapter_source: Annotated[str, Option(metavar="DIR", help="Folder of LoRA adapters to load while it runs.")] = ""

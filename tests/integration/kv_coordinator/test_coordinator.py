@@ -12,7 +12,7 @@ import pytest
 import redis.asyncio as redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ryzanstein.v1 import kv_pb2 as pb
-from ryzanstein.v1 import kv_pb2_grpc
+from ryzanstein.v1 import kv_pb2_grpc, worker_pb2
 
 from services.common.keys import RedisKeys
 from services.common.ports import free_port
@@ -98,6 +98,39 @@ async def test_depths_follow_stored_evicted_and_cleared_blocks(
     answers = await lookup(coordinator, CHAIN, [], CHAIN[:1])  # one call, in order
     assert [sorted(d.blocks for d in answer.depths) for answer in answers] == [[1, 3], [], [1, 1]]
     assert {d.incarnation for d in answers[0].depths} == {before.incarnation, after.incarnation}
+
+
+async def test_places_below_the_device_have_depths_of_their_own(
+    coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers
+) -> None:
+    async def places(chain: list[int]) -> dict[str, tuple[int, int, int]]:
+        [answer] = await lookup(coordinator, chain)
+        return {depth.worker_id: (depth.blocks, depth.host_blocks, depth.disk_blocks) for depth in answer.depths}
+
+    async def until_places(expected: dict[str, tuple[int, int, int]]) -> None:
+        async def there() -> bool:
+            return await places(CHAIN) == expected
+
+        await until(there)
+
+    one, two = await workers.start("one"), await workers.start("two")
+    one.store(CHAIN[:2])
+    two.store(CHAIN[:1])
+    await until_places({"one": (2, 0, 0), "two": (1, 0, 0)})
+    two.clear()
+    one.offload(worker_pb2.KV_PLACE_HOST, CHAIN[:4])
+    one.offload(worker_pb2.KV_PLACE_DISK, CHAIN)
+    two.offload(worker_pb2.KV_PLACE_DISK, CHAIN[:3])
+    await until_places({"one": (2, 4, 8), "two": (0, 0, 3)})
+    one.offload(9, CHAIN)  # a place of a newer version
+    one.clear()  # the device only
+    one.drop(worker_pb2.KV_PLACE_DISK, CHAIN[:4:-1])
+    await until_places({"one": (0, 4, 5), "two": (0, 0, 3)})
+    two.skip_events(1)
+    two.store(CHAIN[:1])  # a gap: the dump of this worker names no place below the device
+    await until_places({"one": (0, 4, 5), "two": (1, 0, 0)})
+    assert await places(CHAIN[5:]) == {}
+    assert (await stats(coordinator, hot=1)).hot[0].workers == 1
 
 
 async def test_a_gap_is_noticed_and_repaired_by_a_dump(

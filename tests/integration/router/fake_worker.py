@@ -79,6 +79,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             del self.held[block]
         self._append(pb.KvEvent(removed=hashes))
 
+    def offload(self, place: pb.KvPlace, hashes: Sequence[int]) -> None:
+        self._append(pb.KvEvent(offloaded=hashes, place=place))
+
+    def drop(self, place: pb.KvPlace, hashes: Sequence[int]) -> None:
+        self._append(pb.KvEvent(dropped=hashes, place=place))
+
     def clear(self) -> None:
         self.held.clear()
         self._append(pb.KvEvent(cleared=True))

@@ -10,14 +10,16 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import chain_root
 from services.worker.drafting.draft import Draft
-from services.worker.engine.kv_events import KvEventLog
+from services.worker.engine.kv_events import BlockPlace, KvEventLog
 from services.worker.engine.output import Finish, Output
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.config import SchedulerConfig
+from services.worker.scheduling.places import DEVICE_ONLY
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
 from services.worker.scheduling.transfers import Arrival
 from tests.unit.worker.scheduling.fake_ranks import FakeRanks, extend
+from tests.unit.worker.scheduling.kept_blocks import KeptBlocks
 
 
 class Guesses:
@@ -35,11 +37,22 @@ class Guesses:
 
 
 class Harness:
-    def __init__(self, *, share_min_tokens: int = 1, kept_events: int | None = None, **sizes: int) -> None:
+    def __init__(
+        self,
+        *,
+        share_min_tokens: int = 1,
+        kept_events: int | None = None,
+        kept_blocks: int = 0,
+        rng: random.Random | None = None,
+        **sizes: int,
+    ) -> None:
         self.config = SchedulerConfig(**{"n_blocks": 64, "block_tokens": 16, "max_model_len": 256, **sizes})
         self.events = KvEventLog() if kept_events is None else KvEventLog(kept_events)
         self.now = 0.0
-        self.scheduler = Scheduler(self.config, self.events, clock=lambda: self.now)
+        self.kept = KeptBlocks(kept_blocks, self.events, rng or random.Random(0)) if kept_blocks else None
+        self.scheduler = Scheduler(self.config, self.events, clock=lambda: self.now, places=self.kept or DEVICE_ONLY)
+        if self.kept:
+            self.kept.harness = self
         self.scheduler.share_min_tokens = share_min_tokens
         shape = (self.config.n_blocks, self.config.block_tokens, self.config.max_running)
         self.ranks = FakeRanks(*shape, has_state=self.config.has_state)
@@ -111,12 +124,14 @@ class Harness:
         raise AssertionError(f"not idle after {limit} steps")
 
 
-def cache_of(events: KvEventLog) -> set[int]:
-    """The cache that a coordinator sees after replaying all events."""
+def cache_of(events: KvEventLog, place: BlockPlace = BlockPlace.DEVICE) -> set[int]:
+    """The blocks of a place that a coordinator sees after replaying all events."""
     held: set[int] = set()
     replay = events.since(0)
     assert replay is not None
     for event in replay:
+        if event.place is not place:
+            continue
         if event.cleared:
             held.clear()
         for value in event.stored:

@@ -10,6 +10,7 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import HASH_BLOCK_TOKENS, chain_root, extend_chain
 from services.worker.engine.errors import TooLongError
+from services.worker.engine.kv_events import BlockPlace
 from services.worker.engine.output import Finish
 from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.request import Request
@@ -25,7 +26,7 @@ SEEDS = range(8)
 class Traffic:
     """Clients that share prefixes, cancel, resume, and ask for too much; workers that fetch and send blocks."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, keeps: bool) -> None:
         self.random = random.Random(seed)
         choice = self.random.choice
         max_running = choice([1, 4, 16])
@@ -39,6 +40,8 @@ class Traffic:
             max_batched_tokens=choice([max_running, 40, 500]),
             share_max_steps=choice([2, 64]),
             kept_events=10**7,
+            kept_blocks=choice([5, 30, 500]) if keeps else 0,
+            rng=self.random,
             speculation=choice([False, True, True]) and not snapshots,
             has_state=snapshots > 0,
             snapshots=snapshots,
@@ -116,6 +119,11 @@ class Traffic:
         while self.pulls or self.pins:
             self.transfer()
 
+    def keep(self) -> None:
+        """Blocks go to the place below the pool or come back."""
+        if self.harness.kept is not None:
+            self.harness.kept.work()
+
     def cancel(self) -> None:
         alive = [r for r in self.harness.answers if r not in self.harness.ended and r not in self.cancelled]
         if alive:
@@ -134,12 +142,19 @@ class Traffic:
             self.transfer()
         elif roll < 0.65:
             self.harness.plan()
+        elif roll < 0.75:
+            self.keep()
         elif self.harness.in_flight:
             self.harness.apply()
 
     def end_well(self) -> None:
         """Everybody ends exactly once, with the tokens that the request alone would have got."""
         self.end_transfers()
+        while not self.harness.scheduler.idle or self.harness.in_flight:
+            self.harness.step()
+            self.keep()
+        if self.harness.kept is not None:
+            self.harness.kept.end()
         self.harness.drain()
         for request, expected in self.expected.items():
             answer = self.harness.answers[request]
@@ -158,9 +173,10 @@ class Traffic:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("keeps", [False, True], ids=["device", "device-and-host"])
 @pytest.mark.timeout(600 + STEPS // 20)
-def test_random_traffic_breaks_no_invariant(seed: int) -> None:
-    traffic = Traffic(seed)
+def test_random_traffic_breaks_no_invariant(seed: int, keeps: bool) -> None:
+    traffic = Traffic(seed, keeps=keeps)
     scheduler = traffic.harness.scheduler
     for step in range(STEPS // len(SEEDS)):
         traffic.move()
@@ -168,10 +184,15 @@ def test_random_traffic_breaks_no_invariant(seed: int) -> None:
             scheduler.check()
         if step % 500 == 499:
             traffic.end_well()
+            traffic.harness.events.flush()
             assert cache_of(traffic.harness.events) == set(scheduler.pool.hashes())
+            if traffic.harness.kept is not None:
+                kept = traffic.harness.kept.store
+                assert cache_of(traffic.harness.events, BlockPlace.HOST) == set(kept.hashes())
     traffic.end_well()
     assert scheduler.pool.used == 0
     assert len(scheduler.transfers) == 0
     assert scheduler.counters.generated_tokens > 0
+    assert traffic.harness.kept is None or traffic.harness.kept.store.totals.stored_bytes > 0
     if scheduler.config.speculation and scheduler.config.max_running > 1:
         assert scheduler.counters.proposed_tokens["guesses"] > scheduler.counters.accepted_tokens["guesses"] > 0
