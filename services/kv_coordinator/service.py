@@ -20,7 +20,7 @@ Context = grpc.aio.ServicerContext[object, object]
 
 
 # Fields of an answer by place below the device.
-_FIELDS = {worker_pb2.KV_PLACE_HOST: "host_blocks", worker_pb2.KV_PLACE_DISK: "disk_blocks"}
+_FIELDS: dict[int, str] = {worker_pb2.KV_PLACE_HOST: "host_blocks", worker_pb2.KV_PLACE_DISK: "disk_blocks"}
 
 
 class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):

@@ -101,6 +101,15 @@ class PlaceTotals:
     capacity_bytes: int = 0
 
 
+class TotalsByPlace(dict[BlockPlace, PlaceTotals]):
+    """The totals of the places that are switched on, fastest first."""
+
+    def __add__(self, more: TotalsByPlace) -> TotalsByPlace:
+        """The sums of two engines."""
+        both = {place: [each[place] for each in (self, more) if place in each] for place in {**self, **more}}
+        return TotalsByPlace({place: add_totals(totals) for place, totals in both.items()})
+
+
 @dataclass(slots=True)
 class TransferTotals:
     """KV blocks transferred between workers, and between the places of this one, since the start."""
@@ -111,10 +120,10 @@ class TransferTotals:
     pull_failures: Counter[str] = field(default_factory=Counter)  # by one of PULL_FAILURES
     sent_blocks: int = 0
     sent_bytes: int = 0
-    places: dict[BlockPlace, PlaceTotals] = field(default_factory=dict)  # those that are switched on
+    places: TotalsByPlace = field(default_factory=TotalsByPlace)
 
 
-TotalsT = TypeVar("TotalsT", EngineCounters, TransferTotals)
+TotalsT = TypeVar("TotalsT", EngineCounters, TransferTotals, PlaceTotals)
 
 
 def add_totals(totals: Sequence[TotalsT]) -> TotalsT:

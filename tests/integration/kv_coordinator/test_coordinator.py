@@ -130,7 +130,7 @@ async def test_places_below_the_device_have_depths_of_their_own(
     two.store(CHAIN[:1])  # a gap: the dump of this worker names no place below the device
     await until_places({"one": (0, 4, 5), "two": (1, 0, 0)})
     assert await places(CHAIN[5:]) == {}
-    assert (await stats(coordinator, hot=1)).hot[0].workers == 1
+    assert (await stats(coordinator, hot=1)).hot[0].workers == 2, "one counts once"
 
 
 async def test_a_gap_is_noticed_and_repaired_by_a_dump(
