@@ -33,7 +33,7 @@ def depth(blocks: int, host: int = 0, disk: int = 0, incarnation: str = "i") -> 
     )
 
 
-def test_each_place_adds_the_blocks_that_faster_ones_do_not_hold() -> None:
+def test_each_place_adds_the_blocks_missing_in_faster_places() -> None:
     prefix = offloaded_prefix(members(host=4e9, disk=4e8), [depth(10, 20, 50)], TOKEN_MS)
     assert prefix is not None
     assert prefix.tokens.tolist() == [40 * 16, 0]
