@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import torch
 from torch import Tensor
@@ -74,7 +75,8 @@ def divide(groups: Tensor, most: int) -> Blocks:
     size = math.gcd(most, *padded[:-1].tolist())
     blocks = -(-padded // size)
     common = math.gcd(*blocks[:-1].tolist())
-    of_scales = tuple(distinct.repeat_interleave(-(-blocks // common)).tolist())
+    # In Python: torch divides a repeat_interleave of these few numbers among threads, which takes longer to begin.
+    of_scales = tuple(chain.from_iterable(map(repeat, distinct.tolist(), (-(-blocks // common)).tolist())))
     if torch.equal(padded[:-1], counts[:-1]) and torch.equal(order, torch.arange(n_in)):
         return Blocks(k, size, common, of_scales, None)
     places = torch.full((k,), -1, dtype=torch.int32)
