@@ -73,7 +73,11 @@ fullnameOverride: Upper
 redis: {mode: external, keyPrefix: "it's*", maxMemory: 200mb, external: {url: 'redis://:pass-word@host'}}
 tracing: {mode: otlp, endpoint: 'jaeger:4317'}
 image: {digests: {gateway: latest}}
-workers: {pools: {default: {model: org/name}, other: {model: 's3://bucket/x'}}}
+workers:
+  pools:
+    default: {model: org/name}
+    other: {model: 's3://bucket/x'}
+    attends: {attention: 'window(64)', idleSleep: soon}
 monitoring:
   prometheus: {retention: forever, retentionSize: 5kB, alertmanagers: [host]}
   loki: {retention: forever}
@@ -97,6 +101,8 @@ OF_FORMS = {
     "monitoring.prometheus.alertmanagers[0]": "host:port",
     "monitoring.loki.retention": "a whole number and h, d or w, such as 24h",
     "monitoring.rules.overrides.RyzansteinRedisAway.for": "a whole number and s, m, h or d, such as 10m",
+    "workers.pools.attends.attention": "dense, or window(sinks, window) with numbers of tokens, such as window(64, 4096)",
+    "workers.pools.attends.idleSleep": "a whole number of seconds, or of s, m, h or d, such as 5m",
 }
 # Sources with a segment "..".
 OUTSIDE = [
