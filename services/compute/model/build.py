@@ -193,6 +193,7 @@ def load_layer(spec: ModelSpec, load: LinearLoader, index: int, attention: Atten
     """Load layer `index`. Raises ModelError."""
     layer: LayerSpec = spec.layers[index]
     prefix = f"layers.{index}."
+    mixing = _load_mixing(spec, load, index, attention)
     mlp: Mlp | MoeMlp | None = None
     if layer.moe is not None:
         mlp = load_moe(spec, layer.moe, load, prefix)
@@ -204,7 +205,7 @@ def load_layer(spec: ModelSpec, load: LinearLoader, index: int, attention: Atten
         return load_norm(spec, load, key) if key in load.source else None
 
     norms = LayerNorms(norm("attn_norm"), norm("mlp_norm"), norm("attn_post_norm"), norm("mlp_post_norm"))
-    return DecoderLayer(spec, _load_mixing(spec, load, index, attention), mlp, norms, load.backend.ops)
+    return DecoderLayer(spec, mixing, mlp, norms, load.backend.ops)
 
 
 def _load_mixing(spec: ModelSpec, load: LinearLoader, index: int, attention: Attention[Any] | None) -> Mixing | None:
