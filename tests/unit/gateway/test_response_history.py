@@ -168,6 +168,16 @@ def test_calls_and_results_are_read_in_each_clients_form(called: Raw, arguments:
     assert ignored == ""
 
 
+def test_an_output_without_its_call_is_left_out_of_a_history_and_refused_as_new() -> None:
+    for kind in ("function_call", "custom_tool_call"):
+        output = {"type": f"{kind}_output", "call_id": "f", "output": "a"}
+        turns, ignored = read(ASKED, output, ASKED)
+        assert [turn.role for turn in turns] == ["user", "user"]
+        assert ignored == f"input[].type={kind}_output"
+        with pytest.raises(ApiError, match="a call `f` that is not in the conversation"):
+            read(ASKED, output, output)
+
+
 def test_a_message_of_another_role_is_left_out_of_a_history_and_refused_as_the_last() -> None:
     for role in ("critic", "tool", "model"):
         turns, ignored = read(ASKED, {"role": role, "content": [IMAGE]}, ASKED)

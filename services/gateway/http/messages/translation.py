@@ -159,6 +159,13 @@ class _Reader:
             raise self.misplaced(block.kind, index)
         return stand_in(block, f"{_INDEX.sub('[]', self.where)}[]", self.ignored)
 
+    def leave_out(self, block: schema.Block, index: int) -> None:
+        """Leave out a block that may not be in this list; raises :class:`ApiError` (400) for a new one."""
+        kind = str(block.__struct_config__.tag)
+        if self.new:
+            raise self.misplaced(kind, index)
+        self.ignored.add(f"{_INDEX.sub('[]', self.where)}[].type={kind}")
+
     def misplaced(self, kind: str, index: int) -> ApiError:
         """The error (400) for a block that may not be in this list."""
         where = f"{self.where}[{index}]"
@@ -187,7 +194,7 @@ def _assistant(blocks: Sequence[schema.Block], reader: _Reader, names: dict[str,
             case Unserved():
                 turns += served.read(block, turn)
             case _:
-                raise reader.misplaced(str(block.__struct_config__.tag), index)
+                reader.leave_out(block, index)
     served.end()
     return turns if len(turns) == 1 or turns[-1] != Turn("assistant", []) else turns[:-1]
 
@@ -228,18 +235,21 @@ def _user(blocks: Sequence[schema.Block], reader: _Reader, names: Mapping[str, s
     """A turn, and one before it for each result of a tool, whose images clients may put next to it."""
     turns: list[Turn] = []
     texts: list[str] = []
+    new = reader.new
     if any(isinstance(block, schema.ToolResultBlock) for block in blocks):
         reader = replace(reader, new=False)
     for index, block in enumerate(blocks):
         match block:
             case schema.TextBlock(text=text):
                 texts.append(text or "")
+            case schema.ToolResultBlock(tool_use_id=call_id) if call_id not in names and not new:
+                reader.leave_out(block, index)
             case schema.ToolResultBlock():
                 turns.append(_result(block, replace(reader, where=f"{reader.where}[{index}]"), names))
             case Unserved():
                 texts.append(reader.text(block, index))
             case _:
-                raise reader.misplaced(str(block.__struct_config__.tag), index)
+                reader.leave_out(block, index)
     return [*turns, Turn("user", texts)] if texts or not turns else turns
 
 
@@ -264,5 +274,5 @@ def _texts(content: str | Sequence[schema.Block], reader: _Reader) -> list[str]:
         elif isinstance(block, schema.TextBlock):
             texts.append(block.text or "")
         else:
-            raise reader.misplaced(str(block.__struct_config__.tag), index)
+            reader.leave_out(block, index)
     return texts

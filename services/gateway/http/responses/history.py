@@ -47,13 +47,16 @@ SUMMARIZE = (
 
 
 def turns_of(items: Sequence[Item], ignored: Ignored) -> list[Turn]:
-    """The turns of a conversation; raises :class:`ApiError` (400) for the output of a call that it does not hold.
+    """The turns of a conversation; raises :class:`ApiError` (400) for a new output of a call that it does not hold.
 
     Calls of hosted tools that have a result become calls and results; `ignored` gets what is left out.
     """
     history = _History(ignored)
-    for item in items:
-        history.add(item)
+    end = len(items)
+    while end and isinstance(items[end - 1], CallOutputItem | CustomOutputItem):
+        end -= 1
+    for index, item in enumerate(items):
+        history.add(item, new=index >= end)
     history.end()
     return history.turns
 
@@ -68,8 +71,8 @@ class _History:
         self._names: dict[str, str] = {}  # names of called tools, by the calls' ids
         self._hosted: dict[str, tuple[Unserved, Call]] = {}  # calls without results yet, by id
 
-    def add(self, item: Item) -> None:
-        """Read an item; raises :class:`ApiError` (400)."""
+    def add(self, item: Item, *, new: bool) -> None:
+        """Read an item; raises :class:`ApiError` (400). `new`: the answer follows the item, or further outputs."""
         match item:
             case ReasoningItem():
                 self._reasoning += _reasoning_of(item)
@@ -83,7 +86,7 @@ class _History:
                 self._names[item.call_id] = flat_name(item.namespace, item.name)
                 self._append_call(_call(item))
             case CallOutputItem() | CustomOutputItem():
-                self._append_output(item)
+                self._append_output(item, new=new)
             case _:
                 self._add_hosted(item)
 
@@ -107,8 +110,11 @@ class _History:
         self.turns[-1].calls.append(call)
         self._append_reasoning()
 
-    def _append_output(self, item: CallOutputItem | CustomOutputItem) -> None:
+    def _append_output(self, item: CallOutputItem | CustomOutputItem, *, new: bool) -> None:
         name = self._names.get(item.call_id)
+        if name is None and not new:
+            self._ignored.add(f"input[].type={item.type}")
+            return
         if name is None:
             message = f"`input` has the output of a call `{item.call_id}` that is not in the conversation."
             raise invalid(message, "input", "invalid_value")
