@@ -21,7 +21,7 @@ def features(spec: ModelSpec) -> tuple[str, ...]:
         "shared experts": any(mixture.shared_size for mixture in mixtures),
         "learned positions": spec.learned_positions,
         "ALiBi": spec.alibi,
-        "layers without a rope": bool(spec.ropes) and any(layer.rope is None for layer in layers),
+        "layers without a rope": bool(spec.ropes) and any(layer.attends and layer.rope is None for layer in layers),
         **{f"{kind} rope": True for kind in sorted(scaled)},
         "softcaps": spec.attention_softcap is not None or spec.logit_softcap is not None,
         "vision left out": bool(spec.left_out),

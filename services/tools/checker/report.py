@@ -32,6 +32,7 @@ class RankReport:
     ranks: int
     weights_bytes: int = 0
     kv_bytes_per_1000_tokens: int = 0  # 0: there is no KV cache
+    state_bytes: int = 0  # of a request, beside its KV; 0: the model keeps no states
     total_bytes: int = 0  # all ranks and the server, with a worker's default KV cache
     problem: str = ""  # why it cannot be served so; empty: it can
 

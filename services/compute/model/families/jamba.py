@@ -22,6 +22,8 @@ def read_spec(config: Config) -> ModelSpec:
     """Read a Jamba config.json. Raises ModelError."""
     config.pass_over("sliding_window", "num_logits_to_keep", "rope_parameters", "rope_theta", "layers_block_type")
     config.require("sliding_window")
+    config.require("mamba_inner_layernorms", True)
+    config.pass_over("calc_logits_for_entire_prompt")
     config.override("rope_parameters", None)
     spec = base_spec(config, "jamba")
     mixer = replace(read_mamba(config), norms="weighted", norm_eps=spec.norm_eps)

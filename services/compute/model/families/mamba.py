@@ -23,7 +23,8 @@ _SPELLING = {
 _UNUSED = (
     *("time_step_scale", "time_step_min", "time_step_max", "time_step_init_scheme", "time_step_floor"),
     *("rescale_prenorm_residual", "residual_in_fp32", "use_mambapy", "use_associative_scan", "use_falcon_mambapy"),
-    *("use_mamba_kernels", "intermediate_size"),
+    *("use_mamba_kernels", "intermediate_size", "d_inner", "d_model", "n_layer", "ssm_cfg", "fused_add_norm"),
+    *("pad_vocab_size_multiple", "rms_norm"),
 )
 
 

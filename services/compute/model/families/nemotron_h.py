@@ -39,6 +39,7 @@ def read_spec(config: Config) -> ModelSpec:
     for key, spelled in _SPELLING.items():
         config.fill(key, config.raw(spelled))
     config.fill("mamba_n_groups", 8)
+    config.fill("head_dim", config.raw("attention_head_dim"))
     config.override("mamba_proj_bias", config.flag("use_bias", False))
     config.require("mamba_hidden_act", "silu")
     config.require("sliding_window")

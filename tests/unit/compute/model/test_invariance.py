@@ -65,6 +65,38 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "olmo2": lambda: transformers.Olmo2Config(
         **_SHAPE, hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=4
     ),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **_SHAPE,
+        hidden_size=256,
+        intermediate_size=512,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["full_attention", "conv"],
+    ),
+    "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(
+        **_SHAPE,
+        hidden_size=128,
+        num_attention_heads=4,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=256,
+        layer_types=["linear_attention", "full_attention"],
+        mamba_n_heads=8,
+        mamba_d_state=64,
+    ),
+    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(
+        **_SHAPE,
+        hidden_size=128,
+        intermediate_size=256,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        layer_types=["full_attention", "linear_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=48,
+    ),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=192, n_layer=2, n_head=6, n_positions=2048),
 }
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
