@@ -30,7 +30,7 @@ from services.compute.model.layers.embedding import divide_vocabulary, load_embe
 from services.compute.model.layers.head import load_classifier
 from services.compute.model.layers.latent import load_latent_attention
 from services.compute.model.layers.linear import LinearLoader
-from services.compute.model.layers.mixing import load_mixer
+from services.compute.model.layers.mixing import ParallelMixer, load_mixer
 from services.compute.model.layers.mlp import Mlp, load_mlp
 from services.compute.model.layers.moe import MoeMlp, load_moe
 from services.compute.model.layers.norm import load_norm
@@ -211,14 +211,17 @@ def load_layer(spec: ModelSpec, load: LinearLoader, index: int, attention: Atten
 def _load_mixing(spec: ModelSpec, load: LinearLoader, index: int, attention: Attention[Any] | None) -> Mixing | None:
     """Load what mixes the rows of layer `index`; None if it is an MLP alone."""
     layer = spec.layers[index]
-    if layer.mixer is not None:
-        return load_mixer(spec, layer.mixer, load, index)
+    mixer = None if layer.mixer is None else load_mixer(spec, layer.mixer, load, index)
     if not layer.attends:
-        return None
+        return mixer
     assert attention is not None
     scaling = None if layer.query_scale is None else len(spec.ropes) + spec.query_scales.index(layer.query_scale)
     rotation = None if layer.rope is None else spec.ropes.index(layer.rope)
     ordinal = sum(one.attends for one in spec.layers[:index])
     places = StepPlaces(ordinal, spec.reaches.index(layer.reach), rotation, scaling)
-    load_attending = load_attention if spec.latent is None else load_latent_attention
-    return load_attending(spec, load, index, attention, places)
+    if spec.latent is not None:
+        return load_latent_attention(spec, load, index, attention, places)
+    attending = load_attention(spec, load, index, attention, places)
+    if mixer is None:
+        return attending
+    return ParallelMixer(attending, mixer, (spec.attention_factor, spec.mixer_factor))

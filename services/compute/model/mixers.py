@@ -51,6 +51,9 @@ class Mamba2:
     conv_bias: bool
     bias: bool  # the products before and after have one
     least_step: float = 0.0  # least step of time
+    # Where the results are multiplied by silu(z): before their norm, after it, or without a norm.
+    gate: Literal["inside", "outside", "plain"] = "inside"
+    factors: tuple[float, ...] = ()  # of the products z, x, b, c and dt; (): none
 
     @property
     def size(self) -> int:

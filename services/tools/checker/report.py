@@ -32,7 +32,7 @@ class RankReport:
     ranks: int
     weights_bytes: int = 0
     kv_bytes_per_1000_tokens: int = 0  # 0: there is no KV cache
-    state_bytes: int = 0  # of a request, beside its KV; 0: the model keeps no states
+    state_bytes: int = 0  # a request's state, beside its KV; 0: the model keeps no states
     total_bytes: int = 0  # all ranks and the server, with a worker's default KV cache
     problem: str = ""  # why it cannot be served so; empty: it can
 
@@ -102,7 +102,8 @@ def _on_ranks(settings: WorkerSettings, files: ModelFolder, count: int) -> RankR
     except StartupError as error:
         problem = str(error)
     total = memory.total(config.kv_tokens or 0)
-    return RankReport(count, memory.weights, 1000 * memory.kv_token, total, problem)
+    state = memory.states // config.state_rows if config.state_rows else 0
+    return RankReport(count, memory.weights, 1000 * memory.kv_token, state, total, problem)
 
 
 def _nearest(settings: WorkerSettings, files: ModelFolder, rank_report: RankReport) -> str:
@@ -144,6 +145,8 @@ def report_text(report: Report) -> str:
             continue
         kv = rank_report.kv_bytes_per_1000_tokens
         cache = f"{kv / (1 << 20):,.2f} MiB for 1,000 tokens of KV" if kv else "no KV cache"
+        if state := rank_report.state_bytes:
+            cache += f", {state / (1 << 20):,.2f} MiB for a request's state"
         each = "" if rank_report.ranks == 1 else " on each"
         lines.append(
             f"{ranks}: can be served: {in_mib(rank_report.weights_bytes)} MiB of weights and {cache}{each}; "

@@ -12,7 +12,6 @@ _LAYERS = {
 # By architecture: why, and a model of about that size that is served.
 _REFUSED = {
     "KimiLinearForCausalLM": ("delta", "Qwen3-Next-80B-A3B (qwen3_next), Moonlight-16B-A3B (deepseek_v3)"),
-    "FalconH1ForCausalLM": ("space", "Granite 4 (granitemoehybrid)"),
     "Zamba2ForCausalLM": ("space", "Bamba (bamba)"),
     "RecurrentGemmaForCausalLM": ("rnn", "Gemma 2 (gemma2)"),
     "RwkvForCausalLM": ("rnn", "Pythia (gpt_neox)"),

@@ -93,5 +93,6 @@ def _mamba2_refs(mixer: Mamba2, key: str, module: str) -> Refs:
     refs[f"{key}ssm_a"] = TensorRef(f"{module}A_log")
     refs[f"{key}ssm_step"] = TensorRef(f"{module}dt_bias")
     refs[f"{key}ssm_skip"] = TensorRef(f"{module}D")
-    refs[f"{key}ssm_norm"] = TensorRef(f"{module}norm.weight")
+    if mixer.gate != "plain":
+        refs[f"{key}ssm_norm"] = TensorRef(f"{module}norm.weight")
     return refs | linear_refs(f"{key}ssm_out", f"{module}out_proj", mixer.bias)

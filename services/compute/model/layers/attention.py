@@ -140,6 +140,11 @@ class AttentionLayer:
         self._n_rotated, self._head_dim = len(heads.q) + len(heads.kv), heads.head_dim
         self._q_size = len(heads.q) * heads.head_dim
 
+    @property
+    def query_size(self) -> int:
+        """Numbers of a row that `project` returns."""
+        return self._q_size * (1 if self._gate is None else 2)
+
     def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Write the rows' keys and values to the cache; return their queries, [n_rows, n_q * head_dim]."""
         qkv = self._qkv(x, step.adapters)  # [n_rows, (n_q + 2 n_kv) * head_dim]

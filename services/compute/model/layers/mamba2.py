@@ -62,10 +62,12 @@ class Mamba2Layer:
         project: AdaptedLinear,
         conv: CausalConv,
         decays: Decays,
-        norm: Norm,
+        norm: Norm | None,
         out: AdaptedLinear,
+        factors: Tensor | None,
     ) -> None:
-        """`norm`: of float32 rows."""
+        """`norm`: of float32 rows. `factors`: of the products' outputs."""
+        self._factors = factors
         self._index, self._mixer, self._ranks = index, mixer, ranks
         self._project, self._conv, self._decays, self._norm, self._out = project, conv, decays, norm, out
 
@@ -75,14 +77,22 @@ class Mamba2Layer:
         assert step.cache.states is not None
         n_rows, plan, mixer = len(x), step.states, self._mixer
         size, channels, n_heads = mixer.size // self._ranks, mixer.channels(self._ranks), mixer.n_heads // self._ranks
-        z, mixed, dt = torch.split(self._project(x, step.adapters)[: plan.n_rows], [size, channels, n_heads], dim=-1)
+        products = self._project(x, step.adapters)[: plan.n_rows]
+        if self._factors is not None:
+            products = products * self._factors
+        z, mixed, dt = torch.split(products, [size, channels, n_heads], dim=-1)
         inputs, heads = step.cache.states.layers[self._index]
         mixed = silu(self._conv(mixed, inputs, plan)).to(x.dtype).float()
         values, b, c = torch.split(mixed, [size, (channels - size) // 2, (channels - size) // 2], dim=-1)
         group = n_heads // mixer.groups(self._ranks)
         b, c = (part.reshape(len(part), -1, mixer.n_states).repeat_interleave(group, dim=1) for part in (b, c))
         y = self._decays.scan(values.reshape(len(values), n_heads, -1), b, c, dt.float(), heads, plan).flatten(1)
-        return pad_rows(self._norm(y.to(x.dtype).float() * silu(z.float())).to(x.dtype), n_rows)
+        return pad_rows(self._gated(y.to(x.dtype).float(), silu(z.float())).to(x.dtype), n_rows)
+
+    def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        if self._norm is None:
+            return y * gate
+        return self._norm(y * gate) if self._mixer.gate == "inside" else self._norm(y) * gate
 
     def attend(self, mixed: Tensor, step: Step) -> Tensor:
         """Return [n_rows, hidden_size], to be summed over the ranks."""
@@ -122,9 +132,16 @@ def load_mamba2(spec: ModelSpec, mixer: Mamba2, load: LinearLoader, index: int) 
         return load.source.vector(key + name, mixer.n_heads, heads).float().to(device)
 
     decays = Decays(-torch.exp(of_heads("ssm_a")), of_heads("ssm_step"), of_heads("ssm_skip"), mixer.least_step)
-    weight = load.source.vector(f"{key}ssm_norm", mixer.size, values).float().to(device)
-    norm: Norm = GroupNorm(weight, mixer.groups(ranks), spec.norm_eps)
-    if ranks > mixer.n_groups:
-        norm = DividedNorm(weight, mixer.size, spec.norm_eps, load.comm)
+    norm: Norm | None = None
+    if mixer.gate != "plain":
+        weight = load.source.vector(f"{key}ssm_norm", mixer.size, values).float().to(device)
+        norm = GroupNorm(weight, mixer.groups(ranks), spec.norm_eps)
+        if ranks > mixer.n_groups:
+            norm = DividedNorm(weight, mixer.size, spec.norm_eps, load.comm)
+    factors = None
+    if mixer.factors:
+        spans = [span for _, (_, span) in products]
+        parts = [torch.full((len(span),), factor) for factor, span in zip(mixer.factors, spans, strict=True)]
+        factors = torch.cat(parts).to(device, load.backend.dtype)
     out = load.row_parallel(f"{key}ssm_out", hidden, mixer.size)
-    return Mamba2Layer(index, mixer, ranks, project, load_conv(load, shards), decays, norm, out)
+    return Mamba2Layer(index, mixer, ranks, project, load_conv(load, shards), decays, norm, out, factors)

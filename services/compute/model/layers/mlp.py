@@ -17,13 +17,26 @@ XIELU = ("alpha_p", "alpha_n", "beta")  # the stored numbers of a layer's xIELU
 class Mlp:
     """down(norm(act(up(x)))), where `act` may be a gate over two halves of `up`. The result is this rank's summand."""
 
-    def __init__(self, up: AdaptedLinear, act: Elementwise, norm: Norm | None, down: AdaptedLinear) -> None:
+    def __init__(
+        self,
+        up: AdaptedLinear,
+        act: Elementwise,
+        norm: Norm | None,
+        down: AdaptedLinear,
+        factors: tuple[float, float] = (1.0, 1.0),
+    ) -> None:
+        """`factors`: of the gate before its activation, and of the results."""
         self._up, self._act, self._norm, self._down = up, act, norm, down
+        self._gate_factor, self._down_factor = factors
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         """Return [n, hidden_size], to be summed over the ranks."""
-        inner = self._act(self._up(x, adapters))
-        return self._down(inner if self._norm is None else self._norm(inner), adapters)
+        outer = self._up(x, adapters)
+        if self._gate_factor != 1.0:
+            outer[:, : outer.shape[1] // 2] *= self._gate_factor
+        inner = self._act(outer)
+        y = self._down(inner if self._norm is None else self._norm(inner), adapters)
+        return y if self._down_factor == 1.0 else y * self._down_factor
 
 
 def load_mlp(spec: ModelSpec, load: LinearLoader, prefix: str, ffn_size: int) -> Mlp:
@@ -33,7 +46,7 @@ def load_mlp(spec: ModelSpec, load: LinearLoader, prefix: str, ffn_size: int) ->
     up = load.column_parallel(keys, ffn_size, spec.hidden_size)
     norm = load_divided_norm(spec, load, f"{prefix}down_norm", ffn_size) if spec.sub_norm else None
     down = load.row_parallel(f"{prefix}down", spec.hidden_size, ffn_size)
-    return Mlp(up, _activation(spec, load, prefix), norm, down)
+    return Mlp(up, _activation(spec, load, prefix), norm, down, (spec.gate_factor, spec.down_factor))
 
 
 def _activation(spec: ModelSpec, load: LinearLoader, prefix: str) -> Elementwise:

@@ -229,6 +229,17 @@ def test_leftovers_in_free_blocks_cannot_leak(stored: str, load: Load) -> None:
     assert torch.equal(engine.run(_ids(4, 90), [30, 1, 50]), _alone(model, _ids(4, 90)))
 
 
+@pytest.mark.parametrize("name", ["lfm2", "granitemoehybrid", "qwen3_5"])
+def test_leftovers_in_a_slot_cannot_leak(name: str, load: Load) -> None:
+    """A slot handed on holds another request's state, even NaN, until a sequence begins in it."""
+    model = load(name, "bf16")
+    engine = Engine(model, block_tokens=16)
+    assert engine.cache.states is not None
+    for part in (part for parts in engine.cache.states.layers for part in parts):
+        part.fill_(torch.nan)
+    assert torch.equal(engine.run(_ids(4, 90), [30, 1, 50]), _alone(model, _ids(4, 90)))
+
+
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", _DTYPES)
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])

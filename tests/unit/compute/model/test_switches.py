@@ -66,6 +66,10 @@ _MODEL: list[tuple[str, str, Any]] = [
     ("gemma", "embedding_scale", 1.0),
     ("granite", "residual_scale", 1.0),
     ("granite", "logit_scale", 1.0),
+    ("falcon_h1", "attention_factor", 1.0),
+    ("falcon_h1", "mixer_factor", 1.0),
+    ("falcon_h1", "gate_factor", 1.0),
+    ("falcon_h1", "down_factor", 1.0),
 ]
 _ROPE: list[tuple[str, str, Any]] = [
     ("llama", "theta", 20_000.0),
@@ -160,6 +164,8 @@ _MAMBA2: list[tuple[str, str, Any]] = [
     ("bamba", "conv_bias", False),
     ("bamba_groups", "bias", False),
     ("nemotron_h", "least_step", 0.8),
+    ("falcon_h1_normed", "gate", "inside"),
+    ("falcon_h1", "factors", ()),
 ]
 # Not part of the computation; how weights are stored has its own tests (tests/unit/compute/model/formats).
 _DESCRIPTIVE = {

@@ -89,6 +89,18 @@ _LAYERS3: dict[str, Any] = {
 }
 _LAYERS4: dict[str, Any] = {"num_hidden_layers": 4}
 _MAMBA2: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 16, "mamba_chunk_size": 16}
+_FALCON_H1: dict[str, Any] = {
+    "mamba_d_ssm": 96,
+    "mlp_multipliers": [0.8, 1.3],
+    "ssm_multipliers": [1.2, 0.7, 0.9, 1.1, 0.6],
+    "ssm_in_multiplier": 1.4,
+    "ssm_out_multiplier": 0.6,
+    "attention_in_multiplier": 1.5,
+    "attention_out_multiplier": 0.9,
+    "key_multiplier": 0.5,
+    "embedding_multiplier": 2.0,
+    "lm_head_multiplier": 0.3,
+}
 _DELTA: dict[str, Any] = {
     "num_hidden_layers": 3,
     "head_dim": 16,
@@ -391,6 +403,10 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         num_experts=4,
         moe_intermediate_size=32,
         shared_expert_intermediate_size=40,
+    ),
+    "falcon_h1": _make("FalconH1Config", **_MAMBA2, **_FALCON_H1),
+    "falcon_h1_normed": _make(
+        "FalconH1Config", **{**_MAMBA2, **_FALCON_H1, "mamba_n_groups": 2}, mamba_rms_norm=True, mlp_bias=True
     ),
     "bamba": _make("BambaConfig", **_LAYERS4, **_MAMBA2, attn_layer_indices=[1]),
     "bamba_groups": _make(
