@@ -53,7 +53,7 @@ class Mamba2:
     least_step: float = 0.0  # least step of time
     # Where the results are multiplied by silu(z): before their norm, after it, or without a norm.
     gate: Literal["inside", "outside", "plain"] = "inside"
-    factors: tuple[float, ...] = ()  # of the products z, x, b, c and dt; (): none
+    factors: tuple[float, ...] = ()  # those of z, x, b, c and dt; (): none
 
     @property
     def size(self) -> int:

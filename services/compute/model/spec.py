@@ -205,10 +205,10 @@ class ModelSpec:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # factor of the outputs of attention and MLP
     logit_scale: float = 1.0
-    attention_factor: float = 1.0  # of attention's results beside a mixer
-    mixer_factor: float = 1.0  # of the mixer's results beside attention
-    gate_factor: float = 1.0  # of the MLP's gate, before the activation
-    down_factor: float = 1.0  # of the MLP's results
+    attention_factor: float = 1.0  # multiplies attention's results beside a mixer
+    mixer_factor: float = 1.0  # multiplies the mixer's results beside attention
+    gate_factor: float = 1.0  # multiplies the MLP's gate before its activation
+    down_factor: float = 1.0  # multiplies the MLP's results
 
     eos_token_ids: tuple[int, ...] = ()
     quantization: tuple[Layout, ...] = ()  # layouts of the quantized linear layers; (): not quantized
