@@ -118,7 +118,13 @@ class WorkerSettings(ServiceSettings):
     attention: str = Field(
         "dense",
         description="How texts attend whose requests do not name it: dense; window(sinks, window): each token to the "
-        "first and the last tokens, e.g. window(64, 4096). Prompts attend to all keys",
+        "first and the last tokens, e.g. window(64, 4096); top_k(pages): to the KV blocks that it chooses, e.g. "
+        "top_k(128). Prompts attend to all keys",
+    )
+    page_summaries: bool = Field(
+        False,
+        description="On CPUs: keep summaries of KV blocks, an eighth of their memory in int8 and a sixteenth in bf16, "
+        "so that requests may name top_k; always with attention top_k",
     )
     pull_mb_per_s: float = Field(
         250.0, ge=0, description="How fast KV blocks come from other workers, until it is measured; 0: never pull"

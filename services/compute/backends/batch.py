@@ -60,6 +60,7 @@ class NarrowedKeys:
     context_lens: tuple[int, ...]  # [n_sequences]
     block_tables: torch.Tensor  # [n_sequences, max_blocks] int64
     lengths: torch.Tensor | None = None  # [n_sequences] int64, `context_lens` on the device
+    pages: tuple[int, ...] = ()  # [n_sequences] most blocks that each KV head reads, 0: all; (): all of every sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,11 @@ class NarrowedNumbers:
 
     lengths: Ints  # [n_sequences]
     block_tables: Ints  # [n_sequences, max_blocks]
+    pages: tuple[int, ...] = ()
 
     def on_device(self, lengths: torch.Tensor, block_tables: torch.Tensor) -> NarrowedKeys:
         """Return the keys, given the arrays on the device."""
-        return NarrowedKeys(tuple(self.lengths.tolist()), block_tables, lengths)
+        return NarrowedKeys(tuple(self.lengths.tolist()), block_tables, lengths, self.pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,12 @@ class StepBatch:
     lengths: torch.Tensor | None = None  # [n_sequences] int64, `context_lens` on the device; None: not there yet
     narrowed: NarrowedKeys | None = None  # None: every row attends to all keys
     segments: tuple[StateRows, ...] = ()  # all rows, in order, for layers with a state; (): the model has none
+    pages: tuple[int, ...] = ()  # as in `NarrowedKeys`, of the narrowed step
+
+    @property
+    def chooses(self) -> bool:
+        """Whether KV heads choose the blocks that a row of the step reads."""
+        return bool(self.narrowed and self.narrowed.pages)
 
     @property
     def n_sequences(self) -> int:
@@ -116,6 +124,7 @@ class StepBatch:
             context_lens=keys.context_lens,
             lengths=keys.lengths,
             block_tables=keys.block_tables,
+            pages=keys.pages,
             narrowed=None,
         )
 
@@ -136,6 +145,9 @@ class StepBatch:
         def lengths(of: Sequence[int]) -> tuple[int, ...]:
             return tuple(of[i] - rest for i, rest in zip(sequences, to_end, strict=True))
 
+        def pages(of: Sequence[int]) -> tuple[int, ...]:
+            return tuple(of[i] for i in sequences) if of else ()
+
         step = StepBatch(
             token_ids=self.token_ids[rows],
             positions=self.positions[rows],
@@ -147,7 +159,8 @@ class StepBatch:
             adapters=None if self.adapters is None else self._adapters_of(self.adapters, numbers, rows),
             narrowed=None
             if (keys := self.narrowed) is None
-            else NarrowedKeys(lengths(keys.context_lens), keys.block_tables[of_rows]),
+            else NarrowedKeys(lengths(keys.context_lens), keys.block_tables[of_rows], pages=pages(keys.pages)),
+            pages=pages(self.pages),
         )
         return rows, step
 

@@ -254,6 +254,32 @@ class Bfloat16Kernels:
             *(heads, head_dim, block_tokens, rows.shape[0]),
         )
 
+    def summarise(
+        self, cache: torch.Tensor, summaries: torch.Tensor, slots: torch.Tensor, n_kv_heads: int, block_tokens: int
+    ) -> None:
+        """Write the summaries [n_blocks, n_kv_heads, 2, head_dim] of blocks whose last position is in `slots` [n]."""
+        self._library.rz_summarize(
+            *(cache.data_ptr(), summaries.data_ptr(), slots.data_ptr(), slots.shape[0]),
+            *(n_kv_heads, summaries.shape[3], block_tokens, cache.dtype is torch.int8),
+        )
+
+    def choose_pages(
+        self, q: torch.Tensor, summaries: torch.Tensor, sequences: Sequences, pages: torch.Tensor, block_tokens: int
+    ) -> Sequences:
+        """Return the sequences with the blocks that each KV head chooses: `pages` [n] int64; 0: all of them."""
+        starts, lengths, blocks = sequences
+        (n, width), (_, n_kv, _, head_dim) = blocks.shape, summaries.shape
+        n_heads = q.shape[1] // head_dim
+        chosen = torch.empty((n, n_kv, width), dtype=torch.int64)
+        chosen_lengths = torch.empty((n,), dtype=torch.int64)
+        scores = torch.empty((n, n_heads, width), dtype=torch.float32)
+        self._library.rz_choose_pages(
+            *(q.data_ptr(), q.stride(0), summaries.data_ptr(), n_kv, n_heads // n_kv, head_dim, block_tokens),
+            *(starts.data_ptr(), lengths.data_ptr(), pages.data_ptr(), blocks.data_ptr(), width),
+            *(scores.data_ptr(), chosen.data_ptr(), chosen_lengths.data_ptr(), n),
+        )
+        return starts, chosen_lengths, chosen
+
     def gate(self, gate_up: torch.Tensor, out: torch.Tensor, *, tanh: bool) -> None:
         """Write silu(gate) * up, or gelu_tanh(gate) * up, of [n, 2 * size] to `out` [n, size]."""
         n, size = out.shape

@@ -21,7 +21,7 @@ FUNCTIONS = read_functions()
 
 # n_kv_heads, group, head_dim, block_tokens, scale, softcap (0: none), window (0: none)
 AttentionShape = tuple[int, int, int, int, float, float, int]
-# row starts [n + 1], context lengths [n], block tables [n, n_blocks], all int64
+# row starts [n + 1], context lengths [n], block tables [n, n_blocks] or by KV head [n, n_kv_heads, n_blocks], all int64
 Sequences = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _NO_THREADS = -2  # result of rz_enable
@@ -76,5 +76,6 @@ def call_attention(
     function(
         *(q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), cache.data_ptr()),
         *shape,
-        *(starts.data_ptr(), lengths.data_ptr(), blocks.data_ptr(), blocks.shape[1], blocks.shape[0]),
+        *(starts.data_ptr(), lengths.data_ptr(), blocks.data_ptr(), blocks.shape[-1]),
+        *(blocks.shape[1] if blocks.dim() == 3 else 1, blocks.shape[0]),
     )

@@ -177,7 +177,8 @@ class Decoder:
         self.logit_shard = backend.ops.logit_shard(vocabulary.start, vocabulary.local)
         self._embed, self._embed_norm, self._layers, self._norm, self._head = embed, embed_norm, layers, norm, head
         self._comm, self._backend, self._tables, self._attention = comm, backend, tables, attention
-        self._graphs: dict[bool, StepGraphs] = {}  # for `_graphs_of`; True: steps in which rows have adapters
+        # For `_graphs_of`, by whether rows of a step have adapters, and whether they choose the blocks that they read.
+        self._graphs: dict[tuple[bool, bool], StepGraphs] = {}
         self._graphs_of: KvCache | None = None
         self.adapters = adapters
 
@@ -194,10 +195,13 @@ class Decoder:
         shape = self._kv_shape(1)
         return self.spec.n_attending * token_bytes(self._backend.kv_format.name, shape.n_kv_heads, shape.head_dim)
 
-    def make_cache(self, n_blocks: int, block_tokens: int, state_rows: int = 0) -> KvCache:
+    def make_cache(
+        self, n_blocks: int, block_tokens: int, state_rows: int = 0, *, summarised: bool = False
+    ) -> KvCache:
         """Allocate a cache of `n_blocks` and the null block; a bidirectional model keeps only a step's own rows.
 
-        `state_rows`: number of states, if layers keep any. Raises ModelError for blocks that cross chunks.
+        `state_rows`: number of states, if layers keep any. `summarised`: rows may choose the blocks that they read.
+        Raises ModelError for blocks that cross chunks.
         """
         if self.spec.bidirectional:
             return StepRows(self._kv_shape(block_tokens))
@@ -210,7 +214,7 @@ class Decoder:
         states = None
         if self.spec.has_state:
             states = StateStore(self.spec.state(self._comm.size), state_rows, backend.dtype, backend.device)
-        return KvCache(backend.kv_format, *of, backend.ops, states)
+        return KvCache(backend.kv_format, *of, backend.ops, states, summarised=summarised)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, cache: KvCache, rows: Sequence[int] | None = None) -> torch.Tensor:
@@ -284,21 +288,21 @@ class Decoder:
         return self._finish(self._pass(Residual(x), step, self._layers[-1].norm), step)
 
     def _graphs_in(self, cache: KvCache, batch: StepBatch) -> StepGraphs:
-        """Graphs that replay steps in this cache, with adapters or without: steps without any pay nothing for them.
+        """Graphs that replay steps in this cache. Steps without adapters and choices pay nothing for those with any.
 
         Graphs know windows, not chunks, and no states.
         """
-        longest, adapted = max(batch.context_lens), batch.adapters is not None
+        longest, kind = max(batch.context_lens), (batch.adapters is not None, batch.chooses)
         if any(reach.chunk is not None and longest > reach.chunk for reach in self._tables.reaches):
             return StepGraphs(NoGraph(), NoGraph())
         if cache is not self._graphs_of:
             self._graphs, self._graphs_of = {}, cache
-        if adapted not in self._graphs:
+        if kind not in self._graphs:
             if self.spec.bidirectional or self.spec.has_state:
-                self._graphs[adapted] = StepGraphs(NoGraph(), NoGraph())
+                self._graphs[kind] = StepGraphs(NoGraph(), NoGraph())
             else:
-                self._graphs[adapted] = self._backend.capture(self._computations(cache))
-        return self._graphs[adapted]
+                self._graphs[kind] = self._backend.capture(self._computations(cache))
+        return self._graphs[kind]
 
     def forget_cache(self) -> None:
         """Drop the graphs, and with them the cache that they replay steps in."""

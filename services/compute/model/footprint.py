@@ -90,13 +90,16 @@ def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
     of_layers = matrix_elements(spec, ranks, two_tables=False) - table_elements(spec, ranks, two_tables=False)
     layer_bytes, table_bytes = _element_bytes(spec, config)
     weights = math.ceil(of_layers * layer_bytes + of_tables * table_bytes)
+    of_token = kv_formats.token_bytes(kv_format, n_kv, spec.head_dim)  # in a layer
+    if config.page_summaries:  # two rows for the keys of a block
+        of_token += math.ceil(2 * n_kv * spec.head_dim * itemsize / config.block_tokens)
     return Footprint(
         ranks=ranks,
         process=_PROCESS,
         weights=weights + _tables(spec, itemsize, config.max_model_len),
         workspace=n_rows * row * itemsize + 2 * logits + _RESERVE,
         adapters=adapter_bytes(spec, config, itemsize),
-        kv_token=0 if spec.bidirectional else spec.n_attending * kv_formats.token_bytes(kv_format, n_kv, spec.head_dim),
+        kv_token=0 if spec.bidirectional else spec.n_attending * of_token,
         kv_format=kv_format,
         states=config.state_rows * spec.state(ranks).row_bytes(itemsize),
     )

@@ -27,6 +27,7 @@ class RankGroupConfig:
     kv_tokens: int | None = None
     kv_format: str = ""  # name of a KV format; empty: numbers of `dtype`
     caches: bool = True  # False: a bidirectional model, which has no KV cache
+    page_summaries: bool = False  # keep summaries of KV blocks, by which decodes can choose the blocks that they read
     kv_fits: bool = False  # when memory is short, allocate fewer blocks instead of failing
     kv_fills: bool = False  # the cache takes what is left of `gpu_memory_utilization`
     gpu_memory_utilization: float = 0.9  # share of a GPU's memory that a rank may take

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.common.attention import WINDOW, AttentionMode
+from services.common.attention import TOP_K, WINDOW, AttentionMode
 from services.common.lifecycle import StartupError
 from services.common.tls.credentials import Tls
 from services.compute.backends.sizing import host_room
@@ -69,11 +69,12 @@ async def describe_engine(
         adapters=_adapter_sources(settings, files.description) if ranks.adapter_slots else None,
     )
     adapters = await _named_adapters(settings, config.adapters)
+    modes = _attention_modes(files, ranks)
     model = replace(
         served_model(files, ranks),
         sampling_defaults=_sampling_defaults(files, settings),
-        attention=_attention(settings, files),
-        attention_modes=_attention_modes(files),
+        attention=_attention(settings, modes),
+        attention_modes=modes,
         adapters=adapters,
         adapter_slots=ranks.adapter_slots,
     )
@@ -121,14 +122,16 @@ def _sampling_defaults(files: ModelFolder, settings: WorkerSettings) -> dict[str
         raise StartupError(f"RYZANSTEIN_OVERRIDE_GENERATION_CONFIG: {error}") from error
 
 
-def _attention_modes(files: ModelFolder) -> tuple[str, ...]:
+def _attention_modes(files: ModelFolder, ranks: RankGroupConfig) -> tuple[str, ...]:
     """The modes besides dense: none where scores depend on the distance to a key, or where no text is generated."""
-    return () if files.spec.alibi_slopes or not files.spec.generates else (WINDOW,)
+    if files.spec.alibi_slopes or not files.spec.generates:
+        return ()
+    return (WINDOW, TOP_K) if ranks.page_summaries else (WINDOW,)
 
 
-def _attention(settings: WorkerSettings, files: ModelFolder) -> AttentionMode:
+def _attention(settings: WorkerSettings, modes: tuple[str, ...]) -> AttentionMode:
     """The attention of requests that name none. Raises StartupError."""
-    mode, modes = AttentionMode.parse(settings.attention), _attention_modes(files)
+    mode = AttentionMode.parse(settings.attention)
     if mode != AttentionMode() and mode.name not in modes:
         raise StartupError(f"RYZANSTEIN_ATTENTION {mode}: this model attends {', '.join(('dense', *modes))}")
     return mode

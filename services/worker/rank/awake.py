@@ -34,7 +34,7 @@ class LoadedModel:
 
     decoder: Model[Any]
     facts: ModelFacts
-    kv_bytes_per_token: int  # on one rank
+    kv_bytes_per_token: int  # on one rank, summaries of blocks included
     make_cache: Callable[[int], Any]  # n_blocks -> cache
     footprint: Footprint  # predicted memory
     vocabulary: Vocabulary = no_vocabulary  # for grammars

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,9 +13,18 @@ from services.worker.protocol.order_codec import CopyOrder
 class BlockCopier:
     """Copies between the cache's layers [n_blocks + 1, ...], contiguous and of any format, and a staging area."""
 
-    def __init__(self, layers: Sequence[Tensor], staging: memoryview) -> None:
+    def __init__(
+        self, layers: Sequence[Tensor], staging: memoryview, arrived: Callable[[Tensor], None] = lambda blocks: None
+    ) -> None:
+        """`arrived` is called with the blocks [n] that were written."""
         self._layers = [layer.view(layer.shape[0], -1) for layer in layers]  # [n_blocks + 1, elements]
+        self._arrived = arrived
         self._staging = torch.frombuffer(staging, dtype=layers[0].dtype if layers else torch.uint8)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, over all layers."""
+        return sum(layer[0].nbytes for layer in self._layers)
 
     @torch.inference_mode()
     def copy(self, order: CopyOrder) -> None:
@@ -28,3 +37,5 @@ class BlockCopier:
                 staged[:, i] = layer[index].to(staged.device)
             else:
                 layer[index] = staged[:, i].to(layer.device)
+        if not order.out:
+            self._arrived(index)

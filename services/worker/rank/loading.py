@@ -56,12 +56,18 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend, che
     if not head:
         head = load_dense(folder.path, folder.pooling.dense, spec.hidden_size, backend.device)
     size = len(head[-1].weight) if head else spec.hidden_size
+    sizes = footprint(spec, config)
     return LoadedModel(
         decoder=decoder,
         facts=ModelFacts(spec.vocab_size, min(size, config.embedding_size or size), dict(decoder.weight_formats)),
-        kv_bytes_per_token=decoder.kv_bytes_per_token,
-        make_cache=partial(decoder.make_cache, block_tokens=config.block_tokens, state_rows=config.state_rows),
-        footprint=footprint(spec, config),
+        kv_bytes_per_token=sizes.kv_token,
+        make_cache=partial(
+            decoder.make_cache,
+            block_tokens=config.block_tokens,
+            state_rows=config.state_rows,
+            summarised=config.page_summaries,
+        ),
+        footprint=sizes,
         head=head,
         embeds=not spec.generates,
         files=files,

@@ -47,12 +47,13 @@ def block_tables(table: SlotTable, slots: Ints, ends: Ints) -> Ints:
 
 def narrowed(table: SlotTable, slots: Ints, ends: Ints, n_rows: Ints) -> NarrowedNumbers | None:
     """Return the keys of sequences with `ends` [n] keys and `n_rows` [n] rows; None if all rows attend to all keys."""
-    sinks, window, _ = table.attention[slots].T
+    sinks, window, pages = table.attention[slots].T
     size = table.block_tokens
     n_first = -(-sinks // size)  # blocks
-    decodes = (n_rows == 1) & (ends > table.n_prompt[slots]) & (window > 0)
-    dropped = np.where(decodes, np.maximum((ends - window) // size - n_first, 0), 0)  # blocks
-    if not dropped.any():
+    decodes = (n_rows == 1) & (ends > table.n_prompt[slots])
+    dropped = np.where(decodes & (window > 0), np.maximum((ends - window) // size - n_first, 0), 0)  # blocks
+    chosen = np.where(decodes & (-(-ends // size) > pages), pages, 0)
+    if not (dropped.any() or chosen.any()):
         return None
     lengths = ends - dropped * size
     needed = -(-lengths // size)
@@ -61,4 +62,4 @@ def narrowed(table: SlotTable, slots: Ints, ends: Ints, n_rows: Ints) -> Narrowe
     inside = column < needed[:, None]
     tables = table.block_tables[slots[:, None], np.where(inside, source, 0)]
     tables[~inside] = 0
-    return NarrowedNumbers(lengths, tables)
+    return NarrowedNumbers(lengths, tables, tuple(chosen.tolist()) if chosen.any() else ())

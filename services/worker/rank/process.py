@@ -124,7 +124,7 @@ class Build:
         workspace, graphs = (budget.workspace, budget.graphs) if budget else (meter.growth(), 0)
         ledger = meter.ledger(weights, workspace, kv_bytes, computed, config.ranks, graphs)
         # Blocks without the state at their end continue no text, so other workers get none.
-        block_bytes = 0 if config.has_state else config.block_tokens * model.kv_bytes_per_token
+        block_bytes = 0 if config.has_state else awake.copier.block_bytes
         return awake, RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
 
     def again(self, n_blocks: int, checked: FileStates, model: LoadedModel | None) -> Awake:
@@ -148,7 +148,8 @@ class Build:
     def _awaken(self, model: LoadedModel, n_blocks: int) -> Awake:
         cache = model.make_cache(n_blocks)
         runner = _make_runner(self.config, model, cache, n_blocks, self.comm, self.backend)
-        return Awake(model, runner, BlockCopier(cache.layers, self.staging))
+        arrived = [cache.summarise] if self.config.page_summaries else []
+        return Awake(model, runner, BlockCopier(cache.layers, self.staging, *arrived))
 
     def _warm_up(self, awake: Awake, n_blocks: int) -> None:
         """Compute first steps: kernels are compiled and steps captured before a request needs them."""

@@ -10,8 +10,10 @@ from services.compute.backends.batch import StepBatch, long_tensor
 from services.compute.backends.kv_cache import KvCache
 from services.compute.backends.kv_format import Coding
 from services.compute.backends.shapes import AttentionShape
+from services.compute.backends.torch.pages import choose_pages
 from services.compute.kernels.attention import VectorAttention
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
+from services.compute.kernels.library import Sequences
 
 INT8 = Coding(torch.int8, 127.0)  # codes that our kernels write and read
 
@@ -22,7 +24,8 @@ class KernelPlan:
 
     n_rows: int
     window: int  # 0: all keys
-    sequences: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # row starts, context lengths, block tables
+    sequences: Sequences  # row starts, context lengths, block tables
+    pages: torch.Tensor | None = None  # [n_sequences] int64, most blocks that each KV head reads; None: all
 
 
 class PagedKernels:
@@ -36,7 +39,8 @@ class PagedKernels:
     def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> KernelPlan:
         """Lay out the step's sequences for layers with `window`."""
         starts, lengths = long_tensor(batch.query_starts), long_tensor(batch.context_lens)
-        return KernelPlan(batch.query_starts[-1], window or 0, (starts, lengths, batch.block_tables))
+        pages = long_tensor(batch.pages) if batch.pages else None
+        return KernelPlan(batch.query_starts[-1], window or 0, (starts, lengths, batch.block_tables), pages)
 
     def n_rows(self, plan: KernelPlan) -> int:
         """Rows of `q` that `attend` reads."""
@@ -48,8 +52,18 @@ class PagedKernels:
         out = torch.empty(q.shape, dtype=q.dtype)
         sizes = (shape.n_kv_heads, shape.group, shape.head_dim, cache.block_tokens)
         numbers = (shape.scale, shape.softcap or 0.0, plan.window)
-        self.kernels.attend(q, out, cache.layers[layer], (*sizes, *numbers), plan.sequences)
+        sequences = plan.sequences
+        if plan.pages is not None:
+            sequences = self._choose(q, cache, layer, sequences, plan.pages)
+        self.kernels.attend(q, out, cache.layers[layer], (*sizes, *numbers), sequences)
         return out
+
+    def _choose(
+        self, q: torch.Tensor, cache: KvCache, layer: int, sequences: Sequences, pages: torch.Tensor
+    ) -> Sequences:
+        if isinstance(self.kernels, Bfloat16Kernels):
+            return self.kernels.choose_pages(q, cache.summaries[layer], sequences, pages, cache.block_tokens)
+        return choose_pages(q, cache.summaries[layer], sequences, pages, self._shape, cache.block_tokens)
 
 
 class PagedVectors(PagedKernels):

@@ -39,6 +39,7 @@ class KernelGraph:
         # The inputs that change from step to step, always at the same addresses. A sequence has at least one row.
         self._x = torch.empty(max_rows, computations.hidden_size, dtype=torch.bfloat16)
         self._positions, self._kv_slots, self._lengths = torch.zeros(3, max_rows, dtype=torch.int64)
+        self._pages = torch.zeros(max_rows, dtype=torch.int64)
         self._adapters = torch.full((max_rows,), -1, dtype=torch.int64)  # slots
         self._starts = torch.zeros(max_rows + 1, dtype=torch.int64)
         # Takes no memory until it is written.
@@ -50,7 +51,7 @@ class KernelGraph:
     def serves(self, batch: StepBatch) -> bool:
         """Whether `forward` can replay or capture this step."""
         n = len(batch.token_ids)
-        if n > self._max_rows or self._gave_up:
+        if n > self._max_rows or self._gave_up or (batch.chooses and n != batch.n_sequences):
             return False
         return n <= _MAX_CAPTURED or self._graph is not None
 
@@ -61,6 +62,8 @@ class KernelGraph:
         if batch.adapters is not None:
             self._adapters[:n] = batch.adapters.slots
         self._starts[: n_sequences + 1] = long_tensor(batch.query_starts)
+        if batch.narrowed is not None and batch.narrowed.pages:
+            self._pages[:n_sequences] = long_tensor(batch.narrowed.pages)
         if self._narrow is not None:
             _fill(batch.narrow(), *self._narrow)
         elif self._computations.windows[0] is None:
@@ -81,11 +84,15 @@ class KernelGraph:
         if self._narrow is not None:
             lengths, blocks = self._narrow
             narrow = (starts, lengths[:n_sequences], blocks[:n_sequences])
+        pages = self._pages[:n_sequences] if batch.chooses else None
         step = Step(
             batch=replace(batch, kv_slots=self._kv_slots[:n]),
             cache=self._computations.cache,
             rotations=tuple(rope(positions) for rope in self._computations.ropes),
-            plans=tuple(KernelPlan(n, window or 0, own if window else narrow) for window in self._computations.windows),
+            plans=tuple(
+                KernelPlan(n, window, own) if window else KernelPlan(n, 0, narrow, pages)
+                for window in self._computations.windows
+            ),
             reduce=capture.reduce,
             adapters=AdapterRows(self._adapters[:n], ()) if batch.adapters is not None else None,
         )

@@ -179,6 +179,15 @@ class KernelOps(OneDnnOps):
         else:
             kv_format.write(layer.data, shape, slots, rows)
 
+    def summarise(self, layer: KvLayer, slots: Tensor, summaries: Tensor) -> None:
+        """Write the summaries of the blocks whose last position is in `slots`, by our kernel for bfloat16 and int8."""
+        kv_format, shape = layer.kv_format, layer.shape
+        ours = kv_format.numbers is torch.bfloat16 or kv_format.coding == INT8
+        if not ours or shape.head_dim > MAX_HEAD_DIM:
+            super().summarise(layer, slots, summaries)
+            return
+        self._kernels.summarise(layer.data, summaries, slots, shape.n_kv_heads, shape.block_tokens)
+
     def gate(self, name: Activation) -> Elementwise:
         """Return act(gate) * up."""
         if name not in ("silu", "gelu_tanh"):

@@ -105,6 +105,8 @@ class CudaDecodes:
             return False
         if numbers.adapters is not None and not self._adapters:
             return False
+        if numbers.narrowed is not None and numbers.narrowed.pages:
+            return False
         if longest is not None and numbers.lengths.max() > longest:
             return False
         sizes = GraphSizes.of(numbers, draws=False)

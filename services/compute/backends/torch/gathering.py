@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from services.compute.backends.batch import StepBatch
 from services.compute.backends.kv_cache import KvCache
 from services.compute.backends.shapes import AttentionShape
+from services.compute.backends.torch.attention import ReferenceAttention, ReferencePlan
 from services.compute.backends.torch.experts import sigmoid
 
 _KEY_MULTIPLE = 64
@@ -57,6 +58,7 @@ class PagedPlan:
     n_rows: int
     decode: tuple[DecodeGroup, ...]
     prefill: tuple[PrefillTile, ...]
+    choosing: tuple[torch.Tensor, ReferencePlan] | None = None  # rows that choose their blocks, and a step of them
 
 
 class PagedSdpa:
@@ -66,6 +68,7 @@ class PagedSdpa:
 
     def __init__(self, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> None:
         self._shape, self._dtype, self._device = shape, dtype, device
+        self._reference = ReferenceAttention(shape)
         eights = 16 if shape.head_dim > 128 else 8
         self._row_multiple = eights if dtype is torch.float32 else 2
         self._zero = torch.zeros((), dtype=dtype, device=device)
@@ -89,7 +92,12 @@ class PagedSdpa:
             for tile in self._prefill_tiles(batch, index, block_tokens, window)
         )
         n_rows = max([batch.query_starts[-1], *(tile.first + tile.n_padded for tile in prefill)])
-        return PagedPlan(n_rows, decode, prefill)
+        rows = [index for index, most in enumerate(batch.pages) if most]
+        choosing = None
+        if rows:
+            indices, alone = batch.alone(rows)
+            choosing = indices, self._reference.plan(alone, block_tokens, window)
+        return PagedPlan(n_rows, decode, prefill, choosing)
 
     def decode_plan(
         self, lengths: torch.Tensor, block_tables: torch.Tensor, n_keys: int, block_tokens: int, window: int | None
@@ -109,6 +117,13 @@ class PagedSdpa:
 
     def attend(self, q: torch.Tensor, cache: KvCache, layer: int, plan: PagedPlan) -> torch.Tensor:
         """Attend with `q` [n_rows, n_heads * head_dim]; returns the same shape."""
+        out = self._attend_all(q, cache, layer, plan)
+        if plan.choosing is not None:  # few: their keys are gathered head by head
+            rows, alone = plan.choosing
+            out[rows] = self._reference.attend(q[rows], cache, layer, alone)
+        return out
+
+    def _attend_all(self, q: torch.Tensor, cache: KvCache, layer: int, plan: PagedPlan) -> torch.Tensor:
         if not plan.prefill and len(plan.decode) == 1:
             padding = len(q) - plan.n_rows
             attended = self._decode(q[: plan.n_rows] if padding else q, cache, layer, plan.decode[0])

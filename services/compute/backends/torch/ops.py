@@ -29,6 +29,7 @@ from services.compute.backends.shapes import ExpertsShape
 from services.compute.backends.torch.experts import ExpertStack, Router, TorchExperts, sigmoid
 from services.compute.backends.torch.logit_shard import TorchLogitShard
 from services.compute.backends.torch.low_rank import LinearPairs
+from services.compute.backends.torch.pages import summarise
 from services.compute.backends.weights import Dense, Stacked, Weight
 
 _ACTIVATIONS: dict[Activation, Elementwise] = {
@@ -153,6 +154,13 @@ class TorchOps:
     def store(self, layer: KvLayer, slots: Tensor, qkv: Tensor, rotation: Rotation | None = None) -> None:
         """Rotate queries and keys in place, and write as the format is defined."""
         layer.kv_format.write(layer.data, layer.shape, slots, rows_to_store(layer.shape, slots, qkv, rotation))
+
+    def summarise(self, layer: KvLayer, slots: Tensor, summaries: Tensor) -> None:
+        """Write the summaries of the blocks whose last position is in `slots`; the host waits for their number."""
+        size = layer.shape.block_tokens
+        blocks = slots[slots % size == size - 1] // size
+        if len(blocks):
+            summarise(layer.kv_format, layer.data, layer.shape, blocks, summaries)
 
     def activation(self, name: Activation) -> Elementwise:
         """Return the function of an activation."""

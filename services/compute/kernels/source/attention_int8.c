@@ -314,13 +314,13 @@ static void attend_whole(const layer *a, const tile_lanes *l, const keys_of_sequ
 // rz_attend over a cache as in codes.h. head_dim is a multiple of 8 up to 256, block_tokens a multiple of 16.
 EXPORT void rz_attend_int8(const bf16 *q, long ldq, bf16 *out, long ldo, const int8_t *cache, long n_kv, long group, long head_dim,
                            long block_tokens, float scale, float softcap, long window, const int64_t *starts,
-                           const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences) {
-    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window, sizeof(bf16)}, starts, lengths, blocks, n_blocks, sequences, attend_half, 1, 0, 0});
+                           const int64_t *lengths, const int64_t *blocks, long n_blocks, long tables, long sequences) {
+    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window, sizeof(bf16)}, starts, lengths, blocks, n_blocks, tables, sequences, attend_half, 1, 0, 0});
 }
 
 // rz_attend_int8 for rows of float32.
 EXPORT void rz_attend_int8_float(const float *q, long ldq, float *out, long ldo, const int8_t *cache, long n_kv, long group,
                                  long head_dim, long block_tokens, float scale, float softcap, long window, const int64_t *starts,
-                                 const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences) {
-    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window, sizeof(float)}, starts, lengths, blocks, n_blocks, sequences, attend_whole, 1, 0, 0});
+                                 const int64_t *lengths, const int64_t *blocks, long n_blocks, long tables, long sequences) {
+    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window, sizeof(float)}, starts, lengths, blocks, n_blocks, tables, sequences, attend_whole, 1, 0, 0});
 }

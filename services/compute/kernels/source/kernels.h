@@ -31,15 +31,21 @@ REPLAYED void rz_write_rows(bf16 *cache, const int64_t *slots, const bf16 *x, lo
 REPLAYED void rz_gate(const bf16 *x, bf16 *y, row_count m, long n, int tanh);
 REPLAYED void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *cache, long n_kv, long group, long head_dim,
                         long block_tokens, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
-                        const int64_t *blocks, long n_blocks, sequence_count sequences);
+                        const int64_t *blocks, long n_blocks, long tables, sequence_count sequences);
 REPLAYED void rz_write_int8(int8_t *cache, const int64_t *slots, const bf16 *x, long ldx, long heads, long head_dim,
                             long block_tokens, row_count m);
 REPLAYED void rz_attend_int8(const bf16 *q, long ldq, bf16 *out, long ldo, const int8_t *cache, long n_kv, long group,
                              long head_dim, long block_tokens, float scale, float softcap, long window, const int64_t *starts,
-                             const int64_t *lengths, const int64_t *blocks, long n_blocks, sequence_count sequences);
+                             const int64_t *lengths, const int64_t *blocks, long n_blocks, long tables, sequence_count sequences);
+REPLAYED void rz_summarize(const void *cache, bf16 *summaries, const int64_t *slots, row_count m, long n_kv, long head_dim,
+                           long block_tokens, int coded);
+REPLAYED void rz_choose_pages(const bf16 *q, long ldq, const bf16 *summaries, long n_kv, long group, long head_dim,
+                              long block_tokens, const int64_t *starts, const int64_t *lengths, const int64_t *pages,
+                              const int64_t *blocks, long n_blocks, float *scores, int64_t *chosen, int64_t *chosen_lengths,
+                              sequence_count sequences);
 void rz_attend_int8_float(const float *q, long ldq, float *out, long ldo, const int8_t *cache, long n_kv, long group,
                           long head_dim, long block_tokens, float scale, float softcap, long window, const int64_t *starts,
-                          const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences);
+                          const int64_t *lengths, const int64_t *blocks, long n_blocks, long tables, long sequences);
 REPLAYED void rz_quantize_rows(const bf16 *x, long ldx, row_count m, long n_in, const int32_t *order, long k, long block,
                                int input_bits, void *inputs, long stride);
 REPLAYED void rz_quantized_linear(const void *inputs, long stride, row_count m, long k, long block, const void *codes, int bits,
@@ -49,7 +55,7 @@ REPLAYED void rz_quantized_linear(const void *inputs, long stride, row_count m, 
 // Only in the libraries made from fma/.
 void rz_attend_float(const float *q, long ldq, float *out, long ldo, const float *cache, long n_kv, long group, long head_dim,
                      long block_tokens, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
-                     const int64_t *blocks, long n_blocks, long sequences);
+                     const int64_t *blocks, long n_blocks, long tables, long sequences);
 
 void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed);
 void rz_unpack_rows(const bf16 *packed, long k, const int64_t *rows, bf16 *y, long m);

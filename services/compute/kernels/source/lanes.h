@@ -38,7 +38,7 @@ typedef void tile_attention(const layer *a, const tile_lanes *l, const keys_of_s
 typedef struct {
     layer a;
     const int64_t *starts, *lengths, *blocks;
-    long n_blocks, sequences;
+    long n_blocks, tables, sequences; // tables: those of a sequence, 1 or one for each KV head
     tile_attention *attend_tile;
     long parts; // tasks of a head of a prompt
     long n_single_head_tasks, heads_per_task; // single-head tasks come first, the others have heads_per_task heads
@@ -91,7 +91,7 @@ INLINE void fetch(const layer *a, const found_keys *f, long keys, long part, lon
 
 static inline keys_of_sequence keys_of(const attention *w, long index) {
     long i = index / w->a.n_kv, first = w->lengths[i] - (w->starts[i + 1] - w->starts[i]) + 1 - w->a.window;
-    const int64_t *blocks = w->blocks + i * w->n_blocks;
+    const int64_t *blocks = w->blocks + (w->tables > 1 ? index : i) * w->n_blocks;
     return (keys_of_sequence){blocks, w->n_blocks, index % w->a.n_kv, w->a.window && first > 0 ? first : 0, w->lengths[i], 0};
 }
 

@@ -59,7 +59,8 @@ def served(
 ) -> tuple[list[Request], set[int], SlowDevice, TapedBackend]:
     device = SlowDevice(random.Random(seed))
     decoder, backend = load(folder, device, graphs=graphs, mixed=mixed)
-    cache = decoder.make_cache(N_BLOCKS, BLOCK)
+    chooses = any(request.sampling.attention.pages for request in requests)
+    cache = decoder.make_cache(N_BLOCKS, BLOCK, summarised=chooses)
     runner = make_runner(decoder, cache, device, overlaps=overlaps)
     cut = serve(requests, runner, cache, device, seed, guesses)
     return requests, cut, device, backend

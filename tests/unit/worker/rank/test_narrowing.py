@@ -27,6 +27,7 @@ from tests.unit.worker.rank.test_decodes import served
 
 VOCAB, END = 99, 98
 WINDOWS = (Attention(window=5), Attention(sinks=3, window=20), Attention(sinks=16, window=1))
+MODES = [*WINDOWS, Attention(pages=4), Attention(), Attention(pages=4), Attention(pages=5), WINDOWS[0]]
 FAMILIES: dict[str, Callable[..., transformers.PretrainedConfig]] = {
     "every key": transformers.LlamaConfig,
     "windows and every key": lambda **sizes: transformers.Gemma3TextConfig(
@@ -54,9 +55,9 @@ def make_requests(modes: Sequence[Attention], seed: int = 0, temperature: float 
     requests = []
     for number, mode in enumerate(modes):
         rng = random.Random(f"{seed} {number}")
-        ids = prompt(rng.randint(1, 40), 88, number)
+        ids = prompt(rng.randint(20, 40), 88, number)
         sampling = Sampling(temperature=temperature, seed=number, attention=mode)
-        requests.append(Request(ids, len(ids), sampling, max_tokens=rng.randint(30, 50)))
+        requests.append(Request(ids, len(ids), sampling, max_tokens=rng.randint(40, 55)))
     return requests
 
 
@@ -91,21 +92,25 @@ def test_texts_do_not_depend_on_steps(
 ) -> None:
     """Neighbours attend in other ways; requests are preempted, and drafts, graphs and overlap change the steps."""
     folder, _ = make_model(family)
-    modes = [*WINDOWS, Attention(), *WINDOWS]
     expected = [
         served(folder, [request], number, graphs=False, overlaps=False)[:2]
-        for number, request in enumerate(make_requests(modes))
+        for number, request in enumerate(make_requests(MODES))
     ]
     alone, cut = [request for (request,), _ in expected], {n for n, (_, cancelled) in enumerate(expected) if cancelled}
     texts = [request.token_ids for request in alone]
     n_preempted = 0
     for graphs, guesses in product((False, True), ([], texts)):
         found, also_cut, _, _ = served(
-            folder, make_requests(modes), 1, graphs=graphs, overlaps=graphs, mixed=graphs, guesses=guesses
+            folder, make_requests(MODES), 1, graphs=graphs, overlaps=graphs, mixed=graphs, guesses=guesses
         )
         n_preempted += sum(request.n_preempted for request in found)
         assert_same(alone, found, cut | also_cut)
     assert n_preempted
+    dense = served(folder, make_requests([Attention()] * len(MODES)), 0, graphs=False, overlaps=False)[0]
+    assert all(
+        (one.token_ids == other.token_ids) <= (mode == Attention())
+        for one, other, mode in zip(alone, dense, MODES, strict=True)
+    ), "a mode changes no text"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -113,18 +118,17 @@ def test_texts_of_our_kernels_do_not_depend_on_steps(
     family: str, make_model: Callable[[str], tuple[Path, transformers.PreTrainedModel]]
 ) -> None:
     folder, _ = make_model(family)
-    modes = [*WINDOWS, Attention(), *WINDOWS]
 
     def texts(requests: list[Request], seed: int) -> tuple[list[Request], set[int]]:
         decoder, device = (
             load_model(describe(folder), lone_rank(), open_cpu(torch.bfloat16)),
             SlowDevice(random.Random(0)),
         )
-        cache = decoder.make_cache(N_BLOCKS, BLOCK)
+        cache = decoder.make_cache(N_BLOCKS, BLOCK, summarised=True)
         return requests, serve(requests, make_runner(decoder, cache, device, overlaps=False), cache, device, seed)
 
-    together, cut = texts(make_requests(modes), 1)
-    for number, request in enumerate(make_requests(modes)):
+    together, cut = texts(make_requests(MODES), 1)
+    for number, request in enumerate(make_requests(MODES)):
         (alone,), also_cut = texts([request], number)
         assert_same([together[number]], [alone], {0} if also_cut or number in cut else set())
 

@@ -279,7 +279,7 @@ static void attend_tiles(const layer *a, tile *tiles, long n, const keys_of_piec
 typedef struct {
     layer a;
     const int64_t *starts, *lengths, *blocks;
-    long n_blocks, sequences;
+    long n_blocks, tables, sequences; // tables: those of a sequence, 1 or one for each KV head
     const long *pieces;   // [sequences + 1]: number of pieces of divided sequences before each; these pieces come first
     long tiles;           // most tiles of such a piece
     long heads, together; // for the other sequences: heads of a unit, units of a piece
@@ -289,7 +289,7 @@ static long rows_of(const work *w, long i) { return w->starts[i + 1] - w->starts
 
 static keys_of_piece keys_of(const work *w, long i, long head, long heads) {
     long length = w->lengths[i], first = w->a.window && length > w->a.window ? length - w->a.window : 0;
-    return (keys_of_piece){w->blocks + i * w->n_blocks, w->n_blocks, first, length, head, heads};
+    return (keys_of_piece){w->blocks + (w->tables > 1 ? i * w->a.n_kv + head : i) * w->n_blocks, w->n_blocks, first, length, head, heads};
 }
 
 static long heads_of_tile(const layer *a) { return a->group < TILE ? a->group : TILE; }
@@ -361,12 +361,12 @@ static void attend_piece(const void *context, long piece) {
 #define PIECES 8 // per thread, if there are enough sequences
 
 // Rows [starts[i], starts[i + 1]) are the last rows of sequence i before position lengths[i]. head_dim is a multiple of 32 up
-// to 256, block_tokens a multiple of 16; blocks: [sequences, n_blocks].
+// to 256, block_tokens a multiple of 16; blocks: [sequences, tables, n_blocks].
 EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *cache, long n_kv, long group,
                       long head_dim, long block_tokens, float scale, float softcap, long window, const int64_t *starts,
-                      const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences) {
+                      const int64_t *lengths, const int64_t *blocks, long n_blocks, long tables, long sequences) {
     long pieces[sequences + 1], wanted = PIECES * pool_threads();
-    work w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window}, starts, lengths, blocks, n_blocks, sequences, pieces, TILES, 1, 1};
+    work w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window}, starts, lengths, blocks, n_blocks, tables, sequences, pieces, TILES, 1, 1};
     long tiles = 0;
     for (long i = 0; i < sequences; i++) tiles += is_divided(&w, i) ? n_kv * tiles_of(&w.a, rows_of(&w, i)) : 0;
     tiles /= pool_threads(); // a piece packs its values once, so it has as many tiles as leave no thread idle
@@ -378,7 +378,8 @@ EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *
     }
     long most = TILES / tiles_of(&w.a, 1);
     w.heads = sequences * n_kv / wanted;
-    w.heads = w.heads > most ? most : w.heads;
+    w.heads = tables > 1 ? 1 : w.heads > most ? most
+                                              : w.heads; // the heads of a unit read the same keys
     w.heads = w.heads > n_kv ? n_kv : (w.heads < 1 ? 1 : w.heads);
     long units = sequences * ((n_kv + w.heads - 1) / w.heads);
     w.together = pool_threads() == 1 ? units : (units + wanted - 1) / wanted;

@@ -187,9 +187,9 @@ static void attend_tile(const layer *a, const tile_lanes *l, const keys_of_seque
 }
 
 // Rows [starts[i], starts[i + 1]) are the last rows of sequence i before position lengths[i]. head_dim is even, up to 256;
-// blocks: [sequences, n_blocks].
+// blocks: [sequences, tables, n_blocks].
 EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *cache, long n_kv, long group, long head_dim,
                       long block_tokens, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
-                      const int64_t *blocks, long n_blocks, long sequences) {
-    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window, sizeof(bf16)}, starts, lengths, blocks, n_blocks, sequences, attend_tile, 1, 0, 0});
+                      const int64_t *blocks, long n_blocks, long tables, long sequences) {
+    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window, sizeof(bf16)}, starts, lengths, blocks, n_blocks, tables, sequences, attend_tile, 1, 0, 0});
 }

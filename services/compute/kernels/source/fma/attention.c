@@ -254,16 +254,16 @@ static void attend_half(const layer *a, const tile_lanes *l, const keys_of_seque
 static void attend_whole(const layer *a, const tile_lanes *l, const keys_of_sequence *s) { attend_tile(a, l, s, 0); }
 
 // Rows [starts[i], starts[i + 1]) are the last rows of sequence i before position lengths[i]. head_dim is a multiple of 8 up to
-// 256; blocks: [sequences, n_blocks].
+// 256; blocks: [sequences, tables, n_blocks].
 EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *cache, long n_kv, long group, long head_dim,
                       long block_tokens, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
-                      const int64_t *blocks, long n_blocks, long sequences) {
-    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window, sizeof(bf16)}, starts, lengths, blocks, n_blocks, sequences, attend_half, 1, 0, 0});
+                      const int64_t *blocks, long n_blocks, long tables, long sequences) {
+    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window, sizeof(bf16)}, starts, lengths, blocks, n_blocks, tables, sequences, attend_half, 1, 0, 0});
 }
 
 // rz_attend in float32.
 EXPORT void rz_attend_float(const float *q, long ldq, float *out, long ldo, const float *cache, long n_kv, long group,
                             long head_dim, long block_tokens, float scale, float softcap, long window, const int64_t *starts,
-                            const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences) {
-    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window, sizeof(float)}, starts, lengths, blocks, n_blocks, sequences, attend_whole, 1, 0, 0});
+                            const int64_t *lengths, const int64_t *blocks, long n_blocks, long tables, long sequences) {
+    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_tokens, scale, softcap, window, sizeof(float)}, starts, lengths, blocks, n_blocks, tables, sequences, attend_whole, 1, 0, 0});
 }
