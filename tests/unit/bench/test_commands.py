@@ -18,9 +18,14 @@ TINY = str(TINY_MODEL)
 # The smallest form of each, and a part of the name of a reading that it writes; empty: it writes none.
 SMALL = {
     "engine": ([TINY, "--batches", "1,2", "--rounds", "1", "--prompt-tokens", "8", "--output-tokens", "16"], "decode"),
+    "attention": ([TINY, "--lengths", "300", "--steps", "1", "--modes", "dense; top_k(4)"], "top_k(4)"),
     "coordinator": (["--workers", "4", "--blocks", "200", "--events", "20"], "lookup"),
     "collectives": (["--share", "0.1", "--repeats", "2"], "all"),
     "generate": ([TINY, "--batches", "1", "--rounds", "1", "--prompt-tokens", "8", "--output-tokens", "16"], ""),
+    "long_context": (
+        [TINY, "--lengths", "700,1000", "--forced", "40", "--modes", "dense; window(16, 128); top_k(5); top_k(900)"],
+        "1000/window(16, 128)/perplexity",
+    ),
     "make_checkpoint": (["15m", "OUT"], ""),
     "sleep": ([TINY, "--rounds", "1"], "first token"),
     "standstill": (["--seconds", "0.1"], ""),

@@ -64,11 +64,10 @@ class KernelGraph:
         self._starts[: n_sequences + 1] = long_tensor(batch.query_starts)
         if batch.narrowed is not None and batch.narrowed.pages:
             self._pages[:n_sequences] = long_tensor(batch.narrowed.pages)
+        alone = self._narrow is None and self._computations.windows[0] is None
+        _fill(batch.narrow() if alone else batch, self._lengths, self._blocks)
         if self._narrow is not None:
             _fill(batch.narrow(), *self._narrow)
-        elif self._computations.windows[0] is None:
-            batch = batch.narrow()
-        _fill(batch, self._lengths, self._blocks)
         sizes = StepSizes(n, n_sequences)
         if self._graph is None:
             return self._capture(batch, sizes)

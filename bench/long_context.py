@@ -1,0 +1,195 @@
+"""Measures what narrowed attention costs in quality: perplexity of long texts, and retrieval of facts.
+
+    python -m bench.long_context MODEL --lengths 8192,16384,32768 --out docs/long-context.md
+
+The beginning of a text is computed as a prompt, the last `--forced` tokens one by one as decodes, in every mode over
+the same keys. Retrieval plants facts at ten depths of the same text. The question and the answer after the text are
+decodes, and a fact counts as retrieved if each token of its answer is the likeliest one. Without `--text` the texts are
+sources of Python's standard library.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sysconfig
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from tokenizers import Tokenizer
+
+from bench.evaluation.forced import ForcedModel
+from bench.evaluation.report import replace_between
+from bench.reading import Reading, higher, lower, write_readings
+from services.common.attention import AttentionMode
+from services.worker.native.startup import read_model
+
+DEPTHS = 10
+_MODES = "dense; window(64, 1024); window(64, 4096); top_k(64); top_k(128); top_k(256)"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A sentence in the text, and what is asked of it."""
+
+    name: str
+    code: str
+
+    @property
+    def sentence(self) -> str:
+        """The planted text."""
+        return f"\nThe access code of {self.name} is {self.code}.\n"
+
+    @property
+    def question(self) -> str:
+        """The beginning of the sentence, which the answer completes."""
+        return f"\nThe access code of {self.name} is "
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The results of one mode at one length."""
+
+    length: int
+    mode: AttentionMode
+    perplexity: float
+    n_retrieved: int
+
+
+def library_text() -> str:
+    """The sources of Python's standard library, one after the other."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    return "\n\n".join(file.read_text(errors="ignore") for file in sorted(folder.glob("*.py")))
+
+
+def make_facts(seed: int) -> list[Fact]:
+    """One fact for each depth."""
+    rng = random.Random(seed)
+    names = ["Alder", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Ginkgo", "Hazel", "Ironwood", "Juniper"]
+    return [Fact(f"{name} station", f"{rng.randrange(10**5, 10**6)}") for name in names]
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """One model and its tokenizer."""
+
+    model: ForcedModel
+    tokenizer: Tokenizer
+    start: tuple[int, ...]  # tokens at the beginning of a text
+    modes: Sequence[AttentionMode]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def perplexities(self, token_ids: Sequence[int], forced: int) -> Iterator[float]:
+        """Yield the perplexity of the last `forced` tokens in each mode."""
+        text = [*self.start, *token_ids]
+        n_prompt = len(text) - forced - 1  # the decode of the first row draws the first forced token
+        self.model.prefill(text[:n_prompt])
+        for mode in self.modes:
+            loss, at = 0.0, n_prompt + 1
+            for logits in self.model.decodes(text[:-1], n_prompt, mode):
+                for row in logits.log_softmax(-1):
+                    loss -= float(row[text[at]])
+                    at += 1
+            yield math.exp(loss / forced)
+
+    def retrieved(self, token_ids: Sequence[int], facts: Sequence[Fact]) -> list[int]:
+        """Return the number of facts that are retrieved in each mode, planted at even depths of the text."""
+        planted = [self.encode(fact.sentence) for fact in facts]
+        own = len(token_ids) - sum(map(len, planted)) - 64  # tokens of the text itself, with room for a question
+        text = list(self.start)
+        for index, sentence in enumerate(planted):
+            low, high = (own * (index + step) // len(facts) for step in (0, 1))
+            text += [*token_ids[low : (low + high) // 2], *sentence, *token_ids[(low + high) // 2 : high]]
+        self.model.prefill(text)
+        return [sum(self._answers(text, fact, mode) for fact in facts) for mode in self.modes]
+
+    def _answers(self, text: list[int], fact: Fact, mode: AttentionMode) -> bool:
+        question, whole = self.encode(fact.question.rstrip()), self.encode(fact.question + fact.code)
+        forced = [*text, *whole]
+        first = len(text) + len(question)  # position of the answer's first token
+        at = len(text) + 1
+        for logits in self.model.decodes(forced[:-1], len(text), mode):
+            for best in logits.argmax(-1).tolist():
+                if at >= first and forced[at] != best:
+                    return False
+                at += 1
+        return True
+
+
+def table(results: Sequence[Quality]) -> str:
+    """Return the results as a table in Markdown."""
+    lengths = sorted({result.length for result in results})
+    head = [
+        "mode",
+        *(f"perplexity at {length:,}" for length in lengths),
+        *(f"facts at {length:,}" for length in lengths),
+    ]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for mode in dict.fromkeys(result.mode for result in results):
+        own = [next(one for one in results if (one.mode, one.length) == (mode, length)) for length in lengths]
+        dense = [next(one for one in results if (one.mode.name, one.length) == ("dense", length)) for length in lengths]
+        cells = [
+            f"{one.perplexity:.3f} ({one.perplexity / base.perplexity - 1:+.1%})"
+            for one, base in zip(own, dense, strict=True)
+        ]
+        lines.append(f"| `{mode}` | {' | '.join([*cells, *(f'{one.n_retrieved} of {DEPTHS}' for one in own)])} |")
+    return "\n".join(lines)
+
+
+def readings(results: Sequence[Quality]) -> Iterator[Reading]:
+    """Yield the results as readings."""
+    for one in results:
+        name = f"long_context/{one.length}/{one.mode}"
+        yield lower(f"{name}/perplexity", one.perplexity, "")
+        yield higher(f"{name}/retrieved", one.n_retrieved, "facts")
+
+
+def main(
+    model: Annotated[Path, typer.Argument(help="A checkpoint folder or a GGUF file.")],
+    lengths: Annotated[str, typer.Option(help="Tokens of a text; commas between.")] = "8192,16384,32768",
+    forced: Annotated[int, typer.Option(min=1, help="Tokens at the end that are decodes.")] = 256,
+    texts: Annotated[int, typer.Option(min=1, help="Texts of each length, for perplexity.")] = 1,
+    modes: Annotated[str, typer.Option(help="Dense first; semicolons between.")] = _MODES,
+    kv_dtype: Annotated[str, typer.Option(help="KV format: int8; empty: the model's dtype.")] = "",
+    text: Annotated[Path | None, typer.Option(help="A text in place of Python's sources.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the facts.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the table into this page.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write readings.")] = None,
+) -> None:
+    """Compare modes of attention at several lengths."""
+    sizes, files = [int(length) for length in lengths.split(",")], read_model(model)
+    tokenizer = Tokenizer.from_buffer(files.tokenizer.json)
+    bos = tokenizer.token_to_id(files.tokenizer.special_tokens.get("bos_token", ""))
+    start = (bos,) if files.tokenizer.add_bos_token and bos is not None else ()
+    chosen = [AttentionMode.parse(mode) for mode in modes.split(";")]
+    measuring = Measuring(ForcedModel(model, max(sizes), kv_dtype), tokenizer, start, chosen)
+    token_ids = measuring.encode(text.read_text() if text else library_text())
+    if len(token_ids) < texts * max(sizes):
+        raise typer.BadParameter(f"the text has {len(token_ids):,} tokens, fewer than {texts} x {max(sizes):,}")
+    results = []
+    for size in sizes:
+        began = time.monotonic()
+        parts = [token_ids[index * max(sizes) :][: size - len(start)] for index in range(texts)]
+        found = [list(measuring.perplexities(part, forced)) for part in parts]
+        facts = measuring.retrieved(token_ids[: size - len(start)], make_facts(seed))
+        for mode, n_retrieved, *of_texts in zip(chosen, facts, *found, strict=True):
+            results.append(Quality(size, mode, math.exp(sum(map(math.log, of_texts)) / texts), n_retrieved))
+        typer.echo(f"{size:,} tokens: {time.monotonic() - began:.0f} s", err=True)
+    written = table(results)
+    print(written)
+    if out:
+        replace_between(out, f"attention of {model.stem}", written)
+    if json_file:
+        write_readings(json_file, readings(results))
+
+
+if __name__ == "__main__":
+    typer.run(main)
