@@ -24,8 +24,8 @@ from services.worker.rank.loading import load
 from services.worker.rank.slot_table import SlotTable
 
 BLOCK_TOKENS = 16
-_ROWS = 512  # of a step
-_DECODES = 32  # rows of a step of decodes, each a sequence of its own
+_ROWS = 512  # rows of a prompt in a step
+_DECODES = 32  # decodes in a step
 
 
 class ForcedModel:

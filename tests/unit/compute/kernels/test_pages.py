@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,8 @@ from services.compute.backends.torch.gathering import PagedSdpa
 from services.compute.backends.torch.ops import TorchOps
 from services.compute.backends.torch.pages import choose_blocks, choose_pages
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
+from services.worker.protocol.order_codec import CopyOrder
+from services.worker.rank.block_copy import BlockCopier
 
 CPU, BLOCK, N_BLOCKS = torch.device("cpu"), 16, 60
 # (rows, keys, pages): choosing decodes, decodes that fit or choose all, prompts.
@@ -143,3 +146,17 @@ def test_chosen_blocks_are_attended_by_gathering() -> None:
     q = torch.cat((q, q.new_zeros(attention.n_rows(plan) - 26, 6 * 64)))
     found = attention.attend(q, cache, 0, plan)[:26]
     torch.testing.assert_close(found, attended(ReferenceAttention(shape), cache, batch, q[:26]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kv_format", ["float32", "int8"])
+def test_blocks_that_arrive_are_summarised(kv_format: str) -> None:
+    ops = TorchOps(torch.float32, CPU)
+    source = filled(ops, kv_format, AttentionShape(6, 2, 64, 1.0, None))
+    kv_shape = KvShape(BLOCK, 2, 64)
+    target = KvCache(find_kv_format(kv_format), 1, N_BLOCKS, kv_shape, torch.float32, CPU, ops, summarised=True)
+    staging = memoryview(bytearray(1 << 20))
+    blocks = np.array([3, 7], np.int32)
+    BlockCopier(source.layers, staging).copy(CopyOrder(True, blocks))
+    BlockCopier(target.layers, staging, target.summarise).copy(CopyOrder(False, blocks + 1))
+    assert torch.equal(target.summaries[0][[4, 8]], source.summaries[0][[3, 7]])
+    assert not target.summaries[0][[3, 7]].any()

@@ -11,6 +11,9 @@ import torch
 import transformers
 from ryzanstein.v1.worker_pb2 import Attention, Sampling
 
+from bench.evaluation import forced
+from bench.evaluation.forced import ForcedModel
+from services.common.attention import AttentionMode
 from services.compute.backends.cpu.backend import open_cpu
 from services.compute.model.build import load_model
 from services.compute.model.registry import describe
@@ -131,11 +134,27 @@ def test_texts_of_our_kernels_do_not_depend_on_steps(
     for number, request in enumerate(make_requests(MODES)):
         (alone,), also_cut = texts([request], number)
         assert_same([together[number]], [alone], {0} if also_cut or number in cut else set())
-    dense, _ = texts(make_requests([Attention()] * len(MODES)), 1)
-    pairs = zip(MODES, together, dense, strict=True)
-    changed = [mode for mode, one, other in pairs if one.token_ids[:60] != other.token_ids[:60]]
-    assert any(mode.window for mode in changed)
-    assert any(mode.pages for mode in changed)
+
+
+@pytest.mark.parametrize("kv_dtype", ["", "int8"])
+@pytest.mark.parametrize("mode", [AttentionMode(3, 20), AttentionMode(pages=4)], ids=str)
+def test_replayed_steps_equal_computed_steps(
+    mode: AttentionMode,
+    kv_dtype: str,
+    make_model: Callable[[str], tuple[Path, transformers.PreTrainedModel]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With more than 64 rows a step is computed; with 20 the first is captured, the others are replays."""
+    ids, logits = prompt(LENGTH, VOCAB), {}
+    for n_rows, shown in ((80, AttentionMode()), (80, mode), (20, mode), (7, mode)):
+        model = ForcedModel(make_model("every key")[0], LENGTH, kv_dtype)
+        model.prefill(ids[:16])
+        monkeypatch.setattr(forced, "_DECODES", n_rows)
+        logits[n_rows, shown] = torch.cat(list(model.decodes(ids, 16, shown)))
+    assert torch.equal(logits[80, mode], logits[20, mode])
+    assert torch.equal(logits[80, mode], logits[7, mode])
+    assert torch.equal(logits[80, mode][:20], logits[80, AttentionMode()][:20]), "all blocks are read"
+    assert not torch.equal(logits[80, mode], logits[80, AttentionMode()])
 
 
 def test_a_step_s_tables_name_the_kept_blocks_of_generated_rows() -> None:
