@@ -195,9 +195,7 @@ class Decoder:
         shape = self._kv_shape(1)
         return self.spec.n_attending * token_bytes(self._backend.kv_format.name, shape.n_kv_heads, shape.head_dim)
 
-    def make_cache(
-        self, n_blocks: int, block_tokens: int, state_rows: int = 0, *, summarised: bool = False
-    ) -> KvCache:
+    def make_cache(self, n_blocks: int, block_tokens: int, state_rows: int = 0, *, summarised: bool = False) -> KvCache:
         """Allocate a cache of `n_blocks` and the null block; a bidirectional model keeps only a step's own rows.
 
         `state_rows`: number of states, if layers keep any. `summarised`: rows may choose the blocks that they read.
