@@ -101,7 +101,8 @@ OF_FORMS = {
     "monitoring.prometheus.alertmanagers[0]": "host:port",
     "monitoring.loki.retention": "a whole number and h, d or w, such as 24h",
     "monitoring.rules.overrides.RyzansteinRedisAway.for": "a whole number and s, m, h or d, such as 10m",
-    "workers.pools.attends.attention": "dense, or window(sinks, window) in tokens, such as window(64, 4096)",
+    "workers.pools.attends.attention": "dense, window(sinks, window) in tokens, such as window(64, 4096), or "
+    "top_k(pages) in KV blocks, such as top_k(128)",
     "workers.pools.attends.idleSleep": "a whole number of seconds, or of s, m, h or d, such as 5m",
 }
 # Sources with a segment "..".
