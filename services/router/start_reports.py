@@ -69,7 +69,8 @@ class StartReports:
         return {model: report for model, text in stored.items() if text and (report := read_download(text))}
 
     async def _list_pods(self, api: ApiServer) -> Pods:
-        path = f"/api/v1/namespaces/{{namespace}}/pods?{urlencode({'labelSelector': _WORKERS})}"
+        options = {"labelSelector": _WORKERS, "resourceVersion": "0"}  # as the API server's cache has them
+        path = f"/api/v1/namespaces/{{namespace}}/pods?{urlencode(options)}"
         try:
             items = (await asyncio.to_thread(api.call, "GET", path, timeout_s=POD_TIMEOUT_S)).get("items", ())
         except KubernetesError as error:

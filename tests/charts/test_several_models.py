@@ -113,6 +113,11 @@ def test_wrong_pools_of_several_models_are_refused_by_name(values: PoolValues, c
         pool(**values)
 
 
+def test_helm_test_has_time_for_a_wake_of_each_model() -> None:
+    deadlines = [rendered.pods_of("test")[0].spec["activeDeadlineSeconds"] for rendered in (render(), render(VALUES))]
+    assert deadlines == [120, 120 + 5 * 60]
+
+
 def test_several_models_are_not_fine_tuned() -> None:
     values = {"finetuner": {"enabled": True}, "workers": {"pools": {"default": {"models": TWO}}}}
     with pytest.raises(RenderError, match=r"finetuner\.pools: pool default has several models"):

@@ -79,7 +79,9 @@ def check_targets(url: str) -> None:
             time.sleep(2)
 
 
-with httpx.Client(base_url=os.environ["BASE_URL"], headers=HEADERS, timeout=60, transport=new_pod()) as client:
+with httpx.Client(
+    base_url=os.environ["BASE_URL"], headers=HEADERS, timeout=PATIENCE_S + 30, transport=new_pod()
+) as client:
     for model in MODELS:
         check(client, model)
     metrics = client.get("/metrics")

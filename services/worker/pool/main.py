@@ -27,6 +27,7 @@ from services.worker.pool.settings import PoolSettings
 COMPONENT = "worker"
 _STOP_S = 12.0  # besides the time for running requests
 _LOOK_S = 1.0
+_STEADY_LOOK_S = 5.0  # while all workers are ready: each look opens a connection
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ class ModelProcesses:
                     self._trouble[worker.spec.name] = ""
                 elif not self._trouble[worker.spec.name]:
                     self._trouble[worker.spec.name] = "is not ready"
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_LOOK_S if self.waits_for() else _STEADY_LOOK_S)
 
 
 async def _reap(workers: Sequence[ManagedProcess[ModelProcess]]) -> None:

@@ -138,7 +138,7 @@ class _Watch(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def _list_pods(self, query: dict[str, str]) -> None:
-        assert query == {"labelSelector": "app.kubernetes.io/component=worker"}
+        assert query == {"labelSelector": "app.kubernetes.io/component=worker", "resourceVersion": "0"}
         if self.server.refused:
             self.send_error(self.server.refused)
             return
