@@ -183,7 +183,7 @@ class SharedServices:
             [*([add_playground] if self.settings.playground else []), *(part.add_routes for part in parts)],
         )
         add_routes(app, self.stores.queue)
-        add_conversations(app, self.stores.conversations, self._limits())
+        add_conversations(app, self.stores.conversations, self._limits(), refuse_fields=entrance.refuse_fields)
         add_usage(app, self.usage)
         add_deletion(app, self.adapters)
         observer = Observer("rest", self.metrics, self.tracer)

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from services.gateway.api.ignored import IGNORED_HEADER
 from tests.integration.gateway import fleet
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import Stack, running_stack
@@ -29,6 +30,21 @@ async def stack(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 def message(text: str, role: str = "user") -> Any:
     return {"type": "message", "role": role, "content": text}
+
+
+async def test_unknown_fields_of_a_conversation_are_left_out_and_named(stack: Stack) -> None:
+    item = message("one") | {"mood": 1}
+    made = await stack.http.post(CONVERSATIONS, json={"items": [item], "zeta": 1})
+    assert (made.status_code, made.headers[IGNORED_HEADER]) == (200, "zeta, items[].mood")
+    path = f"{CONVERSATIONS}/{made.json()['id']}"
+    changed = await stack.http.post(path, json={"metadata": {}, "zeta": 1})
+    assert (changed.status_code, changed.headers[IGNORED_HEADER]) == (200, "zeta")
+    added = await stack.http.post(f"{path}/items", json={"items": [item, message("two", "critic")], "zeta": 1})
+    assert (added.status_code, added.headers[IGNORED_HEADER]) == (200, "zeta, items[].mood")
+    answer = await post(stack, input="three", conversation=made.json()["id"])
+    assert (answer.status_code, answer.headers[IGNORED_HEADER]) == (200, "input[].role=critic")
+    missing = await stack.http.get(f"{CONVERSATIONS}/conv_x")
+    assert missing.json()["error"]["message"].startswith("Conversation with id `conv_x` not found")
 
 
 async def test_turns_of_a_conversation_have_its_items_and_add_their_own(stack: Stack) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from msgspec import Meta, Struct
 
 from services.gateway.api.decode import BodyDecoder
-from services.gateway.api.ignored import Ignored
+from services.gateway.api.ignored import IGNORED_HEADER, Ignored
 from services.gateway.asgi import ASGIMessage
 from services.gateway.errors import invalid
 from services.gateway.generation.admitted import AdmittedRequest
@@ -83,8 +83,10 @@ async def _unsent(message: ASGIMessage) -> None:
     raise AssertionError(message)
 
 
-def add_conversations(app: FastAPI, conversations: ConversationStore, limits: BodyLimits) -> None:
-    """Add all routes except the creation of a conversation."""
+def add_conversations(
+    app: FastAPI, conversations: ConversationStore, limits: BodyLimits, *, refuse_fields: bool
+) -> None:
+    """Add all routes except the creation of a conversation; `refuse_fields`: unknown fields are 400."""
     update = BodyDecoder(_UpdateBody)
     tags: list[Any] = ["responses"]
 
@@ -99,8 +101,12 @@ def add_conversations(app: FastAPI, conversations: ConversationStore, limits: Bo
         return (await conversations.get(tenant.name, conversation_id)).described()
 
     @app.post(PATH + "/{conversation_id}", summary="Replace a conversation's metadata", tags=tags)
-    async def change(conversation_id: str, request: Request, tenant: CallingTenant) -> dict[str, Any]:
-        metadata = (await update.decode(await _body(request, limits))).metadata or {}
+    async def change(
+        conversation_id: str, request: Request, response: Response, tenant: CallingTenant
+    ) -> dict[str, Any]:
+        ignored = Ignored(refuse_fields)
+        metadata = (await update.decode(await _body(request, limits), ignored)).metadata or {}
+        _name(ignored, response)
 
         def edit(conversation: KeptConversation) -> None:
             conversation.metadata = metadata
@@ -112,14 +118,19 @@ def add_conversations(app: FastAPI, conversations: ConversationStore, limits: Bo
         await conversations.delete(tenant.name, conversation_id)
         return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
 
-    _add_items(app, conversations, limits)
+    _add_items(app, conversations, limits, refuse_fields=refuse_fields)
+
+
+def _name(ignored: Ignored, response: Response) -> None:
+    if ignored.names:
+        response.headers[IGNORED_HEADER] = ignored.header
 
 
 async def _body(request: Request, limits: BodyLimits) -> bytes:
     return await Exchange(request.scope, request.receive, _unsent).body(limits)
 
 
-def _add_items(app: FastAPI, conversations: ConversationStore, limits: BodyLimits) -> None:
+def _add_items(app: FastAPI, conversations: ConversationStore, limits: BodyLimits, *, refuse_fields: bool) -> None:
     more = BodyDecoder(_ItemsBody)
     tags: list[Any] = ["responses"]
 
@@ -129,8 +140,10 @@ def _add_items(app: FastAPI, conversations: ConversationStore, limits: BodyLimit
         return page_of((await conversations.get(tenant.name, conversation_id)).items, page)
 
     @app.post(PATH + "/{conversation_id}/items", summary="Add items to a conversation", tags=tags)
-    async def add(conversation_id: str, request: Request, tenant: CallingTenant) -> dict[str, Any]:
-        added = _listed((await more.decode(await _body(request, limits))).items, Ignored())
+    async def add(conversation_id: str, request: Request, response: Response, tenant: CallingTenant) -> dict[str, Any]:
+        ignored = Ignored(refuse_fields)
+        added = _listed((await more.decode(await _body(request, limits), ignored)).items, ignored)
+        _name(ignored, response)
         await conversations.add(tenant.name, conversation_id, added)
         return {
             "object": "list", "data": added, "first_id": added[0]["id"], "last_id": added[-1]["id"], "has_more": False,

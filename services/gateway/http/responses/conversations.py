@@ -35,7 +35,7 @@ class KeptConversation(msgspec.Struct, kw_only=True):
 
 def _missing(conversation_id: str) -> ApiError:
     message = (
-        f"KeptConversation with id `{conversation_id[:100]}` not found: it was never made, has expired or was deleted."
+        f"Conversation with id `{conversation_id[:100]}` not found: it was never made, has expired or was deleted."
     )
     return ApiError(404, message, "invalid_request_error", "conversation", "conversation_not_found")
 
