@@ -4,7 +4,8 @@ A client sends `{"type": "response.create", ...}` with the fields of the body of
 of the stream as JSON messages. Responses of one `stream_id` are made one after the other, and their events have it;
 those of several are made at the same time. The connection remembers its last turns, so that `previous_response_id` goes
 on from them without Redis, and also where `store` is false. After a reconnect, to whichever gateway, it goes on from
-kept ones.
+kept ones. The first event of a response has `ignored` if a part of the request was left out, with the value of REST's
+header `x-ryzanstein-ignored`.
 An error is `{"type": "error", "status": ..., "error": {...}}` and ends its response, not the connection.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 import msgspec
 
 from services.common.tasks import end_tasks
+from services.gateway.api.ignored import IGNORED_HEADER
 from services.gateway.asgi import ASGIApp, ASGIMessage, Headers, Receive, Scope, Send, header
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, invalid
@@ -187,21 +189,30 @@ class _Events:
         self._lane = lane
         self._reader = EventReader()
         self._status = 0
+        self._ignored = ""  # for the first event
         self._body = b""
 
     async def send(self, message: ASGIMessage) -> None:
         """ASGI."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            self._ignored = dict(message["headers"]).get(IGNORED_HEADER.encode(), b"").decode()
             return
         data = message.get("body", b"")
         if self._status == 200:
             for event in self._reader.read(data):
-                await self._connection.put_event(self._lane, _as_socket_error(event))
+                await self._connection.put_event(self._lane, self._named(_as_socket_error(event)))
             return
         self._body += data
         if not message.get("more_body", False):
             await self._connection.fail_with(self._lane, self._status, self._body)
+
+    def _named(self, event: bytes) -> bytes:
+        """The event; the first one with the names of what is left out."""
+        if self._ignored:
+            event = event[:-1] + b',"ignored":' + msgspec.json.encode(self._ignored) + b"}"
+            self._ignored = ""
+        return event
 
 
 def _read(data: bytes | str) -> _Kind:

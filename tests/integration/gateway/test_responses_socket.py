@@ -54,6 +54,20 @@ async def test_connection_makes_many_responses_as_post_does(server: RedisServer)
         assert sample("ryzanstein_gateway_requests_total", labels) == 2
 
 
+async def test_first_event_of_a_response_names_the_ignored_parts_of_its_request() -> None:
+    async with (
+        running_stack([Worker("w0")], redis_url="unix:///nowhere") as stack,
+        client(stack.url) as openai_client,
+        openai_client.responses.connect() as connection,
+    ):
+        parts: dict[str, Any] = {"include": ["of.next_year"], "tools": [{"type": "x_search"}]}
+        events = await answer(connection, input="one", store=False, stream_id="a", **parts)
+        named = [event.to_dict().get("ignored") for event in events]
+        assert named == ["include=of.next_year, tools[].type=x_search", *[None] * (len(events) - 1)]
+        plain = await answer(connection, input="one", store=False)
+        assert "ignored" not in plain[0].to_dict()
+
+
 async def test_turns_that_are_not_stored_are_remembered_by_the_connection_alone() -> None:
     async with (
         running_stack([Worker("w0")], redis_url="unix:///nowhere") as stack,
