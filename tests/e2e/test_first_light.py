@@ -37,6 +37,24 @@ def test_streamed_completion_equals_the_unstreamed_completion(client: openai.Ope
     assert len(pieces) > 10, "tokens must arrive as they are made"
 
 
+def test_attention_of_a_request_reaches_the_worker(client: openai.OpenAI) -> None:
+    """The first token is drawn after the prompt, which attends to all keys."""
+
+    def logprobs(**body: str) -> list[float]:
+        prompt = "def f(x):\n    return x + 1\n\n" * 40
+        ask = {"model": "ryzanstein-tiny", "prompt": prompt, "max_tokens": 6, "temperature": 0, "logprobs": 0}
+        choice = client.completions.create(**ask, extra_body=body).choices[0]
+        assert choice.logprobs is not None
+        return [float(value) for value in choice.logprobs.token_logprobs or ()]
+
+    dense, narrow = logprobs(), logprobs(attention="window(0, 16)")
+    assert dense == logprobs(attention="dense") == logprobs(attention="window(64, 4096)")
+    assert (narrow[0], len(narrow)) == (dense[0], len(dense))
+    assert narrow != dense
+    with pytest.raises(openai.BadRequestError, match=r"`attention` top_k\(9\) is not available.*dense, window"):
+        logprobs(attention="top_k(9)")
+
+
 def test_gateway_freezes_its_startup_objects(stack: RunningStack) -> None:
     """Without it, a full collection is a pause in the middle of every stream."""
     text = httpx.get(f"{stack.url}/metrics", trust_env=False).text
