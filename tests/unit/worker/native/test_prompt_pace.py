@@ -1,4 +1,4 @@
-"""Many long prompts at once on a GPU: scheduler and timer against a clock with the step times of one."""
+"""Long prompts and their neighbours: scheduler and timer against a clock with the step times of a device."""
 
 from __future__ import annotations
 
@@ -95,3 +95,33 @@ def test_many_long_prompts_are_not_interleaved_in_small_chunks() -> None:
 
 def test_a_cpu_keeps_its_pace() -> None:
     assert LEAST_PROMPT_S["cpu"] == 0.0
+
+
+def test_a_prompt_of_32k_keeps_the_pace_of_its_neighbour_on_a_cpu() -> None:
+    """Attention dominates: at the end a row costs ten times as much as at the beginning, and steps have fewer rows."""
+    long, decode_s = 32_768, 10e-3
+    sizes = SchedulerConfig(n_blocks=long // 16 + 400, block_tokens=16, max_model_len=long + 64, max_running=4)
+    now, timer = 0.0, StepTimer(LEAST_PROMPT_S["cpu"])
+    scheduler = Scheduler(sizes, KvEventLog(), clock=lambda: now)
+    stream = Request([7] * 8, 8, Sampling(), max_tokens=6000)
+    scheduler.submit(stream)
+    prompt, pauses, rows = Request(list(range(long)), long, Sampling(), max_tokens=1), list[float](), list[int]()
+    last = 0.0
+    while prompt.n_generated == 0:
+        if stream.n_generated == 50:
+            scheduler.submit(prompt)
+        plan = scheduler.plan()
+        assert plan is not None
+        load = scheduler.in_flight[0].load
+        now += decode_s + 1e-4 * load.n_prefill_rows + 3e-8 * load.n_keys
+        timer.returned(load, now - last)
+        pauses.append(now - last)
+        rows.append(load.n_prefill_rows)
+        last = now
+        slots = tuple(SlotResult(chunk.slot, (1,)) for chunk in plan.chunks if chunk.draws)
+        scheduler.apply(StepResult(plan.step, slots))
+        scheduler.prefill_budget = timer.prefill_budget(0.2, 1) or scheduler.prefill_budget
+    steady = [pause for pause, n in zip(pauses, rows, strict=True) if n][3:]  # the cost is learnt in the first steps
+    assert max(steady) < 5 * decode_s
+    assert median(steady) < 3.5 * decode_s
+    assert mean(rows[-100:]) < mean([n for n in rows if n][3:23]) / 3
