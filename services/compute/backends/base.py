@@ -22,7 +22,7 @@ from services.compute.backends.kv_format import KvFormat
 from services.compute.backends.names import Activation
 from services.compute.backends.parking import Restore
 from services.compute.backends.shapes import AttentionShape, ExpertsShape
-from services.compute.backends.states import StatePlan
+from services.compute.backends.states import ScanTokens, StatePlan
 from services.compute.backends.transfers import Transfers
 from services.compute.backends.weights import Stacked, Weight
 
@@ -193,6 +193,10 @@ class Ops(CacheWriter, Protocol):
 
     def add_norm(self, x: Tensor, added: Tensor, scale: float, norm: Norm) -> tuple[Tensor, Tensor]:
         """Return x + scale * added, and its `norm`; `x` [n, size] may be overwritten."""
+        ...
+
+    def scan(self, tokens: ScanTokens, state: Tensor, plan: StatePlan) -> Tensor:
+        """Return the results [n_rows, n_heads, height] of a step's tokens; `state`, rows of the store, is advanced."""
         ...
 
     def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:

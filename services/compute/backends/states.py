@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +52,32 @@ class StateRows:
 
 
 @dataclass(frozen=True, slots=True)
+class ScanTokens:
+    """What tokens do to the states [.., n_heads, height, width] of heads, in order; all float32.
+
+    A state becomes decay * state + inputs (outer) b, and its product with c is the result. With a `rate` the inputs are
+    first corrected by the product of the decayed state with b, and multiplied by the rate (the delta rule).
+    """
+
+    inputs: Tensor  # [n, n_heads, height]
+    b: Tensor  # [n, n_heads, width]
+    c: Tensor  # [n, n_heads, width]
+    decay: Tensor  # [n, n_heads]
+    rate: Tensor | None = None  # [n, n_heads]
+
+    def contiguous(self) -> ScanTokens:
+        """Return the same numbers, without gaps."""
+        rate = None if self.rate is None else self.rate.contiguous()
+        inputs, b = self.inputs.contiguous(), self.b.contiguous()
+        return ScanTokens(inputs, b, self.c.contiguous(), self.decay.contiguous(), rate)
+
+    def part(self, first: int, end: int) -> ScanTokens:
+        """Return tokens [first, end)."""
+        rate = None if self.rate is None else self.rate[first:end]
+        return ScanTokens(self.inputs[first:end], self.b[first:end], self.c[first:end], self.decay[first:end], rate)
+
+
+@dataclass(frozen=True, slots=True)
 class StatePlan:
     """A step's segments as layers compute them: first `n_single` segments of one row each, all at once."""
 
@@ -74,3 +100,28 @@ class StatePlan:
         saves = tuple((one.row, one.save) for one in segments[:n] if one.save >= 0)
         n_rows = max(one.end for one in segments)
         return cls(n_rows, n, rows.to(device, non_blocking=True), saves, tuple(segments[n:]))
+
+
+def copy_rows(state: Tensor, pairs: tuple[tuple[int, int], ...]) -> None:
+    """Copy rows of a part of a state, from the first to the second of each pair."""
+    for source, target in pairs:
+        state[target] = state[source]
+
+
+def in_turn(
+    advance: Callable[[Tensor, ScanTokens, Tensor], None], tokens: ScanTokens, state: Tensor, plan: StatePlan
+) -> Tensor:
+    """Return the results [n_rows, n_heads, height] of a step whose sequences `advance` computes one call after another.
+
+    `advance(rows, tokens, out)` changes the states in `rows` [sequences] by as many tokens of each, and writes `out`.
+    """
+    out, n = torch.empty_like(tokens.inputs), plan.n_single
+    if n:
+        advance(plan.singles, tokens.part(0, n), out[:n])
+        copy_rows(state, plan.saves)
+    for run in plan.runs:
+        row = torch.tensor([run.row], device=state.device)
+        advance(row, tokens.part(run.first, run.end), out[run.first : run.end])
+        if run.save >= 0:
+            state[run.save] = state[run.row]
+    return out

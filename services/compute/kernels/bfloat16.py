@@ -226,6 +226,25 @@ class Bfloat16Kernels:
             *(out.data_ptr(), out.stride(0), x.shape[0], size),
         )
 
+    def scan_(
+        self,
+        states: torch.Tensor,
+        rows: torch.Tensor,
+        tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+        rate: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Advance `states` [n, n_heads, height, width] in `rows` [sequences] int64 by equally many tokens of each.
+
+        `tokens`: inputs [n_tokens, n_heads, height], b and c [n_tokens, n_heads, width], decay [n_tokens, n_heads], by
+        sequence; `rate` like the decay. `out` gets results like the inputs. All float32 and contiguous.
+        """
+        addresses = [tensor.data_ptr() for tensor in tokens]
+        self._library.rz_scan(
+            *(states.data_ptr(), rows.data_ptr(), len(rows), len(out) // len(rows), *addresses),
+            *(None if rate is None else rate.data_ptr(), out.data_ptr(), *states.shape[1:]),
+        )
+
     def add_(self, x: torch.Tensor, added: torch.Tensor, scale: float) -> None:
         """x += scale * added, both [n, size] and contiguous."""
         self._library.rz_add(x.data_ptr(), added.data_ptr(), scale, *x.shape)

@@ -32,6 +32,7 @@ from services.compute.backends.cpu.quantized import QuantizedLinear, stays_integ
 from services.compute.backends.kv_cache import KvLayer, Rotation, rows_to_store
 from services.compute.backends.names import Activation
 from services.compute.backends.shapes import ExpertsShape
+from services.compute.backends.states import ScanTokens, StatePlan, in_turn
 from services.compute.backends.torch.experts import ExpertLoop, Router
 from services.compute.backends.torch.ops import TorchOps
 from services.compute.backends.weights import Dense, Stacked, Weight
@@ -133,6 +134,14 @@ class KernelOps(OneDnnOps):
     def form(self, weight: Weight, *, dense: bool = False) -> str:
         """Return in words how `linear` keeps `weight`."""
         return weight.form if holds_integers(weight) else super().form(weight)
+
+    def scan(self, tokens: ScanTokens, state: Tensor, plan: StatePlan) -> Tensor:
+        """Return the results of a step's tokens; `state` is advanced."""
+
+        def advance(rows: Tensor, part: ScanTokens, out: Tensor) -> None:
+            self._kernels.scan_(state, rows, (part.inputs, part.b, part.c, part.decay), part.rate, out)
+
+        return in_turn(advance, tokens.contiguous(), state, plan)
 
     def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
         """Return the product with `weight`, whose integers stay integers."""

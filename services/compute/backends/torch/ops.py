@@ -26,10 +26,12 @@ from services.compute.backends.base import (
 from services.compute.backends.kv_cache import KvLayer, Rotation, rows_to_store
 from services.compute.backends.names import Activation
 from services.compute.backends.shapes import ExpertsShape
+from services.compute.backends.states import ScanTokens, StatePlan
 from services.compute.backends.torch.experts import ExpertStack, Router, TorchExperts, sigmoid
 from services.compute.backends.torch.logit_shard import TorchLogitShard
 from services.compute.backends.torch.low_rank import LinearPairs
 from services.compute.backends.torch.pages import summarise
+from services.compute.backends.torch.scans import scan
 from services.compute.backends.weights import Dense, Stacked, Weight
 
 _ACTIVATIONS: dict[Activation, Elementwise] = {
@@ -180,6 +182,10 @@ class TorchOps:
             return (curve + beta * exact).to(x.dtype)
 
         return function
+
+    def scan(self, tokens: ScanTokens, state: Tensor, plan: StatePlan) -> Tensor:
+        """Return the results of a step's tokens; `state` is advanced."""
+        return scan(tokens, state, plan)
 
     def sigmoid(self, x: Tensor) -> Tensor:
         """Return 1 / (1 + exp(-x))."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from services.compute.backends.base import Step
-from services.compute.backends.states import StatePlan, StateRows
+from services.compute.backends.states import StatePlan, StateRows, copy_rows
 from services.compute.model.layers.adapters import AdaptedLinear
 from services.compute.model.layers.embedding import pad_rows
 from services.compute.model.layers.linear import LinearLoader
@@ -56,12 +56,6 @@ class CausalConv:
         for tap, values in zip(self._taps[1:], inputs[1:], strict=True):
             total += values.float() * tap
         return total if self._bias is None else total + self._bias
-
-
-def copy_rows(state: Tensor, pairs: tuple[tuple[int, int], ...]) -> None:
-    """Copy rows of a part of a state, from the first to the second of each pair."""
-    for source, target in pairs:
-        state[target] = state[source]
 
 
 class ShortConvLayer:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.compute.backends.base import RmsNorm, Step
-from services.compute.backends.states import StatePlan
+from services.compute.backends.base import Ops, RmsNorm, Step
+from services.compute.backends.states import ScanTokens
 from services.compute.model.layers.adapters import AdaptedLinear
-from services.compute.model.layers.convolution import CausalConv, copy_rows, load_conv
+from services.compute.model.layers.convolution import CausalConv, load_conv
 from services.compute.model.layers.curves import sigmoid, silu, softplus
 from services.compute.model.layers.embedding import pad_rows
 from services.compute.model.layers.linear import LinearLoader
@@ -24,36 +24,6 @@ def _scaled(x: Tensor, factor: float = 1.0) -> Tensor:
     return x * (torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS) * factor)
 
 
-def _advance(states: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor) -> Tensor:
-    """Let one token change `states` [..., n_heads, value_dim, key_dim] in place; return [..., n_heads, value_dim].
-
-    `q`, `k` [..., n_heads, key_dim]; `v` [..., n_heads, value_dim]; `decay`, `rate` [..., n_heads].
-    """
-    q, k = q.unsqueeze(-2), k.unsqueeze(-2)
-    states.mul_(decay[..., None, None])
-    correction = (v - torch.sum(states * k, dim=-1)) * rate.unsqueeze(-1)
-    states.add_(correction.unsqueeze(-1) * k)
-    return torch.sum(states * q, dim=-1)
-
-
-def scan(rows: tuple[Tensor, ...], state: Tensor, plan: StatePlan) -> Tensor:
-    """Return [n_rows, n_heads, value_dim] of a step's `rows`, as `_advance` takes them; `state` is advanced."""
-    y = torch.empty_like(rows[2])
-    n = plan.n_single
-    if n:
-        states = state[plan.singles]
-        y[:n] = _advance(states, *(part[:n] for part in rows))
-        state.index_copy_(0, plan.singles, states)
-        copy_rows(state, plan.saves)
-    for run in plan.runs:
-        heads = state[run.row]  # a view
-        for row in range(run.first, run.end):
-            y[row] = _advance(heads, *(part[row] for part in rows))
-        if run.save >= 0:
-            state[run.save] = heads
-    return y
-
-
 class DeltaLayer:
     """out(norm(delta(conv(q, k, v), decay, rate)) * silu(z)). The result is this rank's summand."""
 
@@ -67,9 +37,10 @@ class DeltaLayer:
         decay: tuple[Tensor, Tensor],
         norm: RmsNorm,
         out: AdaptedLinear,
+        ops: Ops,
     ) -> None:
         """`decay`: the rate and the bias of its steps, [n_value_heads] float32 each. `norm`: of a head."""
-        self._index, self._mixer, self._ranks = index, mixer, ranks
+        self._index, self._mixer, self._ranks, self._ops = index, mixer, ranks, ops
         self._project, self._conv, self._decay, self._norm, self._out = project, conv, decay, norm, out
 
     def project(self, x: Tensor, step: Step) -> Tensor:
@@ -87,7 +58,8 @@ class DeltaLayer:
         q, k = (part.reshape(plan.n_rows, -1, mixer.key_dim).repeat_interleave(group, dim=1) for part in (q, k))
         decay = torch.exp(self._decay[0] * softplus(dt.float() + self._decay[1]))
         q, k, v = _scaled(q, mixer.key_dim**-0.5), _scaled(k), v.reshape(plan.n_rows, n_heads, mixer.value_dim)
-        y = scan((q, k, v, decay, sigmoid(rate.float())), heads, plan).to(x.dtype)
+        tokens = ScanTokens(v, k, q, decay, sigmoid(rate.float()))
+        y = self._ops.scan(tokens, heads, plan).to(x.dtype)
         gated = self._norm(y).float() * silu(z.float()).view(y.shape)
         return pad_rows(gated.to(x.dtype).flatten(1), n_rows)
 
@@ -114,4 +86,4 @@ def load_delta(spec: ModelSpec, mixer: DeltaNet, load: LinearLoader, index: int)
     norm = load.backend.ops.rms_norm(weight.expand(len(heads), -1).contiguous(), spec.norm_eps)
     decay = -torch.exp(of_heads("delta_a")), of_heads("delta_step")
     out = load.row_parallel(f"{key}delta_out", hidden, mixer.values)
-    return DeltaLayer(index, mixer, load.comm.size, project, conv, decay, norm, out)
+    return DeltaLayer(index, mixer, load.comm.size, project, conv, decay, norm, out, load.backend.ops)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from services.compute.backends.base import Norm, Step
-from services.compute.backends.states import StatePlan
+from services.compute.backends.states import StatePlan, copy_rows
 from services.compute.model.layers.adapters import AdaptedLinear
-from services.compute.model.layers.convolution import CausalConv, copy_rows, load_conv
+from services.compute.model.layers.convolution import CausalConv, load_conv
 from services.compute.model.layers.curves import silu, softplus
 from services.compute.model.layers.embedding import pad_rows
 from services.compute.model.layers.linear import LinearLoader

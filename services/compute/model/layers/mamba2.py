@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.compute.backends.base import Norm, Step
-from services.compute.backends.states import StatePlan
+from services.compute.backends.base import Norm, Ops, Step
+from services.compute.backends.states import ScanTokens, StatePlan
 from services.compute.model.layers.adapters import AdaptedLinear
-from services.compute.model.layers.convolution import CausalConv, copy_rows, load_conv
+from services.compute.model.layers.convolution import CausalConv, load_conv
 from services.compute.model.layers.curves import silu, softplus
 from services.compute.model.layers.embedding import pad_rows
 from services.compute.model.layers.linear import LinearLoader
@@ -21,9 +21,10 @@ from services.compute.model.spec import ModelSpec
 class Decays:
     """What a token does to the heads' states: state = decay * state + step * x (outer) b; y = state c + skip * x."""
 
-    def __init__(self, rate: Tensor, step_bias: Tensor, skip: Tensor, least_step: float) -> None:
+    def __init__(self, rate: Tensor, step_bias: Tensor, skip: Tensor, least_step: float, ops: Ops) -> None:
         """`rate`, `step_bias`, `skip`: [n_heads] float32."""
         self._rate, self._step_bias, self._skip, self._least_step = rate, step_bias, skip, least_step
+        self._ops = ops
 
     def scan(self, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
         """Return [n_rows, n_heads, head_dim] of a step, in float32; `state` [rows of the store, ...] is advanced.
@@ -31,24 +32,8 @@ class Decays:
         `x` [n_rows, n_heads, head_dim]; `b`, `c` [n_rows, n_heads, n_states]; `dt` [n_rows, n_heads]. All float32.
         """
         steps = softplus(dt + self._step_bias).clamp(min=self._least_step)
-        decay = torch.exp(steps * self._rate)[..., None, None]  # [n_rows, n_heads, 1, 1]
-        inputs = (x * steps.unsqueeze(-1)).unsqueeze(-1)  # [n_rows, n_heads, head_dim, 1]
-        b, c = b.unsqueeze(-2), c.unsqueeze(-2)
-        y = torch.empty_like(x)
-        n = plan.n_single
-        if n:
-            states = state[plan.singles].mul_(decay[:n]).add_(inputs[:n] * b[:n])
-            torch.sum(states * c[:n], dim=-1, out=y[:n])
-            state.index_copy_(0, plan.singles, states)
-            copy_rows(state, plan.saves)
-        for run in plan.runs:
-            heads = state[run.row]  # a view
-            for row in range(run.first, run.end):
-                heads.mul_(decay[row]).add_(inputs[row] * b[row])
-                torch.sum(heads * c[row], dim=-1, out=y[row])
-            if run.save >= 0:
-                state[run.save] = heads
-        return y + self._skip.unsqueeze(-1) * x
+        tokens = ScanTokens(x * steps.unsqueeze(-1), b, c, torch.exp(steps * self._rate))
+        return self._ops.scan(tokens, state, plan) + self._skip.unsqueeze(-1) * x
 
 
 class Mamba2Layer:
@@ -131,7 +116,9 @@ def load_mamba2(spec: ModelSpec, mixer: Mamba2, load: LinearLoader, index: int) 
     def of_heads(name: str) -> Tensor:
         return load.source.vector(key + name, mixer.n_heads, heads).float().to(device)
 
-    decays = Decays(-torch.exp(of_heads("ssm_a")), of_heads("ssm_step"), of_heads("ssm_skip"), mixer.least_step)
+    decays = Decays(
+        -torch.exp(of_heads("ssm_a")), of_heads("ssm_step"), of_heads("ssm_skip"), mixer.least_step, load.backend.ops
+    )
     norm: Norm | None = None
     if mixer.gate != "plain":
         weight = load.source.vector(f"{key}ssm_norm", mixer.size, values).float().to(device)
