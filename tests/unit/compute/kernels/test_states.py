@@ -52,7 +52,7 @@ def test_scan(kernels: Bfloat16Kernels, delta: bool, n: int, sizes: tuple[int, i
 @pytest.mark.parametrize("delta", [False, True])
 @EXAMPLES
 @given(cut=st.integers(1, 8), sizes=st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(1, 70)))
-def test_scan_is_the_same_in_pieces_and_beside_others(
+def test_scan_is_the_same_in_pieces_and_beside_another_sequence(
     kernels: Bfloat16Kernels, delta: bool, cut: int, sizes: tuple[int, int, int]
 ) -> None:
     part, other = (tokens(seed, 9, sizes, delta=delta) for seed in (1, 2))
