@@ -43,6 +43,8 @@ _ELSEWHERE = {
         "idle_sleep_s",
         "pinned",
         "priority",
+        "host_cache_gib",
+        "disk_cache_gib",
     ),
     *("finetuner_models", "finetuner_folder", "finetuner_job_template", "finetuner_quantizations"),
 }

@@ -37,6 +37,7 @@ _COLUMNS = (
     "sessions",
 )
 _MEMORY = "memory"  # a column where workers measure it
+_PLACES = "KV below"  # a column where workers keep KV blocks below the device
 _ADAPTERS = "adapters"  # a column where workers have slots for them
 _DRAFTS = "drafts accepted"  # a column where workers have drafted
 
@@ -105,6 +106,7 @@ def _print_workers(console: Console, listed: routing_pb2.ListWorkersResponse) ->
     rows = [_cells(view) for view in listed.workers]
     for column, field, cell in (
         (_MEMORY, "memory_bytes", _memory),
+        (_PLACES, "kv_places", _places),
         (_ADAPTERS, "adapter_slots", _adapters),
         (_DRAFTS, "drafted_tokens", _drafts),
     ):
@@ -158,6 +160,15 @@ def _memory(state: worker_pb2.WorkerState) -> str:
 def _drafts(state: worker_pb2.WorkerState) -> str:
     """The share of drafted tokens that were drawn."""
     return f"{state.accepted_tokens / state.drafted_tokens:.0%}" if state.drafted_tokens else "-"
+
+
+def _places(state: worker_pb2.WorkerState) -> str:
+    """How full each place is; names of newer versions are numbers."""
+    names = {worker_pb2.KV_PLACE_HOST: "host", worker_pb2.KV_PLACE_DISK: "disk"}
+    return ", ".join(
+        f"{names.get(each.place, each.place)} {each.bytes / max(each.capacity_bytes, 1):.0%}"
+        for each in state.kv_places
+    )
 
 
 def _adapters(state: worker_pb2.WorkerState) -> str:

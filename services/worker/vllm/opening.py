@@ -32,6 +32,9 @@ async def open_vllm(
 
     `tls` is for connections to other workers; vLLM makes none.
     """
+    if settings.host_cache_gib or settings.disk_cache:
+        name = "DISK_CACHE" if settings.disk_cache else "HOST_CACHE_GIB"
+        raise StartupError(f"RYZANSTEIN_{name}: is the native engine's; vLLM offloads by kv_transfer_config")
     if find_spec("vllm") is None:
         raise StartupError(f"RYZANSTEIN_ENGINE vllm: vLLM is not installed; get it by: {INSTALL}")
     if settings.adapters or settings.adapter_sources:

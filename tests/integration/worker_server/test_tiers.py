@@ -13,6 +13,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.common.lifecycle import StartupError
 from tests.integration.worker_server.conftest import running_worker
 from tests.integration.worker_server.gateway import Answer, Gateway, until
+from tests.integration.worker_server.processes import server_process
 from tests.integration.worker_server.test_kv_sync import Subscriber
 from tests.integration.worker_server.test_pull_failures import a_worker, is_right, metric
 
@@ -151,3 +152,24 @@ async def test_sizes_and_folders_that_cannot_work_end_the_start(
     with pytest.raises(StartupError, match=message):
         async with running_worker(redis_url, **settings) as worker:
             await worker.task
+
+
+async def test_killed_worker_s_blocks_are_loaded_by_its_successor(redis_url: str, tmp_path: Path) -> None:
+    """With real ranks: the text is that of a computation."""
+    prompt = [2 + i % 4000 for i in range(700)]
+    settings = {"DTYPE": "bfloat16", "DISK_CACHE": str(tmp_path / "kv"), "MAX_BATCHED_TOKENS": "64"}
+    sampling = pb.Sampling(max_tokens=24, ignore_eos=True)
+    with server_process(tmp_path, redis_url, **settings) as first:
+        async with Gateway(first.address) as gateway:
+            await gateway.wait_serving()
+            computed = await gateway.complete(prompt, sampling=sampling)
+            await stored(gateway, pb.KV_PLACE_DISK, 43)
+            first.process.kill()
+            first.process.wait()
+    with server_process(tmp_path, redis_url, **settings) as second:
+        async with Gateway(second.address) as gateway:
+            await gateway.wait_serving()
+            await stored(gateway, pb.KV_PLACE_DISK, 43)
+            loaded = await gateway.complete(prompt, sampling=sampling)
+    assert loaded.ids == computed.ids
+    assert cached(loaded) == 43 * 16

@@ -29,6 +29,7 @@ SMALL = {
     "make_checkpoint": (["15m", "OUT"], ""),
     "sleep": ([TINY, "--rounds", "1"], "first token"),
     "standstill": (["--seconds", "0.1"], ""),
+    "tiers": ([TINY, "--sessions", "2", "--turns", "2", "--turn-tokens", "64", "--gib", "0.1"], "disk"),
     "start": (["--rounds", "1", "--model", TINY_MODEL.name, "--arguments", f"--model {TINY}"], "first token"),
 }
 HERE = ("generate", "make_checkpoint")  # run in this process, which may have imported torch and transformers

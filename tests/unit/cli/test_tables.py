@@ -69,6 +69,20 @@ def test_status_shows_the_accepted_share_of_drafts(width: int) -> None:
     assert max(map(len, stream.getvalue().splitlines())) <= width
 
 
+def test_status_shows_how_full_the_places_below_the_device_are() -> None:
+    places = [
+        worker_pb2.KvPlaceState(place=worker_pb2.KV_PLACE_HOST, bytes=30, capacity_bytes=40),
+        worker_pb2.KvPlaceState(place=worker_pb2.KV_PLACE_DISK, bytes=1, capacity_bytes=50),
+    ]
+    state = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SERVING, kv_places=places)
+    keeping = routing_pb2.WorkerView(worker_id="keeping", model="m", eligible=True, state=state)
+    for views, shown in (([VIEW], False), ([VIEW, keeping], True)):
+        terminal, stream = console(240)
+        _print_workers(terminal, routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=views))
+        text = " ".join(stream.getvalue().split())
+        assert ("KV below" in text, "host 75%, disk 2%" in text) == (shown, shown)
+
+
 def test_status_shows_the_memory_of_a_worker_and_whether_the_worker_is_pinned() -> None:
     sleeping = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SLEEPING, memory_bytes=30 << 20, awake_bytes=900 << 20)
     pinned = worker_pb2.WorkerState(

@@ -86,6 +86,13 @@ RYZANSTEIN_DEVICE: {{ include "ryzanstein.worker.device" . }}
 RYZANSTEIN_DTYPE: {{ .dtype }}
 RYZANSTEIN_KV_TOKENS: {{ int64 .kvTokens }}
 RYZANSTEIN_KV_DTYPE: {{ .kvDtype }}
+{{- with .hostCache.gib }}
+RYZANSTEIN_HOST_CACHE_GIB: {{ . }}
+{{- end }}
+{{- if ne .diskCache.type "none" }}
+RYZANSTEIN_DISK_CACHE: {{ include "ryzanstein.diskCache.folder" . }}
+RYZANSTEIN_DISK_CACHE_GIB: {{ .diskCache.gib }}
+{{- end }}
 RYZANSTEIN_SPECULATION: {{ default "off" .speculation | quote }}
 RYZANSTEIN_ATTENTION: {{ .attention | quote }}
 RYZANSTEIN_MAX_MODEL_LEN: {{ int64 .maxModelLen }}
@@ -121,6 +128,33 @@ HF_HUB_OFFLINE: "1"
 USER: ryzanstein
 {{- end }}
 
+{{/* Where a pool's pods mount the disk of KV blocks. */}}
+{{- define "ryzanstein.diskCache.folder" -}}
+/var/cache/ryzanstein-kv
+{{- end }}
+
+{{/* The size of that disk: the blocks of the pod's workers, a tenth for the files' headers and blocks, and a GiB. */}}
+{{- define "ryzanstein.diskCache.size" -}}
+{{- printf "%dGi" (int64 (ceil (addf 1 (mulf 1.1 .diskCache.gib (len (include "ryzanstein.pool.models" . | fromJsonArray)))))) -}}
+{{- end }}
+
+{{/* Its volume; empty for none. */}}
+{{- define "ryzanstein.diskCache.volume" -}}
+{{- $size := include "ryzanstein.diskCache.size" . -}}
+{{- if eq .diskCache.type "emptyDir" -}}
+emptyDir: {sizeLimit: {{ $size }}}
+{{- else if eq .diskCache.type "hostPath" -}}
+hostPath: {path: {{ required "diskCache.hostPath: type hostPath needs a folder of the node" .diskCache.hostPath }}, type: Directory}
+{{- else if eq .diskCache.type "pvc" -}}
+persistentVolumeClaim: {claimName: {{ required "diskCache.existingClaim: type pvc needs a claim of yours" .diskCache.existingClaim }}}
+{{- else if eq .diskCache.type "ephemeral" -}}
+ephemeral:
+  volumeClaimTemplate:
+    spec:
+      {{- include "ryzanstein.storage.claim" (dict "type" "ephemeral" "storageClass" .diskCache.storageClass "size" $size) | nindent 6 }}
+{{- end -}}
+{{- end }}
+
 {{/* What a pool adds to its pod: mounts, volumes, init containers, fields of the spec. (list $ name pool) */}}
 {{- define "ryzanstein.worker.parts" -}}
 {{- $pool := index . 2 -}}
@@ -140,6 +174,9 @@ mounts:
 {{- range $volume, $model := $volumes }}
   - {name: {{ $volume }}, mountPath: {{ $model.root }}, readOnly: true}
 {{- end }}
+{{- if ne $pool.diskCache.type "none" }}
+  - {name: kv-cache, mountPath: {{ include "ryzanstein.diskCache.folder" $pool }}}
+{{- end }}
 {{- if $shm }}
   - {name: shm, mountPath: /dev/shm}
 {{- end }}
@@ -155,6 +192,10 @@ volumes:
   - name: {{ $volume }}
     {{- . | nindent 4 }}
 {{- end }}
+{{- end }}
+{{- with include "ryzanstein.diskCache.volume" $pool }}
+  - name: kv-cache
+    {{- . | nindent 4 }}
 {{- end }}
 {{- if $shm }}
   # NCCL, and what vLLM's processes say to each other, need more than the 64 MiB of a container; counts as its memory.
