@@ -24,6 +24,7 @@ from services.tools.checker.__main__ import PARTLY, REFUSED, SERVED, main
 from services.tools.checker.families import TESTED
 from services.worker.native.startup import read_model
 from tests.unit.compute.model.tested import as_text
+from tests.unit.compute.model.zoo import VARIANTS, write_checkpoint
 
 
 @pytest.fixture
@@ -58,6 +59,17 @@ def test_check_reports_memory_and_servable_ranks(run: Any) -> None:
     assert (status, json.loads(text)["dtype"]) == (SERVED, "bfloat16")  # a GPU is not needed for the answer
     status, text = run("check", str(TINY_MODEL), "--device", "cpu")
     assert (status, "1 rank: can be served" in text, "generates and embeds" in text) == (SERVED, True, True)
+
+
+def test_check_names_the_memory_of_a_state(run: Any, tmp_path: Path) -> None:
+    config = VARIANTS["lfm2"]()
+    config.vocab_size = 4096
+    write_checkpoint(config, tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY_MODEL / name, tmp_path)
+    ranks = json.loads(run("check", str(tmp_path), "--ranks", "1,2", "--device", "cpu", "--json")[1])["ranks"]
+    assert [one["state_bytes"] for one in ranks] == [3 * 2 * 48 * 4, 3 * 2 * 24 * 4]  # 3 convolutions over 3 tokens
+    assert "MiB for a request's state; " in run("check", str(tmp_path), "--device", "cpu")[1]
 
 
 def test_all_reasons_equal_those_of_a_worker(run: Any, tmp_path: Path) -> None:
