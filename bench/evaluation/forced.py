@@ -11,6 +11,7 @@ from ryzanstein.v1.worker_pb2 import Attention, Sampling
 from torch import Tensor
 
 from services.common.attention import DENSE, AttentionMode
+from services.compute.backends.batch import StepBatch
 from services.compute.backends.cpu.collectives import ReplayedLoneRank
 from services.compute.backends.kv_format import find_kv_format
 from services.compute.backends.opening import open_backend
@@ -48,7 +49,7 @@ class ForcedModel:
         """Compute the keys and values of `token_ids` from the position `start` on, as a prompt."""
         for low in range(start, len(token_ids), _ROWS):
             high = min(low + _ROWS, len(token_ids))
-            self._step(token_ids[:high], high, low, DENSE, rows=[high - low - 1])
+            self.compute(self.lay_out(token_ids[:high], high, low, DENSE), rows=[high - low - 1])
 
     def decodes(self, token_ids: Sequence[int], n_prompt: int, mode: AttentionMode) -> Iterator[Tensor]:
         """Compute the tokens from `n_prompt` on as decodes; yield their logits, [n, vocab] a step.
@@ -56,12 +57,15 @@ class ForcedModel:
         The tokens before must be in the cache.
         """
         for low in range(n_prompt, len(token_ids), _DECODES):
-            yield self._step(token_ids[: low + _DECODES], n_prompt, low, mode)
+            yield self.compute(self.lay_out(token_ids[: low + _DECODES], n_prompt, low, mode))
 
     @torch.inference_mode()
-    def _step(
-        self, known: Sequence[int], n_prompt: int, start: int, mode: AttentionMode, rows: list[int] | None = None
-    ) -> Tensor:
+    def compute(self, batch: StepBatch, rows: list[int] | None = None) -> Tensor:
+        """Return the logits of a step's rows, or of some: [n, vocab]."""
+        return self.decoder.logits(self.decoder.forward(batch, self.cache, rows))
+
+    def lay_out(self, known: Sequence[int], n_prompt: int, start: int, mode: AttentionMode) -> StepBatch:
+        """Return a step with the rows from `start` on."""
         table = SlotTable(1, self.max_tokens, BLOCK_TOKENS, self.n_blocks)
         attention = Attention(**asdict(mode))
         admission = Admission(0, Sampling(attention=attention), tuple(known), n_prompt)
@@ -70,5 +74,4 @@ class ForcedModel:
         table.admit(plan.admissions[0])
         table.extend(plan)
         numbers, _ = lay_out(table, plan, exact_chunks=False)
-        batch = numbers.batch([torch.from_numpy(array) for array in numbers.arrays()])
-        return self.decoder.logits(self.decoder.forward(batch, self.cache, rows))
+        return numbers.batch([torch.from_numpy(array) for array in numbers.arrays()])

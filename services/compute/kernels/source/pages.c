@@ -76,15 +76,27 @@ typedef struct {
     long ldq, n_kv, group, head_dim, block_tokens, n_blocks;
 } choice;
 
-// The largest product that a key between the two rows of a summary could have with a query.
-static float bound_of(const bf16 *query, const bf16 *low, long head_dim) {
+// Partial sums of the largest product that a key between the two rows of a summary could have with a query.
+INLINE vec bound_of(const bf16 *query, const bf16 *low, long head_dim) {
     vec sum = spread(0);
     for (long j = 0; j < head_dim; j += WIDTH) {
         lanes mask = first_lanes(head_dim - j);
         vec q = load_bf16_tail(query + j, mask);
         sum += larger_of(q * load_bf16_tail(low + j, mask), q * load_bf16_tail(low + head_dim + j, mask));
     }
-    return total_of(sum);
+    return sum;
+}
+
+// Bounds of the pages table[n] for one query; WIDTH of them are added up together.
+static void bound_pages(const choice *p, const bf16 *query, const int64_t *table, long n, long head, float *bounds) {
+    for (long page = 0; page < n; page += WIDTH) {
+        vec sums[WIDTH];
+        for (long i = 0; i < WIDTH; i++) {
+            int64_t block = page + i < n ? table[page + i] : 0;
+            sums[i] = bound_of(query, p->summaries + (block * p->n_kv + head) * 2 * p->head_dim, p->head_dim);
+        }
+        store_tail(bounds + page, totals_of(sums), first_lanes(n - page));
+    }
 }
 
 // An integer of the same order.
@@ -112,11 +124,7 @@ static uint32_t find_threshold(const float *scores, long n, long *rank) {
 
 // Scores the pages table[n] for one KV head: how near the bound of a query head comes to that head's largest, for the nearest head.
 static void score_pages(const choice *p, const bf16 *queries, const int64_t *table, long n, long head, float *scores) {
-    for (long page = 0; page < n; page++)
-        for (long i = 0; i < p->group; i++) {
-            const bf16 *low = p->summaries + (table[page] * p->n_kv + head) * 2 * p->head_dim;
-            scores[i * p->n_blocks + page] = bound_of(queries + i * p->head_dim, low, p->head_dim);
-        }
+    for (long i = 0; i < p->group; i++) bound_pages(p, queries + i * p->head_dim, table, n, head, scores + i * p->n_blocks);
     for (long i = 0; i < p->group; i++) {
         float *own = scores + i * p->n_blocks, top = own[0];
         for (long page = 1; page < n; page++) top = own[page] > top ? own[page] : top;
