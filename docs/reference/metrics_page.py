@@ -17,6 +17,7 @@ from services.gateway.telemetry import GatewayMetrics
 from services.kv_coordinator.metrics import CoordinatorMetrics
 from services.kv_coordinator.subscriptions import SyncCounters
 from services.router.metrics import RouterMetrics
+from services.worker.api.energy import EnergyMetrics
 from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics
 from services.worker.api.transfer_metrics import TransferMetrics
@@ -41,6 +42,7 @@ def service_registries() -> dict[str, CollectorRegistry]:
     worker.register(EngineTotals([EngineCounters()], [lambda: EngineState(worker_pb2.PHASE_LOADING, "")]))
     WorkerMetrics(worker)
     worker.register(TransferMetrics([TransferTotals()]))
+    worker.register(EnergyMetrics({"gpu-0": lambda: 0.0}))
     restart_counter(worker)
     finetuner = new_registry("finetuner")
     FinetunerMetrics(finetuner)

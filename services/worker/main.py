@@ -18,6 +18,7 @@ from services.common.tracing import tracing
 from services.compute.model.loading.hub import Download
 from services.worker.api.card import EngineIdentity, SharedHost
 from services.worker.api.download_report import reporting
+from services.worker.api.energy import EnergyMetrics, nvml_devices, rapl_packages
 from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics
 from services.worker.api.readiness import Readiness
@@ -63,6 +64,7 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
         life.describe(name, model_revision(settings.revision, folder), engines[0].model, version("ryzanstein"))
         registry.register(EngineTotals([each.counters for each in engines], [each.state for each in engines]))
         registry.register(TransferMetrics([each.transfers for each in engines]))
+        registry.register(EnergyMetrics(rapl_packages() | nvml_devices()))
         workers = [
             VirtualWorker(
                 engine,

@@ -112,6 +112,13 @@ async def test_cancelled_response_stops_its_generation_and_stays_cancelled(serve
         for _ in range(40):
             steps.release()
         assert (await over(stack.http, made["id"]))["status"] == "cancelled"
+        worker.steps = asyncio.Semaphore(0)
+        streamed = asyncio.create_task(post(stack, **LATER, stream=True))
+        await eventually(lambda: len(worker.submits) == 2)
+        (open_one,) = [one for one in (await stack.http.get(PATH)).json()["data"] if one["id"] != made["id"]]
+        await stack.http.post(f"{PATH}/{open_one['id']}/cancel")
+        last = events_of((await streamed).text)[-1]
+        assert (last["type"], last["response"]["status"]) == ("response.cancelled", "cancelled")
         assert (await stack.http.delete(f"{PATH}/{made['id']}")).status_code == 200
         assert (await stack.http.post(f"{PATH}/{made['id']}/cancel")).status_code == 404
     assert not server.client.zcard("rz:default:kept-queue")

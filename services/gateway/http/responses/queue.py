@@ -32,6 +32,7 @@ local function take(job) redis.call('HINCRBY', job, 'attempts', 1) end
 LEASE_S = 10.0  # a gateway that renews nothing for so long loses its jobs to another one
 _MOST_OPEN = 100  # per tenant
 _LOOK_S = 0.2
+_LOOKS_PER_STATUS = 5  # a look at the events costs less than one at the response
 _LOOKS_PER_BEAT = 75  # 15 s: a comment in a silent stream keeps proxies from ending it
 _ENDED = "ended"
 _TURNS = dict.fromkeys(OPEN, _ENDED)
@@ -48,7 +49,7 @@ class _Event(msgspec.Struct):
     type: str
 
 
-def event_of(kind: str, response: dict[str, Any], number: int) -> bytes:
+def event_of(kind: str, response: dict[str, Any] | msgspec.Raw, number: int) -> bytes:
     """An event that holds a whole response."""
     return msgspec.json.encode({"type": kind, "response": response, "sequence_number": number})
 
@@ -127,24 +128,23 @@ class BackgroundQueue:
 
     async def follow(self, tenant: str, response_id: str, after: int) -> AsyncIterator[bytes]:
         """The events behind number `after`, as they come, to the last one; raises :class:`ApiError`."""
-        position, silent = after + 1, 0
+        position, looks = after + 1, 0  # looks without an event
         while True:
-            over = (await self.store.get(tenant, response_id)).plan is None
             events = await self.store.objects.events(tenant, response_id, position)
             if events:
-                position, silent = position + len(events), 0
+                position, looks = position + len(events), 0
                 yield b"".join(map(frame, events))
                 if msgspec.json.decode(events[-1], type=_Event).type in FINAL:
                     return
-            elif over:
-                yield await self._last(tenant, response_id, position)
+                continue
+            looks += 1
+            # A response that has ended without a last event: its events were too large, or it was cancelled or lost.
+            if looks % _LOOKS_PER_STATUS == 0 and (last := await self._last(tenant, response_id, position)):
+                yield last
                 return
-            else:
-                await self.current(tenant, response_id)  # ends a response whose job is lost
-                silent += 1
-                if silent % _LOOKS_PER_BEAT == 0:
-                    yield DIALECT.heartbeat
-                await asyncio.sleep(_LOOK_S)
+            if looks % _LOOKS_PER_BEAT == 0:
+                yield DIALECT.heartbeat
+            await asyncio.sleep(_LOOK_S)
 
     async def check_events(self, tenant: str, response_id: str) -> None:
         """Raise :class:`ApiError` 404, or 400 for a response without kept events."""
@@ -154,9 +154,12 @@ class BackgroundQueue:
             raise invalid(message, "stream", "response_not_streamable")
 
     async def _last(self, tenant: str, response_id: str, number: int) -> bytes:
-        """The last event of a response that has ended without one; its events were too large, or it was cancelled."""
-        response = object_of(await self.store.get(tenant, response_id))
-        return frame(event_of(f"response.{response['status']}", response, number))
+        """The last event of a response that has ended; empty while it is open, or has events behind `number`."""
+        response = await self.current(tenant, response_id)
+        status = msgspec.json.decode(response, type=_Status).status
+        if status in OPEN or await self.store.objects.events(tenant, response_id, number):
+            return b""
+        return frame(event_of(f"response.{status}", msgspec.Raw(response), number))
 
     # --- for gateways ----------------------------------------------------------------------------------------------
 
