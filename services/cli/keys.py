@@ -23,16 +23,19 @@ _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d"
 _HOURS = re.compile(rf"(?P<start>{_TIME})-(?P<end>{_TIME})")
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _UTC = "UTC"
+_MOST = 2**53
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_month", "budget_per_month", "max_concurrent")
 
 Model = Annotated[list[str] | None, typer.Option(help="A model that it may use, again for each; default: all.")]
-PerMinute = Annotated[int | None, typer.Option(min=0, help="Requests a minute; 0: no limit.")]
-TokensPerMinute = Annotated[int | None, typer.Option(min=0, help="Tokens a minute; 0: no limit.")]
-TokensPerMonth = Annotated[int | None, typer.Option(min=0, help="Tokens a month; 0: no limit.")]
-Budget = Annotated[float | None, typer.Option(min=0, help="Cost a month, in the prices' currency; 0: no limit.")]
-Concurrent = Annotated[int | None, typer.Option(min=0, help="Requests at once; 0: no limit.")]
-Hours = Annotated[str, typer.Option(metavar="HH:MM-HH:MM", help="Hours in which it is valid; default: always.")]
-Days = Annotated[str, typer.Option(metavar="mon,tue,...", help="Days on which these hours begin; default: all.")]
+PerMinute = Annotated[int | None, typer.Option(min=0, max=_MOST, help="Requests a minute; 0: no limit.")]
+TokensPerMinute = Annotated[int | None, typer.Option(min=0, max=_MOST, help="Tokens a minute; 0: no limit.")]
+TokensPerMonth = Annotated[int | None, typer.Option(min=0, max=_MOST, help="Tokens a month; 0: no limit.")]
+Budget = Annotated[
+    float | None, typer.Option(min=0, max=1e9, help="Cost a month, in the prices' currency; 0: no limit.")
+]
+Concurrent = Annotated[int | None, typer.Option(min=0, max=_MOST, help="Requests at once; 0: no limit.")]
+Hours = Annotated[str | None, typer.Option(metavar="HH:MM-HH:MM", help="Hours in which it is valid; default: always.")]
+Days = Annotated[str | None, typer.Option(metavar="mon,tue,...", help="Days on which these hours begin; default: all.")]
 Timezone = Annotated[str, typer.Option(help="Time zone of the hours.")]
 
 
@@ -45,10 +48,10 @@ def create(
     tokens_per_month: TokensPerMonth = None,
     budget_per_month: Budget = None,
     max_concurrent: Concurrent = None,
-    hours: Hours = "",
-    days: Days = "",
+    hours: Hours = None,
+    days: Days = None,
     timezone: Timezone = _UTC,
-    expires_in: Annotated[str, typer.Option(metavar="TIME", help="30d, 12h; default: never.")] = "",
+    expires_in: Annotated[str | None, typer.Option(metavar="TIME", help="30d, 12h; default: never.")] = None,
     admin: Annotated[bool, typer.Option("--admin", help="May administrate keys, too.")] = False,
     url: Url = HERE,
     token: Token = "",
@@ -58,7 +61,7 @@ def create(
     given = (requests_per_minute, tokens_per_minute, tokens_per_month, budget_per_month, max_concurrent)
     limits = dict(zip(_LIMITS, given, strict=True))
     body = {"name": name, "admin": admin} | _changes(model, limits, hours, days, timezone)
-    if expires_in:
+    if expires_in is not None:
         body["expires_in_s"] = seconds_of("--expires-in", expires_in)
         if not body["expires_in_s"]:
             raise CommandError(
@@ -119,8 +122,8 @@ def limit(
     tokens_per_month: TokensPerMonth = None,
     budget_per_month: Budget = None,
     max_concurrent: Concurrent = None,
-    hours: Hours = "",
-    days: Days = "",
+    hours: Hours = None,
+    days: Days = None,
     timezone: Timezone = _UTC,
     url: Url = HERE,
     token: Token = "",
@@ -144,21 +147,23 @@ def revoke(
 
 
 def _changes(
-    models: list[str] | None, limits: Mapping[str, float | None], hours: str, days: str, timezone: str
+    models: list[str] | None, limits: Mapping[str, float | None], hours: str | None, days: str | None, timezone: str
 ) -> dict[str, Any]:
-    """The fields of a body that options name."""
+    """The fields of a body that options name. An empty value is refused: it may be an unset variable of a shell."""
     body: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     if models:
+        if not all(models):
+            raise CommandError("--model: expected the name of a model; without the option all are allowed")
         body["models"] = models
-    if hours:
+    if hours is not None:
         body["hours"] = _window(hours, days, timezone)
-    elif days or timezone != _UTC:
-        option = "--days" if days else "--timezone"
+    elif days is not None or timezone != _UTC:
+        option = "--timezone" if days is None else "--days"
         raise CommandError(f"{option} needs --hours, such as --hours 08:00-18:00")
     return body
 
 
-def _window(hours: str, days: str, timezone: str) -> dict[str, Any]:
+def _window(hours: str, days: str | None, timezone: str) -> dict[str, Any]:
     """The hours of a key; raises :class:`CommandError` naming the option that is wrong."""
     window = _HOURS.fullmatch(hours.replace(" ", ""))
     if not window:
@@ -169,7 +174,7 @@ def _window(hours: str, days: str, timezone: str) -> dict[str, Any]:
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise CommandError(f"--timezone {timezone}: no time zone; a name such as Europe/Berlin or UTC") from error
     limits: dict[str, Any] = {"start": window["start"], "end": window["end"], "timezone": timezone}
-    if days:
+    if days is not None:
         limits["days"] = [day.strip().lower() for day in days.split(",")]
         if not {*limits["days"]} <= {*_DAYS}:
             raise CommandError(f"--days {days}: expected some of {','.join(_DAYS)}, such as mon,tue,wed")

@@ -243,7 +243,7 @@ def finetune(
     suffix: Annotated[str, typer.Option(help="A part of the result's name.")] = "",
     epochs: Annotated[int, typer.Option(min=0, max=50, help="Passes over FILE; 0: by its size.")] = 0,
     batch_size: Annotated[int, typer.Option(min=0, max=256, help="Conversations per step; 0: by FILE's size.")] = 0,
-    learning_rate_multiplier: Annotated[float, typer.Option(min=0, help="Times 0.0002; 0: 1.")] = 0.0,
+    learning_rate_multiplier: Annotated[float, typer.Option(min=0, max=1000, help="Times 0.0002; 0: 1.")] = 0.0,
     lora_rank: Annotated[int, typer.Option(min=1, max=64, help="Rank of the adapter.")] = 16,
     quantization: Annotated[
         TrainedQuantization, typer.Option(help="nf4: the base in 4 bits while it trains (QLoRA).")

@@ -62,7 +62,8 @@ def set_route(
         str, typer.Option(metavar="MODEL=SHARE", help="A model that answers a share (5%) again, seen by no client.")
     ] = "",
     wait_s: Annotated[
-        float | None, typer.Option(help="Longest search for a worker, in seconds, before a fallback takes over.")
+        float | None,
+        typer.Option(min=0.05, max=60, help="Longest search for a worker, in seconds, before a fallback takes over."),
     ] = None,
     file: Annotated[str, typer.Option(metavar="FILE", help="JSON of the whole route instead; -: standard input.")] = "",
     if_version: Version = None,

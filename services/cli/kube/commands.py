@@ -98,7 +98,7 @@ def status(namespace: Namespace = "", release: Release = "", context: Context = 
 @kube.command("drain-worker")
 def drain_worker(
     pod: Annotated[str, typer.Argument(metavar="POD", help="The worker's pod.")],
-    grace: Annotated[float, typer.Option(min=0, help="Seconds that running requests may go on.")] = 30.0,
+    grace: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds that running requests may go on.")] = 30.0,
     keep: Annotated[bool, typer.Option("--keep", help="Do not delete the pod then.")] = False,
     namespace: Namespace = "",
     release: Release = "",

@@ -184,11 +184,33 @@ def test_fine_tuning_names_its_missing_packages(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "keys create t --budget-per-month inf",
+        "keys create t --budget-per-month nan",
+        "keys limit i --max-concurrent 99999999999999999999",
+        "finetune create --learning-rate-multiplier inf",
+        "kube drain-worker w --grace inf",
+        "routes set a --wait-s inf",
+    ],
+)
+def test_a_number_beyond_its_range_is_refused_by_its_option(command: str) -> None:
+    answer = CliRunner().invoke(app, command.split())
+    assert answer.exit_code == 2
+    assert command.split()[-2] in answer.stderr
+    assert "Invalid value" in answer.stderr
+
+
+@pytest.mark.parametrize(
     ("command", "said"),
     [
         ("up a/b --engine-arg seed", "--engine-arg seed: expected KEY=VALUE"),
         ("keys create t --days mon", "--days needs --hours, such as --hours 08:00-18:00"),
         ("keys limit i --timezone Europe/Berlin", "--timezone needs --hours, such as --hours 08:00-18:00"),
+        ("keys create t --hours=", "--hours : expected two times of a day, such as 08:00-18:00 or 22:00-06:00"),
+        ("keys limit i --hours 08:00-18:00 --days=", "--days : expected some of mon,tue,wed"),
+        ("keys create t --expires-in=", "--expires-in"),
+        ("keys create t --model=", "--model: expected the name of a model; without the option all are allowed"),
         ("keys create t --hours 8-18", "--hours 8-18: expected two times of a day, such as 08:00-18:00 or 22:00-06:00"),
         ("keys limit i --hours 08:00-24:00", "--hours 08:00-24:00: expected two times of a day"),
         (
