@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -52,6 +53,7 @@ def run_service(
         await main(settings, stop)
 
     configure_logging(service, "info")
+    _allow_descriptors()
     try:
         settings = read_settings(settings_type)
         configure_logging(service, settings.log_level)
@@ -62,6 +64,12 @@ def run_service(
     except GaveUpError as error:
         log.error("giving up: %s", error)
         sys.exit(1)
+
+
+def _allow_descriptors() -> None:
+    """Raise the soft limit of open descriptors, often 1,024, to the hard one: each worker takes a connection."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def read_settings(settings_type: type[SettingsT]) -> SettingsT:

@@ -21,6 +21,9 @@ from services.common.tls.credentials import Tls
 from services.gateway.upstream.channels import became_ready
 
 CONNECT_TIMEOUT_S = 2.0
+# A connection takes a descriptor and 70 KiB of a gateway, and as much of its worker
+# (docs/adr/026-idle-connections-are-closed.md).
+IDLE_S = 60.0
 HEARTBEAT_MS = 300  # while requests run, a message arrives within twice this time
 
 log = logging.getLogger(__name__)
@@ -72,6 +75,7 @@ class WorkerConnection:
         self._channel = open_channel(ref.address, to="worker", tls=tls, small_messages=True)
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.closed = False
+        self.used_at = asyncio.get_running_loop().time()  # when it had a request, or was given to one
 
     @property
     def open_requests(self) -> int:
@@ -105,6 +109,8 @@ class WorkerConnection:
 
         A silent worker's process is stopped, or its machine is down. A worker without heartbeats is never silent.
         """
+        if self._sinks:
+            self.used_at = now
         heard = self._heard or not self._beats or not self._sinks
         self._heard = False
         if self._silence.too_long(now, heard=heard):
@@ -119,6 +125,8 @@ class WorkerConnection:
         """End the stream; the worker cancels the stream's running requests."""
         self._fail("the gateway closed the connection")
         await end_tasks(self._tasks)
+        # Their errors refer to this object and to the call, which would keep the socket open until a collection.
+        self._tasks = ()
         await self._channel.close()
 
     async def _write(self, call: grpc.aio.StreamStreamCall[worker_pb2.ConnectFrames, worker_pb2.StepOutputs]) -> None:
@@ -163,7 +171,7 @@ class WorkerConnection:
 
 
 class WorkerPool:
-    """The worker connections of a gateway, opened on first use."""
+    """The worker connections of a gateway, opened on first use and closed when they are idle."""
 
     def __init__(self, gateway_id: str, silence_timeout_s: float, tls: Tls | None = None) -> None:
         self._gateway_id = gateway_id
@@ -178,7 +186,9 @@ class WorkerPool:
             # An empty context: the shared connection must not carry the first request's trace.
             opening = self._opening[ref] = asyncio.create_task(self._open(ref), context=Context())
         # Shielded: the cancellation of one request must not cancel the opening for others.
-        return await asyncio.shield(opening)
+        connection = await asyncio.shield(opening)
+        connection.used_at = asyncio.get_running_loop().time()
+        return connection
 
     async def _open(self, ref: WorkerRef) -> WorkerConnection:
         connection = WorkerConnection(ref, self._gateway_id, self._silence_timeout_s, self._tls)
@@ -195,7 +205,8 @@ class WorkerPool:
         return [task.result() for task in self._opening.values() if task.done() and not self._is_dead(task)]
 
     async def keep(self, live: frozenset[WorkerRef]) -> None:
-        """Close broken connections, and idle connections to workers that are not `live`."""
+        """Close broken connections, and those without requests: at once if the worker is not `live`, else in time."""
+        now = asyncio.get_running_loop().time()
         for ref, opening in list(self._opening.items()):
             if not opening.done():
                 continue
@@ -203,7 +214,8 @@ class WorkerPool:
                 del self._opening[ref]
                 continue
             connection = opening.result()
-            if connection.closed or (ref not in live and connection.open_requests == 0):
+            idle = connection.open_requests == 0 and (ref not in live or now - connection.used_at > IDLE_S)
+            if connection.closed or idle:
                 del self._opening[ref]
                 await connection.close()
 
