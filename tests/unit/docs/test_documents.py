@@ -36,6 +36,13 @@ def test_links_lead_somewhere() -> None:
             assert not anchor or anchor in anchors(linked), f"{page.name} links to #{anchor} of {linked.name}"
 
 
+def test_each_decision_has_a_number_of_its_own() -> None:
+    decisions = sorted((PROJECT / "docs" / "adr").glob("*.md"))
+    assert [int(page.name[:3]) for page in decisions] == list(range(len(decisions)))
+    for page in decisions[1:]:
+        assert page.read_text().startswith(f"# ADR-{page.name[:3]}: "), page.name
+
+
 def known_modules() -> set[str]:
     return {
         str(path.relative_to(PROJECT).with_suffix("")).replace("/", ".").removesuffix(".__main__")
