@@ -175,12 +175,12 @@ def _write_int8(a: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _attend_int8(size: int, a: Mapping[str, Any]) -> dict[str, int]:
-    slots = _count(a["blocks"], a["sequences"] * a["n_blocks"]) * a["block_tokens"]
+    slots = _count(a["blocks"], a["sequences"] * a["tables"] * a["n_blocks"]) * a["block_tokens"]
     return _attend(size, a) | {"cache": slots * 2 * a["n_kv"] * (a["head_dim"] + _BF16)}
 
 
 def _attend(size: int, a: Mapping[str, Any]) -> dict[str, int]:
-    n, blocks, width = a["sequences"], a["sequences"] * a["n_blocks"], a["n_kv"] * a["head_dim"]
+    n, blocks, width = a["sequences"], a["sequences"] * a["tables"] * a["n_blocks"], a["n_kv"] * a["head_dim"]
     rows = _count(a["starts"], n + 1) - 1
     return {
         "q": _rows(rows, a["ldq"], width * a["group"], size),
@@ -189,6 +189,26 @@ def _attend(size: int, a: Mapping[str, Any]) -> dict[str, int]:
         "starts": (n + 1) * _LONG,
         "lengths": n * _LONG,
         "blocks": blocks * _LONG,
+    }
+
+
+def _summarize(a: Mapping[str, Any]) -> dict[str, int]:
+    blocks = -(-_count(a["slots"], a["m"]) // a["block_tokens"])
+    width, number = 2 * a["n_kv"], a["head_dim"] + _BF16 if a["coded"] else a["head_dim"] * _BF16
+    cache, summaries = blocks * a["block_tokens"] * width * number, blocks * width * a["head_dim"] * _BF16
+    return {"cache": cache, "summaries": summaries, "slots": a["m"] * _LONG}
+
+
+def _choose_pages(a: Mapping[str, Any]) -> dict[str, int]:
+    n, blocks, width = a["sequences"], a["sequences"] * a["n_blocks"], a["n_kv"] * a["head_dim"]
+    return {
+        "q": _rows(_count(a["starts"], n + 1) - 1, a["ldq"], width * a["group"], _BF16),
+        "summaries": _count(a["blocks"], blocks) * 2 * width * _BF16,
+        **dict.fromkeys(("lengths", "pages", "chosen_lengths"), n * _LONG),
+        "starts": (n + 1) * _LONG,
+        "blocks": blocks * _LONG,
+        "scores": blocks * a["n_kv"] * a["group"] * _FLOAT,
+        "chosen": blocks * a["n_kv"] * _LONG,
     }
 
 
@@ -223,6 +243,8 @@ SIZES: dict[str, Callable[[Mapping[str, Any]], dict[str, int]]] = {
     "rz_write_int8": _write_int8,
     "rz_attend_int8": functools.partial(_attend_int8, _BF16),
     "rz_attend_int8_float": functools.partial(_attend_int8, _FLOAT),
+    "rz_summarize": _summarize,
+    "rz_choose_pages": _choose_pages,
     "rz_draw": _logits,
     "rz_pick": _logits,
     "rz_weigh": _logits,

@@ -9,7 +9,7 @@
 
 void rz_attend_float(const float *q, long ldq, float *out, long ldo, const float *cache, long n_kv, long group, long head_dim,
                      long block_size, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
-                     const int64_t *blocks, long n_blocks, long sequences) __attribute__((weak)); // not everywhere
+                     const int64_t *blocks, long n_blocks, long tables, long sequences) __attribute__((weak)); // not everywhere
 
 #include "calls.h"
 
