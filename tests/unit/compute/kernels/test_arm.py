@@ -23,6 +23,7 @@ from tests.unit.compute.kernels import test_attention as attention
 from tests.unit.compute.kernels import test_attention_int8 as attention_int8
 from tests.unit.compute.kernels import test_draw as draw
 from tests.unit.compute.kernels import test_linear as linear
+from tests.unit.compute.kernels import test_pages as pages
 from tests.unit.compute.kernels import test_pick as pick
 from tests.unit.compute.kernels import test_quantized as quantized
 from tests.unit.compute.kernels import test_rows as rows
@@ -115,6 +116,12 @@ def test_attention_of(arm: Arm, case: Case) -> None:
         promise(attention.test_the_number_of_threads_changes_no_bit)(kind, case)
         for chosen in (0, 3):
             promise(attention.test_a_row_is_the_same_alone_and_in_a_batch)(kind, case, chosen)
+
+
+@pytest.mark.parametrize("kv_format", ["bfloat16", "int8"])
+def test_pages(arm: Arm, kv_format: str) -> None:
+    pages.test_summaries_and_choices_equal_those_of_torch(arm.kernels(), kv_format, 24)
+    pages.test_chosen_blocks_are_attended_as_by_the_reference(arm.kernels(), kv_format)
 
 
 def test_attention_with_scores_far_apart_and_equal(arm: Arm) -> None:
