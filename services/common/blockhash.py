@@ -9,8 +9,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import NamedTuple
 
 HASH_BLOCK_TOKENS = 16
+
+
+class ImageSpan(NamedTuple):
+    """An image in a sequence of tokens, which are the same for every image of its size."""
+
+    first: int  # position of its first token
+    end: int  # position after its last one
+    digest: bytes
 
 
 def chain_root(hash_root: str, cache_salt: str = "") -> bytes:
@@ -23,13 +32,20 @@ def adapted_root(hash_root: str, digest: str) -> str:
     return f"{hash_root}:{digest}" if digest else hash_root
 
 
-def extend_chain(parent: bytes, token_ids: Sequence[int]) -> list[bytes]:
-    """Digests of the full blocks of `token_ids`, whose first token follows the block `parent`."""
+def extend_chain(
+    parent: bytes, token_ids: Sequence[int], images: Sequence[ImageSpan] = (), first: int = 0
+) -> list[bytes]:
+    """Digests of the full blocks of `token_ids`, whose first token, at position `first`, follows the block `parent`.
+
+    The digests of `images` are part of the blocks that hold their tokens.
+    """
     tokens = memoryview(array("I", token_ids)).cast("B")
     width = HASH_BLOCK_TOKENS * 4
     digests = []
     for start in range(0, len(tokens) - width + 1, width):
-        parent = sha256(parent + tokens[start : start + width]).digest()
+        at = first + start // 4
+        seen = (image.digest for image in images if image.first < at + HASH_BLOCK_TOKENS and at < image.end)
+        parent = sha256(b"".join((parent, tokens[start : start + width], *seen))).digest()
         digests.append(parent)
     return digests
 
@@ -39,6 +55,8 @@ def wire_hash(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
-def wire_chain(hash_root: str, cache_salt: str, token_ids: Sequence[int]) -> list[int]:
+def wire_chain(
+    hash_root: str, cache_salt: str, token_ids: Sequence[int], images: Sequence[ImageSpan] = ()
+) -> list[int]:
     """Hashes of all full blocks of a prompt as services exchange them, parents first."""
-    return [wire_hash(digest) for digest in extend_chain(chain_root(hash_root, cache_salt), token_ids)]
+    return [wire_hash(digest) for digest in extend_chain(chain_root(hash_root, cache_salt), token_ids, images)]

@@ -11,12 +11,14 @@ from pydantic_settings import NoDecode
 from services.common.router_addresses import router_address
 from services.common.settings import PREFIX
 from services.gateway.billing.settings import BillingSettings
+from services.gateway.images.hosts import image_host
 from services.gateway.origins import origin
 from services.gateway.public_tls import CertificateFiles, PublicTls
 from services.gateway.tenants.settings import AccessSettings
 from services.gateway.tools.formats import PARSERS
 
 Origin = Annotated[str, AfterValidator(origin)]
+ImageHost = Annotated[str, AfterValidator(image_host)]
 RouterAddress = Annotated[str, AfterValidator(router_address)]
 
 
@@ -98,6 +100,18 @@ class GatewaySettings(AccessSettings, BillingSettings):
         description="Whether objects that answers and tool calls hold may have properties that their schema does not "
         "name, where it names some and has no `additionalProperties`",
     )
+
+    image_hosts: Annotated[tuple[ImageHost, ...], NoDecode] = Field(
+        default=(),
+        description="Hosts, comma-separated, whose images are fetched by https (host, host:port, *.domain) for models "
+        "that see; none: requests bring their images. Private addresses are never fetched from",
+    )
+    image_timeout_s: float = Field(default=10.0, gt=0, description="Longest time to fetch an image")
+    image_max_count: int = Field(default=32, ge=1, description="Most images of a request")
+    image_max_bytes: int = Field(
+        default=20 * 1024 * 1024, ge=1024, description="Largest image, as it is sent or fetched"
+    )
+    image_max_pixels: int = Field(default=36_000_000, ge=1, description="Most pixels of an image")
 
     control_tokens_in_messages: bool = Field(
         default=False,
@@ -218,7 +232,7 @@ class GatewaySettings(AccessSettings, BillingSettings):
             raise ValueError(f"must be auto or one of {', '.join(PARSERS)}")
         return value
 
-    @field_validator("router_addresses", "allowed_origins", mode="before")
+    @field_validator("router_addresses", "allowed_origins", "image_hosts", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

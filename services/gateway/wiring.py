@@ -48,6 +48,9 @@ from services.gateway.http.responses.kept import StoreLimits
 from services.gateway.http.responses.module import KeptResponses
 from services.gateway.http.responses.routes import add_routes
 from services.gateway.http.usage import UsageReports, add_usage
+from services.gateway.images.decoding import ImageLimits
+from services.gateway.images.fetching import FetchPolicy, ImageFetcher
+from services.gateway.images.reader import ImageReader
 from services.gateway.names.canaries import Canaries
 from services.gateway.names.table import RouteTable
 from services.gateway.observation import Observer
@@ -302,7 +305,9 @@ def new_services(
 ) -> SharedServices:
     """Make what the APIs share, on top of one pipeline."""
     catalog, embedder, external = pipeline.catalog, Embedder(pipeline), ExternalClient()
-    chat = ChatPreparer(pipeline, grammars, settings)
+    fetcher = ImageFetcher(FetchPolicy(settings.image_hosts, settings.image_timeout_s))
+    limits = ImageLimits(settings.image_max_count, settings.image_max_bytes, settings.image_max_pixels)
+    chat = ChatPreparer(pipeline, grammars, settings, ImageReader(limits, fetcher))
     completions = CompletionPreparer(pipeline, grammars)
     return SharedServices(
         settings,

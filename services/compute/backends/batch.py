@@ -77,6 +77,14 @@ class NarrowedNumbers:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRows:
+    """Rows of a step that are parts of images; they have states of the vision tower in place of embeddings."""
+
+    rows: torch.Tensor  # [n] int64
+    states: torch.Tensor  # [n, hidden_size]
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """Concatenated rows of several sequences; sequence i owns rows [query_starts[i], query_starts[i + 1]).
 
@@ -97,6 +105,7 @@ class StepBatch:
     lengths: torch.Tensor | None = None  # [n_sequences] int64, `context_lens` on the device; None: not there yet
     narrowed: NarrowedKeys | None = None  # None: every row attends to all keys
     segments: tuple[StateRows, ...] = ()  # all rows, in order, for layers with a state; (): the model has none
+    images: ImageRows | None = None  # None: no row is part of one
     pages: tuple[int, ...] = ()  # as in `NarrowedKeys`, of the narrowed step
 
     @property
@@ -186,6 +195,7 @@ class StepNumbers:
     adapters: AdapterNumbers | None = None
     narrowed: NarrowedNumbers | None = None
     segments: tuple[StateRows, ...] = ()
+    images: ImageRows | None = None  # on the device already
 
     def arrays(self) -> list[Ints]:
         """Return what goes to the device."""
@@ -215,6 +225,7 @@ class StepNumbers:
             lengths=lengths,
             narrowed=self.narrowed.on_device(next(others), next(others)) if self.narrowed is not None else None,
             segments=self.segments,
+            images=self.images,
         )
 
 

@@ -225,7 +225,8 @@ class Decoder:
             rows = None  # these are all
         assert rows is None or not self.spec.bidirectional, "every row of a bidirectional model is pooled"
         n_tokens, graphs = len(batch.token_ids), self._graphs_in(cache, batch)
-        if (rows is None or n_tokens == batch.n_sequences) and graphs.decodes.serves(batch):
+        decodes = batch.images is None and (rows is None or n_tokens == batch.n_sequences)
+        if decodes and graphs.decodes.serves(batch):
             hidden = graphs.decodes.forward(self.embed(batch.token_ids, batch.positions, batch.token_types), batch)
             return hidden if rows is None else hidden[batch.rows_of(rows)]
         step, n_rows = self.lay_out(batch, cache)
@@ -234,6 +235,8 @@ class Decoder:
         positions = pad_rows(batch.positions, n_rows)
         types = None if batch.token_types is None else pad_rows(batch.token_types, n_rows)
         x = self.embed(pad_rows(batch.token_ids, n_rows), positions, types)  # [n_rows, hidden_size]
+        if batch.images is not None:
+            x = x.index_copy(0, batch.images.rows, batch.images.states.to(x.dtype))
         if n_rows == n_tokens and graphs.layers.serves(batch):
             x = graphs.layers.forward(x, batch)
         else:

@@ -96,13 +96,31 @@ def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
     return Footprint(
         ranks=ranks,
         process=_PROCESS,
-        weights=weights + _tables(spec, itemsize, config.max_model_len),
-        workspace=n_rows * row * itemsize + 2 * logits + _RESERVE,
+        weights=weights + _tables(spec, itemsize, config.max_model_len) + tower_elements(spec) * itemsize,
+        workspace=n_rows * row * itemsize + 2 * logits + _tower_workspace(spec, itemsize) + _RESERVE,
         adapters=adapter_bytes(spec, config, itemsize),
         kv_token=0 if spec.bidirectional else spec.n_attending * of_token,
         kv_format=kv_format,
         states=config.state_rows * spec.state(ranks).row_bytes(itemsize),
     )
+
+
+def tower_elements(spec: ModelSpec) -> int:
+    """Return the number of elements of the vision tower, which every rank has in full; 0 without one."""
+    if (vision := spec.vision) is None:
+        return 0
+    hidden = vision.hidden_size
+    layer = hidden * (4 * hidden + 2 * vision.ffn_size)
+    tables = hidden * (3 * vision.patch_size**2 + vision.frame_patches)
+    return vision.n_layers * layer + tables + hidden * vision.shuffle**2 * spec.hidden_size
+
+
+def _tower_workspace(spec: ModelSpec, itemsize: int) -> int:
+    """Return the bytes that the tower needs for a frame: pixels as floats, residual, norm, projections, MLP."""
+    if (vision := spec.vision) is None:
+        return 0
+    row = 6 * vision.hidden_size + 2 * vision.ffn_size
+    return 4 * vision.frame_bytes * _FLOAT + vision.frame_patches * row * itemsize
 
 
 def _keeps_two_tables(config: RankGroupConfig) -> bool:

@@ -150,6 +150,43 @@ class Classifier:
 
 
 @dataclass(frozen=True, slots=True)
+class VisionSpec:
+    """A tower that turns square frames of an image into rows of the decoder: SigLIP (arXiv:2303.15343), a projection.
+
+    The tower sees a frame's patches, each as a row. The projection makes one row of every square of
+    `shuffle` x `shuffle` patches (pixel shuffle, arXiv:1609.05158).
+    """
+
+    image_token: int  # id that stands for a row of an image in a prompt
+    frame_size: int  # side of a frame, pixels
+    patch_size: int  # side of a patch, pixels
+    shuffle: int  # side of the square of patches that becomes a row, patches
+    hidden_size: int
+    ffn_size: int
+    n_heads: int
+    n_layers: int
+    activation: Activation
+    norm_eps: float
+    tower: str  # prefix of the stored names of the tower's tensors
+    projection: str  # stored name of the projection
+
+    @property
+    def frame_patches(self) -> int:
+        """Rows of the tower for a frame."""
+        return (self.frame_size // self.patch_size) ** 2
+
+    @property
+    def frame_tokens(self) -> int:
+        """Rows of the decoder for a frame."""
+        return self.frame_patches // self.shuffle**2
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of a frame's pixels: a byte for red, green and blue each."""
+        return 3 * self.frame_size**2
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Every switch of a transformer that this worker implements."""
 
@@ -198,6 +235,7 @@ class ModelSpec:
     left_out: str = ""  # parts of the checkpoint that are not loaded, for people
     generates: bool = True  # False: the checkpoint is the body of a model, without a head
     classifier: Classifier | None = None
+    vision: VisionSpec | None = None  # None: texts alone
 
     attention_scale: float = 0.0  # factor of q·k
     attention_softcap: float | None = None

@@ -50,6 +50,8 @@ class RankGroupConfig:
     speculation: bool = False  # decodes carry proposals where that pays
     has_state: bool = False  # the model's layers keep a state for each slot
     snapshots: int = 0  # rows for copies of states, from which prefixes are continued
+    frame_patches: int = 0  # rows of the vision tower for a frame of an image; 0: texts alone
+    frame_bytes: int = 0  # bytes of a frame's pixels
     start_timeout_s: float = 300.0
     stall_timeout_s: float = 1.0  # no heartbeat and no CPU time used, while work is pending
     busy_timeout_s: float = 60.0  # no heartbeat although CPU time is used: one very long operation, or a loop
@@ -84,6 +86,11 @@ class RankGroupConfig:
     def state_rows(self) -> int:
         """Rows of states: one for each slot, then the snapshots; 0 for models without states."""
         return self.max_running + self.snapshots if self.has_state else 0
+
+    @property
+    def frames_per_step(self) -> int:
+        """Largest number of frames in a step: those that its rows pay for, and those of two first rows."""
+        return self.max_batched_tokens // self.frame_patches + 2 if self.frame_patches else 0
 
     @property
     def blocks_wanted(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.gateway.api.images import GivenImage
 from services.gateway.api.options import FunctionDefinition, PredictedContent, TextOptions
 
 
@@ -39,7 +40,7 @@ class Turn:
     """A message of a conversation."""
 
     role: str
-    texts: list[str]
+    parts: list[str | GivenImage]
     name: str | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None

@@ -41,6 +41,7 @@ def digest_of(request: GenerationRequest) -> str:
         request.prompt_ids,
         sampling.SerializeToString(deterministic=True),
         request.options.stop,
+        [image.digest for image in request.images],
     )
     return sha256(msgspec.msgpack.encode(parts)).hexdigest()
 

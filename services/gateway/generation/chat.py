@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from ryzanstein.v1 import worker_pb2
 
 from services.gateway.api.chat import Call, ChatRequest, Turn
+from services.gateway.api.ignored import Ignored
+from services.gateway.api.images import GivenImage
 from services.gateway.errors import invalid
 from services.gateway.generation.group import SequenceGroup
 from services.gateway.generation.message_format import message_format_of
@@ -20,6 +24,7 @@ from services.gateway.generation.sampling import check_token_ids, sampling_optio
 from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.grammar.formats import Constraint
 from services.gateway.ids import new_id
+from services.gateway.images.reader import ImageReader, SeenImage, expanded, layout_of, without_images
 from services.gateway.settings import GatewaySettings
 from services.gateway.text.codec import ServedModel
 from services.gateway.text.conversation import Conversation, encode_conversation
@@ -43,20 +48,25 @@ def conversation_of(request: ChatRequest, tools: ToolUse | None, *, control_toke
 
 
 def template_turn(turn: Turn) -> dict[str, Any]:
-    """A message as templates expect it: `content` is a text, or a list of parts where it has several."""
+    """A message as templates expect it: `content` is a text, or a list of parts where it has several, or an image."""
     extra = {
         "name": turn.name,
         "tool_call_id": turn.tool_call_id,
         "reasoning": turn.reasoning,
         "reasoning_content": turn.reasoning_content,
     }
-    texts = turn.texts
-    content = texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+    first = turn.parts[0] if len(turn.parts) == 1 else None
+    content = first if isinstance(first, str) else [_template_part(part) for part in turn.parts]
     message: dict[str, Any] = {"role": turn.role, "content": content}
     message |= {name: value for name, value in extra.items() if value is not None}
     if turn.calls:
         message["tool_calls"] = [_template_call(call) for call in turn.calls]
     return message
+
+
+def _template_part(part: str | GivenImage) -> dict[str, str]:
+    """A part as templates expect it; the text of an image is what stands for it where a template takes texts only."""
+    return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "text": ""}
 
 
 def _template_call(call: Call) -> dict[str, Any]:
@@ -75,31 +85,47 @@ class ChatPrompt:
 
     ids: list[int]
     tools: ToolUse | None
+    images: Sequence[worker_pb2.Image] = ()
 
 
 class ChatPreparer:
     """Makes the sequences of chats."""
 
-    def __init__(self, pipeline: Pipeline, grammars: GrammarCompiler, settings: GatewaySettings) -> None:
+    def __init__(
+        self, pipeline: Pipeline, grammars: GrammarCompiler, settings: GatewaySettings, images: ImageReader
+    ) -> None:
         self._pipeline = pipeline
+        self._images = images
         self._grammars = grammars
         self._settings = settings
 
-    async def prompt(self, request: ChatRequest, model: ServedModel) -> ChatPrompt:
+    async def prompt(self, request: ChatRequest, model: ServedModel, ignored: Ignored) -> ChatPrompt:
         """The prompt of a chat, which fits the model; raises :class:`ApiError` (400)."""
-        prompt = await self.encode(request, model)
+        prompt = await self.encode(request, model, ignored)
         check_prompt(model, prompt.ids, request.names.messages)
         return prompt
 
-    async def encode(self, request: ChatRequest, model: ServedModel, *, add_special_tokens: bool = False) -> ChatPrompt:
-        """The prompt of a chat; raises :class:`ApiError` (400)."""
-        settings = self._settings
+    async def encode(
+        self, request: ChatRequest, model: ServedModel, ignored: Ignored, *, add_special_tokens: bool = False
+    ) -> ChatPrompt:
+        """The prompt of a chat; raises :class:`ApiError` (400). `ignored` gets the images that the model cannot see."""
+        settings, layout = self._settings, layout_of(model)
+        seen: list[SeenImage] = []
+        if layout is None:
+            request = replace(request, turns=without_images(request.turns, ignored))
+        else:
+            seen = await self._images.read(request.turns, model, layout)
         template = model.template.source if model.template else ""
         native = parser_for(template, settings.tool_parser)
         tools = tool_use(request, native, closed=not settings.additional_properties)
         conversation = conversation_of(request, tools, control_tokens=settings.control_tokens_in_messages)
+        if layout is not None and seen:
+            conversation = replace(conversation, placeholder=layout.placeholder)
         ids = await encode_conversation(model, conversation, add_special_tokens=add_special_tokens)
-        return ChatPrompt(ids, tools)
+        if layout is None or not seen:
+            return ChatPrompt(ids, tools)
+        ids, images = expanded(ids, seen, model, layout, request.names.messages)
+        return ChatPrompt(ids, tools, images)
 
     async def prepare(
         self,
@@ -113,7 +139,7 @@ class ChatPreparer:
         check_token_ids(request.options, model.card.vocab_size)
         if request.n > MAX_CHOICES:
             raise invalid(f"`n` may be at most {MAX_CHOICES}.", "n", "invalid_value")
-        prompt = prompt or await self.prompt(request, model)
+        prompt = prompt or await self.prompt(request, model, caller.ignored)
         constraint = await self._constraint(request, prompt.tools)
         grammar = await self._grammars.admit(constraint, model) if constraint else ""
         reasons = self._settings.reasoning == "auto"
@@ -124,7 +150,14 @@ class ChatPreparer:
         request_id, group = request_id or new_id("chatcmpl"), SequenceGroup() if request.n > 1 else None
         prediction_ids = await encode_prediction(model, request.prediction)
         first = await self._pipeline.prepare(
-            request_id, model, prompt.ids, options, caller, group=group, prediction_ids=prediction_ids
+            request_id,
+            model,
+            prompt.ids,
+            options,
+            caller,
+            group=group,
+            prediction_ids=prediction_ids,
+            images=prompt.images,
         )
         readers = [form.new() if form else None for _ in range(request.n)]
         checks = constraint.checks if constraint else None

@@ -8,6 +8,7 @@ from typing import Any
 
 from services.gateway.api.chat import CHAT_COMPLETIONS, Call, ChatRequest, OfferedTools, Turn, thinking_variables
 from services.gateway.api.ignored import Ignored, Unserved
+from services.gateway.api.images import GivenImage, given_image
 from services.gateway.api.options import FunctionDefinition
 from services.gateway.api.parts import is_role, json_text, own_text, refusal, stand_in
 from services.gateway.api.schema import (
@@ -109,15 +110,18 @@ class _Place:
     last: bool
     ignored: Ignored
 
-    def text(self, part: str | ContentPart, number: int, role: str) -> str:
-        """The text of a part of the content; raises :class:`ApiError` (400)."""
+    def read(self, part: str | ContentPart, number: int, role: str) -> str | GivenImage:
+        """The text of a part of the content, or the image that it is; raises :class:`ApiError` (400)."""
         if isinstance(part, str):
             return part
         if not isinstance(part, Unserved):
             return part.text or ""
-        new = role in ("system", "developer") or (self.last and role == "user")
-        if new and own_text(part) is None:
-            raise refusal(part.kind, ("text", "refusal"), f"messages[{self.index}].content[{number}].type")
+        new, field = role in ("system", "developer") or (self.last and role == "user"), f"messages[{self.index}]"
+        refused = refusal(part.kind, ("text", "refusal"), f"{field}.content[{number}].type") if new else None
+        if image := given_image(part, f"{field}.content[{number}]", "messages[].content[]", refused):
+            return image
+        if refused and own_text(part) is None:
+            raise refused
         return stand_in(part, "messages[].content[]", self.ignored)
 
     def call(self, call: ToolCall, number: int) -> Call | None:
@@ -145,7 +149,7 @@ def _turn(message: Message, place: _Place) -> Turn:
     calls = [place.call(call, number) for number, call in enumerate(made)]
     return Turn(
         "tool" if message.role == "function" else message.role,
-        [place.text(part, number, message.role) for number, part in enumerate(parts)],
+        [place.read(part, number, message.role) for number, part in enumerate(parts)],
         name=message.name,
         tool_call_id=message.tool_call_id,
         reasoning=reasoning,

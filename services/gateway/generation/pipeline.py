@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from ryzanstein.v1 import worker_pb2
 
 from services.common.blockhash import wire_chain
 from services.gateway.errors import invalid, too_long
@@ -12,7 +14,7 @@ from services.gateway.generation.group import SequenceGroup
 from services.gateway.generation.held import HeldAnswer
 from services.gateway.generation.message import MessageReader
 from services.gateway.generation.output import Generation
-from services.gateway.generation.request import Caller, GenerationRequest, SamplingOptions
+from services.gateway.generation.request import Caller, GenerationRequest, SamplingOptions, spans_of
 from services.gateway.generation.resume import ResumableStream, Upstream
 from services.gateway.generation.tokens import TokenSource
 from services.gateway.grammar.formats import Checks
@@ -60,17 +62,19 @@ class Pipeline:
         second_from: int = 0,
         group: SequenceGroup | None = None,
         prediction_ids: list[int] | None = None,
+        images: Sequence[worker_pb2.Image] = (),
     ) -> GenerationRequest:
         """Check the prompt against the model and hash its blocks."""
         if self._log_prompts:
             text = await model.text_of(prompt_ids, skip_special_tokens=False)
             log.info("prompt", extra={"generation_id": request_id, "model": model.name, "prompt": text})
         if len(prompt_ids) <= _INLINE_HASH_TOKENS:
-            hashes = wire_chain(model.card.hash_root, caller.tenant, prompt_ids)
+            hashes = wire_chain(model.card.hash_root, caller.tenant, prompt_ids, spans_of(images))
         else:
-            hashes = await asyncio.to_thread(wire_chain, model.card.hash_root, caller.tenant, prompt_ids)
+            spans = spans_of(images)
+            hashes = await asyncio.to_thread(wire_chain, model.card.hash_root, caller.tenant, prompt_ids, spans)
         return GenerationRequest(
-            request_id, model, prompt_ids, options, caller, hashes, embed, second_from, group, prediction_ids
+            request_id, model, prompt_ids, options, caller, hashes, embed, second_from, group, prediction_ids, images
         )
 
     def generate(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ryzanstein.v1 import worker_pb2
 
+from services.common.blockhash import ImageSpan
 from services.gateway.api.ignored import Ignored
 from services.gateway.generation.group import SequenceGroup
 from services.gateway.names.route import Condition
@@ -80,6 +81,11 @@ class Caller:
         return self.admitted_at + self.time_limit_s if self.time_limit_s else None
 
 
+def spans_of(images: Sequence[worker_pb2.Image]) -> list[ImageSpan]:
+    """The images of a prompt, for its hashes."""
+    return [ImageSpan(image.first, image.first + image.tokens, image.digest) for image in images]
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate, or one embedding to compute."""
@@ -94,6 +100,7 @@ class GenerationRequest:
     second_from: int = 0  # position of the second of two texts; 0: one text
     group: SequenceGroup | None = None  # group of a request with several sequences
     prediction_ids: list[int] | None = None  # tokens of the expected answer; None: the client sent none
+    images: Sequence[worker_pb2.Image] = ()  # images of the prompt, in order
 
     @property
     def adapter(self) -> worker_pb2.Adapter | None:

@@ -37,7 +37,7 @@ from services.gateway.errors import (
 from services.gateway.generation.attempt import Attempt, Cause, Interruption, Late, Rejection
 from services.gateway.generation.budget import BudgetExhaustedError, ResumeBudget
 from services.gateway.generation.poison import Broken, PoisonDetector
-from services.gateway.generation.request import GenerationRequest
+from services.gateway.generation.request import GenerationRequest, spans_of
 from services.gateway.generation.takeover import Takeovers
 from services.gateway.generation.tokens import FinishReason, Takeover, TokenBatch
 from services.gateway.spans import name_generation, note
@@ -214,6 +214,7 @@ class ResumableStream:
             embed=request.embed,
             second_from=request.second_from,
             prediction_ids=request.prediction_ids,
+            images=request.images,
             traceparent=request.caller.traceparent,
             ticket=assignment.ticket,
             weight=request.caller.weight,
@@ -231,7 +232,7 @@ class ResumableStream:
         request, hashes = self._request, self._request.block_hashes
         if self._generated:
             ids = request.prompt_ids + self._generated
-            hashes = wire_chain(request.model.card.hash_root, request.caller.tenant, ids)
+            hashes = wire_chain(request.model.card.hash_root, request.caller.tenant, ids, spans_of(request.images))
         return routing_pb2.RouteRequest(
             request_id=request.request_id,
             model=request.model.pool,

@@ -87,7 +87,9 @@ class TokenizeHandler:
         if body.messages is not None:
             body_of_chat = ChatBody(messages=body.messages, **{name: getattr(body, name) for name in _OF_MESSAGES})
             chat = chat_of(body_of_chat, model.max_len, ignored)
-            return (await self._chats.encode(chat, model, add_special_tokens=bool(body.add_special_tokens))).ids
+            return (
+                await self._chats.encode(chat, model, ignored, add_special_tokens=bool(body.add_special_tokens))
+            ).ids
         for name in _OF_MESSAGES:
             if getattr(body, name) is not None:
                 raise invalid(f"`{name}` needs `messages`.", name)

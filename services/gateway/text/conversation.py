@@ -24,13 +24,14 @@ from services.gateway.text.tool_turns import (
 class Conversation:
     """The input of a chat template."""
 
-    turns: Sequence[dict[str, Any]]  # role, content (a text, or parts of text), and other fields for templates
+    turns: Sequence[dict[str, Any]]  # role, content (a text, or parts), and other fields for templates
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: dict[str, Any] = field(default_factory=dict)
     control_tokens: bool = False  # whether messages may spell control tokens
     tools: Sequence[dict[str, Any]] = ()  # in the templates' form
     names: FieldNames = CHAT_COMPLETIONS  # for errors
+    placeholder: str = ""  # text that stands for an image; "": there is none
 
     @property
     def size(self) -> int:
@@ -77,7 +78,8 @@ async def _encode(model: ServedModel, conversation: Conversation, add_special_to
 def _render(model: ServedModel, template: ChatTemplate, conversation: Conversation) -> list[PromptPart]:
     """The rendered text, cut where clients spelled control tokens."""
     marks, control = Marks(), model.control_tokens
-    turns, variables = [_readable(turn, template) for turn in conversation.turns], conversation.variables
+    variables, placeholder = conversation.variables, conversation.placeholder
+    turns = [_readable(_with_images(turn, marks.image), template, placeholder) for turn in conversation.turns]
     if not template.knows_calls:
         turns = without_calls(turns)
     if conversation.tools and template.knows_tools:
@@ -101,15 +103,30 @@ def _render(model: ServedModel, template: ChatTemplate, conversation: Conversati
             message = "The chat template drops the final message: it cannot be continued."
             raise invalid(message, conversation.names.continued, "chat_template_error")
         text = rest
-    return control.parts(text, marks)
+    return control.parts(text.replace(marks.image, placeholder), marks)
 
 
-def _readable(turn: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
+def _with_images(turn: dict[str, Any], mark: str) -> dict[str, Any]:
+    """A turn whose images have the text `mark`, for templates that take texts only."""
+    parts = turn["content"]
+    if isinstance(parts, str) or not _has_images(parts):
+        return turn
+    return turn | {"content": [part | {"text": mark} if part["type"] == "image" else part for part in parts]}
+
+
+def _has_images(parts: str | Sequence[dict[str, str]]) -> bool:
+    return not isinstance(parts, str) and any(part["type"] == "image" for part in parts)
+
+
+def _readable(turn: dict[str, Any], template: ChatTemplate, placeholder: str) -> dict[str, Any]:
     """A turn for the template: `developer` becomes `system`, and parts become lines, if the template needs it."""
     role, parts = turn["role"], turn["content"]
     if role == "developer" and not template.knows_developers:
         role = "system"
-    as_list = not isinstance(parts, str) and len(parts) > 1 and role in template.roles_with_parts
+    if _has_images(parts):
+        as_list = role in template.roles_with_images(placeholder)
+    else:
+        as_list = not isinstance(parts, str) and len(parts) > 1 and role in template.roles_with_parts
     return turn | {"role": role, "content": parts if as_list else joined(parts)}
 
 

@@ -81,6 +81,7 @@ class Marks:
         number = secrets.randbits(64)
         self._open, self._close = f"\ue000{number}\ue001", f"\ue001{number}\ue000"
         self.end = f"\ue002{number}\ue003"  # follows the message that the model continues
+        self.image = f"\ue004{number}\ue005"  # stands for an image
 
     def around(self, match: re.Match[str]) -> str:
         """Put a spelling between marks."""

@@ -29,6 +29,24 @@ def roles_with_parts(render: Render) -> frozenset[str]:
     return frozenset(role for role in ROLES if any(_shows_parts(render, turns) for turns in _conversations(role)))
 
 
+def reads_texts(render: Render) -> bool:
+    """Whether a message's content may be a text; some templates of models that see read parts only."""
+    turn = {"role": "user", "content": _FIRST}
+    return _FIRST in _rendered(render, [turn]) or _FIRST not in _rendered(render, [turn | {"content": _PARTS}])
+
+
+def roles_with_images(render: Render, placeholder: str) -> frozenset[str]:
+    """The roles whose images become `placeholder`, in their place among the parts."""
+    parts = [{"type": "text", "text": _FIRST}, {"type": "image", "text": _CALLED}, {"type": "text", "text": _SECOND}]
+
+    def shows(turns: list[Turn]) -> bool:
+        text = _rendered(render, turns)
+        between = text[text.find(_FIRST) + len(_FIRST) : text.find(_SECOND)]
+        return _FIRST in text and between.strip() == placeholder
+
+    return frozenset(role for role in ROLES if any(shows(turns) for turns in _conversations(role, parts)))
+
+
 def renders_calls(render: Render) -> bool:
     """Whether the template renders calls and their results."""
     result = {"role": "tool", "content": _FIRST, "tool_call_id": "a1b2c3d4e", "name": _CALLED}
@@ -36,8 +54,8 @@ def renders_calls(render: Render) -> bool:
     return any(_CALLED in text and _FIRST in text for text in texts)
 
 
-def _conversations(role: str) -> list[list[Turn]]:
-    turn = {"role": role, "content": _PARTS}
+def _conversations(role: str, parts: list[dict[str, str]] = _PARTS) -> list[list[Turn]]:
+    turn = {"role": role, "content": parts}
     match role:
         case "system" | "developer":
             return [[turn, _USER]]

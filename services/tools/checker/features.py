@@ -24,6 +24,7 @@ def features(spec: ModelSpec) -> tuple[str, ...]:
         "layers without a rope": bool(spec.ropes) and any(layer.attends and layer.rope is None for layer in layers),
         **{f"{kind} rope": True for kind in sorted(scaled)},
         "softcaps": spec.attention_softcap is not None or spec.logit_softcap is not None,
+        "images": spec.vision is not None,
         "vision left out": bool(spec.left_out),
     }
     return tuple(name for name, there in present.items() if there)

@@ -68,6 +68,7 @@ def model_card(identity: EngineIdentity, model: EngineModel, facts: EngineFacts)
         adapter_slots=model.adapter_slots,
         attention=pb.Attention(**asdict(model.attention)) if model.attention != AttentionMode() else None,
         attention_modes=model.attention_modes,
+        images=model.images,
     )
 
 

@@ -11,6 +11,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.common.attention import AttentionMode
 from services.common.grammar import MAX_GRAMMAR_BYTES
 from services.common.worker_options import MAX_WEIGHT
+from services.worker.api.images import check_images
 from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import EngineFacts, EngineModel
@@ -39,6 +40,7 @@ def unchecked(submit: pb.Submit) -> EngineRequest:
         adapter=_adapter(submit),
         pull=submit.pull if submit.HasField("pull") else None,
         prediction_ids=list(submit.prediction_ids),
+        images=list(submit.images),
     )
 
 
@@ -71,6 +73,7 @@ def to_request(submit: pb.Submit, model: EngineModel, facts: EngineFacts) -> Eng
         raise InvalidRequestError("generated_ids", "must be empty when embed is set")
     if request.weight > MAX_WEIGHT:
         raise InvalidRequestError("weight", f"{request.weight} is above {MAX_WEIGHT}")
+    check_images(request, model.images)
     sampling = _checked(submit.sampling, model, facts)
     if max_tokens and n_generated >= max_tokens and not request.embed:
         raise InvalidRequestError("sampling.max_tokens", f"{n_generated} tokens are generated already")

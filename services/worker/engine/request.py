@@ -36,3 +36,4 @@ class EngineRequest:
     adapter: AdapterRef | None = None
     pull: pb.PullHint | None = None  # another worker holds more of the prompt's KV
     prediction_ids: Sequence[int] = ()  # tokens of an expected answer, from which drafts are taken
+    images: Sequence[pb.Image] = ()  # images of the prompt, in order

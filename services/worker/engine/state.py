@@ -175,6 +175,7 @@ class EngineModel:
     adapter_slots: int = 0  # adapters computed at a time
     attention: AttentionMode = DENSE  # mode of requests without one
     attention_modes: tuple[str, ...] = ()  # modes besides dense
+    images: pb.ImageInput | None = None  # None: texts alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,7 +291,7 @@ class NativeEngine(Engine):
         """
         if self.phase != pb.PHASE_SERVING or self._pump is None or self._device is None:
             raise NotServingError(self.detail)
-        live = LiveRequest.of(request, sink, self.model.hash_root)
+        live = LiveRequest.of(request, sink, self.model.hash_root, self.model.images)
         hint = request.pull if live.reads_cache else None
         self._pump.scheduler.submit(live, deferred=hint is not None or request.adapter is not None)
         self._live[request] = live

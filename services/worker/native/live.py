@@ -6,11 +6,23 @@ from dataclasses import dataclass
 
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.common.blockhash import adapted_root, chain_root
+from services.common.blockhash import ImageSpan, adapted_root, chain_root
 from services.worker.engine.base import OutputSink
 from services.worker.engine.request import EngineRequest
 from services.worker.native.adapters import AdapterSlots
+from services.worker.protocol.plan import Frame
 from services.worker.scheduling.request import Request
+
+
+def frames_of(request: EngineRequest, takes: pb.ImageInput) -> list[Frame]:
+    """The frames of a checked request's images, with the positions of their placeholders."""
+    frames, n_tokens, n_bytes = [], takes.frame_tokens, 3 * takes.frame_size**2
+    for image in request.images:
+        span = range(image.first, image.first + image.tokens)
+        firsts = [position for position in span if request.prompt_ids[position] == takes.token][::n_tokens]
+        for number, first in enumerate(firsts):
+            frames.append(Frame(first, n_tokens, image.frames[number * n_bytes : (number + 1) * n_bytes]))
+    return frames
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -22,8 +34,10 @@ class LiveRequest(Request):
     held: AdapterSlots | None = None  # where its adapter is in use
 
     @classmethod
-    def of(cls, request: EngineRequest, sink: OutputSink, hash_root: str) -> LiveRequest:
-        """The scheduler's request for an engine request."""
+    def of(
+        cls, request: EngineRequest, sink: OutputSink, hash_root: str, takes: pb.ImageInput | None = None
+    ) -> LiveRequest:
+        """The scheduler's request for an engine request; `takes`: the images that the model takes."""
         root = adapted_root(hash_root, request.adapter.digest if request.adapter else "")
         return cls(
             request=request,
@@ -40,6 +54,8 @@ class LiveRequest(Request):
             second_from=request.second_from,
             trial_tokens=request.trial_tokens,
             prediction_ids=request.prediction_ids,
+            images=[ImageSpan(image.first, image.first + image.tokens, image.digest) for image in request.images],
+            frames=frames_of(request, takes) if takes is not None else (),
         )
 
     @property

@@ -143,6 +143,21 @@ def _classes(classifier: Classifier | None) -> pb.Classes | None:
     return pb.Classes(labels=classifier.labels, function=_FUNCTIONS[classifier.function])
 
 
+def _images(files: ModelFolder) -> pb.ImageInput | None:
+    vision, processing = files.spec.vision, files.images
+    if vision is None or processing is None:
+        return None
+    return pb.ImageInput(
+        layout="idefics3",
+        token=vision.image_token,
+        frame_tokens=vision.frame_tokens,
+        frame_size=vision.frame_size,
+        longest_edge=processing.longest_edge,
+        splits=processing.splits,
+        resample=processing.resample,
+    )
+
+
 def served_model(files: ModelFolder, config: RankGroupConfig) -> EngineModel:
     """Facts about the model from its folder and the configuration."""
     # The hash root separates the KV of different models, dtypes, quantizations, rope choices and KV formats.
@@ -165,4 +180,5 @@ def served_model(files: ModelFolder, config: RankGroupConfig) -> EngineModel:
         prompts=files.embedding.prompts,
         default_prompt=files.embedding.default_prompt,
         kv_dtype=config.kv_format,
+        images=_images(files),
     )

@@ -124,6 +124,8 @@ def group_config(settings: WorkerSettings, model: ModelFolder) -> RankGroupConfi
             speculation=settings.speculation == "auto" and not spec.has_state,
             has_state=spec.has_state,
             snapshots=snapshot_rows(spec, settings.tensor_parallel, dtype),
+            frame_patches=spec.vision.frame_patches if spec.vision else 0,
+            frame_bytes=spec.vision.frame_bytes if spec.vision else 0,
             start_timeout_s=settings.start_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
             busy_timeout_s=BUSY_TIMEOUT_S[device],
@@ -146,6 +148,7 @@ def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: 
         speculation=ranks.speculation,
         has_state=ranks.has_state,
         snapshots=ranks.snapshots,
+        frame_cost=ranks.frame_patches,
     )
 
 

@@ -72,7 +72,7 @@ class StepTimer:
 
         `wait_s`: the ranks waited so long for its plan.
         """
-        self.computed_tokens += step.n_rows - step.n_proposals + n_accepted
+        self.computed_tokens += step.n_rows - step.n_encoded - step.n_proposals + n_accepted
         n_decodes = step.n_rows - step.n_prefill_rows - step.n_proposals
         if step.n_prefill_rows >= _MIN_PREFILL_ROWS:
             expected_s = step.n_rows / self.prefill_tokens_per_s if self._prefill_s else seconds

@@ -33,6 +33,20 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame of an image, whose rows follow each other in a sequence."""
+
+    first: int  # position of its first row
+    n_tokens: int
+    pixels: bytes  # uint8 [size, size, 3]
+
+    @property
+    def end(self) -> int:
+        """Position after its last row."""
+        return self.first + self.n_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """One request's share of a step: positions [start, start + n_tokens)."""
 
@@ -54,13 +68,14 @@ class Save(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Applied in field order: released, admissions, chunks, during which states are saved."""
+    """One step. Applied in field order, frames before chunks, during which states are saved."""
 
     step: int
     released: tuple[int, ...] = ()
     admissions: tuple[Admission, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     saves: tuple[Save, ...] = ()
+    frames: tuple[tuple[int, Frame], ...] = ()  # by slot: the frames that chunks from this one on need
 
     @property
     def n_tokens(self) -> int:

@@ -1,9 +1,11 @@
 """StepPlan as flat int32: chunks become columns, so that ranks need no Python object per chunk.
 
-header    kind, step (2 words), counts of released, chunks, new blocks, proposals, saves, admissions
+header    kind, step (2 words), counts of released, chunks, new blocks, proposals, saves, admissions,
+          frames
 columns   released | slot | start | n_tokens | draws | count of new blocks | count of proposals | new blocks | proposals
           | saves: slot, position, row
 then      one record per admission: slot, n_prompt, embed, second_from, adapter, restore, n_tokens, tokens, sampling
+          one record per frame: slot, position of its first row, bytes, pixels
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.protocol.plan import Admission, StepPlan
@@ -27,7 +31,7 @@ from services.worker.protocol.words import (
     split64,
 )
 
-_HEADER = 9
+_HEADER = 10
 _ADMISSION = 7
 
 
@@ -43,6 +47,14 @@ class AdmissionView:
     second_from: int
     adapter: int
     restore: int
+
+
+class FrameView(NamedTuple):
+    """A Frame with its pixels as an array."""
+
+    slot: int
+    first: int
+    pixels: NDArray[np.uint8]  # [n]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +73,7 @@ class PlanView:
     new_blocks: Words  # [sum of block_counts]
     proposals: Words  # [sum of proposal_counts]
     saves: Words  # [n_saves, 3], slot, position and row
+    frames: tuple[FrameView, ...] = ()
 
 
 def encode_plan(plan: StepPlan) -> memoryview:
@@ -69,7 +82,7 @@ def encode_plan(plan: StepPlan) -> memoryview:
     counts = [len(chunk.new_blocks) for chunk in chunks]
     proposed = [len(chunk.proposals) for chunk in chunks]
     words = array("i", (Kind.PLAN, *split64(plan.step), len(plan.released), len(chunks), sum(counts), sum(proposed)))
-    words.extend((len(plan.saves), len(plan.admissions)))
+    words.extend((len(plan.saves), len(plan.admissions), len(plan.frames)))
     words.extend(plan.released)
     words.extend([chunk.slot for chunk in chunks])
     words.extend([chunk.start for chunk in chunks])
@@ -82,6 +95,9 @@ def encode_plan(plan: StepPlan) -> memoryview:
     words.extend(chain.from_iterable(plan.saves))
     for admission in plan.admissions:
         _encode_admission(admission, words)
+    for slot, frame in plan.frames:
+        words.extend((slot, frame.first, len(frame.pixels)))
+        words.frombytes(frame.pixels + bytes(-len(frame.pixels) % 4))
     return memoryview(words).cast("B")
 
 
@@ -89,21 +105,28 @@ def decode_plan(words: Words) -> PlanView:
     """Return a view of an encoded plan, which references the message. Raises MalformedMessageError."""
     if len(words) < _HEADER or words[0] != Kind.PLAN:
         raise MalformedMessageError("not a plan")
-    low, high, n_released, n_chunks, n_blocks, n_proposals, n_saves, n_admissions = words[1:_HEADER].tolist()
+    low, high, *counts = words[1:_HEADER].tolist()
+    n_released, n_chunks, n_blocks, n_proposals, n_saves, n_admissions, n_frames = counts
     cursor = WordCursor(words, _HEADER)
     released = cursor.take(n_released)
     slots, starts, n_tokens, draws, blocks, proposed = cursor.take(6 * n_chunks).reshape(6, n_chunks)
     new_blocks, proposals = cursor.take(n_blocks), cursor.take(n_proposals)
     saves = cursor.take(3 * n_saves).reshape(n_saves, 3)
     admissions = tuple(_decode_admission(cursor) for _ in range(n_admissions))
+    frames = tuple(_decode_frame(cursor) for _ in range(n_frames))
     cursor.finish()
     columns = (slots, starts, n_tokens, draws, blocks, proposed, new_blocks, proposals, saves)
-    return PlanView(join64(low, high), released, admissions, *columns)
+    return PlanView(join64(low, high), released, admissions, *columns, frames)
 
 
 def view_plan(plan: StepPlan) -> PlanView:
     """Return the plan in columns, for a rank in the same process."""
     return decode_plan(np.frombuffer(encode_plan(plan), dtype=np.int32))
+
+
+def _decode_frame(cursor: WordCursor) -> FrameView:
+    slot, first, n_bytes = cursor.take(3).tolist()
+    return FrameView(slot, first, cursor.take(-(-n_bytes // 4)).view(np.uint8)[:n_bytes])
 
 
 def _encode_admission(admission: Admission, words: array[int]) -> None:

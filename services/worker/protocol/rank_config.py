@@ -14,6 +14,7 @@ from services.worker.ipc.ring import ring_bytes
 SETTINGS_VARIABLE = "RYZANSTEIN_RANK_SETTINGS"
 
 _MIB = 1 << 20
+_FRAME_HEADER_BYTES = 16  # header and padding of a frame in a plan
 STAGING_BYTES = 16 * _MIB  # per rank; a copy of this size delays the next step by a few milliseconds
 
 
@@ -68,6 +69,7 @@ class GroupLayout:
         # A plan may admit every slot at full length; `GroupLink.send` refuses plans of more than half the capacity.
         plan_capacity = min(max(4 * _MIB, 10 * config.max_running * config.max_model_len), 128 * _MIB)
         plan_capacity += config.max_running * MAX_GRAMMAR_BYTES
+        plan_capacity += 2 * config.frames_per_step * (config.frame_bytes + _FRAME_HEADER_BYTES)
         result_capacity = 8 * _MIB
         collective = 256 << 10
         locks = control_bytes(config.ranks)

@@ -20,6 +20,7 @@ from services.worker.protocol.event_codec import ModelFacts
 from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.rank.block_copy import BlockCopier
 from services.worker.rank.forward import Model
+from services.worker.rank.images import Tower
 from services.worker.rank.runner import Runner
 
 
@@ -41,6 +42,7 @@ class LoadedModel:
     head: Head = ()  # layers over pooled states
     embeds: bool = False  # there are no logits
     files: FileStates = ()  # states of the files whose weights are known to be finite
+    tower: Tower | None = None  # encodes frames of images; None: the model reads text only
     load_adapter: Callable[[AdapterOrder], None] = refuse_adapter  # into a slot; raises ModelError
 
 

@@ -72,7 +72,7 @@ class Forward(Generic[Cache]):
         if self._drawn is None or (drawn := self._drawn.numbers(drawing)) is None:
             return None
         rows = drawing.rows.tolist()
-        if not self._decodes.serves(numbers):
+        if not self._replayed(numbers):
             arrays = numbers.arrays()
             tensors = self._transfers.up(arrays + drawn.arrays())
             hidden = self._compute(numbers, tensors[: len(arrays)], rows)
@@ -86,12 +86,16 @@ class Forward(Generic[Cache]):
 
     def states(self, numbers: StepNumbers, rows: Sequence[int] | None) -> Tensor:
         """Compute a step, without waiting; returns what `Model.forward` does."""
-        if not self._decodes.serves(numbers):
+        if not self._replayed(numbers):
             return self._compute(numbers, self._transfers.up(numbers.arrays()), rows)
         hidden = self._decodes.forward(numbers, None)
         if rows is None or len(rows) == len(hidden):
             return hidden
         return hidden[long_tensor(rows).to(hidden.device, non_blocking=True)]
+
+    def _replayed(self, numbers: StepNumbers) -> bool:
+        """Whether the device replays the step as a whole; replays read embeddings alone."""
+        return numbers.images is None and self._decodes.serves(numbers)
 
     def _compute(self, numbers: StepNumbers, tensors: Sequence[Tensor], rows: Sequence[int] | None) -> Tensor:
         batch = numbers.batch(tensors)

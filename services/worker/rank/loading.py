@@ -13,6 +13,7 @@ from services.compute.model.files import FileStates, file_states
 from services.compute.model.footprint import footprint
 from services.compute.model.layers.adapters import AdapterLayers, AdapterTensors
 from services.compute.model.layers.head import load_dense
+from services.compute.model.layers.vision import load_tower
 from services.compute.model.loading.folder import open_folder
 from services.compute.model.loading.vocabulary import read_vocabulary
 from services.compute.ranks.config import RankGroupConfig
@@ -57,6 +58,7 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend, che
         head = load_dense(folder.path, folder.pooling.dense, spec.hidden_size, backend.device)
     size = len(head[-1].weight) if head else spec.hidden_size
     sizes = footprint(spec, config)
+    images = folder.images
     return LoadedModel(
         decoder=decoder,
         facts=ModelFacts(spec.vocab_size, min(size, config.embedding_size or size), dict(decoder.weight_formats)),
@@ -72,5 +74,8 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend, che
         embeds=not spec.generates,
         files=files,
         load_adapter=load_adapter if config.adapter_slots else refuse_adapter,
+        tower=None
+        if images is None
+        else load_tower(folder.description, backend, spec.hidden_size, images.mean, images.std),
         vocabulary=partial(read_vocabulary, folder.path, spec.vocab_size, config.eos_token_ids),
     )

@@ -166,7 +166,12 @@ def _measure_steps(config: RankGroupConfig, model: LoadedModel, comm: StepCommun
     assert isinstance(backend.memory, DeviceMemory), "a GPU reports its memory"
     cache_bytes = 2 * config.block_tokens * model.kv_bytes_per_token  # a block and the null block
     runner = _make_runner(config, model, model.make_cache(1), 1, comm, backend)
-    steps = partial(runner.rehearse, worst_steps(config, backend.replayed_rows))
+
+    def steps() -> None:
+        if model.tower is not None:
+            model.tower(torch.zeros(config.frame_bytes, dtype=torch.uint8))
+        runner.rehearse(worst_steps(config, backend.replayed_rows))
+
     return KvBudget.measured(backend.memory, steps, cache_bytes, config.gpu_memory_utilization)
 
 
@@ -196,4 +201,5 @@ def _make_runner(
         overlaps=config.overlaps,
         speculates=config.speculation,
         states=cache.states if config.has_state else None,
+        tower=model.tower,
     )

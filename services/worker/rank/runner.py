@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -38,6 +38,7 @@ from services.worker.rank.acceptor import Acceptor
 from services.worker.rank.batching import BatchLayout, DrawingRows, lay_out
 from services.worker.rank.drawn import DrawnTokens
 from services.worker.rank.forward import Forward, Model
+from services.worker.rank.images import SlotImages, Tower
 from services.worker.rank.pooling import PooledSlots
 from services.worker.rank.slot_table import SlotTable
 
@@ -101,17 +102,20 @@ class Runner(Generic[Cache]):
         overlaps: bool = False,
         speculates: bool = False,
         states: StateStore | None = None,
+        tower: Tower | None = None,
     ) -> None:
         """`head`: layers over pooled states. `embeds`: the model has no logits. `n_blocks` 0: nothing is cached.
 
         `overlaps`: draw on the device, so that another step may be launched before the tokens are read.
         `speculates`: results name the tokens that grammars force next. `states`: of slots and snapshots; None without.
+        `tower`: encodes frames of images.
         """
         self._embeds, self._states = embeds, states
         self._decoder, self._comm, self._device = decoder, comm, device
         transfers = transfers or DirectTransfers(device)
         self._table = SlotTable(max_running, max_model_len, block_tokens, n_blocks)
         self._pools = PooledSlots(pooling or Pooling(), head)
+        self._images = SlotImages(tower)
         self._prompt_logprobs: dict[int, int] = {}  # slot -> number of top tokens
         self._sampler = Sampler(
             comm,
@@ -186,6 +190,8 @@ class Runner(Generic[Cache]):
             return Launched(plan.step, wait_us, None)
         exact = self._decoder.exact_chunks
         numbers, layout = lay_out(self._table, plan, exact_chunks=exact, has_state=self._states is not None)
+        if (images := self._images.rows(layout)) is not None:
+            numbers = replace(numbers, images=images)
         drawing = layout.drawing(self._drawing_sequences(layout))
         every_row = bool(self._prompt_logprobs) or self._pools.any()
         # Proposals are verified on the host.
@@ -232,11 +238,13 @@ class Runner(Generic[Cache]):
                 self._pools.admit(admission.slot)
             if admission.sampling.HasField("prompt_logprobs"):
                 self._prompt_logprobs[admission.slot] = admission.sampling.prompt_logprobs
+        self._images.encode(plan.frames)
         self._table.extend(plan)
 
     def _forget(self, slot: int) -> None:
         self._sampler.release(slot)
         self._pools.release(slot)
+        self._images.release(slot)
         self._prompt_logprobs.pop(slot, None)
 
     def _drawing_sequences(self, layout: BatchLayout) -> Ints:

@@ -8,11 +8,11 @@ from enum import Enum
 
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.common.blockhash import HASH_BLOCK_TOKENS, extend_chain, wire_hash
+from services.common.blockhash import HASH_BLOCK_TOKENS, ImageSpan, extend_chain, wire_hash
 from services.compute.token_logprobs import NO_TOKEN, TokenLogprobs
 from services.worker.drafting.drafts import Drafts
 from services.worker.engine.output import Finish, Output, Prefill, checked, overflowed
-from services.worker.protocol.plan import Admission, Chunk, SlotResult
+from services.worker.protocol.plan import Admission, Chunk, Frame, SlotResult
 
 
 class Status(Enum):
@@ -49,6 +49,8 @@ class Request:
     adapter: int = -1  # slot of its adapter on the ranks; -1: none. Set before the request is queued
     trial_tokens: int = 0  # > 0: a suspect; it runs without another suspect until it generated this many tokens here
     prediction_ids: Sequence[int] = ()  # tokens of an expected answer, from which drafts are taken
+    images: Sequence[ImageSpan] = ()  # images of the prompt, for its digests
+    frames: Sequence[Frame] = ()  # their frames, by position
 
     # Kept by the scheduler.
     status: Status = Status.WAITING
@@ -60,6 +62,7 @@ class Request:
     n_planned: int = 0  # positions covered by plans; those of proposals that fall are planned anew
     n_written: int = 0  # positions covered by returned plans
     n_published: int = 0  # blocks offered to the prefix cache
+    n_sent: int = 0  # frames that plans since the admission contain, or that end before them
     n_charged: int = 0  # positions charged to its tenant
     n_in_flight: int = 0  # plans in flight that contain a chunk of the request
     n_preempted: int = 0
@@ -137,6 +140,18 @@ class Request:
         if not self.announced:
             self.prompt_logprobs.clear()
 
+    def begin(self, start: int, n_published: int) -> None:
+        """Begin, perhaps again, at position `start`: what is before is cached."""
+        self.n_planned = self.n_written = start
+        self.n_published = n_published
+        self.n_sent = sum(frame.end <= start for frame in self.frames)
+
+    def send_frames(self, end: int) -> list[Frame]:
+        """Take the frames that were not sent and that positions before `end` need."""
+        frames = [frame for frame in self.frames[self.n_sent :] if frame.first < end]
+        self.n_sent += len(frames)
+        return frames
+
     def admission(self, restore: int = -1) -> Admission:
         """The message by which ranks learn of the request, before its first chunk; `restore` as in `Admission`."""
         return Admission(
@@ -168,7 +183,8 @@ class Request:
         done, end = len(self.digests), self.n_prompt if self.narrows else len(self.token_ids)
         if end // HASH_BLOCK_TOKENS > done:
             parent = self.digests[-1] if done else self.chain_root
-            self.digests += extend_chain(parent, self.token_ids[done * HASH_BLOCK_TOKENS : end])
+            first = done * HASH_BLOCK_TOKENS
+            self.digests += extend_chain(parent, self.token_ids[first:end], self.images, first)
 
     def block_digests(self, block_tokens: int, first: int, end: int) -> list[bytes]:
         """Digests of the device blocks [first, end); a block's digest is that of its last hash block."""

@@ -162,7 +162,8 @@ class Scheduler:
             return None
         if self.in_flight and (self.in_flight[-1].proposes or self._choose_drafts()):
             return None  # the tokens in flight are worth waiting for: proposals follow from them
-        builder = StepBuilder(self.config.max_batched_tokens, self._prefixes.snapshots)
+        config = self.config
+        builder = StepBuilder(config.max_batched_tokens, self._prefixes.snapshots, frame_cost=config.frame_cost)
         prefills = self._plan_decodes(builder)
         if builder.work:
             builder.set_prefill_budget(self.prefill_budget)
@@ -228,7 +229,7 @@ class Scheduler:
     def _plan_chunk(self, builder: StepBuilder, request: Request, new_blocks: tuple[int, ...]) -> None:
         """Plan as many of the known tokens as the budget allows; the admission allocated their blocks."""
         start, known = request.n_planned, len(request.token_ids)
-        end = start + builder.rows_for(start, known - start)
+        end = start + builder.rows_of(request, known - start)
         builder.add(request, end - start, new_blocks, draws=end == known)
         self.counters.prefill_tokens += end - start
         self.ledger.charge_known(request, start, end, PREFILL_COST)
@@ -289,8 +290,7 @@ class Scheduler:
         request.blocks = hits + self._pool.allocate(n_fresh)
         request.slot = self._slots.take()
         start = len(hits) * self.config.block_tokens
-        request.n_planned = request.n_written = start
-        request.n_published = len(hits)
+        request.begin(start, len(hits))
         self.counters.prefix_hit_tokens += start
         if request.n_preempted == 0:
             request.cached_tokens = min(start, request.n_prompt)

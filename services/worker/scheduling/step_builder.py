@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.worker.protocol.plan import Admission, Chunk, Save, StepPlan
+from services.worker.protocol.plan import Admission, Chunk, Frame, Save, StepPlan
 from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.snapshots import Reserved, Snapshots
@@ -21,15 +21,17 @@ class StepLoad:
     n_prefill_rows: int = 0
     n_keys: float = 0.0  # keys that the prefill rows attend to, summed over the rows
     n_proposals: int = 0
+    n_encoded: int = 0  # rows among the prefill rows that stand for the cost of frames
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk]) -> StepLoad:
-        """The load of a plan's chunks."""
-        n_rows = sum([chunk.n_tokens for chunk in chunks])
+    def of(cls, chunks: Sequence[Chunk], n_encoded: int = 0) -> StepLoad:
+        """The load of a plan's chunks, and of frames that cost as much as `n_encoded` rows of prompts."""
+        n_rows = sum([chunk.n_tokens for chunk in chunks]) + n_encoded
         prefills = [chunk for chunk in chunks if chunk.n_tokens > 1 and not chunk.proposals]
         n_keys = sum([chunk.n_tokens * (chunk.start + chunk.n_tokens / 2) for chunk in prefills])
         n_proposals = sum([len(chunk.proposals) for chunk in chunks])
-        return cls(n_rows, sum([chunk.n_tokens for chunk in prefills]), n_keys, n_proposals)
+        n_prefill_rows = sum([chunk.n_tokens for chunk in prefills]) + n_encoded
+        return cls(n_rows, n_prefill_rows, n_keys, n_proposals, n_encoded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,12 @@ class StepBuilder:
     room: int  # rows left
     snapshots: Snapshots | None = None  # None: no states are saved
     saves: list[Reserved] = field(default_factory=list)
+    frame_cost: int = 0  # rows of a prompt that cost as much as a frame
     prefill_budget: PrefillBudget = field(init=False)
     budget: float = field(init=False)  # rest of `prefill_budget`
     work: Work = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
+    frames: list[tuple[int, Frame]] = field(default_factory=list)
     pressed: bool = False  # a running request found no free block, so nothing is admitted
 
     def __post_init__(self) -> None:
@@ -82,6 +86,24 @@ class StepBuilder:
         """Number of rows of a prompt from position `start` on, at most `wanted`, that room and budget allow."""
         return min(wanted, self.room, self.prefill_budget.rows(start, self.budget))
 
+    def rows_of(self, request: Request, wanted: int) -> int:
+        """Number of the request's next rows, at most `wanted`, that room and budget allow with their frames.
+
+        Rows end before a frame that the budget does not pay for; only the frame of the first row may exceed it.
+        """
+        start = request.n_planned
+        n_rows, paid = self.rows_for(start, wanted), self.budget
+        for frame in request.frames[request.n_sent :]:
+            before, paid = frame.first - start, paid - self.frame_cost
+            if before >= n_rows:
+                break
+            if before > 0 and paid <= 0:
+                return before
+            if paid <= 0:
+                return min(n_rows, frame.end - start)
+            n_rows = min(n_rows, max(before, 1, self.prefill_budget.rows(start, paid)))
+        return n_rows
+
     def add(
         self,
         request: Request,
@@ -96,20 +118,23 @@ class StepBuilder:
         request.n_planned += n_rows
         request.n_in_flight += 1
         self.room -= n_rows
-        self.budget -= self.prefill_budget.cost(start, n_rows)
+        frames = request.send_frames(request.n_planned)
+        self.frames += [(request.slot, frame) for frame in frames]
+        self.budget -= self.prefill_budget.cost(start, n_rows) + len(frames) * self.frame_cost
         if self.snapshots is not None:
             self.saves += self.snapshots.reserve(request, start, start + n_rows)
         self.work.append((request, Chunk(request.slot, start, n_rows, draws, new_blocks, proposals)))
 
     def planned(self, plan: StepPlan, now: float) -> PlannedStep:
         """What the scheduler keeps of the step until its result comes."""
-        return PlannedStep(plan.step, self.work, StepLoad.of(plan.chunks), now, self.saves)
+        load = StepLoad.of(plan.chunks, len(plan.frames) * self.frame_cost)
+        return PlannedStep(plan.step, self.work, load, now, self.saves)
 
     def finish(self, step: int, released: list[int]) -> StepPlan:
         """The plan for the ranks."""
         chunks = tuple([chunk for _, chunk in self.work])
         saves = tuple([Save(save.request.slot, save.position, save.row) for save in self.saves])
-        return StepPlan(step, tuple(released), tuple(self.admissions), chunks, saves)
+        return StepPlan(step, tuple(released), tuple(self.admissions), chunks, saves, tuple(self.frames))
 
 
 class Slots:

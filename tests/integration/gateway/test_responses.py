@@ -265,7 +265,7 @@ async def test_stored_turn_returns_its_input_items_unchanged(
     ]
     async with running_stack([Worker("w0")], redis_url=server.url) as stack:
         first = await post(stack, input=given)
-        left_out = ["content[].type=input_image", "type=web_search_call", "output[].type=input_image"]
+        left_out = ["type=web_search_call", "content[].type=input_image", "output[].type=input_image"]
         assert first.headers[IGNORED_HEADER].split(", ") == [f"input[].{name}" for name in left_out]
         listed = (await stack.http.get(f"{PATH}/{first.json()['id']}/input_items?order=asc")).json()["data"]
         assert [{name: item[name] for name in like} for item, like in zip(listed, given, strict=True)] == given

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.blockhash import HASH_BLOCK_TOKENS, chain_root, extend_chain, wire_chain, wire_hash
+from services.common.blockhash import HASH_BLOCK_TOKENS, ImageSpan, chain_root, extend_chain, wire_chain, wire_hash
 
 token_ids = st.lists(st.integers(0, 2**32 - 1), max_size=5 * HASH_BLOCK_TOKENS)
 
@@ -26,6 +26,21 @@ def test_a_chain_can_be_continued(ids: list[int], blocks: int) -> None:
     cut = min(blocks, len(whole))
     parent = whole[cut - 1] if cut else chain_root("root")
     assert extend_chain(parent, ids[cut * HASH_BLOCK_TOKENS :]) == whole[cut:]
+
+
+def test_images_are_part_of_the_blocks_that_hold_their_tokens() -> None:
+    ids, size = [7] * 6 * HASH_BLOCK_TOKENS, HASH_BLOCK_TOKENS
+    plain = wire_chain("root", "", ids)
+    for first, end, block in ((size, 3 * size, 1), (2 * size - 1, 2 * size, 1), (size // 2, 2 * size, 0), (5, 6, 0)):
+        image = ImageSpan(first, end, b"a" * 32)
+        chain = wire_chain("root", "", ids, [image])
+        other = wire_chain("root", "", ids, [image._replace(digest=b"b" * 32)])
+        for one, two in ((chain, other), (chain, plain)):
+            assert [x == y for x, y in zip(one, two, strict=True)] == [number < block for number in range(6)]
+        digests = extend_chain(chain_root("root"), ids, [image])
+        for cut in range(1, 6):
+            rest = extend_chain(digests[cut - 1], ids[cut * size :], [image], cut * size)
+            assert rest == digests[cut:]
 
 
 def test_models_and_tenants_have_disjoint_hashes() -> None:

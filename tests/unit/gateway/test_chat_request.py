@@ -23,6 +23,7 @@ from services.gateway.http.responses.chat import chat_of as of_responses
 from services.gateway.http.responses.reading import read_items
 from services.gateway.http.responses.schema import ReferenceItem, ResponsesBody
 from services.gateway.http.responses.tools import read_tools
+from services.gateway.images.reader import without_images
 from services.gateway.tools.formats import HERMES
 from services.gateway.tools.use import tool_use
 
@@ -209,7 +210,7 @@ def test_parts_of_a_history_are_read_or_left_out(parts: list[Any], texts: list[s
         given = json.dumps({"messages": [{"role": role, "content": parts}, {"role": "assistant", "content": "ho"}]})
         ignored = Ignored()
         chat = of_completions(asyncio.run(BodyDecoder(ChatBody).decode(given.encode(), ignored)), 100, ignored)
-        assert chat.turns[0].texts == texts
+        assert without_images(chat.turns, ignored)[0].parts == texts
         assert list(ignored.names) == [f"messages[].content[].type={kind}" for kind in left_out]
 
 
@@ -218,7 +219,7 @@ def test_a_new_image_is_refused(role: str) -> None:
     given = json.dumps({"messages": [{"role": "assistant", "content": "ho"}, {"role": role, "content": [PICTURE]}]})
     body = asyncio.run(BodyDecoder(ChatBody).decode(given.encode(), Ignored()))
     with pytest.raises(ApiError, match="models here read text only") as refused:
-        of_completions(body, 100, Ignored())
+        without_images(of_completions(body, 100, Ignored()).turns, Ignored())
     assert refused.value.param == "messages[1].content[0].type"
 
 

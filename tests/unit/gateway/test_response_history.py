@@ -13,6 +13,7 @@ from services.gateway.errors import ApiError
 from services.gateway.http.responses.history import turns_of
 from services.gateway.http.responses.reading import check_new_parts, read_items
 from services.gateway.http.responses.schema import COMMANDS, ITEMS, ReferenceItem
+from services.gateway.images.reader import without_images
 
 Raw = dict[str, Any]
 ASKED: Raw = {"role": "user", "content": "Go on."}
@@ -21,10 +22,11 @@ NOTE = "[The image that stood here was left out: this model reads text only.]"
 
 
 def read(*items: Raw) -> tuple[list[Turn], str]:
-    """The turns of items, and the names of what is left out."""
+    """The turns of items for a model that reads text only, and the names of what is left out."""
     ignored = Ignored()
     found = [item for item in read_items(items, ignored) if not isinstance(item, ReferenceItem)]
-    return turns_of(found, ignored), ignored.header
+    turns = without_images(turns_of(found, ignored), ignored)
+    return turns, ignored.header
 
 
 def types_of(kind: Any) -> set[str]:
@@ -116,7 +118,7 @@ def test_a_hosted_call_with_its_result_is_a_call_and_a_result(
     assert [turn.role for turn in turns] == ["user", "assistant", "tool", "user"]
     (call,) = turns[1].calls
     assert (call.name, call.arguments, call.id) == (name, arguments, "c")
-    assert (turns[2].texts, turns[2].tool_call_id, turns[2].name) == ([result], "c", name)
+    assert (turns[2].parts, turns[2].tool_call_id, turns[2].name) == ([result], "c", name)
     assert ignored == ""
 
 
@@ -132,18 +134,18 @@ def test_an_image_in_an_output_or_a_history_has_a_note_in_its_place() -> None:
         {"type": "custom_tool_call_output", "call_id": "g", "output": [{"type": "input_file", "file_id": "x"}]},
         {"type": "code_interpreter_call", "id": "i", "code": "", "outputs": [{"type": "image", "url": "data:AAAA"}]},
     )
-    assert [turn.texts for turn in turns if turn.role != "assistant"] == [
+    assert [turn.parts for turn in turns if turn.role != "assistant"] == [
         [NOTE, "A picture."], ["A picture.", NOTE], [NOTE.replace("image", "file")], [NOTE]
     ]  # fmt: skip
     lists = ("content[].type=input_image", "output[].type=input_image", "output[].type=input_file")
-    assert ignored.split(", ") == [f"input[].{name}" for name in (*lists, "outputs[].type=image")]
+    assert set(ignored.split(", ")) == {f"input[].{name}" for name in (*lists, "outputs[].type=image")}
 
 
 def test_null_in_a_history_is_an_empty_text() -> None:
     called = {"type": "function_call", "call_id": "f", "name": "look", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "f", "output": None}
     turns, ignored = read(ASKED, {"role": "assistant", "content": None}, called, output, ASKED)
-    assert [(turn.role, turn.texts) for turn in turns[1:3]] == [("assistant", [""]), ("tool", [""])]
+    assert [(turn.role, turn.parts) for turn in turns[1:3]] == [("assistant", [""]), ("tool", [""])]
     assert ignored == ""
 
 

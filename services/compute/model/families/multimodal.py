@@ -9,10 +9,10 @@ from typing import Any
 from services.compute.model.families import gemma, llama4, mistral, qwen, qwen3_next
 from services.compute.model.families.config import Config
 from services.compute.model.families.naming import TEXT_PREFIXES, UNUSED, Family, Refs
-from services.compute.model.spec import ModelSpec
+from services.compute.model.spec import ModelSpec, VisionSpec
 
 _LEFT_OUT = "the vision tower and its projector: this model reads text alone"
-_TOWERS = ("vision_tower", "vision_model", "multi_modal_projector", "visual")
+_TOWERS = ("vision_tower", "vision_model", "multi_modal_projector", "connector", "visual")
 _VISION = tuple(f"{prefix}{module}.*" for prefix in ("", "model.") for module in _TOWERS)
 # Settings of images and videos, and ids of tokens that stand for them.
 _UNUSED_KEYS = (
@@ -47,15 +47,22 @@ _GEMMA3_DEFAULTS: dict[str, Any] = {
 }
 
 
-def _family(
-    architecture: str, model_type: str, texts: Mapping[str, Family], prepare: Callable[[Config], None] = lambda _: None
+def multimodal_family(
+    architecture: str,
+    model_type: str,
+    texts: Mapping[str, Family],
+    prepare: Callable[[Config], None] = lambda _: None,
+    vision: Callable[[Config], VisionSpec] | None = None,
+    prefixes: tuple[tuple[str, str], ...] = TEXT_PREFIXES,
 ) -> Family:
     """Return the family that reads `text_config` as one of `texts`, which are named by their `model_type` in it.
 
     `prepare` changes the configuration before; a config.json without a section is the text's, of the first kind.
+    `vision` reads the tower for images; without it, the vision is left out. `prefixes` of the text's stored names.
     """
 
     def read_spec(config: Config) -> ModelSpec:
+        tower = vision(config) if vision else None
         outer = {key: config.raw(key) for key in _OUTER_KEYS}
         text = next(iter(texts.values()))
         if config.raw("text_config") is not None:
@@ -66,7 +73,7 @@ def _family(
                 config.override(key, value)
         config.pass_over(*_UNUSED_KEYS)
         prepare(config)
-        return replace(text.read_spec(config), left_out=_LEFT_OUT)
+        return replace(text.read_spec(config), left_out="" if tower else _LEFT_OUT, vision=tower)
 
     def refs(spec: ModelSpec) -> Refs:
         return next(text for text in texts.values() if text.model_type == spec.family).refs(spec)
@@ -80,7 +87,7 @@ def _family(
         refs,
         (*UNUSED, *_VISION),
         stacked=first.stacked,
-        prefixes=TEXT_PREFIXES,
+        prefixes=prefixes,
         base=base,
         spelling=first.spelling,
     )
@@ -102,16 +109,18 @@ def _qwen(config: Config) -> None:
             config.override(key, rope | usual)
 
 
-GEMMA3 = _family("Gemma3ForConditionalGeneration", "gemma3", {"gemma3_text": gemma.GEMMA3}, _gemma3)
-LLAMA4 = _family("Llama4ForConditionalGeneration", "llama4", {"llama4_text": llama4.FAMILY})
-MISTRAL3 = _family(
+GEMMA3 = multimodal_family("Gemma3ForConditionalGeneration", "gemma3", {"gemma3_text": gemma.GEMMA3}, _gemma3)
+LLAMA4 = multimodal_family("Llama4ForConditionalGeneration", "llama4", {"llama4_text": llama4.FAMILY})
+MISTRAL3 = multimodal_family(
     "Mistral3ForConditionalGeneration",
     "mistral3",
     {"mistral": mistral.FAMILY, "ministral3": mistral.MINISTRAL3},
 )
-QWEN2_5_VL = _family("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", {"qwen2_5_vl_text": qwen.QWEN2}, _qwen)
-QWEN3_5 = _family("Qwen3_5ForConditionalGeneration", "qwen3_5", {"qwen3_5_text": qwen3_next.QWEN3_5}, _qwen)
-QWEN3_5_MOE = _family(
+QWEN2_5_VL = multimodal_family(
+    "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", {"qwen2_5_vl_text": qwen.QWEN2}, _qwen
+)
+QWEN3_5 = multimodal_family("Qwen3_5ForConditionalGeneration", "qwen3_5", {"qwen3_5_text": qwen3_next.QWEN3_5}, _qwen)
+QWEN3_5_MOE = multimodal_family(
     "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", {"qwen3_5_moe_text": qwen3_next.QWEN3_5_MOE}, _qwen
 )
-QWEN3_VL = _family("Qwen3VLForConditionalGeneration", "qwen3_vl", {"qwen3_vl_text": qwen.QWEN3}, _qwen)
+QWEN3_VL = multimodal_family("Qwen3VLForConditionalGeneration", "qwen3_vl", {"qwen3_vl_text": qwen.QWEN3}, _qwen)

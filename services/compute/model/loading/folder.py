@@ -14,6 +14,7 @@ from services.compute.model.files import end_tokens, identity, read_header, read
 from services.compute.model.formats.gguf.hub_files import HubFiles, hub_files
 from services.compute.model.formats.gguf.parts import files_of
 from services.compute.model.loading.chat_template import chat_template_of, read_chat_template
+from services.compute.model.loading.images import ImageProcessing, read_image_processing
 from services.compute.model.loading.pooling import (
     LIMITS,
     MODULES,
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 # The properties that `problems` reads: those for gateways, and those that only our own engine uses.
 _FOR_GATEWAYS = ("tokenizer", "chat_template", "eos_token_ids", "sampling")
-_FOR_RANKS = ("sentence_limits", "sentence_config", "pooling", "embedding")
+_FOR_RANKS = ("images", "sentence_limits", "sentence_config", "pooling", "embedding")
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,12 @@ class ModelFolder:
         # Each source may have its own end tokens: a chat ends with the tokenizer's, a text with the model's.
         ends = (*end_tokens(*self.generation), *self._config_ends, *self._tokenizer_ends)
         return tuple(dict.fromkeys(end for end in ends if 0 <= end < self._vocab_size))
+
+    @cached_property
+    def images(self) -> ImageProcessing | None:
+        """How images are prepared; None for a model that reads text only."""
+        vision = self.spec.vision
+        return None if vision is None else read_image_processing(self.path, vision.frame_size)
 
     @cached_property
     def sentence_limits(self) -> dict[str, Any]:

@@ -79,6 +79,6 @@ class CountHandler:
         model = await request.find_model(body.model)
         exchange.model = model.name
         chat = await translated(chat_of, body, model, request.ignored)
-        prompt = await self._chat.prompt(chat, model)
+        prompt = await self._chat.prompt(chat, model, request.ignored)
         exchange.answer_headers = request.headers()
         await exchange.send_json(200, {"input_tokens": len(prompt.ids)})

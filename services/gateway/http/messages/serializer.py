@@ -57,7 +57,7 @@ class MessagesSerializer(Serializer[MessagesBody]):
     async def prepare(self, body: MessagesBody, model: ServedModel, caller: Caller) -> Prepared:
         """See :class:`Serializer`."""
         chat = await translated(sampled_chat_of, body, model, caller.ignored)
-        prompt = await self._chats.prompt(chat, model)
+        prompt = await self._chats.prompt(chat, model, caller.ignored)
         room = model.max_len - len(prompt.ids)
         self._full = 0 < room < body.max_tokens  # more tokens were asked for than the context has room for
         if self._full:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from services.gateway.api.chat import Call, ChatRequest, FieldNames, OfferedTools, Turn, thinking_variables
 from services.gateway.api.ignored import Ignored, Unserved
+from services.gateway.api.images import GivenImage, given_image
 from services.gateway.api.options import FunctionDefinition, JsonSchemaFormat, ResponseFormat, TextOptions
 from services.gateway.api.parts import TEXT_ONLY, is_media, is_role, json_text, own_text, stand_in, text_of
 from services.gateway.errors import ApiError, invalid
@@ -114,7 +115,7 @@ def _choice(choice: schema.Choice | None) -> str:
 
 def _turns(body: schema.CountBody, ignored: Ignored) -> list[Turn]:
     """A chat's turns. Those of the same role that follow each other are one: many templates want them in turn."""
-    turns = [Turn("system", _texts(body.system, _Reader("system", ignored, new=True)))] if body.system else []
+    turns = [Turn("system", _parts(body.system, _Reader("system", ignored, new=True)))] if body.system else []
     names: dict[str, str] = {}  # names of called tools, by the calls' ids
     last = len(body.messages) - 1
     for index, turn in enumerate(body.messages):
@@ -122,7 +123,7 @@ def _turns(body: schema.CountBody, ignored: Ignored) -> list[Turn]:
             continue
         reader = _Reader(f"messages[{index}].content", ignored, new=index == last)
         if turn.content is None or isinstance(turn.content, str) or turn.role in ("system", "developer"):
-            added = [Turn(turn.role, _texts(turn.content or "", reader))]
+            added = [Turn(turn.role, _parts(turn.content or "", reader))]
         elif turn.role == "assistant":
             added = _assistant(turn.content, reader, names)
         else:
@@ -139,7 +140,7 @@ def _joined(first: Turn, second: Turn) -> Turn:
     thoughts = [turn.reasoning_content or "" for turn in (first, second)]
     return Turn(
         first.role,
-        [text for text in (*first.texts, *second.texts) if text],
+        [part for part in (*first.parts, *second.parts) if part],
         reasoning_content="\n".join(filter(None, thoughts)) or None,
         calls=[*first.calls, *second.calls],
     )
@@ -153,11 +154,15 @@ class _Reader:
     ignored: Ignored
     new: bool  # the blocks are the user's own, and not a history
 
-    def text(self, block: Unserved, index: int) -> str:
-        """The text of a block, or what stands in for it; raises :class:`ApiError` (400) for a new one without text."""
-        if self.new and own_text(block) is None:
-            raise self.misplaced(block.kind, index)
-        return stand_in(block, f"{_INDEX.sub('[]', self.where)}[]", self.ignored)
+    def read(self, block: Unserved, index: int) -> str | GivenImage:
+        """An image, a block's text, or what stands in for it; raises :class:`ApiError` (400) for a new one."""
+        place = f"{_INDEX.sub('[]', self.where)}[]"
+        refused = self.misplaced(block.kind, index) if self.new else None
+        if image := given_image(block, f"{self.where}[{index}]", place, refused):
+            return image
+        if refused and own_text(block) is None:
+            raise refused
+        return stand_in(block, place, self.ignored)
 
     def leave_out(self, block: schema.Block, index: int) -> None:
         """Leave out a block that may not be in this list; raises :class:`ApiError` (400) for a new one."""
@@ -183,7 +188,7 @@ def _assistant(blocks: Sequence[schema.Block], reader: _Reader, names: dict[str,
         turn = turns[-1]
         match block:
             case schema.TextBlock(text=text):
-                turn.texts.append(text or "")
+                turn.parts.append(text or "")
             case schema.ThinkingBlock(thinking=thinking):
                 turn.reasoning_content = "\n".join(filter(None, [turn.reasoning_content, thinking])) or None
             case schema.ToolUseBlock(id=call_id, name=name, input=arguments):
@@ -216,10 +221,12 @@ class _ServedCalls:
         elif block.kind.endswith("_tool_result") and call_id in self._calls and not turn.calls:
             call = self._calls.pop(call_id)[1]
             turn.calls.append(call)
-            texts = [text_of(value.get("content"))]
-            return [Turn("tool", texts, tool_call_id=call.id, name=call.name), Turn("assistant", [])]
+            return [
+                Turn("tool", [text_of(value.get("content"))], tool_call_id=call.id, name=call.name),
+                Turn("assistant", []),
+            ]
         elif text := self._left_out(block):
-            turn.texts.append(text)
+            turn.parts.append(text)
         return []
 
     def end(self) -> None:
@@ -234,23 +241,23 @@ class _ServedCalls:
 def _user(blocks: Sequence[schema.Block], reader: _Reader, names: Mapping[str, str]) -> list[Turn]:
     """A turn, and one before it for each result of a tool, whose images clients may put next to it."""
     turns: list[Turn] = []
-    texts: list[str] = []
+    parts: list[str | GivenImage] = []
     new = reader.new
     if any(isinstance(block, schema.ToolResultBlock) for block in blocks):
         reader = replace(reader, new=False)
     for index, block in enumerate(blocks):
         match block:
             case schema.TextBlock(text=text):
-                texts.append(text or "")
+                parts.append(text or "")
             case schema.ToolResultBlock(tool_use_id=call_id) if call_id not in names and not new:
                 reader.leave_out(block, index)
             case schema.ToolResultBlock():
                 turns.append(_result(block, replace(reader, where=f"{reader.where}[{index}]"), names))
             case Unserved():
-                texts.append(reader.text(block, index))
+                parts.append(reader.read(block, index))
             case _:
                 reader.leave_out(block, index)
-    return [*turns, Turn("user", texts)] if texts or not turns else turns
+    return [*turns, Turn("user", parts)] if parts or not turns else turns
 
 
 def _result(block: schema.ToolResultBlock, reader: _Reader, names: Mapping[str, str]) -> Turn:
@@ -259,20 +266,22 @@ def _result(block: schema.ToolResultBlock, reader: _Reader, names: Mapping[str, 
         field = f"{reader.where}.tool_use_id"
         message = f"`{field}` is `{block.tool_use_id}`, but no earlier `tool_use` block has this id."
         raise invalid(message, field, "invalid_value")
-    first, *others = _texts(block.content or "", replace(reader, where=f"{reader.where}.content")) or [""]
-    texts = [f"Error: {first}" if block.is_error else first, *others]
-    return Turn("tool", texts, tool_call_id=block.tool_use_id, name=name)
+    parts = _parts(block.content or "", replace(reader, where=f"{reader.where}.content")) or [""]
+    if block.is_error:
+        first = parts[0]
+        parts[:1] = [f"Error: {first}"] if isinstance(first, str) else ["Error:", first]
+    return Turn("tool", parts, tool_call_id=block.tool_use_id, name=name)
 
 
-def _texts(content: str | Sequence[schema.Block], reader: _Reader) -> list[str]:
+def _parts(content: str | Sequence[schema.Block], reader: _Reader) -> list[str | GivenImage]:
     if isinstance(content, str):
         return [content]
-    texts = []
+    parts: list[str | GivenImage] = []
     for index, block in enumerate(content):
         if isinstance(block, Unserved):
-            texts.append(reader.text(block, index))
+            parts.append(reader.read(block, index))
         elif isinstance(block, schema.TextBlock):
-            texts.append(block.text or "")
+            parts.append(block.text or "")
         else:
             reader.leave_out(block, index)
-    return texts
+    return parts

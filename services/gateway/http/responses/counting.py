@@ -77,7 +77,9 @@ class InputTokensHandler:
         offer = read_tools(whole, turn.items, len(turn.given), request.ignored)
 
         async def attempt(start: int) -> int:
-            return len((await self._chats.prompt(chat_of(whole, turn.items[start:], offer), model)).ids)
+            return len(
+                (await self._chats.prompt(chat_of(whole, turn.items[start:], offer), model, request.ignored)).ids
+            )
 
         count = await as_much_as_fits(turn, attempt, lambda _count: None)
         exchange.answer_headers = request.headers()

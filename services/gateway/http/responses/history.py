@@ -7,6 +7,7 @@ from typing import Any
 
 from services.gateway.api.chat import Call, Turn
 from services.gateway.api.ignored import Ignored, Unserved
+from services.gateway.api.images import GivenImage, given_image
 from services.gateway.api.parts import is_media, json_text, own_text, stand_in
 from services.gateway.errors import invalid
 from services.gateway.http.responses.schema import (
@@ -20,6 +21,7 @@ from services.gateway.http.responses.schema import (
     CustomOutputItem,
     Item,
     MessageItem,
+    Part,
     ReasoningItem,
 )
 from services.gateway.http.responses.sealing import unseal
@@ -81,7 +83,7 @@ class _History:
             case MessageItem(role=role) if role not in ROLES:
                 self._ignored.add(f"input[].role={role}")
             case MessageItem(role=role, content=content):
-                self._append(Turn(role, self._texts(content, "content")))
+                self._append(Turn(role, self._parts(content, "content")))
             case CallItem() | CustomCallItem():
                 self._names[item.call_id] = flat_name(item.namespace, item.name)
                 self._append_call(_call(item))
@@ -118,7 +120,7 @@ class _History:
         if name is None:
             message = f"`input` has the output of a call `{item.call_id}` that is not in the conversation."
             raise invalid(message, "input", "invalid_value")
-        self._append(Turn("tool", self._texts(item.output, "output"), tool_call_id=item.call_id, name=name))
+        self._append(Turn("tool", self._parts(item.output, "output"), tool_call_id=item.call_id, name=name))
 
     def _append_summary(self, item: CompactionItem) -> None:
         """The request for a summary and the summary: templates want users and assistants in turn."""
@@ -150,13 +152,16 @@ class _History:
     def _leave_out(self, item: Unserved) -> None:
         self._ignored.add(f"input[].type={item.kind}")
 
-    def _texts(self, content: Content, field: str) -> list[str]:
+    def _parts(self, content: Content, field: str) -> list[str | GivenImage]:
         if content is None or isinstance(content, str):
             return [content or ""]
-        where = f"input[].{field}[]"
-        return [
-            stand_in(part, where, self._ignored) if isinstance(part, Unserved) else part.text or "" for part in content
-        ]
+        return [self._read(part, f"input[].{field}[]") for part in content]
+
+    def _read(self, part: Part, where: str) -> str | GivenImage:
+        """The text of a part or the image that it is; a new image for a model without eyes was refused before."""
+        if not isinstance(part, Unserved):
+            return part.text or ""
+        return given_image(part, where, where) or stand_in(part, where, self._ignored)
 
     def _result(self, item: Unserved, fields: Sequence[str]) -> str | None:
         """The result in the first of the fields that has one; None if there is none."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from services.gateway.api.decode import converted, unsupported_value
 from services.gateway.api.ignored import Ignored, Unserved
+from services.gateway.api.images import given_image
 from services.gateway.api.parts import own_text, refusal
 from services.gateway.http.responses.schema import COMMANDS, ITEMS, ROLES, Item, MessageItem, ReferenceItem
 
@@ -37,10 +38,10 @@ def _kind(raw: dict[str, Any]) -> object:
     return kind
 
 
-def check_new_parts(items: Sequence[Item | ReferenceItem], field: str = "input") -> None:
+def check_new_parts(items: Sequence[Item | ReferenceItem], field: str = "input", *, sees: bool = False) -> None:
     """Raise :class:`ApiError` (400) for a role or a part without text in what the answer is about, and not a history.
 
-    That are the user's messages behind all other items, and system messages.
+    That are the user's messages behind all other items, and system messages. `sees`: images are read as well.
     """
     last = len(items) - 1
     if items and isinstance(item := items[last], MessageItem) and item.role not in ROLES:
@@ -48,7 +49,9 @@ def check_new_parts(items: Sequence[Item | ReferenceItem], field: str = "input")
     for index in _new_messages(items):
         content = getattr(items[index], "content", ())
         for number, part in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(part, Unserved) and own_text(part) is None:
+            if not isinstance(part, Unserved) or own_text(part) is not None:
+                continue
+            if not sees or given_image(part, field, field) is None:
                 raise refusal(part.kind, _TEXT_PARTS, f"{field}[{index}].content[{number}].type")
 
 

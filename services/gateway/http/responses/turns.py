@@ -24,6 +24,7 @@ from services.gateway.http.responses.store import (
     response_of_item,
     stem_of,
 )
+from services.gateway.images.reader import layout_of
 from services.gateway.text.codec import ServedModel
 
 Result = TypeVar("Result")
@@ -128,7 +129,7 @@ class Turns:
         past = await self._past(body, tenant, origin)
         before = await _read(past.items, ignored)
         sent = await _read(body.input or [], ignored)
-        check_new_parts(sent)
+        check_new_parts(sent, sees=layout_of(model) is not None)
         given = await self._resolved(tenant, sent)
         items = [*(item for item in before if not isinstance(item, ReferenceItem)), *given]
         return ResponseTurn(body, origin.response_id or new_response_id(), tenant, past, given, items)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from services.common.grammar import MAX_GRAMMAR_BYTES
 from services.worker.api.submits import MAX_LOGIT_BIAS, to_request
 from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.state import EngineFacts
+from services.worker.native.live import frames_of
 from tests.unit.worker.engine.fake_engine import MODEL
 
 FACTS = EngineFacts(2000, 8, 256, {}, {}, 0)
@@ -81,3 +84,48 @@ def test_a_contradictory_request_is_rejected_by_its_field(model: Any, submit: di
     with pytest.raises(InvalidRequestError) as refused:
         to_request(pb.Submit(request_id="a", prompt_ids=[5], **submit), model, FACTS)
     assert f"{refused.value.field}: {refused.value}" == said
+
+
+PIXELS = bytes(range(12))  # a frame with 2 x 2 pixels
+SEES = replace(MODEL, images=pb.ImageInput(layout="idefics3", token=9, frame_tokens=3, frame_size=2))
+PICTURED = [5, 4, 9, 9, 9, 4, 6, 4, 9, 9, 9, 9, 9, 9, 4]  # two images, of one frame and of two
+
+
+def image(first: int, tokens: int, n_frames: int, **changed: Any) -> pb.Image:
+    frames = PIXELS * n_frames
+    return pb.Image(**{"first": first, "tokens": tokens, "frames": frames, "digest": sha256(frames).digest()} | changed)
+
+
+def test_images_reach_the_scheduler_with_the_places_of_their_frames() -> None:
+    images = [image(1, 5, 1), image(7, 8, 2)]
+    submit = pb.Submit(request_id="a", prompt_ids=PICTURED, images=images)
+    accepted = to_request(submit, SEES, FACTS)
+    assert [(frame.first, frame.end, frame.pixels) for frame in frames_of(accepted, SEES.images)] == [
+        (2, 5, PIXELS),
+        (8, 11, PIXELS),
+        (11, 14, PIXELS),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "images", "named"),
+    [
+        (MODEL, [image(1, 5, 1)], "images: this worker reads text only"),
+        (SEES, [image(1, 5, 1), image(5, 8, 2)], r"images\[1\].first: tokens 5 to 13 overlap another image"),
+        (SEES, [image(7, 9, 2)], r"images\[0\].first: tokens 7 to 16 .* are not there"),
+        (SEES, [image(1, 5, 0)], r"images\[0\].frames: 0 bytes are no frames of 2 x 2 pixels"),
+        (SEES, [image(1, 5, 1, frames=b"12345")], r"images\[0\].frames: 5 bytes"),
+        (SEES, [image(7, 8, 1)], r"images\[0\].tokens: 6 placeholders for 1 frames of 3 rows"),
+        (SEES, [image(1, 5, 1, digest=b"x")], r"images\[0\].digest: not the SHA-256"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused_by_their_field(model: Any, images: list[pb.Image], named: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        to_request(pb.Submit(request_id="a", prompt_ids=PICTURED, images=images), model, FACTS)
+    assert re.match(named, f"{refused.value.field}: {refused.value}")
+
+
+def test_embedded_text_has_no_images() -> None:
+    submit = pb.Submit(request_id="a", prompt_ids=PICTURED, images=[image(1, 5, 1)], embed=True)
+    with pytest.raises(InvalidRequestError, match="must be empty when embed is set"):
+        to_request(submit, SEES, FACTS)

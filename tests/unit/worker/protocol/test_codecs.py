@@ -31,7 +31,7 @@ from services.worker.protocol.order_codec import (
     encode_answer,
     encode_order,
 )
-from services.worker.protocol.plan import Admission, Chunk, Save, SlotResult, StepPlan, StepResult, StepTimes
+from services.worker.protocol.plan import Admission, Chunk, Frame, Save, SlotResult, StepPlan, StepResult, StepTimes
 from services.worker.protocol.plan_codec import PlanView, decode_plan, encode_plan
 from services.worker.protocol.rank_config import RankSettings, ServerEndpoint
 from services.worker.protocol.result_codec import decode_result, encode_result
@@ -83,6 +83,7 @@ plans = st.builds(
     admissions=tuples(admissions, 3),
     chunks=tuples(chunks, 8),
     saves=tuples(st.builds(Save, ids, ids, ids), 4),
+    frames=tuples(st.tuples(ids, st.builds(Frame, first=ids, n_tokens=st.just(1), pixels=st.binary(max_size=9))), 3),
 )
 adapter_orders = st.builds(
     AdapterOrder,
@@ -139,7 +140,8 @@ def as_written(view: PlanView) -> StepPlan:
     blocks, proposals = split(view.new_blocks, view.block_counts), split(view.proposals, view.proposal_counts)
     chunks = tuple(Chunk(*row) for row in zip(*columns, blocks, proposals, strict=True))
     saves = tuple(Save(*row) for row in view.saves.tolist())
-    return StepPlan(view.step, tuple(view.released.tolist()), tuple(admissions), chunks, saves)
+    frames = tuple((frame.slot, Frame(frame.first, 1, frame.pixels.tobytes())) for frame in view.frames)
+    return StepPlan(view.step, tuple(view.released.tolist()), tuple(admissions), chunks, saves, frames)
 
 
 @given(plans)

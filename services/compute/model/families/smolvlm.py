@@ -1,0 +1,52 @@
+"""SmolVLM and Idefics 3: Llama, with a SigLIP tower and a pixel shuffle for images."""
+
+from __future__ import annotations
+
+from services.compute.model.families import llama
+from services.compute.model.families.config import MAX_LAYERS, Config
+from services.compute.model.families.llama import ACTIVATIONS
+from services.compute.model.families.multimodal import multimodal_family
+from services.compute.model.spec import VisionSpec
+
+_TEXTS = {"llama": llama.FAMILY}
+_PREFIXES = (("model.text_model.", "model."),)
+# Settings of training and of parts that these models do not have.
+_UNUSED = ("perceiver_config", "pixel_shuffle_factor", "qk_layer_norms", "use_resampler", "use_reentrant_checkpointing")
+# The tower's settings for the program that prepares images; preprocessor_config.json has those in force.
+_UNUSED_BY_TOWER = ("max_image_size", "size", "tie_word_embeddings", "use_base_siglip")
+
+
+def _prepare(config: Config) -> None:
+    config.pass_over(*_UNUSED)
+
+
+def _vision(config: Config) -> VisionSpec:
+    """Read the tower's sizes; defaults are those of transformers. Raises ModelError."""
+    tower = config.section("vision_config")
+    tower.pass_over(*_UNUSED_BY_TOWER)
+    tower.require("num_channels", 3)
+    shuffle, hidden, n_heads = config.integer("scale_factor", 2), tower.integer("hidden_size", 1152), 16
+    n_heads = tower.integer("num_attention_heads", n_heads)
+    frame, patch = tower.integer("image_size", 224), tower.integer("patch_size", 32)
+    if hidden % n_heads:
+        raise tower.error("num_attention_heads", f"expected a divisor of hidden_size {hidden}, found {n_heads}")
+    if frame % (patch * shuffle):
+        raise tower.error("image_size", f"expected a multiple of patch_size x scale_factor {patch * shuffle}")
+    return VisionSpec(
+        image_token=config.integer("image_token_id", 128_257),
+        frame_size=frame,
+        patch_size=patch,
+        shuffle=shuffle,
+        hidden_size=hidden,
+        ffn_size=tower.integer("intermediate_size", 3072),
+        n_heads=n_heads,
+        n_layers=tower.integer("num_hidden_layers", 12, at_most=MAX_LAYERS),
+        activation=tower.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
+        norm_eps=tower.number("layer_norm_eps", 1e-6),
+        tower="model.vision_model.",
+        projection="model.connector.modality_projection.proj.weight",
+    )
+
+
+SMOLVLM = multimodal_family("SmolVLMForConditionalGeneration", "smolvlm", _TEXTS, _prepare, _vision, _PREFIXES)
+IDEFICS3 = multimodal_family("Idefics3ForConditionalGeneration", "idefics3", _TEXTS, _prepare, _vision, _PREFIXES)

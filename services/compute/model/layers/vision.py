@@ -1,0 +1,163 @@
+"""The tower of a model that sees: frames of images become rows of the decoder. Nothing is cached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from services.compute.backends.base import ModelBackend
+from services.compute.backends.torch.ops import ACTIVATIONS
+from services.compute.model.formats.safetensors import TensorFiles
+from services.compute.model.registry import Description
+from services.compute.model.spec import ModelError, VisionSpec
+
+_CHANNELS = 3
+
+Layer = Callable[[Tensor], Tensor]  # [..., n_in] -> [..., n_out]
+
+
+@dataclass(frozen=True, slots=True)
+class TowerLayer:
+    """Attention of all patches of a frame to each other, and an MLP, each after a layer norm."""
+
+    norm1: Layer
+    q: Layer
+    k: Layer
+    v: Layer
+    out: Layer
+    norm2: Layer
+    up: Layer
+    down: Layer
+    activation: Layer
+    n_heads: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the residual stream [n_frames, n_patches, hidden] after this layer."""
+        normed = self.norm1(x)
+        shape = (*x.shape[:2], self.n_heads, -1)
+        q, k, v = (part(normed).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.down(self.activation(self.up(self.norm2(x))))
+
+
+@dataclass(frozen=True, slots=True)
+class VisionTower:
+    """Computes each frame alone, so that its rows do not depend on the other frames of a step."""
+
+    spec: VisionSpec
+    mean: Tensor  # [3], of pixels from 0 to 1
+    std: Tensor  # [3]
+    patches: Layer
+    positions: Tensor  # [n_patches, hidden]
+    layers: tuple[TowerLayer, ...]
+    norm: Layer
+    projection: Layer
+
+    @torch.inference_mode()
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Return the decoder's rows [frame_tokens, hidden_size] of a frame's `pixels`, flat uint8 [frame_bytes]."""
+        spec = self.spec
+        normal = (pixels.view(-1, _CHANNELS).to(self.mean.device).float() / 255 - self.mean) / self.std
+        n, side = spec.frame_size // spec.patch_size, spec.patch_size
+        cut = normal.view(n, side, n, side, _CHANNELS).permute(0, 2, 4, 1, 3).reshape(1, n * n, -1)
+        x = self.patches(cut.to(self.positions.dtype)) + self.positions
+        for layer in self.layers:
+            x = layer(x)
+        rows, square = n // spec.shuffle, spec.shuffle
+        shuffled = self.norm(x).view(rows, square, rows, square, -1).transpose(1, 2).reshape(rows * rows, -1)
+        return self.projection(shuffled)
+
+
+def load_tower(
+    model: Description, backend: ModelBackend, hidden_size: int, mean: Sequence[float], std: Sequence[float]
+) -> VisionTower:
+    """Load the tower of a model that sees, for a decoder with `hidden_size`. Raises ModelError.
+
+    `mean` and `std` of the pixels' channels, red, green and blue, from 0 to 1.
+    """
+    spec = model.spec.vision
+    assert spec is not None, "a model that reads text only has no tower"
+    with torch.inference_mode(), closing(TensorFiles(model.path, model.family.prefixes)) as files:
+        return _load(spec, _Stored(files, spec.tower, backend), hidden_size, mean, std)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The tower's tensors by their names behind `prefix`."""
+
+    files: TensorFiles
+    prefix: str
+    backend: ModelBackend
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """Return a tensor in the served dtype. Raises ModelError."""
+        if name not in self.files.names:
+            raise ModelError(f"{self.files.folder}: {name}: missing")
+        stored = self.files.slice(name, shape)[:]
+        tensor: Tensor = stored.to(self.backend.device, self.backend.dtype)
+        if not torch.isfinite(tensor).all():
+            raise ModelError(f"{self.files.file(name)}: {name}: not finite in {self.backend.dtype}")
+        return tensor
+
+    def linear(self, name: str, n_out: int, n_in: int) -> Layer:
+        name = self.prefix + name
+        bias = self.tensor(f"{name}.bias", n_out)
+        return partial(F.linear, weight=self.tensor(f"{name}.weight", n_out, n_in), bias=bias)
+
+    def norm(self, name: str, size: int, eps: float) -> Layer:
+        name = self.prefix + name
+        weight, bias = self.tensor(f"{name}.weight", size), self.tensor(f"{name}.bias", size)
+        return partial(F.layer_norm, normalized_shape=(size,), weight=weight, bias=bias, eps=eps)
+
+
+def _load(
+    spec: VisionSpec, stored: _Stored, hidden_size: int, mean: Sequence[float], std: Sequence[float]
+) -> VisionTower:
+    hidden, ffn, eps, side = spec.hidden_size, spec.ffn_size, spec.norm_eps, spec.patch_size
+
+    def layer(index: int) -> TowerLayer:
+        at = f"encoder.layers.{index}."
+        q, k, v, out = (stored.linear(f"{at}self_attn.{part}_proj", hidden, hidden) for part in ("q", "k", "v", "out"))
+        return TowerLayer(
+            stored.norm(f"{at}layer_norm1", hidden, eps),
+            *(q, k, v, out),
+            stored.norm(f"{at}layer_norm2", hidden, eps),
+            stored.linear(f"{at}mlp.fc1", ffn, hidden),
+            stored.linear(f"{at}mlp.fc2", hidden, ffn),
+            ACTIVATIONS[spec.activation],
+            spec.n_heads,
+        )
+
+    name = f"{stored.prefix}embeddings.patch_embedding"
+    kernel = stored.tensor(f"{name}.weight", hidden, _CHANNELS, side, side)
+    table = stored.tensor(f"{stored.prefix}embeddings.position_embedding.weight", spec.frame_patches, hidden)
+    projection = stored.tensor(spec.projection, hidden_size, hidden * spec.shuffle**2)
+    device = stored.backend.device
+    return VisionTower(
+        spec,
+        torch.tensor(mean, device=device),
+        torch.tensor(std, device=device),
+        partial(F.linear, weight=kernel.flatten(1), bias=stored.tensor(f"{name}.bias", hidden)),
+        table[_position_ids(spec.frame_size // side).to(device)],
+        tuple(layer(index) for index in range(spec.n_layers)),
+        stored.norm("post_layernorm", hidden, eps),
+        partial(F.linear, weight=projection),
+    )
+
+
+def _position_ids(n: int) -> Tensor:
+    """Return the position [n * n] of each patch of a frame with `n` patches on a side.
+
+    The models were trained with places from 0 to 1 that are sorted into n buckets: in float32 the place of a patch on a
+    bucket's edge may belong to the bucket before (arXiv:2307.06304).
+    """
+    edges = torch.arange(1 / n, 1.0, 1 / n)
+    places = (torch.arange(n, dtype=torch.float32) * (1.0 / torch.tensor(n))).clamp(max=1.0 - 1e-6)
+    buckets = torch.bucketize(places, edges, right=True)
+    return (buckets[:, None] * n + buckets).flatten()

@@ -1,0 +1,89 @@
+"""Reads how a model's publisher prepares images. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.compute.model.files import read_json
+from services.compute.model.spec import ModelError
+
+RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by their numbers in the files
+_LONGEST = 4096  # pixels of the longer side; transformers prepares no larger image
+_FILES = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
+_STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class ImageProcessing:
+    """From an image to frames, and to numbers for the tower."""
+
+    longest_edge: int  # longer side of an image before it is cut, pixels
+    splits: bool  # an image larger than a frame is cut into several, and one of the whole image
+    resample: str  # filter of the resizing, of RESAMPLES
+    mean: tuple[float, ...]  # [3], of pixels from 0 to 1
+    std: tuple[float, ...]  # [3]
+
+
+def read_image_processing(folder: Path, frame_size: int) -> ImageProcessing:
+    """Read a folder's image processor, as transformers 4 or 5 stores it, for frames of `frame_size` pixels.
+
+    Raises ModelError naming the file and the key.
+    """
+    for name, section in _FILES:
+        file = folder / name
+        values: dict[str, Any] = read_json(file)
+        values = values.get(section) or {} if section else values
+        if values:
+            return _processing(file, values, frame_size)
+    raise ModelError(f"{folder}: {_FILES[0][0]}: missing; it says how images are prepared for this model")
+
+
+def _processing(file: Path, values: Mapping[str, Any], frame_size: int) -> ImageProcessing:
+    for step in _STEPS:
+        if values.get(step, True) is not True:
+            raise ModelError(f"{file}: {step}: {values[step]!r} is not implemented; allowed: true")
+    if abs(255 * _number(file, values, "rescale_factor", 1 / 255) - 1) > _TOLERANCE:
+        raise ModelError(f"{file}: rescale_factor: {values['rescale_factor']!r} is not implemented; allowed: 1/255")
+    if (largest := _edge(file, values, "max_image_size")) != frame_size:
+        raise ModelError(f"{file}: max_image_size: {largest} pixels, but image_size of config.json is {frame_size}")
+    resample = values.get("resample", 1)
+    if not isinstance(resample, int) or not 0 <= resample < len(RESAMPLES):
+        raise ModelError(f"{file}: resample: expected a number from 0 to {len(RESAMPLES) - 1}, found {resample!r}")
+    longest = _edge(file, values, "size")
+    if longest > _LONGEST:
+        raise ModelError(f"{file}: size: expected {_LONGEST} pixels at most, found {longest}")
+    return ImageProcessing(
+        longest_edge=longest,
+        splits=values.get("do_image_splitting", True) is True,
+        resample=RESAMPLES[resample],
+        mean=_channels(file, values, "image_mean"),
+        std=_channels(file, values, "image_std"),
+    )
+
+
+def _edge(file: Path, values: Mapping[str, Any], key: str) -> int:
+    size = values.get(key)
+    edge = size.get("longest_edge") if isinstance(size, dict) else None
+    if not isinstance(edge, int) or isinstance(edge, bool) or edge < 1:
+        raise ModelError(f"{file}: {key}: expected an object with longest_edge, a number of pixels, found {size!r}")
+    return edge
+
+
+def _channels(file: Path, values: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    given = values.get(key, [0.5, 0.5, 0.5])
+    if not isinstance(given, list) or len(given) != 3 or not all(isinstance(one, int | float) for one in given):
+        raise ModelError(f"{file}: {key}: expected three numbers, found {given!r}")
+    if key == "image_std" and min(given) <= 0:
+        raise ModelError(f"{file}: {key}: expected numbers above 0, found {given!r}")
+    return tuple(float(one) for one in given)
+
+
+def _number(file: Path, values: Mapping[str, Any], key: str, default: float) -> float:
+    value = values.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ModelError(f"{file}: {key}: expected a number, found {value!r}")
+    return float(value)

@@ -1,0 +1,38 @@
+"""What a kind of model makes of an image: frames, and the text around their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from PIL import Image
+from ryzanstein.v1 import worker_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """An image in frames: those of its parts by rows, then that of the whole."""
+
+    frames: Sequence[Image.Image]
+    rows: int  # 0: the whole alone
+    columns: int
+
+
+class _CutImage(Protocol):
+    def __call__(self, image: Image.Image, takes: worker_pb2.ImageInput, *, splits: bool) -> Cut:
+        """The frames of an RGB image; without `splits`, that of the whole alone."""
+
+
+class _TextOf(Protocol):
+    def __call__(self, cut: Cut, takes: worker_pb2.ImageInput) -> str:
+        """The text in place of a chat template's placeholder."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLayout:
+    """One kind."""
+
+    placeholder: str  # text of chat templates for an image
+    cut: _CutImage
+    text: _TextOf

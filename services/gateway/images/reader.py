@@ -1,0 +1,118 @@
+"""The images of a conversation, as frames and tokens of its prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from ryzanstein.v1 import worker_pb2
+
+from services.gateway.api.chat import Turn
+from services.gateway.api.ignored import Ignored
+from services.gateway.api.images import GivenImage
+from services.gateway.api.parts import stand_in
+from services.gateway.errors import invalid
+from services.gateway.images.decoding import ImageLimits, decoded, from_base64
+from services.gateway.images.fetching import ImageFetcher
+from services.gateway.images.idefics3 import IDEFICS3
+from services.gateway.images.layout import ImageLayout
+from services.gateway.text.codec import ServedModel
+
+_LAYOUTS: Mapping[str, ImageLayout] = {"idefics3": IDEFICS3}
+_MIB = 1024 * 1024
+MAX_FRAME_BYTES = 56 * _MIB  # limit of a request; a message to a worker has 64 MiB at the most
+_AT_ONCE = 2  # decoding shares the cores with the event loop
+
+
+@dataclass(frozen=True, slots=True)
+class SeenImage:
+    """An image that a model takes."""
+
+    frames: bytes  # uint8 [n, size, size, 3]
+    digest: bytes
+    text: str  # stands in the prompt for the image
+
+
+def layout_of(model: ServedModel) -> ImageLayout | None:
+    """What a model makes of an image; None: it reads text only, or its kind is newer than this gateway."""
+    return _LAYOUTS.get(model.card.images.layout) if model.card.HasField("images") else None
+
+
+class ImageReader:
+    """Reads the images of requests."""
+
+    def __init__(self, limits: ImageLimits, fetcher: ImageFetcher) -> None:
+        self._limits, self._fetcher = limits, fetcher
+        self._turn = asyncio.Semaphore(_AT_ONCE)
+
+    async def read(self, turns: Sequence[Turn], model: ServedModel, layout: ImageLayout) -> list[SeenImage]:
+        """The images of a conversation, in order; raises :class:`ApiError` (400) that names the client's field."""
+        given = [part for turn in turns for part in turn.parts if isinstance(part, GivenImage)]
+        if len(given) > self._limits.count:
+            image = given[self._limits.count]
+            message = f"`{image.field}`: a request may have at most {self._limits.count} images, got {len(given)}."
+            raise invalid(message, image.field, "too_many_images")
+        seen: list[SeenImage] = []
+        for image in given:
+            seen.append(await self._read(image, model.card.images, layout))
+            if sum(len(one.frames) for one in seen) > MAX_FRAME_BYTES:
+                message = (
+                    f"`{image.field}`: the images of a request may take {MAX_FRAME_BYTES // _MIB} MiB as the model "
+                    'takes them. Send fewer or smaller ones, or with `"detail": "low"`.'
+                )
+                raise invalid(message, image.field, "images_too_large")
+        return seen
+
+    async def _read(self, image: GivenImage, takes: worker_pb2.ImageInput, layout: ImageLayout) -> SeenImage:
+        source, limits = image.source(), self._limits
+        fetched = await self._fetcher.fetch(source.text, image.field, limits) if source.is_url else None
+
+        def prepare() -> SeenImage:
+            data = from_base64(source.text, image.field, limits) if fetched is None else fetched
+            splits = takes.splits and not image.low_detail
+            cut = layout.cut(decoded(data, image.field, limits), takes, splits=splits)
+            frames = b"".join(frame.tobytes() for frame in cut.frames)
+            return SeenImage(frames, sha256(frames).digest(), layout.text(cut, takes))
+
+        async with self._turn:
+            return await asyncio.to_thread(prepare)
+
+
+def without_images(turns: Sequence[Turn], ignored: Ignored) -> list[Turn]:
+    """The turns for a model that reads text only; raises :class:`ApiError` (400) for an image that is no history.
+
+    Notes stand in for the others, which `ignored` gets.
+    """
+    for turn in turns:
+        for part in turn.parts:
+            if isinstance(part, GivenImage) and part.refusal is not None:
+                raise part.refusal
+    return [replace(turn, parts=[_noted(part, ignored) for part in turn.parts]) for turn in turns]
+
+
+def _noted(part: str | GivenImage, ignored: Ignored) -> str:
+    return stand_in(part.part, part.place, ignored) if isinstance(part, GivenImage) else part
+
+
+def expanded(
+    ids: Sequence[int], seen: Sequence[SeenImage], model: ServedModel, layout: ImageLayout, param: str
+) -> tuple[list[int], list[worker_pb2.Image]]:
+    """The prompt with the images' tokens in place of the placeholders, and the images; raises :class:`ApiError`."""
+    placeholder = model.tokenizer.token_to_id(layout.placeholder)
+    places = [at for at, token in enumerate(ids) if token == placeholder]
+    if len(places) != len(seen):
+        message = f"The prompt of `{param}` has {len(places)} places for {len(seen)} images (`{layout.placeholder}`)."
+        raise invalid(message, param, "chat_template_error")
+    prompt: list[int] = []
+    images: list[worker_pb2.Image] = []
+    start = 0
+    for at, image in zip(places, seen, strict=True):
+        prompt += ids[start:at]
+        tokens = model.tokenizer.encode(image.text, add_special_tokens=False).ids
+        placed = worker_pb2.Image(first=len(prompt), tokens=len(tokens), digest=image.digest, frames=image.frames)
+        images.append(placed)
+        prompt += tokens
+        start = at + 1
+    return [*prompt, *ids[start:]], images
