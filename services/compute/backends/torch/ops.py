@@ -34,7 +34,7 @@ from services.compute.backends.torch.pages import summarise
 from services.compute.backends.torch.scans import scan
 from services.compute.backends.weights import Dense, Stacked, Weight
 
-ACTIVATIONS: dict[Activation, Elementwise] = {
+_ACTIVATIONS: dict[Activation, Elementwise] = {
     "silu": F.silu,
     "gelu": lambda x: F.gelu(x.contiguous()),  # strided input would use another kernel, except for a single row
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
@@ -166,7 +166,7 @@ class TorchOps:
 
     def activation(self, name: Activation) -> Elementwise:
         """Return the function of an activation."""
-        return ACTIVATIONS[name]
+        return _ACTIVATIONS[name]
 
     def xielu(self, alpha_p: float, alpha_n: float, beta: float) -> Elementwise:
         """Return xIELU with these stored numbers, computed in float32."""

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from services.compute.backends.base import ModelBackend
-from services.compute.backends.torch.ops import ACTIVATIONS
 from services.compute.model.formats.safetensors import TensorFiles
 from services.compute.model.registry import Description
 from services.compute.model.spec import ModelError, VisionSpec
@@ -38,11 +37,11 @@ class TowerLayer:
     n_heads: int
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the residual stream [n_frames, n_patches, hidden] after this layer."""
+        """Return the residual stream [n_patches, hidden] of a frame after this layer."""
         normed = self.norm1(x)
-        shape = (*x.shape[:2], self.n_heads, -1)
-        q, k, v = (part(normed).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        shape = (len(x), self.n_heads, -1)
+        q, k, v = (part(normed).view(shape).transpose(0, 1) for part in (self.q, self.k, self.v))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1))
         return x + self.down(self.activation(self.up(self.norm2(x))))
 
 
@@ -65,7 +64,7 @@ class VisionTower:
         spec = self.spec
         normal = (pixels.view(-1, _CHANNELS).to(self.mean.device).float() / 255 - self.mean) / self.std
         n, side = spec.frame_size // spec.patch_size, spec.patch_size
-        cut = normal.view(n, side, n, side, _CHANNELS).permute(0, 2, 4, 1, 3).reshape(1, n * n, -1)
+        cut = normal.view(n, side, n, side, _CHANNELS).permute(0, 2, 4, 1, 3).reshape(n * n, -1)
         x = self.patches(cut.to(self.positions.dtype)) + self.positions
         for layer in self.layers:
             x = layer(x)
@@ -130,7 +129,7 @@ def _load(
             stored.norm(f"{at}layer_norm2", hidden, eps),
             stored.linear(f"{at}mlp.fc1", ffn, hidden),
             stored.linear(f"{at}mlp.fc2", hidden, ffn),
-            ACTIVATIONS[spec.activation],
+            stored.backend.ops.activation(spec.activation),
             spec.n_heads,
         )
 
