@@ -252,7 +252,7 @@ async def test_other_methods_and_paths(stack: Stack) -> None:
         ("POST", f"{CHAT}/chat/completions", f"Did you mean {CHAT}?"),
         ("POST", "/v1/chat/completion", f"Did you mean {CHAT}?"),
         ("GET", "/models", "Did you mean /v1/models?"),
-        ("POST", "/v1/responses/compact", "/v1/responses/compact. "),
+        ("POST", "/v1/audio/speech", "/v1/audio/speech. "),
     ):
         unknown = await stack.http.request(method, path)
         assert unknown.status_code == 404
