@@ -22,7 +22,7 @@ from services.gateway.upstream.channels import became_ready
 
 CONNECT_TIMEOUT_S = 2.0
 # A connection takes a descriptor and 70 KiB of a gateway, and as much of its worker
-# (docs/adr/026-idle-connections-are-closed.md).
+# (docs/adr/030-idle-connections-are-closed.md).
 IDLE_S = 60.0
 HEARTBEAT_MS = 300  # while requests run, a message arrives within twice this time
 
