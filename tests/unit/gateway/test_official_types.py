@@ -77,7 +77,7 @@ def test_every_block_of_messages_may_be_in_a_history(block: dict[str, Any]) -> N
     for role in ("user", "assistant"):
         ignored, turns = Ignored(), [HELLO, {"role": role, "content": [block]}, {"role": "assistant", "content": "a"}]
         chat = sampled_chat_of(decoded({"messages": [*turns, HELLO], "max_tokens": 1}, MessagesBody, ignored), ignored)
-        assert chat.turns[-1].texts == ["hi"]
+        assert chat.turns[-1].parts == ["hi"]
 
 
 @pytest.mark.parametrize("tool", examples(beta.BetaToolUnionParam))

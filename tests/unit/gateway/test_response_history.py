@@ -166,7 +166,7 @@ def test_calls_and_results_are_read_in_each_clients_form(called: Raw, arguments:
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": None}]}
     turns, ignored = read(ASKED, called | {"call_id": "f", "name": "look"}, output, thought, answer, ASKED)
     assert turns[1].calls[0].arguments == arguments
-    assert [turn.texts for turn in turns[2:4]] == [[""], ["", "So."]]
+    assert [turn.parts for turn in turns[2:4]] == [[""], ["", "So."]]
     assert ignored == ""
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from services.compute.model.families import llama
 from services.compute.model.families.config import MAX_LAYERS, Config
 from services.compute.model.families.llama import ACTIVATIONS
 from services.compute.model.families.multimodal import multimodal_family
-from services.compute.model.spec import VisionSpec
+from services.compute.model.families.naming import Family
+from services.compute.model.spec import ModelSpec, VisionSpec
 
 _TEXTS = {"llama": llama.FAMILY}
 _PREFIXES = (("model.text_model.", "model."),)
@@ -48,5 +51,14 @@ def _vision(config: Config) -> VisionSpec:
     )
 
 
-SMOLVLM = multimodal_family("SmolVLMForConditionalGeneration", "smolvlm", _TEXTS, _prepare, _vision, _PREFIXES)
-IDEFICS3 = multimodal_family("Idefics3ForConditionalGeneration", "idefics3", _TEXTS, _prepare, _vision, _PREFIXES)
+def _family(architecture: str, model_type: str) -> Family:
+    family = multimodal_family(architecture, model_type, _TEXTS, _prepare, _vision, _PREFIXES)
+
+    def read_spec(config: Config) -> ModelSpec:  # this file's first line describes the family
+        return family.read_spec(config)
+
+    return replace(family, read_spec=read_spec)
+
+
+SMOLVLM = _family("SmolVLMForConditionalGeneration", "smolvlm")
+IDEFICS3 = _family("Idefics3ForConditionalGeneration", "idefics3")
