@@ -18,7 +18,13 @@ from services.compute.backends.base import ModelBackend
 from services.compute.kernels.bfloat16 import why_not
 from services.compute.model.adapters.served import ADAPTED, read_adapter
 from services.compute.model.families.sizes import logical_shape, read_shapes
-from services.compute.model.footprint import factor_elements, footprint, local_vocabulary, matrix_elements
+from services.compute.model.footprint import (
+    factor_elements,
+    footprint,
+    local_vocabulary,
+    matrix_elements,
+    tower_elements,
+)
 from services.compute.model.registry import describe, read_spec
 from services.compute.ranks.config import RankGroupConfig
 from tests.adapters import write_adapter
@@ -78,11 +84,14 @@ def test_weight_memory_is_predicted_before_loading(sample: Callable[[str], Sampl
     spec = read_spec(folder)
     table = local_vocabulary(spec.vocab_size, 1) * spec.hidden_size
     with safe_open(folder / "model.safetensors", "pt") as file:
-        towers = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.")
+        towers = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector.")
         left_out = ("wpe.weight", "embed_positions.weight", "_proj_bias", *towers)
         names = [name for name in file.keys() if not any(part in name for part in left_out)]  # noqa: SIM118
         shapes = [file.get_slice(name).get_shape() for name in names]
+        seeing = [name for name in file.keys() if any(part in name for part in towers)] if spec.vision else []  # noqa: SIM118
+        tower = [file.get_slice(name).get_shape() for name in seeing]
     matrices = [table if shape[0] == spec.vocab_size else math.prod(shape) for shape in shapes if len(shape) > 1]
+    assert tower_elements(spec) == sum(math.prod(shape) for shape in tower if len(shape) > 1)
     assert matrix_elements(spec, 1, two_tables=False) == sum(matrices)
     assert matrix_elements(spec, 1, two_tables=True) == sum(matrices) + table * spec.tied
     model = describe(folder)
