@@ -132,6 +132,27 @@ def test_only_pools_that_fetch_reach_the_internet() -> None:
     assert [port["port"] for port in rule["ports"]] == [443]
 
 
+def test_gateways_reach_the_ports_of_configured_apis_outside() -> None:
+    def outside(values: str) -> set[int]:
+        rendered = render(inline=values)
+        (gateway,) = rendered.pods_of("gateway")
+        found = [rule for rule in rules(rendered.of("NetworkPolicy"), gateway, "egress") if _is_outside(rule)]
+        return {port["port"] for rule in found for port in rule["ports"]}
+
+    externals = "externals: {a: {baseUrl: 'https://api.example.org/v1'}, b: {baseUrl: 'http://10.0.0.1:8080/v1'}}"
+    jwt = "{issuer: 'https://id.example.org:8443', audience: llm}"
+    tenancy = f"gateway: {{tenancy: {{enabled: true, keysSecret: {{name: keys}}, jwt: {jwt}}}}}"
+    assert outside("") == set()
+    assert outside(externals) == {443, 8080}
+    assert outside(tenancy) == {8443}
+    assert outside("gateway: {settings: {imageHosts: ['*.example.org', 'example.com:4443']}}") == {443, 4443}
+    peers = "{egressTo: [{ipBlock: {cidr: 203.0.113.0/24}}]}"
+    rendered = render(inline=f"{externals}\ngateway: {peers}")
+    (gateway,) = rendered.pods_of("gateway")
+    found = [rule for rule in rules(rendered.of("NetworkPolicy"), gateway, "egress") if _is_outside(rule)]
+    assert [rule["to"] for rule in found] == [[{"ipBlock": {"cidr": "203.0.113.0/24"}}]] * 2
+
+
 def test_only_routers_the_secrets_job_and_prometheus_reach_the_api_server() -> None:
     rendered = render()
     reach = {

@@ -23,6 +23,8 @@ from services.compute.backends.cpu.shared_memory import SharedMemoryCommunicator
 from services.compute.kernels.bfloat16 import REDUCE, Bfloat16Kernels, StepSizes
 from services.compute.kernels.bfloat16 import REPLAYED as REPLAYED_CALLS
 from services.compute.kernels.capture import CapturedGraph, GraphCapture, NotReplayableError
+from services.compute.kernels.library import FUNCTIONS
+from services.compute.kernels.signatures import most_arguments
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
 from services.compute.model.registry import describe
@@ -365,7 +367,7 @@ def test_ranks_in_shared_memory_replay_their_collectives(
 def test_a_replayed_step_counts_as_a_sign_of_life(on_threads: OnThreads) -> None:
     comm = lone_rank()
     x = torch.ones(8, dtype=torch.bfloat16)
-    calls, sizes = torch.zeros(3, 18, dtype=torch.int64), StepSizes(2, 1)
+    calls, sizes = torch.zeros(3, 1 + most_arguments(FUNCTIONS), dtype=torch.int64), StepSizes(2, 1)
     calls[:, 0], calls[:, 1], calls[:, 3] = list(REPLAYED_CALLS).index(REDUCE), x.data_ptr(), 4
     assert on_threads(1).replay(calls, 1, sizes, comm.collectives) == 3
     assert comm.collectives.tag == 2
