@@ -91,5 +91,5 @@ class AloneFirst(LoadScopeScheduling):
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
         super().mark_test_complete(node, item_index, duration)
         if ALONE in self.assigned_work[node]:
-            for other in self.nodes:
+            for other in self.registered_collections:  # without one that is only starting, in place of one that crashed
                 self._reschedule(other)
