@@ -93,6 +93,8 @@ NOT_TYPED = {
             "ryzanstein simulate --workers 100",
             "python -m bench.engine models/ryzanstein-tiny --batches 1,2,4 --rounds 1 --curve curve.json",
         ),
+        "tests/integration/gateway/test_canaries.py has a canary for it": ("ryzanstein canary status",),
+        "tests/integration/worker_server/test_pool.py starts it as the chart does": ("python -m services.worker.pool",),
         "tests/unit/bench/test_fleet.py runs it with fewer workers": (
             "python -m bench.fleet --workers 100 --routers 1 --gateways 1 --rate 50 --seconds 20 --workload prefix",
         ),

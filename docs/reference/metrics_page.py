@@ -43,7 +43,8 @@ def service_registries() -> dict[str, CollectorRegistry]:
     WorkerMetrics(worker)
     worker.register(TransferMetrics([TransferTotals()]))
     worker.register(EnergyMetrics({"gpu-0": lambda: 0.0}))
-    restart_counter(worker)
+    supervisor = new_registry("worker")
+    restart_counter(supervisor)
     finetuner = new_registry("finetuner")
     FinetunerMetrics(finetuner)
     return {
@@ -51,6 +52,7 @@ def service_registries() -> dict[str, CollectorRegistry]:
         "Router": router,
         "KV-cache coordinator": coordinator,
         "Worker": worker,
+        "Supervisor of a pod with several models": supervisor,
         "Fine-tuner": finetuner,
     }
 

@@ -102,15 +102,6 @@ DASHBOARD = Dashboard(
                     about="None while requests run: it is stalled. " + runbook("worker-stalled"),
                 ),
                 graph(
-                    "Power",
-                    "watt",
-                    (
-                        rate("ryzanstein_worker_energy_joules_total", "instance, device", _POOL),
-                        "{{instance}} {{device}}",
-                    ),
-                    about="Where the kernel (RAPL) or NVML counts it, for all that runs on the machine.",
-                ),
-                graph(
                     "Since the last step, while requests run",
                     "s",
                     (

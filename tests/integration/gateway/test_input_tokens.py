@@ -56,11 +56,13 @@ async def test_wrong_bodies_are_refused_by_field(stack: Stack) -> None:
         ({"input": [{"type": "item_reference", "id": "msg_none"}]}, "input", "item_not_found"),
         ({"input": "a", "previous_response_id": "resp_none"}, "previous_response_id", "previous_response_not_found"),
         ({"input": "word " * MAX_LEN}, "input", "context_length_exceeded"),
-        ({"input": "a", "conversation": "conv_1"}, "conversation", "unsupported_field"),
     ):
         answer = await stack.http.post(PATH, json=body)
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (400, param, code), answer.text
+    answer = await stack.http.post(PATH, json={"input": "a", "conversation": "conv_1"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (404, "conversation", "conversation_not_found")
     assert submitted(stack) == 0
     read = await stack.http.get(PATH)
     assert (read.status_code, read.headers["allow"]) == (405, "POST"), "it is no kept response"

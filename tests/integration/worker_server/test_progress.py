@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.worker.kv_transfer import puller
+from services.worker.kv_transfer import loader
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
 from tests.integration.worker_server.gateway import Answer, Gateway, until
 from tests.integration.worker_server.test_adapters import adapters
@@ -82,8 +82,8 @@ async def test_requests_with_outputs_need_no_progress(redis_url: str) -> None:
 async def test_blocks_that_arrive_are_progress_and_a_silent_source_is_none(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(puller, "LEAST_S", 60.0)
-    monkeypatch.setattr(puller, "MOST_S", 60.0)
+    monkeypatch.setattr(loader, "LEAST_S", 60.0)
+    monkeypatch.setattr(loader, "MOST_S", 60.0)
     goes_on = asyncio.Semaphore(0)
 
     async def trickling(request: pb.PullBlocksRequest) -> AsyncIterator[pb.KvBlock]:

@@ -9,7 +9,8 @@ from typing import Any
 from tests.unit.monitoring.exported import dashboards
 
 Query = Callable[[str], list[dict[str, Any]]]
-# Those of what the tests' loads do not do: lose streams, wait, have limits, pull blocks from another worker, use TLS.
+# Those of what the tests' loads do not do: lose streams, wait, have limits, pull blocks from another worker or keep
+# them below the devices, use TLS; and of counters that not every machine has.
 EVENTS = frozenset(
     {
         "rz-overview: Pauses that clients saw",
@@ -18,6 +19,10 @@ EVENTS = frozenset(
         "rz-kv: Speed of a pull",
         "rz-workers: Time of a load",
         "rz-pods: Certificate ends in",
+        "rz-overview: Canaries",
+        "rz-pods: Power",
+        *("rz-kv: Blocks below the device", "rz-kv: Bytes kept", "rz-kv: Blocks not kept or not loaded"),
+        *("rz-kv: Host memory and disk", "rz-kv: Speed of a load"),
         *("rz-router: Demand", "rz-router: Replicas", "rz-router: Changes, by reason"),  # pools that routers scale
     }
 )
