@@ -118,7 +118,7 @@ DASHBOARD = Dashboard(
                     about="All workers together.",
                 ),
                 graph(
-                    "Bytes moved",
+                    "Bytes to and from them",
                     "Bps",
                     (rate("ryzanstein_worker_kv_place_stored_bytes_total", "place", _POOL), "to {{place}}"),
                     (rate("ryzanstein_worker_kv_place_loaded_bytes_total", "place", _POOL), "from {{place}}"),

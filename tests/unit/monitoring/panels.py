@@ -22,7 +22,7 @@ EVENTS = frozenset(
         "rz-overview: Canaries",
         "rz-pods: Power",
         *("rz-kv: Blocks below the device", "rz-kv: Bytes kept", "rz-kv: Blocks not kept or not loaded"),
-        *("rz-kv: Host memory and disk", "rz-kv: Speed of a load"),
+        *("rz-kv: Bytes to and from them", "rz-kv: Speed of a load"),
         *("rz-router: Demand", "rz-router: Replicas", "rz-router: Changes, by reason"),  # pools that routers scale
     }
 )
