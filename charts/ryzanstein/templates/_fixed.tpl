@@ -64,7 +64,7 @@ changed, so values that differ from the objects of the release are refused befor
 {{- if and $there (not $same) }}
 {{ $set.values }}: nothing has been changed, since Kubernetes fixes the claims that a StatefulSet makes; {{ $name }} makes {{ $has }} for each pod, and with these values {{ $wanted }}.
   Keep the value{{ if $set.pool }}, or give the pool another name{{ end }}. Or delete the StatefulSet without its pods, which serve on and are replaced one after another, and upgrade again{{ if not $set.pool }} with --take-ownership{{ end }}:
-  kubectl -n {{ $.Release.Namespace }} delete statefulset {{ $name }} --cascade=orphan
+  kubectl -n {{ $.Release.Namespace }} delete statefulset {{ $name }} --cascade=orphan --ignore-not-found
 {{- end -}}
 {{- end -}}
 {{- end -}}
