@@ -11,6 +11,7 @@ from ryzanstein.v1 import worker_pb2
 
 from services.common.loop_lag import LoopLag
 from services.common.metrics import new_registry
+from services.common.telemetry_names import ATTRIBUTES, SERIES
 from services.common.tls.credentials import export_end
 from services.finetuner.metrics import FinetunerMetrics
 from services.gateway.telemetry import GatewayMetrics
@@ -70,7 +71,34 @@ def metrics() -> str:
     lines += _metrics_table("All services", process, frozenset())
     for title, registry in service_registries().items():
         lines += _metrics_table(title, registry, common)
+    lines += _foreign_names()
     return "\n".join(lines) + "\n"
+
+
+def _foreign_names() -> Iterator[str]:
+    yield from (
+        "",
+        "## Names of other tools",
+        "",
+        "`RYZANSTEIN_TELEMETRY_NAMES` (chart: `telemetryNames`) names tools; gateways and workers then export these",
+        "series, made of their own at each scrape. Labels that are not listed are summed over.",
+        "",
+        "| tool | series | made of | labels |",
+        "|---|---|---|---|",
+    )
+    for series in SERIES:
+        labels = [f"`{theirs}`" for theirs in (*series.copied.values(), series.operation) if theirs]
+        labels += [f'`{theirs}="{value}"`' for theirs, value in series.labels.items()]
+        yield f"| {series.scheme} | `{series.name}` | {series.formula} | {', '.join(labels)} |"
+    yield from (
+        "",
+        "With `gen_ai`, spans of requests also have OpenTelemetry's attributes, `gen_ai.operation.name` and",
+        "`gen_ai.provider.name` among them:",
+        "",
+        "| attribute | ours |",
+        "|---|---|",
+    )
+    yield from (f"| `{theirs}` | `{ours}` |" for ours, theirs in ATTRIBUTES.items())
 
 
 def _metrics_table(title: str, registry: CollectorRegistry, without: frozenset[str]) -> Iterator[str]:

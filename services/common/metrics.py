@@ -13,7 +13,7 @@ import os
 import platform
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from socketserver import ThreadingMixIn
@@ -25,6 +25,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.common.loop_lag import LoopLag
+from services.common.telemetry_names import NamingRegistry, Scheme
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -34,11 +35,14 @@ LIVENESS_TIMEOUT_S = 5.0
 log = logging.getLogger(__name__)
 
 
-def new_registry(service: str) -> CollectorRegistry:
-    """A registry with metrics of the process: its build, CPU time, memory, file descriptors, start, frozen objects."""
+def new_registry(service: str, schemes: Collection[Scheme] = ()) -> CollectorRegistry:
+    """A registry with metrics of the process: its build, CPU time, memory, file descriptors, start, frozen objects.
+
+    It also exports its series under the names of the `schemes`.
+    """
     # A `_created` series for every counter and histogram, which nothing reads.
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    registry = CollectorRegistry()
+    registry = NamingRegistry(schemes)
     ProcessCollector(registry=registry)
     about = "Objects that live as long as the process and are therefore spared by garbage collections"
     Gauge("ryzanstein_process_frozen_objects", about, registry=registry).set_function(gc.get_freeze_count)

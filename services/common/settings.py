@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from services.common.redis_client import RedisAccess, RedisUrlError
+from services.common.telemetry_names import Scheme
 from services.common.tls.certificate import Certificate
 from services.common.tls.credentials import Tls, TlsPhase
 
@@ -70,6 +71,11 @@ class ServiceSettings(BaseSettings):
         "all, then `use`, then `require`",
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    telemetry_names: Annotated[tuple[Scheme, ...], NoDecode, BeforeValidator(_split)] = Field(
+        default=(),
+        description="Names of other tools, comma-separated, under which gateways and workers also export their metrics "
+        "and spans: `vllm` (vLLM's `vllm:*`), `gen_ai` (OpenTelemetry's conventions)",
+    )
     host: str = Field(default="127.0.0.1", description="Address that the service's ports listen on")
     advertise_host: str = Field(
         default="", description="Host that peers reach this process by; default: `host`, or this machine's address"

@@ -134,7 +134,7 @@ async def _tasks(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
 async def running_gateway(settings: GatewaySettings, *, traced: bool = False) -> AsyncIterator[Gateway]:
     """Serve while the block runs."""
     tls, public = settings.open_tls(), settings.open_public_tls()
-    metrics, router = GatewayMetrics(Cause), new_router(settings, tls)
+    metrics, router = GatewayMetrics(Cause, settings.telemetry_names), new_router(settings, tls)
     export_end(metrics.registry, tls)
     gateway_id = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     pool = WorkerPool(gateway_id, settings.silence_timeout_s, tls)
@@ -152,7 +152,8 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     peers = Peers(guard, keys, gateway_id)
     wrap = response_cache(settings, guard, keys, metrics)
     pipeline = Pipeline(catalog, upstream, metrics, wrap, log_prompts=settings.log_prompts)
-    gate, tracer, drain = new_gate(settings, guard, keys, metrics, peers), RequestTracer(enabled=traced), Drain()
+    gate, drain = new_gate(settings, guard, keys, metrics, peers), Drain()
+    tracer = RequestTracer(enabled=traced, gen_ai="gen_ai" in settings.telemetry_names)
     grammars = GrammarCompiler(settings.grammar_timeout_s, closed=not settings.additional_properties)
     stores = kept_responses(settings, kept_redis, keys, metrics)
     batches = Batches(settings, keys, metrics) if settings.batch_storage_bytes else None

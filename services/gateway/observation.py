@@ -8,6 +8,7 @@ from time import perf_counter
 from opentelemetry.trace import INVALID_SPAN, Span, StatusCode
 from prometheus_client import Counter, Gauge, Histogram
 
+from services.common.telemetry_names import AttributeValue
 from services.common.tracing import traceparent_of
 from services.gateway.errors import ApiError
 from services.gateway.spans import REQUEST_ID, RequestTracer, attach
@@ -28,7 +29,7 @@ class Observer:
     def __init__(self, api: str, metrics: GatewayMetrics, tracer: RequestTracer) -> None:
         self._api = api
         self._metrics = metrics
-        self._tracer = tracer
+        self.tracer = tracer
         # The results of labels() are cached: one call costs as much as all other metrics of a request.
         self._in_flight: dict[str, Gauge] = {}
         self._seconds: dict[tuple[str, str], Histogram] = {}
@@ -42,7 +43,7 @@ class Observer:
         in_flight = self._in_flight.get(route)
         if in_flight is None:
             in_flight = self._in_flight[route] = self._metrics.in_flight.labels(self._api, route)
-        traced = self._tracer.begin(span, traceparent) if span else INVALID_SPAN
+        traced = self.tracer.begin(span, traceparent) if span else INVALID_SPAN
         if request_id and traced.is_recording():
             traced.set_attribute(REQUEST_ID, request_id)
         return ObservedRequest(self, route, in_flight, traced)
@@ -96,7 +97,7 @@ class ObservedRequest:
         self._in_flight.dec()
         self._observer.count(self._route, status, model, perf_counter() - self._began)
         if self._span.is_recording():
-            self._span.set_attributes({"http.response.status_code": status, "ryzanstein.model": model})
             if status >= _SERVERS_FAULT:
                 self._span.set_status(StatusCode.ERROR)
-            self._span.end()
+            attributes: dict[str, AttributeValue] = {"http.response.status_code": status, "ryzanstein.model": model}
+            self._observer.tracer.end(self._span, self._route, attributes)

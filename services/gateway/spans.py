@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from opentelemetry import context, trace
 from opentelemetry.trace import INVALID_SPAN, Span
 
+from services.common.telemetry_names import AttributeValue, gen_ai_attributes
 from services.common.tracing import remote_context
 
 REQUEST_ID = "ryzanstein.request_id"  # the answer's x-request-id
@@ -13,10 +16,11 @@ FIRST_TOKEN_MS = "ryzanstein.first_token_ms"  # since the request's arrival; of 
 
 
 class RequestTracer:
-    """Starts spans; with tracing off, it only forwards the caller's context."""
+    """Starts and ends spans; with tracing off, it only forwards the caller's context."""
 
-    def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
+    def __init__(self, *, enabled: bool, gen_ai: bool = False) -> None:
+        """`gen_ai`: spans also have OpenTelemetry's attributes of generative AI."""
+        self._enabled, self._gen_ai = enabled, gen_ai
         self._tracer = trace.get_tracer("ryzanstein.gateway")
 
     def begin(self, name: str, traceparent: str) -> Span:
@@ -27,6 +31,14 @@ class RequestTracer:
         if not self._enabled:
             return trace.get_current_span(caller)
         return self._tracer.start_span(name, context=caller, kind=trace.SpanKind.SERVER)
+
+    def end(self, span: Span, route: str, attributes: Mapping[str, AttributeValue]) -> None:
+        """End a recording span, with its last attributes."""
+        span.set_attributes(attributes)
+        ours: Mapping[str, AttributeValue] | None = getattr(span, "attributes", None)  # the SDK's spans have them
+        if self._gen_ai and ours is not None:
+            span.set_attributes(gen_ai_attributes(route, ours))
+        span.end()
 
 
 def attach(span: Span) -> None:
@@ -47,6 +59,13 @@ def time_first_token(seconds: float) -> None:
     span = trace.get_current_span()
     if span.is_recording():
         span.set_attribute(FIRST_TOKEN_MS, round(seconds * 1000))
+
+
+def describe(**attributes: AttributeValue) -> None:
+    """Store attributes on the current span, each with the prefix `ryzanstein.`."""
+    span = trace.get_current_span()
+    if span.is_recording():
+        span.set_attributes({f"ryzanstein.{name}": value for name, value in attributes.items()})
 
 
 def note(event: str, **attributes: str | int | float) -> None:

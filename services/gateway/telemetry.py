@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.common.metrics import new_registry
+from services.common.telemetry_names import Scheme
 
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -80,8 +81,8 @@ class GatewayMetrics:
     The series of each interruption cause in `causes` starts at zero, so that `increase()` sees the first event.
     """
 
-    def __init__(self, causes: Iterable[str] = ()) -> None:
-        self.registry = new_registry("gateway")
+    def __init__(self, causes: Iterable[str] = (), schemes: Collection[Scheme] = ()) -> None:
+        self.registry = new_registry("gateway", schemes)
         prefix, registry = "ryzanstein_gateway_", self.registry
         self.requests = Counter(
             f"{prefix}requests",
@@ -95,6 +96,12 @@ class GatewayMetrics:
         self.sockets = Gauge(f"{prefix}websocket_connections", "Open WebSockets", registry=registry)
         self.waiting = Gauge(f"{prefix}waiting_sequences", "Sequences without a first token", registry=registry)
         self.tokens = Counter(f"{prefix}tokens", "Tokens by kind", ["kind", "model", "tenant"], registry=registry)
+        self.sequences = Counter(
+            f"{prefix}sequences",
+            "Sequences with a first token that are over, by the reason; abort: by their client or an error",
+            ["model", "finish"],
+            registry=registry,
+        )
         self.resumes = Counter(f"{prefix}resumes", "Interrupted attempts by cause", ["cause"], registry=registry)
         for cause in causes:
             self.resumes.labels(cause)
@@ -246,6 +253,10 @@ class GatewayMetrics:
             counter.inc(count)
         self.prompt_length.of(model).observe(counts[0])
         self.completion_length.of(model).observe(counts[1])
+
+    def count_finish(self, model: str, finish: str | None) -> None:
+        """Count a sequence that is over, by the reason; None: it was aborted."""
+        self.sequences.labels(model, finish or "abort").inc()
 
     def count_mirrored(self, model: str, counts: tuple[int, int, int]) -> None:
         """Count the tokens of a mirrored sequence, as `count_tokens` does those of clients."""

@@ -43,7 +43,7 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
 
     Raises GaveUpError when its ranks are lost and do not start again in time.
     """
-    registry, readiness, tls = new_registry("worker"), Readiness(), settings.open_tls()
+    registry, readiness, tls = new_registry("worker", settings.telemetry_names), Readiness(), settings.open_tls()
     export_end(registry, tls)
     with (
         tracing("worker", settings.worker_id),  # before a tracer is asked for

@@ -126,6 +126,7 @@ workers:
        kvTokens: 1048576, kvDtype: int8, speculation: off, maxModelLen: 4096, dtype: bfloat16, device: cpu,
        tensorParallel: 3, servedName: mine}
 logLevel: debug
+telemetryNames: [vllm, gen_ai]
 redis: {keyPrefix: shared}
 bindAddress: '::'
 """
@@ -163,6 +164,7 @@ def test_values_reach_their_service(component: str, monkeypatch: pytest.MonkeyPa
     (pod,) = render(inline=SET).pods_of(component)
     settings = _settings(pod, monkeypatch)
     expected = REACHES[component] | {"log_level": "debug", "namespace": "shared", "host": "::"}
+    expected |= {"telemetry_names": ("vllm", "gen_ai")}
     assert {name: getattr(settings, name) for name in expected} == expected
 
 

@@ -49,6 +49,9 @@ RYZANSTEIN_{{ snakecase . | upper }}
 {{- define "ryzanstein.env.common" -}}
 RYZANSTEIN_NAMESPACE: {{ include "ryzanstein.redis.namespace" . }}
 RYZANSTEIN_LOG_LEVEL: {{ .Values.logLevel }}
+{{- with .Values.telemetryNames }}
+RYZANSTEIN_TELEMETRY_NAMES: {{ join "," . | quote }}
+{{- end }}
 RYZANSTEIN_HOST: {{ .Values.bindAddress | quote }}
 # The pod's address: no DNS entry has to appear before peers can call.
 RYZANSTEIN_ADVERTISE_HOST: {valueFrom: {fieldRef: {fieldPath: status.podIP}}}

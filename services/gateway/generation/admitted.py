@@ -26,6 +26,7 @@ from services.gateway.generation.output import Generation, OutputChunk
 from services.gateway.generation.prepared import Body, GeneratingBody, Prepared, Preparer
 from services.gateway.generation.request import Caller
 from services.gateway.names.picking import Origin
+from services.gateway.spans import describe
 from services.gateway.tenants.tenant import Gate, Permit, Tenant
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.patience import StartPatience
@@ -210,6 +211,7 @@ class AdmittedRequest:
 
     async def _count(self, kind: Kind, model: str) -> None:
         if self._counted is None and self.used != _NOTHING:
+            self._describe_used()
             self.used = self._meter.priced(model, self.used)
             self._counted = self._meter.count(kind, self.tenant, model, self.used)
         if self._counted is not None:
@@ -267,6 +269,18 @@ class AdmittedRequest:
         self.used = self.prepared.usage()
         await self.count("completions", self.model)
 
+    def _describe_used(self) -> None:
+        """Store the usage on the request's span."""
+        describe(
+            prompt_tokens=self.used.prompt_tokens,
+            completion_tokens=self.used.completion_tokens,
+            cached_tokens=self.used.cached_tokens,
+        )
+        if self._work is not None:
+            finishes = (generation.finish or "abort" for generation in self.prepared.generations)
+            # Of several sequences, each has named the span after itself.
+            describe(generation_id=self.prepared.request_id, finish_reasons=tuple(map(str, finishes)))
+
     def _new_chain(self, name: str | None, session: str) -> Chain:
         origin = Origin(self.tenant.name, session, self._draw)
         return self.models.chain(name or "", self.tenant, origin, outside=self.may_leave)
@@ -292,6 +306,8 @@ class AdmittedRequest:
         self.models.count(place.chain, place.model.name, fallback=place.index > 0)
         self.model, self.prepared, self._work, self._place = place.model, prepared, work, place
         self.starting = False
+        sequences, asked = prepared.generations, work.body.model or place.model.name
+        describe(asked_model=asked, choices=len(sequences), **sequences[0].request.options.described())
         if place.chain.mirror and not place.index:
             caller = self._caller_at(place, work)
             again = partial(copy(work.preparer).prepare, work.body)  # a copy, since a preparer may keep its request

@@ -68,6 +68,7 @@ class Generation:
         self._created = self._last = perf_counter()
         self._waiting = False  # for a first batch
         self._begun = False
+        self.finish: FinishReason | None = None  # None: not complete
         self._closed = False
         self._recording: SequenceRecord | None = None
         self._detokenizer = request.model.new_detokenizer(
@@ -105,6 +106,7 @@ class Generation:
         if batch.prompt_logprobs:
             self.prompt_logprobs = list(batch.prompt_logprobs)
         chunk = self._read(batch)
+        self.finish = chunk.finish
         if self._recording is not None:
             self._recording.add(chunk.ids, finished=chunk.finish is not None)
         if self._held is not None:
@@ -128,6 +130,7 @@ class Generation:
             self._metrics.count_mirrored(request.model.name, counts)
         else:
             self._metrics.count_tokens(request.model.name, request.caller.tenant, counts)
+            self._metrics.count_finish(request.model.name, self.finish)
 
     def record(self) -> SequenceRecord:
         """Keep what it gives from now on."""

@@ -51,6 +51,17 @@ class SamplingOptions:
         seed = random.getrandbits(64) if self.seed is None else self.seed & _SEED_MASK
         return worker_pb2.Sampling(**{name: getattr(self, name) for name in _WORKERS}, seed=seed)
 
+    def described(self) -> dict[str, int | float]:
+        """The options that a span has; none of them is a part of the prompt."""
+        return {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+        }
+
     @property
     def deterministic(self) -> bool:
         """Whether the same request always gives the same tokens."""

@@ -74,6 +74,33 @@ async def test_metrics_add_up() -> None:
         assert seen["waiting_sequences",] == 0
         assert seen["known_workers",] == 1
         assert seen["router_up",] == 1
+        assert seen["sequences_total", "length", MODEL] == 2
+        assert not any(key[0].startswith(("vllm:", "gen_ai")) for key in seen), "foreign names are an option"
+
+
+async def test_series_also_have_the_names_of_other_tools() -> None:
+    async with running_stack([Worker("w0")], telemetry_names=("vllm", "gen_ai")) as stack:
+        used = (await stack.complete(prompt="a b", max_tokens=10)).json()["usage"]["prompt_tokens"]
+        await stack.http.get("/v1/models")
+        seen = await scrape_until(stack, 1, "request_seconds_count", "rest", MODEL, "/v1/completions")
+        (duration,) = [key for key in seen if key[0] == "gen_ai_server_request_duration_seconds_count"]
+        expected = {
+            ("vllm:prompt_tokens_total", MODEL): used,
+            ("vllm:generation_tokens_total", MODEL): 10,
+            ("vllm:request_success_total", "length", MODEL): 1,
+            ("vllm:e2e_request_latency_seconds_count", MODEL): 1,
+            ("vllm:time_to_first_token_seconds_bucket", "+Inf", MODEL): 1,
+            ("vllm:request_generation_tokens_sum", MODEL): 10,
+            ("gen_ai_client_token_usage_sum", "generate_content", "ryzanstein", MODEL, "input"): used,
+            ("gen_ai_client_token_usage_sum", "generate_content", "ryzanstein", MODEL, "output"): 10,
+        }
+        assert {key: seen.get(key) for key in expected} == expected
+        assert duration[1:] == ("text_completion", "ryzanstein", MODEL), "no operation but the completion"
+        for ours, theirs in (
+            ("inter_token_seconds", "vllm:inter_token_latency_seconds"),
+            ("inter_token_seconds", "vllm:time_per_output_token_seconds"),
+        ):
+            assert seen[f"{theirs}_sum", MODEL] == seen[f"{ours}_sum", MODEL] > 0
 
 
 async def test_a_stream_that_ends_badly_is_no_success() -> None:
@@ -226,6 +253,41 @@ async def test_a_span_lasts_as_long_as_its_generation_in_every_api(exporter: InM
             own = f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-01"
             assert [submit.traceparent for submit in worker.submits] == [own, own]
             assert stack.router.traceparents[-1] == own, "routing is part of the trace"
+
+
+@pytest.mark.parametrize("schemes", [(), ("gen_ai",)])
+async def test_span_has_the_attributes_of_opentelemetrys_conventions_when_chosen(
+    exporter: InMemorySpanExporter, schemes: tuple[str, ...]
+) -> None:
+    exporter.clear()
+    async with running_stack([Worker("w0")], traced=True, telemetry_names=schemes) as stack:
+        body = {"prompt": "a secret", "max_tokens": 10, "temperature": 0.5, "n": 2}
+        answer = (await stack.complete(**body)).json()
+        span = await only_span(exporter, "POST /v1/completions")
+        named = {name: value for name, value in span.attributes.items() if name.startswith("gen_ai.")}
+        assert "secret" not in str(dict(span.attributes))
+        assert named == (
+            {
+                "gen_ai.operation.name": "text_completion",
+                "gen_ai.provider.name": "ryzanstein",
+                "gen_ai.request.model": MODEL,
+                "gen_ai.request.max_tokens": 10,
+                "gen_ai.request.temperature": 0.5,
+                "gen_ai.request.top_p": 1.0,
+                "gen_ai.request.top_k": 0,
+                "gen_ai.request.frequency_penalty": 0.0,
+                "gen_ai.request.presence_penalty": 0.0,
+                "gen_ai.request.choice.count": 2,
+                "gen_ai.response.model": MODEL,
+                "gen_ai.response.id": answer["id"],
+                "gen_ai.response.finish_reasons": ("length", "length"),
+                "gen_ai.usage.input_tokens": answer["usage"]["prompt_tokens"],
+                "gen_ai.usage.cache_read.input_tokens": 0,
+                "gen_ai.usage.output_tokens": 20,
+            }
+            if schemes
+            else {}
+        )
 
 
 async def test_a_failed_request_is_an_error_in_its_trace(exporter: InMemorySpanExporter) -> None:

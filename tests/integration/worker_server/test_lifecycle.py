@@ -274,7 +274,7 @@ async def test_the_start_up_probe_is_nobodys_request(redis_url: str) -> None:
 async def test_metrics_and_probes_are_served(redis_url: str) -> None:
     port = free_port()
     async with (
-        running_worker(redis_url, hold_start=True, metrics_port=port) as worker,
+        running_worker(redis_url, hold_start=True, metrics_port=port, telemetry_names=("vllm",)) as worker,
         Gateway(worker.address) as gateway,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
     ):
@@ -293,6 +293,14 @@ async def test_metrics_and_probes_are_served(redis_url: str) -> None:
         assert float(values["ryzanstein_worker_queue_seconds_count"]) == 2
         assert float(values['ryzanstein_worker_phase{phase="serving"}']) == 1
         assert float(values["ryzanstein_worker_kv_blocks_capacity"]) == 64
+        model = '{model_name="ryzanstein-tiny"}'
+        named = {name.removesuffix(model): float(value) for name, value in values.items() if name.startswith("vllm:")}
+        assert named["vllm:prefix_cache_hits_total"] == 32
+        assert named["vllm:prefix_cache_queries_total"] == 80
+        assert named["vllm:num_requests_running"] == named["vllm:num_requests_waiting"] == 0
+        assert named["vllm:request_queue_time_seconds_count"] == 2
+        used = float(values["ryzanstein_worker_kv_blocks_used"]) / 64
+        assert named["vllm:kv_cache_usage_perc"] == named["vllm:gpu_cache_usage_perc"] == used
 
 
 async def test_metrics_and_probes_last_until_the_drain_is_over(redis_url: str) -> None:
