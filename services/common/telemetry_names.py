@@ -114,7 +114,7 @@ SERIES: tuple[NamedSeries, ...] = (
 # Attribute of our spans -> OpenTelemetry's.
 ATTRIBUTES: Mapping[str, str] = MappingProxyType(
     {
-        "ryzanstein.asked_model": "gen_ai.request.model",
+        "ryzanstein.requested_model": "gen_ai.request.model",
         "ryzanstein.max_tokens": "gen_ai.request.max_tokens",
         "ryzanstein.temperature": "gen_ai.request.temperature",
         "ryzanstein.top_p": "gen_ai.request.top_p",

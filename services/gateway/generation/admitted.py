@@ -306,8 +306,8 @@ class AdmittedRequest:
         self.models.count(place.chain, place.model.name, fallback=place.index > 0)
         self.model, self.prepared, self._work, self._place = place.model, prepared, work, place
         self.starting = False
-        sequences, asked = prepared.generations, work.body.model or place.model.name
-        describe(asked_model=asked, choices=len(sequences), **sequences[0].request.options.described())
+        sequences, requested = prepared.generations, work.body.model or place.model.name
+        describe(requested_model=requested, choices=len(sequences), **sequences[0].request.options.described())
         if place.chain.mirror and not place.index:
             caller = self._caller_at(place, work)
             again = partial(copy(work.preparer).prepare, work.body)  # a copy, since a preparer may keep its request
