@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -94,8 +95,8 @@ def turns(targets: list[Target], round_number: int) -> list[Target]:
     return targets[cut:] + targets[:cut]
 
 
-async def overhead(targets: list[Target], rounds: int) -> dict[str, Row]:
-    """Measure every target under the same loads."""
+async def overhead(targets: list[Target], rounds: int, share: float) -> dict[str, Row]:
+    """Measure every target under the same loads; `share` of their requests is sent."""
     runs: dict[tuple[str, str], list[Ran]] = {}
     loads = (("alone", 200, 1, AT_ONCE, False), ("busy", 640, 32, AT_ONCE, False), ("streams", 128, 64, UNPACED, True))
     for target in targets:
@@ -103,7 +104,7 @@ async def overhead(targets: list[Target], rounds: int) -> dict[str, Row]:
     for number in range(rounds):
         for name, requests, clients, pace_us, stream in loads:
             for target in turns(targets, number):
-                ran = await loop(target, requests, clients, pace_us, stream=stream)
+                ran = await loop(target, math.ceil(share * requests), clients, pace_us, stream=stream)
                 runs.setdefault((target.name, name), []).append(ran)
     found = {key: middle(several) for key, several in runs.items()}
     return {
@@ -135,7 +136,7 @@ async def hold_streams(port: int, streams: int, pace_ms: int) -> dict[str, float
     }
 
 
-async def grpc_against_rest(rest_port: int, grpc_port: int, rounds: int) -> dict[str, dict[str, object]]:
+async def grpc_against_rest(rest_port: int, grpc_port: int, rounds: int, share: float) -> dict[str, dict[str, object]]:
     """Measure the latency of whole answers, and bytes on the wire."""
     targets: list[Target] = [HttpTarget("REST", rest_port), GrpcTarget("gRPC", f"127.0.0.1:{grpc_port}")]
     runs: dict[tuple[str, int], list[Ran]] = {}
@@ -144,7 +145,7 @@ async def grpc_against_rest(rest_port: int, grpc_port: int, rounds: int) -> dict
     for number in range(rounds):
         for clients, requests in ((1, 200), (32, 640)):
             for target in turns(targets, number):
-                ran = await loop(target, requests, clients, AT_ONCE, stream=False)
+                ran = await loop(target, math.ceil(share * requests), clients, AT_ONCE, stream=False)
                 runs.setdefault((target.name, clients), []).append(ran)
     found: dict[str, dict[str, object]] = {}
     for target, port in zip(targets, (rest_port, grpc_port), strict=True):
@@ -286,11 +287,11 @@ async def measure(options: argparse.Namespace, folder: Path, processes: contextl
         *peers,
         *([HttpTarget(OURS_TLS, secured.rest)] if secured else []),
     ]
-    rows = await overhead(targets, options.rounds)
+    rows = await overhead(targets, options.rounds, options.share)
     results: dict[str, Any] = {
         "overhead": {name: asdict(row) for name, row in rows.items()},
         "held": await hold_streams(ports.rest, options.streams, options.pace_ms),
-        "protocols": await grpc_against_rest(ports.rest, ports.grpc, options.rounds),
+        "protocols": await grpc_against_rest(ports.rest, ports.grpc, options.rounds, options.share),
     }
     for target in targets:
         await target.close()
@@ -362,6 +363,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=_peer, action="append", default=[], metavar="NAME=HOME")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--share", type=float, default=1, help="of the requests of a round, 0 to 1")
     parser.add_argument("--tls", action="store_true", help="a second gateway, under mutual TLS, in the same turns")
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--pace-ms", type=int, default=100, help="between the tokens of a held stream")

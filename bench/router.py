@@ -52,7 +52,7 @@ from tests.integration.router.processes import RedisServer, coordinator_process,
 PREFIX = list(range(1, 65))  # the shared system prompt: 1,024 tokens
 LEASES_AT_ONCE = 5
 FLAT_OUT_CLIENTS = 128  # fewer clients leave the router idle at times: 16 get half the rate of 128
-FLAT_OUT_S = 2.0  # if longer, the low-priority workers would miss heartbeats and look dead
+FLAT_OUT_S = 2.0  # at most: if longer, the low-priority workers would miss heartbeats and look dead
 Row = dict[str, float]
 HOLDERS = 20  # workers that have PREFIX cached
 AGAIN = (sys.executable, "-m", "bench.router")  # as a module, so that `bench` sets gRPC up before its import
@@ -239,11 +239,13 @@ async def stack(n_workers: int, tls: Path | None) -> AsyncIterator[Target]:
         fleet = subprocess.Popen([*AGAIN, *serve])  # noqa: ASYNC220
         processes.callback(fleet.wait)
         processes.callback(fleet.kill)
-        coordinator = processes.enter_context(running(coordinator_process(server.url, **variables(tls, "coordinator"))))
+        coordinator = processes.enter_context(
+            running(coordinator_process(server.url, forked=False, **variables(tls, "coordinator")))
+        )
         port = free_port()
         with on(first):
             settings = {"COORDINATOR_ADDRESS": coordinator.address, "METRICS_PORT": str(port)}
-            router = router_process(server.url, **settings, **variables(tls, "router"))
+            router = router_process(server.url, forked=False, **settings, **variables(tls, "router"))
         processes.enter_context(running(router))
         async with open_channel(router.address, to="router", tls=as_gateway(tls)) as channel:
             stub = routing_pb2_grpc.RouterStub(channel)
@@ -282,7 +284,7 @@ async def measure_once(target: Target, sessions: int, options: argparse.Namespac
     async def route(i: int) -> object:
         return await target.routes.ask(routing_pb2.RouteFrame(route=request(i, sessions)), 10)
 
-    await paced(route, options.rate, 1)
+    await paced(route, options.rate, min(1, options.seconds))
     quick_before, timed_before = await target.timed()
     cpu_before = sum(target.process.cpu_times()[:2])
     latencies = await paced(route, options.rate, options.seconds)
@@ -290,7 +292,8 @@ async def measure_once(target: Target, sessions: int, options: argparse.Namespac
     quick, timed = await target.timed()
     cuts = statistics.quantiles(latencies, n=1000)
     cpu_before = sum(target.process.cpu_times()[:2])
-    rate = await flat_out(route, FLAT_OUT_S, FLAT_OUT_CLIENTS)
+    flat_out_s = min(FLAT_OUT_S, options.seconds)
+    rate = await flat_out(route, flat_out_s, FLAT_OUT_CLIENTS)
     flat_out_cpu_s = sum(target.process.cpu_times()[:2]) - cpu_before
     return {
         "p50_ms": cuts[499],
@@ -298,7 +301,7 @@ async def measure_once(target: Target, sessions: int, options: argparse.Namespac
         "p99.9_ms": cuts[998],
         "within_5_ms": (quick - quick_before) / (timed - timed_before) * 100,
         "cpu_ms": cpu_s / len(latencies) * 1000,
-        "flat_out_cpu_ms": flat_out_cpu_s / (rate * FLAT_OUT_S) * 1000,
+        "flat_out_cpu_ms": flat_out_cpu_s / (rate * flat_out_s) * 1000,
         "flat_out_per_s": rate,
     }
 

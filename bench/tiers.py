@@ -30,7 +30,6 @@ from services.worker.engine.base import Engine
 from services.worker.engine.request import EngineRequest
 from services.worker.settings import WorkerSettings
 
-MODES = ("none", "host", "disk", "both")
 _ALPHABET = range(5, 4000)  # tokens of random prompts
 
 
@@ -100,13 +99,16 @@ def main(
     turn_tokens: Annotated[int, typer.Option(min=16, help="New tokens of a turn.")] = 256,
     larger: Annotated[float, typer.Option(help="Tokens of all sessions, in sizes of the KV cache.")] = 3.0,
     gib: Annotated[float, typer.Option(help="Size of each tier.")] = 16.0,
+    modes: Annotated[
+        str, typer.Option(help="The first one is what the others are compared with.")
+    ] = "none,host,disk,both",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:
     """Replay the sessions in every mode."""
     replay = Replay(sessions, turns, turn_tokens, larger)
-    table = Table("tiers", "p50 ms", "of none", title=f"first token of turns 2 to {turns}", title_justify="left")
+    table = Table("tiers", "p50 ms", "of the first", title=f"first token of turns 2 to {turns}", title_justify="left")
     readings: list[Reading] = []
-    for mode in MODES:
+    for mode in modes.split(","):
         times = asyncio.run(replay_in(mode, model, replay, gib))
         readings.append(lower(f"tiers/{mode}/first token of later turns", median(times), "ms"))
         table.add_row(mode, f"{median(times):.1f}", f"{readings[-1].value / readings[0].value:.2f}")

@@ -23,8 +23,8 @@ STACKS = "tests/integration/"  # long, and mostly waiting: units fill the cores 
 
 # Speed lives in bench/, so that a slow machine is no failure. A commit is judged by the same examples each time;
 # `--hypothesis-profile drawn` draws others, as nightly runs do.
-settings.register_profile("drawn", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("short", settings.get_profile("drawn"), derandomize=True, max_examples=30)
+settings.register_profile("drawn", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("short", settings.get_profile("drawn"), derandomize=True, max_examples=20)
 settings.load_profile("short")
 
 

@@ -28,8 +28,8 @@ ORIGIN = "https://example.org"
 ENDLESS = ("vmstat 1",)
 # Sizes that take seconds, where a reader's take a minute: what is typed is the command with these at its end.
 SMALL = {
-    "python -m bench.gateway --tls": "--rounds 1 --streams 50",
-    "python -m bench.router --rounds 1 --seconds 4": "--workers 20 --rate 100 --seconds 1",
+    "python -m bench.gateway --tls": "--rounds 1 --share 0.02 --streams 5 --pace-ms 10",
+    "python -m bench.router --rounds 1 --seconds 4": "--workers 4 --rate 100 --seconds 0.2",
     "python -m bench.speculation --rounds 2 --candidates 60 --max-tokens 400": (
         "--rounds 1 --candidates 30 --max-tokens 8 --workload quote --at-once 1"
     ),

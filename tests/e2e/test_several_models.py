@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import re
@@ -10,7 +9,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
@@ -33,16 +31,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(folder / "one"), f"{folder / 'two'}:int8", f"{folder / 'three'}:int4"]
 
 
-@contextlib.contextmanager
-def serving(folder: Path, models: list[str], *options: str) -> Iterator[RunningStack]:
-    further = (part for model in models[1:] for part in ("--model", model))
-    with running_stack(folder, *further, *options, model=models[0]) as stack:
-        yield stack
-
-
 @pytest.fixture(scope="module")
 def stack(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    with serving(tmp_path_factory.mktemp("awake"), models) as stack:
+    further = (part for model in models[1:] for part in ("--model", model))
+    folder = tmp_path_factory.mktemp("run")
+    with running_stack(folder, *further, "--max-awake", "1", "--tensor-parallel", "1", model=models[0]) as stack:
         yield stack
 
 
@@ -53,37 +46,27 @@ def answer(stack: RunningStack, model: str, **fields: object) -> tuple[str, str]
     return told["model"], json.dumps([told["choices"][0]["text"], told["choices"][0]["logprobs"]["token_logprobs"]])
 
 
-def test_each_model_answers_under_its_name_with_its_weights(stack: RunningStack) -> None:
+def test_each_model_answers_with_its_weights_and_only_as_many_as_allowed_are_awake(stack: RunningStack) -> None:
+    assert phases(stack) == [SERVING, SLEEPING, SLEEPING], "the first model is awake at the start"
     listed = httpx.get(f"{stack.url}/v1/models", timeout=60).json()["data"]
     assert sorted(model["id"] for model in listed) == sorted(NAMES)
-    answers = {name: answer(stack, name) for name in NAMES}
-    assert [model for model, _ in answers.values()] == NAMES
-    assert len({text for _, text in answers.values()}) == len(NAMES), "differently rounded weights"
-    assert {name: answer(stack, name) for name in reversed(NAMES)} == answers
+    expected = {name: answer(stack, name) for name in NAMES}
+    assert [model for model, _ in expected.values()] == NAMES
+    assert len({text for _, text in expected.values()}) == len(NAMES), "differently rounded weights"
+    order = random.Random(53).choices(NAMES, k=6)
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda name: answer(stack, name), order))
+    assert answers == [expected[name] for name in order]
+    assert sorted(phases(stack)) == [SERVING, SLEEPING, SLEEPING]
+    assert answer(stack, "two", keep_alive=0) == expected["two"]
+    wait_asleep(stack)
+    assert answer(stack, "two", keep_alive="5m") == expected["two"]
 
 
 def test_model_without_a_worker_is_refused_with_the_served_names(stack: RunningStack) -> None:
     refused = httpx.post(f"{stack.url}/v1/completions", json={"model": "four", "prompt": PROMPT}, timeout=60)
     assert refused.status_code == 404
     assert all(name in refused.json()["error"]["message"] for name in NAMES)
-
-
-def test_only_as_many_models_as_allowed_are_awake_and_each_request_gets_the_answer_of_its_model(
-    stack: RunningStack, models: list[str], tmp_path: Path
-) -> None:
-    expected = {name: answer(stack, name) for name in NAMES}
-    order = random.Random(53).choices(NAMES, k=10)
-    with serving(tmp_path, models, "--max-awake", "1") as few:
-        assert phases(few) == [SERVING, SLEEPING, SLEEPING], "the first model is awake at the start"
-        listed = httpx.get(f"{few.url}/v1/models", timeout=60).json()["data"]
-        assert {model["id"] for model in listed} == set(NAMES)
-        with ThreadPoolExecutor(3) as pool:
-            answers = list(pool.map(lambda name: answer(few, name), order))
-        assert answers == [expected[name] for name in order]
-        assert sorted(phases(few)) == [SERVING, SLEEPING, SLEEPING]
-        assert answer(few, "two", keep_alive=0) == expected["two"]
-        wait_asleep(few)
-        assert answer(few, "two", keep_alive="5m") == expected["two"]
 
 
 def wait_asleep(stack: RunningStack, timeout_s: float = 180) -> None:

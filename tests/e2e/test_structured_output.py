@@ -89,7 +89,7 @@ schemas = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=30, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schema=schemas, seed=st.integers(0, 99))
 def test_any_schema_gives_valid_json(client: httpx.Client, schema: dict[str, Any], seed: int) -> None:
     # No schema bounds the digits of a fraction: the penalty makes each further one less likely, so every text ends.
@@ -238,7 +238,7 @@ junk = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(derandomize=True, suppress_health_check=list(HealthCheck))
 @given(ask=st.one_of(
     junk.filter(lambda value: isinstance(value, dict)).map(lambda schema: {"guided_json": schema}),
     texts.map(lambda text: {"guided_regex": text}),

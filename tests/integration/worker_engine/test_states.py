@@ -18,7 +18,7 @@ from tests.models import BUNDLED_MODEL
 from tests.unit.compute.model.zoo import VARIANTS, write_checkpoint
 from tests.unit.worker.engine.fake_engine import NoObserver
 
-N_TOKENS = 24
+N_TOKENS = 12
 LENGTHS = (5, 40, 61, 16, 17)  # one ends a block of 16 tokens, one begins the next
 N_VOCABULARY = 4096
 

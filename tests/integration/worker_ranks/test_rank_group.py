@@ -1,8 +1,7 @@
-"""Tokens through real processes: the same for any number of ranks, and cheap when there is nothing to do."""
+"""Tokens through real processes: the same for any number of ranks."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.engine.process_info import ProcessInfo
 from services.worker.process.rank_group import RanksFailedError
 from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan
@@ -38,20 +36,7 @@ def assert_launched(of_ranks: list[int], parent: int) -> None:
     assert len(of_ranks) == 1 or has_torch(parent)
 
 
-async def assert_idle(of_ranks: list[int]) -> None:
-    """Ranks without work use next to no CPU."""
-
-    def cpu_s() -> float:
-        return sum(info.cpu_s for pid in of_ranks if (info := ProcessInfo.read(pid)))
-
-    await asyncio.sleep(0.2)
-    before = cpu_s()
-    await asyncio.sleep(4.0)
-    share = 0.01 * len(of_ranks)  # 1 % of a core for each rank
-    assert cpu_s() - before < 4.0 * share + 0.015, "counted in ticks of 0.01 s"
-
-
-async def test_single_rank_and_two_ranks_sample_the_same_tokens_and_idle(make_group: MakeGroup) -> None:
+async def test_single_rank_and_two_ranks_sample_the_same_tokens(make_group: MakeGroup) -> None:
     tokens = []
     for ranks in (1, 2):
         group = make_group(ranks)
@@ -71,8 +56,6 @@ async def test_single_rank_and_two_ranks_sample_the_same_tokens_and_idle(make_gr
         assert_launched(of_ranks, parent)
         tokens.append(await Conversation(group, PROMPTS, SAMPLED).run(10))
         assert await group.load_adapter(AdapterOrder(0, "/adapter")) == "/adapter: no slots for adapters"
-        if ranks > 1:
-            await assert_idle(of_ranks)
         await group.stop()
     assert tokens[0] == tokens[1]
     assert len(set(tokens[0])) > 1

@@ -23,14 +23,20 @@ SMALL = {
     "collectives": (["--share", "0.1", "--repeats", "2"], "all"),
     "generate": ([TINY, "--batches", "1", "--rounds", "1", "--prompt-tokens", "8", "--output-tokens", "16"], ""),
     "long_context": (
-        [TINY, "--lengths", "700,1000", "--forced", "40", "--modes", "dense; window(16, 128); top_k(5); top_k(900)"],
-        "1000/window(16, 128)/perplexity",
+        [TINY, "--lengths", "700", "--forced", "20", "--modes", "window(16, 128); top_k(5)"],
+        "700/window(16, 128)/perplexity",
     ),
     "make_checkpoint": (["15m", "OUT"], ""),
     "sleep": ([TINY, "--rounds", "1"], "first token"),
     "standstill": (["--seconds", "0.1"], ""),
-    "tiers": ([TINY, "--sessions", "2", "--turns", "2", "--turn-tokens", "64", "--gib", "0.1"], "disk"),
-    "start": (["--rounds", "1", "--model", TINY_MODEL.name, "--arguments", f"--model {TINY}"], "first token"),
+    "tiers": (
+        [TINY, "--sessions", "2", "--turns", "2", "--turn-tokens", "64", "--gib", "0.1", "--modes", "both"],
+        "both",
+    ),
+    "start": (
+        ["--rounds", "1", "--model", TINY_MODEL.name, "--arguments", f"--model {TINY} --tensor-parallel 1"],
+        "first token",
+    ),
 }
 HERE = ("generate", "make_checkpoint")  # run in this process, which may have imported torch and transformers
 ELSEWHERE = {

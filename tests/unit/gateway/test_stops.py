@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.text.stops import StopBuffer
@@ -37,14 +37,12 @@ def reference(text: str, stops: list[str], *, include: bool) -> tuple[str, bool]
     return text, False
 
 
-@settings(max_examples=200)
 @given(text=texts, stops=stop_lists, at=st.lists(st.integers(0, 40), max_size=8), include=st.booleans())
 def test_any_cutting_gives_the_same_text(text: str, stops: list[str], at: list[int], include: bool) -> None:
     out, stopped = run(cut(text, at), stops, include=include)
     assert ("".join(out), stopped is not None) == reference(text, stops, include=include)
 
 
-@settings(max_examples=200)
 @given(text=texts, stops=stop_lists, at=st.lists(st.integers(0, 40), max_size=8))
 def test_emitted_text_never_has_to_be_taken_back(text: str, stops: list[str], at: list[int]) -> None:
     final, _ = reference(text, stops, include=False)

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.queue import QueueFullError, RouteQueue
@@ -84,7 +84,6 @@ async def test_a_caller_that_goes_away_leaves_the_queue() -> None:
     assert gate.served == [("a", 1)]
 
 
-@settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 2)), max_size=30), st.integers(0, 30))
 def test_a_tenant_is_served_twice_only_after_all_tenants_of_its_priority(
     waiters: list[tuple[str, int]], places: int

@@ -157,7 +157,7 @@ def exactly(case: Case, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # 31 to 33 and 63 to 65 keys lie around the kernel's blocks; 17 query heads do not fit into one tile.
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(case=CASES)
 @example(Case(((31, 31), (1, 32), (2, 33), (1, 1)), n_kv=2, group=17, head_dim=256))
 @example(Case(((64, 65), (1, 63), (3, 64)), n_kv=3, group=3, head_dim=96, window=32, softcap=1.5))
@@ -174,7 +174,7 @@ def test_attention_equals_its_definition(kind: Kind, case: Case) -> None:
     assert_rounded(attend(kind.kernels, case, data), exact, sizes * (kind.weight_error + 2e-5 * case.sharpness))
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(case=cases([8, 24, 40, 72, 80, 200, 248], [1, 5, 16, 24]))
 def test_vectors_take_more_shapes(kind: Kind, case: Case) -> None:
     if kind.library == "amx":
@@ -184,7 +184,7 @@ def test_vectors_take_more_shapes(kind: Kind, case: Case) -> None:
     assert_rounded(attend(kind.kernels, case, data), exact, sizes * (kind.weight_error + 2e-5 * case.sharpness))
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(case=CASES, chosen=st.integers(0, 10_000))
 def test_a_row_is_the_same_alone_and_in_a_batch(kind: Kind, case: Case, chosen: int) -> None:
     """As a decode by itself, although it stood in the middle of a prompt among other sequences."""

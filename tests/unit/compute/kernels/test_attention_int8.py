@@ -20,9 +20,7 @@ INT8 = int8.FORMAT.open()
 
 CASES = cases([8, 24, 64, 80, 128, 248, 256], [16, 32, 48])
 ROUNDED = 2e-4  # error of a score, and of a value of size 1: queries and weights are rounded to 16 bit
-_slow = settings(
-    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
-)
+_slow = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.fixture(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.compute.backends.cpu.linear import KernelLinear
@@ -34,7 +34,6 @@ def multiply(
     return guarded[:-1]
 
 
-@settings(max_examples=120)
 @given(**SHAPES, bias=st.booleans(), dtype=st.sampled_from([torch.bfloat16, torch.float32]), strided=st.booleans())
 @example(n=531, n_out=257, steps=9, bias=True, dtype=torch.float32, strided=True)
 @example(n=391, n_out=129, steps=70, bias=True, dtype=torch.bfloat16, strided=True)
@@ -52,7 +51,6 @@ def test_products_are_exact_up_to_rounding(
     assert_rounded(found, exact, sizes * FLOAT32 * 4)
 
 
-@settings(max_examples=60)
 @given(**SHAPES, place=st.integers(0, 1000), seed=st.integers(0, 1000))
 def test_a_row_is_the_same_alone_and_at_any_place(
     kernels: Bfloat16Kernels, n: int, n_out: int, steps: int, place: int, seed: int
@@ -65,7 +63,6 @@ def test_a_row_is_the_same_alone_and_at_any_place(
     assert torch.equal(found[place % n], alone[0])
 
 
-@settings(max_examples=40)
 @given(**SHAPES)
 def test_neighbours_that_are_not_finite_stay_with_themselves(
     kernels: Bfloat16Kernels, n: int, n_out: int, steps: int
@@ -78,7 +75,6 @@ def test_neighbours_that_are_not_finite_stay_with_themselves(
     assert torch.equal(found[1::2], expected[1::2])
 
 
-@settings(max_examples=30)
 @given(**SHAPES)
 def test_the_number_of_threads_changes_no_bit(on_threads: OnThreads, n: int, n_out: int, steps: int) -> None:
     x, weight = normal(1, n, 32 * steps), normal(2, n_out, 32 * steps)
@@ -116,7 +112,6 @@ def test_a_layer_pads_sizes_that_the_kernel_cannot_divide(kernels: Bfloat16Kerne
             layer.rows(torch.tensor([3, outside]))
 
 
-@settings(max_examples=60)
 @given(n=ROWS, n_out=st.integers(1, 330), steps=STEPS, seed=st.integers(0, 99))
 def test_rows_survive_packing_unchanged(kernels: Bfloat16Kernels, n: int, n_out: int, steps: int, seed: int) -> None:
     weight = normal(seed, n_out, 32 * steps)

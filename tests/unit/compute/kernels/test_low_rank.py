@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
@@ -13,7 +13,6 @@ SIZE = st.integers(1, 150)
 SLOTS, MOST = 3, 9
 
 
-@settings(max_examples=30)
 @given(n=st.integers(1, 40), n_in=SIZE, n_out=SIZE, seed=st.integers(0, 99))
 def test_each_row_gets_the_product_with_its_own_factors(
     kernels: Bfloat16Kernels, n: int, n_in: int, n_out: int, seed: int

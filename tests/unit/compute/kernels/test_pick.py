@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ryzanstein.v1.worker_pb2 import Sampling
 
@@ -16,7 +16,6 @@ from tests.unit.compute.kernels.conftest import OnThreads
 from tests.unit.compute.sampling.drawing import draw
 
 
-@settings(max_examples=80)
 @given(
     n=st.integers(1, 9),
     sixteens=st.integers(1, 40),
@@ -44,7 +43,6 @@ def _logits(seed: int, n: int, columns: int, quantum: float) -> torch.Tensor:
     return logits
 
 
-@settings(max_examples=60)
 @given(
     n=st.integers(1, 9), sixteens=st.integers(1, 300), spread=st.sampled_from([0.1, 3.0, 40.0]), seed=st.integers(0, 99)
 )

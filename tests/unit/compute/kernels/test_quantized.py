@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.compute.backends.cpu.codes import divide
@@ -115,7 +115,6 @@ def parts_of(weight: Weight) -> torch.Tensor:
     return spread[:, weight.groups]
 
 
-@settings(max_examples=70, deadline=None)
 @given(**CASES, bias=st.booleans(), dtype=st.sampled_from([HALF, torch.float32]))
 @example(form="4 bits", grouping="in order", size=32, n=4, n_in=576, n_out=64, bias=True, dtype=torch.float32)
 @example(
@@ -172,7 +171,6 @@ def test_the_largest_sums_are_exact(kernels: Bfloat16Kernels, form: str) -> None
     assert torch.allclose(found, x.double() @ numbers(weight)[:2].T, rtol=1e-6, atol=0)
 
 
-@settings(max_examples=40, deadline=None)
 @given(**CASES, place=st.integers(0, 1000))
 def test_a_row_is_the_same_alone_and_at_any_place(
     kernels: Bfloat16Kernels, form: str, grouping: str, size: int, n: int, n_in: int, n_out: int, place: int
@@ -227,7 +225,6 @@ def test_parts_of_several_forms_are_one_layer(kernels: Bfloat16Kernels) -> None:
     assert QuantizedLinear(kernels, Stacked((integers[0], integers[1])), None).looks_up
 
 
-@settings(max_examples=60, deadline=None)
 @given(n_in=st.integers(1, 600), size=st.sampled_from([8, 16, 24, 128, 700]), grouping=st.sampled_from(list(GROUPINGS)))
 def test_blocks_hold_every_input_once_and_never_two_groups(n_in: int, size: int, grouping: str) -> None:
     groups = GROUPINGS[grouping](n_in, size)

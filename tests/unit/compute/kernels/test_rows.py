@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
@@ -13,10 +13,8 @@ from tests.unit.compute.kernels.numbers import FLOAT32, assert_rounded, normal
 
 # Up to four pieces of 32 rows, which the threads share.
 N, SIZE = st.integers(1, 100), st.integers(1, 200)
-EXAMPLES = settings(max_examples=60)
 
 
-@EXAMPLES
 @given(n=N, size=SIZE, groups=st.integers(0, 5), eps=st.sampled_from([1e-6, 1e-5, 0.3]), seed=st.integers(0, 99))
 def test_rms_norm(kernels: Bfloat16Kernels, n: int, size: int, groups: int, eps: float, seed: int) -> None:
     """`groups` 0: one norm over the row; else heads in the middle of a wider row, each with its own weight."""
@@ -34,7 +32,6 @@ def test_rms_norm(kernels: Bfloat16Kernels, n: int, size: int, groups: int, eps:
     assert torch.equal(again, out[-1:])
 
 
-@EXAMPLES
 @given(n=N, size=SIZE, scale=st.sampled_from([1.0, 0.22, -3.0]), seed=st.integers(0, 99))
 def test_add(kernels: Bfloat16Kernels, n: int, size: int, scale: float, seed: int) -> None:
     x, added = normal(seed, n + 1, size), normal(seed + 1, n, size)
@@ -51,7 +48,6 @@ def test_sums_that_threads_share(kernels: Bfloat16Kernels) -> None:
     assert_rounded(x, exact)
 
 
-@EXAMPLES
 @given(data=st.data(), n=N, heads=st.integers(1, 5), head_dim=st.integers(2, 256), seed=st.integers(0, 99))
 def test_rotate(kernels: Bfloat16Kernels, data: st.DataObject, n: int, heads: int, head_dim: int, seed: int) -> None:
     half = data.draw(st.integers(1, head_dim // 2))
@@ -71,7 +67,6 @@ def test_rotate(kernels: Bfloat16Kernels, data: st.DataObject, n: int, heads: in
     assert torch.equal(row[:, heads * head_dim :], before[:, heads * head_dim :])
 
 
-@EXAMPLES
 @given(n=N, size=SIZE, seed=st.integers(0, 99))
 def test_write_rows(kernels: Bfloat16Kernels, n: int, size: int, seed: int) -> None:
     cache, rows = normal(seed, 128, size), normal(seed + 1, n, size + 5)[:, 5:]
@@ -81,7 +76,6 @@ def test_write_rows(kernels: Bfloat16Kernels, n: int, size: int, seed: int) -> N
     assert torch.equal(cache, expected)
 
 
-@EXAMPLES
 @given(n=N, size=SIZE, tanh=st.booleans(), scale=st.sampled_from([0.01, 1.0, 40.0]), seed=st.integers(0, 99))
 def test_gate(kernels: Bfloat16Kernels, n: int, size: int, tanh: bool, scale: float, seed: int) -> None:
     x, out = normal(seed, n, 2 * size, scale=scale), torch.full((n + 1, size), torch.nan, dtype=torch.bfloat16)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.compute.backends.states import ScanTokens, StatePlan, StateRows
 from services.compute.backends.torch.scans import scan
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
 
-EXAMPLES = settings(max_examples=30)
 CPU = torch.device("cpu")
 
 
@@ -31,7 +30,6 @@ def computed(kernels: Bfloat16Kernels, states: torch.Tensor, row: int, part: Sca
 
 
 @pytest.mark.parametrize("delta", [False, True])
-@EXAMPLES
 @given(
     n=st.integers(1, 9),
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(1, 70)),
@@ -50,7 +48,6 @@ def test_scan(kernels: Bfloat16Kernels, delta: bool, n: int, sizes: tuple[int, i
 
 
 @pytest.mark.parametrize("delta", [False, True])
-@EXAMPLES
 @given(cut=st.integers(1, 8), sizes=st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(1, 70)))
 def test_scan_is_the_same_in_pieces_and_beside_another_sequence(
     kernels: Bfloat16Kernels, delta: bool, cut: int, sizes: tuple[int, int, int]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ryzanstein.v1.worker_pb2 import Sampling
 
@@ -58,7 +58,6 @@ FLAT = [Row(1.0, 3, 1.0, 0.0, seed, 1000.0) for seed in range(30)]  # the last o
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@settings(max_examples=60)
 @given(rows=st.lists(ROWS, min_size=1, max_size=5), position=st.integers(1, 1 << 20))
 @example(rows=FLAT, position=9)
 def test_tokens_equal_those_of_synchronous_draws(ranks: int, rows: list[Row], position: int) -> None:

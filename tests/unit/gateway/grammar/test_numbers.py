@@ -52,7 +52,7 @@ def assert_valid(schema: str, texts: list[str | None]) -> None:
         assert text is None or validator.is_valid(json.loads(text)), (schema, text)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(number=spelled, kind=st.sampled_from(["", '"type": "integer", ', '"type": "number", ']), deep=st.booleans())
 @example(number=str(-(2**63)), kind="", deep=False)
 @example(number=str(-(2**63) - 2048), kind="", deep=True)
@@ -74,7 +74,7 @@ def test_a_value_is_written_exactly_or_refused(number: str, kind: str, deep: boo
         assert_valid(schema, [write(grammar, seed) for seed in range(2)])
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     bounds=st.dictionaries(
         st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]), numbers, min_size=1, max_size=3

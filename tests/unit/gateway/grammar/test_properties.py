@@ -43,7 +43,7 @@ def objects_with_few_names() -> list[str]:
     return ["{}", *(f"{{{entry}}}" for entry in entries), *pairs]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(schema=objects)
 def test_an_object_of_a_grammar_is_valid_or_its_schema_is_refused(schema: dict[str, Any]) -> None:
     try:

@@ -98,7 +98,7 @@ def _with_parts(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 schemas = st.recursive(st.fixed_dictionaries({}, optional=keywords), _with_parts, max_leaves=4)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schema=schemas)
 def test_a_passing_answer_is_valid_under_any_mix_of_keywords(schema: dict[str, Any]) -> None:
     """Also that none is stopped by a check which it would have passed: the check is the schema itself."""
@@ -117,7 +117,7 @@ junk = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schema=_with_parts(junk), wrong=st.dictionaries(st.sampled_from([*keywords, "properties", "oneOf"]), junk))
 def test_junk_is_made_ready_or_refused(schema: dict[str, Any], wrong: dict[str, Any]) -> None:
     for rules in (RULES, SchemaRules("f", strict=True, function="now")):
@@ -257,7 +257,7 @@ def test_sets_of_few_values_are_enforced(values: list[Any]) -> None:
         ("^(?!.*[xy])(?=..)(?!a)", ["bb", "a", "ab", "bx", "b"]),
     ],
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(data=st.data())
 def test_patterns_without_look_ahead_mean_the_same(pattern: str, texts: list[str], data: st.DataObject) -> None:
     patterns = followable(pattern)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.compute.ranks import futex
@@ -26,7 +26,6 @@ def make_ring(readers: int, capacity: int = CAPACITY) -> tuple[Segment, RingWrit
     return segment, writer, [RingReader(segment, 64, capacity, readers, i) for i in range(readers)]
 
 
-@settings(max_examples=200)
 @given(
     st.integers(1, 3),
     st.lists(st.one_of(st.binary(max_size=220), st.integers(0, 2)), max_size=60),
