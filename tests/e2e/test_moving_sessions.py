@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from pathlib import Path
+from collections.abc import Iterator
 
+import psutil
+import pytest
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, routing_pb2, routing_pb2_grpc
 
 from services.common.rpc import open_channel
@@ -31,13 +33,25 @@ async def drain_the_holder(stack: RunningStack) -> str:
         return holder
 
 
-def test_a_drained_workers_session_goes_on_elsewhere_without_computing_its_prompt_again(tmp_path: Path) -> None:
-    with running_stack(tmp_path, "--workers", "2") as stack:
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    with running_stack(tmp_path_factory.mktemp("run"), "--workers", "2", "--tensor-parallel", "1") as stack:
         stack.wait_serving(2)
-        before = stack.complete(**ASK).json()
-        assert before["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-        holder = asyncio.run(drain_the_holder(stack))
-        time.sleep(1.1)  # a state of the other worker, with its measured speed, is at most a second old
-        after = stack.complete(**ASK).json()
-        assert after["choices"][0]["text"] == before["choices"][0]["text"]
-        assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == len(PROMPT) // 16 * 16, holder
+        yield stack
+
+
+def test_a_drained_workers_session_goes_on_elsewhere_without_computing_its_prompt_again(stack: RunningStack) -> None:
+    before = stack.complete(**ASK).json()
+    assert before["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    holder = asyncio.run(drain_the_holder(stack))
+    time.sleep(1.1)  # a state of the other worker, with its measured speed, is at most a second old
+    after = stack.complete(**ASK).json()
+    assert after["choices"][0]["text"] == before["choices"][0]["text"]
+    assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == len(PROMPT) // 16 * 16, holder
+
+
+def test_killed_supervisor_leaves_no_processes(stack: RunningStack) -> None:
+    children = psutil.Process(stack.process.pid).children(recursive=True)
+    stack.process.kill()
+    _, alive = psutil.wait_procs(children, timeout=180)
+    assert not alive, f"left behind: {[p.cmdline() for p in alive]}"

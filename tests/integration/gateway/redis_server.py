@@ -30,6 +30,10 @@ class RedisServer:
             time.sleep(0.01)
         add_users(self.client)
 
+    def sum_of(self, keys: str) -> int:
+        """The sum of the numbers at all keys of this pattern: those of a month, say, which may turn during a test."""
+        return sum(int(self.client.get(key) or 0) for key in self.client.keys(keys))
+
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
 

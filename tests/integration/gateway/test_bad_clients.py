@@ -141,26 +141,23 @@ async def test_a_websocket_that_stops_reading_is_dropped(stack: Stack) -> None:
         await scrape_until(stack, 0, "websocket_connections")
 
 
-@pytest.mark.parametrize(
-    ("frame", "code"),
-    [
+async def test_broken_frames_end_their_connection_with_a_reason(stack: Stack) -> None:
+    for frame, code in (
         (bytes([0x81, 0x82]) + bytes(4) + b"\xff\xfe", 1007),  # text that is no UTF-8
         (bytes([0x81, 0xFF]) + (60_000).to_bytes(8, "big") + bytes(4) + b"x" * 60_000, 1009),  # longer than a body
         (bytes([0x83, 0x80]) + bytes(4), 1002),  # an opcode that does not exist
         (bytes([0x81, 0x01]) + b"x", 1002),  # not masked
-    ],
-)
-async def test_broken_frames_end_their_connection_with_a_reason(stack: Stack, frame: bytes, code: int) -> None:
-    async with neighbour(stack), connect(stack) as good, connect(stack) as bad:
-        client = Client(good)
-        await client.start("a", 50, 3)
-        bad.transport.write(frame)
-        with pytest.raises(websockets.ConnectionClosed) as closed:
-            await bad.recv()
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == code
-        await client.until("done", "a")
-        assert client.ids["a"] == expected_ids(3, 50)
+    ):
+        async with neighbour(stack), connect(stack) as good, connect(stack) as bad:
+            client = Client(good)
+            await client.start("a", 50, 3)
+            bad.transport.write(frame)
+            with pytest.raises(websockets.ConnectionClosed) as closed:
+                await bad.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == code
+            await client.until("done", "a")
+            assert client.ids["a"] == expected_ids(3, 50)
 
 
 async def test_nonsense_that_is_no_http_is_400(stack: Stack) -> None:

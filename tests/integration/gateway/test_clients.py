@@ -145,14 +145,12 @@ HOSTED: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "fields", "left_out"), HOSTED)
-async def test_a_tool_of_an_unknown_type_is_left_out(
-    stack: Stack, path: str, fields: dict[str, Any], left_out: str
-) -> None:
-    shape = next(shape for shape in SHAPES.values() if shape.path.startswith(path))
-    answer = await stack.http.post(shape.path, json=shape.body | fields)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers[IGNORED_HEADER] == left_out
+async def test_a_tool_of_an_unknown_type_is_left_out(stack: Stack) -> None:
+    for path, fields, left_out in HOSTED:
+        shape = next(shape for shape in SHAPES.values() if shape.path.startswith(path))
+        answer = await stack.http.post(shape.path, json=shape.body | fields)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers[IGNORED_HEADER] == left_out
 
 
 async def test_a_choice_names_tools_of_any_kind(stack: Stack) -> None:

@@ -35,10 +35,10 @@ async def test_keep_alive_reaches_the_router_in_seconds(stack: Stack) -> None:
         assert not stack.router.routes[-1].HasField("keep_alive_s")
 
 
-@pytest.mark.parametrize("given", ["", "5 m", "m", "5x", "1m-5s", "--1", "1e3", "∞", "9" * 70, True, [], {}, 1e300])
-async def test_malformed_keep_alive_is_refused_by_name(stack: Stack, given: object) -> None:
-    for path, body in BODIES.items():
-        refused = await stack.http.post(path, json=body | {"keep_alive": given})
-        assert refused.status_code == 400, (path, refused.text)
-        assert "`keep_alive`" in refused.json()["error"]["message"]
-    assert not stack.router.routes
+async def test_malformed_keep_alive_is_refused_by_name(stack: Stack) -> None:
+    for given in ("", "5 m", "m", "5x", "1m-5s", "--1", "1e3", "∞", "9" * 70, True, [], {}, 1e300):
+        for path, body in BODIES.items():
+            refused = await stack.http.post(path, json=body | {"keep_alive": given})
+            assert refused.status_code == 400, (path, refused.text)
+            assert "`keep_alive`" in refused.json()["error"]["message"]
+        assert not stack.router.routes

@@ -18,7 +18,7 @@ from tests.integration.gateway.test_fine_tuning import finetuner
 
 # What a gateway serves at /openapi.json: a test keeps the two equal.
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "openapi.json"
-EXAMPLES = 5  # per operation, beside the ones that cover each keyword of its schema
+EXAMPLES = 2  # per operation, beside the ones that cover each keyword of its schema
 
 
 # As a command of its own: with Schemathesis' plugin every process of pytest makes all requests when it collects tests.

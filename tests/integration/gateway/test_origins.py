@@ -90,11 +90,11 @@ async def test_any_page_may_where_the_list_says_so():
         assert await opens_a_socket(stack, FOREIGN)
 
 
-@pytest.mark.parametrize("media", ["text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded"])
-async def test_body_of_another_media_type_gets_415(stack: Stack, media: str):
-    for path in ("/v1/completions", "/v1/embeddings", "/tokenize"):
-        answer = await stack.http.post(path, content=json.dumps(BODY), headers={"content-type": media})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+async def test_body_of_another_media_type_gets_415(stack: Stack):
+    for media in ("text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded"):
+        for path in ("/v1/completions", "/v1/embeddings", "/tokenize"):
+            answer = await stack.http.post(path, content=json.dumps(BODY), headers={"content-type": media})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
     for fine in ({"content-type": "Application/JSON; charset=utf-8"}, {}):
         answer = await stack.http.post("/v1/completions", content=json.dumps(BODY), headers=fine)
         assert answer.status_code == 200

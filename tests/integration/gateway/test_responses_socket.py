@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any
 
 import openai
-import pytest
 import websockets
 from openai.resources.responses.responses import AsyncResponsesConnection
 
@@ -133,24 +132,23 @@ async def test_lanes_run_at_the_same_time_and_each_in_order(server: RedisServer)
         assert sorted(ended) == ["a", "a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ("no JSON", "type"),
-        ({"type": "response.steer", "input": "a"}, "type"),
-        ({"type": "response.create", "input": "a", "background": True}, "background"),
-        ({"type": "response.create", "input": "a", "stream_id": ""}, "stream_id"),
-        ({"type": "response.create", "input": "a", "temperature": -1}, "temperature"),
-    ],
-)
-async def test_wrong_message_ends_no_connection(message: Any, param: str) -> None:
+WRONG_MESSAGES: list[tuple[dict[str, Any], str]] = [
+    ({"type": "response.steer", "input": "a"}, "type"),
+    ({"type": "response.create", "input": "a", "background": True}, "background"),
+    ({"type": "response.create", "input": "a", "stream_id": ""}, "stream_id"),
+    ({"type": "response.create", "input": "a", "temperature": -1}, "temperature"),
+]
+
+
+async def test_wrong_message_ends_no_connection() -> None:
     async with (
         running_stack([Worker("w0")], redis_url="unix:///nowhere") as stack,
         websockets.connect(f"ws{stack.url[4:]}{PATH}", proxy=None) as socket,
     ):
-        await socket.send(message if isinstance(message, str) else json.dumps(message))
-        refused = json.loads(await socket.recv())
-        assert (refused["type"], refused["status"], refused["error"]["param"]) == ("error", 400, param)
+        for message, param in [("no JSON", "type"), *((json.dumps(wrong), param) for wrong, param in WRONG_MESSAGES)]:
+            await socket.send(message)
+            refused = json.loads(await socket.recv())
+            assert (refused["type"], refused["status"], refused["error"]["param"]) == ("error", 400, param)
         good = {"type": "response.create", "input": "a", "store": False, "max_output_tokens": 1, "stream": True}
         await socket.send(json.dumps(good))
         assert json.loads(await socket.recv())["type"] == "response.created"

@@ -110,7 +110,7 @@ async def answers(stack: Stack, form: str, sizes: Sequence[int], lost_at: int | 
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(1, 16), min_size=1, max_size=6), lost_at=st.none() | st.integers(0, 40))
 async def test_answer_is_that_of_steps_of_one_token(
     stack: Stack, form: str, sizes: list[int], lost_at: int | None

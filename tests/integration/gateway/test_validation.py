@@ -125,9 +125,8 @@ async def test_every_bad_field_is_named(stack: Stack) -> None:
     assert not any(worker.submits for worker in stack.workers)
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "message"),
-    [
+async def test_malformed_bodies(stack: Stack) -> None:
+    for body, code, message in (
         (b"", "invalid_json", "truncated"),
         (b"{", "invalid_json", "truncated"),
         (b'{"prompt": "a"} x', "invalid_json", "trailing"),
@@ -144,14 +143,12 @@ async def test_every_bad_field_is_named(stack: Stack) -> None:
             "invalid_value",
             "`guided_json.items[0].const`",
         ),
-    ],
-)
-async def test_malformed_bodies(stack: Stack, body: bytes, code: str, message: str) -> None:
-    path = CHAT if b"kwargs" in body else COMPLETIONS
-    answer = await stack.http.post(path, content=body)
-    assert answer.status_code == 400
-    assert_shape(answer.json(), answer.json()["error"]["param"], message)
-    assert answer.json()["error"]["code"] == code
+    ):
+        path = CHAT if b"kwargs" in body else COMPLETIONS
+        answer = await stack.http.post(path, content=body)
+        assert answer.status_code == 400
+        assert_shape(answer.json(), answer.json()["error"]["param"], message)
+        assert answer.json()["error"]["code"] == code
 
 
 async def test_a_byte_order_mark_before_a_body_is_skipped(stack: Stack) -> None:

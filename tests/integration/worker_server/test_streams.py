@@ -75,9 +75,8 @@ async def test_broken_stream_cancels_only_its_own_requests(worker: RunningWorker
         assert mine.ids == generate([3] * 20, 200, GREEDY)
 
 
-@pytest.mark.parametrize(
-    ("field", "submit"),
-    [
+async def test_a_malformed_submit_names_its_field(gateway: Gateway) -> None:
+    for field, submit in (
         ("prompt_ids", {"prompt": []}),
         ("prompt_ids", {"prompt": [1, 97]}),
         ("generated_ids", {"prompt": [1], "generated_ids": [4_000_000_000]}),
@@ -92,15 +91,13 @@ async def test_broken_stream_cancels_only_its_own_requests(worker: RunningWorker
         ("sampling.repetition_penalty", {"prompt": [1], "sampling": pb.Sampling(repetition_penalty=1e-38)}),
         ("weight", {"prompt": [1], "weight": 5000}),
         ("request_id", {"prompt": [1], "request_id": ""}),
-    ],
-)
-async def test_a_malformed_submit_names_its_field(gateway: Gateway, field: str, submit: dict[str, object]) -> None:
-    neighbour = await gateway.submit([8, 8], max_tokens=30)
-    answer = await gateway.complete(**submit)
-    assert answer.last.error.code == pb.RequestError.CODE_INVALID_ARGUMENT
-    assert answer.last.error.field == field
-    await neighbour.end.wait()
-    assert neighbour.ids == generate([8, 8], 30, GREEDY)
+    ):
+        neighbour = await gateway.submit([8, 8], max_tokens=30)
+        answer = await gateway.complete(**submit)
+        assert answer.last.error.code == pb.RequestError.CODE_INVALID_ARGUMENT
+        assert answer.last.error.field == field
+        await neighbour.end.wait()
+        assert neighbour.ids == generate([8, 8], 30, GREEDY)
 
 
 async def test_oversized_request_is_rejected_with_the_largest_size(gateway: Gateway) -> None:
@@ -164,12 +161,11 @@ async def test_heartbeats_are_sent_on_an_idle_stream_only_on_request(
     reading = asyncio.create_task(read())
     await (until(lambda: messages) if wanted_ms else asyncio.sleep(0.5))
     assert [message.heartbeat for message in messages] == [True] * bool(wanted_ms), "the first one, while idle"
-    worker.group.step_s = 3.0
+    worker.group.step_s = 3600.0
     submit = pb.Submit(request_id="slow", attempt=1, prompt_ids=[7] * 20, sampling=pb.Sampling(max_tokens=1))
     await stream.write(pb.ConnectFrames(frames=[pb.ConnectFrame(submit=submit)]))
-    await (until(lambda: len(messages) >= 5) if wanted_ms else asyncio.sleep(1.2))
+    await (until(lambda: len(messages) >= 5) if wanted_ms else asyncio.sleep(0.5))
     assert not any(message.outputs for message in messages)
     assert wanted_ms or not messages
-    await until(lambda: any(message.outputs for message in messages))
     stream.cancel()
     await asyncio.gather(reading, return_exceptions=True)

@@ -31,9 +31,7 @@ _SHAPE = {"vocab_size": 300, "num_hidden_layers": 3, "max_position_embeddings": 
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256}
 _CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "llama": lambda: transformers.LlamaConfig(**_SHAPE, **_HEADS),
-    "mistral_window": lambda: transformers.MistralConfig(**_SHAPE, **_HEADS, sliding_window=70),
     "gemma2": lambda: transformers.Gemma2Config(**_SHAPE, **_HEADS, attn_logit_softcapping=5.0, sliding_window=40),
-    "olmo2": lambda: transformers.Olmo2Config(**_SHAPE, **_HEADS),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=192, n_layer=2, n_head=6, n_positions=2048),
     "mixtral": lambda: transformers.MixtralConfig(**_SHAPE, **_HEADS, num_local_experts=16, sliding_window=None),
 }

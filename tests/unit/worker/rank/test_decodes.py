@@ -97,7 +97,7 @@ SAMPLINGS = st.builds(
 KINDS = st.tuples(SAMPLINGS, st.integers(1, 20), st.integers(1, 12))  # tokens of the prompt and of the answer
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kinds=st.lists(KINDS, min_size=1, max_size=6), seed=st.integers(0, 100))
 def test_tokens_are_the_same_with_and_without_overlap_graphs_and_drafts(
     kinds: list[tuple[Sampling, int, int]], seed: int, folder: Path

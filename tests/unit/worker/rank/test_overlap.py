@@ -47,7 +47,7 @@ def make_requests(seed: int, host_share: float = 0.25) -> list[Request]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_tokens_equal_those_of_steps_without_overlap(seed: int) -> None:
     """Requests end, are cancelled and preempted, and slots get others, while a later step is launched already."""
     served, cut = [], set[int]()
