@@ -7,6 +7,7 @@ resolves differently a moment later changes nothing. Redirects are followed to a
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import socket
 import ssl
@@ -50,6 +51,12 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     return [str(entry[4][0]) for entry in entries]
 
 
+@functools.cache
+def _public_authorities() -> ssl.SSLContext:
+    """Trust in the authorities of the system, whose certificates take 30 ms to read."""
+    return ssl.create_default_context()
+
+
 @dataclass(frozen=True, slots=True)
 class FetchPolicy:
     """What may be fetched."""
@@ -58,7 +65,7 @@ class FetchPolicy:
     timeout_s: float = 10.0  # longest time of an image, redirects included
     resolve: Resolve = resolve
     allows: Callable[[str], bool] = is_public  # whether an address may be connected to
-    tls: ssl.SSLContext = field(default_factory=ssl.create_default_context)
+    tls: ssl.SSLContext = field(default_factory=_public_authorities)
 
     def permits(self, host: str, port: int) -> bool:
         """Whether a host is on the list; another port than 443 has to be named there."""

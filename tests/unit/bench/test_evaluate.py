@@ -13,7 +13,7 @@ from bench.evaluation.metrics import compare
 from bench.evaluation.offline import cut_prompts, score_offline
 from bench.evaluation.report import render, replace_between
 from bench.evaluation.served import Position, ScoredDocument
-from bench.evaluation.text import Document, cut
+from bench.evaluation.text import Document
 from services.worker.settings import WorkerSettings
 from tests.models import BUNDLED_MODEL
 
@@ -26,15 +26,6 @@ def position(*probabilities: float, best: int = 0) -> Position:
     """The text's own token is number 0."""
     known = {token_id: math.log(p) for token_id, p in enumerate(probabilities)}
     return Position(known[0], best, known)
-
-
-@pytest.mark.parametrize(("n", "context", "stride"), [(1, 8, 4), (2, 8, 4), (8, 8, 4), (9, 8, 4), (101, 8, 3)])
-def test_windows_score_every_token_but_the_first_once(n: int, context: int, stride: int) -> None:
-    ids = list(range(n))
-    windows = list(cut(ids, context, stride))
-    assert [token for window in windows for token in window.ids[window.first :]] == ids[1:]
-    assert all(len(window.ids) <= context for window in windows)
-    assert all(window.first >= context - stride for window in windows[1:])
 
 
 def scored(name: str, *positions: Position) -> ScoredDocument:

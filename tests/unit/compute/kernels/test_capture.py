@@ -158,7 +158,7 @@ def test_replayed_steps_equal_computed_steps_in_any_order(
 ) -> None:
     pair = make_pair(name, quantization)
 
-    @settings(max_examples=4)  # for each library, and of many steps each
+    @settings(max_examples=2)  # for each library, and of many steps each
     @given(st.data())
     def serve(data: st.DataObject) -> None:
         lengths = data.draw(st.lists(st.integers(2, 60), min_size=1, max_size=6))

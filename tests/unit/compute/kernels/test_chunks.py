@@ -36,9 +36,7 @@ MODELS = ("biased", "softcap_gelu_tanh", "gelu_tanh_qk_norm", "experts")
 KV = {"": None, "int8": int8.FORMAT.open()}
 Work = list[tuple[int, int, int]]  # tokens before, rows, adapter
 WORK = st.lists(st.tuples(st.integers(0, 100), st.integers(1, 32), st.sampled_from([-1, 0])), min_size=1, max_size=4)
-few = settings(
-    max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
-)
+few = settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module")

@@ -134,7 +134,7 @@ def _alone(model: Decoder, ids: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("name", "stored"), _CASES)
-@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_request_is_the_same_in_any_company_and_chunking(
     name: str, stored: str, load: Load, data: st.DataObject
@@ -150,7 +150,7 @@ def test_a_request_is_the_same_in_any_company_and_chunking(
 
 
 @pytest.mark.parametrize(("name", "stored"), _CASES)
-@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_last_row_is_independent_of_other_requested_rows(
     name: str, stored: str, load: Load, data: st.DataObject

@@ -19,7 +19,7 @@ from services.worker.scheduling.transfers import Arrival, Pin
 from tests.unit.worker.scheduling.fake_ranks import generate
 from tests.unit.worker.scheduling.harness import Guesses, Harness, cache_of
 
-STEPS = int(os.environ.get("RYZANSTEIN_FUZZ_STEPS", "5000"))
+STEPS = int(os.environ.get("RYZANSTEIN_FUZZ_STEPS", "10000"))
 SEEDS = range(8)
 
 
