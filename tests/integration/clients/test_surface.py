@@ -44,6 +44,8 @@ ONCE = replace(DIRECT, retries=RetryPolicy(max_retries=0))
 SOON = replace(DIRECT, retries=RetryPolicy(max_retries=8, first_pause_s=0.1))
 
 every_client = pytest.mark.parametrize("kind", ALL)
+# A blocking client is made of the other one: what only fields differ in is tried with one of each protocol.
+both_protocols = pytest.mark.parametrize("kind", ["rest", "grpc-async"])
 
 
 @pytest.fixture
@@ -76,8 +78,8 @@ async def test_whole_and_streamed_generations_are_the_tokens(gateway: Served, ki
         assert talked.usage.completion_tokens == 20
 
 
-@every_client
-async def test_every_client_sends_predictions_and_reads_their_counts(gateway: Served, kind: str) -> None:
+@both_protocols
+async def test_predictions_are_sent_and_their_counts_read(gateway: Served, kind: str) -> None:
     gateway.stack.workers[0].sizes = (1, 3)
     async with gateway.client(kind) as client:
         for whole, streamed, asked in (("complete", "stream_completion", PROMPT), ("chat", "stream_chat", TALK)):
@@ -89,8 +91,8 @@ async def test_every_client_sends_predictions_and_reads_their_counts(gateway: Se
         assert byte_level().decode(list(submit.prediction_ids)) == "a list"
 
 
-@every_client
-async def test_every_client_asks_for_structured_output(gateway: Served, kind: str) -> None:
+@both_protocols
+async def test_structured_output_is_asked_for(gateway: Served, kind: str) -> None:
     async with gateway.client(kind) as client:
         for asked in (
             {"json": {"type": "integer"}},
@@ -108,7 +110,7 @@ async def test_every_client_asks_for_structured_output(gateway: Served, kind: st
         assert refused.value.param == "response_format.json_schema.schema"
 
 
-@every_client
+@both_protocols
 async def test_tools_calls_and_their_results(kind: str) -> None:
     text = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
     count = len(byte_level().encode(text).ids)
@@ -134,7 +136,7 @@ async def test_tools_calls_and_their_results(kind: str) -> None:
             await call(client, "complete", PROMPT, tools=tools)
 
 
-@every_client
+@both_protocols
 async def test_template_fields_reach_the_template_and_echo_returns_the_prompt(kind: str) -> None:
     template = (
         "{{ reasoning_effort }}{{ tone }}{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}{{ m.content }}"
@@ -163,7 +165,7 @@ async def test_template_fields_reach_the_template_and_echo_returns_the_prompt(ki
             await call(client, "chat", told, echo=True)
 
 
-@every_client
+@both_protocols
 async def test_logprobs_are_the_same_whole_and_streamed(gateway: Served, kind: str) -> None:
     async with gateway.client(kind) as client:
         for whole_call, stream_call, asked in (
@@ -181,7 +183,7 @@ async def test_logprobs_are_the_same_whole_and_streamed(gateway: Served, kind: s
                 assert (token.token_id if kind.startswith("grpc") else token.text) is not None
 
 
-@every_client
+@both_protocols
 async def test_embeddings_tokens_and_models(gateway: Served, kind: str) -> None:
     async with gateway.client(kind) as client:
         ids = [byte_level().encode(text).ids for text in ("first", "second text")]
@@ -194,7 +196,7 @@ async def test_embeddings_tokens_and_models(gateway: Served, kind: str) -> None:
         assert await call(client, "models") == (Model(MODEL, 1_700_000_000, MAX_LEN),)
 
 
-@every_client
+@both_protocols
 async def test_results_name_the_model_that_answers(kind: str) -> None:
     workers = [Worker("w0"), Worker("w1", model="other")]
     async with served(workers, fallback_model="other") as gateway, gateway.client(kind) as client:
@@ -205,7 +207,7 @@ async def test_results_name_the_model_that_answers(kind: str) -> None:
             gateway.stack.router.away = {"w0"}
 
 
-@every_client
+@both_protocols
 async def test_every_option_reaches_the_worker(gateway: Served, kind: str) -> None:
     options = {
         "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_p": 0.75, "top_k": 7, "min_p": 0.125,
@@ -235,7 +237,7 @@ async def test_every_option_reaches_the_worker(gateway: Served, kind: str) -> No
             assert gateway.stack.router.routes[-1].session == "s"
 
 
-@every_client
+@both_protocols
 async def test_sessions_come_from_the_client_or_the_call(gateway: Served, kind: str) -> None:
     async with gateway.client(kind, replace(DIRECT, session_id="mine")) as client:
         await call(client, "complete", PROMPT, max_tokens=1)
@@ -271,7 +273,7 @@ async def test_refusals_are_typed(gateway: Served, kind: str) -> None:
         assert away.value.retry_after is not None
 
 
-@every_client
+@both_protocols
 async def test_keys(kind: str) -> None:
     entry = {"key_sha256": digest_of("secret"), "name": "acme"}
     async with served(tenancy=True, api_keys=json.dumps([entry])) as gateway:
@@ -308,7 +310,7 @@ async def test_a_server_that_stays_away_is_unavailable(gateway: Served, kind: st
             await read(client, "stream_completion", PROMPT)
 
 
-@every_client
+@both_protocols
 async def test_request_past_the_servers_limit_is_not_tried_again(kind: str) -> None:
     async with (
         served([Worker("w0", prefill_s=2.0)], request_timeout_s=0.5) as gateway,
@@ -333,7 +335,7 @@ async def test_broken_stream_error_holds_the_received_text(kind: str) -> None:
             assert len(gateway.stack.workers[0].submits) == 1, "never tried again after the first token"
 
 
-@every_client
+@both_protocols
 async def test_a_generation_that_fails_later_keeps_its_text(kind: str) -> None:
     workers = [Worker(name, faults=[Fault("break", 3), Fault("break", 3)]) for name in ("w0", "w1")]
     async with served(workers) as gateway, gateway.client(kind) as client:
