@@ -38,6 +38,7 @@ from tests.integration.gateway.redis_server import RedisServer
 from tests.unit.gateway.made_tokenizers import byte_level
 
 both_clients = pytest.mark.parametrize("kind", ["rest", "rest-async"])
+one_client = pytest.mark.parametrize("kind", ["rest-async"])  # the blocking one is made of it
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ async def test_a_batch_from_its_file_to_its_answers(gateway: Served, kind: str) 
                 await call(client, method, f"{file.id}/../x")
 
 
-@both_clients
+@one_client
 async def test_creating_calls_are_not_retried_automatically(gateway: Served, kind: str) -> None:
     patience = replace(DIRECT, retries=RetryPolicy(max_retries=3, first_pause_s=0.01))
     async with gateway.client(kind, patience) as client:
@@ -114,7 +115,7 @@ async def test_creating_calls_are_not_retried_automatically(gateway: Served, kin
             await call(client, "batch", "batch_x")
 
 
-@both_clients
+@one_client
 async def test_responses_go_on_from_each_other(gateway: Served, kind: str) -> None:
     async with gateway.client(kind) as client:
         first = await call(client, "respond", "hi", instructions="Be brief.", max_tokens=6, seed=1)
@@ -136,7 +137,7 @@ async def test_responses_go_on_from_each_other(gateway: Served, kind: str) -> No
             await call(client, "respond", "hi", logit_bias={1: 1.0})
 
 
-@both_clients
+@one_client
 async def test_responses_have_tools_reasoning_and_schemas(kind: str) -> None:
     said = '<think>Rome.</think><tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
     tools: list[Tool] = [{"name": "get_weather", "parameters": {"type": "object"}}]
@@ -169,7 +170,7 @@ async def test_responses_have_tools_reasoning_and_schemas(kind: str) -> None:
         assert "integer" in submits[-1].sampling.grammar
 
 
-@both_clients
+@one_client
 async def test_input_items_of_a_response_are_returned(gateway: Served, kind: str) -> None:
     made = ToolCall("call_1", "get_weather", '{"city": "Rome"}')
     given = [
@@ -189,7 +190,7 @@ async def test_input_items_of_a_response_are_returned(gateway: Served, kind: str
             await call(client, "response_input", "resp_x")
 
 
-@both_clients
+@one_client
 async def test_tokenized_chat_equals_its_prompt(kind: str) -> None:
     tools: list[Tool] = [{"name": "get_weather"}, {"name": "now"}]
     async with served([spelled("Hello.")]) as gateway, gateway.client(kind) as client:
@@ -236,7 +237,7 @@ async def test_streamed_response_equals_the_unstreamed_response(gateway: Served,
         assert second.response().usage.prompt_tokens > streamed.usage.prompt_tokens
 
 
-@both_clients
+@one_client
 async def test_prompt_tokens_are_counted_without_generating(gateway: Served, kind: str) -> None:
     async with gateway.client(kind) as client:
         ask = {"instructions": "Be brief.", "max_tokens": 2, "seed": 1, "store": True}
@@ -275,7 +276,7 @@ async def test_a_streamed_response_fails_as_other_streams_do(kind: str) -> None:
             client.stream_response("hi").response()
 
 
-@both_clients
+@one_client
 async def test_scores_and_ranks(gateway: Served, kind: str) -> None:
     async with gateway.client(kind) as client:
         scores = await call(client, "score", "a cat", ["a cat", "something that is much longer"])
