@@ -23,7 +23,10 @@ SMALL = {
     "collectives": (["--share", "0.1", "--repeats", "2"], "all"),
     "generate": ([TINY, "--batches", "1", "--rounds", "1", "--prompt-tokens", "8", "--output-tokens", "16"], ""),
     "long_context": (
-        [TINY, "--lengths", "700", "--forced", "20", "--modes", "window(16, 128); top_k(5)"],
+        [
+            *(TINY, "--text", str(PROJECT / "bench" / "gateway.py"), "--lengths", "700", "--forced", "20"),
+            *("--modes", "dense; window(16, 128); top_k(5)"),
+        ],
         "700/window(16, 128)/perplexity",
     ),
     "make_checkpoint": (["15m", "OUT"], ""),
