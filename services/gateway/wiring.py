@@ -69,7 +69,7 @@ from services.gateway.tenants.stored import StoredCredentials
 from services.gateway.tenants.tenant import Gate, OpenGate
 from services.gateway.upstream.catalog import Catalog
 from services.gateway.upstream.router import RouterClient
-from services.gateway.websocket.handshake import Sockets
+from services.gateway.websocket.handshake import Connect, Sockets
 from services.gateway.websocket.protocol import SingleSequence
 from services.gateway.websocket.replay import ReplayBuffers
 from services.gateway.websocket.socket import StreamSocket
@@ -150,7 +150,9 @@ class SharedServices:
     def _inner_routes(self, api: str, entrance: Entrance) -> ASGIApp:
         """The hot routes, for requests that the gateway sends itself; metrics name the `api` that they come from."""
         observer, endpoints = Observer(api, self.metrics, self.tracer), self._endpoints(entrance)
-        return Dispatcher(Starlette(), endpoints, Sockets({}), observer, self.drain, self._origins(), self._dialects)
+        origins, drain = self._origins(), self.drain
+        sockets = Sockets({}, drain, origins, self.metrics)
+        return Dispatcher(Starlette(), endpoints, sockets, observer, drain, origins, self._dialects)
 
     def routes(self) -> ASGIApp:
         """REST and WebSocket."""
@@ -170,10 +172,8 @@ class SharedServices:
             },
             self.buffers,
             Observer("websocket", self.metrics, self.tracer),
-            self.metrics,
             self.settings.stream_max_generations,
             self.drain,
-            origins,
         )
         app = new_app(
             catalog,
@@ -190,10 +190,9 @@ class SharedServices:
         add_usage(app, self.usage)
         add_deletion(app, self.adapters)
         observer = Observer("rest", self.metrics, self.tracer)
-        many = ResponsesSocket(
-            self._inner_routes("websocket", entrance), self.drain, origins, self.metrics, self.settings.max_body_bytes
-        )
-        sockets = Sockets({"/v1/stream": socket, "/v1/responses": many})
+        many = ResponsesSocket(self._inner_routes("websocket", entrance), self.drain, self.settings.max_body_bytes)
+        paths: dict[str, Connect] = {"/v1/stream": socket.connect, "/v1/responses": many.connect}
+        sockets = Sockets(paths, self.drain, origins, self.metrics)
         return origins.share(Dispatcher(app, endpoints, sockets, observer, self.drain, origins, self._dialects))
 
     def inference(self) -> InferenceService:

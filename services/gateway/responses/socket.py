@@ -21,17 +21,13 @@ import msgspec
 
 from services.common.tasks import end_tasks
 from services.gateway.api.ignored import IGNORED_HEADER
-from services.gateway.asgi import ASGIApp, ASGIMessage, Headers, Receive, Scope, Send, header
+from services.gateway.asgi import ASGIApp, ASGIMessage, Headers, Scope, Send, header
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.responses.origin import RequestOrigin, from_origin
 from services.gateway.http.responses.store import Past
 from services.gateway.inside import EventReader, post
-from services.gateway.observation import request_id_of
-from services.gateway.origins import OriginPolicy
-from services.gateway.telemetry import GatewayMetrics
-from services.gateway.websocket.handshake import refuse
-from services.gateway.websocket.socket import NO_CODE, SERVICE_RESTART
+from services.gateway.websocket.handshake import SERVICE_RESTART
 
 _PASSED_ON = ("authorization", "x-api-key", "x-session-id", "traceparent", "x-ryzanstein-patience")
 _MAX_WAITING = 64  # requests of a connection that have not ended
@@ -71,36 +67,15 @@ class RecentTurns:
 
 @dataclass(frozen=True)
 class ResponsesSocket:
-    """The ASGI app."""
+    """What the connections of /v1/responses share."""
 
     routes: ASGIApp  # POST /v1/responses
     drain: Drain
-    origins: OriginPolicy
-    metrics: GatewayMetrics
     memory_bytes: int
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        await receive()  # websocket.connect
-        try:
-            self.origins.check(scope)
-        except ApiError as error:
-            await refuse(scope, send, error)
-            return
-        request_id = request_id_of(header(scope, b"x-request-id"))
-        await send({"type": "websocket.accept", "headers": [(b"x-request-id", request_id.encode("latin-1"))]})
-        self.metrics.sockets.inc()
-        connection, code = _Connection(self, scope, send, request_id), NO_CODE
-        try:
-            with self.drain.listening(connection.leave):
-                connection.leave()  # the gateway may already be closing
-                while (message := await receive())["type"] != "websocket.disconnect":
-                    await connection.handle(message.get("text") or message.get("bytes") or b"")
-            code = message.get("code", NO_CODE)
-        finally:
-            self.metrics.sockets.dec()
-            self.metrics.count_close(code)
-            await connection.end()
+    def connect(self, scope: Scope, send: Send, request_id: str) -> _Connection:
+        """See :data:`Connect`."""
+        return _Connection(self, scope, send, request_id)
 
 
 class _Connection:
@@ -120,8 +95,8 @@ class _Connection:
         """Abandon what is not complete."""
         await end_tasks([*self._lanes.values(), *([self._closing] if self._closing else [])])
 
-    def leave(self) -> None:
-        """Close a connection of a gateway that closes, after its last response."""
+    def wake(self) -> None:
+        """See :class:`SocketConnection`."""
         if self._socket.drain.closing and not self._waiting and self._closing is None:
             close = {"type": "websocket.close", "code": SERVICE_RESTART, "reason": "shutting down"}
             self._closing = asyncio.create_task(self._put(close))
@@ -161,7 +136,7 @@ class _Connection:
             self._waiting -= 1
             if self._lanes.get(lane) is asyncio.current_task():
                 del self._lanes[lane]
-            self.leave()
+            self.wake()
 
     async def put_event(self, lane: str | None, event: bytes) -> None:
         """Send an event; waits while the client does not read."""

@@ -13,18 +13,15 @@ from typing import Any
 import msgspec
 from ryzanstein.v1 import routing_pb2
 
-from services.common.logs import request_id_var
 from services.common.tasks import end_tasks
 from services.gateway.api.ignored import Ignored
-from services.gateway.asgi import Receive, Scope, Send, authorization, header
+from services.gateway.asgi import Scope, Send, authorization, header
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid, shutting_down
 from services.gateway.generation.entrance import Entrance
 from services.gateway.generation.waiting import EVENTS_HEADER, PATIENCE_HEADER, waiting_json, wants_events
-from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, request_id_of
-from services.gateway.origins import OriginPolicy
-from services.gateway.telemetry import GatewayMetrics
-from services.gateway.websocket.handshake import refuse
+from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer
+from services.gateway.websocket.handshake import SERVICE_RESTART
 from services.gateway.websocket.protocol import (
     Auth,
     Cancel,
@@ -43,8 +40,6 @@ log = logging.getLogger(__name__)
 
 _MAX_REPLIES = 256
 _BROUGHT = ("ids", "text", "logprobs", "reasoning_content", "tool_calls")  # fields of a token message that may be empty
-NO_CODE = 1005
-SERVICE_RESTART = 1012  # the registered close code that asks the client to reconnect
 
 
 @dataclass(slots=True)
@@ -56,44 +51,20 @@ class _Followed:
 
 @dataclass(frozen=True)
 class StreamSocket:
-    """The ASGI app of /v1/stream; see :mod:`services.gateway.websocket.protocol`."""
+    """What the connections of /v1/stream share; see :mod:`services.gateway.websocket.protocol`."""
 
     entrance: Entrance
     kinds: Mapping[str, SingleSequence[Any]]
     buffers: ReplayBuffers
     observer: Observer
-    metrics: GatewayMetrics
     max_generations: int
     drain: Drain
-    origins: OriginPolicy
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        await receive()  # websocket.connect
-        try:
-            self.origins.check(scope)
-        except ApiError as error:
-            await refuse(scope, send, error)
-            return
+    def connect(self, scope: Scope, send: Send, request_id: str) -> _Connection:
+        """See :data:`Connect`."""
         names = "x-session-id", "traceparent", PATIENCE_HEADER, EVENTS_HEADER
         headers = {name: header(scope, name.encode()) for name in names}
-        request_id = request_id_of(header(scope, b"x-request-id"))
-        request_id_var.set(request_id)
-        await send({"type": "websocket.accept", "headers": [(b"x-request-id", request_id.encode("latin-1"))]})
-        connection = _Connection(self, send, authorization(scope), headers, request_id)
-        self.metrics.sockets.inc()
-        code = NO_CODE
-        sender = asyncio.create_task(connection.send_all())
-        try:
-            with self.drain.listening(connection.wake):
-                while (message := await receive())["type"] != "websocket.disconnect":
-                    await connection.handle(message.get("text") or message.get("bytes") or b"")
-            code = message.get("code", NO_CODE)
-        finally:
-            self.metrics.sockets.dec()
-            self.metrics.count_close(code)
-            await end_tasks([sender])
-            connection.release()
+        return _Connection(self, send, authorization(scope), headers, request_id)
 
 
 class _Connection:
@@ -109,12 +80,13 @@ class _Connection:
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._replies: list[dict[str, Any]] = []
         self._news = asyncio.Event()
-        self._news.set()  # the gateway may already be closing
         self._drained = asyncio.Event()
         self._broken = False  # sending has failed
+        self._sender = asyncio.create_task(self._send_all())
 
-    def release(self) -> None:
+    async def end(self) -> None:
         """Release a lost connection's generations: those that have begun stay resumable for a while."""
+        await end_tasks([self._sender])
         for starting in self._starting.values():
             starting.cancel()
         for followed in self._followed.values():
@@ -242,7 +214,7 @@ class _Connection:
         self._replies.append(message)
         self._news.set()
 
-    async def send_all(self) -> None:
+    async def _send_all(self) -> None:
         """Send until cancelled. A send waits while the client does not read; output of that time shares one message.
 
         A closing gateway ends the connection after its last generation.
