@@ -1,7 +1,8 @@
 """Parts of a request that are left out, by name: unknown fields, and parts of histories that no model here reads.
 
-One table decides for all APIs: the structs of the bodies. A field that its struct does not have is left out; an object
-of a tagged union that has the type of none of them becomes an :class:`Unserved`, where the union has that.
+One table decides for all APIs: the structs of the bodies. A field that its struct does not have is left out. Where a
+tagged union has :class:`Unserved`, an object of another type, a malformed one and a bare value become one. A bare
+value in place of a list of such a union is a list of one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from msgspec import Struct, inspect
+from msgspec import Struct, ValidationError, convert, inspect
 
 IGNORED_HEADER = "x-ryzanstein-ignored"
 _MOST_NAMES = 32
@@ -21,11 +22,21 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.:$@/=\[\]-]")
 _LISTS = (inspect.ListType, inspect.VarTupleType)
 
 
+_BARE = ("boolean", "number", "object", "array")
+_JSON_TYPES = ((bool, "boolean"), (int | float, "number"), (dict, "object"), (list, "array"))
+
+
 class Unserved(Struct, tag_field="type", tag="unserved", forbid_unknown_fields=True):
     """An object of any other type: left out of a history, with its name in x-ryzanstein-ignored; else refused."""
 
-    kind: str
-    value: dict[str, Any]
+    kind: str  # its type; of a bare value its JSON type
+    value: Any
+    fault: str = ""  # of a malformed one, with its place below `$`
+
+    @property
+    def bare(self) -> bool:
+        """Whether it is a JSON value without a type."""
+        return self.kind in _BARE
 
 
 @dataclass(slots=True)
@@ -56,8 +67,10 @@ class _Shape:
     tagged: Mapping[object, _Shape] = field(default_factory=dict)  # objects by their tags
     tag_field: str = ""
     exact_without: str = ""  # a field: objects without it keep their unknown fields, which are refused
-    unserved: bool = False  # objects with other tags become an `Unserved`, and so do texts without a tag
+    unserved: bool = False  # other values become an `Unserved`, and so do texts without a tag
+    texts: bool = False  # bare texts are served
     items: _Shape | None = None  # shape of a list's items
+    struct: type[Struct] | None = None  # what an object of a tagged union is decoded to
 
 
 @cache
@@ -75,9 +88,10 @@ def _shape_of(described: inspect.Type) -> _Shape | None:
     if structs[0].tag_field is None:
         return _Shape(_fields(structs[0]), items=items, exact_without=getattr(structs[0].cls, "exact_without", ""))
     return _Shape(
-        tagged={one.tag: _Shape(_fields(one)) for one in structs if one.cls is not Unserved},
+        tagged={one.tag: _Shape(_fields(one), struct=one.cls) for one in structs if one.cls is not Unserved},
         tag_field=structs[0].tag_field,
         unserved=any(one.cls is Unserved for one in structs),
+        texts=any(isinstance(kind, inspect.StrType) for kind in kinds),
         items=items,
     )
 
@@ -105,25 +119,48 @@ def leave_out(value: Any, kind: Any, ignored: Ignored, where: str = "") -> Any:
 def _left(value: Any, shape: _Shape | None, ignored: Ignored, where: str) -> Any:
     if shape is None:
         return value
-    if isinstance(value, list) and shape.items is not None:
-        value[:] = [_left(one, shape.items, ignored, f"{where}[]") for one in value]
+    if shape.unserved:
+        return _left_part(value, shape, ignored, where)
+    if shape.items is not None:
+        if shape.items.unserved and value is not None and not isinstance(value, str | list):
+            value = [value]
+        if isinstance(value, list):
+            value[:] = [_left(one, shape.items, ignored, f"{where}[]") for one in value]
     elif isinstance(value, dict):
         if shape.tag_field:
-            return _left_tagged(value, shape, ignored, where)
+            tagged = shape.tagged.get(_tag(value, shape))
+            return value if tagged is None else _left(value, tagged, ignored, where)
         if shape.fields is not None and (not shape.exact_without or shape.exact_without in value):
             _leave_out_fields(value, shape.fields, ignored, f"{where}." if where else "")
     return value
 
 
-def _left_tagged(value: dict[str, Any], shape: _Shape, ignored: Ignored, where: str) -> dict[str, Any]:
+def _tag(value: dict[str, Any], shape: _Shape) -> str | None:
     tag = value.get(shape.tag_field)
-    if isinstance(tag, str) and tag in shape.tagged:
-        return _left(value, shape.tagged[tag], ignored, where)  # type: ignore[no-any-return]
     if tag is None and isinstance(value.get("text"), str):
-        tag = "text"
-    if isinstance(tag, str) and shape.unserved:
-        return {shape.tag_field: "unserved", "kind": tag, "value": value}
-    return value  # the decoder of the field refuses it
+        return "text"
+    return tag if isinstance(tag, str) else None
+
+
+def _left_part(value: Any, shape: _Shape, ignored: Ignored, where: str) -> Any:
+    """A part of a list that takes any, as JSON of the struct that it becomes."""
+    if isinstance(value, str):
+        return value if shape.texts else {shape.tag_field: "unserved", "kind": "text", "value": value}
+    kind = _tag(value, shape) if isinstance(value, dict) else None
+    fault = ""
+    if kind is None:
+        kind = next((name for types, name in _JSON_TYPES if isinstance(value, types)), "null")
+        fault = f"Expected an object with a `{shape.tag_field}`, got `{kind}`"
+    elif kind in shape.tagged and shape.tag_field in value:
+        known = shape.tagged[kind]
+        value = _left(value, known, ignored, where)
+        try:
+            convert(value, known.struct)
+        except ValidationError as error:
+            fault = str(error)
+        else:
+            return value
+    return {shape.tag_field: "unserved", "kind": kind, "value": value, "fault": fault}
 
 
 def _leave_out_fields(

@@ -29,6 +29,7 @@ _TEXTS = (
     "title", "url", "source", "text", "content", "stdout", "stderr", "error_code", "tool_name", "tool_references",
 )  # fmt: skip
 _INDEX = re.compile(r"\[\d+\]")
+_MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
 _READABLE_SOURCES = (None, "text", "content")  # sources of a readable document; others are files
 
 
@@ -37,11 +38,13 @@ def is_media(kind: str) -> bool:
     return kind in _MEDIA
 
 
-def stand_in(part: Unserved, where: str, ignored: Ignored) -> str:
+def stand_in(part: Unserved, where: str, ignored: Ignored, *, result: bool = False) -> str:
     """The text of a part of a history: its own, or a note that it is left out; empty where no note is needed.
 
-    `where` is the list of the part, as `messages[].content[]`.
+    `where` is the list of the part, as `messages[].content[]`. `result`: bare values of a tool's result are JSON text.
     """
+    if result and part.bare:
+        return json_text(part.value, where)
     if (text := own_text(part)) is not None:
         return text
     ignored.add(f"{where}.type={part.kind}")
@@ -50,7 +53,9 @@ def stand_in(part: Unserved, where: str, ignored: Ignored) -> str:
 
 def own_text(part: Unserved) -> str | None:
     """The text of a part that is text in another form; None if it is none."""
-    return text_of(part.value) if part.kind in _TEXTUAL and not _is_file(part.value) else None
+    if part.fault or part.kind not in _TEXTUAL or (isinstance(part.value, dict) and _is_file(part.value)):
+        return None
+    return text_of(part.value)
 
 
 def text_of(value: Any) -> str:
@@ -102,6 +107,18 @@ def refusal(kind: str, allowed: Sequence[str], param: str) -> ApiError:
     reason = f": {TEXT_ONLY}" if is_media(kind) else ""
     listed = ", ".join(f"`{name}`" for name in allowed)
     return invalid(f"Invalid value for `{param}`: '{kind}' is none of {listed}{reason}.", param, "invalid_value")
+
+
+def part_refusal(part: Unserved, allowed: Sequence[str], where: str) -> ApiError:
+    """The error (400) for a part that changes the answer; `where` is its path."""
+    if not part.fault:
+        return refusal(part.kind, allowed, f"{where}.type")
+    text, _, path = part.fault.partition(" - at `$")
+    param = f"{where}{path.rstrip('`')}"
+    if missing := _MISSING.match(text):
+        param = f"{param}.{missing['field']}"
+        return invalid(f"Missing required field `{param}`.", param, "missing_field")
+    return invalid(f"Invalid value for `{param}`: {text[0].lower()}{text[1:]}.", param)
 
 
 def _is_file(value: dict[str, Any]) -> bool:

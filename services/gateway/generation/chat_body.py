@@ -10,7 +10,7 @@ from services.gateway.api.chat import CHAT_COMPLETIONS, Call, ChatRequest, Offer
 from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.api.images import GivenImage, given_image
 from services.gateway.api.options import FunctionDefinition
-from services.gateway.api.parts import is_role, json_text, own_text, refusal, stand_in
+from services.gateway.api.parts import is_role, json_text, own_text, part_refusal, stand_in
 from services.gateway.api.schema import (
     ROLES,
     ChatBody,
@@ -117,12 +117,12 @@ class _Place:
         if not isinstance(part, Unserved):
             return part.text or ""
         new, field = role in ("system", "developer") or (self.last and role == "user"), f"messages[{self.index}]"
-        refused = refusal(part.kind, ("text", "refusal"), f"{field}.content[{number}].type") if new else None
+        refused = part_refusal(part, ("text", "refusal"), f"{field}.content[{number}]") if new else None
         if image := given_image(part, f"{field}.content[{number}]", "messages[].content[]", refused):
             return image
         if refused and own_text(part) is None:
             raise refused
-        return stand_in(part, "messages[].content[]", self.ignored)
+        return stand_in(part, "messages[].content[]", self.ignored, result=role in ("tool", "function"))
 
     def call(self, call: ToolCall, number: int) -> Call | None:
         """A call by the assistant; None for one of another type. Raises :class:`ApiError` (400)."""

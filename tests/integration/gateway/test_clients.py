@@ -90,18 +90,23 @@ async def test_tools_in_the_conversation_are_offered_like_tools_of_the_body(stac
     """Codex has all its tools there when it knows the model, and those that it has searched for."""
     read, group, patch, hosted = CODEX.body["tools"]
     added = {"type": "additional_tools", "role": "developer", "tools": [patch, hosted, {"type": "teleport"}]}
+    malformed = [{"type": "custom"}, {"type": "function", "name": "f", "parameters": 5}, {"type": 1}, "f", None]
+    added["tools"] += malformed
+    unlisted = added | {"tools": "f"}
     searched = [
         {"type": "tool_search_call", "execution": "client", "call_id": "s1", "arguments": {"query": "end"}},
         {"type": "tool_search_output", "execution": "client", "call_id": "s1", "tools": [group, read, patch]},
+        {"role": "user", "content": "Go on."},
     ]
-    body = {**CODEX.body, "tools": [read], "stream": False, "input": [added, *CODEX.body["input"], *searched]}
+    body = {**CODEX.body, "tools": [read], "stream": False, "input": [added, unlisted, *CODEX.body["input"], *searched]}
     answer = await stack.http.post(CODEX.path, json=body)
     names = [(item["type"], item["name"], item.get("namespace")) for item in answer.json()["output"]]
     assert names == [
         ("function_call", "read", None), ("function_call", "close", "agents_v1"), ("custom_tool_call", "patch", None)
     ]  # fmt: skip
     assert [tool["name"] for tool in answer.json()["tools"]] == ["read"]
-    assert answer.headers[IGNORED_HEADER] == "input[].tools[].type=web_search, input[].tools[].type=teleport"
+    left_out = ("input[].tools[].type=web_search", "input[].tools[].type=teleport", "input[].tools[]", "input[].tools")
+    assert answer.headers[IGNORED_HEADER] == ", ".join(left_out)
     prompt = text_of(list(stack.workers[0].submits[-1].prompt_ids))
     assert prompt.startswith("read\npatch\nagents_v1__close\n<|im_start|>"), "each once"
     assert '<tool_call>{"name": "tool_search", "arguments": {"query": "end"}}</tool_call>' in prompt

@@ -28,7 +28,7 @@ def served_result(kind: str, content: Any, call: str = "server_tool_use") -> lis
 
 
 # Blocks of an assistant, the words of the prompt, and what is left out.
-ANSWERED: list[tuple[list[dict[str, Any]] | None, str, str]] = [
+ANSWERED: list[tuple[Any, str, str]] = [
     ([SEARCHED, FOUND, {"type": "text", "text": "So."}], 'web_search{"query": "q"}|Lists\nhttps://a.example|So.', ""),
     ([SEARCHED, {"type": "text", "text": "So."}], "So.", "server_tool_use"),
     ([FOUND], "", "web_search_tool_result"),
@@ -53,15 +53,23 @@ ANSWERED: list[tuple[list[dict[str, Any]] | None, str, str]] = [
     ([{"type": "thinking", "thinking": None, "signature": 1}, {"type": "text", "text": "ho"}], "ho", ""),
     ([{"type": "thinking"}, {"type": "redacted_thinking"}, {"type": "text", "text": "ho"}], "ho", ""),
     (None, "", ""),
+    (5, "", "number"),
+    ({"a": 1}, "", "object"),
+    ({"type": "text", "text": "ho"}, "ho", ""),
+    ([{"type": "text"}, "ho"], "ho", "text"),
+    ([{"type": "tool_use", "name": "f"}, "ho"], "ho", "tool_use"),
+    ([None, "ho"], "ho", "null"),
 ]  # fmt: skip
 # Contents of a tool's result.
-RESULTS: list[tuple[list[dict[str, Any]], str, str]] = [
+RESULTS: list[tuple[Any, str, str]] = [
     ([{"type": "tool_reference", "tool_name": "mcp__a__b"}], "mcp__a__b", ""),
     ([{"type": "text", "text": "see"}, IMAGE], f"see\n{NO_IMAGE}", "image"),
     ([PDF], NO_DOCUMENT, "document"),
     ([{"type": "search_result", "title": "T", "source": "u", "content": TEXT}], "T\nu\ns", ""),
     ([{"type": "document", "source": {"type": "content", "content": TEXT}}], "s", ""),
     ([{"type": "of_next_year"}], "", "of_next_year"),
+    (42, "42", ""),
+    ({"rows": []}, '{"rows":[]}', ""),
 ]  # fmt: skip
 SHOWS = (
     "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}"

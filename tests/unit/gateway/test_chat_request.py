@@ -203,6 +203,7 @@ PICTURE: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:image
         ([{"type": "file", "file": {"file_id": "f"}}], [NOTE.format("file")], ["file"]),
         ([{"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b"}], ["a", "b"], []),
         ([{"type": "thinking", "thinking": "hm"}, {"type": "tool_use", "id": "c"}], ["", ""], ["thinking", "tool_use"]),
+        ([{"type": "text", "text": 5}, {"type": "refusal"}, None], ["", "", ""], ["text", "refusal", "null"]),
     ],
 )
 def test_parts_of_a_history_are_read_or_left_out(parts: list[Any], texts: list[str], left_out: list[str]) -> None:
@@ -212,6 +213,36 @@ def test_parts_of_a_history_are_read_or_left_out(parts: list[Any], texts: list[s
         chat = of_completions(asyncio.run(BodyDecoder(ChatBody).decode(given.encode(), ignored)), 100, ignored)
         assert without_images(chat.turns, ignored)[0].parts == texts
         assert list(ignored.names) == [f"messages[].content[].type={kind}" for kind in left_out]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "result"),
+    [
+        (5, "number", "5"),
+        (1.5, "number", "1.5"),
+        (False, "boolean", "false"),
+        ({"a": 1}, "object", '{"a":1}'),
+        ([["a"]], "array", '["a"]'),
+    ],
+)
+def test_a_bare_value_is_left_out_of_a_history_json_as_a_result_and_refused_as_new(
+    content: Any, kind: str, result: str
+) -> None:
+    for role, text, left_out in (
+        ("user", "", [f"messages[].content[].type={kind}"]),
+        ("tool", result, []),
+    ):
+        ignored = Ignored()
+        messages = [{"role": role, "content": content}, {"role": "user", "content": "hi"}]
+        given = json.dumps({"messages": messages}).encode()
+        body = asyncio.run(BodyDecoder(ChatBody).decode(given, ignored))
+        assert of_completions(body, 100, ignored).turns[0].parts == [text]
+        assert list(ignored.names) == left_out
+    given = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+    body = asyncio.run(BodyDecoder(ChatBody).decode(given, Ignored()))
+    with pytest.raises(ApiError, match=kind) as refused:
+        of_completions(body, 100, Ignored())
+    assert refused.value.param == "messages[0].content[0]"
 
 
 @pytest.mark.parametrize("role", ["user", "system"])

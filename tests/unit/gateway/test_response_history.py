@@ -18,6 +18,7 @@ from services.gateway.images.reader import without_images
 Raw = dict[str, Any]
 ASKED: Raw = {"role": "user", "content": "Go on."}
 IMAGE: Raw = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+OUTPUT: Raw = {"type": "function_call_output", "call_id": "f"}
 NOTE = "[The image that stood here was left out: this model reads text only.]"
 
 
@@ -69,6 +70,11 @@ LEFT_OUT: list[Raw] = [
     {"type": "file_search_call", "id": "f", "queries": ["a"], "results": None},
     {"type": "ghost_snapshot", "ghost_commit": {"id": "0"}},
     {"type": "of_next_year"},
+    {"type": "function_call", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "", "output": "a"},
+    {"type": "message", "role": 5, "content": "a"},
+    {"type": "message", "role": "user"},
+    {"type": "reasoning", "summary": "a"},
 ]
 
 
@@ -139,6 +145,34 @@ def test_an_image_in_an_output_or_a_history_has_a_note_in_its_place() -> None:
     ]  # fmt: skip
     lists = ("content[].type=input_image", "output[].type=input_image", "output[].type=input_file")
     assert set(ignored.split(", ")) == {f"input[].{name}" for name in (*lists, "outputs[].type=image")}
+
+
+@pytest.mark.parametrize(
+    ("content", "texts", "result", "kinds"),
+    [
+        (5, [""], ["5"], ["number"]),
+        (True, [""], ["true"], ["boolean"]),
+        ({"a": [1]}, [""], ['{"a":[1]}'], ["object"]),
+        ([["a"], None], ["", ""], ['["a"]', ""], ["array", "null"]),
+        ({"type": "input_text", "text": "a"}, ["a"], ["a"], []),
+        (["a", {"type": "output_text", "text": {"value": "b"}}], ["a", ""], ["a", ""], ["output_text"]),
+        ([{"type": "input_text"}, {"text": "b"}], ["", "b"], ["", "b"], ["input_text"]),
+    ],
+)
+def test_malformed_content_of_a_history_is_left_out_and_a_bare_result_is_json(
+    content: Any, texts: list[str], result: list[str], kinds: list[str]
+) -> None:
+    called = {"type": "function_call", "call_id": "f", "name": "look", "arguments": "{}"}
+    for role in ("user", "assistant"):
+        turns, ignored = read({"role": role, "content": content}, ASKED, called, {**OUTPUT, "output": content}, ASKED)
+        assert (turns[0].parts, turns[-2].parts) == (texts, result)
+        noted = {f"input[].content[].type={kind}" for kind in kinds}
+        assert noted <= set(ignored.split(", ")) if noted else ignored == ""
+    items = read_items([{"role": "user", "content": content}], Ignored())
+    if kinds:
+        with pytest.raises(ApiError) as refused:
+            check_new_parts(items)
+        assert str(refused.value.param).startswith("input[0].content[")
 
 
 def test_null_in_a_history_is_an_empty_text() -> None:

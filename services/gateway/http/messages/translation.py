@@ -12,7 +12,16 @@ from services.gateway.api.chat import Call, ChatRequest, FieldNames, OfferedTool
 from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.api.images import GivenImage, given_image
 from services.gateway.api.options import FunctionDefinition, JsonSchemaFormat, ResponseFormat, TextOptions
-from services.gateway.api.parts import TEXT_ONLY, is_media, is_role, json_text, own_text, stand_in, text_of
+from services.gateway.api.parts import (
+    TEXT_ONLY,
+    is_media,
+    is_role,
+    json_text,
+    own_text,
+    part_refusal,
+    stand_in,
+    text_of,
+)
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.messages import schema
 from services.gateway.http.messages.tools import read_tools
@@ -153,16 +162,17 @@ class _Reader:
     where: str  # the list
     ignored: Ignored
     new: bool  # the blocks are the user's own, and not a history
+    result: bool = False  # the blocks are a tool's result
 
     def read(self, block: Unserved, index: int) -> str | GivenImage:
         """An image, a block's text, or what stands in for it; raises :class:`ApiError` (400) for a new one."""
         place = f"{_INDEX.sub('[]', self.where)}[]"
-        refused = self.misplaced(block.kind, index) if self.new else None
+        refused = self.refusal(block, index) if self.new else None
         if image := given_image(block, f"{self.where}[{index}]", place, refused):
             return image
         if refused and own_text(block) is None:
             raise refused
-        return stand_in(block, place, self.ignored)
+        return stand_in(block, place, self.ignored, result=self.result)
 
     def leave_out(self, block: schema.Block, index: int) -> None:
         """Leave out a block that may not be in this list; raises :class:`ApiError` (400) for a new one."""
@@ -170,6 +180,12 @@ class _Reader:
         if self.new:
             raise self.misplaced(kind, index)
         self.ignored.add(f"{_INDEX.sub('[]', self.where)}[].type={kind}")
+
+    def refusal(self, block: Unserved, index: int) -> ApiError:
+        """The error (400) for a new block that is not served, or malformed."""
+        if block.fault:
+            return part_refusal(block, (), f"{self.where}[{index}]")
+        return self.misplaced(block.kind, index)
 
     def misplaced(self, kind: str, index: int) -> ApiError:
         """The error (400) for a block that may not be in this list."""
@@ -213,7 +229,7 @@ class _ServedCalls:
 
     def read(self, block: Unserved, turn: Turn) -> list[Turn]:
         """Read a block, which may end the assistant's `turn`; returns the turns that follow."""
-        value, where = block.value, f"{self._reader.where}[]"
+        value, where = block.value if isinstance(block.value, dict) else {}, f"{self._reader.where}[]"
         call_id = value.get("id") if block.kind in _SERVER_CALLS else value.get("tool_use_id")
         if block.kind in _SERVER_CALLS and isinstance(call_id, str):
             call = Call(str(value.get("name")), json_text(value.get("input"), where), call_id)
@@ -266,7 +282,7 @@ def _result(block: schema.ToolResultBlock, reader: _Reader, names: Mapping[str, 
         field = f"{reader.where}.tool_use_id"
         message = f"`{field}` is `{block.tool_use_id}`, but no earlier `tool_use` block has this id."
         raise invalid(message, field, "invalid_value")
-    parts = _parts(block.content or "", replace(reader, where=f"{reader.where}.content")) or [""]
+    parts = _parts(block.content or "", replace(reader, where=f"{reader.where}.content", result=True)) or [""]
     if block.is_error:
         first = parts[0]
         parts[:1] = [f"Error: {first}"] if isinstance(first, str) else ["Error:", first]

@@ -161,7 +161,8 @@ class _History:
         """The text of a part or the image that it is; a new image for a model without eyes was refused before."""
         if not isinstance(part, Unserved):
             return part.text or ""
-        return given_image(part, where, where) or stand_in(part, where, self._ignored)
+        result = where == "input[].output[]"
+        return given_image(part, where, where) or stand_in(part, where, self._ignored, result=result)
 
     def _result(self, item: Unserved, fields: Sequence[str]) -> str | None:
         """The result in the first of the fields that has one; None if there is none."""

@@ -8,26 +8,38 @@ from typing import Any
 from services.gateway.api.decode import converted, unsupported_value
 from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.api.images import given_image
-from services.gateway.api.parts import own_text, refusal
+from services.gateway.api.parts import own_text, part_refusal, refusal
+from services.gateway.errors import ApiError
 from services.gateway.http.responses.schema import COMMANDS, ITEMS, ROLES, Item, MessageItem, ReferenceItem
 
 _TEXT_PARTS = ("input_text", "output_text", "refusal")
 
 
 def read_items(
-    value: str | Sequence[dict[str, Any]], ignored: Ignored, field: str = "input"
+    value: str | Sequence[dict[str, Any]], ignored: Ignored, field: str = "input", *, kept: bool = False
 ) -> list[Item | ReferenceItem]:
-    """The items of a body; raises :class:`ApiError` (400)."""
+    """The items of a body; raises :class:`ApiError` (400), but for malformed ones of a history, which are left out.
+
+    Items are a history before the last one that is no user's or system message, and all if they were `kept`.
+    """
     if isinstance(value, str):
         return [MessageItem(role="user", content=value)]
-    items = []
-    for index, raw in enumerate(value):
-        kind, where = _kind(raw), f"{field}[{index}]"
-        if not isinstance(kind, str) or kind in COMMANDS:
-            raise unsupported_value(f"{where}.type", kind, tuple(ITEMS))
-        struct = ITEMS.get(kind)
-        items.append(converted({**raw, "type": kind}, struct, where, ignored) if struct else Unserved(kind, raw))
-    return items
+    answers = (index for index, raw in enumerate(value) if _kind(raw) != "message" or raw.get("role") == "assistant")
+    new = len(value) if kept else max(answers, default=0)
+    return [_read_item(raw, f"{field}[{index}]", ignored, old=index < new) for index, raw in enumerate(value)]
+
+
+def _read_item(raw: dict[str, Any], where: str, ignored: Ignored, *, old: bool) -> Item | ReferenceItem:
+    kind = _kind(raw)
+    if not isinstance(kind, str) or kind in COMMANDS:
+        raise unsupported_value(f"{where}.type", kind, tuple(ITEMS))
+    struct, typed = ITEMS.get(kind), {**raw, "type": kind}
+    try:
+        return converted(typed, struct, where, ignored) if struct else Unserved(kind, raw)
+    except ApiError:
+        if not old:
+            raise
+        return Unserved(kind, typed)
 
 
 def _kind(raw: dict[str, Any]) -> object:
@@ -52,7 +64,7 @@ def check_new_parts(items: Sequence[Item | ReferenceItem], field: str = "input",
             if not isinstance(part, Unserved) or own_text(part) is not None:
                 continue
             if not sees or given_image(part, field, field) is None:
-                raise refusal(part.kind, _TEXT_PARTS, f"{field}[{index}].content[{number}].type")
+                raise part_refusal(part, _TEXT_PARTS, f"{field}[{index}].content[{number}]")
 
 
 def _new_messages(items: Sequence[Item | ReferenceItem]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -66,6 +66,7 @@ class ToolOffer:
     """The tools of a body."""
 
     ignored: Ignored  # collects what is left out
+    lenient: bool = False  # malformed tools are left out
     tools: list[OfferedTool] = field(default_factory=list)
     listed: list[dict[str, Any]] = field(default_factory=list)  # as a response lists them
 
@@ -100,22 +101,43 @@ def read_tools(body: ResponsesBody, items: Sequence[Item], given: int, ignored: 
 
 
 def _read_added(items: Sequence[Item], given: int, ignored: Ignored) -> dict[str, OfferedTool]:
-    """The tools that items add, by name; those of other types are left out."""
+    """The tools that items add, by name. Those of other types are left out, and malformed ones of a history."""
     added: dict[str, OfferedTool] = {}
+    other = (index for index, item in enumerate(items, given - len(items)) if not _offers(item))
+    newest = max(other, default=-1)
     for index, item in enumerate(items, given - len(items)):
-        if not isinstance(item, Unserved) or item.kind not in TOOL_ITEMS:
+        if not _offers(item):
             continue
         where, tools = f"input[{index}].tools", item.value.get("tools")
-        if not isinstance(tools, list) or not all(isinstance(raw, dict) for raw in tools):
+        offer = ToolOffer(ignored, lenient=index < newest)
+        if not isinstance(tools, list) and not offer.lenient:
             raise invalid(f"`{where}` must be a list of objects.", where, "invalid_value")
-        offer = ToolOffer(ignored)
+        if not isinstance(tools, list):
+            ignored.add("input[].tools")
+            continue
         for number, raw in enumerate(tools):
             _read_tool(raw, f"{where}[{number}]", offer, "")
         added |= {offered.name: offered for offered in offer.tools}
     return added
 
 
-def _read_tool(raw: dict[str, Any], where: str, offer: ToolOffer, namespace: str) -> None:
+def _offers(item: Item) -> TypeGuard[Unserved]:
+    return isinstance(item, Unserved) and item.kind in TOOL_ITEMS
+
+
+def _read_tool(raw: Any, where: str, offer: ToolOffer, namespace: str) -> None:
+    """Add a tool to the offer; raises :class:`ApiError` (400) for a malformed one, unless the offer is lenient."""
+    try:
+        if not isinstance(raw, dict):
+            raise invalid(f"`{where}` must be an object.", where)
+        _add_tool(raw, where, offer, namespace)
+    except ApiError:
+        if not offer.lenient:
+            raise
+        offer.ignored.add(_INDEX.sub("[]", where))
+
+
+def _add_tool(raw: dict[str, Any], where: str, offer: ToolOffer, namespace: str) -> None:
     kind, served = raw.get("type", "function"), _SERVED[:2] if namespace else _SERVED
     if not isinstance(kind, str):
         raise unsupported_value(f"{where}.type", kind, served)

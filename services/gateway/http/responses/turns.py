@@ -74,23 +74,27 @@ def listed_item(item: Item, made: str) -> dict[str, Any]:
 
 def _as_given(item: Item) -> dict[str, Any]:
     """An item as JSON, with the parts and fields that no model here reads."""
-    raw = _fields(item)
+    raw: dict[str, Any] = _fields(item)
     for name in ("content", "output"):
         if isinstance(parts := getattr(item, name, None), list):
             raw[name] = [_fields(part) for part in parts]
     return raw
 
 
-def _fields(value: msgspec.Struct) -> dict[str, Any]:
+def _fields(value: msgspec.Struct) -> Any:
     whole = value.value if isinstance(value, Unserved) else msgspec.to_builtins(value)
+    if not isinstance(whole, dict):
+        return whole
     return {key: value for key, value in whole.items() if value is not None}
 
 
-async def _read(items: str | list[dict[str, Any]], ignored: Ignored) -> list[Item | ReferenceItem]:
+async def _read(
+    items: str | list[dict[str, Any]], ignored: Ignored, *, kept: bool = False
+) -> list[Item | ReferenceItem]:
     """Read, many items off the event loop."""
     if len(items) <= INLINE_ITEMS or isinstance(items, str):
-        return read_items(items, ignored)
-    return await asyncio.to_thread(read_items, items, ignored)
+        return read_items(items, ignored, kept=kept)
+    return await asyncio.to_thread(read_items, items, ignored, kept=kept)
 
 
 def _check_number(body: ResponsesBody, model: ServedModel) -> None:
@@ -127,7 +131,7 @@ class Turns:
             raise invalid("Missing required field `input`.", "input", "missing_field")
         _check_number(body, model)
         past = await self._past(body, tenant, origin)
-        before = await _read(past.items, ignored)
+        before = await _read(past.items, ignored, kept=True)
         sent = await _read(body.input or [], ignored)
         check_new_parts(sent, sees=layout_of(model) is not None)
         given = await self._resolved(tenant, sent)
@@ -168,7 +172,7 @@ class Turns:
             if item.id not in known:
                 message = f"`input` refers to an item `{item.id[:100]}` that is not kept."
                 raise invalid(message, "input", "item_not_found")
-            stored = read_items([known[item.id]], Ignored())
+            stored = read_items([known[item.id]], Ignored(), kept=True)
             resolved += [entry for entry in stored if not isinstance(entry, ReferenceItem)]
         return resolved
 
