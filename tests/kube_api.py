@@ -30,6 +30,11 @@ NAMESPACE = "llm"
 NO_ANSWER = 0
 _REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 500: "InternalError"}
 _DATA, _ERROR = b"\x00", b"\x01"  # channels of a port-forward
+_LOOKED_UP = {  # kinds that templates of a chart look up
+    "/api/v1": ("PersistentVolumeClaim", "Pod", "Secret", "Service"),
+    "/apis/apps/v1": ("Deployment", "StatefulSet"),
+    "/apis/storage.k8s.io/v1": ("StorageClass",),
+}
 
 
 class KubeApi(ThreadingHTTPServer):
@@ -161,10 +166,12 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         size = int(self.headers.get("Content-Length", 0))
         body = json.loads(self.rfile.read(size)) if size else None
-        kind, name = _about(url.path)
-        verb = "LIST" if verb == "GET" and not name else verb
-        selector = parse_qs(url.query).get("labelSelector", [""])[0]
-        status, answer = self.server.answer(verb, kind, name, body, selector)
+        status, answer = 200, _discovered(url.path)
+        if answer is None:
+            kind, name = _about(url.path)
+            verb = "LIST" if verb == "GET" and not name else verb
+            selector = parse_qs(url.query).get("labelSelector", [""])[0]
+            status, answer = self.server.answer(verb, kind, name, body, selector)
         if status == NO_ANSWER:
             self.close_connection = True
             return
@@ -174,6 +181,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+
+def _discovered(path: str) -> Object | None:
+    """What Helm reads of a server before it looks up objects; None for paths of objects."""
+    if path == "/version":
+        return {"major": "1", "minor": "36", "gitVersion": "v1.36.0"}
+    if path in ("/api", "/apis"):
+        return {"kind": "APIVersions", "versions": ["v1"]} if path == "/api" else {"kind": "APIGroupList", "groups": []}
+    if path not in _LOOKED_UP:
+        return None
+    resources = [
+        {"name": f"{kind}{'es' if kind.endswith('s') else 's'}".lower(), "kind": kind, "namespaced": True, "verbs": []}
+        for kind in _LOOKED_UP[path]
+    ]
+    version = path.removeprefix("/apis/").removeprefix("/api/")
+    return {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
 
 
 def _about(path: str) -> tuple[str, str]:

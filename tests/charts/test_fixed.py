@@ -1,17 +1,30 @@
 """Fields that Kubernetes fixes when it makes an object: values change none of them, or the chart refuses the upgrade.
 
-The refusals need the objects of a release: `tests/cluster/control_plane/test_fixed.py`.
+The other refusals need the objects of a release in a cluster: `tests/cluster/control_plane/test_fixed.py`.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.charts.rendering import ALL_VALUES, HELMS, Object, Rendered, render
+from tests.charts.rendering import (
+    ALL_VALUES,
+    HELMS,
+    NAMESPACE,
+    RELEASE,
+    Object,
+    Rendered,
+    RenderError,
+    render,
+    run_helm,
+)
+from tests.kube_api import KubeApi, running_kube_api
+from tests.programs import CHART
 
 # By kind; of the other kinds that the chart renders Kubernetes lets everything change.
 FIXED = {
@@ -135,3 +148,38 @@ def test_administration_of_keys_works_before_keys_are_required() -> None:
         assert variables.get("RYZANSTEIN_TENANCY") == ("true" if enabled else None)
         mounts = [mount["mountPath"] for mount in pod.containers[0]["volumeMounts"]]
         assert "/etc/ryzanstein/admin" in mounts
+
+
+def upgraded(api: KubeApi, values: str, release: str = RELEASE) -> str:
+    """The objects that an upgrade would make; raises RenderError."""
+    args = ("--namespace", NAMESPACE, "--is-upgrade", "--dry-run=server", "--kubeconfig", str(api.kubeconfig))
+    return run_helm("template", release, str(CHART), *args, "--values", "-", stdin=values)
+
+
+@pytest.mark.parametrize(
+    ("release", "first", "then", "named"),
+    [
+        (RELEASE, "{}", "fullnameOverride: other", RELEASE),
+        (RELEASE, "fullnameOverride: other", "{}", "other"),
+        ("llm", "{}", "nameOverride: gateway", "llm-ryzanstein"),
+        ("llm", "{nameOverride: a, redis: {mode: external, external: {url: 'redis://r'}, auth: {enabled: false}}}",
+         "{nameOverride: b, redis: {mode: external, external: {url: 'redis://r'}, auth: {enabled: false}}}", "llm-a"),
+    ],
+)  # fmt: skip
+def test_other_names_in_a_running_release_are_refused(
+    release: str, first: str, then: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under other names Redis would be empty; another release in the namespace has names of its own."""
+    with running_kube_api(KubeApi(), tmp_path, monkeypatch) as api:
+        for running, inline in ((release, first), ("neighbour", "{}")):
+            for deployment in render(inline=inline, release=running).of("Deployment"):
+                annotations = {"meta.helm.sh/release-name": running}
+                api.put(
+                    "deployments", {**deployment, "metadata": {**deployment["metadata"], "annotations": annotations}}
+                )
+        with pytest.raises(RenderError) as refused:
+            upgraded(api, then, release)
+        assert "fullnameOverride: nothing has been changed" in str(refused.value)
+        assert f"--set fullnameOverride={named}." in str(refused.value)
+        with_names = yaml.safe_dump(yaml.safe_load(then) | {"fullnameOverride": named})
+        assert f"name: {named}-gateway\n" in upgraded(api, with_names, release)

@@ -34,9 +34,27 @@ changed, so values that differ from the objects of the release are refused befor
 {{- end }}
 
 {{- define "ryzanstein.validate.fixed" -}}
-{{- include "ryzanstein.fixed.sets" . }}
+{{- include "ryzanstein.fixed.name" . }}
+{{ include "ryzanstein.fixed.sets" . }}
 {{ include "ryzanstein.fixed.claims" . }}
 {{ include "ryzanstein.fixed.service" . }}
+{{- end }}
+
+{{/* The names of all objects. Under other names Redis and the claims would be made anew, and the keys in Redis have another prefix. */}}
+{{- define "ryzanstein.fixed.name" -}}
+{{- $wanted := include "ryzanstein.name" (list . "gateway") -}}
+{{- range lookup "apps/v1" "Deployment" .Release.Namespace "" | dig "items" list -}}
+{{- $name := .metadata.name -}}
+{{- $labels := default dict .metadata.labels -}}
+{{- $same := eq (get (default dict .metadata.annotations) "meta.helm.sh/release-name") $.Release.Name -}}
+{{- range $label, $value := include "ryzanstein.selectorLabels" (list $ "gateway") | fromYaml -}}
+{{- $same = and $same (eq $value (get $labels $label)) -}}
+{{- end -}}
+{{- if and $same (ne $name $wanted) }}
+fullnameOverride: nothing has been changed, since other names are other objects, with an empty Redis and empty claims; the objects of this release are called {{ trimSuffix "-gateway" $name }}, and with these values {{ trimSuffix "-gateway" $wanted }}.
+  Keep the names with --set fullnameOverride={{ trimSuffix "-gateway" $name }}. Or install a second release with the new names, move clients, keys and routes to it, and uninstall this one.
+{{- end -}}
+{{- end -}}
 {{- end }}
 
 {{/* StatefulSets: their claim templates. */}}
