@@ -7,12 +7,11 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from services.cli.admin import HERE, Token, TokenFile, Url, call_admin, shown_time
 from services.cli.routes import AsJson, Name, parsed_share
-from services.cli.tables import print_whole
+from services.cli.tables import plain_console, print_whole
 
 canary = typer.Typer(no_args_is_help=True, help="New models behind a name, compared and promoted by steps.")
 
@@ -46,7 +45,7 @@ def status(as_json: AsJson = False, url: Url = HERE, token: Token = "", token_fi
             *(each["name"], each["model"], each["state"], f"{each['weight']:.0%}"),
             *(*_compared(each), each["reason"], each["by"], shown_time(each["at"])),
         )
-    print_whole(Console(), table)
+    print_whole(plain_console(), table)
 
 
 @canary.command()

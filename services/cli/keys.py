@@ -9,12 +9,11 @@ from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from services.cli.admin import HERE, Token, TokenFile, Url, call_admin, shown_time
 from services.cli.errors import CommandError
-from services.cli.tables import print_whole
+from services.cli.tables import plain_console, print_whole
 
 keys = typer.Typer(no_args_is_help=True, help="API keys of an installation.")
 
@@ -97,7 +96,7 @@ def list_keys(
             shown_time(key["created_at"]),
             shown_time(key["until"]),
         )
-    print_whole(Console(), table)
+    print_whole(plain_console(), table)
 
 
 @keys.command()

@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from services.cli.admin import HERE, Token, TokenFile, Url, call_admin, shown_time
 from services.cli.errors import CommandError
-from services.cli.tables import print_whole
+from services.cli.tables import plain_console, print_whole
 
 routes = typer.Typer(no_args_is_help=True, help="Names for models, with shares and fallbacks.")
 
@@ -38,7 +37,7 @@ def list_routes(as_json: AsJson = False, url: Url = HERE, token: Token = "", tok
     for route in listed:
         changed = (str(route.get("version", "-")), route.get("by", "-"), shown_time(route.get("at", 0)))
         table.add_row(route["name"], *_columns(route["route"]), route["source"], *changed)
-    print_whole(Console(), table)
+    print_whole(plain_console(), table)
 
 
 @routes.command("set")
@@ -111,7 +110,7 @@ def history(
         columns = _columns(change["route"]) if change["route"] else [""] * 4
         row = shown_time(change["at"]), change["by"], change["action"], change["name"], str(change["version"])
         table.add_row(*row, *columns)
-    print_whole(Console(), table)
+    print_whole(plain_console(), table)
 
 
 def _columns(route: dict[str, Any]) -> list[str]:

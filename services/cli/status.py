@@ -16,7 +16,7 @@ from rich.table import Table
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, routing_pb2, routing_pb2_grpc, worker_pb2
 
 from services.cli.errors import CommandError
-from services.cli.tables import print_whole, width_of
+from services.cli.tables import plain_console, print_whole, width_of
 from services.common.phases import phase_name
 from services.common.rpc import open_channel
 from services.common.tls.credentials import Tls
@@ -60,7 +60,7 @@ def show(
         state = _as_json(workers, index) | {"certificates": dict(certificates)}
         print(json.dumps(state, indent=2))  # noqa: T201
         return
-    console = Console()
+    console = plain_console()
     _print_workers(console, workers)
     if index is not None:
         console.print(
@@ -68,7 +68,7 @@ def show(
             f"{index.resyncs} resyncs"
         )
     elif coordinator:
-        console.print("KV coordinator: [red]does not answer[/]; placement goes on without prefix credit")
+        console.print("KV coordinator: does not answer; placement goes on without prefix credit", style="red")
     if certificates:
         first = min(certificates, key=lambda name: certificates[name])
         days = (certificates[first] - time.time()) / _DAY_S
@@ -114,8 +114,8 @@ def _print_workers(console: Console, listed: routing_pb2.ListWorkersResponse) ->
             columns += (column,)
             rows = [(*row, cell(view.state)) for row, view in zip(rows, listed.workers, strict=True)]
     table = Table(*columns, title=f"Workers (router {listed.router_id}, policy {listed.policy})", title_justify="left")
-    for row in rows:
-        table.add_row(*row)
+    for view, row in zip(listed.workers, rows, strict=True):
+        table.add_row(*row, style=None if view.eligible else "red")
     if not console.is_terminal or width_of(console, table) <= console.width:
         print_whole(console, table)
         return
@@ -133,7 +133,7 @@ def _cells(view: routing_pb2.WorkerView) -> tuple[str, ...]:
         view.worker_id,
         view.model,
         phase_name(state.phase) + _rank(state),
-        "[green]yes[/]" if view.eligible else f"[red]no: {view.why_not}[/]",
+        "yes" if view.eligible else f"no: {view.why_not}",
         str(state.running),
         str(state.waiting),
         str(state.queued_prefill_tokens),

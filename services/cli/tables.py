@@ -1,4 +1,4 @@
-"""Prints tables whole."""
+"""Prints tables whole, and names as they are."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from rich.measure import Measurement
 from rich.table import Table
 
 _WIDEST = 10_000  # wider than any table
+
+
+def plain_console() -> Console:
+    """A console that prints names as they are: neither `[word]` nor `:word:` is markup."""
+    return Console(markup=False, emoji=False, highlight=False)
 
 
 def width_of(console: Console, table: Table) -> int:

@@ -13,9 +13,10 @@ from typing import Any
 import httpx
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from services.cli.errors import CommandError
-from services.cli.tables import print_whole
+from services.cli.tables import plain_console, print_whole
 
 _TIMEOUT_S = 10.0
 _LOOKBACK_S = 7 * 24 * 3600
@@ -47,7 +48,7 @@ def show(request: str, jaeger: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([{name: getattr(span, name) for name in TraceSpan.__slots__} for span in spans], indent=2))  # noqa: T201
         return
-    _print(Console(), request, spans)
+    _print(plain_console(), request, spans)
 
 
 def _find(request: str, jaeger: str) -> dict[str, Any]:
@@ -125,7 +126,9 @@ def _print(console: Console, request: str, spans: Sequence[TraceSpan]) -> None:
     )
     for span in spans:
         tags = ", ".join(f"{key.removeprefix('ryzanstein.')}={value}" for key, value in span.tags.items())
-        name = f"{'  ' * span.depth}{span.name}" + (f"\n{'  ' * span.depth}[dim]{tags}[/]" if tags else "")
+        name = Text("  " * span.depth + span.name)
+        if tags:
+            name.append(f"\n{'  ' * span.depth}{tags}", style="dim")
         table.add_row(name, span.service, f"{span.start:.1f}", f"{span.duration:.1f}", _bar(span, whole))
     print_whole(console, table)
     for span in sorted(spans, key=lambda span: -span.own)[:3]:

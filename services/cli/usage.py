@@ -12,12 +12,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import httpx
-from rich.console import Console
 from rich.table import Table
 
 from services.cli.chat import authorization, error_message
 from services.cli.errors import CommandError
-from services.cli.tables import print_whole
+from services.cli.tables import plain_console, print_whole
 
 GROUPS = {"tenant": "project_id", "key": "api_key_id", "model": "model", "batch": "batch"}
 _SUMS = {
@@ -105,4 +104,4 @@ def _print_table(titles: list[str], lines: list[list[str]]) -> None:
         table.add_column(title, justify="right" if position >= len(titles) - numbers else "left")
     for line in lines:
         table.add_row(*line)
-    print_whole(Console(), table)
+    print_whole(plain_console(), table)

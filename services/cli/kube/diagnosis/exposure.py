@@ -22,7 +22,11 @@ def _of_service(snapshot: ClusterSnapshot, service: Object) -> Iterator[Finding]
     selector = service["spec"].get("selector") or {}
     chosen = [pod for pod in snapshot.all("pods") if selector.items() <= labels(pod).items()]
     where = f"service/{name(service)}"
-    if not any(is_ready(pod) for pod in chosen):
+    if not chosen and _sleeps(snapshot, selector):
+        why = "its pool is scaled to zero: requests wait for the worker that they start"
+        do = (snapshot.kubectl(f"get statefulsets -l {_joined(selector)}"),)
+        yield Finding(where, "without pods", why, do, harmless=True)
+    elif not any(is_ready(pod) for pod in chosen):
         why = "no pod has the labels that it selects: scaled to zero, or its labels were changed"
         if chosen:
             why = f"none of its {len(chosen)} pods is ready"
@@ -34,6 +38,12 @@ def _of_service(snapshot: ClusterSnapshot, service: Object) -> Iterator[Finding]
             snapshot.upgrade("--set gateway.service.type=ClusterIP"),
         )
         yield Finding(where, "unreachable", why, do)
+
+
+def _sleeps(snapshot: ClusterSnapshot, selector: dict[str, str]) -> bool:
+    """Whether a Service is a pool's, whose workers are scaled to zero."""
+    sets = [each for each in snapshot.own("statefulsets", "worker") if selector.items() <= labels(each).items()]
+    return bool(sets) and not any(each["spec"].get("replicas", 1) for each in sets)
 
 
 def _of_ingress(snapshot: ClusterSnapshot, ingress: Object) -> Iterator[Finding]:

@@ -183,6 +183,21 @@ def test_ingress_without_an_address_is_no_failure_when_its_controller_gives_no_a
     assert "is well: 6 pods" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("component", "replicas", "what"),
+    [("worker", 0, "without pods"), ("worker", 1, "unreachable"), ("gateway", 0, "unreachable")],
+)
+def test_a_pool_that_is_scaled_to_zero_is_no_failure(component: str, replicas: int, what: str) -> None:
+    broken = Broken()
+    selector = labels(component) | {"ryzanstein.dev/pool": "night"}
+    meta = {"name": "s", "labels": selector}
+    broken.objects["services"] = [{"metadata": meta, "spec": {"selector": selector}}]
+    made = {"metadata": meta, "spec": {"replicas": replicas, "template": {}}, "status": {"replicas": replicas}}
+    broken.objects["statefulsets"] = [*broken.objects.get("statefulsets", []), made]
+    (found,) = diagnose(broken.snapshot)
+    assert (found.where, found.what, found.harmless) == ("service/s", what, what == "without pods")
+
+
 def test_the_job_that_makes_the_secrets_has_failed() -> None:
     broken = Broken()
     failed = {"conditions": [{"type": "Failed", "status": "True"}], "failed": 10}
