@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
+from services.common.patterns import END
 from services.gateway.api.fields import ADVISORY
 
 TokenId = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
@@ -15,7 +16,7 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 MAX_SESSION_CHARS = 512
 Session = Annotated[str, Meta(max_length=MAX_SESSION_CHARS)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
-FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+FunctionName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}" + END)]
 KeepAlive = Annotated[
     str | Annotated[float, Meta(ge=-1e9, le=1e9)],
     Meta(

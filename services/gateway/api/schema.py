@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from services.common.fine_tuning.records import MOST_RANK
+from services.common.patterns import END
 from services.gateway.api.fields import ADVISORY, neutral
 from services.gateway.api.ignored import Unserved
 from services.gateway.api.options import (
@@ -339,7 +340,7 @@ class BatchBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     input_file_id: Annotated[str, Meta(min_length=1, max_length=64)]
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
-    completion_window: Annotated[str, Meta(pattern="^[1-9][0-9]{0,6}[smhd]$", description=_WINDOW)]
+    completion_window: Annotated[str, Meta(pattern="^[1-9][0-9]{0,6}[smhd]" + END, description=_WINDOW)]
     metadata: (
         Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
         | None
@@ -376,9 +377,9 @@ class FineTuningBody(Struct, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(min_length=1, max_length=256, description="A model that the fine-tuner has")]
     training_file: Annotated[str, Meta(min_length=1, max_length=64)]
     validation_file: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    suffix: Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$", description="A part of the result's name")] | None = (
-        None
-    )
+    suffix: (
+        Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}" + END, description="A part of the result's name")] | None
+    ) = None
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     method: TrainingMethod | None = None
     hyperparameters: Annotated[Hyperparameters, Meta(description="Use `method`")] | None = None

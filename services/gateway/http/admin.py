@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import Depends, FastAPI, Request, Response
 
+from services.common.patterns import END
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.asgi import ASGIApp, Receive, Scope, Send, authorization
 from services.gateway.drain import Drain
@@ -38,7 +39,7 @@ _NEVER = "secrets", "id", "created_at", "until"  # fields of a record that are n
 class NewKey(TenantLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /admin/keys`."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$")]
+    name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}" + END)]
     expires_in_s: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_LIFE_S)] = 0  # 0: never
 
 

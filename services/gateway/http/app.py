@@ -115,7 +115,7 @@ def _add_probes(app: FastAPI, catalog: Catalog, metrics: GatewayMetrics, ready: 
         responses={503: {"description": "No model has a worker"}},
     )
     async def health(response: Response) -> dict[str, Any]:
-        names = [model.name for model in catalog.available()]
+        names = sorted(model.name for model in catalog.available())
         response.status_code = 200 if names else 503
         return {"status": "ok" if names else "unavailable", "models": names}
 

@@ -11,6 +11,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from msgspec import Meta, Struct
 
+from services.common.patterns import END
 from services.gateway.api.decode import explain
 from services.gateway.billing.account import Account, Counts, Kind
 from services.gateway.billing.buckets import WIDTHS, Retention, Width, starts
@@ -38,7 +39,7 @@ class _Query(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: list[str] = []
     batch: bool | None = None
     limit: Annotated[int, Meta(ge=1)] | None = None
-    page: Annotated[str, Meta(pattern=rf"^{_PAGE}[0-9]{{1,12}}$")] | None = None
+    page: Annotated[str, Meta(pattern=rf"^{_PAGE}[0-9]{{1,12}}{END}")] | None = None
 
 
 class UsageQuery(_Query, frozen=True, kw_only=True, forbid_unknown_fields=True):

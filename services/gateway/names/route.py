@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from services.common.adapters import MAX_NAME, check_name
+from services.common.patterns import END
 
 Condition = Literal["no_worker", "overloaded", "context_too_long", "error"]
 Sticky = Literal["session", "tenant", "none"]
@@ -103,7 +104,7 @@ def refuse_unknown(raw: object, known: object, path: str) -> None:
 class External(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An OpenAI-compatible API elsewhere. Only the file of routes names one, so that no live route chooses a host."""
 
-    base_url: Annotated[str, Meta(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]  # /v1 included
+    base_url: Annotated[str, Meta(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?" + END)]  # /v1 included
     key_file: str = ""  # file with the key, read for each request; empty: none
     key_env: str = ""  # environment variable with the key instead
     timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60  # longest silence

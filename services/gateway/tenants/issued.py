@@ -12,17 +12,18 @@ from typing import Annotated
 
 import msgspec
 
+from services.common.patterns import END
 from services.gateway.tenants.tenant import Tenant
 
 _FORM = re.compile(r"^rz-([a-z0-9]{12})-([A-Za-z0-9_-]{43})$")
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
-_HEX_SHA256 = "^[0-9a-f]{64}$"
+_HEX_SHA256 = "^[0-9a-f]{64}" + END
 
 
 class SecretHash(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A secret that opens a key."""
 
-    salt: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    salt: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}" + END)]
     sha256: Annotated[str, msgspec.Meta(pattern=_HEX_SHA256)]  # digest of the salt's text and the secret
     until: float = 0.0  # seconds since the epoch; 0: no end
 
@@ -34,7 +35,7 @@ class SecretHash(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class IssuedKey(Tenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A key with its tenant's name and limits, as it is stored."""
 
-    id: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]{12}$")]
+    id: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]{12}" + END)]
     secrets: tuple[SecretHash, ...]
     created_at: int = 0  # seconds since the epoch
     until: float = 0.0  # the whole key's end; 0: no end

@@ -18,6 +18,7 @@ import msgspec
 
 from services.common.keys import RedisKeys
 from services.common.lifecycle import StartupError
+from services.common.patterns import END
 from services.gateway.errors import ApiError
 from services.gateway.tenants.issued import NO_KEY, IssuedKey, PresentedKey
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
@@ -42,7 +43,7 @@ class _DigestKey(Tenant, frozen=True, kw_only=True):
 
 
 class _KeyEntry(TenantLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    key_sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    key_sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}" + END)]
 
     @property
     def key_id(self) -> str:

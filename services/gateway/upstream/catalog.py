@@ -133,23 +133,27 @@ class Catalog:
         return made
 
     def available(self) -> list[ServedModel]:
-        """The models that have a worker now, adapters last: some clients take the first model."""
+        """The models that have a worker now, in no order."""
         live = self._router.listed.models()
         models = [model for name, model in self._models.items() if name in live]
         named = [adapter.name for adapter in self.adapters().values() if adapter.base in live]
-        models += [model for name in named if (model := self._with_adapter(name)) is not None]
-        return sorted(models, key=lambda model: (model.adapter is not None, model.name))
+        return models + [model for name in named if (model := self._with_adapter(name)) is not None]
 
     def listed(self, allowed: Collection[str] = ()) -> dict[str, ServedModel | None]:
-        """The available and the awaited models, adapters last; None for one that no worker has served yet.
+        """The available and the awaited models; None for one that no worker has served yet.
 
+        Clients may take the first one for a chat: models that generate, then those that embed, then adapters.
         If `allowed` is not empty, only those models.
         """
         models: dict[str, ServedModel | None] = {name: self._models.get(name) for name in self._router.listed.awaited()}
         models |= {model.name: model for model in self.available()}
         adapters = self.adapters()
-        ordered = sorted(models, key=lambda name: (name in adapters, name))
-        return {name: models[name] for name in ordered if not allowed or name in allowed}
+
+        def order(name: str) -> tuple[bool, bool, str]:
+            model = models[name]
+            return name in adapters, bool(model and model.card.only_embeds), name
+
+        return {name: models[name] for name in sorted(models, key=order) if not allowed or name in allowed}
 
     def phase(self, name: str) -> str:
         """The phase of a model's worker, or of its base's, that is nearest to serving; "" without a worker."""

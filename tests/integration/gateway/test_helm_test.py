@@ -44,4 +44,6 @@ async def test_helm_test_calls_the_task_of_each_model() -> None:
         )
         status, output = await helm_test(stack.url, "chats", "forgets")
         assert status
+        listed = (await stack.http.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == ["chats", "forgets", "classifies", "embeds"], "a chat's model first"
         assert "forgets: the second turn had no cached tokens" in output

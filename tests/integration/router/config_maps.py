@@ -45,6 +45,7 @@ class ConfigMaps(ThreadingHTTPServer):
         self.environment = {"EXPECTED_MODELS_CONFIG_MAP": NAME, "SERVICE_ACCOUNT_FOLDER": str(folder)}
         self.data: dict[str, str] | None = None  # None: there is no such ConfigMap
         self.refused = 0  # the status of all answers
+        self.watches = 0  # number of watches that have begun
         self.version = 0
         self.changed = threading.Condition()
         # Leases and scales by path; each write needs the version that it was made from.
@@ -128,6 +129,7 @@ class _Watch(BaseHTTPRequestHandler):
         if self.server.refused:
             self.send_error(self.server.refused)
             return
+        self.server.watches += 1
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()

@@ -126,8 +126,10 @@ async def test_a_new_model_of_the_config_map_is_known_to_running_routers_and_gat
     config_maps.write("tiny", "zero")
     async with watching(fleet, config_maps) as (_, client):
         await answers(client, "huge", 404)
+        watches = config_maps.watches
         config_maps.write("tiny", "zero", "huge")
         refused = await answers(client, "huge", 503)
+        assert config_maps.watches == watches, "the event of an open watch brings it, not the next look"
         assert refused.headers["retry-after"]
         assert "`huge`" in refused.json()["error"]["message"], "it has waited in the router's queue"
         assert {model["id"] for model in (await client.get("/v1/models")).json()["data"]} == {"tiny", "zero", "huge"}
