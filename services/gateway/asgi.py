@@ -23,6 +23,11 @@ def header(scope: Scope, name: bytes) -> str:
 
 
 def authorization(scope: Scope) -> str:
-    """The Authorization header of a request. Anthropic's clients send the key in `x-api-key` instead."""
-    key = header(scope, b"x-api-key")
-    return header(scope, b"authorization") or (f"Bearer {key}" if key else "")
+    """The Authorization header of a request. Anthropic's clients send the key in `x-api-key` instead.
+
+    The other header may then be for a proxy on the way, or without a key.
+    """
+    given, key = header(scope, b"authorization"), header(scope, b"x-api-key")
+    scheme, _, bearer = given.partition(" ")
+    has_key = scheme.lower() == "bearer" and bearer.strip()
+    return given if has_key or not key else f"Bearer {key}"

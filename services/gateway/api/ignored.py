@@ -2,13 +2,14 @@
 
 One table decides for all APIs: the structs of the bodies. A field that its struct does not have is left out. Where a
 tagged union has :class:`Unserved`, an object of another type, a malformed one and a bare value become one. A bare
-value in place of a list of such a union is a list of one.
+value in place of a list of such a union is a list of one. Of a struct with `is_turn`, all but the last of a list are a
+history: their malformed fields are left out, and so is what is malformed without them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -19,6 +20,8 @@ IGNORED_HEADER = "x-ryzanstein-ignored"
 _MOST_NAMES = 32
 _MAX_NAME_CHARS = 96
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:$@/=\[\]-]")
+_Listed = str | list[Any] | None  # what has parts
+_FIELD = re.compile(r" - at `\$\.(?P<name>\w+)(?:\[(?P<index>\d+)\])?[^`]*`$")
 _LISTS = (inspect.ListType, inspect.VarTupleType)
 
 
@@ -31,7 +34,8 @@ class Unserved(Struct, tag_field="type", tag="unserved", forbid_unknown_fields=T
 
     kind: str  # its type; of a bare value its JSON type
     value: Any
-    fault: str = ""  # of a malformed one, with its place below `$`
+    fault: str | None = None  # of a malformed one, with its place below `$`
+    alone: bool | None = None  # in place of a list
 
     @property
     def bare(self) -> bool:
@@ -70,7 +74,7 @@ class _Shape:
     unserved: bool = False  # other values become an `Unserved`, and so do texts without a tag
     texts: bool = False  # bare texts are served
     items: _Shape | None = None  # shape of a list's items
-    struct: type[Struct] | None = None  # what an object of a tagged union is decoded to
+    struct: type[Struct] | None = None  # what an object is decoded to
 
 
 @cache
@@ -86,7 +90,10 @@ def _shape_of(described: inspect.Type) -> _Shape | None:
     if not structs:
         return _Shape(items=items) if items else None
     if structs[0].tag_field is None:
-        return _Shape(_fields(structs[0]), items=items, exact_without=getattr(structs[0].cls, "exact_without", ""))
+        struct = structs[0].cls
+        return _Shape(
+            _fields(structs[0]), items=items, exact_without=getattr(struct, "exact_without", ""), struct=struct
+        )
     return _Shape(
         tagged={one.tag: _Shape(_fields(one), struct=one.cls) for one in structs if one.cls is not Unserved},
         tag_field=structs[0].tag_field,
@@ -122,16 +129,25 @@ def _left(value: Any, shape: _Shape | None, ignored: Ignored, where: str) -> Any
     if shape.unserved:
         return _left_part(value, shape, ignored, where)
     if shape.items is not None:
-        if shape.items.unserved and value is not None and not isinstance(value, str | list):
-            value = [value]
-        if isinstance(value, list):
-            value[:] = [_left(one, shape.items, ignored, f"{where}[]") for one in value]
-    elif isinstance(value, dict):
+        return _left_list(value, shape.items, ignored, f"{where}[]")
+    if isinstance(value, dict):
         if shape.tag_field:
             tagged = shape.tagged.get(_tag(value, shape))
             return value if tagged is None else _left(value, tagged, ignored, where)
         if shape.fields is not None and (not shape.exact_without or shape.exact_without in value):
             _leave_out_fields(value, shape.fields, ignored, f"{where}." if where else "")
+    return value
+
+
+def _left_list(value: Any, items: _Shape, ignored: Ignored, where: str) -> Any:
+    if items.unserved and (fault := _fault(value, _Listed)):
+        part = _left(value, items, ignored, where)
+        alone = part[items.tag_field] == "unserved" and part["kind"] in _BARE
+        return [part | {"fault": fault, "alone": True} if alone else part]
+    if isinstance(value, list):
+        value[:] = [_left(one, items, ignored, where) for one in value]
+        if (struct := items.struct) and getattr(struct, "is_turn", False):
+            value[:-1] = _well_formed(value[:-1], struct, ignored, where)
     return value
 
 
@@ -150,17 +166,41 @@ def _left_part(value: Any, shape: _Shape, ignored: Ignored, where: str) -> Any:
     fault = ""
     if kind is None:
         kind = next((name for types, name in _JSON_TYPES if isinstance(value, types)), "null")
-        fault = f"Expected an object with a `{shape.tag_field}`, got `{kind}`"
+        fault = _fault(value, dict) or f"Object missing required field `{shape.tag_field}`"
     elif kind in shape.tagged and shape.tag_field in value:
         known = shape.tagged[kind]
         value = _left(value, known, ignored, where)
-        try:
-            convert(value, known.struct)
-        except ValidationError as error:
-            fault = str(error)
-        else:
+        fault = _fault(value, known.struct)
+        if not fault:
             return value
     return {shape.tag_field: "unserved", "kind": kind, "value": value, "fault": fault}
+
+
+def _fault(value: Any, kind: Any) -> str:
+    """How JSON is malformed for a type, with the place below `$`; empty if it is not."""
+    try:
+        convert(value, kind)
+    except ValidationError as error:
+        return str(error)
+    return ""
+
+
+def _well_formed(history: list[Any], struct: type[Struct], ignored: Ignored, where: str) -> Iterator[Any]:
+    """Yield the turns that are well-formed without their malformed fields and list items."""
+    for turn in history:
+        while fault := _fault(turn, struct):
+            place = _FIELD.search(fault)
+            if place is None:
+                ignored.add(where)
+                break
+            name, index = place["name"], place["index"]
+            ignored.add(f"{where}.{name}{'' if index is None else '[]'}")
+            if index is None:
+                del turn[name]
+            else:
+                del turn[name][int(index)]
+        else:
+            yield turn
 
 
 def _leave_out_fields(

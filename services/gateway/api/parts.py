@@ -114,7 +114,7 @@ def part_refusal(part: Unserved, allowed: Sequence[str], where: str) -> ApiError
     if not part.fault:
         return refusal(part.kind, allowed, f"{where}.type")
     text, _, path = part.fault.partition(" - at `$")
-    param = f"{where}{path.rstrip('`')}"
+    param = where.removesuffix("[0]") if part.alone else f"{where}{path.rstrip('`')}"
     if missing := _MISSING.match(text):
         param = f"{param}.{missing['field']}"
         return invalid(f"Missing required field `{param}`.", param, "missing_field")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
@@ -200,6 +200,7 @@ ROLES = ("assistant", "developer", "function", "system", "tool", "user")
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     """One turn of a conversation."""
 
+    is_turn: ClassVar = True
     role: Annotated[str, Meta(description=f"One of {', '.join(ROLES)}; in a history others are left out")]
     content: str | list[str | ContentPart] | None = None
     name: str | None = None

@@ -130,6 +130,9 @@ class _Place:
             where = f"messages[{self.index}].tool_calls[{number}].custom.input"
             return Call(call.custom.name, input_arguments(call.custom.input, where), call.id)
         if call.function is None and call.type in _SERVED_TOOLS:
+            if not self.last:
+                self.ignored.add("messages[].tool_calls[]")
+                return None
             raise _missing(f"messages[{self.index}].tool_calls[{number}].{call.type or 'function'}")
         if call.function is None:
             self.ignored.add(f"messages[].tool_calls[].type={call.type}")

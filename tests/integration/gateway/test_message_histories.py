@@ -32,6 +32,7 @@ ANSWERED: list[tuple[Any, str, str]] = [
     ([SEARCHED, FOUND, {"type": "text", "text": "So."}], 'web_search{"query": "q"}|Lists\nhttps://a.example|So.', ""),
     ([SEARCHED, {"type": "text", "text": "So."}], "So.", "server_tool_use"),
     ([FOUND], "", "web_search_tool_result"),
+    ([FOUND | {"tool_use_id": ["srv1"]}], "", "web_search_tool_result"),
     (served_result("web_search_tool_result", {"type": "web_search_tool_result_error", "error_code": "max_uses"}),
      "f{}|max_uses", ""),
     (served_result("mcp_tool_result", [{"type": "text", "text": "42"}, IMAGE], "mcp_tool_use"),
@@ -93,6 +94,8 @@ async def test_blocks_of_a_history_are_read_or_left_out_with_their_names() -> No
             result = {"type": "tool_result", "tool_use_id": "c"}
             turns = [{"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
             await asks(stack, turns, f"g{arguments}||", "", "")
+        turns = [HELLO, {"role": 5, "content": "x"}, HELLO]
+        await asks(stack, turns, "hi\nhi|", "messages[]", ".role, messages[]")
         turns = [HELLO, {"role": "tool", "content": "x"}, HELLO]
         await asks(stack, turns, "hi\nhi|", "messages[]", ".role=tool")
         beside = [{"type": "tool_result", "tool_use_id": "c", "content": "read"}, PDF]

@@ -231,7 +231,16 @@ async def test_models_may_be_restricted(server: RedisServer) -> None:
         assert (refused.value.type, refused.value.error_code) == ("permission_error", "model_not_allowed")
 
 
-@pytest.mark.parametrize("headers", [KEY, {"x-api-key": "secret"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        KEY,
+        {"x-api-key": "secret"},
+        {"x-api-key": "secret", "authorization": "Basic cHJveHk6cHJveHk="},
+        {"x-api-key": "secret", "authorization": "Bearer"},
+        {"x-api-key": "wrong", **KEY},
+    ],
+)
 async def test_a_key_is_read_alike_on_websocket_and_grpc(server: RedisServer, headers: dict[str, str]) -> None:
     port = free_port()
     async with (

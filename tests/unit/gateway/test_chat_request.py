@@ -240,9 +240,39 @@ def test_a_bare_value_is_left_out_of_a_history_json_as_a_result_and_refused_as_n
         assert list(ignored.names) == left_out
     given = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
     body = asyncio.run(BodyDecoder(ChatBody).decode(given, Ignored()))
-    with pytest.raises(ApiError, match=kind) as refused:
+    with pytest.raises(ApiError, match=r"got `|[Mm]issing") as refused:
         of_completions(body, 100, Ignored())
-    assert refused.value.param == "messages[0].content[0]"
+    assert refused.value.param == f"messages[0].content{'[0]' if isinstance(content, list) else ''}"
+
+
+@pytest.mark.parametrize(
+    ("message", "read", "left_out"),
+    [
+        ({"content": "a", "name": 5}, "a", ["name"]),
+        ({"content": "a", "tool_calls": "f"}, "a", ["tool_calls"]),
+        ({"content": "a", "reasoning_content": ["b"], "reasoning_details": [1, {"text": "c"}]}, "a",
+         ["reasoning_content", "reasoning_details[]"]),
+        ({"content": "a", "tool_calls": [5, {"id": "1"}, {"function": {"name": "f"}}, {"function": {"name": 1}}]}, "a",
+         ["tool_calls[]"]),
+        ({"content": "a", "function_call": {"arguments": "{}"}}, "a", ["function_call"]),
+        ({"role": 5, "content": "a"}, None, ["role", ""]),
+        ({"role": None, "content": "a"}, None, ["role", ""]),
+    ],
+)  # fmt: skip
+def test_malformed_fields_of_a_history_are_left_out_and_refused_as_new(
+    message: dict[str, Any], read: str | None, left_out: list[str]
+) -> None:
+    given = {"role": "assistant"} | message
+    asked = {"role": "user", "content": "hi"}
+    ignored = Ignored()
+    body = json.dumps({"messages": [given, asked]}).encode()
+    turns = of_completions(asyncio.run(BodyDecoder(ChatBody).decode(body, ignored)), 100, ignored).turns
+    assert [turn.parts for turn in turns] == ([] if read is None else [[read]]) + [["hi"]]
+    assert [call.name for call in turns[0].calls] == (["f"] if "tool_calls[]" in left_out else [])
+    assert set(ignored.names) == {f"messages[].{name}".removesuffix(".") for name in left_out}
+    body = json.dumps({"messages": [asked, given]}).encode()
+    with pytest.raises(ApiError, match="messages"):
+        of_completions(asyncio.run(BodyDecoder(ChatBody).decode(body, Ignored())), 100, Ignored())
 
 
 @pytest.mark.parametrize("role", ["user", "system"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
@@ -66,6 +66,7 @@ ROLES = ("assistant", "developer", "system", "user")
 class MessageParam(Struct, forbid_unknown_fields=True):
     """A message. The last one may be the beginning of the assistant's answer."""
 
+    is_turn: ClassVar = True
     role: Annotated[str, Meta(description=f"One of {', '.join(ROLES)}; in a history others are left out")]
     content: Annotated[str | list[Block] | None, Meta(description="null: empty")]
 

@@ -234,8 +234,8 @@ class _ServedCalls:
         if block.kind in _SERVER_CALLS and isinstance(call_id, str):
             call = Call(str(value.get("name")), json_text(value.get("input"), where), call_id)
             self._calls[call_id] = block, call
-        elif block.kind.endswith("_tool_result") and call_id in self._calls and not turn.calls:
-            call = self._calls.pop(call_id)[1]
+        elif block.kind.endswith("_tool_result") and str(call_id) in self._calls and not turn.calls:
+            call = self._calls.pop(str(call_id))[1]
             turn.calls.append(call)
             return [
                 Turn("tool", [text_of(value.get("content"))], tool_call_id=call.id, name=call.name),

@@ -31,6 +31,8 @@ def read_items(
 
 def _read_item(raw: dict[str, Any], where: str, ignored: Ignored, *, old: bool) -> Item | ReferenceItem:
     kind = _kind(raw)
+    if not isinstance(kind, str) and old:
+        return Unserved("object", raw | {"type": "object"})
     if not isinstance(kind, str) or kind in COMMANDS:
         raise unsupported_value(f"{where}.type", kind, tuple(ITEMS))
     struct, typed = ITEMS.get(kind), {**raw, "type": kind}
