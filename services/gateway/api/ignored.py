@@ -34,7 +34,7 @@ class Unserved(Struct, tag_field="type", tag="unserved", forbid_unknown_fields=T
 
     kind: str  # its type; of a bare value its JSON type
     value: Any
-    fault: str | None = None  # of a malformed one, with its place below `$`
+    fault: str | None = None  # how it is malformed, with the place below `$`
     alone: bool | None = None  # in place of a list
 
     @property

@@ -24,8 +24,8 @@ def _of_service(snapshot: ClusterSnapshot, service: Object) -> Iterator[Finding]
     where = f"service/{name(service)}"
     if not chosen and _sleeps(snapshot, selector):
         why = "its pool is scaled to zero: requests wait for the worker that they start"
-        do = (snapshot.kubectl(f"get statefulsets -l {_joined(selector)}"),)
-        yield Finding(where, "without pods", why, do, harmless=True)
+        look = snapshot.kubectl(f"get statefulsets -l {_joined(selector)}")
+        yield Finding(where, "without pods", why, (look,), harmless=True)
     elif not any(is_ready(pod) for pod in chosen):
         why = "no pod has the labels that it selects: scaled to zero, or its labels were changed"
         if chosen:

@@ -16,16 +16,16 @@ _TEXT_PARTS = ("input_text", "output_text", "refusal")
 
 
 def read_items(
-    value: str | Sequence[dict[str, Any]], ignored: Ignored, field: str = "input", *, kept: bool = False
+    value: str | Sequence[dict[str, Any]], ignored: Ignored, field: str = "input", *, stored: bool = False
 ) -> list[Item | ReferenceItem]:
     """The items of a body; raises :class:`ApiError` (400), but for malformed ones of a history, which are left out.
 
-    Items are a history before the last one that is no user's or system message, and all if they were `kept`.
+    Items are a history before the last one that is no user's or system message, and all if they were `stored`.
     """
     if isinstance(value, str):
         return [MessageItem(role="user", content=value)]
     answers = (index for index, raw in enumerate(value) if _kind(raw) != "message" or raw.get("role") == "assistant")
-    new = len(value) if kept else max(answers, default=0)
+    new = len(value) if stored else max(answers, default=0)
     return [_read_item(raw, f"{field}[{index}]", ignored, old=index < new) for index, raw in enumerate(value)]
 
 

@@ -89,12 +89,12 @@ def _fields(value: msgspec.Struct) -> Any:
 
 
 async def _read(
-    items: str | list[dict[str, Any]], ignored: Ignored, *, kept: bool = False
+    items: str | list[dict[str, Any]], ignored: Ignored, *, stored: bool = False
 ) -> list[Item | ReferenceItem]:
     """Read, many items off the event loop."""
     if len(items) <= INLINE_ITEMS or isinstance(items, str):
-        return read_items(items, ignored, kept=kept)
-    return await asyncio.to_thread(read_items, items, ignored, kept=kept)
+        return read_items(items, ignored, stored=stored)
+    return await asyncio.to_thread(read_items, items, ignored, stored=stored)
 
 
 def _check_number(body: ResponsesBody, model: ServedModel) -> None:
@@ -131,7 +131,7 @@ class Turns:
             raise invalid("Missing required field `input`.", "input", "missing_field")
         _check_number(body, model)
         past = await self._past(body, tenant, origin)
-        before = await _read(past.items, ignored, kept=True)
+        before = await _read(past.items, ignored, stored=True)
         sent = await _read(body.input or [], ignored)
         check_new_parts(sent, sees=layout_of(model) is not None)
         given = await self._resolved(tenant, sent)
@@ -172,7 +172,7 @@ class Turns:
             if item.id not in known:
                 message = f"`input` refers to an item `{item.id[:100]}` that is not kept."
                 raise invalid(message, "input", "item_not_found")
-            stored = read_items([known[item.id]], Ignored(), kept=True)
+            stored = read_items([known[item.id]], Ignored(), stored=True)
             resolved += [entry for entry in stored if not isinstance(entry, ReferenceItem)]
         return resolved
 
