@@ -138,7 +138,9 @@ def desired(
         return min(max(replicas, floor), targets.most)
 
     replicas = capacity.replicas
-    need = bounded(history.needs[-1][1] if replicas == 0 else _sustained(now, history.needs))
+    # Arrivals decay for hours: at zero, the pool starts for requests that are there, not for past ones.
+    at_zero = history.needs[-1][1] if demand.requests else 0
+    need = bounded(at_zero if replicas == 0 else _sustained(now, history.needs))
     peak = bounded(history.peaks[0][1])
     history = replace(history, surplus_since=min(history.surplus_since, now) if peak < replicas else math.inf)
     if need > replicas:

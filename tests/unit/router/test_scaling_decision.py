@@ -196,6 +196,14 @@ def test_pool_shrinks_no_further_while_a_removed_worker_hands_over() -> None:
         assert decision.replicas == 3
 
 
+@given(demands, speeds, targets)
+def test_pool_at_zero_stays_there_without_a_request(demand: Demand, capacity: PoolCapacity, wanted: Targets) -> None:
+    """Also while the tokens of past requests decay."""
+    past = replace(demand, held=0, busy=0)
+    asleep = replace(wanted, least=0)
+    assert {each.replicas for *_, each in run([past] * 40, replace(capacity, replicas=0), asleep)} == {0}
+
+
 def test_idle_pool_goes_to_zero_and_stays_there_for_a_new_leader() -> None:
     asleep = replace(TARGETS, least=0)
     decisions = list(run([Demand(idle_s=1_000.0)] * 40, replace(MEASURED, replicas=2), asleep))
