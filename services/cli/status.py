@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, routing_pb2, routing_pb2_grpc, worker_pb2
 
@@ -62,6 +63,7 @@ def show(
         return
     console = plain_console()
     _print_workers(console, workers)
+    _print_accounts(console, workers)
     if index is not None:
         console.print(
             f"KV coordinator: {index.blocks} distinct prefix blocks known, {index.entries} entries, "
@@ -105,7 +107,7 @@ def _print_workers(console: Console, listed: routing_pb2.ListWorkersResponse) ->
     columns: tuple[str, ...] = _COLUMNS
     rows = [_cells(view) for view in listed.workers]
     for column, field, cell in (
-        (_MEMORY, "memory_bytes", _memory),
+        (_MEMORY, "memory", _memory),
         (_PLACES, "kv_places", _places),
         (_ADAPTERS, "adapter_slots", _adapters),
         (_DRAFTS, "drafted_tokens", _drafts),
@@ -152,9 +154,25 @@ def _rank(state: worker_pb2.WorkerState) -> str:
 
 
 def _memory(state: worker_pb2.WorkerState) -> str:
-    """The memory that the model holds, and that it needs to serve where that is more."""
-    awake = f" of {state.awake_bytes / 2**20:.0f}" if state.awake_bytes > 2 * state.memory_bytes else ""
-    return f"{state.memory_bytes / 2**20:.0f}{awake} MiB"
+    """The memory that the worker holds, and that it takes while it serves."""
+    return f"{_mib(state.memory_bytes)} of {_mib(sum(state.memory.values()))} MiB"
+
+
+def _print_accounts(console: Console, listed: routing_pb2.ListWorkersResponse) -> None:
+    """Print the parts of the memory that serving takes, once for workers with the same ones."""
+    groups: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    for view in listed.workers:
+        largest_first = sorted(view.state.memory.items(), key=lambda part: (-part[1], part[0]))
+        groups.setdefault(tuple(largest_first), []).append(view.worker_id)
+    for parts, workers in groups.items():
+        if parts:
+            shown = ", ".join(f"{kind.replace('_', ' ')} {_mib(size)}" for kind, size in parts)
+            total = _mib(sum(size for _, size in parts))
+            console.print(f"memory of {', '.join(workers)}: {total} MiB: {shown}", highlight=False)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.0f}"
 
 
 def _drafts(state: worker_pb2.WorkerState) -> str:
@@ -163,10 +181,11 @@ def _drafts(state: worker_pb2.WorkerState) -> str:
 
 
 def _places(state: worker_pb2.WorkerState) -> str:
-    """How full each place is; names of newer versions are numbers."""
+    """How full each place is, and why it stores none; names of newer versions are numbers."""
     names = {worker_pb2.KV_PLACE_HOST: "host", worker_pb2.KV_PLACE_DISK: "disk"}
     return ", ".join(
         f"{names.get(each.place, each.place)} {each.bytes / max(each.capacity_bytes, 1):.0%}"
+        + (f" [red]fails: {escape(each.fault)}[/]" if each.fault else "")
         for each in state.kv_places
     )
 

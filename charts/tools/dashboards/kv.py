@@ -141,8 +141,9 @@ DASHBOARD = Dashboard(
                         rate("ryzanstein_worker_kv_place_failures_total", "place, reason", _POOL),
                         "{{place}}: {{reason}}",
                     ),
+                    (f"sum by (place) (ryzanstein_worker_kv_place_failing{{@,{_POOL}}})", "{{place}}: failing workers"),
                     about="Corrupt: damaged or foreign files, computed again. Io: the disk is full or fails. Late: evicted "
-                    "before they were copied. Slow: computing takes less time.",
+                    "before they were copied. Slow: computing takes less time. " + runbook("kv-tiers"),
                 ),
             ),
         ),

@@ -177,11 +177,18 @@ DASHBOARD = Dashboard(
                     about="What the last start of the slowest rank spent its time on; the median time of a wake.",
                 ),
                 graph(
-                    "Memory of the fullest rank",
+                    "Memory of a worker by purpose",
                     "bytes",
                     (f"max by (kind) (ryzanstein_worker_memory_bytes{{@,{_POOL}}})", "{{kind}}"),
-                    about="After its start; free is what it may still take. " + runbook("kv-full"),
+                    about="Of the largest worker, all ranks together, while it serves: each purpose at its largest. "
+                    + runbook("kv-full"),
                     stacked=True,
+                ),
+                graph(
+                    "Memory held by ranks and host tier",
+                    "bytes",
+                    (f"ryzanstein_worker_memory_held_bytes{{@,{_POOL}}}", "{{instance}}"),
+                    about="As measured at the last start, sleep or wake, and the KV blocks in the host tier now.",
                 ),
                 graph(
                     "Memory of the server process",

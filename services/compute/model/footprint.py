@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.compute.backends import kv_formats
 from services.compute.cpu import has_amx, has_vectors
+from services.compute.memory import MemoryAccount, worker_account
 from services.compute.model.layout import Layout
 from services.compute.model.quantization import rounding_of
 from services.compute.model.spec import IntegerPart, ModelSpec
@@ -18,8 +19,6 @@ _ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _VOCABULARY_ALIGNMENT = 16  # vector registers of float32; also keeps every rank's slice equally long
 # A rank before it loads the model: Python, torch, the kernels and their threads. Measured on CPUs: 145 to 165 MiB.
 _PROCESS = 176 * _MIB
-_TORCHRUN = 176 * _MIB  # the launcher of several ranks
-_SERVER = 96 * _MIB  # memory that the server allocates after this computation
 # The allocator's reserve (MALLOC_TOP_PAD_) and the rest of the warm-up.
 _RESERVE = 64 * _MIB
 
@@ -29,49 +28,26 @@ _MOST_SNAPSHOTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes on each of `ranks` ranks."""
+    """Predicted memory of each of `ranks` ranks."""
 
     ranks: int
-    process: int
-    weights: int  # including tables of positions
-    workspace: int  # bytes of the largest step
-    adapters: int  # once all slots are in use and the cache is full
+    fixed: MemoryAccount  # a rank's, without its KV cache
     kv_token: int  # bytes of a token in the KV cache, over all layers
     kv_format: str
-    states: int = 0  # bytes of the states of all slots and snapshots
 
     @property
     def later(self) -> int:
         """Bytes of a serving rank besides its KV cache."""
-        return self.workspace + self.adapters + self.states
+        return self.fixed.workspace + self.fixed.adapters + self.fixed.states
 
-    def rank_total(self, kv_tokens: int) -> int:
-        """Bytes of one rank with a cache of `kv_tokens`."""
-        return self.process + self.weights + self.later + self.kv_token * kv_tokens
+    def on_rank(self, kv_tokens: int) -> MemoryAccount:
+        """The account of a rank with a cache of `kv_tokens`."""
+        return replace(self.fixed, kv=self.kv_token * kv_tokens)
 
-    def total(self, kv_tokens: int) -> int:
-        """Bytes of all ranks, the server and torchrun."""
-        return self.ranks * self.rank_total(kv_tokens) + _SERVER + (_TORCHRUN if self.ranks > 1 else 0)
-
-    def explain(self, kv_tokens: int) -> str:
-        """Return a text with the parts of the total."""
-        parts = {
-            "weights": self.weights,
-            f"KV cache of {kv_tokens:,} tokens in {self.kv_format}": self.kv_token * kv_tokens,
-            "workspace": self.workspace,
-            "process": self.process,
-        }
-        if self.states:
-            parts["states of requests and snapshots"] = self.states
-        if self.adapters:
-            parts["adapters"] = self.adapters
-        listed = ", ".join(f"{name} {in_mib(size)}" for name, size in parts.items())
-        return listed if self.ranks == 1 else f"on each of {self.ranks} ranks: {listed}"
-
-
-def in_mib(size: int) -> str:
-    """Return a size in MiB, rounded up."""
-    return f"{-(-size // _MIB):,}"
+    def of_worker(self, kv_tokens: int, host_cache: int = 0) -> MemoryAccount:
+        """The account of all ranks, the server, torchrun and a host tier of `host_cache` bytes."""
+        on_ranks = sum([self.on_rank(kv_tokens)] * self.ranks, start=MemoryAccount())
+        return worker_account(on_ranks, self.ranks, host_cache)
 
 
 def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
@@ -93,16 +69,15 @@ def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
     of_token = kv_formats.token_bytes(kv_format, n_kv, spec.head_dim)  # in a layer
     if config.page_summaries:  # two rows for the keys of a block
         of_token += math.ceil(2 * n_kv * spec.head_dim * itemsize / config.block_tokens)
-    return Footprint(
-        ranks=ranks,
+    fixed = MemoryAccount(
         process=_PROCESS,
-        weights=weights + _tables(spec, itemsize, config.max_model_len) + tower_elements(spec) * itemsize,
+        weights=weights + _tables(spec, itemsize, config.max_model_len),
+        images=tower_elements(spec) * itemsize,
         workspace=n_rows * row * itemsize + 2 * logits + _tower_workspace(spec, itemsize) + _RESERVE,
-        adapters=adapter_bytes(spec, config, itemsize),
-        kv_token=0 if spec.bidirectional else spec.n_attending * of_token,
-        kv_format=kv_format,
         states=config.state_rows * spec.state(ranks).row_bytes(itemsize),
+        adapters=adapter_bytes(spec, config, itemsize),
     )
+    return Footprint(ranks, fixed, 0 if spec.bidirectional else spec.n_attending * of_token, kv_format)
 
 
 def tower_elements(spec: ModelSpec) -> int:

@@ -12,9 +12,10 @@ import torch
 
 from services.common.lifecycle import StartupError
 from services.compute.backends.sizing import host_room
+from services.compute.memory import in_mib
 from services.compute.model.build import open_checkpoint
 from services.compute.model.families.config import Config
-from services.compute.model.footprint import footprint, in_mib
+from services.compute.model.footprint import footprint
 from services.compute.model.loading.folder import ModelFolder, open_folder
 from services.compute.model.registry import FAMILIES
 from services.compute.model.spec import ModelError, ModelSpec
@@ -101,9 +102,9 @@ def _on_ranks(settings: WorkerSettings, files: ModelFolder, count: int) -> RankR
         require_room(settings, files.spec, config, host_room())
     except StartupError as error:
         problem = str(error)
-    total = memory.total(config.kv_tokens or 0)
-    state = memory.states // config.state_rows if config.state_rows else 0
-    return RankReport(count, memory.weights, 1000 * memory.kv_token, state, total, problem)
+    total = memory.of_worker(config.kv_tokens or 0).total
+    state = memory.fixed.states // config.state_rows if config.state_rows else 0
+    return RankReport(count, memory.fixed.weights + memory.fixed.images, 1000 * memory.kv_token, state, total, problem)
 
 
 def _nearest(settings: WorkerSettings, files: ModelFolder, rank_report: RankReport) -> str:

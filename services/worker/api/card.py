@@ -55,7 +55,7 @@ def model_card(identity: EngineIdentity, model: EngineModel, facts: EngineFacts)
         architecture=model.architecture,
         startup=[pb.StartupPhase(name=name, ms=seconds * 1e3) for name, seconds in facts.startup_s.items()],
         sampling_defaults=_defaults(model) if identity.recommends else None,
-        memory_bytes=facts.memory_bytes,
+        memory_bytes=facts.memory.parts(),
         only_embeds=not model.generates,
         classes=model.classes,
         prompts=model.prompts,

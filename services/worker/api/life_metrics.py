@@ -32,11 +32,6 @@ class LifeMetrics:
         self._ranks_lost = counter("ranks_lost", "Losses of ranks, by the rank that was to blame, if one was", "rank")
         self._handoffs = counter("handoffs", "Requests left to other workers, by reason", "reason")
         self._startup = gauge("startup_seconds", "What the last start of the slowest rank spent its time on", "phase")
-        self._memory = gauge(
-            "memory_bytes",
-            "Memory of the fullest rank after its last start; free: what is left; computed: the sum, before it",
-            "kind",
-        )
         self._wake = Histogram(
             "ryzanstein_worker_wake_seconds",
             "From the order to wake until the worker serves",
@@ -55,8 +50,6 @@ class LifeMetrics:
         """Publish facts about the start."""
         for phase, seconds in facts.startup_s.items():
             self._startup.labels(phase).set(seconds)
-        for kind, size in {**facts.memory_bytes, "free": facts.memory_free}.items():
-            self._memory.labels(kind).set(size)
 
     def on_lost(self, cause: str, rank: int | None) -> None:
         """Count a loss of the ranks; `rank` is the rank to blame, or None."""

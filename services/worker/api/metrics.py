@@ -32,6 +32,7 @@ _GAUGES = {
     "kv_blocks_used": ("kv_blocks_used", "KV blocks held by requests"),
     "kv_blocks_cached": ("kv_blocks_cached", "KV blocks that are reusable and evictable"),
     "kv_blocks_capacity": ("kv_blocks_total", "KV blocks there are"),  # Prometheus keeps _total for counters
+    "memory_held_bytes": ("memory_bytes", "Memory that ranks and host tier hold now; 0: not measured"),
     "adapter_waiting": ("adapter_waiting", "Requests whose LoRA adapter is being loaded, or waits for a slot"),
 }
 
@@ -64,6 +65,14 @@ class EngineTotals(Collector):
         for place, in_slot in (("slot", True), ("memory", False)):
             resident.add_metric([place], sum(one.in_slot is in_slot for one in state.adapters))
         yield resident
+        memory = GaugeMetricFamily(
+            "ryzanstein_worker_memory_bytes",
+            "Memory that the worker takes while it serves, by purpose",
+            labels=["kind"],
+        )
+        for kind, size in state.memory.items():
+            memory.add_metric([kind], size)
+        yield memory
         serving = GaugeMetricFamily("ryzanstein_worker_phase", "1 for the phase the worker is in", labels=["phase"])
         for phase in pb.Phase.values()[1:]:
             serving.add_metric([phase_name(phase)], float(phase == state.phase))

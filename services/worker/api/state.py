@@ -44,5 +44,6 @@ class StateForRouters:
             idle_sleep_s=shared.idle_sleep_s,
             pinned=shared.pinned,
             priority=shared.priority,
+            awake_bytes=sum(state.memory.values()),
             **{name: getattr(state, name) for name in _FIELDS},
         )

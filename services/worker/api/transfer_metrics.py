@@ -66,12 +66,17 @@ def _place_metrics(places: Mapping[BlockPlace, PlaceTotals]) -> Iterable[Metric]
         for place, totals in places.items():
             gauge.add_metric([place], getattr(totals, name))
         yield gauge
+    failing = GaugeMetricFamily(
+        "ryzanstein_worker_kv_place_failing", "1 if the last attempt to store KV blocks failed", labels=["place"]
+    )
     failures = CounterMetricFamily(
         "ryzanstein_worker_kv_place_failures",
-        "KV blocks that were not stored or loaded, by reason",
+        "KV blocks that were not stored or loaded, by reason; io and error count attempts",
         labels=["place", "reason"],
     )
     for place, totals in places.items():
+        failing.add_metric([place], bool(totals.fault))
         for reason in STORE_FAILURES:
             failures.add_metric([place, reason], totals.failures[reason])
+    yield failing
     yield failures

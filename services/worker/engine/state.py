@@ -10,6 +10,7 @@ from typing import TypeVar
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.attention import DENSE, AttentionMode
+from services.compute.memory import MemoryAccount
 from services.worker.engine.kv_events import BlockPlace
 
 
@@ -37,8 +38,8 @@ class EngineState:
     adapter_slots_in_use: bool = False  # all of them, by requests
     adapter_slots: int = 0
     adapter_waiting: int = 0  # requests whose adapter is being loaded or waits for a slot
-    memory_bytes: int = 0  # memory that the engine holds now; 0: not measured
-    awake_bytes: int = 0  # predicted memory_bytes while it serves
+    memory_bytes: int = 0  # memory that ranks and host tier hold now; 0: not measured
+    memory: Mapping[str, int] = field(default_factory=dict)  # `EngineFacts.memory`, by purpose
     kv_places: tuple[pb.KvPlaceState, ...] = ()  # places below the device, fastest first
     wake_ms: int = 0  # time of the last wake, from asleep to serving; 0: not measured
 
@@ -80,7 +81,7 @@ class EngineCounters:
 PULL_FAILURES = ("mismatch", "gone", "busy", "timeout", "unreachable", "evicted", "corrupt", "ranks_lost", "error")
 
 
-STORE_FAILURES = ("corrupt", "io", "late", "slow")  # see PlaceTotals.failures
+STORE_FAILURES = ("corrupt", "io", "late", "slow", "timeout", "error")  # see PlaceTotals.failures
 
 
 @dataclass(slots=True)
@@ -94,15 +95,26 @@ class PlaceTotals:
     loaded_seconds: float = 0.0
     stored_bytes: int = 0
     evicted_blocks: int = 0
-    # Blocks: corrupt (damaged or foreign), io (neither read nor written), late (evicted from the device before they
-    # were stored), slow (a load would take longer than computing).
+    # Blocks: corrupt (damaged or foreign), late (evicted from the device before they were stored), slow (a load would
+    # take longer than computing), timeout (a load took too long). Attempts to copy or to load some: io, error (others).
     failures: Counter[str] = field(default_factory=Counter)
+    fault: str = ""  # why no block was stored at the last attempt, which is repeated; empty: none failed
     bytes: int = 0
     capacity_bytes: int = 0
+
+    @property
+    def coarse_bytes(self) -> int:
+        """`bytes` in steps of a hundredth of the capacity, so that not every block is news for routers."""
+        return self.bytes * 100 // self.capacity_bytes * self.capacity_bytes // 100
 
 
 class TotalsByPlace(dict[BlockPlace, PlaceTotals]):
     """The totals of the places that are switched on, fastest first."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of KV in the host's memory, in steps of a hundredth of the capacity."""
+        return self[BlockPlace.HOST].coarse_bytes if BlockPlace.HOST in self else 0
 
     def __add__(self, more: TotalsByPlace) -> TotalsByPlace:
         """The sums of two engines."""
@@ -186,6 +198,5 @@ class EngineFacts:
     hidden_size: int
     max_request_tokens: int
     startup_s: Mapping[str, float]  # by phase, in order
-    memory_bytes: Mapping[str, int]  # bytes by purpose on the rank that uses most; "computed": the predicted sum
-    memory_free: int  # free memory for the same rank
+    memory: MemoryAccount  # while it serves
     weight_formats: Mapping[str, str] = field(default_factory=dict)  # in memory, by the weights' name in every layer

@@ -183,12 +183,20 @@ class BlockStore(ABC):
         self._announcer.stored(entry.name.hashes)
 
     @abstractmethod
+    async def open(self) -> None:
+        """Enter the blocks that an earlier process has left. Raises OSError."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what other processes could use."""
+
+    @abstractmethod
     async def read(self, digests: Sequence[bytes]) -> Sequence[bytes | None]:
         """Contents of held blocks in order; they end with None for one that is missing or damaged."""
 
     @abstractmethod
-    async def write(self, names: Sequence[BlockName], contents: Sequence[bytes]) -> list[bool]:
-        """Write the contents of prepared blocks; returns which of them were written."""
+    async def write(self, names: Sequence[BlockName], contents: Sequence[bytes]) -> None:
+        """Write the contents of prepared blocks. Raises OSError; some of them may be written then."""
 
     @abstractmethod
     def _remove(self, digests: Sequence[bytes]) -> None:

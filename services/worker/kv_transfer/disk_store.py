@@ -36,7 +36,6 @@ from services.worker.kv_transfer.loader import Bandwidth
 from services.worker.scheduling.places import BlockName
 
 ASSUMED_BYTES_PER_S = 300e6  # before the first load
-PAUSE_S = 30.0  # without writes after one that failed: a full disk stays full for a while
 _MOST_FOLDERS = 1024
 _FAMILY, _LOCK = "rz-kv-", ".lock"
 _FORGOTTEN_S = 7 * 86_400.0  # without a use
@@ -66,7 +65,6 @@ class DiskStore(BlockStore):
         self._root = root
         self._writer = ThreadPoolExecutor(1, "kv-disk-write")  # deletes as well: in the order of the books
         self._readers = ThreadPoolExecutor(2, "kv-disk-read")
-        self._paused_until = 0.0
 
     async def open(self) -> None:
         """Enter the blocks of an earlier process, and delete what is damaged, foreign, or too much."""
@@ -98,25 +96,13 @@ class DiskStore(BlockStore):
             contents.append(content)
         return contents
 
-    async def write(self, names: Sequence[BlockName], contents: Sequence[bytes]) -> list[bool]:
-        """Write files at the bounded rate; after an error none for a while."""
-        loop, written = asyncio.get_running_loop(), []
-        began = time.monotonic()
+    async def write(self, names: Sequence[BlockName], contents: Sequence[bytes]) -> None:
+        """Write files at the bounded rate. Raises OSError."""
+        loop, began = asyncio.get_running_loop(), time.monotonic()
         for name, content in zip(names, contents, strict=True):
-            if time.monotonic() < self._paused_until:
-                written.append(False)
-                continue
-            try:
-                await loop.run_in_executor(self._writer, self._write, name, content)
-                written.append(True)
-            except OSError as error:
-                log.warning("no KV block is written to %s for %g s: %s", self.folder, PAUSE_S, error)
-                self.totals.failures["io"] += 1
-                self._paused_until = time.monotonic() + PAUSE_S
-                written.append(False)
-        due_s = sum(written) * self.block_bytes / self._write_bytes_per_s
+            await loop.run_in_executor(self._writer, self._write, name, content)
+        due_s = len(names) * self.block_bytes / self._write_bytes_per_s
         await asyncio.sleep(max(0.0, due_s - (time.monotonic() - began)))
-        return written
 
     def _read(self, digest: bytes) -> bytes:
         path = self._path(digest)
@@ -185,8 +171,13 @@ def _try_lock(folder: Path) -> int | None:
 def _delete_forgotten(root: Path) -> None:
     """Delete folders of any model that no process has used for a long time."""
     for folder in root.glob(f"{_FAMILY}*/[0-9]*"):
-        used_at = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-        if time.time() - used_at < _FORGOTTEN_S or (lock := _try_lock(folder)) is None:
+        try:
+            used_at = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+            lock = _try_lock(folder) if time.time() - used_at >= _FORGOTTEN_S else None
+        except OSError as error:  # another process deletes it, or it is no folder of ours
+            log.info("%s is left alone: %s", folder, error)
+            continue
+        if lock is None:
             continue
         log.info("%s is deleted: it was not used for a week", folder)
         shutil.rmtree(folder, ignore_errors=True)  # another process may do the same

@@ -21,14 +21,19 @@ class HostStore(BlockStore):
         super().__init__(BlockPlace.HOST, block_bytes, limit_bytes, events, totals, Bandwidth(ASSUMED_BYTES_PER_S))
         self._contents: dict[bytes, bytes] = {}
 
+    async def open(self) -> None:
+        """An earlier process has left none."""
+
+    def close(self) -> None:
+        """The blocks end with the process."""
+
     async def read(self, digests: Sequence[bytes]) -> list[bytes | None]:
         """Contents of held blocks."""
         return [self._contents.get(digest) for digest in digests]
 
-    async def write(self, names: Sequence[BlockName], contents: Sequence[bytes]) -> list[bool]:
+    async def write(self, names: Sequence[BlockName], contents: Sequence[bytes]) -> None:
         """Keep the contents."""
         self._contents.update((name.digest, content) for name, content in zip(names, contents, strict=True))
-        return [True] * len(names)
 
     def _remove(self, digests: Sequence[bytes]) -> None:
         for digest in digests:

@@ -14,13 +14,13 @@ from services.common.tasks import end_tasks
 from services.worker.engine.kv_events import PLACES, BlockPlace, KvEventLog
 from services.worker.kv_transfer.block_store import BlockStore
 from services.worker.kv_transfer.device import DeviceKv
-from services.worker.kv_transfer.disk_store import DiskStore
 from services.worker.kv_transfer.loader import BlockLoader, LoadError
 from services.worker.kv_transfer.write_behind import WriteBehind
 from services.worker.scheduling.places import BlockName
 from services.worker.scheduling.request import Request
 
 _READ_BLOCKS = 8  # contents read at a time
+PAUSE_S = 30.0  # without copies after one that failed: a full disk stays full for a while
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,13 @@ class StoredPrefix:
         """Blocks are counted by `read`, which knows the store."""
 
     def failed(self, reason: str, detail: str, n_missing: int) -> None:
-        """Log a failure; the store has counted it."""
+        """Log a failure, and count it unless `read` has."""
+        first = self.runs[-1].end - n_missing
+        totals = next(run.store.totals for run in self.runs if first < run.end)
+        if reason == "timeout":
+            totals.failures[reason] += n_missing
+        elif reason == "error":
+            totals.failures[reason] += 1
         log.warning("%d KV blocks are computed instead of loaded: %s, %s", n_missing, reason, detail)
 
     def ended(self, n_bytes: int, seconds: float) -> None:
@@ -117,21 +123,21 @@ class Tiers:
         """End all copies."""
         await end_tasks(self._tasks)
         for store in self._stores:
-            if isinstance(store, DiskStore):
-                store.close()
+            store.close()
 
     def hashes(self) -> Mapping[BlockPlace, list[int]]:
         """Wire hashes of all blocks by place, parents before children."""
         return {store.place: store.hashes() for store in self._stores}
 
     def states(self) -> tuple[pb.KvPlaceState, ...]:
-        """What routers need to know; the bytes in steps of a hundredth, so that not every block is news."""
+        """What routers need to know."""
         return tuple(
             pb.KvPlaceState(
                 place=PLACES[store.place],
-                bytes=store.totals.bytes * 100 // store.totals.capacity_bytes * store.totals.capacity_bytes // 100,
+                bytes=store.totals.coarse_bytes,
                 capacity_bytes=store.totals.capacity_bytes,
                 load_bytes_per_s=store.speed.bytes_per_s(),
+                fault=store.totals.fault,
             )
             for store in self._stores
         )
@@ -187,13 +193,28 @@ class Tiers:
         return slow
 
     async def _run(self, writer: WriteBehind) -> None:
-        try:
-            if isinstance(writer.store, DiskStore):
-                await writer.store.open()
-                self._changed()
-            await writer.run(self._changed)
-        except Exception:  # requests go on without copies
-            log.exception("no further KV blocks are copied to %s", writer.store.place)
+        """Open a store and copy to it until cancelled. Requests go on without copies while that fails."""
+        store, opened = writer.store, False
+        while True:
+            try:
+                if not opened:
+                    await store.open()
+                    opened, store.totals.fault = True, ""
+                    self._changed()
+                await writer.run(self._changed)
+            except OSError as error:
+                self._failed(store, "io", error.strerror or str(error))
+            except Exception as error:  # a fault of ours, which the metric and the state report
+                log.exception("KV blocks cannot be copied to %s", store.place)
+                self._failed(store, "error", repr(error))
+            await asyncio.sleep(PAUSE_S)
+
+    def _failed(self, store: BlockStore, reason: str, detail: str) -> None:
+        log.warning("no KV block is copied to %s for %g s: %s", store.place, PAUSE_S, detail)
+        store.totals.failures[reason] += 1
+        store.totals.fault = detail
+        self._events.flush()
+        self._announce()
 
     def _changed(self) -> None:
         if self._events.flush():

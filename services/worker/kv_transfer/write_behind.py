@@ -43,7 +43,7 @@ class WriteBehind:
         self._copying.clear()
 
     async def run(self, changed: Callable[[], None]) -> None:
-        """Copy until cancelled; calls `changed` after every batch."""
+        """Copy until cancelled; calls `changed` after every batch. After an error a new call copies the batch again."""
         while True:
             await self._work.wait()
             device = self._device()
@@ -63,16 +63,22 @@ class WriteBehind:
         if not names:
             return
         self._copying = {name.digest for name in names}
-        stored = dict.fromkeys(self._copying, False)
+        stored: set[bytes] = set()
         try:
             blocks = [block for name in names for block in pool.match([name.digest])]
             contents = await device.ranks.read_blocks(blocks, device.layout.block_bytes)
             copied = [(name, data) for name, data in zip(names, contents, strict=True) if name.digest in self._copying]
             self._copying.clear()
-            written = await store.write([name for name, _ in copied], [data for _, data in copied])
-            stored |= {name.digest: done for (name, _), done in zip(copied, written, strict=True)}
+            await store.write([name for name, _ in copied], [data for _, data in copied])
+            stored = {name.digest for name, _ in copied}
+            store.totals.fault = ""
         except RanksFailedError:
             return  # the engine watches the ranks
+        except Exception:
+            there = device.owner.scheduler.pool  # an empty one if the ranks were lost meanwhile
+            self._pending = {name.digest: name for name in names if name.digest in there} | self._pending
+            raise
         finally:
+            self._copying.clear()
             for name in names:
-                store.complete_store(name, stored=stored[name.digest])
+                store.complete_store(name, stored=name.digest in stored)

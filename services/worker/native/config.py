@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.common.tls.credentials import Tls
+from services.compute.memory import worker_account
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import EngineFacts
@@ -30,7 +31,7 @@ class EngineConfig:
 
     def facts(self, started: GroupStarted) -> EngineFacts:
         """Facts for observers after the ranks have started."""
-        ledger, positions = started.ledger, started.n_blocks * self.ranks.block_tokens
+        positions = started.n_blocks * self.ranks.block_tokens
         if not self.ranks.caches:
             positions = self.ranks.max_model_len
         return EngineFacts(
@@ -38,14 +39,6 @@ class EngineConfig:
             hidden_size=started.model.hidden_size,
             max_request_tokens=Capacity(self.ranks.max_model_len, positions).max_request_tokens,
             startup_s=started.phases,
-            memory_bytes={
-                "process": ledger.process,
-                "weights": ledger.weights,
-                "workspace": ledger.workspace,
-                "kv": ledger.kv_cache,
-                "computed": ledger.computed,
-            }
-            | ({"graphs": ledger.graphs} if ledger.graphs else {}),
-            memory_free=ledger.available,
+            memory=worker_account(started.memory, self.ranks.ranks, self.tiers.host_bytes),
             weight_formats=started.model.weight_formats,
         )

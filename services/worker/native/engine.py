@@ -15,7 +15,7 @@ from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
 from services.common.tasks import end_tasks
 from services.compute.backends.sizing import available_host_memory
-from services.compute.model.footprint import in_mib
+from services.compute.memory import in_mib
 from services.worker.engine.base import Engine, LifeObserver, OutputSink, StepObserver, StepReport
 from services.worker.engine.errors import InvalidRequestError, NoRoomError, NotServingError
 from services.worker.engine.kv_events import BlockPlace
@@ -65,7 +65,6 @@ class NativeEngine(Engine):
         self._adapters: AdapterSlots | None = None  # adapters of the serving ranks
         self._resident: Sequence[AdapterRef] = ()  # adapters that were in slots when the ranks fell asleep
         self._layout = pb.KvLayout()  # layout of the ranks' KV
-        self._awake_bytes = 0  # predicted memory of the ranks while they serve
         self._pinned: Sequence[AdapterRef] = ()  # in addition to those of the settings
         self._equipping: set[asyncio.Task[None]] = set()
         self._n_steps = 0
@@ -82,8 +81,8 @@ class NativeEngine(Engine):
             kv_bytes_per_token=device.bytes_per_token if device else 0,
             pull_bytes_per_s=self._pull_speed.bytes_per_s(),
             kv_places=self._tiers.states() if self._tiers else (),
-            memory_bytes=self._ranks.held,
-            awake_bytes=self._awake_bytes,
+            memory_bytes=self._memory_held,
+            memory=self.facts.memory.parts() if self.facts else {},
             wake_ms=self.wake_ms,
         )
         if pump is None:
@@ -102,6 +101,10 @@ class NativeEngine(Engine):
             kv_blocks_cached=scheduler.pool.cached,
             kv_blocks_total=scheduler.pool.total,
         )
+
+    @property
+    def _memory_held(self) -> int:
+        return self._ranks.held + self.transfers.places.host_bytes
 
     def cached_hashes(self) -> list[int]:
         """Wire hashes of all blocks in the prefix cache, parents before children."""
@@ -155,7 +158,6 @@ class NativeEngine(Engine):
             self._computed,
             self.changes.announce,
         )
-        self._awake_bytes = sum(max(rank.ledger.total, rank.ledger.computed) for rank in started.ranks)
         self.facts, self._ranks.on_result = self._config.facts(started), pump.on_result
         self._life.on_started(self.facts)
         self._open(pump, self.facts.vocab_size)
@@ -267,7 +269,9 @@ class NativeEngine(Engine):
     def _check_room(self) -> None:
         if self._config.ranks.device != "cpu":
             return  # a rank finds out when it brings the weights back to its GPU
-        needed, room = self._awake_bytes - self._ranks.held, available_host_memory()
+        assert self.facts is not None, "a worker that sleeps has served"
+        account = self.facts.memory
+        needed, room = account.total - account.server - self._memory_held, available_host_memory()
         if needed > room:
             raise NoRoomError(f"to wake takes {in_mib(needed)} MiB of memory but {in_mib(room)} MiB are available")
 

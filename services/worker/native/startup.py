@@ -12,7 +12,8 @@ from services.common.attention import TOP_K, AttentionMode
 from services.common.lifecycle import StartupError
 from services.compute.backends.sizing import HostRoom, least_kv_tokens
 from services.compute.cpu import has_avx2, has_bfloat16
-from services.compute.model.footprint import footprint, in_mib, snapshot_rows
+from services.compute.memory import in_mib
+from services.compute.model.footprint import footprint, snapshot_rows
 from services.compute.model.loading.folder import ModelFolder, open_folder
 from services.compute.model.loading.hub import Download, local_model
 from services.compute.model.spec import ModelError, ModelSpec
@@ -180,22 +181,21 @@ def require_room(settings: WorkerSettings, spec: ModelSpec, config: RankGroupCon
     tokens = least_kv_tokens(config.kv_tokens, config.max_model_len) if config.kv_fits else config.kv_tokens
     sizes = footprint(spec, config)
     host_cache = tier_sizes(settings).host_bytes
-    needed = sizes.total(tokens) + host_cache
-    whole = in_mib(sizes.total(config.kv_tokens) + host_cache)
-    cached = f", host cache {in_mib(host_cache)}" if host_cache else ""
-    log.info("memory: server and ranks need %s MiB (%s%s)", whole, sizes.explain(config.kv_tokens), cached)
+    whole, least = (sizes.of_worker(n, host_cache) for n in (config.kv_tokens, tokens))
+    needed = least.total
+    log.info("memory: server and ranks need %s MiB (%s)", in_mib(whole.total), whole.explain())
     if needed <= room.available:
         return
-    do = "give the machine more memory"
+    parts, do = f"{least.explain()}; kv: {tokens:,} tokens in {sizes.kv_format}", "give the machine more memory"
     if room.limit is not None:
         limit = room.limit - room.available + needed  # includes the memory of the server and other processes
         do = f"set the container's memory limit to {in_mib(limit)} MiB or more (it is {in_mib(room.limit)} MiB)"
     raise StartupError(
         f"RYZANSTEIN_MODEL {settings.model}: server and ranks need {in_mib(needed)} MiB of memory "
-        f"({sizes.explain(tokens)}{cached}) but {in_mib(room.available)} MiB are available: {do}, or lower "
+        f"({parts}) but {in_mib(room.available)} MiB are available: {do}, or lower "
         f"RYZANSTEIN_KV_TOKENS, RYZANSTEIN_MAX_MODEL_LEN{_LOWER_HOST_CACHE if host_cache else ''}"
-        f"{_LOWER_FOR_ADAPTERS if sizes.adapters else ''} or "
-        f"{'RYZANSTEIN_MAX_RUNNING' if sizes.states else 'RYZANSTEIN_MAX_BATCHED_TOKENS'}"
+        f"{_LOWER_FOR_ADAPTERS if least.adapters else ''} or "
+        f"{'RYZANSTEIN_MAX_RUNNING' if least.states else 'RYZANSTEIN_MAX_BATCHED_TOKENS'}"
     )
 
 

@@ -8,11 +8,11 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
+from services.compute.memory import MemoryAccount
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
 from services.worker.process.rank_group_run import RankGroupRun
 from services.worker.protocol.event_codec import ModelFacts, RankStarted
-from services.worker.protocol.ledger import MemoryLedger
 from services.worker.protocol.order_codec import AdapterOrder, SleepOrder, WakeOrder
 from services.worker.protocol.plan import StepPlan, StepResult
 
@@ -26,7 +26,7 @@ OnResult = Callable[[StepResult], None]
 class GroupStarted:
     """Facts that the ranks report when they are ready."""
 
-    ranks: tuple[RankStarted, ...]  # by rank; each with its phases and its memory ledger
+    ranks: tuple[RankStarted, ...]  # by rank; each with its phases and its memory
     n_blocks: int  # usable KV blocks: ids 1 to n_blocks
     model: ModelFacts
     seconds: float  # duration of `start`
@@ -37,9 +37,9 @@ class GroupStarted:
         return max((rank.phases for rank in self.ranks), key=lambda phases: sum(phases.values()))
 
     @property
-    def ledger(self) -> MemoryLedger:
-        """Memory ledger of the rank that uses most memory."""
-        return max((rank.ledger for rank in self.ranks), key=lambda ledger: ledger.total)
+    def memory(self) -> MemoryAccount:
+        """The sum of the ranks' accounts."""
+        return sum((rank.memory for rank in self.ranks), start=MemoryAccount())
 
 
 class RankGroup:

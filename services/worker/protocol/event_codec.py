@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from services.worker.protocol.ledger import MemoryLedger
+from services.compute.memory import MemoryAccount
 from services.worker.protocol.words import Kind, MalformedMessageError, Words
 
 
@@ -27,7 +27,7 @@ class RankStarted:
     rank: int
     pid: int
     phases: dict[str, float]  # seconds, in the order they happened
-    ledger: MemoryLedger
+    memory: MemoryAccount
     n_blocks: int  # usable KV blocks, the same on every rank; ids 1 to n_blocks
     model: ModelFacts
     kv_block_bytes: int = 0  # this rank's part of a block, over all layers
@@ -59,7 +59,7 @@ def decode_event(words: Words) -> RankStarted | RankError:
     if words[0] == Kind.ERROR:
         fields["suspects"] = tuple(fields["suspects"])
         return RankError(**fields)
-    fields["ledger"] = MemoryLedger(**fields["ledger"])
+    fields["memory"] = MemoryAccount(**fields["memory"])
     fields["model"] = ModelFacts(**fields["model"])
     return RankStarted(**fields)
 

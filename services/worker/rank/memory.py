@@ -10,7 +10,6 @@ from services.compute.backends.base import Memory
 from services.compute.backends.collectives import Communicator
 from services.compute.backends.sizing import least_kv_tokens, require_memory
 from services.compute.ranks.config import RankGroupConfig
-from services.worker.protocol.ledger import MemoryLedger
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +19,7 @@ class MemoryMeter:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._process = self._last = memory.held()
+        self.process = self._last = memory.held()  # bytes before the model is loaded
 
     def growth(self) -> int:
         """Return the number of bytes allocated since the last call."""
@@ -54,10 +53,3 @@ class MemoryMeter:
             tokens, wanted = n_blocks * config.block_tokens, n_wanted * config.block_tokens
             logger.warning("the KV cache has %d tokens instead of %d: there is no memory for more", tokens, wanted)
         return n_blocks
-
-    def ledger(
-        self, weights: int, workspace: int, kv_cache: int, computed: int, ranks: int, graphs: int = 0
-    ) -> MemoryLedger:
-        """Return the ledger of the measured bytes; `computed` is the prediction from before the start."""
-        available = self._memory.available(ranks)
-        return MemoryLedger(weights, workspace, kv_cache, available, self._process, computed, graphs)

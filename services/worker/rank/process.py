@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -104,7 +104,7 @@ class Build:
         meter = MemoryMeter(backend.memory)
         with phases.measure("weights"):
             model = self._read()
-        weights, budget = meter.growth(), None
+        loaded, budget = meter.growth(), None
         with phases.measure("kv_cache"), naming_what_to_lower("the KV cache and the largest step", LOWER_STEP):
             if config.device == "cuda" and config.caches and not model.embeds:
                 budget = _measure_steps(config, model, self.comm, backend)
@@ -118,14 +118,19 @@ class Build:
         meter.growth()
         with phases.measure("warm_up"):
             self._warm_up(awake, n_blocks)
-        kv_bytes = (n_blocks + config.caches) * config.block_tokens * model.kv_bytes_per_token
-        kv_bytes += model.footprint.states
-        computed = model.footprint.rank_total(n_blocks * config.block_tokens)
-        workspace, graphs = (budget.workspace, budget.graphs) if budget else (meter.growth(), 0)
-        ledger = meter.ledger(weights, workspace, kv_bytes, computed, config.ranks, graphs)
+        predicted = model.footprint.on_rank((n_blocks + config.caches) * config.block_tokens)
+        in_load = predicted.images + (predicted.adapters if config.device == "cuda" else 0)  # a GPU's slots are there
+        account = replace(
+            predicted,
+            process=meter.process,
+            weights=max(0, loaded - in_load),
+            # On CPUs the warm-up is not the largest step.
+            workspace=budget.workspace if budget else max(predicted.workspace, meter.growth()),
+            graphs=budget.graphs if budget else 0,
+        )
         # Blocks without the state at their end continue no text, so other workers get none.
         block_bytes = 0 if config.has_state else awake.copier.block_bytes
-        return awake, RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
+        return awake, RankStarted(rank, os.getpid(), phases.seconds, account, n_blocks, model.facts, block_bytes)
 
     def again(self, n_blocks: int, checked: FileStates, model: LoadedModel | None) -> Awake:
         """Rebuild after a sleep, from the files without a `model`. Raises ModelError, NotEnoughMemoryError.

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from services.compute.memory import MemoryAccount
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
 from services.worker.process.rank_group import GroupStarted
 from services.worker.protocol.event_codec import ModelFacts, RankStarted
-from services.worker.protocol.ledger import MemoryLedger
 from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan, StepResult, StepTimes
 from services.worker.scheduling.step_builder import StepLoad
@@ -62,9 +62,8 @@ class SimulatedRanks:
         self._free_at = self._stalled_until = 0.0
         self._roots = {}
         self._sequences = Sequences(simulation.language, config.blocks_wanted, simulation.model.hidden_size)
-        ledger = MemoryLedger(weights=0, workspace=0, kv_cache=0, available=0, process=0, computed=0)
         block_bytes = max(KV_BYTES, simulation.kv_bytes_per_token * config.block_tokens)
-        rank = RankStarted(0, os.getpid(), {}, ledger, config.blocks_wanted, simulation.model, block_bytes)
+        rank = RankStarted(0, os.getpid(), {}, MemoryAccount(), config.blocks_wanted, simulation.model, block_bytes)
         return GroupStarted((rank,) * config.ranks, config.blocks_wanted, simulation.model, 0.0)
 
     async def stop(self) -> None:

@@ -13,6 +13,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
+from services.compute.memory import MemoryAccount
 from services.worker.engine.base import Engine, LifeObserver, OutputSink, StepObserver, StepReport
 from services.worker.engine.errors import (
     BlocksUnavailableError,
@@ -125,8 +126,7 @@ class VllmEngine(Engine):
             started.hidden_size,
             self._max_request_tokens,
             started.phases,
-            memory_bytes={},
-            memory_free=0,
+            memory=MemoryAccount(),
         )
         self._last = CoreStep(time.monotonic(), 0, 0, 0.0, 0)
         self._life.on_started(self.facts)

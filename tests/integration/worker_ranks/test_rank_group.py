@@ -51,7 +51,7 @@ async def test_single_rank_and_two_ranks_sample_the_same_tokens(make_group: Make
             "kv_cache",
             "warm_up",
         ]
-        assert started.ranks[0].ledger.kv_cache == (64 + 1) * 16 * 16 * 4
+        assert started.ranks[0].memory.kv == (64 + 1) * 16 * 16 * 4
         *of_ranks, parent = pids_of(started)
         assert_launched(of_ranks, parent)
         tokens.append(await Conversation(group, PROMPTS, SAMPLED).run(10))

@@ -6,11 +6,11 @@ import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 
+from services.compute.memory import MemoryAccount
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
 from services.worker.process.rank_group import GroupStarted
 from services.worker.protocol.event_codec import ModelFacts, RankStarted
-from services.worker.protocol.ledger import MemoryLedger
 from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan, StepResult
 from tests.unit.worker.scheduling.fake_ranks import VOCAB, FakeRanks
@@ -38,6 +38,7 @@ class FakeGroup:
         self.n_steps = 0
         self.signs = 0
         self.n_reads = 0
+        self.read_error: Exception | None = None
 
     async def start(self) -> GroupStarted:
         await self.stop()
@@ -51,10 +52,10 @@ class FakeGroup:
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._failed: asyncio.Future[RankFailure] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._compute())
-        ledger = MemoryLedger(weights=1, workspace=2, kv_cache=3, available=4, process=5, computed=6)
+        memory = MemoryAccount(weights=1, workspace=2, kv=3, process=5)
         block_bytes = 8 * self.config.block_tokens
         phases = {"load": 0.5, "warm-up": 0.25}
-        rank = RankStarted(0, 1, phases, ledger, self.n_blocks, FACTS, block_bytes)
+        rank = RankStarted(0, 1, phases, memory, self.n_blocks, FACTS, block_bytes)
         return GroupStarted((rank,), self.n_blocks, FACTS, 0.75)
 
     def submit(self, plan: StepPlan) -> None:
@@ -64,6 +65,8 @@ class FakeGroup:
 
     async def read_blocks(self, blocks: Sequence[int], block_bytes: int) -> list[bytes]:
         self.n_reads += 1
+        if self.read_error is not None:
+            raise self.read_error
         failed = asyncio.ensure_future(self.wait_failed())
         done, _ = await asyncio.wait((failed,), timeout=self.step_s)
         failed.cancel()

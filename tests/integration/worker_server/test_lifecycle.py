@@ -183,7 +183,7 @@ async def test_model_card_holds_the_fields_used_by_gateways(gateway: Gateway) ->
     assert card.eos_token_ids
     assert card.max_model_len == 256
     assert [(phase.name, phase.ms) for phase in card.startup] == [("load", 500.0), ("warm-up", 250.0)]
-    assert dict(card.memory_bytes) == {"process": 5, "weights": 1, "workspace": 2, "kv": 3, "computed": 6}
+    assert dict(card.memory_bytes) == {"process": 5, "weights": 1, "workspace": 2, "kv": 3, "server": 96 << 20}
     assert card.hash_root.endswith(card.dtype)
 
 
@@ -357,8 +357,8 @@ async def test_the_metrics_tell_a_workers_life(redis_url: str) -> None:
             'memory_bytes{kind="weights"}': 1,
             'memory_bytes{kind="workspace"}': 2,
             'memory_bytes{kind="kv"}': 3,
-            'memory_bytes{kind="free"}': 4,
-            'memory_bytes{kind="computed"}': 6,
+            'memory_bytes{kind="server"}': 96 << 20,
+            "memory_held_bytes": 100,
         }
         assert abs(told["last_step_timestamp_seconds"] - time.time()) < 60
         assert told["drain_seconds"] == 0

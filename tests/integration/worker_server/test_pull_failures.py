@@ -45,12 +45,18 @@ async def a_worker(redis_url: str, **settings: object) -> AsyncIterator[tuple[Ru
 
 
 async def metric(worker: RunningWorker, name: str, **labels: str) -> float:
+    """A total of the worker."""
+    return await level(worker, f"{name}_total", **labels)
+
+
+async def level(worker: RunningWorker, name: str, **labels: str) -> float:
+    """A gauge of the worker."""
     reader, writer = await asyncio.open_connection("127.0.0.1", worker.settings.metrics_port)
     writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
     text = (await reader.read()).decode().partition("\r\n\r\n")[2]
     writer.close()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
-    return next(s.value for s in samples if s.name == f"ryzanstein_worker_{name}_total" and s.labels == labels)
+    return next(s.value for s in samples if s.name == f"ryzanstein_worker_{name}" and s.labels == labels)
 
 
 async def hint_of(gateway: Gateway, address: str, tokens: int = CACHED) -> pb.PullHint:

@@ -61,9 +61,11 @@ async def test_greedy_tokens_equal_transformers(server: ServerProcess, greedy: G
         await gateway.wait_serving()
         for ids, expected in greedy.values():
             assert (await gateway.complete(ids, max_tokens=40)).ids == expected
-        memory = dict((await gateway.stub.GetModelCard(pb.GetModelCardRequest())).memory_bytes)
-    computed = memory.pop("computed")
-    assert 0.5 * computed < sum(memory.values()) <= computed
+        state = await gateway.state()
+        card = await gateway.stub.GetModelCard(pb.GetModelCardRequest())
+    assert state.memory == card.memory_bytes
+    of_ranks = sum(size for kind, size in state.memory.items() if kind != "server")
+    assert 0.5 * of_ranks < sum(own_bytes(rank) for rank in server.ranks()) <= of_ranks
 
 
 async def test_company_chunks_hits_and_resumes_change_no_token(gateway: Gateway, greedy: Greedy) -> None:
@@ -138,10 +140,10 @@ async def falls_asleep_and_wakes(server: ServerProcess, gateway: Gateway, ids: l
     before, mapped = [own_bytes(rank) for rank in ranks], [rank.memory_info().shared for rank in ranks]
     await gateway.stub.Sleep(pb.SleepRequest())
     state, asleep = await gateway.state(), [own_bytes(rank) for rank in ranks]
-    weights = (await gateway.stub.GetModelCard(pb.GetModelCardRequest())).memory_bytes["weights"]
-    assert min(old - new for old, new in zip(before, asleep, strict=True)) > 0.9 * weights
+    weights = state.memory["weights"]
+    assert sum(before) - sum(asleep) > 0.9 * weights
     assert all(rank.memory_info().shared < old for rank, old in zip(ranks, mapped, strict=True))
-    assert state.memory_bytes < state.awake_bytes - len(ranks) * weights
+    assert state.memory_bytes < sum(state.memory.values()) - state.memory["server"] - weights
     await gateway.stub.Wake(pb.WakeRequest())
     await gateway.wait_serving()
     assert (await gateway.complete(ids, max_tokens=40)).ids == expected

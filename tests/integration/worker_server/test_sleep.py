@@ -58,7 +58,9 @@ async def test_asleep_the_cache_is_cleared_and_requests_are_handed_off_until_the
     assert (asleep.phase, asleep.detail) == (pb.PHASE_SLEEPING, "asleep")
     assert (asleep.kv_blocks_total, asleep.kv_blocks_cached) == (0, 0)
     assert asleep.max_request_tokens == before.max_request_tokens
-    assert (before.memory_bytes, asleep.memory_bytes, asleep.awake_bytes, asleep.wake_ms) == (100, 1, 11, 0)
+    assert (before.memory_bytes, asleep.memory_bytes, asleep.wake_ms) == (100, 1, 0)
+    assert asleep.memory == before.memory
+    assert asleep.awake_bytes == sum(asleep.memory.values()) == 11 + asleep.memory["server"]
     async for message in gateway.stub.KvSync(pb.KvSyncRequest(incarnation=asleep.incarnation)):
         assert message.events[-1].cleared
         break

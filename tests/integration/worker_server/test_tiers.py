@@ -5,17 +5,21 @@ The ranks are those of the scheduler's tests, which notice KV of another prefix.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.lifecycle import StartupError
-from tests.integration.worker_server.conftest import running_worker
+from services.worker.kv_transfer import tiers
+from tests.integration.worker_server.conftest import RunningWorker, running_worker
 from tests.integration.worker_server.gateway import Answer, Gateway, until
 from tests.integration.worker_server.processes import server_process
 from tests.integration.worker_server.test_kv_sync import Subscriber
-from tests.integration.worker_server.test_pull_failures import a_worker, is_right, metric
+from tests.integration.worker_server.test_pull_failures import a_worker, is_right, level, metric
+from tests.unit.worker.kv_transfer.test_disk_store import no_room
 
 BLOCK_BYTES = 8 * 16  # a block of the fake ranks
 GIB = 1 << 30
@@ -54,6 +58,34 @@ async def evict(gateway: Gateway) -> None:
     """Other prompts take the whole pool."""
     for i in range(3):
         await gateway.complete([i + 1] * 900)
+
+
+@contextmanager
+def broken_ranks(worker: RunningWorker) -> Iterator[None]:
+    """Reads of blocks end in an error that no code expects."""
+    worker.group.read_error = RuntimeError("planted")
+    yield
+    worker.group.read_error = None
+
+
+@pytest.mark.parametrize(
+    ("place", "reason", "fault"), [("host", "error", "planted"), ("disk", "error", "planted"), ("disk", "io", "large")]
+)
+async def test_place_that_fails_says_so_and_stores_the_blocks_once_the_cause_is_gone(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, reason: str, fault: str
+) -> None:
+    """An error in the server, or a disk without room."""
+    monkeypatch.setattr(tiers, "PAUSE_S", 0.05)
+    settings = host() if place == "host" else disk(tmp_path)
+    async with a_worker(redis_url, **settings) as (worker, gateway):
+        with broken_ranks(worker) if reason == "error" else no_room(1):
+            assert is_right(await gateway.complete(PROMPT), PROMPT)
+            await gateway.wait_state(lambda state: fault in state.kv_places[0].fault)
+            assert await level(worker, "kv_place_failing", place=place) == 1
+        assert await metric(worker, "kv_place_failures", place=place, reason=reason) > 0
+        await stored(gateway, pb.KV_PLACE_HOST if place == "host" else pb.KV_PLACE_DISK, N_BLOCKS)
+        await gateway.wait_state(lambda state: not state.kv_places[0].fault)
+        assert await level(worker, "kv_place_failing", place=place) == 0
 
 
 @pytest.mark.parametrize("place", ["host", "disk"])
@@ -126,14 +158,50 @@ async def test_lost_ranks_find_their_blocks_again(redis_url: str) -> None:
         assert cached(again) == CACHED
 
 
-async def test_another_tenant_finds_no_block(redis_url: str) -> None:
-    async with a_worker(redis_url, **host()) as (worker, gateway):
+async def cost(worker: RunningWorker, gateway: Gateway, prompt: list[int], salt: str) -> dict[str, float]:
+    """Cached tokens of an answer, prompt tokens that it computed, and blocks that it looked up and loaded."""
+
+    async def totals() -> dict[str, float]:
+        names = ("kv_place_hits", "kv_place_misses", "kv_place_loaded_blocks")
+        of_places = {f"{name} {at}": await metric(worker, name, place=at) for name in names for at in ("host", "disk")}
+        return {"computed": await metric(worker, "prefill_tokens"), **of_places}
+
+    before = await totals()
+    answer = await gateway.complete(prompt, cache_salt=salt)
+    assert is_right(answer, prompt)
+    after = await totals()
+    return {"cached": cached(answer), **{name: after[name] - before[name] for name in after}}
+
+
+@pytest.mark.parametrize("place", ["device", "host", "disk"])
+async def test_another_tenant_s_prompt_costs_as_much_as_an_unknown_one(
+    redis_url: str, tmp_path: Path, place: str
+) -> None:
+    """So neither an answer nor its time shows that a prompt has come before."""
+    n_blocks = {at: 1000 if at == place else 1 for at in ("host", "disk")}
+    async with a_worker(redis_url, **{**host(n_blocks["host"]), **disk(tmp_path, n_blocks["disk"])}) as at:
+        worker, gateway = at
         await gateway.complete(PROMPT, cache_salt="one")
-        await stored(gateway, pb.KV_PLACE_HOST, N_BLOCKS)
-        await evict(gateway)
-        assert cached(await gateway.complete(PROMPT, cache_salt="two")) == 0
-        assert await metric(worker, "kv_place_hits", place="host") == 0
-        assert cached(await gateway.complete(PROMPT, cache_salt="one")) == CACHED
+        if place != "device":
+            await stored(gateway, pb.KV_PLACE_HOST if place == "host" else pb.KV_PLACE_DISK, N_BLOCKS)
+            await evict(gateway)
+        unknown = await cost(worker, gateway, PROMPT[::-1], "three")
+        assert unknown["cached"] == 0
+        assert unknown["computed"] == len(PROMPT)
+        assert await cost(worker, gateway, PROMPT, "two") == unknown
+        own = await cost(worker, gateway, PROMPT, "one")
+        assert own["cached"] == CACHED
+        assert own.get(f"kv_place_loaded_blocks {place}", 0) == (0 if place == "device" else N_BLOCKS)
+
+
+async def test_another_tenant_does_not_wait_for_a_prompt_that_is_being_computed(redis_url: str) -> None:
+    async with a_worker(redis_url, **host()) as (worker, gateway):
+        worker.group.step_s = 0.01
+        answers = [await gateway.submit(PROMPT, cache_salt=salt) for salt in ("one", "two")]
+        for answer in answers:
+            await answer.end.wait()
+            assert is_right(answer, PROMPT)
+            assert cached(answer) == 0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from services.cli.keys import _LIMITS
 from services.cli.main import app
 from services.cli.stack.layout import StackProcess
-from services.cli.status import _COLUMNS, _print_workers
+from services.cli.status import _COLUMNS, _print_accounts, _print_workers
 from services.cli.tables import print_whole
 from services.cli.up import _example, _processes_table
 from services.common.processes.process import ManagedProcess
@@ -72,7 +72,7 @@ def test_status_shows_the_accepted_share_of_drafts(width: int) -> None:
 def test_status_shows_how_full_the_places_below_the_device_are() -> None:
     places = [
         worker_pb2.KvPlaceState(place=worker_pb2.KV_PLACE_HOST, bytes=30, capacity_bytes=40),
-        worker_pb2.KvPlaceState(place=worker_pb2.KV_PLACE_DISK, bytes=1, capacity_bytes=50),
+        worker_pb2.KvPlaceState(place=worker_pb2.KV_PLACE_DISK, bytes=1, capacity_bytes=50, fault="[Errno 28] full"),
     ]
     state = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SERVING, kv_places=places)
     keeping = routing_pb2.WorkerView(worker_id="keeping", model="m", eligible=True, state=state)
@@ -80,22 +80,28 @@ def test_status_shows_how_full_the_places_below_the_device_are() -> None:
         terminal, stream = console(240)
         _print_workers(terminal, routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=views))
         text = " ".join(stream.getvalue().split())
-        assert ("KV below" in text, "host 75%, disk 2%" in text) == (shown, shown)
+        assert ("KV below" in text, "host 75%, disk 2% fails: [Errno 28] full" in text) == (shown, shown)
 
 
 def test_status_shows_the_memory_of_a_worker_and_whether_the_worker_is_pinned() -> None:
-    sleeping = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SLEEPING, memory_bytes=30 << 20, awake_bytes=900 << 20)
-    pinned = worker_pb2.WorkerState(
-        phase=worker_pb2.PHASE_SERVING, memory_bytes=800 << 20, awake_bytes=900 << 20, pinned=True
-    )
+    memory = {"weights": 200 << 20, "host_cache": 700 << 20}
+    sleeping = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SLEEPING, memory_bytes=30 << 20, memory=memory)
+    pinned = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SERVING, memory_bytes=800 << 20, memory=memory, pinned=True)
     ranked = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SERVING, priority=-2)
-    views = [routing_pb2.WorkerView(worker_id="w", model="m", state=state) for state in (sleeping, pinned, ranked)]
+    views = [
+        routing_pb2.WorkerView(worker_id=worker_id, model="m", state=state)
+        for worker_id, state in (("w0", sleeping), ("w1", pinned), ("w2", ranked))
+    ]
     terminal, stream = console(240)
-    _print_workers(terminal, routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=views))
+    listed = routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=views)
+    _print_workers(terminal, listed)
+    _print_accounts(terminal, listed)
     assert all(
         text in stream.getvalue()
-        for text in ("30 of 900 MiB", " 800 MiB", "serving (pinned)", "serving (priority -2)", " sleeping ")
+        for text in ("30 of 900 MiB", "800 of 900 MiB", "serving (pinned)", "serving (priority -2)", " sleeping ")
     )
+    assert "memory of w0, w1: 900 MiB: host cache 700, weights 200\n" in stream.getvalue()
+    assert "memory of w2" not in stream.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 240])

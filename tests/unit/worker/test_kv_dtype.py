@@ -62,4 +62,5 @@ def test_the_memory_is_known_before_the_start(kv_dtype: str) -> None:
     backend = open_backend(torch.float32, torch.device("cpu"), find_kv_format(asked.kv_format))
     found = footprint(FILES.spec, asked)
     assert found.kv_token == load_model(describe(BUNDLED_MODEL), SingleRank(), backend).kv_bytes_per_token
-    assert f"KV cache of 16 tokens in {asked.kv_format}" in found.explain(16)
+    assert found.kv_format == asked.kv_format
+    assert found.of_worker(16).kv == 16 * found.kv_token

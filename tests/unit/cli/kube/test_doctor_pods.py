@@ -225,7 +225,7 @@ def test_an_out_of_memory_worker_is_diagnosed_with_its_own_numbers() -> None:
         },
     }
     found = one(broken)
-    needed = footprint(files.spec, config).total(2048) / 2**20
+    needed = footprint(files.spec, config).of_worker(2048).total / 2**20
     assert f"workers.pools.default.resources.limits.memory={math.ceil(needed + 2048 - 100)}Mi" in found.do[0]
 
 

@@ -109,9 +109,9 @@ def test_adapters_take_the_predicted_memory(tmp_path: Path) -> None:
     config = RankGroupConfig(
         str(BUNDLED_MODEL), kv_tokens=16, max_model_len=64, adapter_slots=4, adapter_cache_bytes=3 * adapter.n_bytes
     )
-    predicted = footprint(spec, config).adapters
+    predicted = footprint(spec, config).fixed.adapters
     assert in_a_process(most_of_adapters, config, tmp_path / "a") == pytest.approx(predicted, rel=0.1)
-    assert footprint(spec, replace(config, ranks=2, adapter_cache_bytes=0)).adapters < predicted / 2
+    assert footprint(spec, replace(config, ranks=2, adapter_cache_bytes=0)).fixed.adapters < predicted / 2
 
 
 @needs_kernels
@@ -126,7 +126,8 @@ def test_stored_codes_take_their_bits(quantization: dict[str, Any], element_byte
     config = json.loads((BUNDLED_MODEL / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
     plain, stored = (
-        footprint(read_spec(folder), RankGroupConfig("", kv_tokens=1)).weights for folder in (BUNDLED_MODEL, tmp_path)
+        footprint(read_spec(folder), RankGroupConfig("", kv_tokens=1)).fixed.weights
+        for folder in (BUNDLED_MODEL, tmp_path)
     )
     spec = read_spec(tmp_path)
     in_layers = matrix_elements(spec, 1, two_tables=False) - local_vocabulary(spec.vocab_size, 1) * spec.hidden_size
@@ -138,7 +139,9 @@ def test_several_ranks_split_memory_except_shared_kv_heads() -> None:
     whole, half = (footprint(spec, RankGroupConfig("", ranks=n, kv_tokens=1, device="cuda")) for n in (1, 2))
     assert half.kv_token * 2 == whole.kv_token == 2048
     tables = 4096 * spec.head_dim * 4  # tables for the positions that are served by default
-    assert half.weights - tables == (whole.weights - tables) / 2
+    assert half.fixed.weights - tables == (whole.fixed.weights - tables) / 2
     adapted = footprint(spec, RankGroupConfig("", kv_tokens=1, device="cuda", adapter_slots=4, adapter_max_rank=8))
-    assert adapted.adapters == 4 * 8 * factor_elements(spec, 1) * 2
-    assert half.total(0) - 2 * half.rank_total(0) == whole.total(0) - whole.rank_total(0) + (176 << 20)  # torchrun
+    assert adapted.fixed.adapters == 4 * 8 * factor_elements(spec, 1) * 2
+    of_half, of_whole = half.of_worker(100, host_cache=7), whole.of_worker(100)
+    assert of_half.server == of_whole.server + (176 << 20)  # torchrun
+    assert of_half.total == 2 * half.on_rank(100).total + of_half.server + 7

@@ -112,7 +112,7 @@ def test_weights_take_the_predicted_memory_and_the_table_is_stored_once(
     assert len(codes) == 2 * 4 + 1
     assert sorted({code.bits for code in codes}) == ([8] if quantization == "int8" else [4, 8])
     config = RankGroupConfig(str(folder), kv_tokens=16, max_model_len=16, quantization=quantization)
-    predicted = footprint(model.spec, config).weights
+    predicted = footprint(model.spec, config).fixed.weights
     held = sum(code.nbytes for code in codes)
     rows = 256 * 128 - 208 * 128  # the kernels' rows of padding of the table
     assert held - rows == pytest.approx(predicted, rel=0.05)
@@ -165,7 +165,7 @@ def test_a_gguf_file_takes_the_predicted_memory_and_its_formats_are_named(
     dense = 128 * 128 * 2 if quantization == "none" else 0
     held = sum(code.nbytes for code in packed(model)) + dense - (256 - 208) * 128 * 34 // 32
     config = RankGroupConfig(str(file), kv_tokens=16, max_model_len=16, quantization=quantization)
-    assert held == pytest.approx(footprint(model.spec, config).weights, rel=0.03)
+    assert held == pytest.approx(footprint(model.spec, config).fixed.weights, rel=0.03)
     four, eight = "uint4 in groups of 32", "int8 in groups of 32"
     q = {"none": "bfloat16", "int8": "int8 in groups of 32"}[quantization]
     wanted = {"q": f"1 x {q} and 1 x {four}", "k": four, "v": four, "o": four, "gate": four, "up": four}
@@ -183,8 +183,8 @@ def test_a_model_of_half_a_billion_in_four_bits(
     config: dict[str, Any] = next(line["config"] for line in lines if "0.5B" in line["name"])
     _, spec = interpret(Config(config, Path("config.json")))
     asked = RankGroupConfig("", kv_tokens=1, max_model_len=2048, quantization=quantization)
-    assert footprint(spec, asked).weights <= most
-    assert footprint(spec, replace(asked, quantization="none")).weights > 0.9e9
+    assert footprint(spec, asked).fixed.weights <= most
+    assert footprint(spec, replace(asked, quantization="none")).fixed.weights > 0.9e9
 
 
 def test_routers_and_positions_are_never_rounded_and_tables_keep_eight_bits() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.blockhash import wire_chain
+from services.compute.memory import MemoryAccount
 from services.compute.token_logprobs import TokenLogprobs
 from services.worker.engine.base import Engine, OutputSink, StepReport
 from services.worker.engine.errors import (
@@ -42,7 +43,7 @@ MODEL = EngineModel(
     eos_token_ids=(1,),
     sampling_defaults={},
 )
-FACTS = EngineFacts(97, 8, 256, {"load": 0.5}, {"weights": 1, "workspace": 2, "kv": 3}, 4)
+FACTS = EngineFacts(97, 8, 256, {"load": 0.5}, MemoryAccount(weights=1, workspace=2, kv=3))
 STEP_S = 0.001
 
 

@@ -52,8 +52,8 @@ def a_store(folder: Path, n_blocks: int = 100, layout: pb.KvLayout = LAYOUT) -> 
 async def put(store: DiskStore, names: Sequence[BlockName]) -> None:
     for name in names:
         assert store.prepare_store(name)
-        (written,) = await store.write([name], [content(name)])
-        store.complete_store(name, stored=written)
+        await store.write([name], [content(name)])
+        store.complete_store(name, stored=True)
 
 
 async def get(store: DiskStore, names: Sequence[BlockName]) -> list[bytes | None]:
@@ -192,31 +192,29 @@ async def test_killed_process_leaves_no_block_that_is_served(tmp_path: Path) -> 
 
 
 @contextmanager
-def no_room() -> Iterator[None]:
+def no_room(n_bytes: int = SIZE) -> Iterator[None]:
     """The kernel refuses to write more than some bytes to a file, as a full disk does."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-async def test_full_disk_stops_writes_for_a_while_and_serves_older_blocks(tmp_path: Path) -> None:
+async def test_full_disk_leaves_no_part_of_a_file_and_serves_older_blocks(tmp_path: Path) -> None:
     names = chain(4)
     with a_store(tmp_path) as store:
         await put(store, names[:2])
         assert store.prepare_store(names[2])
-        with no_room():
-            assert await store.write([names[2]], [content(names[2])]) == [False]
+        with no_room(), pytest.raises(OSError, match="File too large"):
+            await store.write([names[2]], [content(names[2])])
         store.complete_store(names[2], stored=False)
-        assert store.totals.failures["io"] == 1
-        assert len(files(tmp_path)) == 2, "no part of a file is left"
-        assert store.prepare_store(names[2])
-        assert await store.write([names[2]], [content(names[2])]) == [False], "the pause is not over"
-        store.complete_store(names[2], stored=False)
+        assert len(files(tmp_path)) == 2
         assert await get(store, names) == [content(name) for name in names[:2]]
         assert store.totals.bytes == 2 * SIZE
+        await put(store, names[2:])
+        assert await get(store, names) == [content(name) for name in names]
 
 
 async def test_other_tenants_models_and_processes_find_no_block(tmp_path: Path) -> None:
@@ -247,6 +245,8 @@ async def test_smaller_store_keeps_whole_prefixes_of_the_last_used_blocks(tmp_pa
 
 async def test_folder_that_was_not_used_for_a_week_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "mine" / "0").mkdir(parents=True)
+    (tmp_path / "rz-kv-no-folder").mkdir()
+    (tmp_path / "rz-kv-no-folder" / "0").touch()
     with a_store(tmp_path, layout=OTHER_LAYOUT) as forgotten, a_store(tmp_path, layout=OTHER_LAYOUT) as in_use:
         await put(forgotten, chain(1))
         await put(in_use, chain(1))
@@ -258,6 +258,7 @@ async def test_folder_that_was_not_used_for_a_week_is_deleted(tmp_path: Path) ->
     assert not forgotten.folder.exists()
     assert in_use.folder.exists()
     assert (tmp_path / "mine" / "0").exists(), "not a folder of ours"
+    assert (tmp_path / "rz-kv-no-folder" / "0").exists(), "neither"
 
 
 def test_store_smaller_than_a_block_is_refused(tmp_path: Path) -> None:

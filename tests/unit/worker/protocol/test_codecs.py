@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ryzanstein.v1.worker_pb2 import Sampling
 
+from services.compute.memory import MemoryAccount
 from services.compute.ranks.config import RankGroupConfig
 from services.compute.token_logprobs import TokenLogprobs
 from services.worker.protocol.event_codec import (
@@ -19,7 +20,6 @@ from services.worker.protocol.event_codec import (
     decode_event,
     encode_event,
 )
-from services.worker.protocol.ledger import MemoryLedger
 from services.worker.protocol.order_codec import (
     AdapterOrder,
     CopyOrder,
@@ -225,7 +225,7 @@ def test_minus_infinity_survives() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        RankStarted(1, 77, {"launch": 1.5, "warm_up": 0.25}, MemoryLedger(1, 2, 3, 4, 5, 6), 9, ModelFacts(96, 16)),
+        RankStarted(1, 77, {"launch": 1.5, "warm_up": 0.25}, MemoryAccount(1, 2, 3, 4, 5, 6), 9, ModelFacts(96, 16)),
         RankError(0, 78, "ValueError: é", 'Traceback:\n  "x"', (1,)),
     ],
 )

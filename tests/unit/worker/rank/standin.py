@@ -19,6 +19,7 @@ from services.compute.backends.batch import StepBatch
 from services.compute.backends.collectives import Communicator
 from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
 from services.compute.backends.torch.logit_shard import TorchLogitShard
+from services.compute.memory import MemoryAccount
 from services.compute.model.files import FileStates
 from services.compute.model.footprint import Footprint
 from services.compute.ranks.config import RankGroupConfig
@@ -137,6 +138,6 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend, che
         ModelFacts(VOCAB, HIDDEN),
         HIDDEN * 4,
         lambda n_blocks: standin_cache(n_blocks, config.block_tokens),
-        Footprint(ranks=1, process=0, weights=0, workspace=0, adapters=0, kv_token=0, kv_format="float32"),
+        Footprint(1, MemoryAccount(), kv_token=0, kv_format="float32"),
         load_adapter=_load_adapter,
     )

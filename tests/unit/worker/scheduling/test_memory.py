@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from ryzanstein.v1.worker_pb2 import Sampling
 
@@ -82,6 +84,30 @@ def test_preempted_requests_answer_like_undisturbed_requests() -> None:
     assert max(request.n_preempted for request in requests) <= MAX_PREEMPTIONS
     for i, request in enumerate(requests):
         assert harness.answers[request] == generate([i] * 20, 60, sampling)
+
+
+@pytest.mark.parametrize(("seed", "kept_blocks"), [(0, 0), (1, 0), (2, 200)])
+def test_full_pool_under_load_causes_few_preemptions(seed: int, kept_blocks: int) -> None:
+    """Above 85 % use, with requests of unknown lengths waiting all the time, work is not done twice."""
+    rng, n_requests = random.Random(seed), 60
+    sizes = {"n_blocks": 100, "max_running": 16, "max_batched_tokens": 256, "max_model_len": 600}
+    harness = Harness(kept_blocks=kept_blocks, rng=rng, **sizes)
+    scheduler, requests, use = harness.scheduler, [], []
+    while len(requests) < n_requests:
+        while scheduler.n_waiting < 4:
+            prompt = [rng.randrange(97) for _ in range(rng.randrange(20, 200))]
+            requests.append(harness.submit(prompt, rng.randrange(20, 250), tenant=rng.choice("abc")))
+        harness.step()
+        if harness.kept is not None:
+            harness.kept.work()
+        use.append(scheduler.pool.used / scheduler.pool.total)
+    harness.drain()
+    counters = scheduler.counters
+    assert sum(use) / len(use) > 0.85
+    assert counters.preemptions > 0, "the pool was not full"
+    assert counters.preemptions < n_requests / 2
+    computed, known = counters.prefill_tokens, sum(len(request.token_ids) for request in requests)
+    assert computed - sum(request.n_prompt for request in requests) < 0.2 * known
 
 
 def test_the_youngest_request_of_the_most_served_tenant_gives_way() -> None:
