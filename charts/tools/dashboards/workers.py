@@ -185,16 +185,12 @@ DASHBOARD = Dashboard(
                     stacked=True,
                 ),
                 graph(
-                    "Memory held by ranks and host tier",
+                    "Memory held",
                     "bytes",
-                    (f"ryzanstein_worker_memory_held_bytes{{@,{_POOL}}}", "{{instance}}"),
-                    about="As measured at the last start, sleep or wake, and the KV blocks in the host tier now.",
-                ),
-                graph(
-                    "Memory of the server process",
-                    "bytes",
-                    (f"process_resident_memory_bytes{{@,{_WORKER}}}", "{{instance}}"),
-                    about="Ranks are processes of their own.",
+                    (f"process_resident_memory_bytes{{@,{_WORKER}}}", "{{instance}}: server"),
+                    (f"ryzanstein_worker_memory_held_bytes{{@,{_POOL}}}", "{{instance}}: ranks and host tier"),
+                    about="Of the server process. Of the ranks, as measured at the last start, sleep or wake, with the KV "
+                    "blocks in the host tier now.",
                 ),
                 graph(
                     "Restarts",
