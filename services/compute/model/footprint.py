@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from services.compute.backends import kv_formats
 from services.compute.cpu import has_amx, has_vectors
-from services.compute.memory import MemoryAccount, worker_account
 from services.compute.model.layout import Layout
 from services.compute.model.quantization import rounding_of
 from services.compute.model.spec import IntegerPart, ModelSpec
 from services.compute.ranks.config import RankGroupConfig
+from services.compute.ranks.memory import MemoryAccount, worker_account
 
 _MIB = 1 << 20
 _FLOAT = 4

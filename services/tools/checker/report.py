@@ -12,13 +12,13 @@ import torch
 
 from services.common.lifecycle import StartupError
 from services.compute.backends.sizing import host_room
-from services.compute.memory import in_mib
 from services.compute.model.build import open_checkpoint
 from services.compute.model.families.config import Config
 from services.compute.model.footprint import footprint
 from services.compute.model.loading.folder import ModelFolder, open_folder
 from services.compute.model.registry import FAMILIES
 from services.compute.model.spec import ModelError, ModelSpec
+from services.compute.ranks.memory import in_mib
 from services.tools.checker.small_files import find_files
 from services.worker.native.startup import group_config, require_room
 from services.worker.settings import WorkerSettings

@@ -10,7 +10,7 @@ from typing import TypeVar
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.attention import DENSE, AttentionMode
-from services.compute.memory import MemoryAccount
+from services.compute.ranks.memory import MemoryAccount
 from services.worker.engine.kv_events import BlockPlace
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.common.tls.credentials import Tls
-from services.compute.memory import worker_account
 from services.compute.ranks.config import RankGroupConfig
+from services.compute.ranks.memory import worker_account
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import EngineFacts
 from services.worker.kv_transfer.opening import NO_TIERS, TierSizes

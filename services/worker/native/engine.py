@@ -15,7 +15,7 @@ from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
 from services.common.tasks import end_tasks
 from services.compute.backends.sizing import available_host_memory
-from services.compute.memory import in_mib
+from services.compute.ranks.memory import in_mib
 from services.worker.engine.base import Engine, LifeObserver, OutputSink, StepObserver, StepReport
 from services.worker.engine.errors import InvalidRequestError, NoRoomError, NotServingError
 from services.worker.engine.kv_events import BlockPlace

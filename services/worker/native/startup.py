@@ -12,12 +12,12 @@ from services.common.attention import TOP_K, AttentionMode
 from services.common.lifecycle import StartupError
 from services.compute.backends.sizing import HostRoom, least_kv_tokens
 from services.compute.cpu import has_avx2, has_bfloat16
-from services.compute.memory import in_mib
 from services.compute.model.footprint import footprint, snapshot_rows
 from services.compute.model.loading.folder import ModelFolder, open_folder
 from services.compute.model.loading.hub import Download, local_model
 from services.compute.model.spec import ModelError, ModelSpec
 from services.compute.ranks.config import RankGroupConfig
+from services.compute.ranks.memory import in_mib
 from services.worker.kv_transfer.opening import TierSizes
 from services.worker.process.downloader import download
 from services.worker.scheduling.config import SchedulerConfig

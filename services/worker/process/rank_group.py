@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
-from services.compute.memory import MemoryAccount
 from services.compute.ranks.config import RankGroupConfig
+from services.compute.ranks.memory import MemoryAccount
 from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
 from services.worker.process.rank_group_run import RankGroupRun
 from services.worker.protocol.event_codec import ModelFacts, RankStarted

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from services.compute.memory import MemoryAccount
+from services.compute.ranks.memory import MemoryAccount
 from services.worker.protocol.words import Kind, MalformedMessageError, Words
 
 

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from services.compute.memory import MemoryAccount
 from services.compute.ranks.config import RankGroupConfig
+from services.compute.ranks.memory import MemoryAccount
 from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
 from services.worker.process.rank_group import GroupStarted
 from services.worker.protocol.event_codec import ModelFacts, RankStarted

@@ -13,7 +13,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
-from services.compute.memory import MemoryAccount
+from services.compute.ranks.memory import MemoryAccount
 from services.worker.engine.base import Engine, LifeObserver, OutputSink, StepObserver, StepReport
 from services.worker.engine.errors import (
     BlocksUnavailableError,

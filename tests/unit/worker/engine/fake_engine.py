@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.blockhash import wire_chain
-from services.compute.memory import MemoryAccount
+from services.compute.ranks.memory import MemoryAccount
 from services.compute.token_logprobs import TokenLogprobs
 from services.worker.engine.base import Engine, OutputSink, StepReport
 from services.worker.engine.errors import (

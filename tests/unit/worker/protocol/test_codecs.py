@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.compute.memory import MemoryAccount
 from services.compute.ranks.config import RankGroupConfig
+from services.compute.ranks.memory import MemoryAccount
 from services.compute.token_logprobs import TokenLogprobs
 from services.worker.protocol.event_codec import (
     ModelFacts,

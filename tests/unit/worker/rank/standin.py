@@ -19,10 +19,10 @@ from services.compute.backends.batch import StepBatch
 from services.compute.backends.collectives import Communicator
 from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
 from services.compute.backends.torch.logit_shard import TorchLogitShard
-from services.compute.memory import MemoryAccount
 from services.compute.model.files import FileStates
 from services.compute.model.footprint import Footprint
 from services.compute.ranks.config import RankGroupConfig
+from services.compute.ranks.memory import MemoryAccount
 from services.worker.protocol.event_codec import ModelFacts
 from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.rank.awake import LoadedModel, refuse_adapter
