@@ -15,7 +15,7 @@ from tests.cluster.installation import Installation
 from tests.cluster.load import Load, Traffic
 from tests.cluster.prometheus import Prometheus
 from tests.programs import CHART, search_path
-from tests.unit.monitoring.panels import EVENTS, TIERS, panels, shows
+from tests.unit.monitoring.panels import EVENTS, panels, shows
 
 RUNBOOKS = CHART.parents[1] / "docs" / "runbooks"
 GUIDE = CHART.parents[1] / "docs" / "operations.md"
@@ -57,7 +57,7 @@ def test_every_panel_shows_data_and_every_rule_is_evaluated(
         evaluated = [rule for group in groups for rule in group["rules"]]
         assert [rule["name"] for rule in evaluated if rule["health"] == "err"] == []
         empty = {title for title, panel in panels(DASHBOARDS_OF_OTHERS) if not shows(panel, prometheus.query, "1m")}
-    assert empty <= EVENTS | TIERS | OF_SESSIONS
+    assert empty <= EVENTS | OF_SESSIONS
 
 
 @pytest.mark.smoke

@@ -153,7 +153,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             "WORKER_PORT": str(free_port()),
             "METRICS_PORT": str(metrics["worker"]),
             "DRAIN_S": "0",
-            "HOST_CACHE_GIB": "0.01",
         }
         gateway = {
             "ROUTER_ADDRESSES": router.address,

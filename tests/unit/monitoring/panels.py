@@ -9,16 +9,8 @@ from typing import Any
 from tests.unit.monitoring.exported import dashboards
 
 Query = Callable[[str], list[dict[str, Any]]]
-# Panels of KV tiers, which a worker has where a setting gives it some.
-TIERS = frozenset(
-    f"rz-kv: {title}"
-    for title in (
-        *("Blocks below the device", "Bytes kept", "Blocks not kept or not loaded"),
-        *("Bytes to and from them", "Speed of a load"),
-    )
-)
-# Those of what the tests' loads do not do: lose streams, wait, have limits, pull blocks from another worker, use TLS;
-# and of counters that not every machine has.
+# Those of what the tests' loads do not do: lose streams, wait, have limits, pull blocks from another worker or keep
+# them below the devices, use TLS; and of counters that not every machine has.
 EVENTS = frozenset(
     {
         "rz-overview: Pauses that clients saw",
@@ -29,6 +21,8 @@ EVENTS = frozenset(
         "rz-pods: Certificate ends in",
         "rz-overview: Canaries",
         "rz-pods: Power",
+        *("rz-kv: Blocks below the device", "rz-kv: Bytes kept", "rz-kv: Blocks not kept or not loaded"),
+        *("rz-kv: Bytes to and from them", "rz-kv: Speed of a load"),
         *("rz-router: Demand", "rz-router: Replicas", "rz-router: Changes, by reason"),  # pools that routers scale
     }
 )
