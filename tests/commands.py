@@ -93,6 +93,10 @@ NOT_TYPED = {
             "ryzanstein simulate --workers 100",
             "python -m bench.engine models/ryzanstein-tiny --batches 1,2,4 --rounds 1 --curve curve.json",
         ),
+        "tests/integration/gateway/test_request_log.py and tests/unit/planner/test_plan.py run it": (
+            "ryzanstein plan --target first_token_p95=1s --target pace_p95=50ms",
+            "python -m bench.engine models/ryzanstein-tiny --batches 1,2,4 --rounds 1 --curve int8.json",
+        ),
         "tests/integration/gateway/test_canaries.py has a canary for it": ("ryzanstein canary status",),
         "tests/integration/worker_server/test_pool.py starts it as the chart does": ("python -m services.worker.pool",),
         "tests/unit/bench/test_fleet.py runs it with fewer workers": (

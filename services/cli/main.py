@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -132,6 +133,12 @@ def simulate(
         settings=settings,
     )
     command.run(options)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def plan(arguments: typer.Context) -> None:
+    """Say how many workers meet targets, by hour, from the log of requests or a trace; --help lists the options."""
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "services.planner", *arguments.args]))
 
 
 def _file(path: Path) -> str:

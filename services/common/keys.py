@@ -167,6 +167,11 @@ class RedisKeys:
         """Hash: sums over compared sequences, since the version of the route."""
         return f"rz:{self.namespace}:routes-canary-tally:{version}"
 
+    @property
+    def request_log(self) -> str:
+        """Stream: lengths, arrivals and hashes of requests that were answered, from which capacity is planned."""
+        return f"rz:{self.namespace}:request-log"
+
     def rate_limit_prefix(self) -> str:
         """Prefix of the rate-limit windows."""
         return f"rz:{self.namespace}:rl"

@@ -51,6 +51,7 @@ from services.gateway.wiring import (
     new_gate,
     new_ledger,
     new_reports,
+    new_request_log,
     new_router,
     new_services,
     response_cache,
@@ -151,7 +152,8 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     adapters = AdapterAdmin(catalog, router, registry, tls)
     peers = Peers(guard, keys, gateway_id)
     wrap = response_cache(settings, guard, keys, metrics)
-    pipeline = Pipeline(catalog, upstream, metrics, wrap, log_prompts=settings.log_prompts)
+    request_log = new_request_log(settings, kept_redis, keys, metrics)
+    pipeline = Pipeline(catalog, upstream, metrics, wrap, log_prompts=settings.log_prompts, request_log=request_log)
     gate, drain = new_gate(settings, guard, keys, metrics, peers), Drain()
     tracer = RequestTracer(enabled=traced, gen_ai="gen_ai" in settings.telemetry_names)
     grammars = GrammarCompiler(settings.grammar_timeout_s, closed=not settings.additional_properties)
@@ -193,7 +195,8 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         await table.refresh()  # before the first request comes
         async with (
             aclosing(ledger),
-            _tasks(ledger.run()),
+            aclosing(request_log),
+            _tasks(ledger.run(), request_log.run()),
             _tasks(
                 router.follow_routers(),
                 catalog.run(),

@@ -166,6 +166,14 @@ class GatewaySettings(AccessSettings, BillingSettings):
         default=16, ge=1, description="Requests of batches that a gateway runs at once, all batches together"
     )
 
+    request_log_entries: int = Field(
+        default=0,
+        ge=0,
+        description="Requests that the log for `ryzanstein plan` keeps in Redis: lengths, arrivals and hashes, "
+        "no texts; 0: nothing is logged",
+    )
+    request_log_life_s: int = Field(default=8 * 24 * 3600, ge=60, description="How long the log keeps a request")
+
     route_timeout_s: float = Field(
         default=35.0, gt=0, description="Longest wait for a routing decision, its queue included"
     )

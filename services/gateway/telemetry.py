@@ -139,6 +139,11 @@ class GatewayMetrics:
             "Tokens that no quota and no usage counts: Redis was away when the gateway ended, or for too long",
             registry=registry,
         )
+        self.unlogged = Counter(
+            f"{prefix}unlogged_requests",
+            "Requests that the log for plans lacks: Redis was away when the gateway ended, or for too long",
+            registry=registry,
+        )
         self.cost = Counter(
             f"{prefix}cost", "Cost of requests, in the currency of the prices", ["model", "tenant"], registry=registry
         )

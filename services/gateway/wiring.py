@@ -31,6 +31,7 @@ from services.gateway.generation.mirroring import Mirrors
 from services.gateway.generation.models import Models
 from services.gateway.generation.pipeline import Pipeline, Wrapper
 from services.gateway.generation.request import LAST_PRIORITY
+from services.gateway.generation.request_log import RequestLog
 from services.gateway.generation.resume import ResumePolicy
 from services.gateway.generation.waiting import PatienceLimits
 from services.gateway.grammar.admission import GrammarCompiler
@@ -276,6 +277,12 @@ def new_ledger(
     """Return what counts usage, with a guard of its own: its writes may fail where the limits' do not."""
     guard = RedisGuard(redis, settings.redis, settings.redis_timeout_s, metrics, "usage waits here until it is back")
     return UsageLedger(guard, keys, gateway_id, settings.retention, metrics)
+
+
+def new_request_log(settings: GatewaySettings, redis: Redis, keys: RedisKeys, metrics: GatewayMetrics) -> RequestLog:
+    """Return the log of requests, with a guard of its own: its entries wait while Redis is away."""
+    guard = RedisGuard(redis, settings.redis, STORE_S, metrics, "requests wait here to be logged until it is back")
+    return RequestLog(guard, keys, settings.request_log_entries, settings.request_log_life_s, metrics)
 
 
 def new_reports(settings: GatewaySettings, redis: Redis, keys: RedisKeys, metrics: GatewayMetrics) -> UsageReports:

@@ -13,6 +13,9 @@ from services.common.attention import AttentionMode
 from services.common.settings import CommaList, ServiceSettings
 from services.common.worker_options import Dtype, EngineName, KvDtype, Quantization, Speculation
 
+DEFAULT_KV_TOKENS = 32_768  # size of the KV cache where none is set and memory allows it
+DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 4096}  # rows of a step, by device
+
 
 class WorkerSettings(ServiceSettings):
     """Settings of one worker: its model, its ranks, and its limits."""

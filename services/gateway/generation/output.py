@@ -12,6 +12,7 @@ from services.gateway.generation.held import HeldAnswer
 from services.gateway.generation.message import MessageReader
 from services.gateway.generation.recording import SequenceRecord
 from services.gateway.generation.request import LAST_PRIORITY, GenerationRequest
+from services.gateway.generation.request_log import RequestLog
 from services.gateway.generation.tokens import FinishReason, Takeover, TokenBatch, TokenSource
 from services.gateway.spans import time_first_token
 from services.gateway.telemetry import GatewayMetrics
@@ -53,11 +54,13 @@ class Generation:
         metrics: GatewayMetrics,
         reader: MessageReader | None = None,
         held: HeldAnswer | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         """`reader` takes reasoning and calls out of the text; the whole is `held` to a schema."""
         options = request.options
         self._reader = reader
         self._held = held
+        self._request_log = request_log
         self.request = request
         self.completion_tokens = 0
         self._prediction = None if request.prediction_ids is None else PredictionUsage()
@@ -131,6 +134,8 @@ class Generation:
         else:
             self._metrics.count_tokens(request.model.name, request.caller.tenant, counts)
             self._metrics.count_finish(request.model.name, self.finish)
+            if self._request_log is not None:
+                self._request_log.add(request, usage.completion_tokens, perf_counter() - self._created)
 
     def record(self) -> SequenceRecord:
         """Keep what it gives from now on."""

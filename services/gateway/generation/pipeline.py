@@ -15,6 +15,7 @@ from services.gateway.generation.held import HeldAnswer
 from services.gateway.generation.message import MessageReader
 from services.gateway.generation.output import Generation
 from services.gateway.generation.request import Caller, GenerationRequest, SamplingOptions, spans_of
+from services.gateway.generation.request_log import RequestLog
 from services.gateway.generation.resume import ResumableStream, Upstream
 from services.gateway.generation.tokens import TokenSource
 from services.gateway.grammar.formats import Checks
@@ -42,8 +43,10 @@ class Pipeline:
         wrap: Wrapper = lambda request, live: live,
         *,
         log_prompts: bool = False,
+        request_log: RequestLog | None = None,
     ) -> None:
         """`wrap` may put a cache in front of the workers."""
+        self._request_log = request_log
         self.catalog = catalog
         self._upstream = upstream
         self._metrics = metrics
@@ -82,7 +85,8 @@ class Pipeline:
     ) -> Generation:
         """Start a sequence, read by `reader` and held to `checks`; nothing runs before its first `next`."""
         source = self._wrap(request, ResumableStream(request, self._upstream))
-        return Generation(request, source, self._metrics, reader, HeldAnswer(checks) if checks else None)
+        held = HeldAnswer(checks) if checks else None
+        return Generation(request, source, self._metrics, reader, held, self._request_log)
 
 
 def check_prompt(model: ServedModel, prompt_ids: list[int], param: str) -> None:

@@ -21,11 +21,9 @@ from services.compute.ranks.memory import in_mib
 from services.worker.kv_transfer.opening import TierSizes
 from services.worker.process.downloader import download
 from services.worker.scheduling.config import SchedulerConfig
-from services.worker.settings import WorkerSettings
+from services.worker.settings import DEFAULT_BATCHED_TOKENS, DEFAULT_KV_TOKENS, WorkerSettings
 
 _GIB = 1 << 30
-DEFAULT_KV_TOKENS = 32_768
-DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 4096}
 # Longest operation between two heartbeats of a rank that computes. On a CPU, 2,048 rows of a large model's layer that
 # attend to 100,000 keys take minutes; a GPU's host only waits.
 BUSY_TIMEOUT_S = {"cpu": 600.0, "cuda": 60.0}

@@ -23,9 +23,9 @@ from services.worker.engine.state import EngineModel
 from services.worker.native.config import EngineConfig
 from services.worker.native.engine import NativeEngine
 from services.worker.native.opening import describe_engine
-from services.worker.native.startup import DEFAULT_KV_TOKENS, group_config
+from services.worker.native.startup import group_config
 from services.worker.protocol.event_codec import ModelFacts
-from services.worker.settings import WorkerSettings
+from services.worker.settings import DEFAULT_KV_TOKENS, WorkerSettings
 from services.worker.simulated.curve import DEFAULT_CURVE, CurveError, StepCurve
 from services.worker.simulated.language import Language, read_words
 from services.worker.simulated.ranks import SimulatedRanks, Simulation

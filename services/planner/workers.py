@@ -1,0 +1,198 @@
+"""Workers in virtual time: our scheduler with the worker's measurements and trade-offs; a step's time is a curve's."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ryzanstein.v1 import worker_pb2
+
+from services.common.blockhash import HASH_BLOCK_TOKENS
+from services.planner.trace import TraceRequest
+from services.worker.engine.kv_events import KvEventLog
+from services.worker.native.step_cost import LEAST_PROMPT_S, StepTimer
+from services.worker.protocol.plan import SlotResult, StepPlan, StepResult
+from services.worker.scheduling.config import SchedulerConfig
+from services.worker.scheduling.request import Request
+from services.worker.scheduling.scheduler import Scheduler
+from services.worker.scheduling.step_builder import StepLoad
+from services.worker.settings import DEFAULT_BATCHED_TOKENS, DEFAULT_KV_TOKENS
+from services.worker.simulated.curve import StepCurve
+
+_PROBE_ROWS = (16, 64, 256)  # prompts by which a worker measures itself at its start
+_HEARTBEAT_MS = 1 << 31  # virtual workers report changes only, and are never silent
+ROUTER_ID = "planner"
+_ANSWER = 1  # token of answers, whose texts matter to no decision
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """A machine with a model on it."""
+
+    curve: StepCurve
+    max_running: int = 64
+    prefill_step_s: float = 0.2
+    block_tokens: int = HASH_BLOCK_TOKENS
+
+    def scheduler_config(self) -> SchedulerConfig:
+        """The configuration of its scheduler."""
+        kv_tokens = self.curve.kv_tokens or DEFAULT_KV_TOKENS
+        return SchedulerConfig(
+            n_blocks=kv_tokens // self.block_tokens,
+            block_tokens=self.block_tokens,
+            max_model_len=kv_tokens,
+            max_running=self.max_running,
+            max_batched_tokens=DEFAULT_BATCHED_TOKENS[self.curve.device],
+        )
+
+
+def request_of(source: TraceRequest, number: int) -> Request:
+    """A request whose tokens repeat those of another one exactly as far as their hashes are equal."""
+    tokens = array("I")
+    for block in source.blocks[: source.prompt_tokens // source.block_tokens]:
+        for part in range(source.block_tokens // HASH_BLOCK_TOKENS):
+            tokens.extend((block & 0xFFFFFFFF, block >> 32, part, *(0,) * (HASH_BLOCK_TOKENS - 3)))
+    own = source.prompt_tokens - len(tokens)
+    tokens.extend((number & 0xFFFFFFFF,) * own)
+    return Request(
+        list(tokens),
+        source.prompt_tokens,
+        worker_pb2.Sampling(max_tokens=source.answer_tokens),
+        max_tokens=source.answer_tokens,
+        tenant=source.tenant,
+        chain_root=source.tenant.encode(),
+    )
+
+
+@dataclass(slots=True)
+class Progress:
+    """When tokens of a request were there."""
+
+    source: TraceRequest
+    first_at: float = -1.0  # < 0: not yet
+    done_at: float = -1.0
+
+
+class VirtualWorker:
+    """One worker. `advance` and `deliver` are called when their times have come; `wake_at` says when that is next."""
+
+    def __init__(self, worker_id: str, kind: WorkerKind, clock: Callable[[], float]) -> None:
+        self.worker_id, self._kind, self._clock = worker_id, kind, clock
+        self.scheduler = Scheduler(kind.scheduler_config(), KvEventLog(1), clock=clock)
+        self.timer = StepTimer(LEAST_PROMPT_S[kind.curve.device])
+        self.progress: dict[Request, Progress] = {}
+        self.busy_s = 0.0
+        self.acked = 0  # number of the last dispatch
+        self._due: deque[tuple[float, StepPlan]] = deque()
+        self._free_at = self._last_result = 0.0
+        self._plan_at = -1.0  # < 0: no plan is put off
+        self._probe()
+
+    def _probe(self) -> None:
+        """Measure a decode and prompts, as a worker does when it starts."""
+        curve = self._kind.curve
+        self.timer.returned(StepLoad(1), curve.seconds(1, 0.0, 0, 0.0))
+        for rows in _PROBE_ROWS:
+            load = StepLoad(rows, rows, rows * rows / 2)
+            self.timer.returned(load, curve.seconds(0, 0.0, rows, load.n_keys))
+        self._adapt()
+
+    @property
+    def wake_at(self) -> float | None:
+        """When something happens next without a new request; None: never."""
+        times = [self._due[0][0]] if self._due else []
+        return min([*times, self._plan_at] if self._plan_at >= 0 else times, default=None)
+
+    def submit(self, request: Request, source: TraceRequest) -> None:
+        """Take a request. Raises TooLongError."""
+        self.scheduler.submit(request)
+        self.progress[request] = Progress(source)
+        if self._plan_at < 0:  # else the plan that is due soon includes it
+            self._advance()
+
+    def wake(self) -> list[Progress]:
+        """Do what is due now; returns the requests that have ended."""
+        ended = []
+        while self._due and self._due[0][0] <= self._clock():
+            ended += self._deliver()
+        if 0 <= self._plan_at <= self._clock():
+            self._plan_at = -1.0
+            self._plan()
+        return ended
+
+    def _deliver(self) -> list[Progress]:
+        now, (_, plan) = self._clock(), self._due.popleft()
+        step = self.scheduler.in_flight[0]
+        drawn = tuple(SlotResult(chunk.slot, (_ANSWER,)) for chunk in plan.chunks if chunk.draws)
+        outputs = self.scheduler.apply(StepResult(plan.step, drawn))
+        self.timer.returned(step.load, now - max(step.planned_at, self._last_result))
+        self._last_result = now
+        self._adapt()
+        ended = []
+        for request, output in outputs:
+            progress = self.progress[request]
+            progress.first_at = now if progress.first_at < 0 else progress.first_at
+            if output.finish is not None:
+                progress.done_at = now
+                ended.append(self.progress.pop(request))
+        self._plan_at = -1.0
+        self._advance()
+        return ended
+
+    def _adapt(self) -> None:
+        scheduler, timer = self.scheduler, self.timer
+        scheduler.share_min_tokens = timer.share_min_tokens(scheduler.config.block_tokens)
+        measured = timer.prefill_budget(self._kind.prefill_step_s, scheduler.n_running)
+        scheduler.prefill_budget = measured or scheduler.prefill_budget
+
+    def _advance(self) -> None:
+        """Keep the ranks supplied, but plan as late as possible, as the worker's pump does."""
+        in_flight = self.scheduler.in_flight
+        while len(in_flight) < self.scheduler.config.max_in_flight:
+            if in_flight:
+                step = in_flight[0]
+                spare = self.timer.spare_s(step.load)
+                at = max(step.planned_at, self._last_result) + spare
+                if spare and at > self._clock():
+                    self._plan_at = at
+                    return
+            if not self._plan():
+                return
+
+    def _plan(self) -> bool:
+        plan = self.scheduler.plan()
+        if plan is None:
+            return False
+        load = StepLoad.of(plan.chunks)
+        decode_keys = float(sum(chunk.start for chunk in plan.chunks if chunk.n_tokens == 1))
+        n_decodes = load.n_rows - load.n_prefill_rows
+        seconds = self._kind.curve.seconds(n_decodes, decode_keys, load.n_prefill_rows, load.n_keys)
+        self.busy_s += seconds
+        self._free_at = max(self._free_at, self._clock()) + seconds
+        self._due.append((self._free_at, plan))
+        return True
+
+    def matched_tokens(self, request: Request) -> int:
+        """Tokens of the request's prompt that are cached here."""
+        size = self._kind.block_tokens
+        return len(self.scheduler.pool.match(request.block_digests(size, 0, request.n_prompt // size))) * size
+
+    def state(self) -> worker_pb2.WorkerState:
+        """The worker's state as routers get it."""
+        scheduler, timer = self.scheduler, self.timer
+        return worker_pb2.WorkerState(
+            worker_id=self.worker_id,
+            incarnation="virtual",
+            phase=worker_pb2.PHASE_SERVING,
+            queued_prefill_tokens=scheduler.queued_prefill_tokens,
+            running=scheduler.n_running,
+            waiting=scheduler.n_waiting,
+            prefill_tokens_per_s=timer.prefill_tokens_per_s,
+            decode_step_ms=timer.decode_step_ms,
+            computed_tokens=timer.computed_tokens,
+            max_request_tokens=scheduler.capacity.max_request_tokens,
+            heartbeat_ms=_HEARTBEAT_MS,
+            acked={ROUTER_ID: self.acked},
+        )

@@ -1,0 +1,100 @@
+"""Gateways log lengths, arrivals and hashes of requests, from which `ryzanstein plan` makes a plan."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from services.common.keys import RedisKeys
+from services.common.redis_client import RedisAccess, open_redis
+from services.common.request_log import LOG_BLOCK_TOKENS, LoggedRequest
+from services.common.tasks import end_tasks
+from services.gateway.generation.request import Caller, GenerationRequest, SamplingOptions
+from services.gateway.generation.request_log import RequestLog
+from services.gateway.telemetry import GatewayMetrics
+from services.gateway.tenants.redis_guard import RedisGuard
+from services.gateway.text.codec import ServedModel
+from tests.integration.gateway.fleet import MODEL, Worker
+from tests.integration.gateway.gateways import eventually, running_stack
+from tests.integration.gateway.redis_server import RedisServer, running_redis
+from tests.shell import captured
+
+KEY = RedisKeys("default").request_log
+SECRET = "a confidential sentence about nobody in particular "
+COMMAND = str(Path(sys.executable).parent / "ryzanstein")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with running_redis(tmp_path) as running:
+        yield running
+
+
+def logged(server: RedisServer) -> list[LoggedRequest]:
+    return [LoggedRequest.read(fields) for _, fields in server.client.xrange(KEY)]
+
+
+async def test_served_requests_become_a_plan_and_their_texts_stay_out_of_the_log(server: RedisServer) -> None:
+    most = 20
+    async with running_stack([Worker("w0")], redis_url=server.url, request_log_entries=most) as stack:
+        prompt = SECRET * 4
+        answer = await stack.complete(prompt=prompt, max_tokens=7, user="someone")
+        assert answer.status_code == 200, answer.text
+        used = answer.json()["usage"]
+        await eventually(lambda: server.client.xlen(KEY) == 1)
+        (first,) = logged(server)
+        assert (first.model, first.prompt_tokens, first.answer_tokens) == (MODEL, used["prompt_tokens"], 7)
+        assert len(first.blocks) == used["prompt_tokens"] // LOG_BLOCK_TOKENS > 0
+        await stack.http.post("/v1/embeddings", json={"input": SECRET})
+        await stack.http.post("/v1/completions", json={"prompt": SECRET}, headers={"x-session-id": "my session"})
+        await eventually(lambda: server.client.xlen(KEY) == 2)
+        assert logged(server)[1].session not in ("", "my session")
+        entries = b" ".join(value for _, fields in server.client.xrange(KEY) for value in fields.values())
+        assert not [word for word in (b"confidential", b"nobody", b"session") if word in entries]
+        for number in range(most + 5):
+            await stack.complete(prompt=f"{prompt} {number}", max_tokens=3)
+    assert server.client.xlen(KEY) == most, "the log is bounded, and what waited is written at the end"
+    assert 0 < server.client.ttl(KEY) <= 8 * 24 * 3600
+    assert all(entry.blocks == first.blocks for entry in logged(server)), "equal prefixes have equal hashes"
+    env = os.environ | {"RYZANSTEIN_REDIS_URL": server.url}
+    done = captured([COMMAND, "plan", "--target", "first_token_p95=5s", "--target", "pace_p95=1s", "--json"], env=env)
+    assert done.returncode == 0, done
+    rows = json.loads(done.stdout)
+    assert sum(row["requests"] for row in rows) == most
+    assert all(row["need"]["workers"] >= 1 for row in rows)
+    other = captured([COMMAND, "plan", "--target", "pace_p95=1s", "--model", "other"], env=env)
+    assert (other.returncode, MODEL in other.stderr) == (2, True)
+
+
+async def test_log_is_off_by_choice(server: RedisServer) -> None:
+    async with running_stack([Worker("w0")], redis_url=server.url) as stack:
+        await stack.complete(prompt=SECRET, max_tokens=2)
+    assert not server.client.exists(KEY)
+
+
+async def test_requests_wait_to_be_logged_while_redis_is_away(server: RedisServer) -> None:
+    metrics, redis = GatewayMetrics(), open_redis(RedisAccess(server.url), 0.2)
+    guard = RedisGuard(redis, RedisAccess(server.url), 0.2, metrics)
+    log = RequestLog(guard, RedisKeys("default"), 10, 60, metrics)
+    model = cast(ServedModel, SimpleNamespace(pool=MODEL))
+    request = GenerationRequest("r", model, [1] * 5, SamplingOptions(9), Caller(tenant="acme"), [])
+    server.freeze()
+    log.add(request, 3, 2.0)
+    writing = asyncio.create_task(log.run())
+    await eventually(lambda: not metrics.redis_up.collect()[0].samples[0].value)
+    server.thaw()
+    await end_tasks([writing])
+    await log.aclose()
+    await redis.aclose()
+    entries = logged(server)
+    assert {(entry.model, entry.prompt_tokens, entry.answer_tokens) for entry in entries} == {(MODEL, 5, 3)}
+    assert entries[0].tenant not in ("", "acme")
+    assert metrics.unlogged.collect()[0].samples[0].value == 0

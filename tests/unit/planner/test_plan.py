@@ -1,0 +1,168 @@
+"""Plans grow with the load and with tighter targets, read published traces, and repeat."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from services.planner.__main__ import faster, main, target
+from services.planner.planning import Target, workers_needed
+from services.planner.replay import Fleet, Replayed
+from services.planner.trace import TraceError, TraceRequest, read_trace
+from services.planner.workers import WorkerKind, request_of
+from services.router.policies.registry import make_policy
+from services.worker.simulated.curve import CurvePoint, StepCurve
+
+CURVE = StepCurve(
+    machine="test",
+    model="test",
+    device="cpu",
+    dtype="bfloat16",
+    tensor_parallel=1,
+    kv_tokens=8192,
+    decode=(CurvePoint(rows=1, seconds=0.05), CurvePoint(rows=16, seconds=0.2)),
+    decode_key_s=0.0,
+    prefill=(CurvePoint(rows=16, seconds=0.1), CurvePoint(rows=512, seconds=1.0)),
+    prefill_key_s=0.0,
+)
+KIND = WorkerKind(CURVE)
+
+
+def drawn(seed: int, rate: float, n: int = 60) -> list[TraceRequest]:
+    """Requests that come by chance; half of them share one of two prefixes."""
+    rng, at, trace = random.Random(seed), 0.0, []
+    for _ in range(n):
+        at += rng.expovariate(rate)
+        blocks = (rng.randrange(2) + 7,) if rng.random() < 0.5 else ()
+        session = rng.choice(["", "a", "b"])
+        trace.append(TraceRequest(at, rng.randrange(70, 200), rng.randrange(1, 12), blocks, session=session))
+    return trace
+
+
+def replay(trace: Sequence[TraceRequest], size: int, policy: str = "cost") -> Replayed:
+    return Fleet(KIND, make_policy(policy), size).run(trace)  # type: ignore[arg-type]
+
+
+def needed(trace: Sequence[TraceRequest], *targets: str) -> int:
+    need = workers_needed(trace, [target(each) for each in targets], replay, 12, window_s=5.0)
+    assert need.workers is not None
+    assert need.low is not None
+    assert need.low <= need.workers
+    assert need.high is None or need.workers <= need.high
+    return need.workers
+
+
+@pytest.mark.parametrize("policy", ["cost", "round_robin", "least_loaded", "session_hash"])
+def test_replay_ends_every_request_once_and_repeats(policy: str) -> None:
+    trace = drawn(1, 4.0)
+    first, again = replay(trace, 3, policy), replay(trace, 3, policy)
+    assert [outcome.at for outcome in first.outcomes] == [request.at for request in trace]
+    assert all(outcome.first_token_s > 0 for outcome in first.outcomes)
+    assert first == again
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_more_load_never_needs_fewer_workers(seed: int) -> None:
+    trace = drawn(seed, 1.0, 40)
+    sizes = [needed(faster(trace, factor), "first_token_p95=1.5s", "pace_p95=300ms") for factor in (0.5, 2, 8)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+
+
+def test_tighter_target_never_needs_fewer_workers() -> None:
+    trace = drawn(3, 3.0, 40)
+    sizes = [needed(trace, f"first_token_p95={seconds}s") for seconds in (30, 3, 1.5)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+    assert needed(trace, "first_token_p95=3s", "pace_p95=200ms") >= sizes[1]
+
+
+def test_shared_prefix_is_computed_once() -> None:
+    same = [TraceRequest(number * 3.0, 640, 2, tuple(range(1, 11))) for number in range(8)]
+    other = [TraceRequest(number * 3.0, 640, 2, tuple(range(number * 20, number * 20 + 10))) for number in range(8)]
+    assert replay(same, 1).busy_s < replay(other, 1).busy_s / 2
+    first, second = (request_of(one, number) for number, one in enumerate(same[:2]))
+    assert first.token_ids[:640] == second.token_ids[:640]
+    assert request_of(TraceRequest(0.0, 650, 2, (1,)), 1).token_ids[:64] == first.token_ids[:64]
+
+
+def test_target_that_no_fleet_meets_has_no_size() -> None:
+    need = workers_needed(drawn(4, 1.0, 8), [Target("first_token", 0.5, 0.01)], replay, 3)
+    assert need.workers is None
+    assert need.measured == {}
+
+
+def test_request_longer_than_the_cache_is_counted_and_hurts_no_other() -> None:
+    trace = [TraceRequest(0.0, 9000, 2), TraceRequest(0.1, 100, 2)]
+    replayed = replay(trace, 1)
+    assert (replayed.too_long, len(replayed.outcomes)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["first_token=1s", "pace_p95=", "pace_p0=1s", "pace_p101=1s", "first_token_p95=-1s", "p95=1s"]
+)
+def test_wrong_target_is_refused_by_its_text(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--target", wrong])
+    assert ended.value.code == 2
+    assert wrong in capsys.readouterr().err
+
+
+MOONCAKE = [
+    {"timestamp": 27482 + 400 * number, "input_length": 600, "output_length": 5, "hash_ids": [46 + number, number]}
+    for number in range(12)
+]
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,480,4\n2023-11-16 18:17:04.0,39,6\n"
+
+
+def test_published_traces_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text("\n".join(map(json.dumps, MOONCAKE)))
+    first = read_trace(path)[0]
+    assert (first.at, first.prompt_tokens, first.answer_tokens, first.blocks) == (27.482, 600, 5, (46, 0))
+    path.write_text(AZURE)
+    first, second = read_trace(path)
+    assert (first.prompt_tokens, first.answer_tokens) == (480, 4)
+    assert second.at - first.at == pytest.approx(0.02004, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no requests"),
+        ('{"timestamp": 1}', "line 1: no field 'input_length'"),
+        ('{"timestamp": 1, "input_length": 0, "output_length": 1}', "line 1: a request has at least one token"),
+        ('{"timestamp": 1', "line 1"),
+        ("a,b\n1,2\n", "line 2: no field 'TIMESTAMP'"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,1\n", "line 2"),
+    ],
+)
+def test_wrong_trace_is_refused_by_its_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=message):
+        read_trace(path)
+
+
+def test_plan_of_a_file_compares_curves_and_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, slow, fast = tmp_path / "trace", tmp_path / "slow.json", tmp_path / "fast.json"
+    trace.write_text("\n".join(map(json.dumps, MOONCAKE)))
+    CURVE.write(slow)
+    half = [point.model_copy(update={"seconds": point.seconds / 8}) for point in CURVE.prefill]
+    CURVE.model_copy(update={"prefill": tuple(half)}).write(fast)
+    options = ["--target", "first_token_p95=1.5s", "--curve", str(slow), "--curve", str(fast)]
+    options += ["--policy", "cost", "--policy", "round_robin", "--price", "0.5", "--watts", "100"]
+    assert main([str(trace), *options, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(Path(row["curve"]).name, row["policy"]) for row in rows] == [
+        (curve, policy) for curve in ("slow.json", "fast.json") for policy in ("cost", "round_robin")
+    ]
+    assert rows[0]["need"]["workers"] > rows[2]["need"]["workers"]
+    assert all(row["price"] == row["need"]["workers"] * 0.5 for row in rows)
+    assert all(row["kilojoules"] == pytest.approx(row["need"]["workers"] * row["need"]["busy"] * 360) for row in rows)
+    assert main([str(trace), "--target", "first_token_p95=1ms", "--most", "2", "--curve", str(slow)]) == 1
+    assert "no fleet of --most workers meets the targets" in capsys.readouterr().out
