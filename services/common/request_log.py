@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
+from redis.typing import EncodableT, FieldT
+
 from services.common.blockhash import HASH_BLOCK_TOKENS
 
 LOG_BLOCK_TOKENS = 64  # a hash of the log covers so many tokens
@@ -29,7 +31,7 @@ class LoggedRequest:
     session: str = ""  # digest
     blocks: tuple[int, ...] = ()  # one hash for each LOG_BLOCK_TOKENS tokens of the prompt, each of all tokens before
 
-    def fields(self) -> dict[str | bytes, str | bytes | int | float]:
+    def fields(self) -> dict[FieldT, EncodableT]:
         """The fields of its entry in the stream."""
         return {
             "at": f"{self.at:.3f}",

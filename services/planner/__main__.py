@@ -23,8 +23,8 @@ from services.common.durations import read_duration
 from services.common.keys import RedisKeys
 from services.common.redis_client import open_redis
 from services.common.settings import ServiceSettings
-from services.planner.planning import HOUR_S, Measure, Need, Target, by_hour, workers_needed
-from services.planner.replay import Fleet, Replayed
+from services.planner.planning import HOUR_S, LatencyTarget, Measure, Need, by_hour, workers_needed
+from services.planner.replay import Replayed, VirtualFleet
 from services.planner.request_log import read_log
 from services.planner.trace import TraceError, TraceRequest, read_trace
 from services.planner.workers import WorkerKind
@@ -37,7 +37,7 @@ _REDIS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlanRow:
     """An hour of one variant of the installation."""
 
     curve: str
@@ -45,11 +45,11 @@ class Row:
     hour: str
     requests: int
     need: Need
-    price: float | None  # of the hour, in the unit of --price
+    price: float | None  # price of the hour, in the unit of --price
     kilojoules: float | None
 
 
-def target(text: str) -> Target:
+def target(text: str) -> LatencyTarget:
     """Read `first_token_p95=1s`; raises ArgumentTypeError."""
     matched = _TARGET.fullmatch(text)
     try:
@@ -60,7 +60,7 @@ def target(text: str) -> Target:
             raise ValueError("expected a time above 0")
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text}: {error}") from error
-    return Target(cast(Measure, matched[1]), float(matched[2]) / 100, seconds)
+    return LatencyTarget(cast(Measure, matched[1]), float(matched[2]) / 100, seconds)
 
 
 def _positive(text: str) -> float:
@@ -135,11 +135,11 @@ async def _logged(model: str) -> list[TraceRequest]:
 
 def _row(
     given: argparse.Namespace, name: str, curve: StepCurve, policy: str, start: float, hour: Sequence[TraceRequest]
-) -> Row:
+) -> PlanRow:
     kind = WorkerKind(curve)
 
     def replay(trace: Sequence[TraceRequest], size: int) -> Replayed:
-        return Fleet(kind, make_policy(cast(PolicyName, policy)), size).run(trace)
+        return VirtualFleet(kind, make_policy(cast(PolicyName, policy)), size).run(trace)
 
     need = workers_needed(hour, given.target, replay, given.most)
     label = f"{datetime.fromtimestamp(start, UTC):%Y-%m-%d %H:%M}" if start > _EPOCH_S else f"+{start / HOUR_S:g} h"
@@ -147,14 +147,14 @@ def _row(
     price = workers * given.price if given.price and workers else None
     watts = (need.busy * given.watts + (1 - need.busy) * (given.idle_watts or 0.0)) if given.watts else 0.0
     kilojoules = workers * watts * HOUR_S / 1e3 if watts and workers else None
-    return Row(name, policy, label, len(hour), need, price, kilojoules)
+    return PlanRow(name, policy, label, len(hour), need, price, kilojoules)
 
 
-def _print_json(rows: Sequence[Row]) -> None:
+def _print_json(rows: Sequence[PlanRow]) -> None:
     print(json.dumps([asdict(row) for row in rows], indent=2))  # noqa: T201
 
 
-def _print_table(rows: Sequence[Row], targets: Sequence[Target]) -> None:
+def _print_table(rows: Sequence[PlanRow], targets: Sequence[LatencyTarget]) -> None:
     names = (each.name for each in targets)
     table = Table("hour", "curve", "policy", "requests", "workers", "interval", *names, "busy")
     for name, known in (("price", rows[0].price), ("kJ", rows[0].kilojoules)):

@@ -20,7 +20,7 @@ _STEPS = 16  # sizes between a fleet that is certainly too small and twice its s
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LatencyTarget:
     """Most seconds that a share of the requests may take: `first_token_p95=1s`."""
 
     measure: Measure
@@ -51,7 +51,7 @@ class Need:
     workers: int | None  # None: no fleet meets the targets
     low: int | None  # interval: 5 % of resampled traces need fewer than `low`, ...
     high: int | None  # ... and 5 % more than `high`
-    measured: Mapping[str, float]  # of the fleet of `workers`: seconds by the target's name
+    measured: Mapping[str, float]  # seconds that the fleet of `workers` reaches, by the target's name
     busy: float = 0.0  # share of time in which its workers compute
     too_long: int = 0  # requests that no worker could take
 
@@ -60,7 +60,7 @@ Replay = Callable[[Sequence[TraceRequest], int], Replayed]
 
 
 def workers_needed(
-    trace: Sequence[TraceRequest], targets: Sequence[Target], replay: Replay, most: int, window_s: float = 60.0
+    trace: Sequence[TraceRequest], targets: Sequence[LatencyTarget], replay: Replay, most: int, window_s: float = 60.0
 ) -> Need:
     """The smallest fleet for a trace, of at most `most` workers.
 
@@ -69,7 +69,7 @@ def workers_needed(
     """
     need: int | None = None
     low: int | None = None
-    kept: Replayed | None = None
+    chosen: Replayed | None = None
     alone = replay(trace, 1)
     for size in _sizes(trace, alone, most):
         replayed = alone if size == 1 else replay(trace, size)
@@ -77,23 +77,23 @@ def workers_needed(
         if low is None and share >= _LEVEL:
             low = size
         if need is None and all(target.met(target.values(replayed)) for target in targets):
-            need, kept = size, replayed
+            need, chosen = size, replayed
         if need is not None and share >= 1 - _LEVEL:
-            return _need(need, min(low or need, need), size, targets, kept)
-    return _need(need, low, None, targets, kept)
+            return _need(need, min(low or need, need), size, targets, chosen)
+    return _need(need, low, None, targets, chosen)
 
 
 def _need(
-    need: int | None, low: int | None, high: int | None, targets: Sequence[Target], kept: Replayed | None
+    need: int | None, low: int | None, high: int | None, targets: Sequence[LatencyTarget], chosen: Replayed | None
 ) -> Need:
-    if need is None or kept is None:
+    if need is None or chosen is None:
         return Need(None, low, high, {})
     measured = {
         target.name: float(np.nanquantile(values, target.share)) if not np.isnan(values).all() else 0.0
         for target in targets
-        for values in [target.values(kept)]
+        for values in [target.values(chosen)]
     }
-    return Need(need, low, high, measured, kept.busy_s / (kept.span_s * need or 1.0), kept.too_long)
+    return Need(need, low, high, measured, chosen.busy_s / (chosen.span_s * need or 1.0), chosen.too_long)
 
 
 def _sizes(trace: Sequence[TraceRequest], alone: Replayed, most: int) -> Iterator[int]:
@@ -106,7 +106,7 @@ def _sizes(trace: Sequence[TraceRequest], alone: Replayed, most: int) -> Iterato
         size += max(1, size // _STEPS)
 
 
-def _share_of_draws_that_meet(replayed: Replayed, targets: Sequence[Target], window_s: float) -> float:
+def _share_of_draws_that_meet(replayed: Replayed, targets: Sequence[LatencyTarget], window_s: float) -> float:
     """The share of resampled traces whose requests meet all targets; the same draws for every fleet."""
     at = np.array([outcome.at for outcome in replayed.outcomes])
     windows = ((at - at[0]) // window_s).astype(int)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.planner.trace import TraceRequest
-from services.planner.workers import ROUTER_ID, Progress, VirtualWorker, WorkerKind, request_of
+from services.planner.workers import ROUTER_ID, ReplayWorker, RequestTimes, WorkerKind, request_of
 from services.router.breaker import BreakerLimits
 from services.router.policies.policy import Policy
 from services.router.pool import Pool
@@ -22,7 +22,7 @@ SATURATION_S = 30.0  # the router's default
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayedRequest:
     """What a client saw of a request."""
 
     at: float  # arrival, on the trace's clock
@@ -34,19 +34,19 @@ class Outcome:
 class Replayed:
     """A whole trace on a fleet of a size."""
 
-    outcomes: Sequence[Outcome]  # in the order of arrivals
+    outcomes: Sequence[ReplayedRequest]  # in the order of arrivals
     busy_s: float  # seconds of steps, summed over workers
     span_s: float  # from the first arrival to the last token
     too_long: int = 0  # requests that no worker of the kind could take
 
 
-class Fleet:
+class VirtualFleet:
     """Virtual workers and the router's view of them."""
 
     def __init__(self, kind: WorkerKind, policy: Policy, n_workers: int) -> None:
         self.now = self._began = 0.0  # `_began`: when the trace began, on its own clock
         self._policy = policy
-        self._workers = [VirtualWorker(f"worker-{n}", kind, self._clock) for n in range(n_workers)]
+        self._workers = [ReplayWorker(f"worker-{n}", kind, self._clock) for n in range(n_workers)]
         self._pool = Pool("planned", SATURATION_S, self._clock)
         for worker in self._workers:
             self._pool.add(worker.worker_id, "", BreakerLimits())
@@ -56,7 +56,7 @@ class Fleet:
         self._bound: dict[tuple[str, str], int] = {}  # session -> worker
         self._waiting: deque[tuple[Request, TraceRequest]] = deque()
         self._turn = 0
-        self._ended: list[Outcome] = []
+        self._ended: list[ReplayedRequest] = []
         self._too_long = 0
 
     def _clock(self) -> float:
@@ -88,10 +88,10 @@ class Fleet:
                 self._waiting.popleft()
         self.now = max(self.now, until)
 
-    def _outcome(self, progress: Progress) -> Outcome:
+    def _outcome(self, progress: RequestTimes) -> ReplayedRequest:
         more = progress.source.answer_tokens - 1
         pace_s = (progress.done_at - progress.first_at) / more if more else 0.0
-        return Outcome(progress.source.at, progress.first_at - (progress.source.at - self._began), pace_s)
+        return ReplayedRequest(progress.source.at, progress.first_at - (progress.source.at - self._began), pace_s)
 
     def _arrive(self, request: Request, source: TraceRequest) -> None:
         request.extend_digests()

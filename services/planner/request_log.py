@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import cast
 
 from redis.asyncio import Redis
 
@@ -15,7 +16,11 @@ _PAGE = 1000
 async def read_log(redis: Redis, keys: RedisKeys) -> AsyncIterator[LoggedRequest]:
     """All requests of the log, in the order in which they ended. Raises RedisError."""
     since = "-"
-    while page := await redis.xrange(keys.request_log, min=since, count=_PAGE):
+    while True:
+        answer = await redis.xrange(keys.request_log, min=since, count=_PAGE)
+        page = cast("list[tuple[bytes, dict[bytes, bytes]]]", answer)  # no client of ours decodes
+        if not page:
+            return
         for _, fields in page:
             yield LoggedRequest.read(fields)
         since = f"({page[-1][0].decode()}"

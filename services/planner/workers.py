@@ -67,7 +67,7 @@ def request_of(source: TraceRequest, number: int) -> Request:
 
 
 @dataclass(slots=True)
-class Progress:
+class RequestTimes:
     """When tokens of a request were there."""
 
     source: TraceRequest
@@ -75,14 +75,14 @@ class Progress:
     done_at: float = -1.0
 
 
-class VirtualWorker:
+class ReplayWorker:
     """One worker. `advance` and `deliver` are called when their times have come; `wake_at` says when that is next."""
 
     def __init__(self, worker_id: str, kind: WorkerKind, clock: Callable[[], float]) -> None:
         self.worker_id, self._kind, self._clock = worker_id, kind, clock
         self.scheduler = Scheduler(kind.scheduler_config(), KvEventLog(1), clock=clock)
         self.timer = StepTimer(LEAST_PROMPT_S[kind.curve.device])
-        self.progress: dict[Request, Progress] = {}
+        self.progress: dict[Request, RequestTimes] = {}
         self.busy_s = 0.0
         self.acked = 0  # number of the last dispatch
         self._due: deque[tuple[float, StepPlan]] = deque()
@@ -108,11 +108,11 @@ class VirtualWorker:
     def submit(self, request: Request, source: TraceRequest) -> None:
         """Take a request. Raises TooLongError."""
         self.scheduler.submit(request)
-        self.progress[request] = Progress(source)
+        self.progress[request] = RequestTimes(source)
         if self._plan_at < 0:  # else the plan that is due soon includes it
             self._advance()
 
-    def wake(self) -> list[Progress]:
+    def wake(self) -> list[RequestTimes]:
         """Do what is due now; returns the requests that have ended."""
         ended = []
         while self._due and self._due[0][0] <= self._clock():
@@ -122,7 +122,7 @@ class VirtualWorker:
             self._plan()
         return ended
 
-    def _deliver(self) -> list[Progress]:
+    def _deliver(self) -> list[RequestTimes]:
         now, (_, plan) = self._clock(), self._due.popleft()
         step = self.scheduler.in_flight[0]
         drawn = tuple(SlotResult(chunk.slot, (_ANSWER,)) for chunk in plan.chunks if chunk.draws)
