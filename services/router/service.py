@@ -30,6 +30,7 @@ from services.router.routing import OverloadedError, Routing
 from services.router.scaling.arrivals import Arrivals
 from services.router.settings import RouterSettings
 from services.router.snapshot import matched_at
+from services.router.standbys import standby_of
 
 # A drain lasts longer than its grace: the worker then hands its requests off.
 DRAIN_EXTRA_S = 30.0
@@ -158,6 +159,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
             ticket=worker_pb2.DispatchTicket(router_id=self._settings.router_id, seq=placed.seq),
             decision=decision,
             pull=pull_hint(placed.evaluation.pool, placed.evaluation.snapshot, placed.choice),
+            standby=standby_of(request, placed),
         )
 
     async def Explain(self, request: routing_pb2.RouteRequest, context: Context) -> routing_pb2.Decision:  # noqa: N802

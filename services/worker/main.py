@@ -99,7 +99,8 @@ def _identity(settings: WorkerSettings, worker_id: str, name: str) -> EngineIden
         settings.memory_host, settings.max_awake, settings.idle_sleep_s, settings.pinned, settings.priority
     )
     incarnation, now = str(uuid.uuid4()), int(time.time())
-    return EngineIdentity(worker_id, incarnation, name, now, recommends=settings.sampling_defaults, shared=shared)
+    recommends = settings.sampling_defaults
+    return EngineIdentity(worker_id, incarnation, name, now, recommends, shared, settings.node)
 
 
 async def _open_engines(

@@ -132,6 +132,18 @@ class WorkerSettings(ServiceSettings):
     pull_mb_per_s: float = Field(
         250.0, ge=0, description="How fast KV blocks come from other workers, until it is measured; 0: never pull"
     )
+    standby_tokens: int = Field(
+        2048,
+        ge=0,
+        description="Texts of this length, in tokens, have their KV copied to another worker while they grow, so "
+        "that it need not be computed again when this worker is lost or drained; 0: never",
+    )
+    standby_mb_per_s: float = Field(
+        100.0, gt=0, description="How fast KV of running requests is copied to other workers at most"
+    )
+    node: str = Field(
+        "", description="The worker's machine; KV of running requests is copied to another one; empty: not known"
+    )
     host_cache_gib: float = Field(
         0.0, ge=0, description="Memory of the worker's host, in GiB, for KV blocks that may leave the KV cache; 0: none"
     )

@@ -43,6 +43,7 @@ CALLERS: Mapping[str, frozenset[str]] = MappingProxyType(
         "ryzanstein.v1.Worker/Wake": frozenset({"router"}),
         "ryzanstein.v1.Worker/KvSync": frozenset({"coordinator"}),
         "ryzanstein.v1.Worker/PullBlocks": frozenset({"worker"}),
+        "ryzanstein.v1.Worker/CopyBlocks": frozenset({"worker"}),
         "grpc.health.v1.Health/Check": _EVERYBODY,
         "grpc.health.v1.Health/Watch": _EVERYBODY,
         "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": frozenset({ADMIN}),

@@ -219,6 +219,7 @@ class ResumableStream:
             ticket=assignment.ticket,
             weight=request.caller.weight,
             pull=assignment.pull,
+            standby=None if request.caller.mirrored else assignment.standby,
             trial_tokens=trial_tokens,
             adapter=request.adapter,
         )

@@ -64,6 +64,7 @@ class Assignment:
     ticket: worker_pb2.DispatchTicket | None
     reason: str
     pull: worker_pb2.PullHint | None = None  # another worker holds more of the prompt's KV
+    standby: worker_pb2.Standby | None = None  # the request's KV may be copied there
 
 
 @dataclass(slots=True)
@@ -284,7 +285,9 @@ class RouterClient:
 
 def _assignment(answer: routing_pb2.RouteResponse) -> Assignment:
     ref = WorkerRef(answer.worker_id, answer.incarnation, answer.address)
-    return Assignment(ref, answer.ticket, answer.decision.reason, answer.pull if answer.HasField("pull") else None)
+    pull = answer.pull if answer.HasField("pull") else None
+    standby = answer.standby if answer.HasField("standby") else None
+    return Assignment(ref, answer.ticket, answer.decision.reason, pull, standby)
 
 
 _BUSY = {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}

@@ -31,6 +31,7 @@ class EngineIdentity:
     created: int  # Unix time
     recommends: bool = True  # use the publisher's sampling defaults for requests
     shared: SharedHost = SharedHost()
+    node: str = ""  # the worker's machine; empty: not known
 
 
 def model_card(identity: EngineIdentity, model: EngineModel, facts: EngineFacts) -> pb.ModelCard:

@@ -218,6 +218,19 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         except BlocksUnavailableError as error:
             await context.abort(_CODES[error.reason], str(error))
 
+    async def CopyBlocks(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[pb.CopyBlocksRequest],
+        context: grpc.aio.ServicerContext[pb.CopyBlocksRequest, pb.CopyBlocksResponse],
+    ) -> AsyncIterator[pb.CopyBlocksResponse]:
+        """Take copies of a request of another worker until that closes the stream."""
+        try:
+            async with contextlib.aclosing(self._engine.take_copies(request_iterator)) as answers:
+                async for answer in answers:
+                    yield answer
+        except BlocksUnavailableError as error:
+            await context.abort(_CODES[error.reason], str(error))
+
 
 def _event_message(event: KvEvent) -> pb.KvEvent:
     if event.place is BlockPlace.DEVICE:

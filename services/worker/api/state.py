@@ -39,6 +39,7 @@ class StateForRouters:
             acked=self._acked,
             drafted_tokens=counters.proposed_tokens.total(),
             accepted_tokens=counters.accepted_tokens.total(),
+            node=self._identity.node,
             host=shared.host,
             max_awake=shared.max_awake,
             idle_sleep_s=shared.idle_sleep_s,

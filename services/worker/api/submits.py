@@ -39,6 +39,7 @@ def unchecked(submit: pb.Submit) -> EngineRequest:
         trial_tokens=submit.trial_tokens,
         adapter=_adapter(submit),
         pull=submit.pull if submit.HasField("pull") else None,
+        standby=submit.standby if submit.HasField("standby") else None,
         prediction_ids=list(submit.prediction_ids),
         images=list(submit.images),
     )

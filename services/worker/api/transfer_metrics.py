@@ -1,4 +1,4 @@
-"""Prometheus metrics of KV transfers: ``ryzanstein_worker_pull*``, ``*_sent_*``, and ``*_kv_place_*`` by place."""
+"""Prometheus metrics of KV transfers: pulls, copies to standbys, resumed requests, and places below the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from services.worker.engine.kv_events import BlockPlace
-from services.worker.engine.state import PULL_FAILURES, STORE_FAILURES, PlaceTotals, TransferTotals, add_totals
+from services.worker.engine.state import (
+    COPY_FAILURES,
+    PULL_FAILURES,
+    STORE_FAILURES,
+    PlaceTotals,
+    TransferTotals,
+    add_totals,
+)
 
 _COUNTERS = {
     "pulled_blocks": "KV blocks fetched from other workers",
@@ -16,9 +23,15 @@ _COUNTERS = {
     "pulled_seconds": "Time that pulls took, failed ones included",
     "sent_blocks": "KV blocks handed out to other workers",
     "sent_bytes": "Bytes of KV handed out to other workers",
+    "copied_blocks": "KV blocks of other workers' running requests that were copied to this one",
+    "copied_bytes": "Bytes of KV of other workers' running requests that were copied to this one",
+    "resumed_tokens": "Prompt tokens of requests that another worker had begun",
+    "resumed_cached_tokens": "Prompt tokens of requests that another worker had begun, found in the prefix cache",
 }
-
-
+_FAILURES = {
+    "pull_failures": ("Pulls that ended before their last block, by reason", PULL_FAILURES),
+    "copy_failures": ("Copies to a standby that were not taken, by reason", COPY_FAILURES),
+}
 _PLACE_COUNTERS = {
     "hits": "KV blocks that a prompt wanted, the KV cache did not hold, and the place did",
     "misses": "KV blocks that a prompt wanted, and neither the KV cache nor the place held",
@@ -46,12 +59,16 @@ class TransferMetrics(Collector):
         totals = add_totals(self._totals)
         for name, text in _COUNTERS.items():
             yield CounterMetricFamily(f"ryzanstein_worker_{name}", text, value=getattr(totals, name))
-        failures = CounterMetricFamily(
-            "ryzanstein_worker_pull_failures", "Pulls that ended before their last block, by reason", labels=["reason"]
+        for name, (text, reasons) in _FAILURES.items():
+            failures = CounterMetricFamily(f"ryzanstein_worker_{name}", text, labels=["reason"])
+            for reason in reasons:
+                failures.add_metric([reason], getattr(totals, name)[reason])
+            yield failures
+        yield GaugeMetricFamily(
+            "ryzanstein_worker_copy_lag_blocks",
+            "Complete KV blocks of running requests that their standbys do not hold",
+            value=totals.copy_lag_blocks,
         )
-        for reason in PULL_FAILURES:
-            failures.add_metric([reason], totals.pull_failures[reason])
-        yield failures
         yield from _place_metrics(totals.places)
 
 

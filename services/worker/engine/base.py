@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,13 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.phases import phase_name
 from services.worker.engine.changes import Changes
-from services.worker.engine.errors import InvalidRequestError, PhaseRefusedError, UnsupportedError
+from services.worker.engine.errors import (
+    BlocksUnavailableError,
+    InvalidRequestError,
+    PhaseRefusedError,
+    Unavailable,
+    UnsupportedError,
+)
 from services.worker.engine.kv_events import BlockPlace, KvEventLog
 from services.worker.engine.lifecycle import Lifecycle
 from services.worker.engine.output import Finish, Output, Progress
@@ -205,6 +211,13 @@ class Engine(ABC):
     def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
         """The requested KV blocks, up to the first block that is not cached. Raises BlocksUnavailableError."""
 
+    def take_copies(self, messages: AsyncIterator[pb.CopyBlocksRequest]) -> AsyncGenerator[pb.CopyBlocksResponse, None]:
+        """Keep copies of another worker's running request, as a standby. Raises BlocksUnavailableError."""
+        raise BlocksUnavailableError(Unavailable.MISMATCH, "this engine takes no copies of KV blocks")
+
+    async def _hand_over(self) -> None:  # noqa: B027  # most engines have no standbys
+        """Give the standbys of running requests what they lack, for a limited time."""
+
     @property
     @abstractmethod
     def _n_waiting(self) -> int:
@@ -301,7 +314,7 @@ class Engine(ABC):
         """
         self._enter(pb.PHASE_DRAINING, "draining")
         self._life.on_drain()
-        handed_off = self._release(waiting_only=grace_s > 0)
+        handed_off = self._release(waiting_only=True)
         running = len(self._live)
         with self.changes.watch() as changed:
             try:
@@ -311,6 +324,7 @@ class Engine(ABC):
                         changed.clear()
             except TimeoutError:
                 log.info("the grace period is over")
+        await self._hand_over()
         left = self._release(waiting_only=False)
         return handed_off + left, running - left
 

@@ -35,5 +35,6 @@ class EngineRequest:
     trial_tokens: int = 0  # > 0: a suspect; it runs without another suspect until it generated this many tokens here
     adapter: AdapterRef | None = None
     pull: pb.PullHint | None = None  # another worker holds more of the prompt's KV
+    standby: pb.Standby | None = None  # its KV may be copied there
     prediction_ids: Sequence[int] = ()  # tokens of an expected answer, from which drafts are taken
     images: Sequence[pb.Image] = ()  # images of the prompt, in order

@@ -42,6 +42,7 @@ class EngineState:
     memory: Mapping[str, int] = field(default_factory=dict)  # `EngineFacts.memory`, by purpose
     kv_places: tuple[pb.KvPlaceState, ...] = ()  # places below the device, fastest first
     wake_ms: int = 0  # time of the last wake, from asleep to serving; 0: not measured
+    standby_tokens: int = 0  # requests of this length, output included, want a standby; 0: none does
 
     @classmethod
     def of_all(cls, states: Sequence[EngineState]) -> EngineState:
@@ -79,6 +80,9 @@ class EngineCounters:
 
 
 PULL_FAILURES = ("mismatch", "gone", "busy", "timeout", "unreachable", "evicted", "corrupt", "ranks_lost", "error")
+
+
+COPY_FAILURES = ("mismatch", "gone", "busy", "full", "unreachable", "error")
 
 
 STORE_FAILURES = ("corrupt", "io", "late", "slow", "timeout", "error")  # see PlaceTotals.failures
@@ -132,7 +136,19 @@ class TransferTotals:
     pull_failures: Counter[str] = field(default_factory=Counter)  # by one of PULL_FAILURES
     sent_blocks: int = 0
     sent_bytes: int = 0
+    copied_blocks: int = 0  # copies of other workers' running requests
+    copied_bytes: int = 0
+    copy_failures: Counter[str] = field(default_factory=Counter)  # of copies to others, by one of COPY_FAILURES
+    copy_lag_blocks: int = 0  # complete blocks of running requests that their standbys do not hold now
+    resumed_tokens: int = 0  # prompt tokens of requests that other workers had begun
+    resumed_cached_tokens: int = 0  # those that were found in the prefix cache
     places: TotalsByPlace = field(default_factory=TotalsByPlace)
+
+    def began(self, attempt: int, n_prompt: int, n_cached: int) -> None:
+        """Count the cached tokens of a request's prompt if another worker had begun the request."""
+        if attempt > 1:
+            self.resumed_tokens += n_prompt
+            self.resumed_cached_tokens += n_cached
 
 
 TotalsT = TypeVar("TotalsT", EngineCounters, TransferTotals, PlaceTotals)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -98,7 +98,9 @@ class _Load:
 class BlockLoader:
     """All loads of one server. Each queues its deferred requests again at its end, after success and failure."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefill_tokens_per_s: Callable[[], float]) -> None:
+        """`prefill_tokens_per_s`: the speed of computing; 0: unknown."""
+        self.prefill_tokens_per_s = prefill_tokens_per_s
         self._loads: dict[_Load, asyncio.Task[None]] = {}
         self._postponed: list[Request] = []
 
@@ -107,12 +109,10 @@ class BlockLoader:
         """Whether no further load can begin now."""
         return len(self._loads) >= MAX_LOADS
 
-    def start(
-        self, device: DeviceKv, request: Request, reader: PrefixReader, n_tokens: int, tokens_per_s: float
-    ) -> bool:
+    def start(self, device: DeviceKv, request: Request, reader: PrefixReader, n_tokens: int) -> bool:
         """Bring the missing blocks of the first `n_tokens` tokens; the caller defers the request after True.
 
-        False: no block is missing, or there is no room. `tokens_per_s` is the speed of computing; 0: unknown.
+        False: no block is missing, or there is no room.
         """
         size = device.layout.block_tokens
         prefix = request.block_digests(size, 0, min(n_tokens, len(request.token_ids) - 1) // size)
@@ -127,7 +127,7 @@ class BlockLoader:
             return False
         load = _Load(reader, prefix, arrival, [request])
         limit_s = MOST_S
-        if tokens_per_s:
+        if tokens_per_s := self.prefill_tokens_per_s():
             limit_s = min(limit_s, max(LEAST_S, PATIENCE * len(arrival.digests) * size / tokens_per_s))
         self._loads[load] = asyncio.create_task(self._run(device, load, limit_s), name="load")
         return True

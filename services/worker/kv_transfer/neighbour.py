@@ -19,7 +19,7 @@ from services.worker.kv_transfer.loader import Bandwidth, LoadError
 
 log = logging.getLogger(__name__)
 
-_REASONS = {
+REASONS = {
     grpc.StatusCode.FAILED_PRECONDITION: "mismatch",
     grpc.StatusCode.NOT_FOUND: "gone",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "busy",
@@ -52,12 +52,12 @@ class Neighbour:
                     async for block in call:
                         if at == len(digests):
                             raise LoadError("corrupt", "more blocks came than were asked for")
-                        yield _checked(block, digests[at], self.device.block_bytes)
+                        yield checked(block, digests[at], self.device.block_bytes)
                         at += 1
                 finally:
                     call.cancel()
         except grpc.aio.AioRpcError as error:
-            reason = _REASONS.get(error.code(), "error")
+            reason = REASONS.get(error.code(), "error")
             raise LoadError(reason, f"{error.code().name}: {error.details()}") from error
 
     def loaded(self, n_blocks: int, n_bytes: int) -> None:
@@ -80,7 +80,7 @@ class Neighbour:
             self.speed.measure(n_bytes, seconds)
 
 
-def _checked(block: pb.KvBlock, digest: bytes, n_bytes: int) -> bytes:
+def checked(block: pb.KvBlock, digest: bytes, n_bytes: int) -> bytes:
     """The block's bytes after validating digest, size and CRC; raises LoadError."""
     if block.digest != digest:
         raise LoadError("corrupt", "another block came than was due")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +53,6 @@ def open_tiers(
     layout: pb.KvLayout,
     engine: Engine,
     loader: BlockLoader,
-    prefill_tokens_per_s: Callable[[], float],
 ) -> Tiers:
     """The places for an engine's blocks. Raises StartupError for sizes and paths that cannot work."""
     events, totals = engine.kv_events, engine.transfers
@@ -85,7 +83,7 @@ def open_tiers(
         raise StartupError(f"{name}: {error}") from error
     except OSError as error:
         raise _unusable(sizes.disk_path, error) from error
-    return Tiers(stores, loader, events, prefill_tokens_per_s, engine.changes.announce)
+    return Tiers(stores, loader, events, engine.changes.announce)
 
 
 def _unusable(path: str, error: OSError) -> StartupError:

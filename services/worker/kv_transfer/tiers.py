@@ -92,11 +92,10 @@ class Tiers:
         stores: Sequence[BlockStore],
         loader: BlockLoader,
         events: KvEventLog,
-        prefill_tokens_per_s: Callable[[], float],
         announce: Callable[[], None],
     ) -> None:
         self._stores, self._loader, self._events = stores, loader, events
-        self._prefill_tokens_per_s, self._announce = prefill_tokens_per_s, announce
+        self._announce = announce
         self._device: DeviceKv | None = None
         self._writers = [WriteBehind(store, lambda: self._device) for store in stores]
         self._tasks: list[asyncio.Task[None]] = []
@@ -180,13 +179,11 @@ class Tiers:
         for store, n_hits, n_misses in lookups:
             store.totals.hits += n_hits
             store.totals.misses += n_misses
-        return worthwhile and self._loader.start(
-            device, request, StoredPrefix(runs), n_tokens, self._prefill_tokens_per_s()
-        )
+        return worthwhile and self._loader.start(device, request, StoredPrefix(runs), n_tokens)
 
     def _is_slow(self, store: BlockStore, n_blocks: int, block_tokens: int) -> bool:
         """Whether computing `n_blocks` takes less time than a load."""
-        tokens_per_s = self._prefill_tokens_per_s()
+        tokens_per_s = self._loader.prefill_tokens_per_s()
         load_s = n_blocks * store.block_bytes / store.speed.bytes_per_s()
         slow = tokens_per_s > 0 and load_s * tokens_per_s > n_blocks * block_tokens
         store.totals.failures["slow"] += n_blocks * slow

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.common.tls.credentials import Tls
 from services.compute.ranks.config import RankGroupConfig
 from services.compute.ranks.memory import worker_account
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import EngineFacts
+from services.worker.kv_transfer.neighbours import NO_PULLS, NeighbourLimits
 from services.worker.kv_transfer.opening import NO_TIERS, TierSizes
 from services.worker.native.adapters import AdapterSources
 from services.worker.process.rank_group import GroupStarted
@@ -22,9 +22,8 @@ class EngineConfig:
     ranks: RankGroupConfig
     max_batched_tokens: int
     prefill_step_s: float  # seconds by which prompts may lengthen a step of decodes
-    pull_bytes_per_s: float = 0.0  # assumed before the first measurement; 0: never pull
+    neighbours: NeighbourLimits = NO_PULLS
     recovery_limit_s: float = 0.0  # longest time of repeated attempts to restart lost ranks; 0: no limit
-    tls: Tls | None = None  # TLS of pulls from other workers
     adapters: AdapterSources | None = None  # None: no room for adapters
     pinned: tuple[AdapterRef, ...] = ()  # adapters of the settings that keep their slots
     tiers: TierSizes = NO_TIERS  # places of KV blocks below the device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from ryzanstein.v1 import worker_pb2 as pb
@@ -23,10 +23,9 @@ from services.worker.engine.output import Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import AdapterFacts, EngineModel, EngineState
 from services.worker.kv_transfer.device import DeviceKv, kv_layout
-from services.worker.kv_transfer.loader import Bandwidth, BlockLoader
-from services.worker.kv_transfer.neighbour import Neighbour
+from services.worker.kv_transfer.loader import BlockLoader
+from services.worker.kv_transfer.neighbours import Neighbours
 from services.worker.kv_transfer.opening import open_tiers
-from services.worker.kv_transfer.source import BlockSource
 from services.worker.kv_transfer.tiers import Tiers
 from services.worker.native.adapters import AdapterSlots, inspect
 from services.worker.native.config import EngineConfig
@@ -55,10 +54,10 @@ class NativeEngine(Engine):
         super().__init__(model, life, "loading the model")
         self._live: dict[EngineRequest, LiveRequest] = {}
         self._config, self._ranks, self._steps = config, ranks, steps
-        self._loader, self._pull_speed = BlockLoader(), Bandwidth(config.pull_bytes_per_s)
-        self._source = BlockSource(lambda: self._device, self.transfers)
         self._tiers: Tiers | None = None  # places of KV blocks below the device, which outlive the ranks
         self._step_timer = StepTimer(LEAST_PROMPT_S[config.ranks.device])
+        self._loader = BlockLoader(lambda: self._step_timer.prefill_tokens_per_s)
+        self._neighbours = Neighbours(config.neighbours, lambda: self._device, self._loader, self.transfers)
         self._pump: StepPump | None = None  # pump of the ranks, which may be asleep
         self._probe: Request | None = None  # the start-up probe
         self._device: DeviceKv | None = None  # KV cache of the serving ranks
@@ -79,7 +78,8 @@ class NativeEngine(Engine):
             decode_step_ms=step_timer.decode_step_ms,
             computed_tokens=step_timer.computed_tokens,
             kv_bytes_per_token=device.bytes_per_token if device else 0,
-            pull_bytes_per_s=self._pull_speed.bytes_per_s(),
+            pull_bytes_per_s=self._neighbours.pull_speed.bytes_per_s(),
+            standby_tokens=self._config.neighbours.copies.tokens if device and device.blocks_per_copy else 0,
             kv_places=self._tiers.states() if self._tiers else (),
             memory_bytes=self._memory_held,
             memory=self.facts.memory.parts() if self.facts else {},
@@ -134,6 +134,7 @@ class NativeEngine(Engine):
                 lived_s = time.monotonic() - began
                 pump = await recovery.restart(self._start, RanksFailedError, self._restart_failed, lived_s)
         finally:
+            await self._neighbours.copies.close()
             await self._loader.close()
             if self._tiers is not None:
                 await self._tiers.close()
@@ -145,9 +146,7 @@ class NativeEngine(Engine):
         log.info("%d ranks are ready after %.1f s", len(started.ranks), started.seconds)
         config = scheduler_config(self._config.ranks, started.n_blocks, self._config.max_batched_tokens)
         self._layout = kv_layout(self.model.hash_root, self._config.ranks, started)
-        self._tiers = self._tiers or open_tiers(
-            self._config.tiers, self._layout, self, self._loader, lambda: self._step_timer.prefill_tokens_per_s
-        )
+        self._tiers = self._tiers or open_tiers(self._config.tiers, self._layout, self, self._loader)
         scheduler = Scheduler(config, self.kv_events, self.counters, places=self._tiers)
         pump = self._pump = StepPump(
             scheduler,
@@ -296,22 +295,21 @@ class NativeEngine(Engine):
         if self.phase != pb.PHASE_SERVING or self._pump is None or self._device is None:
             raise NotServingError(self.detail)
         live = LiveRequest.of(request, sink, self.model.hash_root, self.model.images)
-        hint = request.pull if live.reads_cache else None
-        self._pump.scheduler.submit(live, deferred=hint is not None or request.adapter is not None)
+        self._pump.scheduler.submit(live, deferred=live.pull is not None or request.adapter is not None)
         self._live[request] = live
         self._pump.kick()
+        self._neighbours.copies.follow(live, request.standby, self._device)
         if request.adapter is not None:
             task = asyncio.create_task(self._equip(live, request.adapter))
             self._equipping.add(task)
             task.add_done_callback(self._equipping.discard)
-        elif hint is not None:
-            self._pull(self._device, live, hint)
+        elif live.pull is not None:
+            self._neighbours.pull(self._device, live, live.pull)
 
     async def _equip(self, live: LiveRequest, ref: AdapterRef) -> None:
         """Bring a deferred request's adapter into a slot, then let the request go on. No other request waits for it."""
-        slots, pump, device, request = self._adapters, self._pump, self._device, live.request
+        slots, device, request = self._adapters, self._device, live.request
         assert slots is not None
-        assert pump is not None
         assert device is not None
         try:
             slot = await slots.take(ref, request.tenant)
@@ -328,15 +326,7 @@ class NativeEngine(Engine):
             slots.give_back(ref.digest)
             return
         live.adapter, live.held = slot, slots
-        if request.pull is not None and live.reads_cache:
-            self._pull(device, live, request.pull)
-        else:
-            pump.requeue([live])
-
-    def _pull(self, device: DeviceKv, live: LiveRequest, hint: pb.PullHint) -> None:
-        reader = Neighbour(hint, device, self._pull_speed, self.transfers, self._config.tls)
-        if not self._loader.start(device, live, reader, hint.tokens, self._step_timer.prefill_tokens_per_s):
-            device.owner.requeue([live])
+        self._neighbours.pull(device, live, live.pull)
 
     def pin_adapters(self, refs: Sequence[AdapterRef]) -> None:
         """Load these adapters, and keep them in their slots, in addition to those of the settings."""
@@ -360,7 +350,14 @@ class NativeEngine(Engine):
 
     def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
         """The requested KV blocks, up to the first block that is not cached. Raises BlocksUnavailableError."""
-        return self._source.read(request)
+        return self._neighbours.source.read(request)
+
+    def take_copies(self, messages: AsyncIterator[pb.CopyBlocksRequest]) -> AsyncGenerator[pb.CopyBlocksResponse, None]:
+        """Keep copies of another worker's running request, as a standby. Raises BlocksUnavailableError."""
+        return self._neighbours.standby.take(messages)
+
+    async def _hand_over(self) -> None:
+        await self._neighbours.copies.finish()
 
     @property
     def _n_waiting(self) -> int:
@@ -394,6 +391,7 @@ class NativeEngine(Engine):
                 continue
             if output.prefill is not None:
                 self._steps.on_first_output(live.admitted_at - live.queued_at, now - live.queued_at)
+                self.transfers.began(live.request.attempt, live.n_prompt, live.cached_tokens)
             live.sink.add(live.request, output)
             sinks.add(live.sink)
             if output.finish is not None:

@@ -63,6 +63,11 @@ class LiveRequest(Request):
         """Whether it is in a slot of the ranks."""
         return self.slot >= 0
 
+    @property
+    def pull(self) -> pb.PullHint | None:
+        """Another worker that holds more of its prefix; None: it computes the prefix."""
+        return self.request.pull if self.reads_cache else None
+
     def give_back(self) -> None:
         """End the use of its adapter."""
         if self.held is not None and self.request.adapter is not None:

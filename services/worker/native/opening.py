@@ -22,6 +22,8 @@ from services.worker.engine.base import LifeObserver, StepObserver
 from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import AdapterFacts, EngineModel
+from services.worker.kv_transfer.copy_behind import CopyLimits
+from services.worker.kv_transfer.neighbours import NeighbourLimits
 from services.worker.native.adapters import AdapterSources
 from services.worker.native.config import EngineConfig
 from services.worker.native.engine import NativeEngine
@@ -63,9 +65,8 @@ async def describe_engine(
         ranks,
         ranks.max_batched_tokens,
         settings.prefill_step_ms / 1e3,
-        settings.pull_mb_per_s * 1e6,
+        neighbour_limits(settings, tls),
         settings.recovery_limit_s,
-        tls,
         adapters=_adapter_sources(settings, files.description) if ranks.adapter_slots else None,
     )
     adapters = await _named_adapters(settings, config.adapters)
@@ -80,6 +81,12 @@ async def describe_engine(
     )
     pinned = tuple(AdapterRef(one.digest, one.source, one.name) for one in adapters if one.pinned)
     return replace(config, pinned=pinned), model
+
+
+def neighbour_limits(settings: WorkerSettings, tls: Tls | None) -> NeighbourLimits:
+    """How KV blocks are exchanged with other workers."""
+    copies = CopyLimits(settings.standby_tokens, settings.standby_mb_per_s * 1e6)
+    return NeighbourLimits(settings.pull_mb_per_s * 1e6, copies, tls)
 
 
 def _adapter_sources(settings: WorkerSettings, model: Description) -> AdapterSources:

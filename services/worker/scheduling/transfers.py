@@ -6,7 +6,7 @@ cache one by one, each on top of a canonical parent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from services.worker.scheduling.block_pool import NULL_BLOCK, BlockPool
@@ -66,6 +66,13 @@ class BlockTransfers:
         """Allocate the missing blocks of the first `n_tokens` of `request`; None when none is missing or fits."""
         size = self._pool.block_tokens
         digests = request.block_digests(size, 0, min(n_tokens, len(request.token_ids) - 1) // size)
+        return self.expect_prefix(digests, lambda index: request.block_hashes(size, index))
+
+    def expect_prefix(self, digests: Sequence[bytes], hashes_of: Callable[[int], tuple[int, ...]]) -> Arrival | None:
+        """Allocate the missing blocks of a prefix; None when none is missing or fits.
+
+        `hashes_of` returns the wire hashes of the block with an index.
+        """
         held = self._pool.match(digests)
         n_blocks = len(digests)
         n_missing = n_blocks - len(held)
@@ -73,9 +80,8 @@ class BlockTransfers:
         if n_missing < 1 or n_missing > self._pool.available - idle or not self._affordable(n_missing + idle):
             return None
         self._pool.share(held)
-        missing = range(len(held), n_blocks)
-        hashes = [request.block_hashes(size, index) for index in missing]
-        arrival = Arrival(digests[len(held) :], hashes, held, self._pool.allocate(n_missing))
+        hashes = [hashes_of(index) for index in range(len(held), n_blocks)]
+        arrival = Arrival(list(digests[len(held) :]), hashes, held, self._pool.allocate(n_missing))
         self._arrivals[arrival] = None
         return arrival
 

@@ -1,0 +1,139 @@
+"""Copies of running requests at a standby: what it holds it need not compute when their worker is lost.
+
+The ranks are those of the scheduler's tests, which notice KV of another prefix; the last test has real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.common.ports import free_port
+from services.worker.kv_transfer import copy_behind
+from tests.integration.worker_server.conftest import RunningWorker
+from tests.integration.worker_server.gateway import Answer, Gateway, until
+from tests.integration.worker_server.processes import server_process
+from tests.integration.worker_server.test_pull_failures import a_worker, cached, metric
+from tests.unit.worker.scheduling.fake_ranks import generate
+
+PROMPT = [i % 90 + 1 for i in range(600)]
+SETTINGS = {"kv_tokens": 4096, "max_model_len": 2000, "standby_tokens": 256, "standby_mb_per_s": 1000.0}
+BLOCK = 16
+MANY = 300  # generated tokens
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_behind, "PERIOD_S", 0.02)
+    monkeypatch.setattr(copy_behind, "RETRY_S", 0.05)
+
+
+@asynccontextmanager
+async def pair(redis_url: str, **standby: object) -> AsyncIterator[tuple[RunningWorker, Gateway, RunningWorker, Gateway]]:
+    """A worker whose requests are slow, and its standby."""
+    async with AsyncExitStack() as stack:
+        owner, from_owner = await stack.enter_async_context(a_worker(redis_url, **SETTINGS))
+        other, from_other = await stack.enter_async_context(a_worker(redis_url, **{**SETTINGS, **standby}))
+        yield owner, from_owner, other, from_other
+
+
+def standby_of(worker: RunningWorker) -> pb.Standby:
+    return pb.Standby(worker_id="standby", address=worker.address)
+
+
+async def copied(worker: RunningWorker, n_blocks: int) -> None:
+    """Wait until a standby has taken that many blocks."""
+    async with asyncio.timeout(60):
+        while await metric(worker, "copied_blocks") < n_blocks:
+            await asyncio.sleep(0.02)
+
+
+async def until_counted(worker: RunningWorker, reason: str) -> None:
+    """Wait until a copy to a standby has failed for this reason."""
+    async with asyncio.timeout(60):
+        while not await metric(worker, "copy_failures", reason=reason):
+            await asyncio.sleep(0.02)
+
+
+async def resume(gateway: Gateway, answer: Answer, prompt: list[int] = PROMPT, **fields: object) -> Answer:
+    """The rest of an interrupted answer of `MANY` tokens."""
+    return await gateway.complete(prompt, MANY, generated_ids=answer.ids, attempt=2, **fields)
+
+
+async def test_standby_continues_a_text_from_copies(redis_url: str) -> None:
+    async with pair(redis_url) as (owner, from_owner, other, from_other):
+        owner.group.step_s = 0.02
+        answer = await from_owner.submit(PROMPT, MANY, standby=standby_of(other))
+        await copied(other, (len(PROMPT) + 128) // BLOCK)  # generated tokens follow those of the prompt
+        owner.group.die()
+        await answer.end.wait()
+        steps = other.group.n_steps
+        rest = await resume(from_other, answer)
+        assert answer.ids + rest.ids == generate(PROMPT, MANY, pb.Sampling())
+        assert cached(rest) == len(PROMPT)
+        assert other.group.n_steps - steps <= MANY - len(answer.ids) + 8, "no steps of a prefill"
+        assert await metric(other, "resumed_tokens") == len(PROMPT)
+        assert await metric(other, "resumed_cached_tokens") == len(PROMPT)
+
+
+async def test_drained_worker_hands_over_the_last_blocks(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies of a worker that looks for complete blocks once an hour are those of its drain."""
+    async with pair(redis_url) as (owner, from_owner, other, from_other):
+        owner.group.step_s = 0.02
+        answer = await from_owner.submit(PROMPT, MANY, standby=standby_of(other))
+        await copied(other, len(PROMPT) // BLOCK)
+        monkeypatch.setattr(copy_behind, "LAG_TOKENS", 1_000_000)
+        before, known = await metric(other, "copied_blocks"), len(PROMPT) + len(answer.ids)
+        await answer.at_least(len(answer.ids) + 2 * BLOCK)
+        await from_owner.stub.Drain(pb.DrainRequest())
+        await answer.end.wait()
+        assert answer.last.handoff.reason == pb.Handoff.REASON_DRAIN
+        assert await metric(other, "copied_blocks") > before
+        assert await metric(other, "copied_blocks") >= (known + BLOCK) // BLOCK
+        rest = await resume(from_other, answer)
+        assert answer.ids + rest.ids == generate(PROMPT, MANY, pb.Sampling())
+        assert cached(rest) == len(PROMPT)
+
+
+async def test_other_salts_do_not_find_copies(redis_url: str) -> None:
+    async with pair(redis_url) as (owner, from_owner, other, from_other):
+        owner.group.step_s = 0.02
+        await from_owner.submit(PROMPT, MANY, standby=standby_of(other), cache_salt="one")
+        await copied(other, len(PROMPT) // BLOCK)
+        assert cached(await from_other.complete(PROMPT, cache_salt="two")) == 0
+        assert cached(await from_other.complete(PROMPT)) == 0
+        assert cached(await from_other.complete(PROMPT, cache_salt="one")) == 592
+
+
+async def test_copies_leave_half_of_a_standby_s_pool(redis_url: str) -> None:
+    """They are evicted for its own requests, and the owner sends the rest when there is room again."""
+    async with pair(redis_url, kv_tokens=1024, max_model_len=1000) as (owner, from_owner, other, from_other):
+        owner.group.step_s = 0.02
+        answer = await from_owner.submit(PROMPT, MANY, standby=standby_of(other))
+        await copied(other, 32)
+        await until_counted(owner, "full")
+        assert await metric(other, "copied_blocks") == 32
+        own = [5] * 900
+        assert (await from_other.complete(own)).ids == generate(own, 5, pb.Sampling())
+        await from_owner.cancel(answer)
+        again = [7, *PROMPT[1:]]
+        await from_owner.submit(again, MANY, standby=standby_of(other))
+        await copied(other, 64)
+
+
+async def test_lost_or_foreign_standby_disturbs_no_text(redis_url: str) -> None:
+    async with pair(redis_url, dtype="float32") as (owner, from_owner, other, _):
+        gone = pb.Standby(worker_id="gone", address=f"127.0.0.1:{free_port()}")
+        first = await from_owner.complete(PROMPT, MANY, standby=gone)
+        await until_counted(owner, "unreachable")
+        second = await from_owner.complete(PROMPT, MANY, standby=standby_of(other))
+        await until_counted(owner, "mismatch")
+        assert first.ids == second.ids == generate(PROMPT, MANY, pb.Sampling())
+        assert await metric(other, "copied_blocks") == 0
