@@ -15,7 +15,7 @@ SERVICES = {"gateway": "gateway", "router": "router", "coordinator": "coordinato
 # What a pod has and a container of compose has not: a name of its own that outlives a restart, an address to be told.
 # Redis needs no password where only these containers reach it; drains are shorter where nobody balances load.
 OF_PODS = {
-    "worker": {"RYZANSTEIN_WORKER_ID", "RYZANSTEIN_ADVERTISE_HOST"},
+    "worker": {"RYZANSTEIN_WORKER_ID", "RYZANSTEIN_ADVERTISE_HOST", "RYZANSTEIN_NODE"},
     "gateway": {"RYZANSTEIN_ROUTES_FILE"},  # its routes are live ones
     "router": {"RYZANSTEIN_ROUTER_PEERS"},  # it is alone
 }

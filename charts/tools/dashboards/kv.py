@@ -180,6 +180,29 @@ DASHBOARD = Dashboard(
                     (rate("ryzanstein_worker_pull_failures_total", "reason", _POOL), "{{reason}}"),
                     about="The tokens are computed instead. " + runbook("kv-pulls"),
                 ),
+                graph(
+                    "Copies to standbys",
+                    "Bps",
+                    (rate("ryzanstein_worker_copied_bytes_total", "instance", _POOL), "to {{instance}}"),
+                    about="KV of running requests, for the case that their worker is lost.",
+                ),
+                graph(
+                    "Blocks that standbys lack",
+                    "short",
+                    (f"sum by (instance) (ryzanstein_worker_copy_lag_blocks{{@,{_POOL}}})", "of {{instance}}"),
+                    (rate("ryzanstein_worker_copied_blocks_total", "", _POOL), "copied blocks/s"),
+                    (rate("ryzanstein_worker_copy_failures_total", "reason", _POOL), "{{reason}}, failures/s"),
+                    about="They are computed again when their worker is lost. Full: the KV cache of the standby has no "
+                    "room for copies.",
+                ),
+                graph(
+                    "Resumed prompts",
+                    "short",
+                    (rate("ryzanstein_worker_resumed_tokens_total", "", _POOL), "tokens/s"),
+                    (rate("ryzanstein_worker_resumed_cached_tokens_total", "", _POOL), "cached tokens/s"),
+                    about="Prompt tokens of requests that another worker had begun. The cached ones were not computed "
+                    "again.",
+                ),
             ),
         ),
     ),

@@ -138,7 +138,7 @@ class TransferTotals:
     sent_bytes: int = 0
     copied_blocks: int = 0  # copies of other workers' running requests
     copied_bytes: int = 0
-    copy_failures: Counter[str] = field(default_factory=Counter)  # of copies to others, by one of COPY_FAILURES
+    copy_failures: Counter[str] = field(default_factory=Counter)  # copies that standbys did not take, by reason
     copy_lag_blocks: int = 0  # complete blocks of running requests that their standbys do not hold now
     resumed_tokens: int = 0  # prompt tokens of requests that other workers had begun
     resumed_cached_tokens: int = 0  # those that were found in the prefix cache

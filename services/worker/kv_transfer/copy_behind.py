@@ -28,7 +28,7 @@ from services.worker.kv_transfer.source import BlockSource
 from services.worker.scheduling.request import Request, Status
 
 LAG_TOKENS = 128  # a message for every block would cost more than computing so many tokens
-PERIOD_S = 0.5  # interval of looks for complete blocks
+PERIOD_S = 0.25  # interval of looks for complete blocks
 RETRY_S = 5.0  # after a standby without room
 LAST_S = 3.0  # longest time for the last blocks, in a drain
 _BATCHES = 4  # messages per staging area: reading one delays the step after it by a millisecond or so
@@ -43,7 +43,7 @@ class CopyLimits:
     """What is copied, and how fast."""
 
     tokens: int = 0  # shortest text; 0: none is copied
-    bytes_per_s: float = 1.0  # of all copies of a worker
+    bytes_per_s: float = 1.0  # highest rate of all copies of a worker
 
 
 NO_COPIES = CopyLimits()

@@ -44,6 +44,7 @@ class Router(routing_pb2_grpc.RouterServicer):
         self.expected: list[str] = []  # models that are known without a worker
         self.phases: dict[str, worker_pb2.Phase] = {}  # by worker id, where a worker does not serve
         self.pull: worker_pb2.PullHint | None = None
+        self.standby: worker_pb2.Standby | None = None
         self.port = free_port()
         self._turn = 0
         self._server: grpc.aio.Server | None = None
@@ -125,6 +126,7 @@ class Router(routing_pb2_grpc.RouterServicer):
             address=chosen.address,
             ticket=worker_pb2.DispatchTicket(router_id="r", seq=self._turn),
             pull=self.pull,
+            standby=self.standby,
         )
 
     async def Report(self, request_iterator, context):  # noqa: N802

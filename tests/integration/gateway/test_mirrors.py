@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ryzanstein.v1 import worker_pb2
 
 from tests.integration.gateway.fleet import Fault, Worker
 from tests.integration.gateway.gateways import Stack, eventually, running_stack
@@ -42,6 +43,7 @@ async def test_mirror_answers_again_without_a_client_and_is_counted_apart(tmp_pa
         worker.token = lambda prompt, seed, position: 10 + position
     settings = {"routes_file": routes_file(tmp_path, chat=mirrored())}
     async with running_stack(fleet, **settings) as stack:
+        stack.router.standby = worker_pb2.Standby(worker_id="w2", address="w2:1")
         for stream in (False, True):
             answer = await stack.http.post(path, json=greedy | {"stream": stream})
             assert answer.status_code == 200, answer.text
@@ -62,6 +64,8 @@ async def test_mirror_answers_again_without_a_client_and_is_counted_apart(tmp_pa
         assert seen["mirrored_tokens_total", "completion", SMALL] >= 4 * 4
         assert ("tokens_total", "completion", SMALL, "") not in seen
         assert {submit.priority for submit in fleet[1].submits} == {100}
+        assert all(submit.HasField("standby") for submit in fleet[0].submits)
+        assert not any(submit.HasField("standby") for submit in fleet[1].submits), "a mirrored request is not resumed"
 
 
 async def test_mirrored_requests_are_drawn_by_share_and_dropped_beyond_their_number(tmp_path: Path) -> None:

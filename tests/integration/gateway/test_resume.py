@@ -47,6 +47,15 @@ async def results(stack: Stack, count: int) -> list[int]:
     return [outcome.result for outcome in stack.router.outcomes]
 
 
+async def test_hints_of_the_router_reach_the_worker() -> None:
+    async with running_stack() as stack:
+        stack.router.pull = worker_pb2.PullHint(worker_id="source", incarnation="i", address="source:1", tokens=16)
+        stack.router.standby = worker_pb2.Standby(worker_id="standby", address="standby:1")
+        await stream_once(stack, seed=1)
+        (submit,) = [submit for worker in stack.workers for submit in worker.submits]
+        assert (submit.pull, submit.standby) == (stack.router.pull, stack.router.standby)
+
+
 @pytest.mark.parametrize(
     "kind", ["break", "handoff", "ranks_lost", "failed", "stall", "gap", "repeat", "wrong_attempt", "foreign_finish"]
 )

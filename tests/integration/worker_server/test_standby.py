@@ -1,4 +1,4 @@
-"""Copies of running requests at a standby: what it holds it need not compute when their worker is lost.
+"""A standby computes no block of a lost worker's text that it has a copy of.
 
 The ranks are those of the scheduler's tests, which notice KV of another prefix; the last test has real ones.
 """
@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
@@ -20,6 +18,7 @@ from services.worker.kv_transfer import copy_behind
 from tests.integration.worker_server.conftest import RunningWorker
 from tests.integration.worker_server.gateway import Answer, Gateway, until
 from tests.integration.worker_server.processes import server_process
+from tests.integration.worker_server.test_kv_sync import Subscriber
 from tests.integration.worker_server.test_pull_failures import a_worker, cached, metric
 from tests.unit.worker.scheduling.fake_ranks import generate
 
@@ -29,6 +28,9 @@ BLOCK = 16
 MANY = 300  # generated tokens
 
 
+Pair = tuple[RunningWorker, Gateway, RunningWorker, Gateway]
+
+
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_behind, "PERIOD_S", 0.02)
@@ -36,7 +38,9 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def pair(redis_url: str, **standby: object) -> AsyncIterator[tuple[RunningWorker, Gateway, RunningWorker, Gateway]]:
+async def pair(
+    redis_url: str, **standby: object
+) -> AsyncIterator[tuple[RunningWorker, Gateway, RunningWorker, Gateway]]:
     """A worker whose requests are slow, and its standby."""
     async with AsyncExitStack() as stack:
         owner, from_owner = await stack.enter_async_context(a_worker(redis_url, **SETTINGS))
@@ -51,14 +55,14 @@ def standby_of(worker: RunningWorker) -> pb.Standby:
 async def copied(worker: RunningWorker, n_blocks: int) -> None:
     """Wait until a standby has taken that many blocks."""
     async with asyncio.timeout(60):
-        while await metric(worker, "copied_blocks") < n_blocks:
+        while await metric(worker, "copied_blocks") < n_blocks:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
 async def until_counted(worker: RunningWorker, reason: str) -> None:
     """Wait until a copy to a standby has failed for this reason."""
     async with asyncio.timeout(60):
-        while not await metric(worker, "copy_failures", reason=reason):
+        while not await metric(worker, "copy_failures", reason=reason):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
@@ -137,3 +141,31 @@ async def test_lost_or_foreign_standby_disturbs_no_text(redis_url: str) -> None:
         await until_counted(owner, "mismatch")
         assert first.ids == second.ids == generate(PROMPT, MANY, pb.Sampling())
         assert await metric(other, "copied_blocks") == 0
+
+
+async def test_killed_worker_s_text_continues_from_copies(tmp_path: Path, redis_url: str) -> None:
+    """With real ranks: the text is that of a single worker, and the survivor computes no prompt."""
+    prompt = [2 + i % 4000 for i in range(700)]
+    sampling = pb.Sampling(max_tokens=800, ignore_eos=True, logprobs=5)  # which make steps long
+    settings = {"DTYPE": "bfloat16", "STANDBY_TOKENS": "512", "STANDBY_MB_PER_S": "1000"}
+    with (
+        server_process(tmp_path, redis_url, **settings) as owner,
+        server_process(tmp_path, redis_url, **settings) as other,
+    ):
+        standby = pb.Standby(worker_id="standby", address=other.address)
+        async with Gateway(other.address) as survivor:
+            await survivor.wait_serving()
+            async with Gateway(owner.address) as gateway:
+                await gateway.wait_serving()
+                answer = await gateway.submit(prompt, sampling=sampling, standby=standby)
+                subscriber = Subscriber(survivor, pb.KvSyncRequest())
+                await until(lambda: len(subscriber.held) >= len(prompt) // BLOCK)
+                owner.process.kill()
+                await asyncio.to_thread(owner.process.wait)
+            assert not answer.end.is_set()
+            subscriber.stop()
+            rest = await survivor.complete(prompt, sampling=sampling, generated_ids=answer.ids, attempt=2)
+            assert cached(rest) >= len(prompt) // BLOCK * BLOCK
+            whole = await survivor.complete(prompt, sampling=sampling, cache_salt="another")
+            assert cached(whole) == 0
+            assert answer.ids + rest.ids == whole.ids

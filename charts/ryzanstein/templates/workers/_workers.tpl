@@ -57,6 +57,7 @@ metrics-{{ $index }}: {{ add 9101 $index }}
 
 {{- define "ryzanstein.worker.env" -}}
 RYZANSTEIN_WORKER_ID: {valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+RYZANSTEIN_NODE: {valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
 RYZANSTEIN_WORKER_PORT: "50054"
 {{- if .models }}
 {{- $models := list }}
