@@ -56,6 +56,8 @@ class Answer:
 
     began: float = 0.0
     token_times: list[float] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)  # if the request has `return_token_ids`
+    workers: list[str] = field(default_factory=list)  # if its `stream_options` have `include_workers`
     total: float = 0.0
     error: str = ""
 
@@ -124,6 +126,9 @@ async def complete(
             if line.startswith(b"data: {"):
                 at, event = time.perf_counter() - started, json.loads(line[6:])
                 answer.token_times += [at] * _tokens_of(event)
+                for choice in event.get("choices", ()):
+                    answer.token_ids += choice.get("token_ids") or ()
+                    answer.workers += [choice["worker"]["id"]] if "worker" in choice else []
                 if "error" in event:
                     answer.error = line.decode(errors="replace")
         writer.close()

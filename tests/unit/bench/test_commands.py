@@ -59,6 +59,7 @@ NOT_RUN = {
     "gpu_trace": "needs a GPU",
     "llama_server": "needs llama.cpp",
     "plane": "needs vLLM",
+    "resume": "needs a load that outlives its workers",
     "serve": "needs an installation; `start` sends a request of it",
     "soak": "takes minutes; tests/cluster/test_soak.py runs it",
 }

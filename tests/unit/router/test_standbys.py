@@ -69,7 +69,7 @@ def test_standby_is_another_worker_and_the_same_for_a_request() -> None:
     ],
     ids=["short", "blocks cannot be moved", "full", "failed this request"],
 )
-def test_request_has_no_standby_when_no_worker_can_be_its_standby(
+def test_request_has_no_standby_when_no_worker_can_take_copies(
     other: dict[str, object], fields: dict[str, object]
 ) -> None:
     assert standby(lab_of(a={}, b={}), "a") == "b"

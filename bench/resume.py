@@ -1,0 +1,144 @@
+"""Measures how long streams with long texts pause when their worker is killed, without and with copies at a standby.
+
+    python -m bench.resume models/smollm2-135m-instruct --streams 64 --prompt-tokens 8000
+
+The busiest worker is killed once all streams have begun and the copies had their time. The exit status is 1 if a client
+did not get all its tokens, or others with copies than without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench.reading import Reading, lower, write_readings
+from bench.serve import Answer, complete
+from bench.soaking.faults import Fault, FaultKind, strike
+from bench.stats import median, percentile
+from services.cli.stack.default_model import TINY_MODEL
+from tests.stack import RunningStack, running_stack
+
+MODES = {"without copies": 0, "with copies": 1}  # shortest text that is copied
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The parameters of a round."""
+
+    model: Path
+    workers: int
+    streams: int
+    prompt_tokens: int
+    output_tokens: int
+    kill_after_s: float
+    mb_per_s: float
+
+    def prompts(self) -> list[list[int]]:
+        """Prompts without a common prefix, the same in every round."""
+        rng = random.Random(0)
+        return [[rng.randrange(300, 4_000) for _ in range(self.prompt_tokens)] for _ in range(self.streams)]
+
+    def variables(self, copied_from: int) -> dict[str, str]:
+        """Settings of the workers: the KV cache of each has room for all streams, and for as many copies."""
+        tokens = 2 * self.streams * (self.prompt_tokens + self.output_tokens)
+        return {
+            "RYZANSTEIN_KV_TOKENS": str(tokens),
+            "RYZANSTEIN_MAX_RUNNING": str(self.streams),
+            "RYZANSTEIN_STANDBY_TOKENS": str(copied_from),
+            "RYZANSTEIN_STANDBY_MB_PER_S": str(self.mb_per_s),
+        }
+
+
+def pause_ms(answer: Answer, killed_at: float) -> float:
+    """The longest gap between two tokens of a moved stream of which the second came after the kill."""
+    times = [answer.began + at for at in answer.token_times]
+    return 1e3 * max(later - earlier for earlier, later in pairwise(times) if later > killed_at)
+
+
+async def run(stack: RunningStack, plan: Plan) -> tuple[list[Answer], float]:
+    """All answers, and when the busiest worker was killed, by time.perf_counter."""
+    name = await asyncio.to_thread(stack.model)
+
+    async def stream(index: int, prompt: list[int]) -> Answer:
+        fields = {
+            "session_id": f"s{index}",
+            "return_token_ids": True,
+            "stream_options": {"include_workers": True},
+        }
+        return await complete(stack.url, name, prompt, plan.output_tokens, fields)
+
+    begun = await asyncio.to_thread(stack.first_tokens)
+    clients = [asyncio.create_task(stream(*each)) for each in enumerate(plan.prompts())]
+    await asyncio.to_thread(stack.wait_first_token, begun + plan.streams - 1, 3600)
+    await asyncio.sleep(plan.kill_after_s)
+    await asyncio.to_thread(strike, stack, Fault(FaultKind.KILL_WORKER, await asyncio.to_thread(stack.busiest)))
+    killed_at = time.perf_counter()
+    return await asyncio.gather(*clients), killed_at
+
+
+def measure(plan: Plan) -> dict[str, list[float]]:
+    """Pauses of the moved streams by mode. Raises RuntimeError for texts that are short or differ."""
+    pauses: dict[str, list[float]] = {}
+    texts: list[list[list[int]]] = []
+    for mode, copied_from in MODES.items():
+        os.environ.update(plan.variables(copied_from))
+        with (
+            tempfile.TemporaryDirectory(prefix="rz-") as folder,
+            running_stack(Path(folder), "--workers", str(plan.workers), model=str(plan.model)) as stack,
+        ):
+            stack.wait_serving(plan.workers)
+            answers, killed_at = asyncio.run(run(stack, plan))
+        if short := [each for each in answers if each.error or len(each.token_ids) != plan.output_tokens]:
+            raise RuntimeError(f"{mode}: {len(short)} streams are not whole: {short[0].error or 'too short'}")
+        pauses[mode] = [pause_ms(each, killed_at) for each in answers if len(each.workers) > 1]
+        texts.append([each.token_ids for each in answers])
+    if texts[0] != texts[1]:
+        raise RuntimeError("texts with copies differ from those without")
+    return pauses
+
+
+def readings(pauses: dict[str, Sequence[float]]) -> list[Reading]:
+    """Medians and 95th percentiles."""
+    return [
+        lower(f"resume/{mode}/pause, {which}", value, "ms")
+        for mode, values in pauses.items()
+        for which, value in (("median", median(values)), ("p95", percentile(values, 95)))
+    ]
+
+
+def main(
+    model: Annotated[Path, typer.Argument(help="A folder or a GGUF file.")] = TINY_MODEL,
+    workers: Annotated[int, typer.Option(min=2)] = 2,
+    streams: Annotated[int, typer.Option(min=1)] = 64,
+    prompt_tokens: int = 8_000,
+    output_tokens: int = 400,
+    kill_after: Annotated[float, typer.Option(help="Seconds from the last first token to the kill.")] = 5.0,
+    mb_per_s: Annotated[float, typer.Option(help="Rate of the copies.")] = 1_000.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
+) -> None:
+    """Kill a worker of a model once in each mode."""
+    pauses = measure(Plan(model, workers, streams, prompt_tokens, output_tokens, kill_after, mb_per_s))
+    if not all(pauses.values()):
+        raise SystemExit("the kill met no stream: choose more output tokens, or an earlier moment")
+    table = Table("copies", "streams", "median ms", "p95 ms", title="pause of moved streams", title_justify="left")
+    for mode, values in pauses.items():
+        table.add_row(mode, str(len(values)), f"{median(values):.0f}", f"{percentile(values, 95):.0f}")
+    Console().print(table)
+    if json_file:
+        write_readings(json_file, readings(pauses))
+
+
+if __name__ == "__main__":
+    typer.run(main)
