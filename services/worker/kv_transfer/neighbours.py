@@ -53,3 +53,8 @@ class Neighbours:
             if self._loader.start(device, request, reader, hint.tokens):
                 return
         device.owner.requeue([request])
+
+    async def close(self) -> None:
+        """Cancel all copies and loads."""
+        await self.copies.close()
+        await self._loader.close()

@@ -134,8 +134,7 @@ class NativeEngine(Engine):
                 lived_s = time.monotonic() - began
                 pump = await recovery.restart(self._start, RanksFailedError, self._restart_failed, lived_s)
         finally:
-            await self._neighbours.copies.close()
-            await self._loader.close()
+            await self._neighbours.close()
             if self._tiers is not None:
                 await self._tiers.close()
             await self._ranks.stop()
@@ -288,10 +287,7 @@ class NativeEngine(Engine):
     # -- requests --------------------------------------------------------------------------------------------
 
     def submit(self, request: EngineRequest, sink: OutputSink) -> None:
-        """Accept a request while there is no `refusal`; raises TooLongError.
-
-        If another worker holds more of the prompt's KV, it is fetched first.
-        """
+        """Accept a request while there is no `refusal`, and fetch its KV from its `pull`; raises TooLongError."""
         if self.phase != pb.PHASE_SERVING or self._pump is None or self._device is None:
             raise NotServingError(self.detail)
         live = LiveRequest.of(request, sink, self.model.hash_root, self.model.images)
