@@ -81,7 +81,7 @@ class NativeEngine(Engine):
             pull_bytes_per_s=self._neighbours.pull_speed.bytes_per_s(),
             standby_tokens=self._config.neighbours.copies.tokens if device and device.blocks_per_copy else 0,
             kv_places=self._tiers.states() if self._tiers else (),
-            memory_bytes=self._memory_held,
+            memory_bytes=self._ranks.held + self.transfers.places.host_bytes,
             memory=self.facts.memory.parts() if self.facts else {},
             wake_ms=self.wake_ms,
         )
@@ -101,10 +101,6 @@ class NativeEngine(Engine):
             kv_blocks_cached=scheduler.pool.cached,
             kv_blocks_total=scheduler.pool.total,
         )
-
-    @property
-    def _memory_held(self) -> int:
-        return self._ranks.held + self.transfers.places.host_bytes
 
     def cached_hashes(self) -> list[int]:
         """Wire hashes of all blocks in the prefix cache, parents before children."""
@@ -269,7 +265,7 @@ class NativeEngine(Engine):
             return  # a rank finds out when it brings the weights back to its GPU
         assert self.facts is not None, "a worker that sleeps has served"
         account = self.facts.memory
-        needed, room = account.total - account.server - self._memory_held, available_host_memory()
+        needed, room = account.total - account.server - self.state().memory_bytes, available_host_memory()
         if needed > room:
             raise NoRoomError(f"to wake takes {in_mib(needed)} MiB of memory but {in_mib(room)} MiB are available")
 
