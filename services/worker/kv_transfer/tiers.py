@@ -128,6 +128,18 @@ class Tiers:
         """Wire hashes of all blocks by place, parents before children."""
         return {store.place: store.hashes() for store in self._stores}
 
+    async def read_host(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Contents of the leading blocks of `digests` that host memory holds, for another worker."""
+        for store in self._stores:
+            if store.place is BlockPlace.HOST:
+                entries = store.prepare_load(digests[: store.lookup(digests)])
+                try:
+                    contents = await store.read([entry.name.digest for entry in entries])
+                    return [content for content in contents if content is not None]
+                finally:
+                    store.complete_load(entries)
+        return []
+
     def states(self) -> tuple[pb.KvPlaceState, ...]:
         """What routers need to know."""
         return tuple(

@@ -18,7 +18,7 @@ from tests.integration.worker_server.conftest import RunningWorker, running_work
 from tests.integration.worker_server.gateway import Answer, Gateway, until
 from tests.integration.worker_server.processes import server_process
 from tests.integration.worker_server.test_kv_sync import Subscriber
-from tests.integration.worker_server.test_pull_failures import a_worker, is_right, level, metric
+from tests.integration.worker_server.test_pull_failures import a_worker, hint_of, is_right, level, metric
 from tests.unit.worker.kv_transfer.test_disk_store import no_room
 
 BLOCK_BYTES = 8 * 16  # a block of the fake ranks
@@ -171,6 +171,21 @@ async def cost(worker: RunningWorker, gateway: Gateway, prompt: list[int], salt:
     assert is_right(answer, prompt)
     after = await totals()
     return {"cached": cached(answer), **{name: after[name] - before[name] for name in after}}
+
+
+@pytest.mark.parametrize("known", [0, 100])
+async def test_pull_takes_blocks_that_its_source_has_in_host_memory(redis_url: str, known: int) -> None:
+    """The first `known` tokens are in the source's KV cache again."""
+    async with a_worker(redis_url, **host()) as (one, source), a_worker(redis_url, **SMALL) as (two, target):
+        await source.complete(PROMPT)
+        await stored(source, pb.KV_PLACE_HOST, N_BLOCKS)
+        await evict(source)
+        if known:
+            await source.complete([*PROMPT[:known], *[95] * 500])
+        pulled = await target.complete(PROMPT, pull=await hint_of(source, one.address, tokens=CACHED))
+        assert is_right(pulled, PROMPT)
+        assert cached(pulled) == CACHED
+        assert await metric(one, "sent_blocks") == await metric(two, "pulled_blocks") == N_BLOCKS
 
 
 @pytest.mark.parametrize("place", ["device", "host", "disk"])
