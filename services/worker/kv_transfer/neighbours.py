@@ -15,6 +15,7 @@ from services.worker.kv_transfer.loader import Bandwidth, BlockLoader
 from services.worker.kv_transfer.neighbour import Neighbour
 from services.worker.kv_transfer.source import BlockSource
 from services.worker.kv_transfer.standby import Standby
+from services.worker.kv_transfer.tiers import Tiers
 from services.worker.scheduling.request import Request
 
 
@@ -37,12 +38,13 @@ class Neighbours:
         self,
         limits: NeighbourLimits,
         device: Callable[[], DeviceKv | None],
+        tiers: Callable[[], Tiers | None],
         loader: BlockLoader,
         totals: TransferTotals,
     ) -> None:
         self._loader, self._totals, self._tls = loader, totals, limits.tls
         self.pull_speed = Bandwidth(limits.pull_bytes_per_s)
-        self.source = BlockSource(device, totals)
+        self.source = BlockSource(device, tiers, totals)
         self.copies = CopyBehind(device, self.source, totals, limits.copies, limits.tls)
         self.standby = Standby(device, totals)
 

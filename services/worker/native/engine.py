@@ -57,7 +57,9 @@ class NativeEngine(Engine):
         self._tiers: Tiers | None = None  # places of KV blocks below the device, which outlive the ranks
         self._step_timer = StepTimer(LEAST_PROMPT_S[config.ranks.device])
         self._loader = BlockLoader(lambda: self._step_timer.prefill_tokens_per_s)
-        self._neighbours = Neighbours(config.neighbours, lambda: self._device, self._loader, self.transfers)
+        self._neighbours = Neighbours(
+            config.neighbours, lambda: self._device, lambda: self._tiers, self._loader, self.transfers
+        )
         self._pump: StepPump | None = None  # pump of the ranks, which may be asleep
         self._probe: Request | None = None  # the start-up probe
         self._device: DeviceKv | None = None  # KV cache of the serving ranks
