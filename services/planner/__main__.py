@@ -157,13 +157,14 @@ def _print_json(rows: Sequence[PlanRow]) -> None:
 def _print_table(rows: Sequence[PlanRow], targets: Sequence[LatencyTarget]) -> None:
     names = (each.name for each in targets)
     table = Table("hour", "curve", "policy", "requests", "workers", "interval", *names, "busy")
-    for name, known in (("price", rows[0].price), ("kJ", rows[0].kilojoules)):
-        if known is not None:
-            table.add_column(name)
-    for row in rows:
+    columns = {"price": [row.price for row in rows], "kJ": [row.kilojoules for row in rows]}
+    columns = {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    for name in columns:
+        table.add_column(name)
+    for index, row in enumerate(rows):
         need = row.need
         times = [f"{need.measured[each.name]:.3f} s" if need.workers else "-" for each in targets]
-        costs = [f"{cost:.2f}" for cost in (row.price, row.kilojoules) if cost is not None]
+        costs = ["-" if (value := values[index]) is None else f"{value:.2f}" for values in columns.values()]
         table.add_row(
             row.hour,
             Path(row.curve).name,

@@ -97,9 +97,12 @@ def _need(
 
 
 def _sizes(trace: Sequence[TraceRequest], alone: Replayed, most: int) -> Iterator[int]:
-    """Sizes to try, upwards. The work of a single worker, whose batches are full, bounds them from below."""
+    """Sizes to try, upwards, from half of what the work of a single worker would keep busy.
+
+    Only half, because full batches and a crowded cache may cost a single worker more than a fleet.
+    """
     span_s = max(trace[-1].at - trace[0].at, 1.0)
-    least = max(1, math.floor(alone.busy_s / span_s)) if len(trace) > 1 else 1
+    least = max(1, math.floor(alone.busy_s / span_s / 2)) if len(trace) > 1 else 1
     size = min(least, most)
     while size <= most:
         yield size

@@ -163,5 +163,8 @@ def test_plan_of_a_file_compares_curves_and_policies(tmp_path: Path, capsys: pyt
     assert rows[0]["need"]["workers"] > rows[2]["need"]["workers"]
     assert all(row["price"] == row["need"]["workers"] * 0.5 for row in rows)
     assert all(row["kilojoules"] == pytest.approx(row["need"]["workers"] * row["need"]["busy"] * 360) for row in rows)
-    assert main([str(trace), "--target", "first_token_p95=1ms", "--most", "2", "--curve", str(slow)]) == 1
-    assert "no fleet of --most workers meets the targets" in capsys.readouterr().out
+    options = ["--target", "first_token_p95=0.5s", "--curve", str(slow), "--curve", str(fast), "--price", "0.5"]
+    assert main([str(trace), *options, "--most", "2"]) == 1
+    printed = capsys.readouterr().out
+    assert "no fleet of --most workers meets the targets" in printed
+    assert ("price" in printed, "0.50" in printed) == (True, True), "the hour with a plan has its price"
