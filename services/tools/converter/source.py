@@ -41,6 +41,8 @@ def open_source(path: Path) -> Iterator[Source]:
     family, spec = interpret(Config(description.config.values, path))
     if not spec.generates:
         raise ModelError(f"{path}: the body of a model, without its head, is not converted")
+    if spec.has_state:
+        raise ModelError(f"{path}: layers with a state are not converted; served as it is")
     with open_checkpoint(description, torch.float32) as (stored, checkpoint):
         tied = checkpoint.is_one("embed", "head")
         values = {**description.config.values, "tie_word_embeddings": tied}

@@ -34,6 +34,9 @@ class TensorRef:
     filtered: bool = False  # stored [out, 1, in]: a filter for each channel
     place: int | None = None  # in a stack [n_stacked, out, in] of matrices
     n_stacked: int = 0
+    folded: int = 0  # a vector is stored as rows of so many numbers; 0: as one
+    flat: bool = False  # a matrix of one row is stored as a vector
+    exponential: bool = False  # stored as -exp(x)
 
 
 Refs = dict[str, TensorRef]

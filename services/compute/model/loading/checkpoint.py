@@ -88,6 +88,10 @@ class Checkpoint:
             wanted = (wanted[0], 1, wanted[1])
         if ref.place is not None:
             wanted = (ref.n_stacked, *wanted)
+        if ref.folded:
+            wanted = _folded(ref, wanted[0])
+        if ref.flat:
+            wanted = wanted[1:]
         stored = self._files.shape(name) or (1,)  # a single number
         return StoredShape(self._files.file(name), name, stored, wanted, transposed)
 
@@ -106,10 +110,12 @@ class Checkpoint:
         stored: tuple[int, ...] = (stored_size(ref, size),)
         if ref.place is not None:
             vector = self._files.slice(ref.name, (ref.n_stacked, *stored))[ref.place, rows.start : rows.stop]
+        elif ref.folded:
+            vector = self._files.slice(ref.name, _folded(ref, *stored)).flatten()[rows.start : rows.stop]
         else:
             vector = self._files.slice(ref.name, stored)[rows.start : rows.stop]
         vector = vector if interleaved is None else vector[interleaved]
-        return self._finite(Dense(vector.unsqueeze(0)), ref).values[0]
+        return self._finite(_logical(Dense(vector.unsqueeze(0)), ref), ref).values[0]
 
     def weight(self, shard: Shard) -> Weight:
         """Return a part of a matrix in its stored form. Raises ModelError."""
@@ -117,11 +123,17 @@ class Checkpoint:
         rows, interleaved = stored_rows(ref, shard.rows)
         stored = Shard(_module(ref), (stored_size(ref, shard.shape[0]), shard.shape[1]), rows, shard.cols)
         quantized = self._reader_of(ref)
-        weight = self._dense(ref, stored) if quantized is None else quantized.weight(_within_stack(ref, stored))
+        weight: Weight
+        if quantized is None:
+            weight = _logical(self._dense(ref, stored), ref)
+        else:
+            weight = quantized.weight(_within_stack(ref, stored))
         return self._finite(weight if interleaved is None else weight.take(interleaved), ref)
 
     def _dense(self, ref: TensorRef, stored: Shard) -> Dense:
         rows, cols = (slice(span.start, span.stop) for span in (stored.rows, stored.cols))
+        if ref.flat:
+            return Dense(self._files.slice(ref.name, stored.shape[1:])[cols].unsqueeze(0)[rows])
         if ref.filtered:
             n_out, n_in = stored.shape
             return Dense(self._files.slice(ref.name, (n_out, 1, n_in))[rows, 0, cols])
@@ -189,6 +201,17 @@ class Checkpoint:
 def _prefix(name: str, stored: Iterable[str]) -> str:
     """Return the prefix of `name` in one of the `stored` names; "" if no name has one."""
     return next((other.removesuffix(name) for other in stored if other.endswith(f".{name}")), "")
+
+
+def _folded(ref: TensorRef, size: int) -> tuple[int, ...]:
+    """Return the shape of a vector that is stored as rows, or as a vector if they are one."""
+    n_rows = size // ref.folded
+    return (n_rows, ref.folded) if n_rows > 1 else (ref.folded,)
+
+
+def _logical(weight: Dense, ref: TensorRef) -> Dense:
+    """Return numbers from how they are stored; NaN where that is impossible."""
+    return Dense(torch.log(-weight.values.float())) if ref.exponential else weight
 
 
 def _module(ref: TensorRef) -> str:

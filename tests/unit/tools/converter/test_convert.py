@@ -242,6 +242,10 @@ def test_models_that_gguf_cannot_hold_are_refused(tmp_path: Path) -> None:
                 transformers.Gemma3TextConfig(**{**GEMMA3, "query_pre_attn_scalar": 24}),
                 "GGUF cannot hold this model: it would be read with another attention_scale",
             ),
+            (
+                transformers.MambaConfig(vocab_size=N_ROWS, hidden_size=64, num_hidden_layers=1, state_size=8),
+                "layers with a state are not converted; served as it is",
+            ),
         )
     ):
         source = tmp_path / str(number)

@@ -25,7 +25,32 @@ _WINDOW = {"attention.sliding_window": "sliding_window"}
 _FINAL_SOFTCAP = {"final_logit_softcapping": "final_logit_softcapping"}
 _SOFTCAPS = _FINAL_SOFTCAP | {"attn_logit_softcapping": "attn_logit_softcapping"}
 _EXPERTS = {"expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size"}
-_BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+_BIASES = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_up.bias"}
+_SCALES = {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+}
+# Of layers with a state. Attention that is left out of some of them has no KV heads there.
+_SOME_ATTEND = ("attention.head_count_kv",)
+_SSM = {"ssm.conv_kernel": "mamba_d_conv", "ssm.state_size": "mamba_d_state"}
+_MAMBA = _SSM | {"ssm.time_step_rank": "mamba_dt_rank"}
+_MAMBA2 = _SSM | {"ssm.time_step_rank": "mamba_n_heads", "ssm.group_count": "mamba_n_groups"}
+_DELTA = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
+_SHARED_EXPERT = {
+    "expert_count": "num_experts",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "full_attention_interval": "full_attention_interval",
+}
+_SSM_BIASES = {"mamba_conv_bias": "ssm_conv1d.bias", "mamba_proj_bias": "ssm_in.bias"}
+_UNMIXED = {"embedding_length": "hidden_size", "block_count": "num_hidden_layers", _RMS_NORM: "layer_norm_epsilon"}
+_NO_ROPE = {key: name for key, name in _LLAMA.items() if key != "rope.freq_base"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +64,10 @@ class Architecture:
     absent: Mapping[str, Any] = field(default_factory=dict)  # llama.cpp's values of absent keys, besides those of all
     passed: tuple[str, ...] = ()  # keys without an effect, neither in llama.cpp nor in transformers
     period: int = 0  # every how many layers one has no window; 0: layers do not alternate
-    biases: Mapping[str, str] = field(default_factory=dict)  # flags of config.json, by a tensor that shows them
+    biases: Mapping[str, str] = field(default_factory=dict)  # flags of config.json, by a layer's tensor that shows them
+    sparse: tuple[str, ...] = ()  # keys whose lists have a 0 for each layer without that part
+    rotates: bool = True  # keys of a rope have an effect
+    names: Mapping[str, str] = field(default_factory=dict)  # exceptional names of modules, by ours
     paired: bool = False  # rows of q and k are in the order of an interleaved rope
     partial: str = ""  # key of config.json for the rotated part of a head; "": whole heads
     one_qkv: bool = False  # q, k and v are one tensor
@@ -76,13 +104,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "smollm3": Architecture("SmolLM3ForCausalLM", paired=True),
     "granite": Architecture(
         "GraniteForCausalLM",
-        _LLAMA
-        | {
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "attention.scale": "attention_multiplier",
-            "logit_scale": "logits_scaling",
-        },
+        _LLAMA | _SCALES,
         needed=(_RMS_NORM, "logit_scale"),
         biases=_BIASES,
         paired=True,
@@ -105,5 +127,95 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         needed=(_LAYER_NORM, "use_parallel_residual"),
         partial="rotary_pct",
         one_qkv=True,
+    ),
+    "lfm2": Architecture(
+        "Lfm2ForCausalLM",
+        _LLAMA | {"shortconv.l_cache": "conv_L_cache"},
+        {"block_auto_adjust_ff_dim": False},
+        needed=(_RMS_NORM, "shortconv.l_cache"),
+        sparse=_SOME_ATTEND,
+        names={"norm": "token_embd_norm"},
+    ),
+    "lfm2moe": Architecture(
+        "Lfm2MoeForCausalLM",
+        _LLAMA
+        | _EXPERTS
+        | {
+            "shortconv.l_cache": "conv_L_cache",
+            "expert_count": "num_experts",
+            "leading_dense_block_count": "num_dense_layers",
+        },
+        needed=(_RMS_NORM, "shortconv.l_cache", "leading_dense_block_count"),
+        sparse=_SOME_ATTEND,
+        names={"norm": "token_embd_norm"},
+    ),
+    "granitehybrid": Architecture(
+        "GraniteMoeHybridForCausalLM",
+        _LLAMA
+        | _SCALES
+        | _MAMBA2
+        | {
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_shared_feed_forward_length": "shared_intermediate_size",
+        },
+        needed=(_RMS_NORM, *_MAMBA2),
+        biases={"attention_bias": "attn_q.bias"} | _SSM_BIASES,
+        paired=True,
+        sparse=_SOME_ATTEND,
+    ),
+    "falcon-h1": Architecture(  # its factors are part of the stored matrices
+        "FalconH1ForCausalLM",
+        _LLAMA | _MAMBA2 | {"ssm.inner_size": "mamba_d_ssm"},
+        {"mamba_norm_before_gate": False},
+        needed=(_RMS_NORM, *_MAMBA2, "ssm.inner_size"),
+        biases={"mamba_rms_norm": "ssm_norm.weight", "mamba_conv_bias": "ssm_conv1d.bias", "mlp_bias": "ffn_up.bias"},
+        names={"mlp_norm.weight": "ffn_norm"},
+    ),
+    "nemotron_h": Architecture(
+        "NemotronHForCausalLM",
+        _NO_ROPE | _MAMBA2 | {_RMS_NORM: "layer_norm_epsilon"},
+        needed=(_RMS_NORM, *_MAMBA2),
+        biases={"mlp_bias": "ffn_up.bias"} | _SSM_BIASES,
+        sparse=(*_SOME_ATTEND, "feed_forward_length"),
+        rotates=False,
+        names={"mlp_norm": "attn_norm"},
+    ),
+    "jamba": Architecture(
+        "JambaForCausalLM",
+        _NO_ROPE | _MAMBA | {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"},
+        needed=(_RMS_NORM, *_MAMBA),
+        biases=_SSM_BIASES,
+        sparse=_SOME_ATTEND,
+        rotates=False,
+    ),
+    "mamba": Architecture(
+        "MambaForCausalLM",
+        _UNMIXED | _MAMBA,
+        needed=(_RMS_NORM, *_MAMBA),
+        passed=("context_length",),
+        biases=_SSM_BIASES,
+    ),
+    "falconmamba": Architecture(  # a mamba whose steps, b and c are normalised
+        "FalconMambaForCausalLM",
+        _UNMIXED | _MAMBA,
+        needed=(_RMS_NORM, *_MAMBA),
+        passed=("context_length", "ssm.dt_b_c_rms"),
+        biases=_SSM_BIASES,
+    ),
+    "mamba2": Architecture(
+        "Mamba2ForCausalLM",
+        _UNMIXED | _MAMBA2,
+        needed=(_RMS_NORM, *_MAMBA2),
+        passed=("context_length",),
+        biases=_SSM_BIASES,
+    ),
+    "qwen3next": Architecture(
+        "Qwen3NextForCausalLM",
+        _LLAMA | _EXPERTS | _DELTA | _SHARED_EXPERT,
+        {"norm_topk_prob": True},
+        needed=(_RMS_NORM, *_DELTA),
+        partial="partial_rotary_factor",
+        names={"mlp_norm": "post_attention_norm"},
     ),
 }

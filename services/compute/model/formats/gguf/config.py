@@ -16,6 +16,7 @@ from services.compute.model.formats.gguf.architectures import ARCHITECTURES, Arc
 from services.compute.model.formats.gguf.container import GgufFile, TensorInfo
 from services.compute.model.formats.gguf.keys import Keys
 from services.compute.model.formats.gguf.metadata import GgufMetadata
+from services.compute.model.formats.gguf.states import of_states
 from services.compute.model.spec import ModelError
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -31,6 +32,8 @@ def find_architecture(metadata: GgufMetadata) -> Architecture:
     name = metadata.text("general.architecture")
     if name == "llama" and metadata.integer("llama.expert_count", 0):
         name = "mixtral"
+    if name == "mamba" and metadata.flag("mamba.ssm.dt_b_c_rms", False):
+        name = "falconmamba"
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise metadata.error("general.architecture", f"{name!r} is not implemented; known: {known}")
@@ -46,19 +49,21 @@ def read_config(file: GgufFile, family: Family, architecture: Architecture) -> C
     keys.require(*architecture.needed)
     values: dict[str, Any] = {}  # values of config.json, by Llama's names
     for key, name in architecture.keys.items():
-        if (value := keys.value(key)) is None:
+        if (value := keys.value(key, sparse=key in architecture.sparse)) is None:
             value = architecture.absent.get(key, _ABSENT.get(key))
         if value is not None:
             values[name] = value
     sizes = _sizes(keys, values)
     values |= _of_heads(keys, architecture, values, sizes)
     values |= _of_family(keys, architecture, values, sizes)
+    values |= of_states(keys, file, architecture.hub, values)
     if scaling := _rope_scaling(keys, file, architecture):
         values["rope_scaling"] = scaling
     values["eos_token_id"] = [file.metadata.integer(key) for key in _ENDS if key in file.metadata]
     keys.refuse_unread(_repeated(keys, values, sizes))
+    values |= _by_tensors(file, architecture)
     values = {family.spelling.get(name, name): value for name, value in values.items()}
-    values |= {"architectures": [architecture.hub], **architecture.constants, **_by_tensors(file, architecture)}
+    values |= {"architectures": [architecture.hub], **architecture.constants}
     return Config(values, file.metadata.file)
 
 
@@ -115,7 +120,8 @@ def _by_tensors(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
         "tie_word_embeddings": HEAD not in file.tensors,
         "dtype": _DTYPES.get(next(iter(kinds)), "bfloat16") if len(kinds) == 1 else "bfloat16",
     }
-    return values | {key: True for key, name in architecture.biases.items() if name in file.tensors}
+    kinds_in_layers = {name.partition(".")[2].partition(".")[2] for name in file.tensors if name.startswith("blk.")}
+    return values | {key: name in kinds_in_layers for key, name in architecture.biases.items()}
 
 
 def _of_heads(keys: Keys, architecture: Architecture, values: Mapping[str, Any], sizes: _Sizes) -> dict[str, Any]:
@@ -123,7 +129,7 @@ def _of_heads(keys: Keys, architecture: Architecture, values: Mapping[str, Any],
     if (value_length := keys.integer("attention.value_length", sizes.head)) != sizes.head:
         raise keys.error("attention.value_length", f"expected attention.key_length {sizes.head}, found {value_length}")
     rotated = keys.integer("rope.dimension_count", sizes.head)
-    if not architecture.partial and rotated != sizes.head:
+    if architecture.rotates and not architecture.partial and rotated != sizes.head:
         raise keys.error("rope.dimension_count", f"expected {sizes.head}, the size of a head, found {rotated}")
     if "attention.key_length" not in architecture.keys:
         if sizes.heads and sizes.head * sizes.heads != sizes.hidden:
@@ -155,13 +161,22 @@ def _of_family(keys: Keys, architecture: Architecture, values: Mapping[str, Any]
         case "GraniteForCausalLM":
             if keys.values("rope.scaling.finetuned") is False:
                 raise keys.error("rope.scaling.finetuned", "false, a Granite without a rope, is not implemented")
-            scales = {"embedding_multiplier": 1.0, "residual_multiplier": 1.0}  # 0: none
-            scales["attention_multiplier"] = sizes.head**-0.5 if sizes.head else 0.0
-            return {name: values.get(name) or default for name, default in scales.items()}
+            return _scales(values, sizes)
+        case "GraniteMoeHybridForCausalLM":
+            rotates = keys.values("rope.scaling.finetuned") is not False
+            scales = _scales(values, sizes) | {"logits_scaling": values.get("logits_scaling") or 1.0}
+            return scales | {"position_embedding_type": "rope" if rotates else "nope"}
         case "Qwen3MoeForCausalLM" if not values.get("moe_intermediate_size"):
             ffn, n_active = (_size(values.get(name)) for name in ("intermediate_size", "num_experts_per_tok"))
             return {"moe_intermediate_size": ffn // n_active} if n_active else {}
     return {}
+
+
+def _scales(values: Mapping[str, Any], sizes: _Sizes) -> dict[str, Any]:
+    """Granite's scales; 0: none."""
+    scales = {"embedding_multiplier": 1.0, "residual_multiplier": 1.0}
+    scales["attention_multiplier"] = sizes.head**-0.5 if sizes.head else 0.0
+    return {name: values.get(name) or default for name, default in scales.items()}
 
 
 def _of_gemma(sizes: _Sizes, largest: int) -> dict[str, Any]:

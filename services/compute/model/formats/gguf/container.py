@@ -123,6 +123,8 @@ class _Header:
         if not 1 <= n_dimensions <= _MAX_DIMENSIONS:
             raise self._error(f"{name}: expected 1 to {_MAX_DIMENSIONS} dimensions, found {n_dimensions}")
         shape = self._unpack(f"<{n_dimensions}Q")[::-1]
+        if n_dimensions == 2 and shape[0] == 1:  # the format does not tell a matrix of one row from a vector
+            shape = shape[1:]
         kind, offset = self._unpack("<IQ")
         return name, shape, kind, offset
 

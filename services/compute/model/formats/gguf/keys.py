@@ -41,19 +41,26 @@ class Keys:
         self.prefix = f"{metadata.text('general.architecture')}."
         self._read = {f"{self.prefix}{key}" for key in (*PASSED, *passed)}
 
-    def value(self, key: str) -> Any:
+    def value(self, key: str, *, sparse: bool = False) -> Any:
         """Return a value of any type, that of all layers if it is a list with one for each; None if it is absent.
 
-        Raises ModelError for layers whose values differ.
+        `sparse`: the list has a 0 for each layer without that part. Raises ModelError for layers whose values differ.
         """
         value = self.metadata.get(self._seen(key))
         if not isinstance(value, tuple):
             return value
         n_layers = self.metadata.integer(f"{self.prefix}{_BLOCKS}", 0)
-        if len(value) != n_layers or len(set(value)) != 1:
-            problem = f"expected a number, or {n_layers} equal ones, as many as {_BLOCKS}, found {list(value[:8])}"
+        distinct = set(value) - {0} if sparse else set(value)
+        if len(value) != n_layers or len(distinct) > 1:
+            equal = "equal ones, or 0" if sparse else "equal ones"
+            problem = f"expected a number, or {n_layers} {equal}, as many as {_BLOCKS}, found {list(value[:8])}"
             raise self.error(key, problem)
-        return value[0]
+        return next(iter(distinct), None)
+
+    def layers(self, key: str) -> list[bool]:
+        """Return for each layer whether it has the part of a sparse key."""
+        value, n_layers = self.values(key), self.integer(_BLOCKS, 0)
+        return [bool(one) for one in value] if isinstance(value, tuple) else [value != 0] * max(n_layers, 0)
 
     def values(self, key: str) -> Any:
         """Return a value of any type as the file holds it; None if it is absent."""

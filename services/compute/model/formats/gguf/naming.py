@@ -11,6 +11,7 @@ from services.compute.model.families.naming import Family, LayerNames, Refs, Ten
 from services.compute.model.formats.gguf.architectures import Architecture
 from services.compute.model.formats.gguf.config import EMBEDDING, FACTORS, HEAD
 from services.compute.model.formats.gguf.container import TensorInfo
+from services.compute.model.formats.gguf.states import mixer_refs
 from services.compute.model.spec import IntegerPart, ModelSpec, MoeSpec
 
 _LAYERS = "blk."
@@ -29,6 +30,8 @@ _NAMES = LayerNames(
     attn_post_norm="post_attention_norm",
     mlp_post_norm="post_ffw_norm",
     router="ffn_gate_inp",
+    router_correction="exp_probs_b.bias",
+    shared_gate="ffn_gate_inp_shexp",
 )
 _IGNORED = (*FACTORS.values(), "*.attn_rot_embd", "*.rope_freqs.weight")  # tables that the config holds
 
@@ -65,31 +68,54 @@ def _integer_part(matrices: Sequence[TensorInfo]) -> IntegerPart | None:
 
 
 def _refs(spec: ModelSpec, architecture: Architecture) -> Refs:
-    refs = standard_refs(spec, _NAMES, prefix=_LAYERS, embed="token_embd", norm="output_norm", head="output")
+    named = dict(architecture.names)
+    norm, unsuffixed = named.pop("norm", "output_norm"), named.pop("mlp_norm.weight", "")
+    names = replace(_NAMES, **named)
+    refs = standard_refs(spec, names, prefix=_LAYERS, embed="token_embd", norm=norm, head="output")
     if spec.learned_positions:
         refs["positions"] = TensorRef("position_embd.weight")
-    q, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     for index, layer in enumerate(spec.layers):
         key, module = f"layers.{index}.", f"{_LAYERS}{index}."
-        if architecture.one_qkv:
-            refs |= concatenated(f"{module}attn_qkv", {f"{key}q": q, f"{key}k": kv, f"{key}v": kv}, bias=spec.qkv_bias)
+        if layer.attends:
+            refs |= _attention(key, module, spec, architecture, refs)
+        if layer.mixer is not None:
+            refs |= mixer_refs(key, module, layer.mixer)
+        if unsuffixed:
+            refs[f"{key}mlp_norm"] = TensorRef(module + unsuffixed)
         if architecture.one_gate_up:
             refs |= concatenated(f"{module}ffn_up", {f"{key}gate": spec.ffn_size, f"{key}up": spec.ffn_size})
         if layer.moe is not None:
             refs |= _experts(key, module, layer.moe)
-        if architecture.paired:  # whole heads, also in layers without a rope: only adapters see the order there
-            for part in ("q", "k", "q.bias", "k.bias"):
-                if key + part in refs:
-                    refs[key + part] = replace(refs[key + part], unit=spec.head_dim, n_paired=spec.head_dim)
+    return refs
+
+
+def _attention(key: str, module: str, spec: ModelSpec, architecture: Architecture, named: Refs) -> Refs:
+    """Return the references of attention that differ from the `named` ones."""
+    q, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    refs: Refs = {}
+    if architecture.one_qkv:
+        refs = concatenated(f"{module}attn_qkv", {f"{key}q": q, f"{key}k": kv, f"{key}v": kv}, bias=spec.qkv_bias)
+    if spec.attention_gate:  # a head's query and its gate lie side by side
+        query = replace(named[f"{key}q"], unit=spec.head_dim, n_parts=2)
+        refs |= {f"{key}q": query, f"{key}attention_gate": replace(query, part=1)}
+    if architecture.paired:  # whole heads, also in layers without a rope: only adapters see the order there
+        for part in (key + part for part in ("q", "k", "q.bias", "k.bias")):
+            if part in named:
+                refs[part] = replace(named[part], unit=spec.head_dim, n_paired=spec.head_dim)
     return refs
 
 
 def _experts(key: str, module: str, moe: MoeSpec) -> Refs:
     """Return the references of experts: those of a layer are one tensor for each projection."""
-    return {
+    parts, shared = ("gate", "up", "down"), Refs()
+    if moe.shared_size:
+        shared = {f"{key}shared.{part}": TensorRef(f"{module}ffn_{part}_shexp.weight") for part in parts}
+    if moe.shared_gate:
+        shared[f"{key}shared_gate"] = TensorRef(f"{module}ffn_gate_inp_shexp.weight", flat=True)
+    return shared | {
         f"{key}experts.{expert}.{part}": TensorRef(
             f"{module}ffn_{part}_exps.weight", place=expert, n_stacked=moe.n_experts
         )
         for expert in range(moe.n_experts)
-        for part in ("gate", "up", "down")
+        for part in parts
     }

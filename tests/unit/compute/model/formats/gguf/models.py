@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,19 @@ import torch
 import transformers
 from torch import Tensor
 
+from tests.unit.compute.model.formats.gguf.stateful import (
+    SAME,
+    STATEFUL,
+    Order,
+    Part,
+    is_exact,
+    state_parts,
+    write_state_config,
+)
+
 F32 = gguf.GGMLQuantizationType.F32
 Kinds = Callable[[str], gguf.GGMLQuantizationType]  # the type of a matrix by its name in the file
-_PAIRED = ("llama", "granite", "smollm3")
+_PAIRED = ("llama", "granite", "smollm3", "granitehybrid")
 _ARCH = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
@@ -27,17 +36,6 @@ def plain(_: str) -> gguf.GGMLQuantizationType:
 def uniform(kind: gguf.GGMLQuantizationType) -> Kinds:
     """All matrices in one type."""
     return lambda _: kind
-
-
-@dataclass(frozen=True)
-class Order:
-    """How a tensor of the hub is ordered in a file, and back."""
-
-    there: Callable[[Tensor], Tensor]
-    back: Callable[[Tensor], Tensor]
-
-
-_SAME = Order(lambda x: x, lambda x: x)
 
 
 def write_model(
@@ -69,11 +67,13 @@ def write_model(
     for name, tensor in model.state_dict().items():
         if (name == "lm_head.weight" and config.tie_word_embeddings) or name.endswith((".attn.bias", "inv_freq")):
             continue
-        for stored, part in _experts(name, tensor) or [(names.get_name(name, (".weight", ".bias")), tensor)]:
+        for stored, part, order in _parts(name, tensor, arch, config):
+            published = name.replace("model.", "backbone.", 1) if arch == "nemotron_h" else name
+            stored = stored or names.get_name(published, (".weight", ".bias"))
             assert stored, f"gguf has no name for {name}"
             assert stored not in written, f"{stored} twice"
             written.add(stored)
-            _write(writer, stored, part, _order(name, arch, config), kinds)
+            _write(writer, stored, part, order, kinds)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -81,10 +81,19 @@ def write_model(
     return file
 
 
+def _parts(name: str, tensor: Tensor, arch: str, config: Any) -> list[Part]:
+    """The stored tensors of one of the model's; "" for the name that `gguf` has for it."""
+    parts = state_parts(name, tensor, arch, config) if arch in STATEFUL else []
+    parts = parts or [(stored, part, SAME) for stored, part in _experts(name, tensor)]
+    return parts or [("", tensor, _order(name, arch, config))]
+
+
 def _write(writer: gguf.GGUFWriter, name: str, tensor: Tensor, order: Order, kinds: Kinds) -> None:
     """Write one tensor, and change it to what is stored."""
     values = order.there(tensor).float().contiguous().numpy()
-    kind = kinds(name) if values.ndim > 1 else F32
+    kind = F32 if values.ndim == 1 or is_exact(name) else kinds(name)
+    if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+        kind = F32
     data = gguf.quantize(values, kind)
     writer.add_tensor(name, data, raw_dtype=kind)
     if kind is not F32:
@@ -107,7 +116,7 @@ def _order(name: str, arch: str, config: Any) -> Order:
     if arch in _PAIRED and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         return Order(lambda x: _paired(x, heads), lambda x: _halved(x, heads))
-    if arch.startswith("gemma") and name.endswith("norm.weight"):
+    if arch.startswith(("gemma", "qwen3next", "qwen35")) and name.endswith("norm.weight") and "linear" not in name:
         return Order(lambda x: x + 1, lambda x: x - 1)
     if arch == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return Order(lambda x: x.t(), lambda x: x.t())
@@ -121,7 +130,7 @@ def _order(name: str, arch: str, config: Any) -> Order:
             return x.view(3, heads, size, *x.shape[1:]).transpose(0, 1).reshape(x.shape)
 
         return Order(there, back)
-    return _SAME
+    return SAME
 
 
 def _paired(x: Tensor, heads: int) -> Tensor:
@@ -133,6 +142,9 @@ def _halved(x: Tensor, heads: int) -> Tensor:
 
 
 def _write_config(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
+    if arch in STATEFUL:
+        write_state_config(writer, config, arch)
+        return
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
