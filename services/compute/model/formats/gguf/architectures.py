@@ -50,6 +50,7 @@ _SHARED_EXPERT = {
 }
 _SSM_BIASES = {"mamba_conv_bias": "ssm_conv1d.bias", "mamba_proj_bias": "ssm_in.bias"}
 _UNMIXED = {"embedding_length": "hidden_size", "block_count": "num_hidden_layers", _RMS_NORM: "layer_norm_epsilon"}
+_ROPE = ("rope.dimension_count", "rope.freq_base")  # written by converters for attention that has no rope
 _NO_ROPE = {key: name for key, name in _LLAMA.items() if key != "rope.freq_base"}
 
 
@@ -66,7 +67,6 @@ class Architecture:
     period: int = 0  # every how many layers one has no window; 0: layers do not alternate
     biases: Mapping[str, str] = field(default_factory=dict)  # flags of config.json, by a layer's tensor that shows them
     sparse: tuple[str, ...] = ()  # keys whose lists have a 0 for each layer without that part
-    rotates: bool = True  # keys of a rope have an effect
     names: Mapping[str, str] = field(default_factory=dict)  # exceptional names of modules, by ours
     paired: bool = False  # rows of q and k are in the order of an interleaved rope
     partial: str = ""  # key of config.json for the rotated part of a head; "": whole heads
@@ -178,7 +178,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         needed=(_RMS_NORM, *_MAMBA2),
         biases={"mlp_bias": "ffn_up.bias"} | _SSM_BIASES,
         sparse=(*_SOME_ATTEND, "feed_forward_length"),
-        rotates=False,
+        passed=_ROPE,
         names={"mlp_norm": "attn_norm"},
     ),
     "jamba": Architecture(
@@ -187,7 +187,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         needed=(_RMS_NORM, *_MAMBA),
         biases=_SSM_BIASES,
         sparse=_SOME_ATTEND,
-        rotates=False,
+        passed=_ROPE,
     ),
     "mamba": Architecture(
         "MambaForCausalLM",

@@ -80,7 +80,7 @@ class _Sizes:
 def _sizes(keys: Keys, values: Mapping[str, Any]) -> _Sizes:
     names = ("hidden_size", "num_attention_heads", "num_hidden_layers")
     hidden, heads, layers = (_size(values.get(name)) for name in names)
-    head = keys.integer("attention.key_length", hidden // heads if heads else 0)
+    head = keys.integer("attention.key_length", hidden // heads) if heads else 0
     return _Sizes(hidden, heads, head, layers)
 
 
@@ -129,7 +129,8 @@ def _of_heads(keys: Keys, architecture: Architecture, values: Mapping[str, Any],
     if (value_length := keys.integer("attention.value_length", sizes.head)) != sizes.head:
         raise keys.error("attention.value_length", f"expected attention.key_length {sizes.head}, found {value_length}")
     rotated = keys.integer("rope.dimension_count", sizes.head)
-    if architecture.rotates and not architecture.partial and rotated != sizes.head:
+    whole = not architecture.partial and "rope.dimension_count" not in architecture.passed
+    if whole and rotated != sizes.head:
         raise keys.error("rope.dimension_count", f"expected {sizes.head}, the size of a head, found {rotated}")
     if "attention.key_length" not in architecture.keys:
         if sizes.heads and sizes.head * sizes.heads != sizes.hidden:
