@@ -46,9 +46,9 @@ def _of_jamba(keys: Keys, file: GgufFile) -> dict[str, Any]:
     """Return in which layers attention and experts are. Raises ModelError."""
     mixed = [f"blk.{index}{_ROUTER}" in file.tensors for index in range(keys.integer("block_count", 0))]
     places = {"attn": _period(keys, _KV_HEADS, keys.layers(_KV_HEADS)), "expert": _period(keys, "expert_count", mixed)}
-    found = {f"{part}_layer_period": period for part, (period, _) in places.items()}
-    found |= {f"{part}_layer_offset": first for part, (_, first) in places.items()}
-    return found if any(mixed) else found | {"num_experts": 1}
+    layers = {f"{part}_layer_period": period for part, (period, _) in places.items()}
+    layers |= {f"{part}_layer_offset": first for part, (_, first) in places.items()}
+    return layers if any(mixed) else layers | {"num_experts": 1}
 
 
 def _kinds(keys: Keys, other: str) -> list[str]:
@@ -60,11 +60,11 @@ def _lone_parts(keys: Keys) -> list[str]:
     """Return the kind of each layer, which is attention, an MLP or a state-space layer. Raises ModelError."""
     parts = zip(keys.layers(_KV_HEADS), keys.layers("feed_forward_length"), strict=True)
     kinds = {(True, False): ATTENTION[1], (False, True): "mlp", (False, False): STATE[1]}
-    found = [kinds.get(part, "") for part in parts]
-    if "" in found:
-        problem = f"layer {found.index('')} also has KV heads; allowed: one of both"
+    of_layers = [kinds.get(part, "") for part in parts]
+    if "" in of_layers:
+        problem = f"layer {of_layers.index('')} also has KV heads; allowed: one of both"
         raise keys.error("feed_forward_length", problem)
-    return found
+    return of_layers
 
 
 def _of_heads(keys: Keys, values: Mapping[str, Any]) -> dict[str, Any]:
