@@ -219,3 +219,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         names={"mlp_norm": "post_attention_norm"},
     ),
 }
+# Architectures with states that are only read from safetensors, by their names in GGUF.
+SAFETENSORS: Mapping[str, str] = {
+    "qwen35": "Qwen3_5ForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
+}

@@ -268,6 +268,7 @@ def test_a_stored_head_is_used(tmp_path: Path) -> None:
 
 _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown architecture": ({"general.architecture": "rwkv7"}, r"general.architecture: 'rwkv7' is not implemented"),
+    "a family in safetensors": ({"general.architecture": "qwen35"}, r"from safetensors, Qwen3_5ForCausalLM; known"),
     "an unknown key": ({"llama.attention.clamp_kqv": 8.0}, r"llama.attention.clamp_kqv: 8.0 is not implemented"),
     "heads of two sizes": ({"llama.attention.value_length": 24}, r"attention.value_length: expected .* 12, found 24"),
     "a part of a head": ({"llama.rope.dimension_count": 6}, r"rope.dimension_count: expected 12, .* found 6"),
