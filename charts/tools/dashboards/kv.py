@@ -21,7 +21,9 @@ DASHBOARD = Dashboard(
                     (f"sum (ryzanstein_worker_kv_blocks_used{{@,{_POOL}}})", "used"),
                     (f"sum (ryzanstein_worker_kv_blocks_cached{{@,{_POOL}}})", "cached, evictable"),
                     (f"sum (ryzanstein_worker_kv_blocks_capacity{{@,{_POOL}}})", "there are"),
-                    about="Cached ones make room for used ones. " + runbook("kv-full"),
+                    (f"sum (ryzanstein_worker_copy_lag_blocks{{@,{_POOL}}})", "not yet at standbys"),
+                    about="Cached ones make room for used ones. Blocks that standbys lack are computed again when their "
+                    "worker is lost. " + runbook("kv-full"),
                 ),
                 graph(
                     "Used share",
@@ -50,6 +52,8 @@ DASHBOARD = Dashboard(
                     "short",
                     (rate("ryzanstein_router_matched_tokens_total"), "promised tokens/s"),
                     (rate("ryzanstein_worker_prefix_hit_tokens_total"), "found tokens/s"),
+                    (rate("ryzanstein_worker_resumed_tokens_total", "", _POOL), "resumed prompt tokens/s"),
+                    (rate("ryzanstein_worker_resumed_cached_tokens_total", "", _POOL), "found resumed prompt tokens/s"),
                     about="Far more promised than found: the coordinator knows blocks that are gone. "
                     + runbook("coordinator"),
                 ),
@@ -155,13 +159,15 @@ DASHBOARD = Dashboard(
                     "ops",
                     (rate("ryzanstein_worker_pulled_blocks_total", "instance", _POOL), "to {{instance}}"),
                     (rate("ryzanstein_worker_sent_blocks_total", "instance", _POOL), "from {{instance}}"),
-                    about="Prefixes that were fetched because that beats computing them.",
+                    (rate("ryzanstein_worker_copied_blocks_total", "instance", _POOL), "copied to {{instance}}"),
+                    about="Prefixes that were fetched because that beats computing them, and copies at standbys.",
                 ),
                 graph(
                     "Bytes moved",
                     "Bps",
                     (rate("ryzanstein_worker_pulled_bytes_total", "", _POOL), "pulled"),
                     (rate("ryzanstein_worker_sent_bytes_total", "", _POOL), "sent"),
+                    (rate("ryzanstein_worker_copied_bytes_total", "", _POOL), "copied to standbys"),
                     about="All workers together.",
                 ),
                 graph(
@@ -175,33 +181,11 @@ DASHBOARD = Dashboard(
                     about="Failed pulls take their time, too.",
                 ),
                 graph(
-                    "Pulls that failed",
+                    "Pulls and copies that failed",
                     "ops",
                     (rate("ryzanstein_worker_pull_failures_total", "reason", _POOL), "{{reason}}"),
-                    about="The tokens are computed instead. " + runbook("kv-pulls"),
-                ),
-                graph(
-                    "Copies to standbys",
-                    "Bps",
-                    (rate("ryzanstein_worker_copied_bytes_total", "instance", _POOL), "to {{instance}}"),
-                    about="KV of running requests, for the case that their worker is lost.",
-                ),
-                graph(
-                    "Blocks that standbys lack",
-                    "short",
-                    (f"sum by (instance) (ryzanstein_worker_copy_lag_blocks{{@,{_POOL}}})", "of {{instance}}"),
-                    (rate("ryzanstein_worker_copied_blocks_total", "", _POOL), "copied blocks/s"),
-                    (rate("ryzanstein_worker_copy_failures_total", "reason", _POOL), "{{reason}}, failures/s"),
-                    about="They are computed again when their worker is lost. Full: the KV cache of the standby has no "
-                    "room for copies.",
-                ),
-                graph(
-                    "Resumed prompts",
-                    "short",
-                    (rate("ryzanstein_worker_resumed_tokens_total", "", _POOL), "tokens/s"),
-                    (rate("ryzanstein_worker_resumed_cached_tokens_total", "", _POOL), "cached tokens/s"),
-                    about="Prompt tokens of requests that another worker had begun. The cached ones were not computed "
-                    "again.",
+                    (rate("ryzanstein_worker_copy_failures_total", "reason", _POOL), "copy to a standby: {{reason}}"),
+                    about="The tokens are computed instead. Full: a standby has no room. " + runbook("kv-pulls"),
                 ),
             ),
         ),
