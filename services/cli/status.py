@@ -185,7 +185,7 @@ def _places(state: worker_pb2.WorkerState) -> str:
     names = {worker_pb2.KV_PLACE_HOST: "host", worker_pb2.KV_PLACE_DISK: "disk"}
     return ", ".join(
         f"{names.get(each.place, each.place)} {each.bytes / max(each.capacity_bytes, 1):.0%}"
-        + (f" [red]fails: {escape(each.fault)}[/]" if each.fault else "")
+        + (f" fails: {escape(each.fault)}" if each.fault else "")
         for each in state.kv_places
     )
 
