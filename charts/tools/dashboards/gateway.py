@@ -19,7 +19,8 @@ DASHBOARD = Dashboard(
                     "By API and route",
                     "reqps",
                     (rate("ryzanstein_gateway_requests_total", "api, route", _MODEL), "{{api}} {{route}}"),
-                    about="Requests that are over.",
+                    (rate("ryzanstein_gateway_sequences_total", "finish", _MODEL), "sequences: {{finish}}"),
+                    about="Requests that are over, and sequences of those with a first token, by the reason of their end.",
                 ),
                 graph(
                     "Time to last byte",
@@ -101,6 +102,7 @@ DASHBOARD = Dashboard(
                     "short",
                     ("sum (ryzanstein_gateway_usage_waiting_tokens{@})", "tokens that wait"),
                     (rate("ryzanstein_gateway_unaccounted_tokens_total"), "tokens lost/s"),
+                    (rate("ryzanstein_gateway_unlogged_requests_total"), "requests/s that the log for plans lacks"),
                     about="Redis is or was away. " + runbook("redis-lost"),
                 ),
             ),
