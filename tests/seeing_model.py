@@ -1,88 +1,158 @@
-"""A random model that sees, as small as it can be: Idefics 3 with the tiny model's tokenizer."""
+"""Random models that see, as small as they can be, with the tiny model's tokenizer."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from PIL import Image
+from ryzanstein.v1 import worker_pb2
 from tokenizers import AddedToken, Tokenizer
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 from services.cli.stack.default_model import TINY_MODEL
 from tests.unit.compute.model.zoo import write_checkpoint
 
-FRAME, PATCH, SHUFFLE, MOST = 28, 2, 2, 3  # pixels, pixels, patches, frames on a side
-FRAME_TOKENS = (FRAME // PATCH // SHUFFLE) ** 2
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>"
-    "{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
-    "{% elif part['type'] == 'image' %}<image>{% endif %}{% endfor %}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+FRAME, PATCH, SQUARE, MOST = 28, 2, 2, 3  # pixels, pixels, patches, frames on a side
+FRAME_TOKENS = (FRAME // PATCH // SQUARE) ** 2
+_MEAN = [0.4, 0.5, 0.6]
+
+
+@dataclass(frozen=True)
+class Seeing:
+    """A family of models that see."""
+
+    layout: str
+    placeholder: str  # text of chat templates for an image
+    row: str  # token of a frame's rows
+    special: tuple[str, ...]  # tokens besides these
+    resample: str
+
+    @property
+    def template(self) -> str:
+        return (
+            "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n"
+            "{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+            f"{{% elif part['type'] == 'image' %}}{self.placeholder}{{% endif %}}{{% endfor %}}<|end|>\n{{% endfor %}}"
+            "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+        )
+
+    @property
+    def card(self) -> worker_pb2.ImageInput:
+        """The images that workers say they take, without the token."""
+        splits = self.layout == "idefics3"
+        return worker_pb2.ImageInput(
+            layout=self.layout,
+            frame_tokens=FRAME_TOKENS,
+            frame_size=FRAME,
+            longest_edge=MOST * FRAME if splits else 0,
+            splits=splits,
+            resample=self.resample,
+        )
+
+    def config(self, text: dict[str, Any], vision: dict[str, Any], token: int) -> transformers.PretrainedConfig:
+        common = {"text_config": text, "vision_config": vision, "image_token_id": token, "tie_word_embeddings": False}
+        if self.layout == "idefics3":
+            text |= {"model_type": "llama"}
+            return transformers.Idefics3Config(scale_factor=SQUARE, **common)
+        text |= {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16}
+        text |= {"layer_types": ["sliding_attention", "full_attention"]}
+        return transformers.Gemma3Config(mm_tokens_per_image=FRAME_TOKENS, **common)
+
+    def image_processor(self) -> Any:
+        if self.layout == "gemma3":
+            return Gemma3ImageProcessorPil(size={"height": FRAME, "width": FRAME}, image_mean=_MEAN)
+        return Idefics3ImageProcessorPil(
+            size={"longest_edge": MOST * FRAME}, max_image_size={"longest_edge": FRAME}, image_mean=_MEAN
+        )
+
+    def processor(self, folder: Path) -> Any:
+        """The model's processor in transformers."""
+        names = {} if self.layout == "idefics3" else dict(zip(("boi_token", "eoi_token"), self.special, strict=True))
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(
+            folder, extra_special_tokens={"image_token": self.row, **names}
+        )
+        if self.layout == "gemma3":
+            return transformers.Gemma3Processor(self.image_processor(), tokenizer, image_seq_length=FRAME_TOKENS)
+        return transformers.Idefics3Processor(self.image_processor(), tokenizer, image_seq_len=FRAME_TOKENS)
+
+    def write(self, folder: Path) -> transformers.PreTrainedModel:
+        """Write the model's folder; returns the model of transformers that equals it."""
+        tokenizer = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
+        special = (self.row, *self.special)
+        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+        text = {"vocab_size": tokenizer.get_vocab_size(), **_TEXT}
+        config = self.config(text, {**_TOWER}, tokenizer.token_to_id(self.row))
+        model = write_checkpoint(config, folder)
+        with torch.no_grad():
+            for token in tokenizer.get_added_tokens_decoder():
+                model.lm_head.weight[token] = 0.0  # another token always has a higher logit: greedy answers do not end
+        model.save_pretrained(folder)
+        tokenizer.save(str(folder / "tokenizer.json"))
+        settings = json.loads((TINY_MODEL / "tokenizer_config.json").read_text()) | {"chat_template": self.template}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        self.image_processor().save_pretrained(folder)
+        return model
+
+    def reference_answer(
+        self, model: transformers.PreTrainedModel, folder: Path, text: str, images: list[Image.Image], n_tokens: int
+    ) -> tuple[list[int], list[int]]:
+        """The prompt's tokens and the greedy answer's, as transformers' processor and model have them."""
+        inputs = self.processor(folder)(text=text, images=[images] if images else None, return_tensors="pt")
+        with torch.inference_mode():
+            whole = model.generate(
+                **inputs, max_new_tokens=n_tokens, min_new_tokens=n_tokens, do_sample=False, eos_token_id=None
+            )
+        n_prompt = inputs["input_ids"].shape[1]
+        return inputs["input_ids"][0].tolist(), whole[0, n_prompt:].tolist()
+
+
+_TEXT = {
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "eos_token_id": 1,
+    "bos_token_id": 0,
+    "pad_token_id": 0,
+}
+_TOWER = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": FRAME,
+    "patch_size": PATCH,
+}
+IDEFICS3 = Seeing(
+    "idefics3",
+    placeholder="<image>",
+    row="<image>",
+    special=(
+        *("<fake_token_around_image>", "<global-img>", "<end_of_utterance>"),
+        *(f"<row_{row}_col_{column}>" for row in range(1, MOST + 1) for column in range(1, MOST + 1)),
+    ),
+    resample="lanczos",
 )
-_SPECIAL = [
-    *("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"),
-    *(f"<row_{row}_col_{column}>" for row in range(1, MOST + 1) for column in range(1, MOST + 1)),
-]
-
-
-def write_seeing_model(folder: Path) -> transformers.PreTrainedModel:
-    """Write the model's folder; returns the model of transformers that equals it."""
-    tokenizer = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in _SPECIAL])
-    config = transformers.Idefics3Config(
-        image_token_id=tokenizer.token_to_id("<image>"),
-        scale_factor=SHUFFLE,
-        tie_word_embeddings=False,
-        text_config={
-            "model_type": "llama",
-            "vocab_size": tokenizer.get_vocab_size(),
-            "hidden_size": 48,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 2048,
-            "eos_token_id": 1,
-            "bos_token_id": 0,
-            "pad_token_id": 0,
-        },
-        vision_config={
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": FRAME,
-            "patch_size": PATCH,
-        },
-    )
-    model = write_checkpoint(config, folder)
-    with torch.no_grad():
-        for special in tokenizer.get_added_tokens_decoder():
-            model.lm_head.weight[special] = 0.0  # another token always has a higher logit: greedy answers do not end
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = json.loads((TINY_MODEL / "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    image_processor().save_pretrained(folder)
-    return model
-
-
-def image_processor() -> Idefics3ImageProcessorPil:
-    return Idefics3ImageProcessorPil(
-        size={"longest_edge": MOST * FRAME}, max_image_size={"longest_edge": FRAME}, image_mean=[0.4, 0.5, 0.6]
-    )
-
-
-def processor(folder: Path) -> transformers.Idefics3Processor:
-    """The model's processor in transformers."""
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    return transformers.Idefics3Processor(image_processor(), tokenizer, image_seq_len=FRAME_TOKENS)
+GEMMA3 = Seeing(
+    "gemma3",
+    placeholder="<start_of_image>",
+    row="<image_soft_token>",
+    special=("<start_of_image>", "<end_of_image>"),
+    resample="bilinear",
+)
+FAMILIES: Mapping[str, Seeing] = {one.layout: one for one in (IDEFICS3, GEMMA3)}
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -98,16 +168,3 @@ def encoded(image: Image.Image, kind: str = "PNG") -> str:
     buffer = io.BytesIO()
     image.save(buffer, kind)
     return base64.b64encode(buffer.getvalue()).decode()
-
-
-def reference_answer(
-    model: transformers.PreTrainedModel, folder: Path, text: str, images: list[Image.Image], n_tokens: int
-) -> tuple[list[int], list[int]]:
-    """The prompt's tokens and the greedy answer's, as transformers' processor and model have them."""
-    inputs = processor(folder)(text=text, images=[images] if images else None, return_tensors="pt")
-    with torch.inference_mode():
-        whole = model.generate(
-            **inputs, max_new_tokens=n_tokens, min_new_tokens=n_tokens, do_sample=False, eos_token_id=None
-        )
-    n_prompt = inputs["input_ids"].shape[1]
-    return inputs["input_ids"][0].tolist(), whole[0, n_prompt:].tolist()

@@ -17,6 +17,7 @@ from services.compute.backends.batch import AdapterRows, StepBatch
 from services.compute.backends.collectives import Communicator, GroupSeat, StepCommunicator
 from services.compute.backends.decodes import Decodes, Tokens
 from services.compute.backends.draws import Chances
+from services.compute.backends.frames import FrameAttention, StepFrames
 from services.compute.backends.kv_cache import CacheWriter, KvCache, Rotation
 from services.compute.backends.kv_format import KvFormat
 from services.compute.backends.names import Activation
@@ -236,6 +237,7 @@ class Step:
     reduce: Elementwise  # sums over the ranks, in place
     adapters: AdapterRows | None = None  # adapters of the rows that the layers compute, padding included
     states: StatePlan | None = None  # how layers with a state compute the rows; None: the model has none
+    frames: StepFrames | None = None  # None: a row sees no later one
 
 
 # Maps a step's rows [n, hidden_size], which it may overwrite, to rows of the same number.
@@ -345,6 +347,10 @@ class ModelBackend(Protocol):
 
     def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
         """Return the attention of an encoder, over a step's own rows. Raises ValueError for scores without one."""
+        ...
+
+    def frames(self, shape: AttentionShape) -> FrameAttention:
+        """Return the attention of rows of frames, for decoders whose rows of a frame attend to each other."""
         ...
 
     def capture(self, computations: Computations) -> StepGraphs:

@@ -77,11 +77,22 @@ class NarrowedNumbers:
 
 
 @dataclass(frozen=True, slots=True)
+class FrameRows:
+    """The step's rows of a frame of an image."""
+
+    sequence: int  # index of their sequence
+    first: int  # their first row
+    n_rows: int
+    end: int  # position after the last row
+
+
+@dataclass(frozen=True, slots=True)
 class ImageRows:
     """Rows of a step that are parts of images; they have states of the vision tower in place of embeddings."""
 
     rows: torch.Tensor  # [n] int64
     states: torch.Tensor  # [n, hidden_size]
+    frames: tuple[FrameRows, ...] = ()  # by frame; read by models whose frames' rows attend to each other
 
 
 @dataclass(frozen=True, slots=True)

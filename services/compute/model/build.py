@@ -146,6 +146,7 @@ def build_decoder(
         tables=Tables(max_positions, rotary, spec.reaches, positions, token_types),
         attention=attention,
         classifier=load_classifier(spec, load.source, backend.device),
+        frames=backend.frames(attention_shape(spec, load)) if spec.vision and spec.vision.sees_ahead else None,
         weight_formats=formats,
         adapters=load.adapters,
     )

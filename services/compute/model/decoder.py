@@ -22,6 +22,7 @@ from services.compute.backends.base import (
 from services.compute.backends.batch import AdapterRows, StepBatch
 from services.compute.backends.collectives import Communicator
 from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
+from services.compute.backends.frames import FrameAttention, StepFrames
 from services.compute.backends.kv_cache import KvCache, StepRows
 from services.compute.backends.kv_formats import token_bytes
 from services.compute.backends.shapes import KvShape
@@ -165,8 +166,9 @@ class Decoder:
         weight_formats: Mapping[str, str],
         adapters: AdapterLayers,
         classifier: Head = (),
+        frames: FrameAttention | None = None,
     ) -> None:
-        """`attention`: None if no layer attends.
+        """`attention`: None if no layer attends. `frames`: None if no row attends to a later one.
 
         `weight_formats`: how the device keeps weights, in words, by their name in every layer.
 
@@ -177,6 +179,7 @@ class Decoder:
         self.logit_shard = backend.ops.logit_shard(vocabulary.start, vocabulary.local)
         self._embed, self._embed_norm, self._layers, self._norm, self._head = embed, embed_norm, layers, norm, head
         self._comm, self._backend, self._tables, self._attention = comm, backend, tables, attention
+        self._frames = frames
         # For `_graphs_of`, by whether rows of a step have adapters, and whether they choose the blocks that they read.
         self._graphs: dict[tuple[bool, bool], StepGraphs] = {}
         self._graphs_of: KvCache | None = None
@@ -237,7 +240,7 @@ class Decoder:
         x = self.embed(pad_rows(batch.token_ids, n_rows), positions, types)  # [n_rows, hidden_size]
         if batch.images is not None:
             x = x.index_copy(0, batch.images.rows, batch.images.states.to(x.dtype))
-        if n_rows == n_tokens and graphs.layers.serves(batch):
+        if n_rows == n_tokens and step.frames is None and graphs.layers.serves(batch):
             x = graphs.layers.forward(x, batch)
         else:
             x = self._through_layers(x, step)
@@ -263,11 +266,20 @@ class Decoder:
         if attention is not None:
             plans = tuple(attention.plan(reached(reach, batch, size), size, reach.window) for reach in reaches)
             n_rows = max(n_rows, *(attention.n_rows(plan) for plan in plans))
+        frames = self._frames_of(batch, size)
+        if frames is not None:
+            n_rows = max(n_rows, *(frames.attention.rows_of_tiles(tiles) for tiles in frames.tiles))
         positions = pad_rows(batch.positions, n_rows)
         rotations = tuple(rope(positions) for rope in self._tables.ropes)
         adapters = pad_adapters(batch.adapters, n_rows)
         states = StatePlan.of(batch.segments, self._backend.device) if batch.segments else None
-        return Step(batch, cache, rotations, plans, self._comm.all_reduce, adapters, states), n_rows
+        return Step(batch, cache, rotations, plans, self._comm.all_reduce, adapters, states, frames), n_rows
+
+    def _frames_of(self, batch: StepBatch, block_tokens: int) -> StepFrames | None:
+        if self._frames is None or batch.images is None:
+            return None
+        tiles = (self._frames.frame_tiles(batch, block_tokens, reach.window) for reach in self._tables.reaches)
+        return StepFrames(self._frames, tuple(tiles))
 
     def _through_layers(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Compute all layers but the last, which may compute fewer rows."""

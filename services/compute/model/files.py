@@ -15,6 +15,8 @@ from services.compute.model.spec import ModelError
 FLOATS = ("F64", "F32", "F16", "BF16")  # names of the dtypes of unquantized weights
 _POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX = "model.safetensors.index.json"
+# Files of an image processor, and its section in them.
+IMAGE_FILES = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
 _SINGLE = "model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SAMPLE_BYTES = 64 * 1024
@@ -56,6 +58,17 @@ def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -
     if not isinstance(value, kind):
         raise ModelError(f"{file}: not a JSON {'object' if kind is dict else 'list'}")
     return value
+
+
+def image_settings(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
+    """Return the file of a folder's image processor, as transformers 4 or 5 stores it, and its values; None without."""
+    for name, section in IMAGE_FILES:
+        file = folder / name
+        values: dict[str, Any] = read_json(file)
+        values = values.get(section) or {} if section else values
+        if values:
+            return file, values
+    return None
 
 
 def token_ids(value: Any) -> tuple[int, ...]:

@@ -87,7 +87,8 @@ def tower_elements(spec: ModelSpec) -> int:
     hidden = vision.hidden_size
     layer = hidden * (4 * hidden + 2 * vision.ffn_size)
     tables = hidden * (3 * vision.patch_size**2 + vision.frame_patches)
-    return vision.n_layers * layer + tables + hidden * vision.shuffle**2 * spec.hidden_size
+    projection = hidden * spec.hidden_size * (1 if vision.mean_norm else vision.square**2)
+    return vision.n_layers * layer + tables + projection
 
 
 def _tower_workspace(spec: ModelSpec, itemsize: int) -> int:

@@ -154,13 +154,14 @@ class VisionSpec:
     """A tower that turns square frames of an image into rows of the decoder: SigLIP (arXiv:2303.15343), a projection.
 
     The tower sees a frame's patches, each as a row. The projection makes one row of every square of
-    `shuffle` x `shuffle` patches (pixel shuffle, arXiv:1609.05158).
+    `square` x `square` patches: of all their numbers (pixel shuffle, arXiv:1609.05158), or of the mean's norm.
     """
 
+    layout: Literal["idefics3", "gemma3"]  # how gateways cut images into frames
     image_token: int  # id that stands for a row of an image in a prompt
     frame_size: int  # side of a frame, pixels
     patch_size: int  # side of a patch, pixels
-    shuffle: int  # side of the square of patches that becomes a row, patches
+    square: int  # side of the square of patches that becomes a row, patches
     hidden_size: int
     ffn_size: int
     n_heads: int
@@ -169,6 +170,9 @@ class VisionSpec:
     norm_eps: float
     tower: str  # prefix of the stored names of the tower's tensors
     projection: str  # stored name of the projection
+    mean_norm: str = ""  # stored name of the RMS norm of a square's mean; "": its patches are projected side by side
+    bucketed: bool = False  # positions of patches are buckets of places from 0 to 1
+    sees_ahead: bool = False  # the decoder's rows of a frame attend to all rows of the frame
 
     @property
     def frame_patches(self) -> int:
@@ -178,7 +182,7 @@ class VisionSpec:
     @property
     def frame_tokens(self) -> int:
         """Rows of the decoder for a frame."""
-        return self.frame_patches // self.shuffle**2
+        return self.frame_patches // self.square**2
 
     @property
     def frame_bytes(self) -> int:

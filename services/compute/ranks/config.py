@@ -52,6 +52,7 @@ class RankGroupConfig:
     snapshots: int = 0  # rows for copies of states, from which prefixes are continued
     frame_patches: int = 0  # rows of the vision tower for a frame of an image; 0: texts alone
     frame_bytes: int = 0  # bytes of a frame's pixels
+    frame_tokens: int = 0  # rows of a frame that one step computes together; 0: a step may end within a frame
     start_timeout_s: float = 300.0
     stall_timeout_s: float = 1.0  # no heartbeat and no CPU time used, while work is pending
     busy_timeout_s: float = 60.0  # no heartbeat although CPU time is used: one very long operation, or a loop

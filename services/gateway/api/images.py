@@ -40,7 +40,7 @@ class GivenImage:
         if not isinstance(url, str):
             message = f"`{self.field}` has no image: give it as a data URL or in base64, or as an https URL."
             raise invalid(message, self.field, "invalid_image")
-        if not url.startswith(_DATA):
+        if url[: len(_DATA)].lower() != _DATA:
             return ImageSource(url, is_url=True)
         head, comma, encoded = url.partition(",")
         if not comma or not head.endswith(_BASE64):

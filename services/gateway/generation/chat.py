@@ -24,7 +24,7 @@ from services.gateway.generation.sampling import check_token_ids, sampling_optio
 from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.grammar.formats import Constraint
 from services.gateway.ids import new_id
-from services.gateway.images.reader import ImageReader, SeenImage, expanded, layout_of, without_images
+from services.gateway.images.reader import ImageReader, SeenImage, layout_of, placed, without_images
 from services.gateway.settings import GatewaySettings
 from services.gateway.text.codec import ServedModel
 from services.gateway.text.conversation import Conversation, encode_conversation
@@ -120,11 +120,10 @@ class ChatPreparer:
         tools = tool_use(request, native, closed=not settings.additional_properties)
         conversation = conversation_of(request, tools, control_tokens=settings.control_tokens_in_messages)
         if layout is not None and seen:
-            conversation = replace(conversation, placeholder=layout.placeholder)
+            texts = [image.text for image in seen]
+            conversation = replace(conversation, placeholder=layout.placeholder, images=texts)
         ids = await encode_conversation(model, conversation, add_special_tokens=add_special_tokens)
-        if layout is None or not seen:
-            return ChatPrompt(ids, tools)
-        ids, images = expanded(ids, seen, model, layout, request.names.messages)
+        images = placed(ids, seen, model.card.images.token, request.names.messages) if seen else ()
         return ChatPrompt(ids, tools, images)
 
     async def prepare(

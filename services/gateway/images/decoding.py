@@ -5,15 +5,31 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import struct
 import warnings
 from dataclasses import dataclass
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from services.gateway.errors import ApiError, invalid
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _MIB = 1024 * 1024
+# Pillow's errors for broken files.
+_BROKEN = (
+    *(OSError, SyntaxError, ValueError, EOFError, MemoryError),
+    *(TypeError, LookupError, ArithmeticError, struct.error),
+)
+# By the orientation of a photograph in its EXIF data.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +70,18 @@ def decoded(data: bytes, field: str, limits: ImageLimits) -> Image.Image:
         raise too_many_bytes(field, limits)
     try:
         with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is our own
+            warnings.filterwarnings("ignore", module="PIL")  # the limit of pixels is our own
             if image.width * image.height > limits.pixels:
                 size = f"{image.width} x {image.height}"
                 raise refused(field, f"it has {size} pixels; at most {limits.pixels} are allowed.")
-            return ImageOps.exif_transpose(image).convert("RGB")
+            turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+            upright = image if turn is None else image.transpose(turn)
+            if upright.mode.startswith("I"):  # 16 bits of grey
+                return upright.convert("I").point(lambda grey: grey * (1 / 256)).convert("L").convert("RGB")
+            return upright.convert("RGB")
     except UnidentifiedImageError as error:
         raise refused(field, f"its format is none of {', '.join(FORMATS)}.") from error
     except Image.DecompressionBombError as error:
         raise refused(field, f"it has too many pixels; at most {limits.pixels} are allowed.") from error
-    except (OSError, SyntaxError, ValueError, EOFError, MemoryError) as error:  # Pillow's errors for broken files
+    except _BROKEN as error:
         raise refused(field, "it is broken or cut off.") from error

@@ -7,8 +7,10 @@ resolves differently a moment later changes nothing. Redirects are followed to a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import ipaddress
+import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -24,7 +26,13 @@ from services.gateway.images.decoding import ImageLimits, refused, too_many_byte
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 3
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST = ipaddress.ip_network("2000::/3")  # all of IPv6 that is allocated for the public internet
+# Reserved networks that Python takes for public ones: protocol assignments, relays of 6to4, documentation.
+_RESERVED = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20")))
 _PORT = 443
+_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOSTNAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
+_UNSAFE = re.compile(r"[^!-~]|\\")  # parsers disagree about these characters
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -42,7 +50,10 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-    return parsed.is_global and not parsed.is_multicast
+        if parsed not in _UNICAST:
+            return False
+    reserved = any(parsed in network for network in _RESERVED if network.version == parsed.version)
+    return parsed.is_global and not parsed.is_multicast and not reserved
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
@@ -91,7 +102,11 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
         addresses = await self._policy.resolve(host, port)
         if not addresses or not all(map(self._policy.allows, addresses)):
             raise PrivateAddressError
-        return await self._inner.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
+        *others, last = addresses
+        for address in others:
+            with contextlib.suppress(httpcore.ConnectError):
+                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+        return await self._inner.connect_tcp(last, port, timeout, local_address, socket_options)
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -124,31 +139,37 @@ class ImageFetcher:
             answer = await self._get(self._checked(url, field), field, limits)
             if isinstance(answer, bytes):
                 return answer
-            url = urljoin(url, answer)
+            try:
+                url = urljoin(url, answer)
+            except ValueError as error:
+                raise refused(field, "it redirects to an invalid URL.") from error
         raise refused(field, "it redirects too often.")
 
-    def _checked(self, url: str, field: str) -> str:
+    def _checked(self, url: str, field: str) -> httpcore.URL:
+        """The parts of a URL that were checked, which alone are used."""
+        if _UNSAFE.search(url):
+            raise refused(field, "its URL is invalid; spaces and characters beyond ASCII have to be percent-encoded.")
         try:
             parts = urlsplit(url)
-            host, port = parts.hostname or "", parts.port or _PORT
+            host, port = parts.hostname or "", _PORT if parts.port is None else parts.port
         except ValueError as error:
             raise refused(field, "its URL is invalid.") from error
-        if not url.isascii():
-            raise refused(field, "its URL is invalid; characters beyond ASCII have to be percent-encoded.")
-        if parts.scheme != "https" or parts.username is not None or not self._policy.permits(host.lower(), port):
+        permitted = _HOSTNAME.fullmatch(host) is not None and self._policy.permits(host, port)
+        if parts.scheme != "https" or parts.username is not None or not permitted:
             raise self._not_allowed(url, field)
-        return url
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        return httpcore.URL(scheme=b"https", host=host.encode(), port=port, target=target.encode())
 
     def _not_allowed(self, url: str, field: str) -> ApiError:
         allowed = ", ".join(f"https://{host}" for host in self._policy.hosts)
         message = f"`{field}`: `{url[:200]}` is not fetched. Allowed are data URLs and images of {allowed}."
         return invalid(message, field, "image_not_fetched")
 
-    async def _get(self, url: str, field: str, limits: ImageLimits) -> bytes | str:
+    async def _get(self, url: httpcore.URL, field: str, limits: ImageLimits) -> bytes | str:
         """The body, or where the host redirects to."""
         backend = _CheckedBackend(self._policy)
         async with httpcore.AsyncConnectionPool(ssl_context=self._policy.tls, network_backend=backend) as pool:
-            headers = [("accept", "image/*"), ("user-agent", "ryzanstein"), ("host", urlsplit(url).netloc)]
+            headers = [("accept", "image/*"), ("user-agent", "ryzanstein")]
             async with pool.stream("GET", url, headers=headers) as answer:
                 given = {name.lower(): value.decode("latin-1") for name, value in answer.headers}
                 if answer.status in _REDIRECTS and b"location" in given:

@@ -10,9 +10,8 @@ import math
 from PIL import Image
 from ryzanstein.v1 import worker_pb2
 
-from services.gateway.images.layout import Cut, ImageLayout
+from services.gateway.images.layout import RESAMPLES, Cut, ImageLayout
 
-_RESAMPLES = {one.name.lower(): one for one in Image.Resampling}
 _AROUND, _WHOLE, _ROW = "<fake_token_around_image>", "<global-img>", "<image>"
 
 
@@ -41,7 +40,7 @@ def _in_frames(width: int, height: int, side: int) -> tuple[int, int]:
 
 
 def _cut(image: Image.Image, takes: worker_pb2.ImageInput, *, splits: bool) -> Cut:
-    side, resample = takes.frame_size, _RESAMPLES[takes.resample]
+    side, resample = takes.frame_size, RESAMPLES[takes.resample]
     image = image.resize(_scaled(*image.size, takes.longest_edge), resample)
     if not splits:
         return Cut([image.resize((side, side), resample)], 0, 0)

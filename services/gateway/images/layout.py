@@ -9,6 +9,8 @@ from typing import Protocol
 from PIL import Image
 from ryzanstein.v1 import worker_pb2
 
+RESAMPLES = {one.name.lower(): one for one in Image.Resampling}
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:

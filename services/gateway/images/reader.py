@@ -16,11 +16,12 @@ from services.gateway.api.parts import stand_in
 from services.gateway.errors import invalid
 from services.gateway.images.decoding import ImageLimits, decoded, from_base64
 from services.gateway.images.fetching import ImageFetcher
+from services.gateway.images.gemma3 import GEMMA3
 from services.gateway.images.idefics3 import IDEFICS3
 from services.gateway.images.layout import ImageLayout
 from services.gateway.text.codec import ServedModel
 
-_LAYOUTS: Mapping[str, ImageLayout] = {"idefics3": IDEFICS3}
+_LAYOUTS: Mapping[str, ImageLayout] = {"idefics3": IDEFICS3, "gemma3": GEMMA3}
 _MIB = 1024 * 1024
 MAX_FRAME_BYTES = 56 * _MIB  # limit of a request; a message to a worker has 64 MiB at the most
 _AT_ONCE = 2  # decoding shares the cores with the event loop
@@ -33,6 +34,7 @@ class SeenImage:
     frames: bytes  # uint8 [n, size, size, 3]
     digest: bytes
     text: str  # stands in the prompt for the image
+    rows: int  # tokens of its frames
 
 
 def layout_of(model: ServedModel) -> ImageLayout | None:
@@ -74,7 +76,8 @@ class ImageReader:
             splits = takes.splits and not image.low_detail
             cut = layout.cut(decoded(data, image.field, limits), takes, splits=splits)
             frames = b"".join(frame.tobytes() for frame in cut.frames)
-            return SeenImage(frames, sha256(frames).digest(), layout.text(cut, takes))
+            rows = len(cut.frames) * takes.frame_tokens
+            return SeenImage(frames, sha256(frames).digest(), layout.text(cut, takes), rows)
 
         async with self._turn:
             return await asyncio.to_thread(prepare)
@@ -96,23 +99,16 @@ def _noted(part: str | GivenImage, ignored: Ignored) -> str:
     return stand_in(part.part, part.place, ignored) if isinstance(part, GivenImage) else part
 
 
-def expanded(
-    ids: Sequence[int], seen: Sequence[SeenImage], model: ServedModel, layout: ImageLayout, param: str
-) -> tuple[list[int], list[worker_pb2.Image]]:
-    """The prompt with the images' tokens in place of the placeholders, and the images; raises :class:`ApiError`."""
-    placeholder = model.tokenizer.token_to_id(layout.placeholder)
-    places = [at for at, token in enumerate(ids) if token == placeholder]
-    if len(places) != len(seen):
-        message = f"The prompt of `{param}` has {len(places)} places for {len(seen)} images (`{layout.placeholder}`)."
+def placed(ids: Sequence[int], seen: Sequence[SeenImage], token: int, param: str) -> list[worker_pb2.Image]:
+    """The images at the rows that stand for them in a prompt, whose id is `token`; raises :class:`ApiError`."""
+    rows = [at for at, one in enumerate(ids) if one == token]
+    if len(rows) != (n_rows := sum(image.rows for image in seen)):
+        message = f"The prompt of `{param}` has {len(rows)} tokens of images; its images have {n_rows}."
         raise invalid(message, param, "chat_template_error")
-    prompt: list[int] = []
     images: list[worker_pb2.Image] = []
-    start = 0
-    for at, image in zip(places, seen, strict=True):
-        prompt += ids[start:at]
-        tokens = model.tokenizer.encode(image.text, add_special_tokens=False).ids
-        placed = worker_pb2.Image(first=len(prompt), tokens=len(tokens), digest=image.digest, frames=image.frames)
-        images.append(placed)
-        prompt += tokens
-        start = at + 1
-    return [*prompt, *ids[start:]], images
+    done = 0
+    for image in seen:
+        first, last = rows[done], rows[done + image.rows - 1]
+        done += image.rows
+        images.append(worker_pb2.Image(first=first, tokens=last + 1 - first, digest=image.digest, frames=image.frames))
+    return images

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.gateway.api.chat import CHAT_COMPLETIONS, FieldNames
@@ -31,7 +31,8 @@ class Conversation:
     control_tokens: bool = False  # whether messages may spell control tokens
     tools: Sequence[dict[str, Any]] = ()  # in the templates' form
     names: FieldNames = CHAT_COMPLETIONS  # for errors
-    placeholder: str = ""  # text that stands for an image; "": there is none
+    placeholder: str = ""  # text of chat templates for an image
+    images: Sequence[str] = ()  # texts in place of the placeholders, in order
 
     @property
     def size(self) -> int:
@@ -103,7 +104,26 @@ def _render(model: ServedModel, template: ChatTemplate, conversation: Conversati
             message = "The chat template drops the final message: it cannot be continued."
             raise invalid(message, conversation.names.continued, "chat_template_error")
         text = rest
-    return control.parts(text.replace(marks.image, placeholder), marks)
+    return _with_texts(control.parts(text.replace(marks.image, placeholder), marks), conversation)
+
+
+def _with_texts(parts: list[PromptPart], conversation: Conversation) -> list[PromptPart]:
+    """The parts with the texts of images in place of the placeholders; raises :class:`ApiError` (400)."""
+    placeholder, texts = conversation.placeholder, conversation.images
+    if not texts:
+        return parts
+    n_places = sum(part.text.count(placeholder) for part in parts if not part.literal)
+    if n_places != len(texts):
+        field = conversation.names.messages
+        message = f"The prompt of `{field}` has {n_places} places for {len(texts)} images (`{placeholder}`)."
+        raise invalid(message, field, "chat_template_error")
+    following = iter(texts)
+
+    def shown(text: str) -> str:
+        first, *rest = text.split(placeholder)
+        return first + "".join(next(following) + behind for behind in rest)
+
+    return [part if part.literal else replace(part, text=shown(part.text)) for part in parts]
 
 
 def _with_images(turn: dict[str, Any], mark: str) -> dict[str, Any]:

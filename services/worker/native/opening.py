@@ -155,7 +155,7 @@ def _images(files: ModelFolder) -> pb.ImageInput | None:
     if vision is None or processing is None:
         return None
     return pb.ImageInput(
-        layout="idefics3",
+        layout=vision.layout,
         token=vision.image_token,
         frame_tokens=vision.frame_tokens,
         frame_size=vision.frame_size,

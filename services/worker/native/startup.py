@@ -90,6 +90,7 @@ def group_config(settings: WorkerSettings, model: ModelFolder) -> RankGroupConfi
     # Without layers that attend, a token takes no memory.
     default = DEFAULT_KV_TOKENS if spec.n_attending else settings.max_running * longest
     kv_tokens = 0 if spec.bidirectional else settings.kv_tokens or default
+    whole_frame = spec.vision.frame_tokens if spec.vision and spec.vision.sees_ahead else 0
     try:
         return RankGroupConfig(
             model_path=str(model.path),
@@ -106,7 +107,9 @@ def group_config(settings: WorkerSettings, model: ModelFolder) -> RankGroupConfi
             kv_format=_kv_format(settings.kv_dtype, dtype, device),
             max_running=settings.max_running,
             max_batched_tokens=max(
-                settings.max_batched_tokens or DEFAULT_BATCHED_TOKENS[device], longest if spec.bidirectional else 0
+                settings.max_batched_tokens or DEFAULT_BATCHED_TOKENS[device],
+                longest if spec.bidirectional else 0,
+                settings.max_running + whole_frame if whole_frame else 0,
             ),
             max_model_len=longest,
             adapter_slots=settings.adapter_slots if settings.adapters or settings.adapter_sources else 0,
@@ -124,6 +127,7 @@ def group_config(settings: WorkerSettings, model: ModelFolder) -> RankGroupConfi
             has_state=spec.has_state,
             snapshots=snapshot_rows(spec, settings.tensor_parallel, dtype),
             frame_patches=spec.vision.frame_patches if spec.vision else 0,
+            frame_tokens=whole_frame,
             frame_bytes=spec.vision.frame_bytes if spec.vision else 0,
             start_timeout_s=settings.start_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
@@ -136,7 +140,7 @@ def group_config(settings: WorkerSettings, model: ModelFolder) -> RankGroupConfi
 
 def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: int = 2048) -> SchedulerConfig:
     """The scheduler's configuration for ranks that have started with `n_blocks` blocks."""
-    most = max(max_batched_tokens, ranks.max_running, 0 if ranks.caches else ranks.max_model_len)
+    most = max(max_batched_tokens, ranks.max_running + ranks.frame_tokens, 0 if ranks.caches else ranks.max_model_len)
     return SchedulerConfig(
         n_blocks=n_blocks,
         block_tokens=ranks.block_tokens,
@@ -148,6 +152,7 @@ def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: 
         has_state=ranks.has_state,
         snapshots=ranks.snapshots,
         frame_cost=ranks.frame_patches,
+        frame_tokens=ranks.frame_tokens,
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.compute.backends.batch import ImageRows, long_tensor
+from services.compute.backends.batch import FrameRows, ImageRows, long_tensor
 from services.worker.protocol.plan_codec import FrameView
 from services.worker.rank.batching import BatchLayout
 from services.worker.rank.slot_table import MalformedPlanError
@@ -42,14 +42,17 @@ class SlotImages:
             return None
         rows: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
         states: list[Tensor] = []
+        of_frames: list[FrameRows] = []
         for index in range(len(layout.slots)):
             slot, start, end = int(layout.slots[index]), int(layout.starts[index]), int(layout.ends[index])
             frames = self._states.get(slot, {})
             for first, encoded in list(frames.items()):
                 low, high = max(first, start), min(first + len(encoded), end)
+                first_row = low + int(layout.row_ends[index]) - end
                 if low < high:
-                    rows.append(np.arange(low, high) + int(layout.row_ends[index]) - end)
+                    rows.append(np.arange(high - low) + first_row)
                     states.append(encoded[low - first : high - first])
+                    of_frames.append(FrameRows(index, first_row, high - low, high))
                 if high == first + len(encoded):
                     del frames[first]
             if not frames:
@@ -57,4 +60,5 @@ class SlotImages:
         if not rows:
             return None
         together = torch.cat(states)
-        return ImageRows(long_tensor(np.concatenate(rows)).to(together.device, non_blocking=True), together)
+        on_device = long_tensor(np.concatenate(rows)).to(together.device, non_blocking=True)
+        return ImageRows(on_device, together, tuple(of_frames))

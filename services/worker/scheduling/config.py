@@ -22,6 +22,7 @@ class SchedulerConfig:
     has_state: bool = False  # layers keep a state of each slot, without which blocks continue no text
     snapshots: int = 0  # states that prefixes can be continued from
     frame_cost: int = 0  # rows of a prompt that cost as much as a frame of an image
+    frame_tokens: int = 0  # rows of a frame that one step computes together; 0: a step may end within a frame
     age_s: float = 30.0  # seconds of waiting that raise a request by one level of priority
 
     @property

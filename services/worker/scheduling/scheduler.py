@@ -162,8 +162,7 @@ class Scheduler:
             return None
         if self.in_flight and (self.in_flight[-1].proposes or self._choose_drafts()):
             return None  # the tokens in flight are worth waiting for: proposals follow from them
-        config = self.config
-        builder = StepBuilder(config.max_batched_tokens, self._prefixes.snapshots, frame_cost=config.frame_cost)
+        builder = StepBuilder(self.config, self._prefixes.snapshots)
         prefills = self._plan_decodes(builder)
         if builder.work:
             builder.set_prefill_budget(self.prefill_budget)
@@ -179,8 +178,9 @@ class Scheduler:
         return plan
 
     def _choose_drafts(self) -> dict[Request, Draft]:
-        """Proposals for the next step; none beside waiting prompts, which need the rows."""
-        return {} if self._queue.tokens else self.speculator.choose(list(self._running))
+        """Proposals for the next step; none beside waiting prompts, or any with whole frames, which need the rows."""
+        waiting = self.queued_prefill_tokens if self.config.frame_tokens else self._queue.tokens
+        return {} if waiting else self.speculator.choose(list(self._running))
 
     def _plan_decodes(self, builder: StepBuilder) -> list[Request]:
         """Plan the rows of each running request that needs one, and of its proposals; returns those that need more."""
@@ -213,8 +213,7 @@ class Scheduler:
         """
         prefills.sort(key=lambda request: (request.priority, request.arrival))
         first = prefills[0] if prefills else None
-        held_back = builder.half_for(first) if first else 0.0
-        builder.budget -= held_back
+        held = builder.hold(first)
         for request in prefills[1:]:
             if builder.open and request.status is Status.RUNNING:
                 self._plan_chunk(builder, request, ())
@@ -222,7 +221,7 @@ class Scheduler:
             self._wake([suspect])
         if not builder.pressed:
             self._admit_waiting(builder)
-        builder.budget += held_back
+        builder.resume(held)
         if first is not None and builder.open and first.status is Status.RUNNING:
             self._plan_chunk(builder, first, ())
 
@@ -230,6 +229,8 @@ class Scheduler:
         """Plan as many of the known tokens as the budget allows; the admission allocated their blocks."""
         start, known = request.n_planned, len(request.token_ids)
         end = start + builder.rows_of(request, known - start)
+        if start == end:
+            return  # no room for a frame
         builder.add(request, end - start, new_blocks, draws=end == known)
         self.counters.prefill_tokens += end - start
         self.ledger.charge_known(request, start, end, PREFILL_COST)
@@ -255,10 +256,8 @@ class Scheduler:
         now = self._clock()
         while builder.open:
             head = self._queue.head(now)
-            if head is None:
-                return
-            if not self.config.caches and builder.rows_for(0, len(head.token_ids)) < len(head.token_ids):
-                return  # it needs the rest of another step
+            if head is None or not builder.fits(head):
+                return  # it may fit into another step
             if not self.quarantine.admits(head):
                 self._defer(head)
                 continue

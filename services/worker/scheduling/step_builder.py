@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.worker.protocol.plan import Admission, Chunk, Frame, Save, StepPlan
+from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.snapshots import Reserved, Snapshots
@@ -54,10 +55,10 @@ class PlannedStep:
 class StepBuilder:
     """Contents of a plan so far, and the rows and the budget left."""
 
-    room: int  # rows left
+    config: SchedulerConfig
     snapshots: Snapshots | None = None  # None: no states are saved
     saves: list[Reserved] = field(default_factory=list)
-    frame_cost: int = 0  # rows of a prompt that cost as much as a frame
+    room: int = field(init=False)  # rows left
     prefill_budget: PrefillBudget = field(init=False)
     budget: float = field(init=False)  # rest of `prefill_budget`
     work: Work = field(default_factory=list)
@@ -66,6 +67,7 @@ class StepBuilder:
     pressed: bool = False  # a running request found no free block, so nothing is admitted
 
     def __post_init__(self) -> None:
+        self.room = self.config.max_batched_tokens
         self.set_prefill_budget(PrefillBudget(self.room))
 
     def set_prefill_budget(self, allowed: PrefillBudget) -> None:
@@ -77,24 +79,53 @@ class StepBuilder:
         """Whether rows and budget are left for prompts."""
         return self.budget > 0 and self.room > 0
 
-    def half_for(self, request: Request) -> float:
-        """Half of the budget left, or the cost of the rest of the request's prompt if that is less."""
+    def hold(self, request: Request | None) -> tuple[float, int]:
+        """Hold back, until `resume`, budget and room for a request.
+
+        Half of the budget, or the cost of the rest of the request's prompt if that is less, and the rows of a frame.
+        """
+        if request is None:
+            return 0.0, 0
         rest = self.prefill_budget.cost(request.n_planned, len(request.token_ids) - request.n_planned)
-        return min(rest, (self.budget + 1) // 2)
+        held = min(rest, (self.budget + 1) // 2), self.config.frame_tokens if request.frames else 0
+        self.budget, self.room = self.budget - held[0], self.room - held[1]
+        return held
+
+    def resume(self, held: tuple[float, int]) -> None:
+        """Give back what was held."""
+        self.budget, self.room = self.budget + held[0], self.room + held[1]
 
     def rows_for(self, start: int, wanted: int) -> int:
         """Number of rows of a prompt from position `start` on, at most `wanted`, that room and budget allow."""
         return min(wanted, self.room, self.prefill_budget.rows(start, self.budget))
 
+    def fits(self, request: Request) -> bool:
+        """Whether there is room for the first rows of a request: a whole frame, or all without a cache."""
+        least = self.config.frame_tokens if request.frames else 0
+        n_known = len(request.token_ids)
+        return self.room >= least and (self.config.caches or self.rows_for(0, n_known) == n_known)
+
     def rows_of(self, request: Request, wanted: int) -> int:
         """Number of the request's next rows, at most `wanted`, that room and budget allow with their frames.
 
         Rows end before a frame that the budget does not pay for; only the frame of the first row may exceed it.
+        Frames whose rows are planned together are not cut; the number is 0 without room for the first one.
         """
+        n_rows = self._rows_with_frames(request, wanted)
+        end, whole = request.n_planned + n_rows, self.config.frame_tokens > 0
+        frame = next((one for one in request.frames if one.first < end < one.end), None) if whole else None
+        if frame is None:
+            return n_rows
+        if frame.first > request.n_planned:
+            return frame.first - request.n_planned
+        rest = frame.end - request.n_planned
+        return rest if rest <= self.room else 0
+
+    def _rows_with_frames(self, request: Request, wanted: int) -> int:
         start = request.n_planned
         n_rows, paid = self.rows_for(start, wanted), self.budget
         for frame in request.frames[request.n_sent :]:
-            before, paid = frame.first - start, paid - self.frame_cost
+            before, paid = frame.first - start, paid - self.config.frame_cost
             if before >= n_rows:
                 break
             if before > 0 and paid <= 0:
@@ -120,14 +151,14 @@ class StepBuilder:
         self.room -= n_rows
         frames = request.send_frames(request.n_planned)
         self.frames += [(request.slot, frame) for frame in frames]
-        self.budget -= self.prefill_budget.cost(start, n_rows) + len(frames) * self.frame_cost
+        self.budget -= self.prefill_budget.cost(start, n_rows) + len(frames) * self.config.frame_cost
         if self.snapshots is not None:
             self.saves += self.snapshots.reserve(request, start, start + n_rows)
         self.work.append((request, Chunk(request.slot, start, n_rows, draws, new_blocks, proposals)))
 
     def planned(self, plan: StepPlan, now: float) -> PlannedStep:
         """What the scheduler keeps of the step until its result comes."""
-        load = StepLoad.of(plan.chunks, len(plan.frames) * self.frame_cost)
+        load = StepLoad.of(plan.chunks, len(plan.frames) * self.config.frame_cost)
         return PlannedStep(plan.step, self.work, load, now, self.saves)
 
     def finish(self, step: int, released: list[int]) -> StepPlan:

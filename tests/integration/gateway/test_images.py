@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from services.common.blockhash import ImageSpan, wire_chain
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import Stack, running_stack
-from tests.seeing_model import FRAME, encoded, picture
+from tests.seeing_model import FAMILIES, FRAME, encoded, picture
 from tests.unit.gateway.made_tokenizers import byte_level
 
 ROWS = 5  # rows of a frame
@@ -27,22 +27,28 @@ PNG = encoded(picture(20, 20))
 URL = f"data:image/png;base64,{PNG}"
 
 
-def seeing(name: str = "w0", **card: Any) -> Worker:
+def seeing(layout: str = "idefics3") -> Worker:
+    family = FAMILIES[layout]
     tokenizer = Tokenizer.from_str(byte_level().to_str())
-    special = ("<image>", "<fake_token_around_image>", "<global-img>")
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
-    token = tokenizer.token_to_id("<image>")
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in (family.row, *family.special)])
     takes = worker_pb2.ImageInput(
-        layout="idefics3", token=token, frame_tokens=ROWS, frame_size=FRAME, longest_edge=FRAME, splits=True,
-        resample="lanczos",
+        layout=layout, token=tokenizer.token_to_id(family.row), frame_tokens=ROWS, frame_size=FRAME,
+        longest_edge=FRAME, splits=family.card.splits, resample=family.resample,
     )  # fmt: skip
-    return Worker(name, tokenizer=tokenizer, template=TEMPLATE, abilities=worker_pb2.ModelCard(images=takes), **card)
+    template = TEMPLATE.replace("<image>", family.placeholder)
+    return Worker("w0", tokenizer=tokenizer, template=template, abilities=worker_pb2.ModelCard(images=takes))
+
+
+IMAGES = {
+    "idefics3": "<fake_token_around_image><global-img>" + "<image>" * ROWS + "<fake_token_around_image>",
+    "gemma3": "\n\n<start_of_image>" + "<image_soft_token>" * ROWS + "<end_of_image>\n\n",
+}
 
 
 def expected(worker: Worker, text: str) -> list[int]:
     """The ids of a prompt with the text of every image."""
     assert worker.tokenizer is not None
-    image = "<fake_token_around_image><global-img>" + "<image>" * ROWS + "<fake_token_around_image>"
+    image = IMAGES[worker.abilities.images.layout]
     return list(worker.tokenizer.encode(text.replace("<image>", image), add_special_tokens=False).ids)
 
 
@@ -100,15 +106,16 @@ async def submitted(stack: Stack, path: str, body: dict[str, Any]) -> worker_pb2
     return stack.workers[0].submits[-1]
 
 
-async def test_images_of_all_apis_reach_the_worker_alike() -> None:
-    async with running_stack([seeing()]) as stack:
+@pytest.mark.parametrize("layout", FAMILIES)
+async def test_images_of_all_apis_reach_the_worker_alike(layout: str) -> None:
+    async with running_stack([seeing(layout)]) as stack:
         worker = stack.workers[0]
         for path, body in BODIES:
             submit = await submitted(stack, path, body)
             assert list(submit.prompt_ids) == expected(worker, turn("user", "See: <image> there")), path
             (image,) = submit.images
             span = submit.prompt_ids[image.first : image.first + image.tokens]
-            assert (len(span), list(span).count(worker.abilities.images.token)) == (ROWS + 3, ROWS)
+            assert (len(span), list(span).count(worker.abilities.images.token)) == (ROWS, ROWS)
             assert (len(image.frames), image.digest) == (3 * FRAME**2, sha256(image.frames).digest())
             spans = [ImageSpan(image.first, image.first + image.tokens, image.digest)]
             ids = list(submit.prompt_ids)

@@ -24,6 +24,7 @@ from services.compute.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGra
 from services.compute.backends.cpu.ops import KernelOps, OneDnnOps
 from services.compute.backends.cpu.shared_memory import KernelCommunicator, SharedMemoryCommunicator
 from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
+from services.compute.backends.frames import FrameAttention
 from services.compute.backends.kv_format import Coding, KvFormat, plain_format
 from services.compute.backends.shapes import AttentionShape
 from services.compute.backends.sizing import available_host_memory
@@ -104,6 +105,10 @@ class OneDnnBackend:
             return ()
         kernel = open_attention(self.dtype)
         return (lambda: paged(shape, kernel),)
+
+    def frames(self, shape: AttentionShape) -> FrameAttention:
+        """Return the attention of rows of frames."""
+        return PagedSdpa(shape, self.dtype, CPU)
 
     def capture(self, computations: Computations) -> StepGraphs:
         """Return graphs that serve no step."""

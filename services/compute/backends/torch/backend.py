@@ -8,10 +8,12 @@ import torch
 
 from services.compute.backends.base import Attention, Computations, NoGraph, Ops, StepGraphs
 from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
+from services.compute.backends.frames import FrameAttention
 from services.compute.backends.kv_format import KvFormat, plain_format
 from services.compute.backends.shapes import AttentionShape
 from services.compute.backends.torch.attention import ReferenceAttention
 from services.compute.backends.torch.bidirectional import BidirectionalAttention
+from services.compute.backends.torch.gathering import PagedSdpa
 from services.compute.backends.torch.ops import TorchOps
 
 
@@ -31,6 +33,10 @@ class TorchBackend:
     def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
         """Return the attention of an encoder."""
         return BidirectionalAttention(shape)
+
+    def frames(self, shape: AttentionShape) -> FrameAttention:
+        """Return the attention of rows of frames."""
+        return PagedSdpa(shape, self.dtype, self.device)
 
     def capture(self, computations: Computations) -> StepGraphs:
         """Return graphs that serve no step."""

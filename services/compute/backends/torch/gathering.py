@@ -228,17 +228,53 @@ class PagedSdpa:
         for first in range(row, end, _TILE_ROWS):
             n_rows = min(_TILE_ROWS, end - first)
             position = length - (end - first)  # position of the tile's first row
-            n_padded = _round_up(n_rows, self._row_multiple)
-            start = _first_key(position, window, block_tokens)
-            n_keys = self._n_keys(position + n_rows - start)
-            limit = torch.tensor([[position + n_rows]], device=self._device)
-            slots, keys = _slots(table, [start], limit, n_keys, block_tokens)
-            rows = torch.arange(position, position + n_padded, device=self._device).unsqueeze(1)
-            hidden = keys > rows
-            if window is not None:
-                hidden |= keys <= rows - window
-            bias = None if self._slopes is None else self._slopes[..., None, None] * (keys - rows)
-            yield PrefillTile(first, n_rows, n_padded, slots[0], self._mask(hidden, bias))
+            yield self._tile(table, (first, n_rows, position), block_tokens, window)
+
+    def frame_tiles(self, batch: StepBatch, block_tokens: int, window: int | None) -> tuple[PrefillTile, ...]:
+        """Lay out the calls for the frames of a step."""
+        tiles = []
+        for frame in batch.images.frames if batch.images else ():
+            table = batch.block_tables[frame.sequence : frame.sequence + 1]
+            for done in range(0, frame.n_rows, _TILE_ROWS):
+                left = frame.n_rows - done
+                rows = frame.first + done, min(_TILE_ROWS, left), frame.end - left
+                tiles.append(self._tile(table, rows, block_tokens, window, frame.end))
+        return tuple(tiles)
+
+    def rows_of_tiles(self, tiles: tuple[PrefillTile, ...]) -> int:
+        """Rows of `q` that `attend_tiles` may read."""
+        return max((tile.first + tile.n_padded for tile in tiles), default=0)
+
+    def attend_tiles(
+        self, q: torch.Tensor, out: torch.Tensor, cache: KvCache, layer: int, tiles: tuple[PrefillTile, ...]
+    ) -> None:
+        """Write the results of the tiles' rows to `out`."""
+        for tile in tiles:
+            self._prefill(q, out, cache, layer, tile)
+
+    def _tile(
+        self,
+        table: torch.Tensor,
+        of: tuple[int, int, int],
+        block_tokens: int,
+        window: int | None,
+        end: int | None = None,
+    ) -> PrefillTile:
+        """Lay out the first row, the number of rows and the first one's position `of` a sequence.
+
+        `end`: every row sees the keys before this position; None: those up to its own.
+        """
+        first, n_rows, position = of
+        n_padded, limit = _round_up(n_rows, self._row_multiple), position + n_rows if end is None else end
+        start = _first_key(position, window, block_tokens)
+        limits = torch.tensor([[limit]], device=self._device)
+        slots, keys = _slots(table, [start], limits, self._n_keys(limit - start), block_tokens)
+        rows = torch.arange(position, position + n_padded, device=self._device).unsqueeze(1)
+        hidden = keys > (rows if end is None else torch.full_like(rows, end - 1))
+        if window is not None:
+            hidden |= keys <= rows - window
+        bias = None if self._slopes is None else self._slopes[..., None, None] * (keys - rows)
+        return PrefillTile(first, n_rows, n_padded, slots[0], self._mask(hidden, bias))
 
     def _n_keys(self, needed: int) -> int:
         """Return the number of keys to attend over, at least `needed`."""

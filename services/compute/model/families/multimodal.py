@@ -1,7 +1,8 @@
-"""Gemma 3, Llama 4, Mistral 3, Qwen 2.5 VL, 3 VL and 3.5 as models of text: their vision is not loaded."""
+"""Gemma 3 with its SigLIP tower; Llama 4, Mistral 3, Qwen 2.5 VL, 3 VL and 3.5 as models of text alone."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from services.compute.model.families import gemma, llama4, mistral, qwen, qwen3_next
 from services.compute.model.families.config import Config
 from services.compute.model.families.naming import TEXT_PREFIXES, UNUSED, Family, Refs
+from services.compute.model.families.siglip import read_siglip
+from services.compute.model.files import image_settings
 from services.compute.model.spec import ModelSpec, VisionSpec
 
 _LEFT_OUT = "the vision tower and its projector: this model reads text alone"
@@ -47,22 +50,31 @@ _GEMMA3_DEFAULTS: dict[str, Any] = {
 }
 
 
+# The forms in which transformers 4 and 5 name Gemma 3's tower.
+_GEMMA3_TOWER = (
+    ("model.vision_tower.vision_model.", "vision_tower."),
+    ("vision_tower.vision_model.", "vision_tower."),
+    ("model.vision_tower.", "vision_tower."),
+    ("model.multi_modal_projector.", "multi_modal_projector."),
+)
+
+
 def multimodal_family(
     architecture: str,
     model_type: str,
     texts: Mapping[str, Family],
     prepare: Callable[[Config], None] = lambda _: None,
-    vision: Callable[[Config], VisionSpec] | None = None,
+    vision: Callable[[Config], VisionSpec | None] = lambda _: None,
     prefixes: tuple[tuple[str, str], ...] = TEXT_PREFIXES,
 ) -> Family:
     """Return the family that reads `text_config` as one of `texts`, which are named by their `model_type` in it.
 
     `prepare` changes the configuration before; a config.json without a section is the text's, of the first kind.
-    `vision` reads the tower for images; without it, the vision is left out. `prefixes` of the text's stored names.
+    `vision` reads the tower for images; None: the vision is left out. `prefixes` of stored names.
     """
 
     def read_spec(config: Config) -> ModelSpec:
-        tower = vision(config) if vision else None
+        tower = vision(config)
         outer = {key: config.raw(key) for key in _OUTER_KEYS}
         text = next(iter(texts.values()))
         if config.raw("text_config") is not None:
@@ -73,7 +85,10 @@ def multimodal_family(
                 config.override(key, value)
         config.pass_over(*_UNUSED_KEYS)
         prepare(config)
-        return replace(text.read_spec(config), left_out="" if tower else _LEFT_OUT, vision=tower)
+        spec = text.read_spec(config)
+        if tower is not None and tower.image_token >= spec.vocab_size:
+            raise config.error("image_token_id", f"expected an id below vocab_size {spec.vocab_size}")
+        return replace(spec, left_out="" if tower else _LEFT_OUT, vision=tower)
 
     def refs(spec: ModelSpec) -> Refs:
         return next(text for text in texts.values() if text.model_type == spec.family).refs(spec)
@@ -99,6 +114,30 @@ def _gemma3(config: Config) -> None:
     config.override("final_logit_softcapping", None)  # transformers caps the logits of the text's class alone
 
 
+def _gemma3_vision(config: Config) -> VisionSpec | None:
+    """Read the tower; None for a folder that does not say how images are prepared: its users want texts alone."""
+    if config.raw("vision_config") is None or image_settings(config.file.parent) is None:
+        return None
+    n_rows, tower = config.integer("mm_tokens_per_image", 256), config.section("vision_config")
+    tower.pass_over("vision_use_head")
+    side, patches = math.isqrt(n_rows), tower.integer("image_size", 224) // tower.integer("patch_size", 16)
+    if side * side != n_rows or patches % side:
+        raise config.error("mm_tokens_per_image", f"expected a square that divides {patches} x {patches} patches")
+    return read_siglip(
+        tower,
+        hidden_size=768,
+        n_heads=12,
+        patch_size=16,
+        layout="gemma3",
+        image_token=config.integer(config.first_of("image_token_id", "image_token_index"), 262_144),
+        square=patches // side,
+        tower="vision_tower.",
+        projection="multi_modal_projector.mm_input_projection_weight",
+        mean_norm="multi_modal_projector.mm_soft_emb_norm.weight",
+        sees_ahead=True,
+    )
+
+
 def _qwen(config: Config) -> None:
     """Text has the same position in all three dimensions of "mrope", which is the usual rope then."""
     for key in ("rope_scaling", "rope_parameters"):
@@ -109,7 +148,14 @@ def _qwen(config: Config) -> None:
             config.override(key, rope | usual)
 
 
-GEMMA3 = multimodal_family("Gemma3ForConditionalGeneration", "gemma3", {"gemma3_text": gemma.GEMMA3}, _gemma3)
+GEMMA3 = multimodal_family(
+    "Gemma3ForConditionalGeneration",
+    "gemma3",
+    {"gemma3_text": gemma.GEMMA3},
+    _gemma3,
+    _gemma3_vision,
+    (*_GEMMA3_TOWER, *TEXT_PREFIXES),
+)
 LLAMA4 = multimodal_family("Llama4ForConditionalGeneration", "llama4", {"llama4_text": llama4.FAMILY})
 MISTRAL3 = multimodal_family(
     "Mistral3ForConditionalGeneration",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families import llama
-from services.compute.model.families.config import MAX_LAYERS, Config
-from services.compute.model.families.llama import ACTIVATIONS
+from services.compute.model.families.config import Config
 from services.compute.model.families.multimodal import multimodal_family
 from services.compute.model.families.naming import Family
+from services.compute.model.families.siglip import read_siglip
 from services.compute.model.spec import ModelSpec, VisionSpec
 
 _TEXTS = {"llama": llama.FAMILY}
@@ -24,28 +24,18 @@ def _prepare(config: Config) -> None:
 
 
 def _vision(config: Config) -> VisionSpec:
-    """Read the tower's sizes; defaults are those of transformers. Raises ModelError."""
+    """Read the tower. Raises ModelError."""
     tower = config.section("vision_config")
     tower.pass_over(*_UNUSED_BY_TOWER)
-    tower.require("num_channels", 3)
-    shuffle, hidden, n_heads = config.integer("scale_factor", 2), tower.integer("hidden_size", 1152), 16
-    n_heads = tower.integer("num_attention_heads", n_heads)
-    frame, patch = tower.integer("image_size", 224), tower.integer("patch_size", 32)
-    if hidden % n_heads:
-        raise tower.error("num_attention_heads", f"expected a divisor of hidden_size {hidden}, found {n_heads}")
-    if frame % (patch * shuffle):
-        raise tower.error("image_size", f"expected a multiple of patch_size x scale_factor {patch * shuffle}")
-    return VisionSpec(
+    return read_siglip(
+        tower,
+        hidden_size=1152,
+        n_heads=16,
+        patch_size=32,
+        layout="idefics3",
         image_token=config.integer("image_token_id", 128_257),
-        frame_size=frame,
-        patch_size=patch,
-        shuffle=shuffle,
-        hidden_size=hidden,
-        ffn_size=tower.integer("intermediate_size", 3072),
-        n_heads=n_heads,
-        n_layers=tower.integer("num_hidden_layers", 12, at_most=MAX_LAYERS),
-        activation=tower.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
-        norm_eps=tower.number("layer_norm_eps", 1e-6),
+        square=config.integer("scale_factor", 2),
+        bucketed=True,
         tower="model.vision_model.",
         projection="model.connector.modality_projection.proj.weight",
     )

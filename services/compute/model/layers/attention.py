@@ -165,7 +165,10 @@ class AttentionLayer:
     def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:
         """Attend with the rows' queries; returns [n_rows, hidden_size], to be summed over the ranks."""
         plan = step.plans[self._plan]
-        attended = self._attention.attend(q[:, : self._q_size], step.cache, self._index, plan)
+        queries = q[:, : self._q_size]
+        attended = self._attention.attend(queries, step.cache, self._index, plan)
+        if step.frames is not None:
+            step.frames.attend(queries, attended, step.cache, self._index, self._plan)
         if self._gate is not None:
             attended = self._gate.apply(attended, q[:, self._q_size :])
         return self._o(attended if self._sub_norm is None else self._sub_norm(attended), step.adapters)

@@ -56,7 +56,7 @@ class VisionTower:
     positions: Tensor  # [n_patches, hidden]
     layers: tuple[TowerLayer, ...]
     norm: Layer
-    projection: Layer
+    projection: Layer  # [n_rows, square ** 2, hidden] -> [n_rows, hidden_size], from the patches of each square
 
     @torch.inference_mode()
     def __call__(self, pixels: Tensor) -> Tensor:
@@ -68,9 +68,9 @@ class VisionTower:
         x = self.patches(cut.to(self.positions.dtype)) + self.positions
         for layer in self.layers:
             x = layer(x)
-        rows, square = n // spec.shuffle, spec.shuffle
-        shuffled = self.norm(x).view(rows, square, rows, square, -1).transpose(1, 2).reshape(rows * rows, -1)
-        return self.projection(shuffled)
+        rows, square = n // spec.square, spec.square
+        squares = self.norm(x).view(rows, square, rows, square, -1).transpose(1, 2)
+        return self.projection(squares.reshape(rows * rows, square * square, -1))
 
 
 def load_tower(
@@ -136,21 +136,32 @@ def _load(
     name = f"{stored.prefix}embeddings.patch_embedding"
     kernel = stored.tensor(f"{name}.weight", hidden, _CHANNELS, side, side)
     table = stored.tensor(f"{stored.prefix}embeddings.position_embedding.weight", spec.frame_patches, hidden)
-    projection = stored.tensor(spec.projection, hidden_size, hidden * spec.shuffle**2)
+    positions = _bucketed(spec.frame_size // side) if spec.bucketed else torch.arange(spec.frame_patches)
     device = stored.backend.device
     return VisionTower(
         spec,
         torch.tensor(mean, device=device),
         torch.tensor(std, device=device),
         partial(F.linear, weight=kernel.flatten(1), bias=stored.tensor(f"{name}.bias", hidden)),
-        table[_position_ids(spec.frame_size // side).to(device)],
+        table[positions.to(device)],
         tuple(layer(index) for index in range(spec.n_layers)),
         stored.norm("post_layernorm", hidden, eps),
-        partial(F.linear, weight=projection),
+        _projection(spec, stored, hidden_size),
     )
 
 
-def _position_ids(n: int) -> Tensor:
+def _projection(spec: VisionSpec, stored: _Stored, hidden_size: int) -> Layer:
+    """Return the projection of squares of patches to rows of the decoder."""
+    hidden = spec.hidden_size
+    if not spec.mean_norm:
+        weight = stored.tensor(spec.projection, hidden_size, hidden * spec.square**2)
+        return lambda squares: F.linear(squares.flatten(1), weight)
+    weight = stored.tensor(spec.projection, hidden, hidden_size).T.contiguous()
+    norm = stored.backend.ops.rms_norm(stored.tensor(spec.mean_norm, hidden).float() + 1, spec.norm_eps)
+    return lambda squares: F.linear(norm(squares.mean(1)), weight)
+
+
+def _bucketed(n: int) -> Tensor:
     """Return the position [n * n] of each patch of a frame with `n` patches on a side.
 
     The models were trained with places from 0 to 1 that are sorted into n buckets: in float32 the place of a patch on a

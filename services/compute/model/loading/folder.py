@@ -147,7 +147,7 @@ class ModelFolder:
     def images(self) -> ImageProcessing | None:
         """How images are prepared; None for a model that reads text only."""
         vision = self.spec.vision
-        return None if vision is None else read_image_processing(self.path, vision.frame_size)
+        return None if vision is None else read_image_processing(self.path, vision)
 
     @cached_property
     def sentence_limits(self) -> dict[str, Any]:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.compute.model.files import read_json
-from services.compute.model.spec import ModelError
+from services.compute.model.files import IMAGE_FILES, image_settings
+from services.compute.model.spec import ModelError, VisionSpec
 
 RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by their numbers in the files
 _LONGEST = 4096  # pixels of the longer side; transformers prepares no larger image
-_FILES = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 _TOLERANCE = 1e-6
 
@@ -21,48 +20,56 @@ _TOLERANCE = 1e-6
 class ImageProcessing:
     """From an image to frames, and to numbers for the tower."""
 
-    longest_edge: int  # longer side of an image before it is cut, pixels
+    longest_edge: int  # longer side of an image before it is cut, pixels; 0: it is made a frame
     splits: bool  # an image larger than a frame is cut into several, and one of the whole image
     resample: str  # filter of the resizing, of RESAMPLES
     mean: tuple[float, ...]  # [3], of pixels from 0 to 1
     std: tuple[float, ...]  # [3]
 
 
-def read_image_processing(folder: Path, frame_size: int) -> ImageProcessing:
-    """Read a folder's image processor, as transformers 4 or 5 stores it, for frames of `frame_size` pixels.
-
-    Raises ModelError naming the file and the key.
-    """
-    for name, section in _FILES:
-        file = folder / name
-        values: dict[str, Any] = read_json(file)
-        values = values.get(section) or {} if section else values
-        if values:
-            return _processing(file, values, frame_size)
-    raise ModelError(f"{folder}: {_FILES[0][0]}: missing; it says how images are prepared for this model")
-
-
-def _processing(file: Path, values: Mapping[str, Any], frame_size: int) -> ImageProcessing:
+def read_image_processing(folder: Path, vision: VisionSpec) -> ImageProcessing:
+    """Read a folder's image processor, for the frames of `vision`. Raises ModelError naming the file and the key."""
+    settings = image_settings(folder)
+    if settings is None:
+        raise ModelError(f"{folder}: {IMAGE_FILES[0][0]}: missing; it says how images are prepared for this model")
+    file, given = settings
+    values = {key: value for key, value in given.items() if value is not None}
     for step in _STEPS:
         if values.get(step, True) is not True:
             raise ModelError(f"{file}: {step}: {values[step]!r} is not implemented; allowed: true")
     if abs(255 * _number(file, values, "rescale_factor", 1 / 255) - 1) > _TOLERANCE:
         raise ModelError(f"{file}: rescale_factor: {values['rescale_factor']!r} is not implemented; allowed: 1/255")
-    if (largest := _edge(file, values, "max_image_size")) != frame_size:
-        raise ModelError(f"{file}: max_image_size: {largest} pixels, but image_size of config.json is {frame_size}")
-    resample = values.get("resample", 1)
+    whole = vision.layout == "gemma3"
+    resample = values.get("resample", RESAMPLES.index("bilinear" if whole else "lanczos"))
     if not isinstance(resample, int) or not 0 <= resample < len(RESAMPLES):
         raise ModelError(f"{file}: resample: expected a number from 0 to {len(RESAMPLES) - 1}, found {resample!r}")
-    longest = _edge(file, values, "size")
-    if longest > _LONGEST:
-        raise ModelError(f"{file}: size: expected {_LONGEST} pixels at most, found {longest}")
     return ImageProcessing(
-        longest_edge=longest,
-        splits=values.get("do_image_splitting", True) is True,
+        longest_edge=(_whole if whole else _cut)(file, values, vision.frame_size),
+        splits=not whole and values.get("do_image_splitting", True) is True,
         resample=RESAMPLES[resample],
         mean=_channels(file, values, "image_mean"),
         std=_channels(file, values, "image_std"),
     )
+
+
+def _cut(file: Path, values: Mapping[str, Any], frame_size: int) -> int:
+    """Return the longer side of an image before it is cut into frames."""
+    if (largest := _edge(file, values, "max_image_size")) != frame_size:
+        raise ModelError(f"{file}: max_image_size: {largest} pixels, but image_size of config.json is {frame_size}")
+    longest = _edge(file, values, "size")
+    if longest > _LONGEST:
+        raise ModelError(f"{file}: size: expected {_LONGEST} pixels at most, found {longest}")
+    return longest
+
+
+def _whole(file: Path, values: Mapping[str, Any], frame_size: int) -> int:
+    """Check the size of an image that is made one frame, whatever the ratio of its sides; return 0."""
+    if values.get("do_pan_and_scan", False) is not False:
+        raise ModelError(f"{file}: do_pan_and_scan: {values['do_pan_and_scan']!r} is not implemented; allowed: false")
+    size = values.get("size")
+    if size != {"height": frame_size, "width": frame_size}:
+        raise ModelError(f"{file}: size: expected height and width {frame_size}, as in config.json, found {size!r}")
+    return 0
 
 
 def _edge(file: Path, values: Mapping[str, Any], key: str) -> int:

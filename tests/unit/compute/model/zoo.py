@@ -75,10 +75,9 @@ _SIGLIP = {
     "patch_size": 2,
 }
 _VISION: dict[str, dict[str, Any]] = {
-    "Gemma3": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     "Llama4": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     "Mistral3": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
-    **dict.fromkeys(("SmolVLM", "Idefics3"), _SIGLIP),
+    **dict.fromkeys(("SmolVLM", "Idefics3", "Gemma3"), _SIGLIP),
     "Qwen2_5_VL": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
     "Qwen3_5": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
     "Qwen3_5Moe": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
@@ -90,6 +89,8 @@ _MROPE = _rope(rope_type="default", mrope_section=[2, 2, 2])
 def _multimodal(name: str, **text: Any) -> Callable[[], transformers.PretrainedConfig]:
     vision = _VISION[name] | ({"head_dim": 8} if name == "Mistral3" else {})
     settings = {"text_config": {**_SHAPE, **text}, "vision_config": vision, "tie_word_embeddings": False}
+    if vision.get("image_size") == _SIGLIP["image_size"]:
+        settings |= {"image_token_id": 98, "mm_tokens_per_image": 49}
     return lambda: getattr(transformers, f"{name}Config")(**settings)
 
 

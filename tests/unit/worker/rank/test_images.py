@@ -50,6 +50,12 @@ def test_rows_have_the_states_of_their_frames(cuts: list[int]) -> None:
         numbers, layout = lay_out(table, view, exact_chunks=True)
         if (rows := images.rows(layout)) is not None:
             placed = _by_position(rows, numbers.positions, numbers.token_ids)
+            for frame in rows.frames:
+                own = range(frame.first, frame.first + frame.n_rows)
+                assert [int(numbers.positions[row]) for row in own] == list(range(frame.end - frame.n_rows, frame.end))
+                assert set(own) <= set(rows.rows.tolist())
+                assert layout.slots[frame.sequence] == 2
+            assert sum(frame.n_rows for frame in rows.frames) == len(rows.rows)
             assert not placed.keys() & seen.keys()
             seen |= placed
         start = end
