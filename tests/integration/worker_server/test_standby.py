@@ -169,3 +169,21 @@ async def test_killed_worker_s_text_continues_from_copies(tmp_path: Path, redis_
             whole = await survivor.complete(prompt, sampling=sampling, cache_salt="another")
             assert cached(whole) == 0
             assert answer.ids + rest.ids == whole.ids
+
+
+async def test_copies_keep_to_their_rate(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses are recorded instead of waited for: the bytes of a message take their time before the next one."""
+    paused: list[float] = []
+
+    async def pause(_: copy_behind.CopyBehind, seconds: float) -> None:
+        paused.append(seconds)
+        await asyncio.sleep(0.02)
+
+    monkeypatch.setattr(copy_behind.CopyBehind, "_pause", pause)
+    async with a_worker(redis_url, **{**SETTINGS, "standby_mb_per_s": 1e-6}) as (owner, gateway):
+        async with a_worker(redis_url, **SETTINGS) as (other, _):
+            owner.group.step_s = 0.02
+            await gateway.submit(PROMPT, MANY, standby=standby_of(other))
+            await copied(other, len(PROMPT) // BLOCK)
+            n_bytes = await metric(other, "copied_bytes")
+            await until(lambda: sum(seconds for seconds in paused if seconds > 100) > n_bytes / 2)
