@@ -151,10 +151,11 @@ class CopyBehind:
 
     async def _exchange(self, copy: _Copy, call: _Call, blocks: list[pb.KvBlock]) -> pb.CopyBlocksResponse:
         request, layout = copy.request, copy.device.layout
-        size, named = layout.block_tokens, range(copy.n_named, request.n_published)
+        size, n = layout.block_tokens, request.n_published  # more are published while this waits
+        named = range(copy.n_named, n)
         message = pb.CopyBlocksRequest(
             layout=layout,
-            digests=request.block_digests(size, copy.n_named, request.n_published) if named else (),
+            digests=request.block_digests(size, copy.n_named, n) if named else (),
             hashes=[value for index in named for value in request.block_hashes(size, index)],
             first=copy.n_held,
             blocks=blocks,
@@ -164,7 +165,7 @@ class CopyBehind:
         answer = await call.read()
         if not isinstance(answer, pb.CopyBlocksResponse):
             raise EOFError("the standby has ended the call")
-        copy.n_named = max(copy.n_named, request.n_published)
+        copy.n_named = max(copy.n_named, n)
         return answer
 
     async def _read(self, copy: _Copy) -> list[pb.KvBlock]:

@@ -23,7 +23,13 @@ from tests.integration.worker_server.test_pull_failures import a_worker, cached,
 from tests.unit.worker.scheduling.fake_ranks import generate
 
 PROMPT = [i % 90 + 1 for i in range(600)]
-SETTINGS = {"kv_tokens": 4096, "max_model_len": 2000, "standby_tokens": 256, "standby_mb_per_s": 1000.0}
+SETTINGS = {
+    "kv_tokens": 4096,
+    "max_model_len": 2000,
+    "max_batched_tokens": 32,  # a prompt's blocks are published while others are copied
+    "standby_tokens": 256,
+    "standby_mb_per_s": 1000.0,
+}
 BLOCK = 16
 MANY = 300  # generated tokens
 
@@ -35,6 +41,7 @@ Pair = tuple[RunningWorker, Gateway, RunningWorker, Gateway]
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_behind, "PERIOD_S", 0.02)
     monkeypatch.setattr(copy_behind, "RETRY_S", 0.05)
+    monkeypatch.setattr(copy_behind, "LAG_TOKENS", 16)
 
 
 @asynccontextmanager
@@ -76,6 +83,7 @@ async def test_standby_continues_a_text_from_copies(redis_url: str) -> None:
         owner.group.step_s = 0.02
         answer = await from_owner.submit(PROMPT, MANY, standby=standby_of(other))
         await copied(other, (len(PROMPT) + 128) // BLOCK)  # generated tokens follow those of the prompt
+        assert await metric(owner, "copy_failures", reason="mismatch") == 0
         owner.group.die()
         await answer.end.wait()
         steps = other.group.n_steps
@@ -180,10 +188,12 @@ async def test_copies_keep_to_their_rate(redis_url: str, monkeypatch: pytest.Mon
         await asyncio.sleep(0.02)
 
     monkeypatch.setattr(copy_behind.CopyBehind, "_pause", pause)
-    async with a_worker(redis_url, **{**SETTINGS, "standby_mb_per_s": 1e-6}) as (owner, gateway):
-        async with a_worker(redis_url, **SETTINGS) as (other, _):
-            owner.group.step_s = 0.02
-            await gateway.submit(PROMPT, MANY, standby=standby_of(other))
-            await copied(other, len(PROMPT) // BLOCK)
-            n_bytes = await metric(other, "copied_bytes")
-            await until(lambda: sum(seconds for seconds in paused if seconds > 100) > n_bytes / 2)
+    async with (
+        a_worker(redis_url, **{**SETTINGS, "standby_mb_per_s": 1e-6}) as (owner, gateway),
+        a_worker(redis_url, **SETTINGS) as (other, _),
+    ):
+        owner.group.step_s = 0.02
+        await gateway.submit(PROMPT, MANY, standby=standby_of(other))
+        await copied(other, len(PROMPT) // BLOCK)
+        n_bytes = await metric(other, "copied_bytes")
+        await until(lambda: sum(seconds for seconds in paused if seconds > 100) > n_bytes / 2)
