@@ -55,7 +55,7 @@ coverage: $(STAMPS)/dev $(STAMPS)/triton ## How much of services/ all tests run 
 
 test-vllm: $(STAMPS)/vllm ## vLLM's engine, for CPUs: conformance, faults under load, a mixed installation, two nodes (makes build/vllm, 5 GB)
 	$(BYTECODE) RYZANSTEIN_TEST_ENGINE=vllm build/vllm/bin/python -m pytest $(PYTEST_ARGS) \
-	  tests/integration/worker_engine/test_conformance.py
+	  --confcutdir tests/integration/worker_engine tests/integration/worker_engine/test_conformance.py
 	$(BYTECODE) RYZANSTEIN_TEST_VLLM=$(CURDIR)/build/vllm/bin/python $(BIN)/pytest $(PYTEST_ARGS) tests/vllm
 
 test-triton: $(STAMPS)/triton ## The kernels for GPUs on a CPU: interpreted against the definition, compiled with registers and spills

@@ -148,7 +148,7 @@ SAID = (
     "finetuner.pools: there is no pool large; the pools are default, elsewhere, fetched, vllm",
     "finetuner.pools: a training does not see the model of pool fetched in a volume of type emptyDir; "
     "set workers.pools.fetched.storage.type to pvc",
-    "finetuner.pools: vLLM's engine loads no adapters, which pool vllm has",
+    "finetuner.pools: trainings are for the native engine; pool vllm has vllm",
     "workers.pools.elsewhere.settings.adapterSources: leaves out /finetuning, where the results of fine-tuning are",
 )
 

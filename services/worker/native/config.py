@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from services.compute.ranks.config import RankGroupConfig
 from services.compute.ranks.memory import worker_account
+from services.worker.adapters.slots import AdapterSources
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import EngineFacts
 from services.worker.kv_transfer.neighbours import NO_PULLS, NeighbourLimits
 from services.worker.kv_transfer.opening import NO_TIERS, TierSizes
-from services.worker.native.adapters import AdapterSources
 from services.worker.process.rank_group import GroupStarted
 from services.worker.scheduling.admission import Capacity
 

@@ -16,6 +16,7 @@ from services.common.recovery import Recovery
 from services.common.tasks import end_tasks
 from services.compute.backends.sizing import available_host_memory
 from services.compute.ranks.memory import in_mib
+from services.worker.adapters.slots import AdapterSlots, inspect
 from services.worker.engine.base import Engine, LifeObserver, OutputSink, StepObserver, StepReport
 from services.worker.engine.errors import InvalidRequestError, NoRoomError, NotServingError
 from services.worker.engine.kv_events import BlockPlace
@@ -27,7 +28,6 @@ from services.worker.kv_transfer.loader import BlockLoader
 from services.worker.kv_transfer.neighbours import Neighbours
 from services.worker.kv_transfer.opening import open_tiers
 from services.worker.kv_transfer.tiers import Tiers
-from services.worker.native.adapters import AdapterSlots, inspect
 from services.worker.native.config import EngineConfig
 from services.worker.native.live import LiveRequest
 from services.worker.native.probe import probe_request

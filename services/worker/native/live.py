@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.blockhash import ImageSpan, adapted_root, chain_root
+from services.worker.adapters.slots import AdapterSlots
 from services.worker.engine.base import OutputSink
 from services.worker.engine.request import EngineRequest
-from services.worker.native.adapters import AdapterSlots
 from services.worker.protocol.plan import Frame
 from services.worker.scheduling.request import Request
 

@@ -15,16 +15,13 @@ from services.common.tls.credentials import Tls
 from services.compute.backends.sizing import host_room
 from services.compute.model.loading.folder import ModelFolder
 from services.compute.model.loading.sampling import named, override_sampling
-from services.compute.model.registry import Description
 from services.compute.model.spec import Classifier, LabelFunction, ModelError
 from services.compute.ranks.config import RankGroupConfig
+from services.worker.adapters.opening import adapter_sources, named_adapters, pinned_refs
 from services.worker.engine.base import LifeObserver, StepObserver
-from services.worker.engine.errors import InvalidRequestError
-from services.worker.engine.request import AdapterRef
-from services.worker.engine.state import AdapterFacts, EngineModel
+from services.worker.engine.state import EngineModel
 from services.worker.kv_transfer.copy_behind import CopyLimits
 from services.worker.kv_transfer.neighbours import NeighbourLimits
-from services.worker.native.adapters import AdapterSources
 from services.worker.native.config import EngineConfig
 from services.worker.native.engine import NativeEngine
 from services.worker.native.ranks import Ranks
@@ -67,9 +64,9 @@ async def describe_engine(
         settings.prefill_step_ms / 1e3,
         neighbour_limits(settings, tls),
         settings.recovery_limit_s,
-        adapters=_adapter_sources(settings, files.description) if ranks.adapter_slots else None,
+        adapters=adapter_sources(settings, lambda: files.description, settings.adapter_cache_mb << 20),
     )
-    adapters = await _named_adapters(settings, config.adapters)
+    adapters = await named_adapters(settings, config.adapters)
     modes = _attention_modes(files, ranks)
     model = replace(
         served_model(files, ranks),
@@ -79,46 +76,13 @@ async def describe_engine(
         adapters=adapters,
         adapter_slots=ranks.adapter_slots,
     )
-    pinned = tuple(AdapterRef(one.digest, one.source, one.name) for one in adapters if one.pinned)
-    return replace(config, pinned=pinned), model
+    return replace(config, pinned=pinned_refs(adapters)), model
 
 
 def neighbour_limits(settings: WorkerSettings, tls: Tls | None) -> NeighbourLimits:
     """How KV blocks are exchanged with other workers."""
     copies = CopyLimits(settings.standby_tokens, settings.standby_mb_per_s * 1e6)
     return NeighbourLimits(settings.pull_mb_per_s * 1e6, copies, tls)
-
-
-def _adapter_sources(settings: WorkerSettings, model: Description) -> AdapterSources:
-    named, within = tuple(settings.adapters.values()), tuple(settings.adapter_sources)
-    cache_bytes = settings.adapter_cache_mb << 20
-    return AdapterSources(model, settings.adapter_max_rank, named, within, cache_bytes, settings.adapter_slots)
-
-
-async def _named_adapters(settings: WorkerSettings, sources: AdapterSources | None) -> tuple[AdapterFacts, ...]:
-    """The adapters of the settings. Raises StartupError."""
-    _check_pins(settings)
-    adapters = []
-    for name, source in settings.adapters.items():
-        assert sources is not None, "settings with adapters have slots"
-        try:
-            facts = await sources.inspect(source, name)
-            adapters.append(replace(facts, pinned=name in settings.adapter_pins))
-        except InvalidRequestError as error:
-            raise StartupError(f"RYZANSTEIN_ADAPTERS {name}: {error}") from error
-    return tuple(adapters)
-
-
-def _check_pins(settings: WorkerSettings) -> None:
-    """Raise StartupError for pins that are unknown or too many."""
-    pins = frozenset(settings.adapter_pins)
-    if unknown := pins - settings.adapters.keys():
-        raise StartupError(f"RYZANSTEIN_ADAPTER_PINS {min(unknown)}: not a name in RYZANSTEIN_ADAPTERS")
-    if len(pins) >= settings.adapter_slots:
-        raise StartupError(
-            f"RYZANSTEIN_ADAPTER_PINS: {len(pins)} adapters; at most {settings.adapter_slots - 1} of the "
-            f"{settings.adapter_slots} slots (RYZANSTEIN_ADAPTER_SLOTS), since one stays for others"
-        )
 
 
 def _sampling_defaults(files: ModelFolder, settings: WorkerSettings) -> dict[str, float]:

@@ -22,12 +22,17 @@ _OURS = {
     "kv_events_config": "",
     "data_parallel_size": "",
     "stream_interval": "",
+    "enable_lora": "RYZANSTEIN_ADAPTERS or RYZANSTEIN_ADAPTER_SOURCES",
+    "max_loras": "RYZANSTEIN_ADAPTER_SLOTS",
+    "max_cpu_loras": "RYZANSTEIN_ADAPTER_SLOTS",
+    "max_lora_rank": "RYZANSTEIN_ADAPTER_MAX_RANK",
     "nnodes": "RYZANSTEIN_NODES",
     "node_rank": "RYZANSTEIN_NODES",
     "master_addr": "RYZANSTEIN_NODES",
     "master_port": "RYZANSTEIN_NODES",
 }
 _BATCHED_TOKENS = 2048
+_MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's choices for max_lora_rank
 _KV_DTYPES = {"bf16": "bfloat16"}  # where vLLM has another name
 
 
@@ -60,9 +65,18 @@ def engine_arguments(settings: WorkerSettings, folder: str) -> dict[str, Any]:
         "scheduling_policy": "priority",
         "generation_config": "vllm",  # gateways apply the publisher's recommendations
         "structured_outputs_config": {"backend": "guidance"},  # the library that gateways compile grammars with
+        **_for_adapters(settings),
         **(node.arguments() if node else {}),
         **settings.engine_args,
     }
+
+
+def _for_adapters(settings: WorkerSettings) -> dict[str, Any]:
+    """The arguments for slots; vLLM knows a few ranks as the largest one."""
+    if not settings.adapters and not settings.adapter_sources:
+        return {}
+    rank = next(rank for rank in _MAX_RANKS if rank >= settings.adapter_max_rank)
+    return {"enable_lora": True, "max_loras": settings.adapter_slots, "max_lora_rank": rank}
 
 
 def check_device(arguments: Mapping[str, Any], device: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import multiprocessing
 import signal
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from vllm.config.kv_events import KVEventsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMError
 from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -34,7 +37,14 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from services.common.tasks import end_tasks
 from services.worker.engine.errors import InvalidRequestError
 from services.worker.vllm.arguments import DEFAULT_CPU_KV_TOKENS, check_device
-from services.worker.vllm.core import CoreError, CoreLoss, CoreRequest, CoreStarted, CoreStep, RequestFailedError
+from services.worker.vllm.core import (
+    CoreError,
+    CoreLoss,
+    CoreRequest,
+    CoreStarted,
+    CoreStep,
+    RequestFailedError,
+)
 from services.worker.vllm.family import families, kill, reap
 from services.worker.vllm.kv_mirror import KvMirror
 from services.worker.vllm.nodes import NodeRendezvous
@@ -93,6 +103,8 @@ class AsyncCore:
         self._n_signs = 0  # signs of life, seen from outside while requests run
         self._reaper: OrphanReaper | None = None
         self._sleep_level = 0  # level of the last sleep
+        self._loras: dict[str, LoRARequest] = {}  # loaded adapters by digest
+        self._lora_ids = itertools.count(1)
 
     @property
     def signs(self) -> int:
@@ -154,6 +166,27 @@ class AsyncCore:
         self._n_steps += 1
         self.on_step(step)
 
+    async def load_adapter(self, digest: str, folder: str) -> None:
+        """Load an adapter into all ranks. Raises RequestFailedError if it cannot be, CoreError."""
+        assert self._llm is not None, "an engine that loads adapters has started"
+        if digest in self._loras:  # since before a sleep, which may have emptied it
+            await self.unload_adapter(digest)
+        lora = LoRARequest(digest, next(self._lora_ids), folder)  # named by the digest: versions and their KV differ
+        with self._working():
+            try:
+                await self._llm.add_lora(lora)
+            except EngineDeadError as error:
+                raise CoreError(str(error)) from error
+            except Exception as error:  # vLLM raises any kind
+                raise RequestFailedError(f"{folder}: vLLM cannot load it: {error}") from error
+        self._loras[digest] = lora
+
+    async def unload_adapter(self, digest: str) -> None:
+        """Remove an adapter that no request uses from all ranks. Raises CoreError."""
+        assert self._llm is not None, "an engine that unloads adapters has started"
+        with self._watched():
+            await self._llm.remove_lora(self._loras.pop(digest).lora_int_id)
+
     async def sleep(self, level: int) -> None:
         """Give weights and KV back; level 2 without copies of the weights. Raises CoreError."""
         assert self._llm is not None, "an engine that sleeps has started"
@@ -178,12 +211,19 @@ class AsyncCore:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Work that counts as a request's for the search for stalls, with our errors."""
+        """Work for which the processes have to show progress, with our errors."""
+        with self._working():
+            try:
+                yield
+            except Exception as error:  # vLLM raises any kind
+                raise CoreError(f"{error}" or type(error).__name__) from error
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        """Work for which the processes have to show progress."""
         self._n_open += 1
         try:
             yield
-        except Exception as error:  # vLLM raises any kind
-            raise CoreError(f"{error}" or type(error).__name__) from error
         finally:
             self._n_open -= 1
 
@@ -223,6 +263,7 @@ class AsyncCore:
         kill(self._processes, self._family)
         await asyncio.to_thread(reap, self._processes, self._family, _STOP_S)
         self._processes, self._family = [], []
+        self._loras.clear()
         if self._rendezvous is not None:
             self._rendezvous.dismiss()
         if self._reaper is not None:
@@ -238,23 +279,28 @@ class AsyncCore:
         """Check a request and return its outputs. Raises InvalidRequestError."""
         assert self._llm is not None, "an engine that takes requests has started"
         if request.embed:
-            return self._outputs(self._llm.encode(_prompt(request), PoolingParams(task="embed"), request.request_id))
+            return self._outputs(request, partial(self._llm.encode, pooling_params=PoolingParams(task="embed")))
         params = self._params(self._llm, request.arguments)
-        stream = self._llm.generate(_prompt(request), params, request.request_id, priority=request.priority)
-        return self._outputs(stream)
+        return self._outputs(request, partial(self._llm.generate, sampling_params=params))
 
-    async def _outputs(self, stream: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-        """vLLM's outputs with our errors."""
-        self._n_open += 1
-        try:
-            async for output in stream:
-                yield output
-        except EngineDeadError as error:
-            raise CoreError(str(error)) from error
-        except VLLMError as error:
-            raise RequestFailedError(str(error) or type(error).__name__) from error
-        finally:
-            self._n_open -= 1
+    async def _outputs(
+        self, request: CoreRequest, begin: Callable[..., AsyncGenerator[Any, None]]
+    ) -> AsyncGenerator[Any, None]:
+        """vLLM's outputs with our errors. The request begins with the first read, once its adapter is loaded."""
+        stream = begin(
+            tokens_input(list(request.token_ids), cache_salt=request.cache_salt or None),
+            request_id=request.request_id,
+            lora_request=self._loras[request.adapter.digest] if request.adapter else None,
+            priority=request.priority,
+        )
+        with self._working():
+            try:
+                async for output in stream:
+                    yield output
+            except EngineDeadError as error:
+                raise CoreError(str(error)) from error
+            except VLLMError as error:
+                raise RequestFailedError(str(error) or type(error).__name__) from error
 
     def _params(self, llm: AsyncLLM, arguments: Mapping[str, Any]) -> SamplingParams:
         structured = arguments["structured_outputs"]
@@ -287,10 +333,6 @@ class _StepObserver(StatLoggerBase):  # type: ignore[misc]
 
     def log_engine_initialized(self) -> None:
         """Nothing to log."""
-
-
-def _prompt(request: CoreRequest) -> Any:
-    return tokens_input(list(request.token_ids), cache_salt=request.cache_salt or None)
 
 
 async def _follow_events(endpoint: str, mirror: KvMirror, folder: tempfile.TemporaryDirectory[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from services.worker.engine.request import AdapterRef
 from services.worker.vllm.kv_mirror import KvMirror
 
 
@@ -59,6 +60,7 @@ class CoreRequest:
     priority: int
     cache_salt: str
     embed: bool
+    adapter: AdapterRef | None = None  # loaded before the first output is read
 
 
 class Core(Protocol):
@@ -81,6 +83,14 @@ class Core(Protocol):
 
         The outputs raise RequestFailedError, and CoreError once the processes are lost.
         """
+        ...
+
+    async def load_adapter(self, digest: str, folder: str) -> None:
+        """Load an adapter into all ranks. Raises RequestFailedError if it cannot be, CoreError."""
+        ...
+
+    async def unload_adapter(self, digest: str) -> None:
+        """Remove an adapter that no request uses from all ranks. Raises CoreError."""
         ...
 
     async def sleep(self, level: int) -> None:

@@ -14,18 +14,27 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
 from services.compute.ranks.memory import MemoryAccount
+from services.worker.adapters.opening import pinned_refs
+from services.worker.adapters.slots import AdapterSources, inspect
 from services.worker.engine.base import Engine, LifeObserver, OutputSink, StepObserver, StepReport
 from services.worker.engine.errors import (
     BlocksUnavailableError,
     InvalidRequestError,
     NotServingError,
     Unavailable,
-    UnsupportedError,
 )
 from services.worker.engine.output import Finish, Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import AdapterFacts, EngineFacts, EngineModel, EngineState
-from services.worker.vllm.core import Core, CoreError, CoreRequest, CoreStarted, CoreStep, RequestFailedError
+from services.worker.vllm.adapters import VllmAdapters
+from services.worker.vllm.core import (
+    Core,
+    CoreError,
+    CoreRequest,
+    CoreStarted,
+    CoreStep,
+    RequestFailedError,
+)
 from services.worker.vllm.kv_mirror import KvMirror
 from services.worker.vllm.live import ReplayError, VllmRequest, prompt_of
 from services.worker.vllm.sampling import check_length, replays, sampling_arguments
@@ -39,15 +48,27 @@ class VllmEngine(Engine):
     """vLLM as an engine."""
 
     def __init__(
-        self, recovery_limit_s: float, model: EngineModel, core: Core, steps: StepObserver, life: LifeObserver
+        self,
+        recovery_limit_s: float,
+        model: EngineModel,
+        core: Core,
+        steps: StepObserver,
+        life: LifeObserver,
+        sources: AdapterSources | None = None,
     ) -> None:
-        """`recovery_limit_s`: longest time of repeated attempts to restart; 0: no limit."""
+        """`recovery_limit_s`: longest time of repeated attempts to restart; 0: no limit.
+
+        `sources`: the adapters that it may load.
+        """
         super().__init__(model, life, "starting vLLM")
         self._live: dict[EngineRequest, VllmRequest] = {}
         self._recovery_limit_s, self._core, self._steps = recovery_limit_s, core, steps
         self._mirror = KvMirror(model.hash_root, self.kv_events, self.changes.announce)
         self._speeds = StepSpeeds()
         self._suspects = Suspects(self._begin)
+        pinned = pinned_refs(model.adapters)
+        self._sources = sources
+        self._adapters = VllmAdapters(sources, pinned, core, steps, self.counters, self.changes.announce)
         self._started: CoreStarted | None = None  # None while no processes serve
         self._last = CoreStep(0.0, 0, 0, 0.0, 0)
         self._failure = ""  # why a sleep or a wake failed, until the processes have ended
@@ -74,7 +95,7 @@ class VllmEngine(Engine):
         total = self._started.n_blocks
         used, running = round(self._last.kv_usage * total), min(self._last.running, len(self._live))
         return replace(
-            state,
+            self._adapters.add_to(state),
             running=running,
             waiting=len(self._live) - running,
             queued_prefill_tokens=sum(live.known_tokens for live in self._live.values() if not live.begun),
@@ -131,6 +152,10 @@ class VllmEngine(Engine):
         self._last = CoreStep(time.monotonic(), 0, 0, 0.0, 0)
         self._life.on_started(self.facts)
         self.sleepless = "" if started.sleeps else _SLEEPLESS
+        self._open()
+
+    def _open(self) -> None:
+        self._adapters.open()
         self._enter_serving()
 
     async def _until_lost(self) -> None:
@@ -144,6 +169,7 @@ class VllmEngine(Engine):
         finally:
             waking.cancel()
         alive, self._live, self._started = self._live, {}, None
+        self._adapters.close(asleep=self.phase == pb.PHASE_SLEEPING)
         self._suspects.reset()
         self._mirror.clear()
         self._dirty.clear()
@@ -170,7 +196,7 @@ class VllmEngine(Engine):
             except CoreError as error:
                 self._give_up(f"the wake failed: {error}")
                 return
-            self._enter_serving()
+            self._open()
 
     def _give_up(self, failure: str) -> None:
         """End processes that live but neither sleep nor wake; `_until_lost` goes on with the reason."""
@@ -179,6 +205,7 @@ class VllmEngine(Engine):
 
     async def _give_back(self, level: int) -> None:
         self._mirror.clear()
+        self._adapters.close(asleep=True)
         try:
             await self._core.sleep(level)
         except CoreError as error:
@@ -195,11 +222,12 @@ class VllmEngine(Engine):
             self._enter(self.phase, at)
 
     def pin_adapters(self, refs: Sequence[AdapterRef]) -> None:
-        """Do nothing: this engine refuses adapters."""
+        """Load these adapters, and keep them in their slots, in addition to those of the settings."""
+        self._adapters.pin(refs)
 
     async def inspect_adapter(self, source: str) -> AdapterFacts:
-        """Raises UnsupportedError."""
-        raise UnsupportedError("adapters are served by the native engine alone")
+        """Check that an adapter fits the model. Raises InvalidRequestError, UnsupportedError."""
+        return await inspect(self._sources, source)
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -208,8 +236,6 @@ class VllmEngine(Engine):
 
         The KV of other workers, `request.pull`, is not fetched: vLLM computes it.
         """
-        if request.adapter is not None:
-            raise InvalidRequestError("adapter", "adapters are served by the native engine alone")
         if self.phase != pb.PHASE_SERVING or self._started is None:
             raise NotServingError(self.detail)
         if request.embed == self.model.generates:
@@ -222,6 +248,7 @@ class VllmEngine(Engine):
             request.priority,
             request.cache_salt,
             request.embed,
+            request.adapter,
         )
         live = VllmRequest(request, sink, self._core.add(core_request))
         self._live[request] = live
@@ -232,7 +259,8 @@ class VllmEngine(Engine):
 
     def progress(self, request: EngineRequest) -> Progress:
         """How far a request is. vLLM does not say which requests a step computes, so each step moves all of them."""
-        return Progress(self._live[request].computed_tokens, self._core.signs)
+        signs = self._adapters.bytes_read(request)
+        return Progress(self._live[request].computed_tokens, self._core.signs if signs is None else signs)
 
     async def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
         """Raises BlocksUnavailableError: vLLM's blocks are not read by other workers."""
@@ -248,14 +276,17 @@ class VllmEngine(Engine):
             live.sink.flush(self._step)
 
     async def _follow(self, live: VllmRequest) -> None:
-        """Deliver a request's outputs until its end."""
+        """Bring a request's adapter into a slot, then deliver its outputs until its end."""
         request, embed = live.request, live.request.embed
         try:
-            async for output in live.stream:
-                if (result := live.embedding(output) if embed else live.tokens(output)) is not None:
-                    self._deliver(live, result)
+            async with self._adapters.in_use(request):
+                async for output in live.stream:
+                    if (result := live.embedding(output) if embed else live.tokens(output)) is not None:
+                        self._deliver(live, result)
         except CoreError:
             return  # `_until_lost` hands all requests off
+        except InvalidRequestError as error:
+            self._refuse(live, error)
         except ReplayError as error:
             self._end(live, str(error), replays(request))
         except RequestFailedError as error:
@@ -299,6 +330,13 @@ class VllmEngine(Engine):
             self._end(live, message, "grammar")
         elif self._live.pop(live.request, None) is not None:
             live.hand_off(pb.Handoff(reason=pb.Handoff.REASON_FAILED, detail=message))
+            self.changes.announce()
+
+    def _refuse(self, live: VllmRequest, error: InvalidRequestError) -> None:
+        """End a request whose adapter cannot be loaded."""
+        if self._live.pop(live.request, None) is not None:
+            live.sink.refuse(live.request, error)
+            live.sink.flush(self._step)
             self.changes.announce()
 
     def _end(self, live: VllmRequest, message: str, field: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.common.blockhash import HASH_BLOCK_TOKENS, chain_root, extend_chain, wire_hash
+from services.common.blockhash import HASH_BLOCK_TOKENS, adapted_root, chain_root, extend_chain, wire_hash
 from services.worker.engine.kv_events import KvEventLog
 
 BlockHash = int | bytes
@@ -66,9 +66,9 @@ class KvMirror:
 
     def _store(self, event: dict[str, Any]) -> None:
         size, parent_hash = event["block_size"], event["parent_block_hash"]
-        # Groups of layers with windows keep parts of a prefix, which are no prefix. Blocks of an adapter are another
-        # model's, and a size that our hashes do not divide has no digest at its end.
-        if event.get("group_idx") or event.get("lora_id") is not None or size % HASH_BLOCK_TOKENS:
+        # Groups of layers with windows keep parts of a prefix, which are no prefix. A block of a size that our hashes
+        # do not divide has no digest at its end.
+        if event.get("group_idx") or size % HASH_BLOCK_TOKENS:
             return
         for at, block_hash in enumerate(event["block_hashes"]):
             if block_hash not in self._blocks:
@@ -87,7 +87,8 @@ class KvMirror:
     def _before(self, parent_hash: BlockHash | None, event: dict[str, Any], at: int) -> bytes | None:
         """The digest that a block extends; None if the block before it is not held."""
         if parent_hash is None:
-            return chain_root(self._hash_root, _salt(event, at))
+            # vLLM knows an adapter by its digest.
+            return chain_root(adapted_root(self._hash_root, event.get("lora_name") or ""), _salt(event, at))
         parent = self._blocks.get(parent_hash)
         return parent.tail if parent else None
 
@@ -105,6 +106,7 @@ class KvMirror:
 
 
 def _salt(event: dict[str, Any], at: int) -> str:
-    """The salt of a first block: its only extra key that is a text, since we use neither images nor adapters."""
+    """The salt of a first block: its only extra key that is a text, besides the name of its adapter."""
     keys = (event.get("extra_keys") or ())[at : at + 1]
-    return next((key for key in (keys[0] if keys else None) or () if isinstance(key, str)), "")
+    texts = [key for key in (keys[0] if keys else None) or () if isinstance(key, str)]
+    return next(iter(texts[1:] if event.get("lora_name") else texts), "")

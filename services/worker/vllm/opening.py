@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from services.common.lifecycle import StartupError
 from services.common.tls.credentials import Tls
 from services.compute.model.loading.folder import open_folder
 from services.compute.model.loading.sampling import named, override_sampling
+from services.compute.model.registry import describe
 from services.compute.model.spec import ModelError
+from services.worker.adapters.opening import adapter_sources, named_adapters
 from services.worker.engine.base import LifeObserver, StepObserver
 from services.worker.engine.state import EngineModel
 from services.worker.settings import WorkerSettings
@@ -37,9 +40,6 @@ async def open_vllm(
         raise StartupError(f"RYZANSTEIN_{name}: is the native engine's; vLLM offloads by kv_transfer_config")
     if find_spec("vllm") is None:
         raise StartupError(f"RYZANSTEIN_ENGINE vllm: vLLM is not installed; get it by: {INSTALL}")
-    if settings.adapters or settings.adapter_sources:
-        name = "ADAPTERS" if settings.adapters else "ADAPTER_SOURCES"
-        raise StartupError(f"RYZANSTEIN_{name}: adapters are served by the native engine alone")
     if folder.suffix == SUFFIX:
         raise StartupError(f"RYZANSTEIN_MODEL {folder}: the vllm engine serves folders of safetensors, no GGUF files")
     arguments = engine_arguments(settings, str(folder))
@@ -50,11 +50,14 @@ async def open_vllm(
 
     try:
         model = await asyncio.to_thread(_model, config, folder, settings)
+        sources = adapter_sources(settings, lambda: describe(folder), cache_bytes=0)
     except ModelError as error:
         raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
+    adapters = await named_adapters(settings, sources)
+    model = replace(model, adapters=adapters, adapter_slots=sources.n_slots if sources else 0)
     rendezvous = NodeRendezvous(settings.nodes) if settings.nodes > 1 else None
     core = AsyncCore(arguments, settings.kv_tokens, clock, rendezvous)
-    return VllmEngine(settings.recovery_limit_s, model, core, steps, life)
+    return VllmEngine(settings.recovery_limit_s, model, core, steps, life, sources)
 
 
 def _configure(arguments: dict[str, Any], settings: WorkerSettings) -> Any:

@@ -78,13 +78,14 @@ def replays(request: EngineRequest) -> str:
 def structured_outputs(grammar: str) -> dict[str, Any]:
     """Return the arguments of vLLM's StructuredOutputsParams for a grammar. Raises InvalidRequestError.
 
-    vLLM's `guidance` backend uses the same library as our ranks, but takes one schema or one Lark grammar.
+    vLLM's `guidance` backend uses the same library as our ranks, but takes one Lark grammar. A schema is a rule of one:
+    as `json`, vLLM would bound its depth.
     """
     if not grammar.lstrip().startswith("{"):
         return {"grammar": grammar}
     match json.loads(grammar)["grammars"]:
         case [{"json_schema": dict() as schema, **other}] if not other.get("lark_grammar"):
-            return {"json": schema}
+            return {"grammar": f"start: %json {json.dumps(schema)}"}
         case [{"lark_grammar": str() as text, **other}] if not other.get("json_schema"):
             return {"grammar": text}
     raise InvalidRequestError(

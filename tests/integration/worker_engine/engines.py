@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -17,7 +18,16 @@ from services.worker.vllm.opening import open_vllm
 from tests.models import BUNDLED_MODEL
 from tests.unit.worker.engine.fake_engine import FakeEngine, NoObserver
 
-SETTINGS = WorkerSettings(model=str(BUNDLED_MODEL), dtype="float32", kv_tokens=4096, max_model_len=512, max_running=8)
+SETTINGS = WorkerSettings(
+    model=str(BUNDLED_MODEL),
+    dtype="float32",
+    kv_tokens=4096,
+    max_model_len=512,
+    max_running=8,
+    adapter_sources=(tempfile.gettempdir(),),
+    adapter_slots=2,
+    adapter_max_rank=256,
+)
 
 
 @asynccontextmanager
@@ -71,3 +81,4 @@ _OURS: dict[str, Callable[[], AbstractAsyncContextManager[Engine]]] = {
 }
 # vLLM has an environment of its own, in which `make test-vllm` runs.
 ENGINES = {"vllm": vllm} if os.environ.get("RYZANSTEIN_TEST_ENGINE") == "vllm" else _OURS
+COMPUTING = sorted(ENGINES.keys() & {"native", "vllm"})  # answers are those of the weights

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import torch
 from ryzanstein.v1 import worker_pb2 as pb
+from safetensors.torch import load_file, save_file
 
-from services.common.blockhash import wire_chain
-from services.compute.token_logprobs import TokenLogprobs
+from services.common.blockhash import adapted_root, wire_chain
 from services.worker.engine.base import Engine
 from services.worker.engine.errors import (
     InvalidRequestError,
@@ -21,15 +22,29 @@ from services.worker.engine.errors import (
     TooLongError,
     UnsupportedError,
 )
-from services.worker.engine.output import Finish, Output
-from services.worker.engine.request import EngineRequest
-from tests.integration.worker_engine.engines import ENGINES
+from services.worker.engine.output import Finish
+from services.worker.engine.request import AdapterRef, EngineRequest
+from services.worker.engine.state import AdapterFacts
+from tests.adapters import write_adapter
+from tests.integration.worker_engine.answers import (
+    LENGTH,
+    NEAR_TIE,
+    PROMPT,
+    Answer,
+    ask,
+    cached,
+    check_same,
+    complete,
+    idle,
+    serves,
+    submitted,
+)
+from tests.integration.worker_engine.engines import COMPUTING, ENGINES
+from tests.models import BUNDLED_MODEL
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
-PROMPT = list(range(5, 45))
-LENGTH = 24
-NEAR_TIE = 1e-3
+by_weights = pytest.mark.parametrize("engine", COMPUTING, indirect=True)
 BLOCK_TOKENS = {"vllm": 32}  # a part of a larger KV block is not reused
 
 
@@ -37,93 +52,6 @@ BLOCK_TOKENS = {"vllm": 32}  # a part of a larger KV block is not reused
 async def engine(request: pytest.FixtureRequest) -> AsyncGenerator[Engine, None]:
     async with ENGINES[request.param]() as running:
         yield running
-
-
-@dataclass(eq=False)
-class Answer:
-    """Implements OutputSink for one request."""
-
-    outputs: list[Output] = field(default_factory=list)
-    handoff: pb.Handoff | None = None
-    flushed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def ids(self) -> list[int]:
-        return [token for output in self.outputs for token in output.token_ids]
-
-    @property
-    def finish(self) -> Finish | None:
-        return self.outputs[-1].finish if self.outputs else None
-
-    @property
-    def logprobs(self) -> list[TokenLogprobs]:
-        return [row for output in self.outputs for row in output.logprobs]
-
-    def add(self, request: EngineRequest, output: Output) -> None:
-        assert self.finish is None, "output after the end"
-        assert self.handoff is None, "output after a handoff"
-        self.outputs.append(output)
-
-    def refuse(self, request: EngineRequest, error: InvalidRequestError) -> None:
-        raise error
-
-    def announce_trial(self, request: EngineRequest) -> None:
-        raise AssertionError("no request is a suspect")
-
-    def hand_off(self, request: EngineRequest, handoff: pb.Handoff) -> None:
-        self.handoff = handoff
-
-    def flush(self, step: int) -> None:
-        self.flushed.set()
-
-    async def until(self, n_tokens: int) -> None:
-        async with asyncio.timeout(60):
-            while len(self.ids) < n_tokens and self.finish is None and self.handoff is None:
-                self.flushed.clear()
-                await self.flushed.wait()
-
-
-def ask(prompt: list[int] = PROMPT, n: int = LENGTH, *, generated: tuple[int, ...] = (), **sampling: object):
-    chosen = pb.Sampling(max_tokens=n, **sampling)
-    return EngineRequest("r", prompt, chosen, generated_ids=generated)
-
-
-def submitted(engine: Engine, request: EngineRequest) -> Answer:
-    answer = Answer()
-    engine.submit(request, answer)
-    return answer
-
-
-async def complete(engine: Engine, request: EngineRequest) -> Answer:
-    answer = submitted(engine, request)
-    await answer.until(10**9)
-    return answer
-
-
-def check_same(engine: Engine, whole: Answer, ids: list[int], begin: int = 0) -> None:
-    """Check that `ids` are those of `whole` from `begin` on; an approximate engine may differ from a near tie on."""
-    if ids == whole.ids[begin:]:
-        return
-    assert engine.model.resume == "approximate"
-    at = next(at for at, (one, other) in enumerate(zip(whole.ids[begin:], ids, strict=True), begin) if one != other)
-    likeliest, second = whole.logprobs[at].top_logprobs
-    assert likeliest - second < NEAR_TIE, f"token {at} differs"
-
-
-async def idle(engine: Engine) -> None:
-    async with asyncio.timeout(60):
-        with engine.changes.watch() as changed:
-            while engine.state().running or engine.state().waiting:
-                await changed.wait()
-                changed.clear()
-
-
-async def serves(engine: Engine) -> None:
-    async with asyncio.timeout(60):
-        with engine.changes.watch() as changed:
-            while engine.phase != pb.PHASE_SERVING:
-                await changed.wait()
-                changed.clear()
 
 
 async def test_engine_reports_the_facts_of_its_model(engine: Engine) -> None:
@@ -194,6 +122,111 @@ async def test_log_probabilities_are_returned_for_every_token_on_request(engine:
     assert [row.token_id for row in answer.logprobs] == answer.ids
     assert all(row.logprob <= 0 and row.rank >= 1 and len(row.top_ids) == 3 for row in answer.logprobs)
     assert not (await complete(engine, ask())).logprobs
+
+
+@by_weights
+async def test_prompt_log_probabilities_are_those_of_the_same_tokens_generated(engine: Engine) -> None:
+    answer = await complete(engine, ask(logprobs=2))
+    text = [*PROMPT, *answer.ids]
+    for _ in range(2):  # the second time, the prefix cache holds the prompt
+        scored = await complete(engine, ask(text, n=2, prompt_logprobs=2))
+        assert scored.outputs[0].prefill is not None
+        rows = scored.outputs[0].prefill.prompt_logprobs
+        assert [row.token_id for row in rows] == text[1:]
+        assert all(row.logprob <= 0 and row.rank >= 1 and len(row.top_ids) == 2 for row in rows)
+        assert [row.logprob for row in rows[-LENGTH:]] == pytest.approx(
+            [row.logprob for row in answer.logprobs], abs=NEAR_TIE
+        )
+        assert not any(output.prefill for output in scored.outputs[1:])
+
+
+@by_weights
+async def test_waiting_request_of_a_lower_priority_number_begins_first(engine: Engine) -> None:
+    crowd = [submitted(engine, ask([n, *PROMPT], n=30 + 5 * n)) for n in range(8)]  # as many as run at a time
+    await crowd[-1].until(1)
+    last, first = (submitted(engine, replace(ask(n=2), priority=priority)) for priority in (5, -5))
+    for answer in (*crowd, last, first):
+        await answer.until(10**9)
+    begins = [answer.outputs[0].prefill for answer in (first, last)]
+    assert begins[0] is not None
+    assert begins[1] is not None
+    assert begins[0].admitted_at < begins[1].admitted_at
+
+
+def adapted(request: EngineRequest, facts: AdapterFacts) -> EngineRequest:
+    return replace(request, adapter=AdapterRef(facts.digest, facts.source, Path(facts.source).name))
+
+
+def write_deaf_adapter(folder: Path) -> None:
+    """An adapter that takes away what attention adds, so that no position sees those before it."""
+    write_adapter(BUNDLED_MODEL, folder, {"o_proj": 256}, lora_alpha=256)
+    weights = load_file(BUNDLED_MODEL / "model.safetensors")
+    tensors = {}
+    for name in load_file(folder / "adapter_model.safetensors"):
+        weight = weights[f"{name.removeprefix('base_model.model.').rpartition('.lora_')[0]}.weight"].float()
+        tensors[name] = torch.eye(256) if "lora_A" in name else -weight
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+@by_weights
+async def test_adapter_computes_with_its_weights_beside_other_requests(engine: Engine, tmp_path: Path) -> None:
+    write_deaf_adapter(tmp_path / "deaf")
+    deaf = await engine.inspect_adapter(str(tmp_path / "deaf"))
+    assert deaf.rank == 256
+    prompts = [*PROMPT, 7], [9, 8, 7]
+    base = await complete(engine, ask(prompts[0], logprobs=2))
+    requests = [adapted(ask(prompt, logprobs=2), deaf) for prompt in prompts]
+    *answers, beside = [submitted(engine, request) for request in (*requests, ask(prompts[0]))]
+    for answer in (*answers, beside):
+        await answer.until(10**9)
+    check_same(engine, base, beside.ids)
+    long, short = ([row.logprob for row in answer.logprobs] for answer in answers)
+    assert long == pytest.approx(short, abs=NEAR_TIE)
+    assert long[0] != pytest.approx(base.logprobs[0].logprob, abs=0.1)
+    found = {one.name: one.in_slot for one in engine.state().adapters}
+    assert found["deaf"]
+    block = BLOCK_TOKENS.get(engine.model.engine, 1)
+    root = adapted_root(engine.model.hash_root, deaf.digest)
+    await cached(engine, set(wire_chain(root, "", [*prompts[0], *answers[0].ids][: len(PROMPT) // block * block])))
+
+
+@by_weights
+async def test_adapters_share_the_slots_and_pinned_adapters_stay(engine: Engine, tmp_path: Path) -> None:
+    facts = []
+    for seed in range(3):
+        write_adapter(BUNDLED_MODEL, tmp_path / f"{seed}", {"q_proj": 8, "down_proj": 8}, seed=seed, size=0.3)
+        facts.append(await engine.inspect_adapter(str(tmp_path / f"{seed}")))
+    evicted = engine.counters.adapter_evictions
+    texts = [(await complete(engine, adapted(ask(logprobs=2), one))) for one in facts]
+    assert len({tuple(answer.ids) for answer in texts}) == len(facts)
+    assert engine.counters.adapter_evictions > evicted, "three adapters take turns in two slots"
+    together = [submitted(engine, adapted(ask(), one)) for one in facts]
+    for text, answer in zip(texts, together, strict=True):
+        await answer.until(10**9)
+        check_same(engine, text, answer.ids)
+    pinned = AdapterRef(facts[0].digest, facts[0].source, "pinned")
+    engine.pin_adapters((pinned,))
+    for one in (*facts[1:], *facts[1:]):
+        await complete(engine, adapted(ask(n=1), one))
+    assert {one.digest: one.in_slot for one in engine.state().adapters}[pinned.digest]
+    engine.pin_adapters(())
+
+
+@by_weights
+async def test_adapter_that_does_not_fit_is_refused_by_field(engine: Engine, tmp_path: Path) -> None:
+    write_adapter(BUNDLED_MODEL, tmp_path / "one", {"q_proj": 8})
+    facts = await engine.inspect_adapter(str(tmp_path / "one"))
+    write_adapter(BUNDLED_MODEL, tmp_path / "one", {"q_proj": 8}, seed=1)
+    changed = await complete(engine, adapted(ask(), facts))
+    write_adapter(BUNDLED_MODEL, tmp_path / "two", {"q_proj": 8}, use_dora=True)
+    for source, reason in ((tmp_path / "two", "use_dora"), (tmp_path / "none", "no adapter_config"), (Path("/"), "")):
+        with pytest.raises(InvalidRequestError, match=reason) as refused:
+            await engine.inspect_adapter(str(source))
+        assert refused.value.field == "adapter"
+    assert changed.refusal is not None
+    assert changed.refusal.field == "adapter"
+    assert not changed.outputs
+    await idle(engine)
 
 
 @pytest.mark.parametrize(
@@ -286,11 +319,7 @@ async def test_the_events_replayed_are_the_cache(engine: Engine) -> None:
     known = [*PROMPT, *answer.ids][:-1]
     wanted = set(wire_chain(engine.model.hash_root, "", known[: len(known) // block * block]))
     assert wanted
-    async with asyncio.timeout(60):
-        with engine.changes.watch() as changed:
-            while not wanted <= set(engine.cached_hashes()):
-                await changed.wait()
-                changed.clear()
+    await cached(engine, wanted)
     held: set[int] = set()
     for event in engine.kv_events.since(0) or ():
         held = (set() if event.cleared else held | set(event.stored)) - set(event.removed)

@@ -21,8 +21,8 @@ from services.worker.engine.output import MODEL, Finish
 from services.worker.engine.request import EngineRequest
 from services.worker.native.offline import open_offline
 from services.worker.native.opening import open_native
+from tests.integration.worker_engine.answers import PROMPT, complete
 from tests.integration.worker_engine.engines import SETTINGS, serving
-from tests.integration.worker_engine.test_conformance import PROMPT, complete
 from tests.models import BUNDLED_MODEL
 from tests.unit.worker.engine.fake_engine import NoObserver
 

@@ -17,8 +17,8 @@ from services.worker.engine.errors import TooLongError
 from services.worker.native import offline
 from services.worker.native.offline import open_offline
 from services.worker.process.rank_group import RanksFailedError
+from tests.integration.worker_engine.answers import LENGTH, PROMPT, ask, complete
 from tests.integration.worker_engine.engines import SETTINGS, native
-from tests.integration.worker_engine.test_conformance import LENGTH, PROMPT, ask, complete
 from tests.models import BUNDLED_MODEL
 
 PROJECT = BUNDLED_MODEL.parents[1]

@@ -18,8 +18,8 @@ from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from services.worker.settings import WorkerSettings
 from services.worker.simulated.opening import SimulatedEngine, SimulatedModel, open_model
 from services.worker.simulated.sequences import Sequences
+from tests.integration.worker_engine.answers import ask, complete, serves, submitted
 from tests.integration.worker_engine.engines import serving
-from tests.integration.worker_engine.test_conformance import ask, complete, serves, submitted
 from tests.models import BUNDLED_MODEL
 from tests.unit.worker.engine.fake_engine import NoObserver
 

@@ -12,8 +12,8 @@ import transformers
 
 from services.worker.native.opening import open_native
 from services.worker.settings import WorkerSettings
+from tests.integration.worker_engine.answers import ask, complete
 from tests.integration.worker_engine.engines import serving
-from tests.integration.worker_engine.test_conformance import ask, complete
 from tests.models import BUNDLED_MODEL
 from tests.unit.compute.model.zoo import VARIANTS, write_checkpoint
 from tests.unit.worker.engine.fake_engine import NoObserver

@@ -6,18 +6,21 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.lifecycle import GaveUpError, StartupError
+from services.worker.adapters.slots import AdapterSources
 from services.worker.engine.errors import InvalidRequestError, TooLongError, UnsupportedError
 from services.worker.engine.output import Finish
-from services.worker.engine.request import EngineRequest
+from services.worker.engine.request import AdapterRef, EngineRequest
+from services.worker.engine.state import AdapterFacts
 from services.worker.vllm.core import CoreLoss
 from services.worker.vllm.engine import VllmEngine
 from tests.integration.worker_engine import vllm_fake_core
-from tests.integration.worker_engine.test_conformance import Answer
+from tests.integration.worker_engine.answers import Answer
 from tests.integration.worker_engine.vllm_fake_core import KILLED, STARTED, FakeCore
 from tests.integration.worker_server.gateway import until
 from tests.unit.worker.engine.fake_engine import MODEL, NoObserver
@@ -47,13 +50,17 @@ class Losses(NoObserver):
         self.causes.append(cause)
 
 
-def made(core: FakeCore, limit_s: float = 0.0, losses: Losses | None = None) -> VllmEngine:
-    return VllmEngine(limit_s, MODEL, core, NoObserver(), losses or NoObserver())
+def made(
+    core: FakeCore, limit_s: float = 0.0, losses: Losses | None = None, sources: AdapterSources | None = None
+) -> VllmEngine:
+    return VllmEngine(limit_s, MODEL, core, NoObserver(), losses or NoObserver(), sources)
 
 
 @asynccontextmanager
-async def serving(core: FakeCore, losses: Losses | None = None) -> AsyncGenerator[VllmEngine, None]:
-    engine = made(core, losses=losses)
+async def serving(
+    core: FakeCore, losses: Losses | None = None, sources: AdapterSources | None = None
+) -> AsyncGenerator[VllmEngine, None]:
+    engine = made(core, losses=losses, sources=sources)
     running = asyncio.create_task(engine.run())
     await until_phase(engine, pb.PHASE_SERVING)
     yield engine
@@ -199,6 +206,49 @@ async def test_fault_of_a_request_fails_only_that_request() -> None:
         followed = submitted(engine, ask("bad grammar", grammar="start: /a+/"))
         await core.step()
         assert (followed.finish, followed.outputs[-1].failure) == (Finish.FAILED, "the request alone")
+
+
+class Sources(AdapterSources):
+    """Every folder holds an adapter, whose digest is the folder's name."""
+
+    async def inspect(self, source: str, name: str = "", on_read: object = None) -> AdapterFacts:
+        return AdapterFacts(name, Path(source).name, source, 8)
+
+
+def adapted(name: str) -> EngineRequest:
+    return replace(ask(name), adapter=AdapterRef(name, f"/{name}", name))
+
+
+async def test_request_with_an_adapter_begins_after_the_load_and_ends_when_refused() -> None:
+    core = FakeCore()
+    core.broken = "bad"
+    async with serving(core, sources=Sources(None, 64, (), (), n_slots=1)) as engine:  # type: ignore[arg-type]
+        good, bad, plain = (submitted(engine, request) for request in (adapted("good"), adapted("bad"), ask()))
+        await until(lambda: "good" in core.begun)
+        assert (core.adapters, bad.refusal) == (["good"], None), "the only slot is in use"
+        await core.step(last=True)
+        await until(lambda: bad.refusal is not None)
+        assert (good.finish, plain.finish) == (Finish.LENGTH, Finish.LENGTH)
+        assert bad.refusal is not None
+        assert (bad.refusal.field, str(bad.refusal)) == ("adapter", "/bad: no LoRA for this model")
+        assert (core.adapters, engine.state().waiting, engine.counters.adapter_evictions) == ([], 0, 1)
+
+
+async def test_resident_adapters_are_loaded_again_by_the_wake_and_pinned_adapters_by_a_restart() -> None:
+    core = FakeCore()
+    async with serving(core, sources=Sources(None, 64, (), (), n_slots=3)) as engine:  # type: ignore[arg-type]
+        engine.pin_adapters([AdapterRef("pinned", "/pinned", "pinned")])
+        request = submitted(engine, adapted("used"))
+        await until(lambda: "used" in core.begun)
+        await core.step(last=True)
+        assert request.finish is Finish.LENGTH
+        await engine.sleep(2)
+        core.adapters.clear()  # what a GPU holds is lost
+        engine.wake()
+        await until(lambda: sorted(core.adapters) == ["pinned", "used"])
+        assert {one.name: one.in_slot for one in engine.state().adapters} == {"pinned": True, "used": True}
+        core.lose()
+        await until(lambda: core.starts == 2 and core.adapters == ["pinned"])
 
 
 async def test_first_start_failure_is_final_and_restart_gives_up_after_its_attempts() -> None:

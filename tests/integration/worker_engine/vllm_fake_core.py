@@ -32,6 +32,7 @@ class FakeCore:
         self.failures: list[str] = []  # error messages of the next starts
         self.broken = ""  # a request that ends by a fault
         self.signs = 0
+        self.adapters: list[str] = []
         self.slept: list[int] = []
         self.wakes = 0
         self.stuck = False  # sleeps and wakes fail
@@ -43,6 +44,7 @@ class FakeCore:
         if self.failures:
             raise CoreError(self.failures.pop(0))
         self._lost.clear()
+        self.adapters.clear()
         self.on_phase("loading weights")
         self.mirror = mirror
         return STARTED
@@ -59,6 +61,8 @@ class FakeCore:
         try:
             while (output := await queue.get()) is not None:
                 yield output
+                if output.outputs[0].finish_reason:
+                    return
             raise CoreError("dead")
         finally:
             del self._queues[request.request_id]
@@ -88,6 +92,16 @@ class FakeCore:
         self._lost.set()
         for queue in self._queues.values():
             queue.put_nowait(None)
+
+    async def load_adapter(self, digest: str, folder: str) -> None:
+        if digest == self.broken:
+            raise RequestFailedError(f"{folder}: no LoRA for this model")
+        if digest in self.adapters:
+            self.adapters.remove(digest)
+        self.adapters.append(digest)
+
+    async def unload_adapter(self, digest: str) -> None:
+        self.adapters.remove(digest)
 
     async def sleep(self, level: int) -> None:
         self.slept.append(level)

@@ -154,7 +154,7 @@ finetuner.pools: there is no pool {{ $name }}; the pools are {{ keys $pools | so
 finetuner.pools: pool {{ $name }} has several models; a model that is trained has a pool of its own
 {{- end -}}
 {{- if ne $pool.engine "native" }}
-finetuner.pools: vLLM's engine loads no adapters, which pool {{ $name }} has
+finetuner.pools: trainings are for the native engine; pool {{ $name }} has {{ $pool.engine }}
 {{- end -}}
 {{- if and (eq (include "ryzanstein.model.scheme" $pool) "hf") (ne $pool.storage.type "pvc") }}
 finetuner.pools: a training does not see the model of pool {{ $name }} in a volume of type {{ $pool.storage.type }}; set workers.pools.{{ $name }}.storage.type to pvc

@@ -28,7 +28,7 @@ from services.compute.model.registry import describe
 from services.compute.model.spec import ModelError
 from services.compute.ranks.config import Quantization
 from services.tools.merger.run import merge
-from services.worker.native.adapters import AdapterSources
+from services.worker.adapters.slots import AdapterSources
 from tests.adapters import write_adapter
 from tests.unit.compute.model.harness import CPU, Engine, run_ranks
 from tests.unit.compute.model.test_adapters import LINEAR, AdaptedEngine

@@ -35,6 +35,7 @@ def test_settings_and_arguments_reach_vllm() -> None:
     [
         ({"engine_args": {"dtype": "half"}}, "RYZANSTEIN_ENGINE_ARGS: dtype: use RYZANSTEIN_DTYPE"),
         ({"engine_args": {"kv_events_config": {}}}, "kv_events_config: the worker sets it itself"),
+        ({"engine_args": {"max_loras": 2}}, "max_loras: use RYZANSTEIN_ADAPTER_SLOTS"),
         ({"quantization": "int8"}, "RYZANSTEIN_QUANTIZATION int8"),
         ({"speculation": "off"}, "RYZANSTEIN_SPECULATION off: is the native engine's"),
     ],
@@ -42,6 +43,16 @@ def test_settings_and_arguments_reach_vllm() -> None:
 def test_our_arguments_are_rejected_by_name(given: dict[str, object], named: str) -> None:
     with pytest.raises(StartupError, match=named):
         engine_arguments(settings(**given), "/m")
+
+
+def test_slots_for_adapters_are_vllm_s_with_its_next_larger_rank() -> None:
+    arguments = engine_arguments(settings(adapter_sources=("/a",), adapter_slots=3, adapter_max_rank=65), "/m")
+    assert {name: arguments.get(name) for name in ("enable_lora", "max_loras", "max_lora_rank")} == {
+        "enable_lora": True,
+        "max_loras": 3,
+        "max_lora_rank": 128,
+    }
+    assert "enable_lora" not in engine_arguments(settings(), "/m")
 
 
 def test_speculative_config_reaches_vllm_on_gpus_and_is_refused_on_cpus() -> None:

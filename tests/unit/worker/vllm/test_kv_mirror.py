@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.common.blockhash import wire_chain
+from services.common.blockhash import adapted_root, wire_chain
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.vllm.kv_mirror import KvMirror
 
@@ -30,13 +30,15 @@ def replayed(log: KvEventLog) -> set[int]:
     return held
 
 
+@pytest.mark.parametrize("adapter", ["", "d1"])
 @pytest.mark.parametrize("salt", ["", "tenant"])
-def test_blocks_of_any_size_have_the_hashes_of_their_prefix(salt: str) -> None:
+def test_blocks_of_any_size_have_the_hashes_of_their_prefix(salt: str, adapter: str) -> None:
     cache, log = mirror()
-    keys = [(salt,), None] if salt else None
-    cache.apply([stored([1, 2], None, TOKENS[:64], extra_keys=keys)])
-    cache.apply([stored([3], 2, TOKENS[64:]), stored([1], None, TOKENS[:32], extra_keys=keys)])
-    assert cache.hashes() == wire_chain("root", salt, TOKENS)
+    keys = [tuple(filter(None, (adapter, salt))), (adapter,) if adapter else None]
+    more = {"extra_keys": keys if salt or adapter else None, "lora_name": adapter or None}
+    cache.apply([stored([1, 2], None, TOKENS[:64], **more)])
+    cache.apply([stored([3], 2, TOKENS[64:], lora_name=adapter or None), stored([1], None, TOKENS[:32], **more)])
+    assert cache.hashes() == wire_chain(adapted_root("root", adapter), salt, TOKENS)
     assert (replayed(log), cache.n_blocks) == (set(cache.hashes()), 3)
 
 
@@ -55,7 +57,6 @@ def test_blocks_that_are_no_prefix_of_this_model_are_skipped() -> None:
     cache.apply(
         [
             stored([1], 77, TOKENS[:32]),  # its parent is unknown
-            stored([2], None, TOKENS[:32], lora_id=3),
             stored([3], None, TOKENS[:32], group_idx=1),
             stored([4], None, TOKENS[:8], size=8),
         ]

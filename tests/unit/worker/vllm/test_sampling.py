@@ -71,7 +71,7 @@ def test_a_resumed_request_draws_with_a_new_seed() -> None:
 
 def test_grammars_of_one_part_are_accepted_by_vllm() -> None:
     schema = structured_outputs(LLMatcher.grammar_from_json_schema(json.dumps(SCHEMA)))
-    assert schema["json"].items() >= SCHEMA.items()
+    assert json.loads(schema["grammar"].removeprefix("start: %json ")).items() >= SCHEMA.items()
     for text in ("start: /a+/", LLMatcher.grammar_from_regex("a+"), LLMatcher.grammar_from_lark("start: /a+/")):
         assert "a+" in structured_outputs(text)["grammar"]
     tags = [StructTag(trigger="<f", begin="<f=x>", grammar=LLMatcher.grammar_from_json_schema("{}"), end="</f>")]

@@ -13,11 +13,11 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.cli.stack.default_model import TINY_MODEL
 from services.compute.model.registry import describe
+from services.worker.adapters.slots import AdapterSlots, AdapterSources
 from services.worker.engine.base import StepObserver
 from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import AdapterFacts, EngineCounters, EngineState
-from services.worker.native.adapters import AdapterSlots, AdapterSources
 from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.settings import WorkerSettings
 

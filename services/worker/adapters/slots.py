@@ -16,12 +16,12 @@ from services.common.adapters import check_path
 from services.compute.model.adapters.served import read_adapter
 from services.compute.model.registry import Description
 from services.compute.model.spec import ModelError
+from services.worker.adapters.slot_table import AdapterSlotTable, SlotUser
 from services.worker.engine.base import StepObserver
 from services.worker.engine.errors import InvalidRequestError, UnsupportedError
 from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import AdapterFacts, EngineCounters, EngineState
 from services.worker.protocol.order_codec import AdapterOrder
-from services.worker.scheduling.adapter_slots import AdapterSlotTable, SlotUser
 
 _FIELD = "adapter"
 _NEW = 0.5  # weight of a new measurement of a load

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.scheduling.adapter_slots import PATIENCE_S, PROTECTED_S, AdapterSlotTable, SlotUser
+from services.worker.adapters.slot_table import PATIENCE_S, PROTECTED_S, AdapterSlotTable, SlotUser
 
 
 @dataclass
