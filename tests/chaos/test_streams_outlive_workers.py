@@ -11,6 +11,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +20,8 @@ import pytest
 from tests.chaos.calls import Call, run_calls
 from tests.chaos.conftest import TOKENS
 from tests.chaos.streams import SteadyLoad, Stream
-from tests.stack import RunningStack
+from tests.stack import RunningStack, running_stack
+from tests.unit.compute.model.zoo import write_with_tokenizer
 
 STREAMS = 32
 CALLS = 9
@@ -69,23 +71,17 @@ def test_calls_of_a_killed_worker(stack: RunningStack) -> None:
     stack.wait_serving(3)
 
 
-def test_a_worker_killed_during_drafts(stack: RunningStack) -> None:
-    """The prediction is the answer, so that steps have drafts; the survivor goes on in the middle of one."""
-    body: dict[str, Any] = {
-        "prompt": "class Stack:\n",
-        "max_tokens": 1500,
-        "temperature": 0.9,
-        "seed": 3,
-        "ignore_eos": True,
-        "logprobs": 1,  # makes steps long, so that most of the answer is to come when its worker dies
-    }
-    expected = stack.complete(**body).json()["choices"][0]["text"]
-    predicted = {**body, "model": "ryzanstein-tiny", "prediction": expected, "stream": True}
-    predicted["stream_options"] = {"include_usage": True, "include_workers": True}
+def through_a_kill(stack: RunningStack, expected: str, **body: Any) -> dict[str, Any]:
+    """Stream an answer, whose first worker is killed in the middle; return its usage.
+
+    Its text is `expected`, and another worker has gone on with it.
+    """
+    options = {"include_usage": True, "include_workers": True}
+    streamed = {"model": stack.model(), **body, "stream": True, "stream_options": options}
     text = ""
     workers: list[str] = []
     usage: dict[str, Any] = {}
-    with httpx.stream("POST", f"{stack.url}/v1/completions", json=predicted, timeout=120) as events:
+    with httpx.stream("POST", f"{stack.url}/v1/completions", json=streamed, timeout=120) as events:
         for line in events.iter_lines():
             event = json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else {}
             usage = event.get("usage") or usage
@@ -98,8 +94,31 @@ def test_a_worker_killed_during_drafts(stack: RunningStack) -> None:
     assert text == expected
     assert len(set(workers)) == 3
     assert usage["completion_tokens"] == body["max_tokens"]
+    return usage
+
+
+# Log-probabilities make steps long, so that most of an answer is to come when its worker dies.
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 3, "ignore_eos": True, "logprobs": 1}
+
+
+def test_a_worker_killed_during_drafts(stack: RunningStack) -> None:
+    """The prediction is the answer, so that steps have drafts; the survivor goes on in the middle of one."""
+    body = SAMPLED | {"prompt": "class Stack:\n", "max_tokens": 1500}
+    expected = stack.complete(**body).json()["choices"][0]["text"]
+    usage = through_a_kill(stack, expected, **body, prediction=expected)
     assert usage["completion_tokens_details"]["accepted_prediction_tokens"] > 0
     stack.wait_serving(3)
+
+
+def test_stream_of_a_model_with_states_outlives_its_killed_worker(tmp_path: Path) -> None:
+    """The state is gone with the worker, so the survivor computes that of the whole text."""
+    model = tmp_path / "hybrid"
+    write_with_tokenizer("granitemoehybrid", model, max_position_embeddings=2048)
+    body = SAMPLED | {"prompt": "class Stack:\n", "max_tokens": 700}
+    with running_stack(tmp_path, "--workers", "2", model=str(model)) as stack:
+        stack.wait_serving(2)
+        expected = stack.complete(**body).json()["choices"][0]["text"]
+        through_a_kill(stack, expected, **body)
 
 
 def test_a_stopped_rank(stack: RunningStack, reference: list[Stream]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,23 +13,11 @@ from services.worker.native.opening import open_native
 from services.worker.settings import WorkerSettings
 from tests.integration.worker_engine.answers import ask, complete
 from tests.integration.worker_engine.engines import serving
-from tests.models import BUNDLED_MODEL
-from tests.unit.compute.model.zoo import VARIANTS, write_checkpoint
+from tests.unit.compute.model.zoo import N_PIECES, write_with_tokenizer
 from tests.unit.worker.engine.fake_engine import NoObserver
 
 N_TOKENS = 12
 LENGTHS = (5, 40, 61, 16, 17)  # one ends a block of 16 tokens, one begins the next
-N_VOCABULARY = 4096
-
-
-def write(variant: str, folder: Path) -> transformers.PreTrainedModel:
-    """Write a random checkpoint with the tokenizer of the bundled model."""
-    config = VARIANTS[variant]()
-    config.vocab_size = N_VOCABULARY
-    model = write_checkpoint(config, folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(BUNDLED_MODEL / name, folder)
-    return model
 
 
 def continuation(model: transformers.PreTrainedModel, ids: list[int]) -> list[int]:
@@ -47,8 +34,8 @@ def continuation(model: transformers.PreTrainedModel, ids: list[int]) -> list[in
 async def test_texts_equal_transformers_in_chunks_after_preemptions_and_from_snapshots(
     variant: str, ranks: int, tmp_path: Path
 ) -> None:
-    model = write(variant, tmp_path)
-    prompts = [[(seed * 31 + place * 7) % N_VOCABULARY for place in range(n)] for seed, n in enumerate(LENGTHS, 1)]
+    model = write_with_tokenizer(variant, tmp_path)
+    prompts = [[(seed * 31 + place * 7) % N_PIECES for place in range(n)] for seed, n in enumerate(LENGTHS, 1)]
     expected = [continuation(model, ids) for ids in prompts]
     settings = WorkerSettings(
         model=str(tmp_path), dtype="float32", tensor_parallel=ranks, max_model_len=128, max_running=8,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.models import BUNDLED_MODEL
 from tests.unit.compute.model import renamed, stateful
 from tests.unit.compute.model.renamed import Json, Tensors
 
 N_TOKENS = 44
+N_PIECES = 4096  # tokens of the bundled model
 _SHAPE: dict[str, Any] = {
     "vocab_size": 99,
     "hidden_size": 48,
@@ -356,6 +359,17 @@ def write_checkpoint(
     model = auto.from_config(config, attn_implementation="eager").eval()
     randomise(model)
     model.save_pretrained(folder)
+    return model
+
+
+def write_with_tokenizer(variant: str, folder: Path, **settings: int) -> transformers.PreTrainedModel:
+    """Write a random checkpoint of a variant with the tokenizer of the bundled model; `settings` of its config."""
+    config = VARIANTS[variant]()
+    for name, value in {"vocab_size": N_PIECES, **settings}.items():
+        setattr(config, name, value)
+    model = write_checkpoint(config, folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUNDLED_MODEL / name, folder)
     return model
 
 
