@@ -161,7 +161,8 @@ def _tag(value: dict[str, Any], shape: _Shape) -> str | None:
 def _left_part(value: Any, shape: _Shape, ignored: Ignored, where: str) -> Any:
     """A part of a list that takes any, as JSON of the struct that it becomes."""
     if isinstance(value, str):
-        return value if shape.texts else {shape.tag_field: "unserved", "kind": "text", "value": value}
+        bare = {shape.tag_field: "unserved", "kind": "text", "value": value, "fault": _fault(value, dict)}
+        return value if shape.texts else bare
     kind = _tag(value, shape) if isinstance(value, dict) else None
     fault = ""
     if kind is None:

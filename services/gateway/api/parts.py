@@ -45,7 +45,8 @@ def stand_in(part: Unserved, where: str, ignored: Ignored, *, result: bool = Fal
     """
     if result and part.bare:
         return json_text(part.value, where)
-    if (text := own_text(part)) is not None:
+    text = part.value if isinstance(part.value, str) else own_text(part)
+    if isinstance(text, str):
         return text
     ignored.add(f"{where}.type={part.kind}")
     return _note(part.kind)
