@@ -224,8 +224,8 @@ async def test_two_routers_that_race_for_sessions_agree_at_once(fleet: RouterRig
     for i in range(12):
         here, there = await race_for(f"s{i}", fleet, one, two)
         assert here.worker_id == there.worker_id, (here.decision.reason, there.decision.reason)
-        # So long that moving it would even nothing out.
-        again = await two.Route(ask(f"again-{i}", session=f"s{i}", prompt_tokens=100_000))
+        # So much longer than all before that moving it would even nothing out, however the sessions lie.
+        again = await two.Route(ask(f"again-{i}", session=f"s{i}", prompt_tokens=100 * 2**i))
         assert (again.worker_id, again.decision.reason) == (here.worker_id, "session kept")
         reasons += [here.decision.reason, there.decision.reason]
     # Ties are broken by a hash of the request, so that in some races both have chosen the same worker.
