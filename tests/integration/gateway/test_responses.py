@@ -103,18 +103,18 @@ async def test_a_stream_is_the_whole_response_in_pieces_also_when_its_worker_die
     assert last["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
-async def test_a_stream_that_cannot_go_on_fails_as_a_response(server: RedisServer) -> None:
+async def test_a_stream_that_cannot_go_on_fails_as_a_response(server: RedisServer, stack: Stack) -> None:
+    stack.router.empty = True
+    assert (await post(stack, stream=True)).status_code == 503
     faults = [Fault("break", index) for index in range(5, 20)]
-    async with running_stack([Worker("w0", faults=faults)], redis_url=server.url, sse_heartbeat_s=0.1) as stack:
-        broken = events_of((await post(stack, max_output_tokens=30, stream=True)).text)
+    async with running_stack([Worker("w0", faults=faults)], redis_url=server.url, sse_heartbeat_s=0.1) as beating:
+        broken = events_of((await post(beating, max_output_tokens=30, stream=True)).text)
         assert broken[-1]["type"] == "response.failed"
         failed = broken[-1]["response"]
         assert (failed["status"], failed["store"], failed["error"]["code"]) == ("failed", False, "server_error")
-        stack.workers[0].faults, stack.workers[0].step_s = [Fault("refuse", 0)], 0.3
-        (never_begun,) = events_of((await post(stack, stream=True)).text)
+        beating.workers[0].faults, beating.workers[0].step_s = [Fault("refuse", 0)], 0.3
+        (never_begun,) = events_of((await post(beating, stream=True)).text)
         assert (never_begun["type"], never_begun["code"]) == ("error", "context_length_exceeded")
-        stack.router.empty = True
-        assert (await post(stack, stream=True)).status_code == 503
     assert not server.client.keys("rz:*:kept:*")
 
 
