@@ -138,6 +138,6 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend, che
         ModelFacts(VOCAB, HIDDEN),
         HIDDEN * 4,
         lambda n_blocks: standin_cache(n_blocks, config.block_tokens),
-        Footprint(1, MemoryAccount(), kv_token=0, kv_format="float32"),
+        Footprint(1, MemoryAccount(), kv_token=HIDDEN * 4, kv_format="float32"),
         load_adapter=_load_adapter,
     )
