@@ -25,7 +25,7 @@ UNREPEATABLE = re.compile(
 # and refuses to begin where a secret lacks passwords.
 UPGRADE = re.compile(r'\blookup "v1" "(Pod|Secret)" \.Release\.Namespace\b')
 # And for what the API server would refuse in the middle of an upgrade: it is refused before, or left as it is.
-FIXED = re.compile(r'lookup "([a-z.0-9]+/)?v1" "(StatefulSet|PersistentVolumeClaim|StorageClass|Service)"')
+FIXED = re.compile(r'lookup "([a-z.0-9]+/)?v1" "(Deployment|StatefulSet|PersistentVolumeClaim|StorageClass|Service)"')
 EXPRESSION = re.compile(r"\{\{(?!-?\s*/\*)(.*?)\}\}", re.DOTALL)
 QUOTED = re.compile(r'"[^"]*"|`[^`]*`')
 HELM_SECRET_BYTES = 900 * 1024
