@@ -55,7 +55,9 @@ async def level(worker: RunningWorker, name: str, **labels: str) -> float:
     writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
     text = (await reader.read()).decode().partition("\r\n\r\n")[2]
     writer.close()
-    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    # All lines would keep the loop of the worker, which is this one, busy: they are read again and again.
+    lines = "\n".join(line for line in text.splitlines() if line.startswith(f"ryzanstein_worker_{name}"))
+    samples = [s for family in text_string_to_metric_families(lines) for s in family.samples]
     return next(s.value for s in samples if s.name == f"ryzanstein_worker_{name}" and s.labels == labels)
 
 
