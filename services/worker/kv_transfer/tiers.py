@@ -133,11 +133,15 @@ class Tiers:
         for store in self._stores:
             if store.place is BlockPlace.HOST:
                 entries = store.prepare_load(digests[: store.lookup(digests)])
+                leading: list[bytes] = []
                 try:
-                    contents = await store.read([entry.name.digest for entry in entries])
-                    return [content for content in contents if content is not None]
+                    for content in await store.read([entry.name.digest for entry in entries]):
+                        if content is None:  # what follows it would pass for the block before
+                            break
+                        leading.append(content)
                 finally:
                     store.complete_load(entries)
+                return leading
         return []
 
     def states(self) -> tuple[pb.KvPlaceState, ...]:
