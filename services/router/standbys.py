@@ -13,8 +13,8 @@ from services.router.membership import Member
 from services.router.routing import Evaluation, Placement
 from services.router.snapshot import rendezvous
 
-_LOOKED_AT = 8  # candidates
-_ABOUT = 512  # tokens of the prefix that make no difference
+_MOST_CANDIDATES = 8
+_PREFIX_STEP = 512  # tokens: prefixes that differ by less count as equal
 _ROOM = 0.5  # share of a standby's KV blocks that its own requests may hold
 
 
@@ -35,9 +35,13 @@ def _candidates(evaluation: Evaluation) -> list[Member]:
     snapshot, query = evaluation.snapshot, evaluation.query
     scores = rendezvous(snapshot.identities, query.session_key or query.request_key) * 2.0**-64
     if query.matched_tokens is not None:
-        scores = scores + query.matched_tokens // _ABOUT
+        scores = scores + query.matched_tokens // _PREFIX_STEP
     scores = np.where(evaluation.why_not == 0, scores, -1.0)
-    best = np.argpartition(scores, -_LOOKED_AT)[-_LOOKED_AT:] if len(scores) > _LOOKED_AT else np.arange(len(scores))
+    best = (
+        np.argpartition(scores, -_MOST_CANDIDATES)[-_MOST_CANDIDATES:]
+        if len(scores) > _MOST_CANDIDATES
+        else np.arange(len(scores))
+    )
     best = best[np.argsort(-scores[best])]
     ids = [snapshot.worker_ids[i] for i in best.tolist() if scores[i] >= 0]
     return [evaluation.pool.members[worker_id] for worker_id in ids if worker_id in evaluation.pool.members]
