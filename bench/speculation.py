@@ -61,6 +61,7 @@ from services.worker.native.startup import read_model
 
 _START_S = 300.0
 _KV_TOKENS = 65_536
+_SETTINGS: tuple[Speculation, Speculation] = ("auto", "off")  # the first to start changes with each round
 _LLAMA_FIELDS = ("messages", "prompt", "max_tokens", "stop", "temperature")
 # Requests queue without limit, as in bench/peers.toml.
 _PATIENCE = ["queue_timeout_s=3600", "route_timeout_s=3700"]
@@ -187,7 +188,9 @@ async def measure(plan: Plan, loads: Sequence[Workload], logs: Path) -> tuple[li
     ]
     peers: dict[str, list[Run]] = {name: [] for name in plan.drafters}
     for turn in range(plan.rounds):
-        async with installation(plan.model, "auto") as on, installation(plan.model, "off") as off:
+        first, second = _SETTINGS[:: -1 if turn % 2 else 1]
+        async with installation(plan.model, first) as older, installation(plan.model, second) as younger:
+            on, off = (older, younger) if first == "auto" else (younger, older)
             for target in (on, off):
                 await target.send([warm_up(chat=plan.chat)], 1)
             for place, (cell, asks) in enumerate(work, turn):
