@@ -1,7 +1,8 @@
 """Chooses a request's standby: it gets copies of the request's KV, and continues the request if its worker is lost.
 
 The worker that holds most of the prefix comes first, so a conversation keeps its standby. Rendezvous hashing decides
-between those that hold about the same, so standbys spread over the pool.
+between those that hold about the same, so standbys spread over the pool. The next best are named with it, so that the
+worker that sends copies can replace a lost standby without a call.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ from services.router.snapshot import rendezvous
 
 _MOST_CANDIDATES = 8
 _PREFIX_STEP = 512  # tokens: prefixes that differ by less count as equal
+_SPARES = 2  # more than two losses in one text are too rare to name further workers
 _ROOM = 0.5  # share of a standby's KV blocks that its own requests may hold
 
 
 def standby_of(request: routing_pb2.RouteRequest, placed: Placement) -> worker_pb2.Standby | None:
-    """The standby of a placed request; None if it is too short, or no other worker can be one."""
+    """The standby of a placed request, with its spares; None if it is too short, or no other worker can be one."""
     wanted = placed.member.state.standby_tokens
     if not wanted or request.prompt_tokens + request.max_tokens < wanted:
         return None
     able = [member for member in _candidates(placed.evaluation) if _has_room(member) and member is not placed.member]
-    apart = [member for member in able if _apart(member, placed.member)]
-    for member in apart or able:
-        return worker_pb2.Standby(worker_id=member.worker_id, address=member.address)
-    return None
+    able.sort(key=lambda member: not _apart(member, placed.member))  # stable
+    named = [worker_pb2.Standby(worker_id=member.worker_id, address=member.address) for member in able[: 1 + _SPARES]]
+    if not named:
+        return None
+    named[0].spares.extend(named[1:])
+    return named[0]
 
 
 def _candidates(evaluation: Evaluation) -> list[Member]:

@@ -1,7 +1,8 @@
 """Copies the KV of running requests to their standbys, behind the steps.
 
 A copy is a call that lasts as long as its request. The first message names all blocks, and the answer says how many of
-them the standby holds; each further one carries the next blocks. All copies of a worker share its bandwidth.
+them the standby holds; each further one carries the next blocks. All copies of a worker share its bandwidth. When a
+standby is lost, the next one of the request gets all blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from services.worker.scheduling.request import Request, Status
 
 LAG_TOKENS = 128  # a message for every block would cost more than computing so many tokens
 PERIOD_S = 0.25  # interval of looks for complete blocks
-RETRY_S = 5.0  # after a standby without room
+RETRY_S = 5.0  # after a standby without room, or the loss of all
 LAST_S = 3.0  # longest time for the last blocks, in a drain
 _BATCHES = 4  # messages per staging area: reading one delays the step after it by a millisecond or so
 
@@ -52,7 +53,7 @@ NO_COPIES = CopyLimits()
 @dataclass(slots=True, eq=False)
 class _Copy:
     request: Request
-    standby: pb.Standby
+    standby: pb.Standby  # the present one
     device: DeviceKv
     n_named: int = 0  # blocks that the standby knows by name
     n_held: int = 0  # leading blocks that it holds
@@ -95,21 +96,40 @@ class CopyBehind:
         await end_tasks(self._tasks)
 
     async def _run(self, copy: _Copy) -> None:
+        standbys = [copy.standby, *copy.standby.spares]
         try:
-            if await self._due(copy):
-                async with open_channel(copy.standby.address, to="worker", tls=self._tls) as channel:
-                    await self._follow(copy, worker_pb2_grpc.WorkerStub(channel).CopyBlocks())
-        except grpc.aio.AioRpcError as error:
-            reason = REASONS.get(error.code(), "error")
-            self._failed(copy, reason, f"{error.code().name}: {error.details()}")
+            while standbys:
+                for standby in tuple(standbys):
+                    reason = await self._copy_to(standby, copy)
+                    if not reason:
+                        return
+                    if reason == "mismatch":
+                        standbys.remove(standby)
+                if self._finishing.is_set():
+                    return
+                await self._pause(RETRY_S)  # one that restarts comes back to its address
         except Exception as error:  # the request continues after any error
             log.exception("a copy failed")
             self._failed(copy, "error", repr(error))
         finally:
             self._set_lag(copy, 0)
 
+    async def _copy_to(self, standby: pb.Standby, copy: _Copy) -> str:
+        """Copy from the first block on until the request ends; returns why the standby is lost, or ""."""
+        copy.standby, copy.n_named, copy.n_held, copy.room = standby, 0, 0, 0
+        try:
+            if await self._due(copy):
+                async with open_channel(standby.address, to="worker", tls=self._tls) as channel:
+                    await self._follow(copy, worker_pb2_grpc.WorkerStub(channel).CopyBlocks())
+        except grpc.aio.AioRpcError as error:
+            reason = REASONS.get(error.code(), "error")
+            self._failed(copy, reason, f"{error.code().name}: {error.details()}")
+            return reason
+        return ""
+
     async def _follow(self, copy: _Copy, call: _Call) -> None:
         try:
+            await call.wait_for_connection()  # not in a turn: copies to other standbys go on
             while await self._due(copy):
                 async with self._turn:
                     progress = await self._send(copy, call)

@@ -42,7 +42,7 @@ class RunningWorker:
 async def running_worker(
     redis_url: str, *, hold_start: bool = False, **settings: object
 ) -> AsyncIterator[RunningWorker]:
-    port = free_port()
+    port = settings.get("worker_port", free_port())
     chosen = WorkerSettings(
         **{
             "model": str(BUNDLED_MODEL),

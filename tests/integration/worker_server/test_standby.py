@@ -17,7 +17,7 @@ from services.common.ports import free_port
 from services.worker.kv_transfer import copy_behind
 from tests.integration.worker_server.conftest import RunningWorker
 from tests.integration.worker_server.gateway import Answer, Gateway, until
-from tests.integration.worker_server.processes import server_process
+from tests.integration.worker_server.processes import ServerProcess, server_process
 from tests.integration.worker_server.test_kv_sync import Subscriber
 from tests.integration.worker_server.test_pull_failures import a_worker, cached, metric
 from tests.unit.worker.scheduling.fake_ranks import generate
@@ -66,10 +66,10 @@ async def copied(worker: RunningWorker, n_blocks: int) -> None:
             await asyncio.sleep(0.2)
 
 
-async def until_counted(worker: RunningWorker, reason: str) -> None:
-    """Wait until a copy to a standby has failed for this reason."""
+async def until_counted(worker: RunningWorker, reason: str, times: int = 1) -> None:
+    """Wait until copies to standbys have failed for this reason."""
     async with asyncio.timeout(60):
-        while not await metric(worker, "copy_failures", reason=reason):  # noqa: ASYNC110
+        while await metric(worker, "copy_failures", reason=reason) < times:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
 
 
@@ -135,48 +135,64 @@ async def test_copies_leave_half_of_a_standby_s_pool(redis_url: str) -> None:
         own = [5] * 900
         assert (await from_other.complete(own)).ids == generate(own, 5, pb.Sampling())
         await from_owner.cancel(answer)
+        await from_other.wait_state(lambda state: state.kv_blocks_used == 0)  # its blocks are evictable
         again = [7, *PROMPT[1:]]
         await from_owner.submit(again, MANY, standby=standby_of(other))
         await copied(other, 64)
 
 
 async def test_lost_or_foreign_standby_disturbs_no_text(redis_url: str) -> None:
-    async with pair(redis_url, dtype="float32") as (owner, from_owner, other, _):
-        gone = pb.Standby(worker_id="gone", address=f"127.0.0.1:{free_port()}")
-        first = await from_owner.complete(PROMPT, MANY, standby=gone)
-        await until_counted(owner, "unreachable")
-        second = await from_owner.complete(PROMPT, MANY, standby=standby_of(other))
+    """The one of another layout is not tried again; the lost one is, and gets copies once it has restarted."""
+    async with pair(redis_url, dtype="float32") as (owner, from_owner, foreign, _):
+        owner.group.step_s = 0.05
+        port = free_port()
+        gone = pb.Standby(worker_id="gone", address=f"127.0.0.1:{port}", spares=[standby_of(foreign)])
+        answer = await from_owner.submit(PROMPT, MANY, standby=gone)
         await until_counted(owner, "mismatch")
-        assert first.ids == second.ids == generate(PROMPT, MANY, pb.Sampling())
-        assert await metric(other, "copied_blocks") == 0
+        await until_counted(owner, "unreachable", 3)
+        async with a_worker(redis_url, **SETTINGS, worker_port=port) as (restarted, _):
+            await copied(restarted, len(PROMPT) // BLOCK)
+            owner.group.step_s = 0.001
+            await answer.end.wait()
+        assert answer.ids == generate(PROMPT, MANY, pb.Sampling())
+        assert await metric(owner, "copy_failures", reason="mismatch") == 1
+        assert await metric(foreign, "copied_blocks") == 0
 
 
-async def test_killed_worker_s_text_continues_from_copies(tmp_path: Path, redis_url: str) -> None:
-    """With real ranks: the text is that of a single worker, and the survivor computes no prompt."""
+async def test_text_outlives_its_standby_and_then_its_worker(tmp_path: Path, redis_url: str) -> None:
+    """With real ranks: the standby is killed in mid-copy, then the owner; the next standby computes no prompt."""
     prompt = [2 + i % 4000 for i in range(700)]
     sampling = pb.Sampling(max_tokens=800, ignore_eos=True, logprobs=5)  # which make steps long
     settings = {"DTYPE": "bfloat16", "STANDBY_TOKENS": "512", "STANDBY_MB_PER_S": "1000"}
-    with (
-        server_process(tmp_path, redis_url, **settings) as owner,
-        server_process(tmp_path, redis_url, **settings) as other,
-    ):
-        standby = pb.Standby(worker_id="standby", address=other.address)
-        async with Gateway(other.address) as survivor:
-            await survivor.wait_serving()
-            async with Gateway(owner.address) as gateway:
-                await gateway.wait_serving()
-                answer = await gateway.submit(prompt, sampling=sampling, standby=standby)
-                subscriber = Subscriber(survivor, pb.KvSyncRequest())
-                await until(lambda: len(subscriber.held) >= len(prompt) // BLOCK)
-                owner.process.kill()
-                await asyncio.to_thread(owner.process.wait)
-            assert not answer.end.is_set()
-            subscriber.stop()
-            rest = await survivor.complete(prompt, sampling=sampling, generated_ids=answer.ids, attempt=2)
-            assert cached(rest) >= len(prompt) // BLOCK * BLOCK
-            whole = await survivor.complete(prompt, sampling=sampling, cache_salt="another")
-            assert cached(whole) == 0
-            assert answer.ids + rest.ids == whole.ids
+    async with AsyncExitStack() as stack:
+        workers = [stack.enter_context(server_process(tmp_path, redis_url, **settings)) for _ in range(3)]
+        owner, first, second = workers
+        gateways = [await stack.enter_async_context(Gateway(worker.address)) for worker in workers]
+        for gateway in gateways:
+            await gateway.wait_serving()
+        from_owner, from_first, survivor = gateways
+        spare = pb.Standby(worker_id="second", address=second.address)
+        standby = pb.Standby(worker_id="first", address=first.address, spares=[spare])
+        answer = await from_owner.submit(prompt, sampling=sampling, standby=standby)
+        begun = Subscriber(from_first, pb.KvSyncRequest())
+        await until(lambda: begun.held)
+        await kill(first)
+        subscriber = Subscriber(survivor, pb.KvSyncRequest())
+        await until(lambda: len(subscriber.held) >= len(prompt) // BLOCK)
+        await kill(owner)
+        assert not answer.end.is_set()
+        subscriber.stop()
+        await survivor.wait_state(lambda state: state.kv_blocks_used == 0)  # the blocks are evictable
+        rest = await survivor.complete(prompt, sampling=sampling, generated_ids=answer.ids, attempt=2)
+        assert cached(rest) >= len(prompt) // BLOCK * BLOCK
+        whole = await survivor.complete(prompt, sampling=sampling, cache_salt="another")
+        assert cached(whole) == 0
+        assert answer.ids + rest.ids == whole.ids
+
+
+async def kill(worker: ServerProcess) -> None:
+    worker.process.kill()
+    await asyncio.to_thread(worker.process.wait)
 
 
 async def test_copies_keep_to_their_rate(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def lab_of(**workers: dict[str, object]) -> Lab:
     return lab
 
 
-def standby(
+def standbys(
     lab: Lab,
     chosen: str,
     *,
@@ -33,8 +34,8 @@ def standby(
     prompt: int = 4000,
     matched: Sequence[int] = (),
     excluded: tuple[int, ...] = (),
-) -> str:
-    """The standby's id; empty: none."""
+) -> list[str]:
+    """The ids of the standby and its spares."""
     snapshot = lab.pool.snapshot()
     query = Query(
         prompt,
@@ -48,8 +49,14 @@ def standby(
     evaluation = Evaluation(lab.pool, snapshot, query, why_not_for(snapshot, query), choice)
     placed = Placement(evaluation, choice, member, Binding(chosen, member.incarnation), 1)
     hint = standby_of(routing_pb2.RouteRequest(prompt_tokens=prompt, max_tokens=16), placed)
-    assert hint is None or hint.address == lab.pool.members[hint.worker_id].address
-    return hint.worker_id if hint else ""
+    named = [hint, *hint.spares] if hint else []
+    assert all(one.address == lab.pool.members[one.worker_id].address for one in named)
+    return [one.worker_id for one in named]
+
+
+def standby(lab: Lab, chosen: str, **fields: Any) -> str:
+    """The standby's id; empty: none."""
+    return next(iter(standbys(lab, chosen, **fields)), "")
 
 
 def test_standby_is_another_worker_and_the_same_for_a_request() -> None:
@@ -86,6 +93,13 @@ def test_standby_is_on_another_machine_if_there_is_one() -> None:
     assert {standby(lab_of(**nodes), "a", key=key) for key in range(20)} == {"c"}
     del nodes["c"]
     assert standby(lab_of(**nodes), "a") == "b"
+
+
+def test_next_workers_are_spares_of_the_standby() -> None:
+    nodes = {"a": {"node": "n1"}, "b": {"node": "n1"}, "c": {"node": "n2"}, "full": {"kv_blocks_used": 501}}
+    assert standbys(lab_of(**nodes), "a", matched=(4000, 3500, 0, 0)) == ["c", "b"]
+    many = lab_of(**{f"w{i}": {} for i in range(12)})
+    assert len(set(standbys(many, "w3")) - {"w3"}) == 3
 
 
 def test_holder_of_the_prefix_remains_the_standby() -> None:
