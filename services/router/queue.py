@@ -28,6 +28,8 @@ class _Waiter(Generic[T]):
     def expire(self) -> None:
         """End the wait if it is time to, else look again when it is."""
         loop = self.done.get_loop()
+        if self.timer is not None:
+            self.timer.cancel()
         if (end := self.until()) > loop.time():
             self.timer = loop.call_at(end, self.expire)
         elif not self.done.done():
@@ -57,8 +59,8 @@ class RouteQueue(Generic[T]):
     ) -> T:
         """The result of `attempt` once it succeeds; raises QueueFullError or TimeoutError.
 
-        Times are the event loop's. `until` is asked again when the time that it gave has come. A waiter that began to
-        wait earlier, perhaps at another router, stands before later ones of its tenant.
+        Times are the event loop's. `until` is asked again when the time that it gave has come, or by `expire`. A waiter
+        that began to wait earlier, perhaps at another router, stands before later ones of its tenant.
         """
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(tenant, priority, since, attempt, until, done)
@@ -74,6 +76,12 @@ class RouteQueue(Generic[T]):
                 waiter.timer.cancel()
             if done.cancelled() or done.exception():
                 self._remove(waiter)
+
+    def expire(self) -> None:
+        """Ask all waiters again when their waits end, and end those whose time has come."""
+        for line in [line for lines in self._lines.values() for line in lines.values()]:
+            for waiter in line:
+                waiter.expire()
 
     def drain(self) -> None:
         """Try the waiters in order, until an attempt fails."""

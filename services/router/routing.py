@@ -153,9 +153,11 @@ class Routing:
             queue.drain()
 
     def observe_starts(self) -> None:
-        """Let the starts of models take note of what their workers do now."""
+        """Let the starts of models, and the requests that wait for them, take note of what their workers do now."""
         for model, pool in self.fleet.pools.items():
-            self.starts.observe(pool, wanted=bool(self.queues.get(model)))
+            queue = self.queues.get(model)
+            if self.starts.observe(pool, wanted=bool(queue)) and queue:
+                queue.expire()
 
     def wanted(self) -> list[Pool]:
         """The pools that requests wait for."""

@@ -63,11 +63,15 @@ class Starts:
     reported: Mapping[str, StartReport] = field(default_factory=dict)  # starts without a worker, by model
     measured: set[str] = field(default_factory=set)  # models with new durations, for their keeper to discard
 
-    def observe(self, pool: Pool, *, wanted: bool) -> None:
-        """Take note of a pool as it is now. `wanted`: requests wait for it, which begins a start without a worker."""
+    def observe(self, pool: Pool, *, wanted: bool) -> bool:
+        """Take note of a pool as it is now; return whether its last serving worker is gone since the last call.
+
+        `wanted`: requests wait for it, which begins a start without a worker.
+        """
         if serves(pool.snapshot()):
             self._served(pool.model)
-            return
+            return False
+        is_news = pool.model not in self._entered
         stage, now = self._stage(pool), self.clock()
         rank = STAGES.index(stage)
         entered = self._entered.get(pool.model, {})
@@ -78,6 +82,7 @@ class Starts:
         else:
             entered.clear()
         self._entered[pool.model] = entered
+        return is_news
 
     def forget(self, models: Iterable[str]) -> None:
         """Drop what is known of models that no longer exist."""

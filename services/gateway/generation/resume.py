@@ -183,6 +183,7 @@ class ResumableStream:
         group, route, patience = self._request.group, self._upstream.router.route, self._request.caller.patience
         if self._attempts:
             patience = replace(patience, until=self._resume_by)
+        patience = self._takeovers.shorten(patience)
         if group is None:
             return await route(self._route_request(), patience)
         async with nullcontext() if self._attempts else group.looking:

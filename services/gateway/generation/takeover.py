@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 from typing import TypeVar
 
 from services.gateway.errors import no_worker, overloaded
 from services.gateway.generation.request import GenerationRequest
+from services.gateway.upstream.patience import StartPatience
 from services.gateway.upstream.workers import WorkerList
+
+# Part of the chain's time that routers wait for a worker of a model that none serves. Their refusal says so; after the
+# whole time, the gateway's older list would have to.
+_ROUTERS_PART = 0.9
 
 T = TypeVar("T")
 
@@ -19,25 +25,36 @@ class Takeovers:
     def __init__(self, request: GenerationRequest, listed: Callable[[], WorkerList]) -> None:
         self._model, self._caller, self._listed = request.model, request.caller, listed
         self.unserved = False  # the search has met no worker that can be reached
+        self._cold_until: float | None = None  # event-loop time; None: no search, or no model takes over
 
     @property
     def without_worker(self) -> bool:
         """Whether another model takes over when no worker is left."""
         return "no_worker" in self._caller.handed_on
 
+    def shorten(self, patience: StartPatience) -> StartPatience:
+        """A request's patience with the start of its model, which ends sooner where another model takes over."""
+        if self._cold_until is None:
+            return patience
+        until = self._cold_until if patience.until is None else min(patience.until, self._cold_until)
+        return replace(patience, until=until)
+
     async def bound(self, search: Callable[[], Awaitable[T]], excluded: Collection[str]) -> T:
         """The result of a search for a worker that is none of the excluded ones.
 
         Raises :class:`ApiError` after the chain's time where another model takes over.
         """
-        when = self._caller.handed_on
-        soon = "overloaded" in when or (self.without_worker and not self._served(excluded))
+        when, wait_s = self._caller.handed_on, self._caller.wait_s
+        if self.without_worker and wait_s is not None:
+            self._cold_until = asyncio.get_running_loop().time() + _ROUTERS_PART * wait_s
         try:
-            async with asyncio.timeout(self._caller.wait_s if soon else None) as limit:
+            async with asyncio.timeout(wait_s if "overloaded" in when else None) as limit:
                 return await search()
         except TimeoutError:
             if not limit.expired():
                 raise
+        finally:
+            self._cold_until = None
         busy = not self.unserved and self._served(excluded)
         if ("overloaded" if busy else "no_worker") in when:
             raise overloaded("All workers are busy.") if busy else no_worker(self._model.name)

@@ -86,19 +86,21 @@ class Router(routing_pb2_grpc.RouterServicer):
     async def _answer(self, frame: routing_pb2.RouteFrame) -> routing_pb2.RouteAnswer:
         self.traceparents.append(frame.traceparent)
         if self.queue_s:
-            await self._queue(frame.route.model)
+            await self._queue(frame.route)
         if frame.route.model in self.full:
             await asyncio.sleep(FULL_S)
         answer = self._route(frame.route)
         field = "placed" if isinstance(answer, routing_pb2.RouteResponse) else "refused"
         return routing_pb2.RouteAnswer(tag=frame.tag, **{field: answer})
 
-    async def _queue(self, model: str) -> None:
+    async def _queue(self, request: routing_pb2.RouteRequest) -> None:
         """Until somebody serves the model, or the time is over."""
         self.queued += 1
+        patience_s = request.patience_ms / 1000 if request.HasField("patience_ms") else self.queue_s
+        present = [worker for worker in self.workers if worker.worker_id not in self.away]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.queue_s):
-                while not any(self._serves(worker, model) for worker in self.workers):  # noqa: ASYNC110
+            async with asyncio.timeout(min(self.queue_s, patience_s)):
+                while not any(self._serves(worker, request.model) for worker in present):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         self.queued -= 1
 

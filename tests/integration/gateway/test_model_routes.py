@@ -303,15 +303,21 @@ async def test_fallback_takes_over_on_its_condition_alone(tmp_path: Path, break_
 
 
 async def test_requests_before_their_first_token_move_to_the_fallback_when_their_pool_is_killed(tmp_path: Path) -> None:
-    fleet = [Worker("w0", model=BIG, prefill_s=600), Worker("w1", model=SMALL)]
+    fleet = [Worker(f"w{n}", model=BIG, prefill_s=600) for n in range(2)] + [Worker("small", model=SMALL)]
     route = to(BIG, fallbacks=[{"model": SMALL, "when": ["no_worker"]}])
-    async with running_stack(fleet, routes_file=routes_file(tmp_path, chat=route)) as stack:
+    settings = {"routes_file": routes_file(tmp_path, chat=route), "resume_deadline_s": 600}
+    async with running_stack(fleet, **settings) as stack:
         waiting = [asyncio.create_task(ask(stack.http, "chat", stream=bool(n % 2))) for n in range(24)]
-        await eventually(lambda: len(fleet[0].submits) == len(waiting))
-        await killed(stack)
-        answers = await asyncio.gather(*waiting, *(ask(stack.http, "chat") for _ in range(24)))
+        await eventually(lambda: len(fleet[0].submits) + len(fleet[1].submits) == len(waiting))
+        placed = len(stack.router.routes)
+        stack.router.away, stack.router.queue_s = {"w0", "w1"}, 600  # the gateway's list has them for a while
+        await asyncio.gather(fleet[0].stop(), fleet[1].stop())
+        answers = await asyncio.gather(*waiting, *(ask(stack.http, "chat", stream=bool(n % 2)) for n in range(24)))
         assert {(a.status_code, a.headers["x-ryzanstein-target"]) for a in answers} == {(200, SMALL)}
-        assert len(fleet[1].submits) == len(answers)
+        assert len(fleet[2].submits) == len(answers)
+        waits = [route.patience_ms for route in stack.router.routes[placed:] if route.model == BIG]
+        assert len(waits) >= len(answers)
+        assert all(0 < wait <= 500 for wait in waits), "routers look for a worker no longer than the route says"
 
 
 @pytest.mark.parametrize("stream", [False, True])

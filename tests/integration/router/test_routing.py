@@ -135,6 +135,23 @@ async def test_queued_request_is_rejected_before_the_deadline_of_its_caller(flee
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+async def test_queued_request_without_patience_is_refused_as_soon_as_the_last_worker_is_lost(fleet: RouterRig) -> None:
+    worker = await fleet.worker("only")
+    router = await fleet.router(workers=1, QUEUE_TIMEOUT_S="3600")
+    worker.update(queued_prefill_tokens=1_000_000)
+    await until(lambda: eligible(router, 0))
+    waiting = asyncio.ensure_future(router.Route(ask(patience_ms=1)))
+
+    async def held() -> bool:
+        return [model.held for model in (await router.GetDemand(pb.GetDemandRequest())).models] == [1]
+
+    await until(held)
+    await worker.stop()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await waiting
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_waiting_requests_are_placed_when_a_worker_becomes_eligible(fleet: RouterRig) -> None:
     worker = await fleet.worker("only", phase=worker_pb2.PHASE_LOADING)
     port = free_port()

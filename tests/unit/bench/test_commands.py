@@ -56,6 +56,7 @@ NOT_RUN = {
     "compare": "needs another server",
     "compare_report": "its functions are tested",
     "failover": "needs a load that outlives its workers",
+    "fallback": "needs a load that outlives its workers",
     "gpu_trace": "needs a GPU",
     "llama_server": "needs llama.cpp",
     "plane": "needs vLLM",
