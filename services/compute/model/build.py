@@ -206,7 +206,7 @@ def load_layer(spec: ModelSpec, load: LinearLoader, index: int, attention: Atten
         return load_norm(spec, load, key) if key in load.source else None
 
     norms = LayerNorms(norm("attn_norm"), norm("mlp_norm"), norm("attn_post_norm"), norm("mlp_post_norm"))
-    return DecoderLayer(spec, mixing, mlp, norms, load.backend.ops)
+    return DecoderLayer(spec, layer, mixing, mlp, norms, load.backend.ops)
 
 
 def _load_mixing(spec: ModelSpec, load: LinearLoader, index: int, attention: Attention[Any] | None) -> Mixing | None:

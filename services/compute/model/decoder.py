@@ -32,7 +32,7 @@ from services.compute.model.layers.attention import WantedRows
 from services.compute.model.layers.chunks import reached
 from services.compute.model.layers.embedding import VocabEmbedding, VocabHead, VocabShard, pad_rows
 from services.compute.model.layers.head import Head
-from services.compute.model.spec import ModelError, ModelSpec, Reach
+from services.compute.model.spec import LayerSpec, ModelError, ModelSpec, Reach, SumFactors
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class DecoderLayer:
     def __init__(
         self,
         spec: ModelSpec,
+        layer: LayerSpec,
         mixer: Mixing | None,
         mlp: Callable[[torch.Tensor, AdapterRows | None], torch.Tensor] | None,
         norms: LayerNorms,
@@ -79,7 +80,7 @@ class DecoderLayer:
         """`mixer`, `mlp`: None for layers without; a layer has one of them at least."""
         self._mixer, self._mlp, self._norms, self._ops = mixer, mlp, norms, ops
         self._parallel, self._shared_norm = spec.parallel_residual, spec.shared_norm
-        self._scale, self._sum_norm = spec.residual_scale, spec.sum_norm
+        self._mixing_sum, self._mlp_sum, self._sum_norm = layer.mixing_sum, layer.mlp_sum, spec.sum_norm
 
     @property
     def norm(self) -> Norm | None:
@@ -115,25 +116,29 @@ class DecoderLayer:
             else:
                 normed = norms.mlp(x) if norms.mlp else x
             added = attended + self._mlp(normed, step.adapters)
-            return self._add(x, step.reduce(added), None, following)
-        if self._mlp is None:
-            return self._add(x, step.reduce(attended), norms.attn_post, following)
-        return self._through_mlp(self._add(x, step.reduce(attended), norms.attn_post, norms.mlp), step, following)
+            return self._add(x, step.reduce(added), self._mixing_sum, None, following)
+        then = following if self._mlp is None else norms.mlp
+        between = self._add(x, step.reduce(attended), self._mixing_sum, norms.attn_post, then)
+        return between if self._mlp is None else self._through_mlp(between, step, following)
 
     def _through_mlp(self, between: Residual, step: Step, following: Norm | None) -> Residual:
         assert self._mlp is not None
         added = self._mlp(between.x if between.normed is None else between.normed, step.adapters)
-        return self._add(between.x, step.reduce(added), self._norms.mlp_post, following)
+        return self._add(between.x, step.reduce(added), self._mlp_sum, self._norms.mlp_post, following)
 
-    def _add(self, x: torch.Tensor, added: torch.Tensor, norm: Norm | None, following: Norm | None) -> Residual:
+    def _add(
+        self, x: torch.Tensor, added: torch.Tensor, factors: SumFactors, norm: Norm | None, following: Norm | None
+    ) -> Residual:
         """Add to the stream, whose `norm` is that of the sum or of what is added, and compute the `following` norm."""
+        if factors.alpha != 1.0:
+            x = x * factors.alpha
         if norm and self._sum_norm:
-            x = norm(self._ops.add(x, added, self._scale))
+            x = norm(self._ops.add(x, added, factors.beta))
             return Residual(x, following(x) if following else None)
         added = norm(added) if norm else added
         if following is None:
-            return Residual(self._ops.add(x, added, self._scale))
-        return Residual(*self._ops.add_norm(x, added, self._scale, following))
+            return Residual(self._ops.add(x, added, factors.beta))
+        return Residual(*self._ops.add_norm(x, added, factors.beta, following))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ A layer has a state of one size however long its sequence is, and each token cha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -162,4 +163,40 @@ class Mamba:
         return 10 * self.size // ranks
 
 
-Mixer = ShortConv | Mamba2 | DeltaNet | Mamba
+@dataclass(frozen=True, slots=True)
+class Lightning:
+    """Linear attention whose heads forget by a constant factor each (lightning attention, arXiv:2501.08313)."""
+
+    n_heads: int
+    head_dim: int
+    slope: float  # the layer's factor of the logarithms of decays
+
+    @property
+    def size(self) -> int:
+        """Numbers of all heads' queries, keys or values."""
+        return self.n_heads * self.head_dim
+
+    @property
+    def decays(self) -> tuple[float, ...]:
+        """The factor of each head's state at every token."""
+        return tuple(math.exp(-self.slope * 2 ** (-8 * (head + 1) / self.n_heads)) for head in range(self.n_heads))
+
+    @property
+    def divided(self) -> Divided:
+        """The parts that ranks divide."""
+        return (("heads of lightning attention", self.n_heads),)
+
+    def parts(self, ranks: int) -> tuple[StatePart, ...]:
+        """Return a rank's state of one sequence: that of the heads."""
+        return (StatePart((self.n_heads // ranks, self.head_dim, self.head_dim), exact=True),)
+
+    def elements(self, hidden: int, ranks: int) -> int:
+        """Return the elements of a rank's matrices."""
+        return 5 * hidden * self.size // ranks
+
+    def columns(self, ranks: int) -> int:
+        """Return the numbers of a row that a rank computes at a time, in float32 for the most part."""
+        return 14 * self.size // ranks
+
+
+Mixer = ShortConv | Mamba2 | DeltaNet | Mamba | Lightning

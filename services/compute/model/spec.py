@@ -94,6 +94,14 @@ class QueryScale:
 
 
 @dataclass(frozen=True, slots=True)
+class SumFactors:
+    """The residual stream after a part of a layer is alpha * residual + beta * result."""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Reach:
     """Which keys a row sees; layers with the same reach share a plan."""
 
@@ -121,6 +129,8 @@ class LayerSpec:
     attends: bool = True
     mixer: Mixer | None = None  # a mixer with a state, beside attention or in its place
     has_mlp: bool = True
+    mixing_sum: SumFactors = SumFactors()  # after attention and the mixer
+    mlp_sum: SumFactors = SumFactors()
 
     @property
     def reach(self) -> Reach:
@@ -245,7 +255,6 @@ class ModelSpec:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # factor of the outputs of attention and MLP
     logit_scale: float = 1.0
     attention_factor: float = 1.0  # multiplies attention's results beside a mixer
     mixer_factor: float = 1.0  # multiplies the mixer's results beside attention

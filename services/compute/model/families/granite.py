@@ -7,7 +7,13 @@ from dataclasses import replace
 from services.compute.model.families.config import Config
 from services.compute.model.families.llama import base_spec
 from services.compute.model.families.naming import Family, standard_refs
-from services.compute.model.spec import ModelSpec
+from services.compute.model.spec import LayerSpec, ModelSpec, SumFactors
+
+
+def scaled_sums(layers: tuple[LayerSpec, ...], scale: float) -> tuple[LayerSpec, ...]:
+    """Return the layers with `scale` as the factor of the results of attention and MLP."""
+    factors = SumFactors(beta=scale)
+    return tuple(replace(layer, mixing_sum=factors, mlp_sum=factors) for layer in layers)
 
 
 def read_multipliers(config: Config, spec: ModelSpec) -> ModelSpec:
@@ -19,7 +25,7 @@ def read_multipliers(config: Config, spec: ModelSpec) -> ModelSpec:
         o_bias=bias,
         embedding_scale=config.number("embedding_multiplier"),
         attention_scale=config.number("attention_multiplier"),
-        residual_scale=config.number("residual_multiplier"),
+        layers=scaled_sums(spec.layers, config.number("residual_multiplier")),
         logit_scale=1 / config.number("logits_scaling"),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
+from services.compute.model.families.granite import scaled_sums
 from services.compute.model.families.llama import base_spec
 from services.compute.model.families.naming import Family, standard_refs
 from services.compute.model.spec import ModelSpec
@@ -21,7 +22,7 @@ def read_spec(config: Config) -> ModelSpec:
         qkv_bias=bias,
         o_bias=bias,
         embedding_scale=config.number("scale_emb", 1.0),
-        residual_scale=config.number("scale_depth", 1.0) / spec.n_layers**0.5,
+        layers=scaled_sums(spec.layers, config.number("scale_depth", 1.0) / spec.n_layers**0.5),
         logit_scale=config.number("dim_model_base", 1.0) / spec.hidden_size,
     )
 

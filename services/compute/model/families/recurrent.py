@@ -8,13 +8,10 @@ _LAYERS = {
     "delta": "gated delta rules",
     "space": "layers around state spaces",
     "rnn": "recurrences",
-    "linear": "layers with lightning attention",
 }
 # By architecture: why, and a model of about that size that is served.
 _REFUSED = {
     "KimiLinearForCausalLM": ("delta", "Qwen3-Next-80B-A3B (qwen3_next), Moonlight-16B-A3B (deepseek_v3)"),
-    "MiniMaxForCausalLM": ("linear", "Qwen3-Next-80B-A3B (qwen3_next)"),
-    "MiniMaxText01ForCausalLM": ("linear", "Qwen3-Next-80B-A3B (qwen3_next)"),
     "ZambaForCausalLM": ("space", "Bamba (bamba)"),
     "Zamba2ForCausalLM": ("space", "Bamba (bamba)"),
     "RecurrentGemmaForCausalLM": ("rnn", "Gemma 2 (gemma2)"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from services.compute.model.families.config import Config
 from services.compute.model.families.naming import Family
-from services.compute.model.mixers import DeltaNet, Mamba, Mixer, ShortConv
+from services.compute.model.mixers import DeltaNet, Lightning, Mamba, Mixer, ShortConv
 from services.compute.model.spec import LatentSpec, ModelSpec
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # spellings of families
@@ -93,6 +93,10 @@ def _mixer_shapes(keys: _Keys, mixer: Mixer, hidden: Size) -> dict[str, Shape]:
         return _delta_shapes(keys, mixer, hidden)
     if isinstance(mixer, Mamba):
         return _mamba_shapes(keys, mixer, hidden)
+    if isinstance(mixer, Lightning):
+        size = keys.size(mixer.size, "num_attention_heads", "head_dim")
+        products = {f"lightning_{part}": (size, hidden) for part in ("q", "k", "v", "gate")}
+        return {**products, "lightning_norm": (size,), "lightning_out": (hidden, size)}
     heads, kernel = keys.size(mixer.n_heads, "mamba_n_heads"), keys.size(mixer.kernel, "mamba_d_conv")
     size = keys.size(mixer.size, "mamba_n_heads", "mamba_d_head")
     states = keys.size(mixer.n_groups * mixer.n_states, "mamba_n_groups", "mamba_d_state")

@@ -190,7 +190,7 @@ def load_attention(
     )
     o = load.row_parallel(f"{key}o", hidden, q_out)
     qk_norm = _load_qk_norm(spec, load, index, heads)
-    sub_norm = load_divided_norm(spec, load, f"{key}o_norm", q_out) if spec.sub_norm else None
+    sub_norm = load_divided_norm(load, f"{key}o_norm", q_out, spec.norm_eps) if spec.sub_norm else None
     gate = None
     if spec.attention_gate:
         products = load.build([Shard(f"{key}attention_gate", (q_out, hidden), q_rows, cols)])

@@ -9,10 +9,11 @@ from services.compute.backends.base import Step
 from services.compute.model.layers.attention import AttentionLayer
 from services.compute.model.layers.convolution import ShortConvLayer, load_short_conv
 from services.compute.model.layers.delta import DeltaLayer, load_delta
+from services.compute.model.layers.lightning import LightningLayer, load_lightning
 from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.layers.mamba import MambaLayer, load_mamba
 from services.compute.model.layers.mamba2 import Mamba2Layer, load_mamba2
-from services.compute.model.mixers import DeltaNet, Mamba, Mixer, ShortConv
+from services.compute.model.mixers import DeltaNet, Lightning, Mamba, Mixer, ShortConv
 from services.compute.model.spec import ModelSpec
 
 
@@ -35,7 +36,7 @@ class ParallelMixer:
         return attended + self._mixer.attend(q[:, size:].contiguous(), step) * self._mixer_factor
 
 
-StateLayer = ShortConvLayer | Mamba2Layer | DeltaLayer | MambaLayer
+StateLayer = ShortConvLayer | Mamba2Layer | DeltaLayer | MambaLayer | LightningLayer
 
 
 def load_mixer(spec: ModelSpec, mixer: Mixer, load: LinearLoader, index: int) -> StateLayer:
@@ -46,4 +47,6 @@ def load_mixer(spec: ModelSpec, mixer: Mixer, load: LinearLoader, index: int) ->
         return load_delta(spec, mixer, load, index)
     if isinstance(mixer, Mamba):
         return load_mamba(spec, mixer, load, index)
+    if isinstance(mixer, Lightning):
+        return load_lightning(spec, mixer, load, index)
     return load_mamba2(spec, mixer, load, index)

@@ -44,7 +44,7 @@ def load_mlp(spec: ModelSpec, load: LinearLoader, prefix: str, ffn_size: int) ->
     gated = spec.mlp == "gated"
     keys = [f"{prefix}gate", f"{prefix}up"] if gated else [f"{prefix}up"]
     up = load.column_parallel(keys, ffn_size, spec.hidden_size)
-    norm = load_divided_norm(spec, load, f"{prefix}down_norm", ffn_size) if spec.sub_norm else None
+    norm = load_divided_norm(load, f"{prefix}down_norm", ffn_size, spec.norm_eps) if spec.sub_norm else None
     down = load.row_parallel(f"{prefix}down", spec.hidden_size, ffn_size)
     return Mlp(up, _activation(spec, load, prefix), norm, down, (spec.gate_factor, spec.down_factor))
 

@@ -38,9 +38,9 @@ class DividedNorm:
         return (exact * torch.rsqrt(mean + self._eps) * self._weight).to(x.dtype)
 
 
-def load_divided_norm(spec: ModelSpec, load: LinearLoader, key: str, size: int) -> Norm:
+def load_divided_norm(load: LinearLoader, key: str, size: int, eps: float) -> Norm:
     """Return the RMS norm over `size` elements that the ranks divide, with the weights stored under `key`."""
     weight = load.source.vector(key, size, load.share(size)).to(load.backend.device).float()
     if load.comm.size == 1:
-        return load.backend.ops.rms_norm(weight, spec.norm_eps)
-    return DividedNorm(weight, size, spec.norm_eps, load.comm)
+        return load.backend.ops.rms_norm(weight, eps)
+    return DividedNorm(weight, size, eps, load.comm)

@@ -1,4 +1,4 @@
-"""Variants with a state beside the KV cache: short convolutions, state spaces, delta rules."""
+"""Variants with a state beside the KV cache: short convolutions, state spaces, delta rules, lightning attention."""
 
 from __future__ import annotations
 
@@ -61,6 +61,19 @@ def variants(
             routed_scaling_factor=1.7,
         ),
         "mamba2": make("Mamba2Config"),
+        "minimax": make(
+            "MiniMaxConfig",
+            **{**moe, **_LAYERS4},
+            layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            block_size=16,
+            sliding_window=13,
+            full_attn_alpha_factor=1.6,
+            full_attn_beta_factor=0.7,
+            linear_attn_alpha_factor=0.6,
+            linear_attn_beta_factor=1.2,
+            mlp_alpha_factor=1.4,
+            mlp_beta_factor=1.3,
+        ),
         "nemotron_h": make(
             "NemotronHConfig",
             layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],

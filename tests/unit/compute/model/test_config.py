@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,20 @@ def test_both_spellings_that_agree_are_accepted(variant: str, sample: Callable[[
     assert read_spec(_write(tmp_path, both)) == read_spec(sample(variant).folder)
 
 
+def test_minimax_is_read_in_the_spelling_of_the_publisher(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    config, spec = _read(sample("minimax")), read_spec(sample("minimax").folder)
+    for part, name in (("full_attn", "full_attention"), ("linear_attn", "linear_attention"), ("mlp", "mlp")):
+        for factor in ("alpha", "beta"):
+            config[f"layernorm_{name}_{factor}"] = config.pop(f"{part}_{factor}_factor")
+    del config["layer_types"]
+    config |= {"architectures": ["MiniMaxText01ForCausalLM"], "model_type": "minimax_text_01", "postnorm": True}
+    config |= {"attn_type_list": [0, 1, 0, 0], "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid"}
+    assert read_spec(_write(tmp_path, config)) == spec
+    rotated = read_spec(_write(tmp_path, config | {"rotary_dim": 6})).layers[1].rope
+    assert spec.layers[1].rope is not None
+    assert rotated == replace(spec.layers[1].rope, rotary_dim=6)
+
+
 def test_ids_of_other_tokens_and_a_repeated_size_change_no_result(
     sample: Callable[[str], Sample], tmp_path: Path
 ) -> None:
@@ -138,11 +153,11 @@ def test_windows_alternate_by_default(sample: Callable[[str], Sample], tmp_path:
             "architectures: 'XlnetForCausalLM' is not implemented; known",
         ),
         ("llama", {"architectures": ["KimiLinearForCausalLM"]}, "its gated delta rules are not computed here"),
-        (
-            "llama",
-            {"architectures": ["MiniMaxForCausalLM"]},
-            "its layers with lightning attention are not computed here",
-        ),
+        ("minimax", {"postnorm": False}, "postnorm: False is not implemented"),
+        ("minimax", {"shared_intermediate_size": 64}, "shared_intermediate_size: 64 is not implemented"),
+        ("minimax", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not implemented"),
+        ("minimax", {"layer_types": ["linear_attention"]}, "layer_types: expected num_hidden_layers 4 times"),
+        ("minimax", {"rotary_dim": 14}, "rotary_dim: expected an even number up to head_dim 12"),
         ("llama", {"architectures": ["Zamba2ForCausalLM"]}, "its layers around state spaces are not computed here"),
         ("llama", {"architectures": None, "model_type": "rwkv"}, "architectures: expected a list"),
         ("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "rope_type 'spiral'"),

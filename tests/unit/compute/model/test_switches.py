@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 from services.compute.backends.shapes import ExpertRouting
-from services.compute.model.mixers import DeltaNet, Mamba, Mamba2, ShortConv
-from services.compute.model.spec import LatentSpec, LayerSpec, ModelError, ModelSpec, MoeSpec, QueryScale, RopeSpec
+from services.compute.model.mixers import DeltaNet, Lightning, Mamba, Mamba2, ShortConv
+from services.compute.model.spec import (
+    LatentSpec,
+    LayerSpec,
+    ModelError,
+    ModelSpec,
+    MoeSpec,
+    QueryScale,
+    RopeSpec,
+    SumFactors,
+)
 from tests.unit.compute.model.conftest import Sample
 from tests.unit.compute.model.harness import Engine, load_changed
 from tests.unit.compute.model.test_encoders import SWITCHES as _OF_ENCODERS
@@ -64,7 +73,6 @@ _MODEL: list[tuple[str, str, Any]] = [
     ("deepseek_v2", "latent", LatentSpec(rank=24, query_rank=0, nope_dim=10, rope_dim=8, value_dim=10)),
     ("gemma2", "logit_softcap", None),
     ("gemma", "embedding_scale", 1.0),
-    ("granite", "residual_scale", 1.0),
     ("granite", "logit_scale", 1.0),
     ("falcon_h1", "attention_factor", 1.0),
     ("falcon_h1", "mixer_factor", 1.0),
@@ -123,6 +131,10 @@ _LAYER: list[tuple[str, str, Any]] = [
     ("lfm2", "mixer", ShortConv(48, 3, bias=True)),
     ("lfm2", "attends", True),
     ("lfm2", "has_mlp", False),
+    ("granite", "mixing_sum", SumFactors()),
+    ("granite", "mlp_sum", SumFactors()),
+    ("minimax", "mlp_sum", SumFactors(alpha=1.4)),
+    ("minimax", "mlp_sum", SumFactors(beta=1.3)),
 ]
 _SCALE: list[tuple[str, str, Any]] = [("ministral3", "beta", 0.4), ("ministral3", "period", 17), ("llama4", "first", 0)]
 _LATENT: list[tuple[str, str, Any]] = [
@@ -147,6 +159,11 @@ _MAMBA: list[tuple[str, str, Any]] = [
     ("jamba", "norms", "unit"),
     ("falcon_mamba", "norms", "none"),
     ("falcon_mamba", "norm_eps", 0.1),
+]
+_LIGHTNING: list[tuple[str, str, Any]] = [
+    ("minimax", "n_heads", 2),
+    ("minimax", "head_dim", 6),
+    ("minimax", "slope", 0.5),
 ]
 _DELTA: list[tuple[str, str, Any]] = [
     ("qwen3_next", "n_key_heads", 2),
@@ -193,7 +210,7 @@ def _in_layers(change: Callable[[LayerSpec], LayerSpec]) -> Callable[[ModelSpec]
     return lambda spec: replace(spec, layers=tuple(change(layer) for layer in spec.layers))
 
 
-_TABLES = (_MODEL, _ROPE, _MOE, _ROUTING, _LAYER, _CONVOLUTION, _MAMBA2, _DELTA, _MAMBA, _SCALE, _LATENT)
+_TABLES = (_MODEL, _ROPE, _MOE, _ROUTING, _LAYER, _CONVOLUTION, _MAMBA2, _DELTA, _MAMBA, _LIGHTNING, _SCALE, _LATENT)
 
 
 @pytest.mark.parametrize("variant", sorted({"gemma3", "smollm3", *(row[0] for table in _TABLES for row in table)}))
@@ -237,7 +254,7 @@ def test_layer_switch(variant: str, switch: str, wrong: Any, sample: Callable[[s
     _must_fail(sample(variant), _in_layers(lambda layer: replace(layer, **{switch: wrong})))
 
 
-@pytest.mark.parametrize(("variant", "switch", "wrong"), [*_CONVOLUTION, *_MAMBA2, *_DELTA, *_MAMBA])
+@pytest.mark.parametrize(("variant", "switch", "wrong"), [*_CONVOLUTION, *_MAMBA2, *_DELTA, *_MAMBA, *_LIGHTNING])
 def test_mixer_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
     def change(layer: LayerSpec) -> LayerSpec:
         return replace(layer, mixer=layer.mixer and replace(layer.mixer, **{switch: wrong}))
@@ -284,6 +301,7 @@ def test_no_switch_is_left_out() -> None:
             (Mamba2, _MAMBA2),
             (DeltaNet, _DELTA),
             (Mamba, _MAMBA),
+            (Lightning, _LIGHTNING),
         ),
     )
     for kind, table in tables:

@@ -10,7 +10,8 @@ from services.compute.model.families.naming import Refs, TensorRef, linear_refs
 from services.compute.model.families.statespace import ATTENTION, STATE
 from services.compute.model.formats.gguf.container import GgufFile
 from services.compute.model.formats.gguf.keys import Keys
-from services.compute.model.mixers import DeltaNet, Mamba, Mamba2, Mixer, ShortConv
+from services.compute.model.mixers import DeltaNet, Lightning, Mamba, Mamba2, Mixer, ShortConv
+from services.compute.model.spec import ModelError
 
 _KV_HEADS, _INNER, _ROUTER = "attention.head_count_kv", "ssm.inner_size", ".ffn_gate_inp.weight"
 _SIGMOID = 2  # value of `expert_gating_func`
@@ -107,7 +108,7 @@ def _period(keys: Keys, key: str, layers: list[bool]) -> tuple[int, int]:
 
 
 def mixer_refs(key: str, module: str, mixer: Mixer) -> Refs:
-    """Return the references of a layer's tensors with a state."""
+    """Return the references of a layer's tensors with a state. Raises ModelError."""
     match mixer:
         case ShortConv():
             refs = concatenated(f"{module}shortconv.in_proj", {f"{key}conv_{part}": mixer.size for part in "bcx"})
@@ -119,6 +120,8 @@ def mixer_refs(key: str, module: str, mixer: Mixer) -> Refs:
             return _mamba_refs(key, module, mixer)
         case DeltaNet():
             return _delta_refs(key, module, mixer)
+        case Lightning():
+            raise ModelError("GGUF has no names of tensors of lightning attention")
 
 
 def _mamba2_refs(key: str, module: str, mixer: Mamba2) -> Refs:
