@@ -99,6 +99,7 @@ NOT_TYPED = {
         ),
         "tests/integration/gateway/test_canaries.py has a canary for it": ("ryzanstein canary status",),
         "tests/integration/worker_server/test_pool.py starts it as the chart does": ("python -m services.worker.pool",),
+        "tests/unit/bench/test_commands.py runs it with few requests": ("python -m bench.fidelity",),
         "tests/unit/bench/test_fleet.py runs it with fewer workers": (
             "python -m bench.fleet --workers 100 --routers 1 --gateways 1 --rate 50 --seconds 20 --workload prefix",
         ),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.stack.default_model import TINY_MODEL
+from services.worker.simulated.curve import DEFAULT_CURVE
 
 PROJECT = Path(__file__).resolve().parents[3]
 TINY = str(TINY_MODEL)
@@ -21,6 +22,10 @@ SMALL = {
     "attention": ([TINY, "--lengths", "300", "--steps", "1", "--modes", "dense; top_k(4)"], "top_k(4)"),
     "coordinator": (["--workers", "4", "--blocks", "200", "--events", "20"], "lookup"),
     "collectives": (["--share", "0.1", "--repeats", "2"], "all"),
+    "fidelity": (
+        [TINY, "--curve", str(DEFAULT_CURVE), "--no-simulated", "--shares", "0.5", "--seconds", "1", "--rounds", "1"],
+        "planned/pace p50",
+    ),
     "generate": ([TINY, "--batches", "1", "--rounds", "1", "--prompt-tokens", "8", "--output-tokens", "16"], ""),
     "long_context": (
         [
