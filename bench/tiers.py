@@ -1,9 +1,11 @@
 """Measures what KV tiers save: sessions of several turns whose prefixes are larger than the KV cache.
 
-    python -m bench.tiers models/smollm2-135m-instruct --sessions 200 --turns 6 --larger 3
+    python -m bench.tiers --out docs/kv-tiers.md
+    python -m bench.tiers MODEL --sessions 200 --gib 16
 
 Every session sends a turn, then all others do, so the KV cache has evicted a session's blocks before its next turn. The
 readings are the times to the first token of later turns without tiers, with host memory, with a disk, and with both.
+The default sizes compute 240,000 tokens of SmolLM2, four minutes at 1,000 tokens/s.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +21,18 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from ryzanstein.v1 import worker_pb2 as pb
 
-from bench.reading import Reading, lower, write_readings
+from bench.evaluation.report import replace_between
+from bench.reading import lower, write_readings
 from bench.sleep import FirstToken, idle, serving
-from bench.stats import median
+from bench.stats import median, percentile
+from services.cli.stack.default_model import default_model
 from services.worker.engine.base import Engine
 from services.worker.engine.request import EngineRequest
 from services.worker.settings import WorkerSettings
 
+_MODEL = Path(default_model().model)
 _ALPHABET = range(5, 4000)  # tokens of random prompts
 
 
@@ -92,29 +95,44 @@ async def replay_in(mode: str, model: Path, replay: Replay, gib: float) -> list[
     return times
 
 
+def table(model: Path, replay: Replay, times: Mapping[str, Sequence[float]]) -> str:
+    """The sizes, and the milliseconds to first tokens by mode as a table in Markdown."""
+    first = median(next(iter(times.values())))
+    lines = [
+        f"{model.stem}: {replay.sessions} sessions of {replay.turns} turns of {replay.turn_tokens} tokens, "
+        f"{replay.larger:g} times the KV cache.",
+        "",
+        f"| tiers | first token of turns 2 to {replay.turns}, median | p95 | median, of the first row |",
+        "|---|---|---|---|",
+    ]
+    for mode, ms in times.items():
+        lines.append(f"| {mode} | {median(ms):.0f} ms | {percentile(ms, 95):.0f} ms | {median(ms) / first:.2f} |")
+    return "\n".join(lines)
+
+
 def main(
-    model: Annotated[Path, typer.Argument(help="A folder or a GGUF file.")],
-    sessions: int = 200,
+    model: Annotated[Path, typer.Argument(help="A folder or a GGUF file.")] = _MODEL,
+    sessions: int = 24,
     turns: Annotated[int, typer.Option(min=2)] = 6,
     turn_tokens: Annotated[int, typer.Option(min=16, help="New tokens of a turn.")] = 256,
     larger: Annotated[float, typer.Option(help="Tokens of all sessions, in sizes of the KV cache.")] = 3.0,
-    gib: Annotated[float, typer.Option(help="Size of each tier.")] = 16.0,
+    gib: Annotated[float, typer.Option(help="Size of each tier.")] = 2.0,
     modes: Annotated[
         str, typer.Option(help="The first one is what the others are compared with.")
     ] = "none,host,disk,both",
+    out: Annotated[Path | None, typer.Option(help="Write the table into this page.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:
     """Replay the sessions in every mode."""
     replay = Replay(sessions, turns, turn_tokens, larger)
-    table = Table("tiers", "p50 ms", "of the first", title=f"first token of turns 2 to {turns}", title_justify="left")
-    readings: list[Reading] = []
-    for mode in modes.split(","):
-        times = asyncio.run(replay_in(mode, model, replay, gib))
-        readings.append(lower(f"tiers/{mode}/first token of later turns", median(times), "ms"))
-        table.add_row(mode, f"{median(times):.1f}", f"{readings[-1].value / readings[0].value:.2f}")
-    Console().print(table)
+    times = {mode: asyncio.run(replay_in(mode, model, replay, gib)) for mode in modes.split(",")}
+    written = table(model, replay, times)
+    print(written)
+    if out:
+        replace_between(out, "first tokens with tiers", written)
     if json_file:
-        write_readings(json_file, readings)
+        name = "tiers/{}/first token of later turns"
+        write_readings(json_file, [lower(name.format(mode), median(ms), "ms") for mode, ms in times.items()])
 
 
 if __name__ == "__main__":
