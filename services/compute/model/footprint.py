@@ -92,10 +92,13 @@ def tower_elements(spec: ModelSpec) -> int:
 
 
 def _tower_workspace(spec: ModelSpec, itemsize: int) -> int:
-    """Return the bytes that the tower needs for a frame: pixels as floats, residual, norm, projections, MLP."""
+    """Return the bytes that the tower needs: pixels as floats, residual, norm, projections and MLP of a frame.
+
+    One more frame has its residual there, between two of the steps that share its layers.
+    """
     if (vision := spec.vision) is None:
         return 0
-    row = 6 * vision.hidden_size + 2 * vision.ffn_size
+    row = 7 * vision.hidden_size + 2 * vision.ffn_size
     return 4 * vision.frame_bytes * _FLOAT + vision.frame_patches * row * itemsize
 
 

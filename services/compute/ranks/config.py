@@ -51,6 +51,7 @@ class RankGroupConfig:
     has_state: bool = False  # the model's layers keep a state for each slot
     snapshots: int = 0  # rows for copies of states, from which prefixes are continued
     frame_patches: int = 0  # rows of the vision tower for a frame of an image; 0: texts alone
+    frame_layers: int = 1  # layers of the vision tower
     frame_bytes: int = 0  # bytes of a frame's pixels
     frame_tokens: int = 0  # rows of a frame that one step computes together; 0: a step may end within a frame
     start_timeout_s: float = 300.0

@@ -72,6 +72,8 @@ class StepTimer:
 
         `wait_s`: the ranks waited so long for its plan.
         """
+        if not step.n_rows:
+            return StepCost(seconds, 0, 0)  # admissions alone
         self.computed_tokens += step.n_rows - step.n_encoded - step.n_proposals + n_accepted
         n_decodes = step.n_rows - step.n_prefill_rows - step.n_proposals
         if step.n_prefill_rows >= _MIN_PREFILL_ROWS:

@@ -46,6 +46,20 @@ class Frame:
         return self.first + self.n_tokens
 
 
+class TowerWork(NamedTuple):
+    """Layers of the tower that a step computes for a frame; they follow those of the plan before, or the pixels."""
+
+    slot: int
+    frame: Frame
+    start: int  # first layer
+    stop: int  # layer after the last one; with the tower's last layer, the frame's rows are complete
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers."""
+        return self.stop - self.start
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One request's share of a step: positions [start, start + n_tokens)."""
@@ -68,14 +82,14 @@ class Save(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Applied in field order, frames before chunks, during which states are saved."""
+    """One step. Applied in field order, the tower before chunks, during which states are saved."""
 
     step: int
     released: tuple[int, ...] = ()
     admissions: tuple[Admission, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     saves: tuple[Save, ...] = ()
-    frames: tuple[tuple[int, Frame], ...] = ()  # by slot: the frames that chunks from this one on need
+    tower: tuple[TowerWork, ...] = ()  # of frames that chunks from this one on need
 
     @property
     def n_tokens(self) -> int:

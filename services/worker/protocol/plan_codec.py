@@ -1,11 +1,12 @@
 """StepPlan as flat int32: chunks become columns, so that ranks need no Python object per chunk.
 
 header    kind, step (2 words), counts of released, chunks, new blocks, proposals, saves, admissions,
-          frames
+          frames in the tower
 columns   released | slot | start | n_tokens | draws | count of new blocks | count of proposals | new blocks | proposals
           | saves: slot, position, row
 then      one record per admission: slot, n_prompt, embed, second_from, adapter, restore, n_tokens, tokens, sampling
-          one record per frame: slot, position of its first row, bytes, pixels
+          one record per frame in the tower: slot, position of its first row, first layer, layer after the last one,
+          bytes, pixels (none unless the first layer is 0)
 """
 
 from __future__ import annotations
@@ -49,12 +50,14 @@ class AdmissionView:
     restore: int
 
 
-class FrameView(NamedTuple):
-    """A Frame with its pixels as an array."""
+class TowerView(NamedTuple):
+    """A TowerWork with the frame's pixels as an array."""
 
     slot: int
-    first: int
-    pixels: NDArray[np.uint8]  # [n]
+    first: int  # position of the frame's first row
+    start: int
+    stop: int
+    pixels: NDArray[np.uint8]  # [n]; [0] unless `start` is 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class PlanView:
     new_blocks: Words  # [sum of block_counts]
     proposals: Words  # [sum of proposal_counts]
     saves: Words  # [n_saves, 3], slot, position and row
-    frames: tuple[FrameView, ...] = ()
+    tower: tuple[TowerView, ...] = ()
 
 
 def encode_plan(plan: StepPlan) -> memoryview:
@@ -82,7 +85,7 @@ def encode_plan(plan: StepPlan) -> memoryview:
     counts = [len(chunk.new_blocks) for chunk in chunks]
     proposed = [len(chunk.proposals) for chunk in chunks]
     words = array("i", (Kind.PLAN, *split64(plan.step), len(plan.released), len(chunks), sum(counts), sum(proposed)))
-    words.extend((len(plan.saves), len(plan.admissions), len(plan.frames)))
+    words.extend((len(plan.saves), len(plan.admissions), len(plan.tower)))
     words.extend(plan.released)
     words.extend([chunk.slot for chunk in chunks])
     words.extend([chunk.start for chunk in chunks])
@@ -95,9 +98,10 @@ def encode_plan(plan: StepPlan) -> memoryview:
     words.extend(chain.from_iterable(plan.saves))
     for admission in plan.admissions:
         _encode_admission(admission, words)
-    for slot, frame in plan.frames:
-        words.extend((slot, frame.first, len(frame.pixels)))
-        words.frombytes(frame.pixels + bytes(-len(frame.pixels) % 4))
+    for work in plan.tower:
+        pixels = b"" if work.start else work.frame.pixels
+        words.extend((work.slot, work.frame.first, work.start, work.stop, len(pixels)))
+        words.frombytes(pixels + bytes(-len(pixels) % 4))
     return memoryview(words).cast("B")
 
 
@@ -106,17 +110,17 @@ def decode_plan(words: Words) -> PlanView:
     if len(words) < _HEADER or words[0] != Kind.PLAN:
         raise MalformedMessageError("not a plan")
     low, high, *counts = words[1:_HEADER].tolist()
-    n_released, n_chunks, n_blocks, n_proposals, n_saves, n_admissions, n_frames = counts
+    n_released, n_chunks, n_blocks, n_proposals, n_saves, n_admissions, n_encoded = counts
     cursor = WordCursor(words, _HEADER)
     released = cursor.take(n_released)
     slots, starts, n_tokens, draws, blocks, proposed = cursor.take(6 * n_chunks).reshape(6, n_chunks)
     new_blocks, proposals = cursor.take(n_blocks), cursor.take(n_proposals)
     saves = cursor.take(3 * n_saves).reshape(n_saves, 3)
     admissions = tuple(_decode_admission(cursor) for _ in range(n_admissions))
-    frames = tuple(_decode_frame(cursor) for _ in range(n_frames))
+    tower = tuple(_decode_tower(cursor) for _ in range(n_encoded))
     cursor.finish()
     columns = (slots, starts, n_tokens, draws, blocks, proposed, new_blocks, proposals, saves)
-    return PlanView(join64(low, high), released, admissions, *columns, frames)
+    return PlanView(join64(low, high), released, admissions, *columns, tower)
 
 
 def view_plan(plan: StepPlan) -> PlanView:
@@ -124,9 +128,9 @@ def view_plan(plan: StepPlan) -> PlanView:
     return decode_plan(np.frombuffer(encode_plan(plan), dtype=np.int32))
 
 
-def _decode_frame(cursor: WordCursor) -> FrameView:
-    slot, first, n_bytes = cursor.take(3).tolist()
-    return FrameView(slot, first, cursor.take(-(-n_bytes // 4)).view(np.uint8)[:n_bytes])
+def _decode_tower(cursor: WordCursor) -> TowerView:
+    slot, first, start, stop, n_bytes = cursor.take(5).tolist()
+    return TowerView(slot, first, start, stop, cursor.take(-(-n_bytes // 4)).view(np.uint8)[:n_bytes])
 
 
 def _encode_admission(admission: Admission, words: array[int]) -> None:

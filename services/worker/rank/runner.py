@@ -238,7 +238,7 @@ class Runner(Generic[Cache]):
                 self._pools.admit(admission.slot)
             if admission.sampling.HasField("prompt_logprobs"):
                 self._prompt_logprobs[admission.slot] = admission.sampling.prompt_logprobs
-        self._images.encode(plan.frames)
+        self._images.encode(plan.tower)
         self._table.extend(plan)
 
     def _forget(self, slot: int) -> None:

@@ -62,9 +62,11 @@ class Request:
     n_planned: int = 0  # positions covered by plans; those of proposals that fall are planned anew
     n_written: int = 0  # positions covered by returned plans
     n_published: int = 0  # blocks offered to the prefix cache
-    n_sent: int = 0  # frames that plans since the admission contain, or that end before them
+    n_begun: int = 0  # position of the first row since its admission
+    n_encoded: int = 0  # frames that plans since the admission encode to the end, or that end before them
+    n_layers: int = 0  # layers of the tower that these plans compute for the frame after them
     n_charged: int = 0  # positions charged to its tenant
-    n_in_flight: int = 0  # plans in flight that contain a chunk of the request
+    n_in_flight: int = 0  # plans in flight that compute anything for the request
     n_preempted: int = 0
     cleared_at: int = 0  # generated tokens that clear a suspect
     cached_tokens: int = 0  # prompt tokens found in the cache at the first admission
@@ -98,6 +100,17 @@ class Request:
     def n_expected(self) -> int:
         """Number of known tokens once the plans in flight have returned, if all of their proposals stand."""
         return max(len(self.token_ids), self.n_planned + 1)
+
+    @property
+    def prefills(self) -> bool:
+        """Whether its next rows are those of a prompt, or follow no plan since its admission."""
+        return self.n_expected - self.n_planned > 1 or self.n_planned == self.n_begun or self.awaits_tower
+
+    @property
+    def awaits_tower(self) -> bool:
+        """Whether its next row is one of a frame that no plan encodes to the end."""
+        n = self.n_encoded
+        return n < len(self.frames) and self.frames[n].first <= self.n_planned
 
     def advance(self, chunk: Chunk, record: SlotResult) -> Output | None:
         """Take the result of a chunk; returns its output if the chunk drew."""
@@ -142,15 +155,9 @@ class Request:
 
     def begin(self, start: int, n_published: int) -> None:
         """Begin, perhaps again, at position `start`: what is before is cached."""
-        self.n_planned = self.n_written = start
+        self.n_planned = self.n_written = self.n_begun = start
         self.n_published = n_published
-        self.n_sent = sum(frame.end <= start for frame in self.frames)
-
-    def send_frames(self, end: int) -> list[Frame]:
-        """Take the frames that were not sent and that positions before `end` need."""
-        frames = [frame for frame in self.frames[self.n_sent :] if frame.first < end]
-        self.n_sent += len(frames)
-        return frames
+        self.n_encoded, self.n_layers = sum(frame.end <= start for frame in self.frames), 0
 
     def admission(self, restore: int = -1) -> Admission:
         """The message by which ranks learn of the request, before its first chunk; `restore` as in `Admission`."""

@@ -168,7 +168,7 @@ class Scheduler:
             builder.set_prefill_budget(self.prefill_budget)
         self._wake(self._prefixes.expired(self._next_step), patient=False)
         self._plan_prefills(builder, prefills)
-        if not builder.work:
+        if builder.empty:
             return None
         plan = builder.finish(self._next_step, self._slots.released)
         self._slots.released.clear()
@@ -187,14 +187,13 @@ class Scheduler:
         prefills = []
         drafts = {} if self.in_flight else self._choose_drafts()
         for request in list(self._running):
-            start = request.n_planned
-            if request.n_expected - start > 1:
+            if request.prefills:
                 prefills.append(request)
                 continue
             if request.n_expected >= request.limit or request.status is not Status.RUNNING:
                 continue
             new_blocks: tuple[int, ...] = ()
-            if start >= len(request.blocks) * self.config.block_tokens:
+            if request.n_planned >= len(request.blocks) * self.config.block_tokens:
                 new_blocks = self._grow(request, builder)
                 if not new_blocks:
                     continue
@@ -208,30 +207,30 @@ class Scheduler:
     def _plan_prefills(self, builder: StepBuilder, prefills: list[Request]) -> None:
         """Plan running prompts, then admissions.
 
-        The oldest prompt of the most important priority gets half of the budget and whatever the others leave, so
-        that a long prompt does not starve shorter ones and they do not starve it.
+        The prompt with a frame under way, or the oldest one of the most important priority, gets half of the budget and
+        whatever the others leave, so that a long prompt does not starve shorter ones and they do not starve it.
         """
-        prefills.sort(key=lambda request: (request.priority, request.arrival))
-        first = prefills[0] if prefills else None
-        held = builder.hold(first)
+        builder.under_way = next((one for one in (*self._lingering, *prefills) if one.n_layers), None)
+        prefills.sort(key=lambda request: (request is not builder.under_way, request.priority, request.arrival))
+        held = builder.hold(first := prefills[0] if prefills else None)
         for request in prefills[1:]:
             if builder.open and request.status is Status.RUNNING:
-                self._plan_chunk(builder, request, ())
+                self._plan_chunk(builder, request)
         if (suspect := self.quarantine.next_up()) is not None:
             self._wake([suspect])
         if not builder.pressed:
             self._admit_waiting(builder)
         builder.resume(held)
         if first is not None and builder.open and first.status is Status.RUNNING:
-            self._plan_chunk(builder, first, ())
+            self._plan_chunk(builder, first)
 
-    def _plan_chunk(self, builder: StepBuilder, request: Request, new_blocks: tuple[int, ...]) -> None:
+    def _plan_chunk(self, builder: StepBuilder, request: Request) -> None:
         """Plan as many of the known tokens as the budget allows; the admission allocated their blocks."""
         start, known = request.n_planned, len(request.token_ids)
-        end = start + builder.rows_of(request, known - start)
+        end = start + builder.encode(request, known - start)
         if start == end:
-            return  # no room for a frame
-        builder.add(request, end - start, new_blocks, draws=end == known)
+            return  # a frame is not encoded to the end, or has no room
+        builder.add(request, end - start, tuple(request.blocks) if start == request.n_begun else (), draws=end == known)
         self.counters.prefill_tokens += end - start
         self.ledger.charge_known(request, start, end, PREFILL_COST)
 
@@ -296,7 +295,7 @@ class Scheduler:
         self.ledger.charge_known(request, 0, start, CACHED_COST)
         self._prefixes.promise(request, len(hits))
         builder.admissions.append(request.admission(self._prefixes.restore(request, len(hits))))
-        self._plan_chunk(builder, request, tuple(request.blocks))
+        self._plan_chunk(builder, request)
 
     def _make_way(self, head: Request) -> bool:
         """Preempt a request less important than the waiting `head`; returns whether its blocks are free at once."""
@@ -324,8 +323,10 @@ class Scheduler:
                 self.counters.discarded_tokens += len(record.token_ids)
             elif (output := self._advance(request, chunk, record)) is not None:
                 outputs.append((request, output))
-            if request.n_in_flight == 0 and request in self._lingering:
-                self._let_go(request)
+        for request in planned.encoding:
+            request.n_in_flight -= 1
+        for request in [one for one in self._lingering if one.n_in_flight == 0]:
+            self._let_go(request)
         self._prefixes.saved(planned.saves)
         self._events.flush()
         return outputs

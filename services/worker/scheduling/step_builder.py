@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.worker.protocol.plan import Admission, Chunk, Frame, Save, StepPlan
+from services.worker.protocol.plan import Admission, Chunk, Save, StepPlan, TowerWork
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.request import Request
@@ -22,11 +23,11 @@ class StepLoad:
     n_prefill_rows: int = 0
     n_keys: float = 0.0  # keys that the prefill rows attend to, summed over the rows
     n_proposals: int = 0
-    n_encoded: int = 0  # rows among the prefill rows that stand for the cost of frames
+    n_encoded: int = 0  # rows among the prefill rows that stand for the cost of the tower
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk], n_encoded: int = 0) -> StepLoad:
-        """The load of a plan's chunks, and of frames that cost as much as `n_encoded` rows of prompts."""
+        """The load of a plan's chunks, and of a tower's work that costs as much as `n_encoded` rows of prompts."""
         n_rows = sum([chunk.n_tokens for chunk in chunks]) + n_encoded
         prefills = [chunk for chunk in chunks if chunk.n_tokens > 1 and not chunk.proposals]
         n_keys = sum([chunk.n_tokens * (chunk.start + chunk.n_tokens / 2) for chunk in prefills])
@@ -41,6 +42,7 @@ class PlannedStep:
 
     step: int
     work: Work
+    encoding: Sequence[Request]  # those with work of the tower alone
     load: StepLoad
     planned_at: float
     saves: Sequence[Reserved] = ()
@@ -63,7 +65,9 @@ class StepBuilder:
     budget: float = field(init=False)  # rest of `prefill_budget`
     work: Work = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
-    frames: list[tuple[int, Frame]] = field(default_factory=list)
+    tower: list[TowerWork] = field(default_factory=list)
+    encoding: list[Request] = field(default_factory=list)  # those without rows, whose frames are encoded
+    under_way: Request | None = None  # has the one frame that is between two layers of the tower
     pressed: bool = False  # a running request found no free block, so nothing is admitted
 
     def __post_init__(self) -> None:
@@ -73,6 +77,11 @@ class StepBuilder:
     def set_prefill_budget(self, allowed: PrefillBudget) -> None:
         """Limit the prompts of the step to `allowed` and to the rows left."""
         self.prefill_budget, self.budget = allowed, min(self.room, allowed.n_rows)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing for the ranks to do."""
+        return not (self.work or self.tower or self.admissions)
 
     @property
     def open(self) -> bool:
@@ -87,6 +96,7 @@ class StepBuilder:
         if request is None:
             return 0.0, 0
         rest = self.prefill_budget.cost(request.n_planned, len(request.token_ids) - request.n_planned)
+        rest += self.config.frame_cost * (len(request.frames) - request.n_encoded)
         held = min(rest, (self.budget + 1) // 2), self.config.frame_tokens if request.frames else 0
         self.budget, self.room = self.budget - held[0], self.room - held[1]
         return held
@@ -105,14 +115,29 @@ class StepBuilder:
         n_known = len(request.token_ids)
         return self.room >= least and (self.config.caches or self.rows_for(0, n_known) == n_known)
 
-    def rows_of(self, request: Request, wanted: int) -> int:
-        """Number of the request's next rows, at most `wanted`, that room and budget allow with their frames.
+    def encode(self, request: Request, wanted: int) -> int:
+        """Plan the tower's work for a request's next rows; returns their number, at most `wanted`.
 
-        Rows end before a frame that the budget does not pay for; only the frame of the first row may exceed it.
-        Frames whose rows are planned together are not cut; the number is 0 without room for the first one.
+        Rows end before a frame that is not encoded to the end. The frame of the first row gets a layer at least, unless
+        another request's frame is under way. Frames whose rows are planned together are not cut; the number is 0
+        without room for the first one.
         """
-        n_rows = self._rows_with_frames(request, wanted)
-        end, whole = request.n_planned + n_rows, self.config.frame_tokens > 0
+        n_rows, tower = self._encoded_rows(request, wanted)
+        for work in tower:
+            ends = work.stop == self.config.frame_layers
+            request.n_encoded, request.n_layers = request.n_encoded + ends, 0 if ends else work.stop
+            self.budget -= self._tower_cost(work.n_layers)
+            if request.n_layers or self.under_way is request:
+                self.under_way = request if request.n_layers else None
+        self.tower += tower
+        n_rows = self._uncut(request, n_rows)
+        if tower and not n_rows:
+            self.encoding.append(request)
+            request.n_in_flight += 1
+        return n_rows
+
+    def _uncut(self, request: Request, n_rows: int) -> int:
+        end, whole = request.n_planned + n_rows, self.config.frame_tokens > 0 and n_rows > 0
         frame = next((one for one in request.frames if one.first < end < one.end), None) if whole else None
         if frame is None:
             return n_rows
@@ -121,19 +146,33 @@ class StepBuilder:
         rest = frame.end - request.n_planned
         return rest if rest <= self.room else 0
 
-    def _rows_with_frames(self, request: Request, wanted: int) -> int:
-        start = request.n_planned
-        n_rows, paid = self.rows_for(start, wanted), self.budget
-        for frame in request.frames[request.n_sent :]:
-            before, paid = frame.first - start, paid - self.config.frame_cost
+    def _encoded_rows(self, request: Request, wanted: int) -> tuple[int, list[TowerWork]]:
+        """Number of rows before the first frame that is not encoded to the end, and the layers that are paid for."""
+        start, budget, tower = request.n_planned, self.budget, list[TowerWork]()
+        n_rows, layer = self.rows_for(start, wanted), request.n_layers
+        for frame in request.frames[request.n_encoded :]:
+            before = max(0, frame.first - start)
             if before >= n_rows:
                 break
-            if before > 0 and paid <= 0:
-                return before
-            if paid <= 0:
-                return min(n_rows, frame.end - start)
-            n_rows = min(n_rows, max(before, 1, self.prefill_budget.rows(start, paid)))
-        return n_rows
+            stop = layer + self._layers_for(budget - self.prefill_budget.cost(start, before), before == 0 and not tower)
+            if stop < self.config.frame_layers and self.under_way not in (None, request):
+                return before, tower
+            stop = min(stop, self.config.frame_layers)
+            if stop > layer:
+                tower.append(TowerWork(request.slot, frame, layer, stop))
+            if stop < self.config.frame_layers:
+                return before, tower
+            budget -= self._tower_cost(stop - layer)
+            n_rows = min(n_rows, max(before, self.prefill_budget.rows(start, budget) if budget > 0 else 0))
+            layer = 0
+        return n_rows, tower
+
+    def _layers_for(self, budget: float, awaited: bool) -> int:
+        """Number of layers of the tower that `budget` pays for; at least one if a row waits for it."""
+        return max(int(awaited), int(budget * self.config.frame_layers // self.config.frame_cost))
+
+    def _tower_cost(self, n_layers: int) -> float:
+        return n_layers * self.config.frame_cost / self.config.frame_layers
 
     def add(
         self,
@@ -149,23 +188,21 @@ class StepBuilder:
         request.n_planned += n_rows
         request.n_in_flight += 1
         self.room -= n_rows
-        frames = request.send_frames(request.n_planned)
-        self.frames += [(request.slot, frame) for frame in frames]
-        self.budget -= self.prefill_budget.cost(start, n_rows) + len(frames) * self.config.frame_cost
+        self.budget -= self.prefill_budget.cost(start, n_rows)
         if self.snapshots is not None:
             self.saves += self.snapshots.reserve(request, start, start + n_rows)
         self.work.append((request, Chunk(request.slot, start, n_rows, draws, new_blocks, proposals)))
 
     def planned(self, plan: StepPlan, now: float) -> PlannedStep:
         """What the scheduler keeps of the step until its result comes."""
-        load = StepLoad.of(plan.chunks, len(plan.frames) * self.config.frame_cost)
-        return PlannedStep(plan.step, self.work, load, now, self.saves)
+        load = StepLoad.of(plan.chunks, math.ceil(self._tower_cost(sum(work.n_layers for work in plan.tower))))
+        return PlannedStep(plan.step, self.work, self.encoding, load, now, self.saves)
 
     def finish(self, step: int, released: list[int]) -> StepPlan:
         """The plan for the ranks."""
         chunks = tuple([chunk for _, chunk in self.work])
         saves = tuple([Save(save.request.slot, save.position, save.row) for save in self.saves])
-        return StepPlan(step, tuple(released), tuple(self.admissions), chunks, saves, tuple(self.frames))
+        return StepPlan(step, tuple(released), tuple(self.admissions), chunks, saves, tuple(self.tower))
 
 
 class Slots:

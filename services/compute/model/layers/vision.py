@@ -58,17 +58,35 @@ class VisionTower:
     norm: Layer
     projection: Layer  # [n_rows, square ** 2, hidden] -> [n_rows, hidden_size], from the patches of each square
 
+    @property
+    def n_layers(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
+
     @torch.inference_mode()
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """Return the decoder's rows [frame_tokens, hidden_size] of a frame's `pixels`, flat uint8 [frame_bytes]."""
+    def __call__(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """Compute the layers from `start` to `stop` of a frame; divided or not, they yield the same bits.
+
+        `x`: for layer 0 the frame's pixels, flat uint8 [frame_bytes], else the residual stream, [n_patches, hidden].
+        Returns that stream, or after the last layer the decoder's rows, [frame_tokens, hidden_size].
+        """
+        x = x if start else self._embed(x)
+        for layer in self.layers[start:stop]:
+            x = layer(x)
+        return x if stop < self.n_layers else self._project(x)
+
+    def _embed(self, pixels: Tensor) -> Tensor:
+        """Return the patches of a frame, [n_patches, hidden]."""
         spec = self.spec
         normal = (pixels.view(-1, _CHANNELS).to(self.mean.device).float() / 255 - self.mean) / self.std
         n, side = spec.frame_size // spec.patch_size, spec.patch_size
         cut = normal.view(n, side, n, side, _CHANNELS).permute(0, 2, 4, 1, 3).reshape(n * n, -1)
-        x = self.patches(cut.to(self.positions.dtype)) + self.positions
-        for layer in self.layers:
-            x = layer(x)
-        rows, square = n // spec.square, spec.square
+        return self.patches(cut.to(self.positions.dtype)) + self.positions
+
+    def _project(self, x: Tensor) -> Tensor:
+        """Return the decoder's rows of a frame's residual stream."""
+        square = self.spec.square
+        rows = self.spec.frame_size // self.spec.patch_size // square
         squares = self.norm(x).view(rows, square, rows, square, -1).transpose(1, 2)
         return self.projection(squares.reshape(rows * rows, square * square, -1))
 

@@ -85,7 +85,7 @@ def tower_of(seen: Seen, backend: ModelBackend) -> VisionTower:
 
 def states_of(seen: Seen, backend: ModelBackend) -> torch.Tensor:
     tower = tower_of(seen, backend)
-    return torch.cat([tower(frame.flatten()) for frame in seen.frames])
+    return torch.cat([tower(frame.flatten(), 0, tower.n_layers) for frame in seen.frames])
 
 
 def whole(chunks: list[int]) -> list[int]:
@@ -127,6 +127,14 @@ def test_logits_with_images_on_two_ranks_equal_transformers(seen: Seen) -> None:
 
     for logits in run_ranks(2, compute):
         assert (logits[:, : seen.logits.shape[1]] - seen.logits).abs().max() <= 1e-4
+
+
+def test_tower_computed_in_parts_has_the_same_bits(seen: Seen, backend: ModelBackend) -> None:
+    tower, pixels = tower_of(seen, backend), seen.frames[0].flatten()
+    assert tower.n_layers > 1
+    for cut in range(tower.n_layers):
+        x = tower(pixels, 0, cut) if cut else pixels
+        assert torch.equal(tower(x, cut, tower.n_layers), tower(pixels, 0, tower.n_layers))
 
 
 def test_tower_needs_every_tensor(seen: Seen, backend: ModelBackend, tmp_path: Path) -> None:

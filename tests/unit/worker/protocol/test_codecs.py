@@ -31,7 +31,17 @@ from services.worker.protocol.order_codec import (
     encode_answer,
     encode_order,
 )
-from services.worker.protocol.plan import Admission, Chunk, Frame, Save, SlotResult, StepPlan, StepResult, StepTimes
+from services.worker.protocol.plan import (
+    Admission,
+    Chunk,
+    Frame,
+    Save,
+    SlotResult,
+    StepPlan,
+    StepResult,
+    StepTimes,
+    TowerWork,
+)
 from services.worker.protocol.plan_codec import PlanView, decode_plan, encode_plan
 from services.worker.protocol.rank_config import RankSettings, ServerEndpoint
 from services.worker.protocol.result_codec import decode_result, encode_result
@@ -76,6 +86,8 @@ admissions = st.builds(
 chunks = st.builds(
     Chunk, slot=ids, start=ids, n_tokens=ids, draws=st.booleans(), new_blocks=tuples(ids), proposals=tuples(ids)
 )
+frames = st.builds(Frame, first=ids, n_tokens=st.just(1), pixels=st.binary(max_size=9))
+begun_frames = st.builds(Frame, first=ids, n_tokens=st.just(1), pixels=st.just(b""))
 plans = st.builds(
     StepPlan,
     step=st.integers(0, 2**63 - 1),
@@ -83,7 +95,11 @@ plans = st.builds(
     admissions=tuples(admissions, 3),
     chunks=tuples(chunks, 8),
     saves=tuples(st.builds(Save, ids, ids, ids), 4),
-    frames=tuples(st.tuples(ids, st.builds(Frame, first=ids, n_tokens=st.just(1), pixels=st.binary(max_size=9))), 3),
+    tower=tuples(
+        st.builds(TowerWork, slot=ids, frame=frames, start=st.just(0), stop=ids)
+        | st.builds(TowerWork, slot=ids, frame=begun_frames, start=st.integers(1, 99), stop=ids),
+        3,
+    ),
 )
 adapter_orders = st.builds(
     AdapterOrder,
@@ -140,8 +156,10 @@ def as_written(view: PlanView) -> StepPlan:
     blocks, proposals = split(view.new_blocks, view.block_counts), split(view.proposals, view.proposal_counts)
     chunks = tuple(Chunk(*row) for row in zip(*columns, blocks, proposals, strict=True))
     saves = tuple(Save(*row) for row in view.saves.tolist())
-    frames = tuple((frame.slot, Frame(frame.first, 1, frame.pixels.tobytes())) for frame in view.frames)
-    return StepPlan(view.step, tuple(view.released.tolist()), tuple(admissions), chunks, saves, frames)
+    tower = tuple(
+        TowerWork(work.slot, Frame(work.first, 1, work.pixels.tobytes()), work.start, work.stop) for work in view.tower
+    )
+    return StepPlan(view.step, tuple(view.released.tolist()), tuple(admissions), chunks, saves, tower)
 
 
 @given(plans)

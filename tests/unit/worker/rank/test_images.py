@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import torch
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.compute.backends.batch import ImageRows
-from services.worker.protocol.plan import Admission, Chunk, Frame, StepPlan
+from services.worker.protocol.plan import Admission, Chunk, Frame, StepPlan, TowerWork
 from services.worker.protocol.plan_codec import view_plan
 from services.worker.rank.batching import lay_out
 from services.worker.rank.images import SlotImages
@@ -19,9 +19,20 @@ from services.worker.rank.slot_table import MalformedPlanError, SlotTable
 ROWS = 6
 
 
-def tower(pixels: torch.Tensor) -> torch.Tensor:
-    """States that say which row of which frame they are: [ROWS, 1]."""
-    return 100.0 * pixels[:1, None] + torch.arange(ROWS)[:, None]
+class Counting:
+    """States that say which row of which frame they are, [ROWS, 1], once each of the layers was computed in order."""
+
+    n_layers = 3
+
+    def __call__(self, x: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        x = x if start else 100.0 * x[:1, None] + torch.arange(ROWS)[:, None]
+        for layer in range(start, stop):
+            x = 2 * x + layer
+        return x if stop < self.n_layers else (x - 4) / 8
+
+
+def sent(slot: int, frame: Frame, start: int = 0, stop: int = Counting.n_layers) -> TowerWork:
+    return TowerWork(slot, frame, start, stop)
 
 
 FRAMES = (Frame(3, ROWS, bytes([1, 0, 0])), Frame(9, ROWS, bytes([2, 0, 0])), Frame(17, ROWS, bytes([3, 0, 0])))
@@ -30,23 +41,23 @@ EXPECTED = {frame.first + row: 100.0 * frame.pixels[0] + row for frame in FRAMES
 
 @pytest.mark.parametrize("cuts", [[], [5], [3, 9, 17], [4, 5, 6, 7, 8, 9, 10], [20, 22]])
 def test_rows_have_the_states_of_their_frames(cuts: list[int]) -> None:
-    table, images = SlotTable(4, 40, 4, 40), SlotImages(tower)
+    table, images = SlotTable(4, 40, 4, 40), SlotImages(Counting())
     seen: dict[int, float] = {}
     bounds = [*cuts, 25]
     start = 0
     for step, end in enumerate(bounds):
-        sent = tuple((2, frame) for frame in FRAMES if start <= frame.first < end)
+        tower = tuple(sent(2, frame) for frame in FRAMES if start <= frame.first < end)
         blocks = tuple(range(-(-start // 4) + 1, -(-end // 4) + 1))
         chunks = [Chunk(2, start, end - start, draws=end == 25, new_blocks=blocks)]
         admissions = [Admission(2, Sampling(), tuple(range(25)), 25)] if not step else []
         if not step:  # a neighbour of text, whose rows stand before or behind
             admissions.append(Admission(1, Sampling(), (7, 8, 9), 3))
             chunks.append(Chunk(1, 0, 3, draws=True, new_blocks=(30,)))
-        view = view_plan(StepPlan(step, admissions=tuple(admissions), chunks=tuple(chunks), frames=sent))
+        view = view_plan(StepPlan(step, admissions=tuple(admissions), chunks=tuple(chunks), tower=tower))
         for admission in view.admissions:
             table.admit(admission)
         table.extend(view)
-        images.encode(view.frames)
+        images.encode(view.tower)
         numbers, layout = lay_out(table, view, exact_chunks=True)
         if (rows := images.rows(layout)) is not None:
             placed = _by_position(rows, numbers.positions, numbers.token_ids)
@@ -74,19 +85,48 @@ def _by_position(
     return dict(zip((int(positions[row]) for row in chosen), rows.states[:, 0].tolist(), strict=True))
 
 
-def test_released_slot_forgets_its_frames() -> None:
-    images = SlotImages(tower)
-    images.encode(view_plan(StepPlan(0, frames=((0, FRAMES[0]),))).frames)
-    images.release(0)
+def encode(images: SlotImages, *works: TowerWork) -> None:
+    images.encode(view_plan(StepPlan(0, tower=works)).tower)
+
+
+def shown(images: SlotImages) -> ImageRows | None:
+    """The rows of images in a chunk of slot 0 up to position 9."""
     table = SlotTable(1, 40, 4, 40)
     chunk = Chunk(0, 0, 9, draws=True, new_blocks=(1, 2, 3))
     view = view_plan(StepPlan(1, admissions=(Admission(0, Sampling(), (1,) * 9, 9),), chunks=(chunk,)))
     table.admit(view.admissions[0])
     table.extend(view)
-    assert images.rows(lay_out(table, view, exact_chunks=True)[1]) is None
+    return images.rows(lay_out(table, view, exact_chunks=True)[1])
+
+
+@pytest.mark.parametrize("cuts", [[0, 3], [0, 1, 3], [0, 1, 2, 3]])
+def test_frame_is_encoded_in_parts_beside_others(cuts: list[int]) -> None:
+    images = SlotImages(Counting())
+    for start, stop in itertools.pairwise(cuts):
+        encode(images, sent(0, FRAMES[0], start, stop), sent(1, FRAMES[1]))
+    rows = shown(images)
+    assert rows is not None
+    assert rows.states[:, 0].tolist() == [100.0 + row for row in range(ROWS)]
+
+
+@pytest.mark.parametrize("stop", [2, 3])
+def test_released_slot_forgets_its_frames(stop: int) -> None:
+    images = SlotImages(Counting())
+    encode(images, sent(0, FRAMES[0], 0, stop))
+    images.release(0)
+    assert shown(images) is None
+    with pytest.raises(MalformedPlanError, match="layer 2 of a frame at 3 follows no other"):
+        encode(images, sent(0, FRAMES[0], 2, 3))
+
+
+@pytest.mark.parametrize("wrong", [sent(0, FRAMES[0], 2, 3), sent(0, FRAMES[1], 1, 3), sent(1, FRAMES[0], 1, 3)])
+def test_layers_that_follow_no_others_are_malformed(wrong: TowerWork) -> None:
+    images = SlotImages(Counting())
+    encode(images, sent(0, FRAMES[0], 0, 1))
+    with pytest.raises(MalformedPlanError, match="follows no other"):
+        encode(images, wrong)
 
 
 def test_frame_for_a_model_of_text_is_malformed() -> None:
-    encode: Callable[..., None] = SlotImages(None).encode
     with pytest.raises(MalformedPlanError, match="reads text only"):
-        encode(view_plan(StepPlan(0, frames=((0, FRAMES[0]),))).frames)
+        encode(SlotImages(None), sent(0, FRAMES[0]))
