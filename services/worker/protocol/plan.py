@@ -89,7 +89,7 @@ class StepPlan:
     admissions: tuple[Admission, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     saves: tuple[Save, ...] = ()
-    tower: tuple[TowerWork, ...] = ()  # of frames that chunks from this one on need
+    tower: tuple[TowerWork, ...] = ()  # for the frames of this step and of later ones
 
     @property
     def n_tokens(self) -> int:

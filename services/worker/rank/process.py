@@ -173,13 +173,13 @@ def _measure_steps(config: RankGroupConfig, model: LoadedModel, comm: StepCommun
     runner = _make_runner(config, model, model.make_cache(1), 1, comm, backend)
 
     def steps() -> None:
-        kept = None  # a frame that is between two layers of the tower meanwhile
+        between = None  # a frame between two layers of the tower
         if model.tower is not None:
             pixels = torch.zeros(config.frame_bytes, dtype=torch.uint8)
-            kept = model.tower(pixels, 0, min(1, model.tower.n_layers - 1))
+            between = model.tower(pixels, 0, min(1, model.tower.n_layers - 1))
             model.tower(pixels, 0, model.tower.n_layers)
         runner.rehearse(worst_steps(config, backend.replayed_rows))
-        del kept
+        del between
 
     return KvBudget.measured(backend.memory, steps, cache_bytes, config.gpu_memory_utilization)
 

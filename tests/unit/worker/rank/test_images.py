@@ -100,7 +100,7 @@ def shown(images: SlotImages) -> ImageRows | None:
 
 
 @pytest.mark.parametrize("cuts", [[0, 3], [0, 1, 3], [0, 1, 2, 3]])
-def test_frame_is_encoded_in_parts_beside_others(cuts: list[int]) -> None:
+def test_frame_is_encoded_in_parts_beside_another_frame(cuts: list[int]) -> None:
     images = SlotImages(Counting())
     for start, stop in itertools.pairwise(cuts):
         encode(images, sent(0, FRAMES[0], start, stop), sent(1, FRAMES[1]))
@@ -120,7 +120,7 @@ def test_released_slot_forgets_its_frames(stop: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [sent(0, FRAMES[0], 2, 3), sent(0, FRAMES[1], 1, 3), sent(1, FRAMES[0], 1, 3)])
-def test_layers_that_follow_no_others_are_malformed(wrong: TowerWork) -> None:
+def test_layers_without_the_layers_before_are_malformed(wrong: TowerWork) -> None:
     images = SlotImages(Counting())
     encode(images, sent(0, FRAMES[0], 0, 1))
     with pytest.raises(MalformedPlanError, match="follows no other"):

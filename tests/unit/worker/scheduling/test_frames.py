@@ -38,7 +38,7 @@ class Watch:
     def __init__(self, harness: Harness) -> None:
         self.harness = harness
         self.encoded: dict[int, dict[int, int]] = {}  # layers of frames, by slot and position
-        self.n_layers: list[int] = []  # of each plan
+        self.n_layers: list[int] = []  # computed in each plan
         self.work: list[set[Request]] = []  # requests of each plan
         self._requests: dict[int, Request] = {}
 
@@ -112,7 +112,7 @@ def test_decodes_get_a_token_in_every_step_while_frames_are_encoded(whole: int, 
     assert [harness.answers[one] for one in pictures] == [answer(one) for one in pictures]
 
 
-def test_frame_under_way_is_finished_before_more_important_ones() -> None:
+def test_frame_under_way_is_finished_before_a_more_important_frame() -> None:
     harness = Harness(max_batched_tokens=64, max_running=4, n_blocks=80, frame_cost=COST, frame_layers=LAYERS)
     text = harness.submit([40, 41, 42], max_tokens=200)
     harness.step()
@@ -129,7 +129,7 @@ def test_frame_under_way_is_finished_before_more_important_ones() -> None:
 
 
 @pytest.mark.parametrize("loss", ["cancel", "abandon", "preempt"])
-def test_frame_that_is_lost_half_way_leaves_the_tower_to_others(loss: str) -> None:
+def test_frame_that_is_lost_half_way_leaves_the_tower_free(loss: str) -> None:
     harness = Harness(max_batched_tokens=16, frame_cost=COST, frame_layers=LAYERS, max_running=1, n_blocks=80)
     first, watch = submit(harness, 2, priority=1), Watch(harness)
     while not first.n_layers:
