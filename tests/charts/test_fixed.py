@@ -183,3 +183,24 @@ def test_other_names_in_a_running_release_are_refused(
         assert f"--set fullnameOverride={named}." in str(refused.value)
         with_names = yaml.safe_dump(yaml.safe_load(then) | {"fullnameOverride": named})
         assert f"name: {named}-gateway\n" in upgraded(api, with_names, release)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "prefix"),
+    [
+        ("{}", "redis: {keyPrefix: other}", f"{NAMESPACE}-{RELEASE}"),
+        ("redis: {keyPrefix: one}", "{}", "one"),
+    ],
+)
+def test_another_prefix_of_keys_in_a_running_release_is_refused(
+    first: str, then: str, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_kube_api(KubeApi(), tmp_path, monkeypatch) as api:
+        for deployment in render(inline=first).of("Deployment"):
+            annotations = {"meta.helm.sh/release-name": RELEASE}
+            api.put("deployments", {**deployment, "metadata": {**deployment["metadata"], "annotations": annotations}})
+        with pytest.raises(RenderError) as refused:
+            upgraded(api, then)
+        assert "redis.keyPrefix: nothing has been changed" in str(refused.value)
+        assert f"--set redis.keyPrefix={prefix}." in str(refused.value)
+        upgraded(api, f"redis: {{keyPrefix: {prefix}}}")

@@ -40,7 +40,7 @@ changed, so values that differ from the objects of the release are refused befor
 {{ include "ryzanstein.fixed.service" . }}
 {{- end }}
 
-{{/* The names of all objects. Under other names Redis and the claims would be made anew, and the keys in Redis have another prefix. */}}
+{{/* The names of all objects, and the prefix of all keys in Redis. With others, Redis and the claims would be made anew, or be read in vain. */}}
 {{- define "ryzanstein.fixed.name" -}}
 {{- $wanted := include "ryzanstein.name" (list . "gateway") -}}
 {{- range lookup "apps/v1" "Deployment" .Release.Namespace "" | dig "items" list -}}
@@ -53,6 +53,16 @@ changed, so values that differ from the objects of the release are refused befor
 {{- if and $same (ne $name $wanted) }}
 fullnameOverride: nothing has been changed, since other names are other objects, with an empty Redis and empty claims; the objects of this release are called {{ trimSuffix "-gateway" $name }}, and with these values {{ trimSuffix "-gateway" $wanted }}.
   Keep the names with --set fullnameOverride={{ trimSuffix "-gateway" $name }}. Or install a second release with the new names, move clients, keys and routes to it, and uninstall this one.
+{{- else if $same -}}
+{{- $prefix := include "ryzanstein.redis.namespace" $ -}}
+{{- range dig "spec" "template" "spec" "containers" list . -}}
+{{- range .env -}}
+{{- if and (eq .name "RYZANSTEIN_NAMESPACE") (ne (default $prefix .value) $prefix) }}
+redis.keyPrefix: nothing has been changed, since keys, routes, usage and jobs in Redis would be left behind; their names begin with {{ .value }}, and with these values {{ $prefix }}.
+  Keep the prefix with --set redis.keyPrefix={{ .value }}. Or install a second release with the new one, move clients, keys and routes to it, and uninstall this one.
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

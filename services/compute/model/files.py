@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -12,7 +13,8 @@ from typing import Any
 from services.common import denied
 from services.compute.model.spec import ModelError
 
-FLOATS = ("F64", "F32", "F16", "BF16")  # names of the dtypes of unquantized weights
+_N_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+FLOATS = tuple(_N_BYTES)  # names of the dtypes of unquantized weights
 _POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX = "model.safetensors.index.json"
 # Files of an image processor, and its section in them.
@@ -46,13 +48,21 @@ def refuse_pointer(file: Path) -> None:
         raise ModelError(f"{file}: a git-lfs pointer, not the file itself; `git lfs pull` brings it")
 
 
+def decode_json(content: str | bytes) -> Any:
+    """Return the value of a JSON text. Raises ValueError."""
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
 def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
     """Return the object (or list) in `file`; an empty one if there is no file. Raises ModelError."""
     if not file.is_file():
         return kind()
     refuse_pointer(file)
     try:
-        value = json.loads(file.read_text())
+        value = decode_json(file.read_text())
     except (OSError, ValueError) as error:
         raise ModelError(f"{file}: not JSON: {error}") from error
     if not isinstance(value, kind):
@@ -91,19 +101,33 @@ def read_header(file: Path) -> dict[str, StoredEntry]:
         if not 2 <= length <= size - _HEADER_LENGTH:
             raise ModelError(f"{file}: not a safetensors file, or cut off: {size} bytes, a header of {length}")
         try:
-            header = json.loads(stream.read(length))
+            header = decode_json(stream.read(length))
             header.pop("__metadata__", None)
-            data = _HEADER_LENGTH + length
-            entries = {
-                name: StoredEntry(entry["dtype"], tuple(entry["shape"]), *(data + at for at in entry["data_offsets"]))
-                for name, entry in header.items()
-            }
+            entries = {name: _entry(entry, _HEADER_LENGTH + length) for name, entry in header.items()}
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ModelError(f"{file}: its safetensors header is broken: {error}") from error
-    wanted = max((entry.stop for entry in entries.values()), default=data)
-    if size < wanted:
-        raise ModelError(f"{file}: cut off: {size} bytes of {wanted}")
+    end = _HEADER_LENGTH + length
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if entry.start != end:
+            raise ModelError(
+                f"{file}: {name}: begins at byte {entry.start} instead of {end}, where the one before ends"
+            )
+        end = entry.stop
+    if size != end:
+        raise ModelError(f"{file}: {'cut off' if size < end else 'too long'}: {size} bytes of {end}")
     return entries
+
+
+def _entry(stored: Any, data: int) -> StoredEntry:
+    """Return an entry of a header; `data`: the place of the first tensor. Raises an error of many kinds."""
+    dtype, shape, (start, stop) = stored["dtype"], stored["shape"], stored["data_offsets"]
+    if not isinstance(dtype, str) or not isinstance(shape, list):
+        raise TypeError(f"expected a dtype and a shape, found {dtype!r} and {shape!r}")
+    if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
+        raise ValueError(f"expected a shape and places from 0 on, found {shape!r} and {start!r} to {stop!r}")
+    if dtype in _N_BYTES and stop - start != math.prod(shape) * _N_BYTES[dtype]:
+        raise ValueError(f"{stop - start} bytes of {dtype} are not of the shape {shape}")
+    return StoredEntry(dtype, tuple(shape), data + start, data + stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +160,7 @@ def weight_files(folder: Path) -> WeightFiles:
         read = {name for tensor, name in places.items() if "mtp" not in tensor.split(".")}
         # Layers of multi-token prediction are not read; quantized checkpoints list them in a file that they lack.
         names = sorted(name for name in set(places.values()) if name in read or (folder / name).is_file())
-        outside = [name for name in names if Path(name).name != name]
+        outside = [name for name in names if Path(name).name != name or "\0" in name]
         if outside:
             raise ModelError(f"{index}: weight_map: {outside[0]!r} is not a file of this folder")
         return WeightFiles(tuple(folder / name for name in names), places)

@@ -5,7 +5,7 @@ Beside plain LoRA: DoRA (arXiv:2402.09353), modules that were trained whole, bia
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from services.compute.model.adapters.peft import BEFORE, MERGED, A, Factors, PeftFolder
 from services.compute.model.spec import ModelError
 from services.tools.merger.experts import INNER, Read, StackFactors, StackPart, Stacks, stack_factors, targeted
+from services.tools.merger.names import BaseNames
 
 _MAGNITUDE = ".lora_magnitude_vector"
 _EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"  # [rank, n_ids] and [size, rank]
@@ -28,14 +29,16 @@ class Change:
     magnitude: str = ""  # name of DoRA's vector
     embedding: str = ""  # module whose table, [n_ids, size], has factors
     whole: str = ""  # name of the tensor that replaces it, before factors are added
+    transposed: bool = False  # the base's is stored [in, out]
 
 
-def changes(peft: PeftFolder, stacks: Stacks, named: Callable[[str], str]) -> dict[str, Change]:
+def changes(peft: PeftFolder, stacks: Stacks, names: BaseNames) -> dict[str, Change]:
     """Return the changes by the family's names of the base's tensors. Every tensor of the adapter belongs to one.
 
-    `stacks` are the base's parameters of experts, whose changes are by the names of their tensors; `named` gives the
-    family's name for one of the adapter's. Raises ModelError naming the first tensor or key that is not implemented.
+    `stacks` are the base's parameters of experts, whose changes are by the names of their tensors; `names` are those of
+    all its tensors. Raises ModelError naming the first tensor or key that is not implemented, or lacks a tensor.
     """
+    named = names.named
     peft.require_plain(but=MERGED)
     peft.require_finite()
     by_target = dict[str, Change]()
@@ -47,7 +50,7 @@ def changes(peft: PeftFolder, stacks: Stacks, named: Callable[[str], str]) -> di
             target = named(f"{module.replace(INNER, '')}.weight")
             if target in by_target:
                 raise ModelError(f"{peft.file}: {BEFORE}{module}{A}: {target} has other factors, too")
-            by_target[target] = Change(peft.factors_of(module))
+            by_target[target] = Change(peft.factors_of(module), transposed=names.is_transposed(target))
     for name in peft.others():
         target, change = _other(peft, name)
         target = named(target)
@@ -61,6 +64,7 @@ def changes(peft: PeftFolder, stacks: Stacks, named: Callable[[str], str]) -> di
     _check_dora(peft, by_target)
     if not by_target:
         raise ModelError(f"{peft.file}: holds no tensors")
+    _check_saved(peft, by_target, stacks, names)
     return by_target
 
 
@@ -95,11 +99,35 @@ def _check_dora(peft: PeftFolder, by_target: dict[str, Change]) -> None:
             raise ModelError(f"{peft.file}: use_dora is set, but {target} has factors and no {_MAGNITUDE[1:]}")
 
 
+def _check_saved(peft: PeftFolder, by_target: Mapping[str, Change], stacks: Stacks, names: BaseNames) -> None:
+    """Raise ModelError for a part of the base that was trained as the configuration says, without a tensor."""
+    for module in peft.config.get("modules_to_save") or ():
+        held = names.within(str(module))
+        if held and not any(by_target.get(name, Change()).whole for name in held):
+            raise peft.error("modules_to_save", f"{module}: {peft.file.name} holds none of its tensors")
+    for parameter in map(str, peft.config.get("target_parameters") or ()):
+        held = [name for name in names.within(parameter) if name.endswith(parameter)]
+        held += [part.stored for name in stacks if f".{name}".endswith(f".{parameter}") for part in stacks[name].parts]
+        if held and not by_target.keys() & held:
+            raise peft.error("target_parameters", f"{parameter}: {peft.file.name} holds no factors of it")
+    if peft.config.get("bias") in ("all", "lora_only") and not any(name.endswith(".bias") for name in by_target):
+        adapted = [f"{name.removesuffix('.weight')}.bias" for name, change in by_target.items() if change.factors]
+        if any(map(names.place, adapted)):
+            raise peft.error("bias", f"{peft.config['bias']}: {peft.file.name} holds no bias")
+
+
 def changed(base: Tensor, change: Change, read: Read, peft: PeftFolder, name: str) -> Tensor:
     """Return the tensor `name` of the base after its change, in its dtype; `read` gives the adapter's tensors.
 
-    Raises ModelError if their shapes differ.
+    Raises ModelError if their shapes differ, or a number is beyond the dtype.
     """
+    made = _changed(base, change, read, peft, name)
+    if not made.isfinite().all():
+        raise ModelError(f"{peft.file}: {name}: after its change not all numbers are finite in {made.dtype}")
+    return made
+
+
+def _changed(base: Tensor, change: Change, read: Read, peft: PeftFolder, name: str) -> Tensor:
     if change.whole:
         whole = read(change.whole)
         _require(whole, tuple(base.shape), peft, change.whole)
@@ -109,7 +137,7 @@ def changed(base: Tensor, change: Change, read: Read, peft: PeftFolder, name: st
     if change.experts:
         factors, part = change.experts
         return factors.added(base, part, read)
-    transposed = bool(change.embedding) or bool(peft.config.get("fan_in_fan_out"))  # stored [in, out]
+    transposed = bool(change.embedding) or change.transposed
     weight = base.float().t() if transposed else base.float()
     if change.embedding:
         a, b = (read(f"{BEFORE}{change.embedding}{end}").float() for end in (_EMBEDDING_A, _EMBEDDING_B))

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from services.compute.model.adapters.peft import PeftFolder
-from services.compute.model.families.fused import stacked_refs
-from services.compute.model.families.naming import TEXT_PREFIXES, renamed
 from services.compute.model.files import INDEX, read_header, read_json, weight_files
-from services.compute.model.registry import Description, describe
+from services.compute.model.registry import describe
 from services.compute.model.spec import ModelError
 from services.tools.merger.changes import Change, changed, changes
 from services.tools.merger.experts import find_stacks
+from services.tools.merger.names import OWN_HEAD, BaseNames
 from services.tools.tensor_file import write_tensors
 
-_EMBED, _HEAD = "embed", "head"
-_OWN_HEAD, _OUTER = "lm_head.weight", "language_model."
 Report = Callable[[int, int], None]
 
 
@@ -48,9 +45,9 @@ def merge(base: Path, adapter: Path, out: Path, report: Report) -> None:
         raise ModelError(f"{base}: quantized; merge into the checkpoint that it was made from, then quantize")
     files = weight_files(base).files
     headers = {name: entry for file in files for name, entry in read_header(file).items()}
-    names = _Names(model, headers)
+    names = BaseNames(model, headers)
     stacks = find_stacks(model, {names.named(name): entry for name, entry in headers.items()})
-    plan = _plan(changes(peft, stacks, names.named), names, peft)
+    plan = _plan(changes(peft, stacks, names), names, peft)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -71,43 +68,17 @@ def merge(base: Path, adapter: Path, out: Path, report: Report) -> None:
         partial.rename(out)
     except OSError as error:
         raise ModelError(f"{error.filename or out}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise ModelError(f"{base} or {adapter}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-class _Names:
-    """The names of the base's tensors: those that its family has for them, and those that are stored."""
-
-    def __init__(self, model: Description, stored: Collection[str]) -> None:
-        self._refs, self._prefix = model.family.refs(model.spec), model.family.optional_prefix
-        self._prefixes = model.family.prefixes or TEXT_PREFIXES
-        as_computed = stacked_refs(model.spec, model.family.stacked)  # transformers 5 has other names for routers
-        self._aliases = {ref.name: self._refs[key].name for key, ref in as_computed.items() if ref.place is None}
-        self._stored = {self.named(name): name for name in stored}
-
-    def named(self, name: str) -> str:
-        """Return the family's name for one that a model of images and text, or transformers 5, has."""
-        name = renamed(name, self._prefixes)
-        return self._aliases.get(name, name)
-
-    def place(self, name: str) -> str:
-        """Return the stored name; "" if the base has no such tensor. Some are stored without their first part."""
-        tried = (name, name.removeprefix(self._prefix), self._prefix + name)
-        return next((self._stored[one] for one in tried if one in self._stored), "")
-
-    def head(self) -> tuple[str, str]:
-        """Return the stored names of the embedding and of the head that is tied to it; "" for one that is not."""
-        embedding = self.place(self._refs[_EMBED].name)
-        tied = self._refs[_HEAD] == self._refs[_EMBED] and not self.place(_OWN_HEAD)
-        outer = _OUTER if embedding.startswith(_OUTER) else ""
-        return embedding, f"{outer}{_OWN_HEAD}" if tied else ""
-
-
-def _plan(changes: Mapping[str, Change], names: _Names, peft: PeftFolder) -> _Plan:
+def _plan(changes: Mapping[str, Change], names: BaseNames, peft: PeftFolder) -> _Plan:
     places = {name: names.place(name) for name in changes}
     embedding, head = names.head()
-    change = changes.get(_OWN_HEAD) if head else None
-    missing = [name for name, place in places.items() if not place and not (head and name == _OWN_HEAD)]
+    change = changes.get(OWN_HEAD) if head else None
+    missing = [name for name, place in places.items() if not place and not (head and name == OWN_HEAD)]
     if missing:
         raise ModelError(f"{peft.file}: the base has no tensor {missing[0]} ({len(missing)} in all)")
     by_stored = {place: changes[name] for name, place in places.items() if place}

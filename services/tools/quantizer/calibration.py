@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from services.compute.model.files import decode_json
 from services.compute.model.spec import ModelError
 
 
@@ -36,7 +36,7 @@ def _lines(file: Path, text: str) -> list[str]:
     texts = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            value = json.loads(line)
+            value = decode_json(line)
         except ValueError as error:
             raise ModelError(f"--calibration {file}: line {number}: not JSON: {error}") from error
         content = value.get("text") if isinstance(value, dict) else None

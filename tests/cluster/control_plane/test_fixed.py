@@ -58,7 +58,8 @@ def refusal(kube: Kube, *sets: str, major: int = 3) -> str:
 
 def attempt(kube: Kube, values: Path, major: int) -> str:
     """The error of an upgrade to a file's values; empty: it has succeeded."""
-    args = ("--reset-values", "--values", str(values), "--set", NOWHERE)
+    prefix = f"redis.keyPrefix={kube.namespace}-{RELEASE}"  # a release keeps its own
+    args = ("--reset-values", "--values", str(values), "--set", NOWHERE, "--set", prefix)
     try:
         kube.helm("upgrade", RELEASE, str(CHART), *args, major=major)
     except CommandError as error:

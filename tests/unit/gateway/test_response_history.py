@@ -73,6 +73,8 @@ LEFT_OUT: list[Raw] = [
     {"type": "function_call", "name": "f", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "", "output": "a"},
     {"type": "message", "role": 5, "content": "a"},
+    {"type": "message", "role": [], "content": "a"},
+    {"type": "message", "content": "a"},
     {"type": "message", "role": "user"},
     {"type": "reasoning", "summary": "a"},
 ]
@@ -85,6 +87,7 @@ def test_an_item_without_a_meaning_here_is_left_out_and_named(item: Raw) -> None
     asked = Turn("user", ["Go on."])
     assert turns == [asked, Turn("assistant", ["Yes."], reasoning_content="Hm."), asked]
     assert ignored == f"input[].type={item['type']}"
+    assert read(ASKED, item, ASKED) == ([asked, asked], ignored)  # directly before the newest message
 
 
 SERVED: list[tuple[list[Raw], str, str, str]] = [

@@ -12,7 +12,7 @@ from services.compute.model.files import StoredEntry
 from services.compute.model.spec import ModelError
 
 _PIECE = 1 << 20  # numbers at a time
-_LARGEST = float(np.finfo(np.float32).max)  # what adapters are computed in
+LARGEST = float(np.finfo(np.float32).max)  # what adapters are computed in
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -29,7 +29,7 @@ def check_finite(file: Path, tensors: Mapping[str, StoredEntry], scales: Mapping
         for start in range(entry.start, entry.stop, _PIECE * kind.itemsize):
             numbers = stored[start : min(entry.stop, start + _PIECE * kind.itemsize)].view(kind)
             largest = float(np.abs(_as_floats(numbers, entry.dtype)).max())  # NaN, if one is
-            if not largest * scales.get(name, 1.0) <= _LARGEST:
+            if not largest * scales.get(name, 1.0) <= LARGEST:
                 size = f"{largest:g}, times {scales[name]:g}," if scales.get(name, 1.0) != 1.0 else f"{largest:g}"
                 raise ModelError(f"{file}: {name}: not all numbers are finite: it holds {size} beyond float32")
 

@@ -13,7 +13,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from services.compute.model.adapters.finite import check_finite
+from services.compute.model.adapters.finite import LARGEST, check_finite
 from services.compute.model.files import FLOATS, StoredEntry, read_header, read_json
 from services.compute.model.spec import ModelError
 
@@ -28,12 +28,12 @@ MERGE = "`ryzanstein merge` makes a model of base and adapter, which can be serv
 _BEGUN = ("gaussian", "eva", "orthogonal", "mica")
 # Keys of the configuration that are read here, or by `ryzanstein merge`.
 READ = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights")
-READ_BY_MERGE = ("fan_in_fan_out", "ensure_weight_tying")
-# Keys without an effect on what a trained adapter computes: where it comes from, what was trained, which the tensors
-# show, how it was trained, and settings of keys that are refused.
+READ_BY_MERGE = ("ensure_weight_tying",)
+# Keys without an effect on what a trained adapter computes: where it comes from, what was trained and how the base
+# stores it, which the tensors show, how it was trained, and settings of keys that are refused.
 PASSED = (
     *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
-    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout", "fan_in_fan_out"),
     *("megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
     *("velora_config", "monteclora_config", "qalora_group_size", "runtime_config"),
     *("lora_dtype", "lorap_lr_ratio", "lorap_emb_lr", "merge_weights"),  # other programs' and PEFT's first keys
@@ -149,8 +149,10 @@ class PeftFolder:
         for name, other in ((a, b), (b, a)):
             if name not in self.tensors:
                 raise ModelError(f"{self.file}: {name}: missing; {other} is there")
-            if self.tensors[name].dtype not in FLOATS or len(self.tensors[name].shape) != 2:
-                raise ModelError(f"{self.file}: {name}: expected a matrix of {' or '.join(FLOATS)}")
+            dtype, shape = self.tensors[name].dtype, self.tensors[name].shape
+            if dtype not in FLOATS or len(shape) != 2 or 0 in shape:
+                found = f"{dtype} of the shape {list(shape)}"
+                raise ModelError(f"{self.file}: {name}: expected a matrix of {' or '.join(FLOATS)}, found {found}")
         return self.tensors[a].shape, self.tensors[b].shape
 
     def factors_of(self, module: str) -> Factors:
@@ -218,14 +220,17 @@ def _require_number(key: str, value: object, least: int, *, whole: bool = False)
     if not number or (whole and value % 1):  # type: ignore[operator]
         kind = "whole number" if whole else "number"
         raise ValueError(f"{key}: expected a {kind} from {least} on, found {value!r}")
+    if value > LARGEST:  # type: ignore[operator]
+        raise ValueError(f"{key}: {value!r} is beyond float32")
 
 
 def _patterns(key: str, value: object) -> dict[str, object]:
     """Return values by pattern; raises ValueError."""
-    try:
-        patterns: dict[str, object] = dict(value or {})  # type: ignore[call-overload]
-        for pattern in patterns:
+    if not isinstance(value, dict | None):
+        raise ValueError(f"{key}: expected numbers by pattern, found {value!r}")
+    for pattern in value or {}:
+        try:
             re.compile(pattern)
-    except (TypeError, ValueError, re.error) as error:
-        raise ValueError(f"{key}: expected numbers by pattern: {error}") from error
-    return patterns
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"{key}: expected numbers by pattern: {pattern!r}: {error}") from error
+    return value or {}

@@ -15,6 +15,7 @@ from pathlib import Path
 from services.compute.model.adapters.peft import BEFORE, CONFIG, MERGE, TENSORS, Factors, PeftFolder
 from services.compute.model.families.naming import TEXT_PREFIXES, TensorRef, renamed, stored_size
 from services.compute.model.families.sizes import logical_shape, read_shapes
+from services.compute.model.formats.gguf.config import find_architecture
 from services.compute.model.registry import Description, find_family
 from services.compute.model.spec import ModelError
 
@@ -59,6 +60,9 @@ def read_adapter(
     that is read for the digest.
     """
     peft = PeftFolder.open(folder)
+    if model.gguf and find_architecture(model.gguf.metadata).scaled:
+        why = f"the matrices of {model.path} hold factors that the adapter's lack"
+        raise ModelError(f"{folder}: {why}; serve the base from safetensors")
     served = [module for module in peft.modules if not _left_out(module, model)]
     others = [name for name in peft.others() if not _left_out(name.removeprefix(BEFORE), model)]
     n_left_out = len(peft.tensors) - 2 * len(served) - len(others)

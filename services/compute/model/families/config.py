@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
-from services.compute.model.files import refuse_pointer
+from services.compute.model.files import decode_json, refuse_pointer
 from services.compute.model.spec import ModelError
 
 T = TypeVar("T")
@@ -116,7 +115,7 @@ class Config:
         refuse_pointer(file)
         try:
             content = file.read_bytes()
-            values = json.loads(content)
+            values = decode_json(content)
         except (OSError, ValueError) as error:
             raise ModelError(f"{file}: {error}") from error
         if not isinstance(values, dict):

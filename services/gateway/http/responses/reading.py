@@ -20,12 +20,11 @@ def read_items(
 ) -> list[Item | ReferenceItem]:
     """The items of a body; raises :class:`ApiError` (400), but for malformed ones of a history, which are left out.
 
-    Items are a history before the last one that is no user's or system message, and all if they were `stored`.
+    All items but the last are a history, and all of them if they were `stored`.
     """
     if isinstance(value, str):
         return [MessageItem(role="user", content=value)]
-    answers = (index for index, raw in enumerate(value) if _kind(raw) != "message" or raw.get("role") == "assistant")
-    new = len(value) if stored else max(answers, default=0)
+    new = len(value) - (not stored)
     return [_read_item(raw, f"{field}[{index}]", ignored, old=index < new) for index, raw in enumerate(value)]
 
 

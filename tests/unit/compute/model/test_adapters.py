@@ -253,10 +253,30 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda f: (f / "adapter_model.safetensors").rename(f / "adapter_model.bin"),
         "adapter_model.bin is a pickle",
     ),
+    "a pair of rank 0": (
+        lambda f: spoil(
+            f, tensors={f"{Q0}.lora_A.weight": torch.ones(0, 48), f"{Q0}.lora_B.weight": torch.ones(48, 0)}
+        ),
+        r"q_proj.lora_A.weight: expected a matrix of .*, found F32 of the shape \[0, 48\]",
+    ),
+    "pairs for patterns": (
+        lambda f: spoil(f, rank_pattern=[["q_proj", 4]]),
+        "rank_pattern: expected numbers by pattern",
+    ),
+    "a scale beyond float32": (
+        lambda f: spoil(f, alpha_pattern={"q_proj": 1e39}),
+        "alpha_pattern: 'q_proj': 1e\\+39 is beyond float32",
+    ),
     "nothing": (lambda f: save_file({}, f / "adapter_model.safetensors"), "holds no tensors of LoRA"),
     "a cut file": (
         lambda f: (f / "adapter_model.safetensors").write_bytes((f / "adapter_model.safetensors").read_bytes()[:-1]),
         "cut off",
+    ),
+    "bytes behind the tensors": (
+        lambda f: (f / "adapter_model.safetensors").write_bytes(
+            (f / "adapter_model.safetensors").read_bytes() + b"more"
+        ),
+        "too long",
     ),
 }
 

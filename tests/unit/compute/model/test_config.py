@@ -286,7 +286,7 @@ def test_a_classifier_that_is_not_implemented_is_refused_by_its_key(change: Json
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize("text", [None, "{", "[]"])
+@pytest.mark.parametrize("text", [None, "{", "[]", pytest.param("[" * 100_000, id="deep")])
 def test_a_broken_file_is_refused_by_name(text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)

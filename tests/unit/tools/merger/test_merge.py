@@ -92,6 +92,10 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], str]] = {
         {f"{BEFORE}layers.9.mlp.x.weight": torch.ones(9)},
         "the base has no tensor model.layers.9.mlp.x.weight (1 in all)",
     ),
+    "factors with too large a product": (
+        {f"{Q0}.lora_A.weight": torch.full((4, 384), 1e20), f"{Q0}.lora_B.weight": torch.full((256, 4), 1e20)},
+        "q_proj.weight: after its change not all numbers are finite in torch.",
+    ),
     "a vector for a matrix": (
         {f"{Q0}.lora_A.weight": torch.ones(4), f"{Q0}.lora_B.weight": torch.ones(7, 4)},
         "q_proj.lora_A.weight: expected a matrix of ",
@@ -122,6 +126,7 @@ def test_an_unmergeable_adapter_is_rejected(refused: Callable[..., str], tmp_pat
     assert "not the folder of a PEFT adapter" in refused(TINY_MODEL, base)
     for key, value, said in (
         ("r", True, "r: expected a whole number from 1 on, found True"),
+        ("modules_to_save", ["norm"], "modules_to_save: norm: adapter_model.safetensors holds none of its tensors"),
         ("alpha_pattern", {"q_proj": "8"}, "alpha_pattern: 'q_proj': expected a number from 0 on, found '8'"),
     ):
-        assert said in refused(TINY_MODEL, adapter(tmp_path / key, **{key: value}))
+        assert said in refused(TINY_MODEL, adapter(tmp_path / said[:40], **{key: value}))

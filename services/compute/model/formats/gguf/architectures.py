@@ -68,6 +68,7 @@ class Architecture:
     biases: Mapping[str, str] = field(default_factory=dict)  # flags of config.json, by a layer's tensor that shows them
     sparse: tuple[str, ...] = ()  # keys whose lists have a 0 for each layer without that part
     names: Mapping[str, str] = field(default_factory=dict)  # exceptional names of modules, by ours
+    scaled: bool = False  # factors of the hub's config, which no key holds, are part of the stored matrices
     paired: bool = False  # rows of q and k are in the order of an interleaved rope
     partial: str = ""  # key of config.json for the rotated part of a head; "": whole heads
     one_qkv: bool = False  # q, k and v are one tensor
@@ -164,13 +165,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         paired=True,
         sparse=_SOME_ATTEND,
     ),
-    "falcon-h1": Architecture(  # its factors are part of the stored matrices
+    "falcon-h1": Architecture(
         "FalconH1ForCausalLM",
         _LLAMA | _MAMBA2 | {"ssm.inner_size": "mamba_d_ssm"},
         {"mamba_norm_before_gate": False},
         needed=(_RMS_NORM, *_MAMBA2, "ssm.inner_size"),
         biases={"mamba_rms_norm": "ssm_norm.weight", "mamba_conv_bias": "ssm_conv1d.bias", "mlp_bias": "ffn_up.bias"},
         names={"mlp_norm.weight": "ffn_norm"},
+        scaled=True,
     ),
     "nemotron_h": Architecture(
         "NemotronHForCausalLM",

@@ -21,7 +21,9 @@ from services.cli.stack.options import StackOptions, check
 from services.common.lifecycle import StartupError
 from services.common.ports import free_port
 from services.common.templates import compile_template
+from services.compute.model.files import read_header
 from services.compute.model.loading.sampling import SamplingDefaults
+from services.compute.model.spec import ModelError
 from services.worker.native.startup import model_folder, read_model
 from tests.models import BUNDLED_MODEL
 
@@ -93,6 +95,29 @@ def test_weights_that_are_cut_off(folder: Path) -> None:
         read_model(folder)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data_offsets": [0, 15]}, "15 bytes of F32 are not of the shape"),
+        ({"data_offsets": [-4, 12]}, "places from 0 on"),
+        ({"data_offsets": [0.0, 16.0]}, "places from 0 on"),
+        ({"data_offsets": [0, 16, 16]}, "values to unpack"),
+        ({"data_offsets": [16, 0]}, "bytes of F32 are not"),
+        ({"data_offsets": [16, 32]}, "a: begins at byte"),
+        ({"shape": "ab"}, "expected a dtype and a shape"),
+        ({"shape": [2.0, 2]}, "a shape and places"),
+        ({"shape": [-2, -2]}, "a shape and places"),
+        ({"dtype": []}, "expected a dtype and a shape"),
+    ],
+)
+def test_a_header_of_other_values_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]} | change}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(ModelError, match=rf"model\.safetensors: .*{message}"):
+        read_header(file)
+
+
 def test_weights_that_are_not_read_may_be_cut_off(folder: Path) -> None:
     identity = read_model(folder).identity
     (folder / "consolidated.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:100])
@@ -136,9 +161,10 @@ def test_a_broken_template_for_tools_is_refused_by_name(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["generation_config.json", "modules.json", "special_tokens_map.json"])
 def test_broken_json(name: str, folder: Path) -> None:
-    (folder / name).write_text("{")
-    with pytest.raises(StartupError, match=rf"{name}: not JSON"):
-        read_model(folder)
+    for text in ("{", "[" * 100_000):
+        (folder / name).write_text(text)
+        with pytest.raises(StartupError, match=rf"{name}: not JSON"):
+            read_model(folder)
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,18 @@ def test_an_adapter_changes_the_same_outputs_as_in_transformers(name: str, tmp_p
     assert (plain - expected).abs().max() > 0.1
 
 
+def test_an_adapter_for_matrices_with_factors_in_them_is_refused(tmp_path: Path) -> None:
+    """A file of Falcon-H1 does not say which factors."""
+    case = CASES["falcon-h1"]
+    model = _model(case)
+    model.save_pretrained(tmp_path / "base")
+    file = write_model(model, case.arch, tmp_path / "m.gguf", **case.keys)
+    write_adapter(tmp_path / "base", tmp_path / "a", {"q_proj": 4})
+    assert read_adapter(tmp_path / "a", describe(tmp_path / "base"), 4).targets
+    with pytest.raises(ModelError, match=r"the matrices of .*m\.gguf hold factors .*; serve the base from safetensors"):
+        read_adapter(tmp_path / "a", describe(file), 4)
+
+
 @pytest.mark.parametrize("name", CASES | FACTORED)
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     made = _make(name, (CASES | FACTORED)[name], tmp_path)
