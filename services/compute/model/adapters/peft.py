@@ -151,8 +151,8 @@ class PeftFolder:
                 raise ModelError(f"{self.file}: {name}: missing; {other} is there")
             dtype, shape = self.tensors[name].dtype, self.tensors[name].shape
             if dtype not in FLOATS or len(shape) != 2 or 0 in shape:
-                found = f"{dtype} of the shape {list(shape)}"
-                raise ModelError(f"{self.file}: {name}: expected a matrix of {' or '.join(FLOATS)}, found {found}")
+                stored = f"{dtype} of the shape {list(shape)}"
+                raise ModelError(f"{self.file}: {name}: expected a matrix of {' or '.join(FLOATS)}, found {stored}")
         return self.tensors[a].shape, self.tensors[b].shape
 
     def factors_of(self, module: str) -> Factors:

@@ -205,7 +205,7 @@ def test_an_adapter_changes_the_same_outputs_as_in_transformers(name: str, tmp_p
     assert (plain - expected).abs().max() > 0.1
 
 
-def test_an_adapter_for_matrices_with_factors_in_them_is_refused(tmp_path: Path) -> None:
+def test_an_adapter_for_matrices_that_hold_factors_is_refused(tmp_path: Path) -> None:
     """A file of Falcon-H1 does not say which factors."""
     case = CASES["falcon-h1"]
     model = _model(case)
