@@ -62,7 +62,7 @@ class ScanTokens:
     inputs: Tensor  # [n, n_heads, height]
     b: Tensor  # [n, n_heads, width]
     c: Tensor  # [n, n_heads, width]
-    decay: Tensor  # [n, n_heads]
+    decay: Tensor  # [n, n_heads], or [n, n_heads, width]: each column of the state has its own
     rate: Tensor | None = None  # [n, n_heads]
 
     def contiguous(self) -> ScanTokens:

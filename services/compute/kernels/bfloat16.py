@@ -236,13 +236,13 @@ class Bfloat16Kernels:
     ) -> None:
         """Advance `states` [n, n_heads, height, width] in `rows` [sequences] int64 by equally many tokens of each.
 
-        `tokens`: inputs [n_tokens, n_heads, height], b and c [n_tokens, n_heads, width], decay [n_tokens, n_heads], by
-        sequence; `rate` like the decay. `out` gets results like the inputs. All float32 and contiguous.
+        `tokens`: inputs [n_tokens, n_heads, height], b and c [n_tokens, n_heads, width], decay [n_tokens, n_heads] or
+        like b, by sequence; `rate` [n_tokens, n_heads]. `out` gets results like the inputs. All float32 and contiguous.
         """
-        addresses = [tensor.data_ptr() for tensor in tokens]
+        addresses, n_decays = [tensor.data_ptr() for tensor in tokens], tokens[-1].shape[2:].numel()
         self._library.rz_scan(
             *(states.data_ptr(), rows.data_ptr(), len(rows), len(out) // len(rows), *addresses),
-            *(None if rate is None else rate.data_ptr(), out.data_ptr(), *states.shape[1:]),
+            *(n_decays, None if rate is None else rate.data_ptr(), out.data_ptr(), *states.shape[1:]),
         )
 
     def add_(self, x: torch.Tensor, added: torch.Tensor, scale: float) -> None:

@@ -92,13 +92,17 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """Linear attention that corrects what its state remembers of a key (gated delta rule, arXiv:2412.06464)."""
+    """Linear attention that corrects what its state remembers of a key (gated delta rule, arXiv:2412.06464).
+
+    With a `rank` each number of a head's keys has a decay of its own (Kimi's delta attention, arXiv:2510.26692).
+    """
 
     n_key_heads: int
     n_value_heads: int  # heads of a key head share its keys and queries
     key_dim: int
     value_dim: int
     kernel: int  # tokens that a row of the convolution sees, including its own
+    rank: int = 0  # numbers that a row's decays and its gate are products of; 0: they are products of the row
 
     @property
     def keys(self) -> int:
@@ -122,8 +126,11 @@ class DeltaNet:
 
     def elements(self, hidden: int, ranks: int) -> int:
         """Return the elements of a rank's matrices."""
-        products = 2 * self.keys + 3 * self.values + 2 * self.n_value_heads
-        return (hidden * products + self.kernel * (2 * self.keys + self.values)) // ranks
+        products = 2 * self.keys + 2 * self.values + self.n_value_heads
+        gates = hidden * (self.values + self.n_value_heads)
+        if self.rank:
+            gates = self.rank * (self.keys + self.values + 2 * hidden * ranks)
+        return (hidden * products + gates + self.kernel * (2 * self.keys + self.values)) // ranks
 
     def columns(self, ranks: int) -> int:
         """Return the numbers of a row that a rank computes at a time, in float32 for the most part."""

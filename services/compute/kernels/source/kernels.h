@@ -63,7 +63,7 @@ void rz_pack_codes(const uint8_t *codes, long n, long k, int bits, int input_bit
 void rz_look_up(const void *codes, int bits, int input_bits, const void *scales, const void *offsets, long common, int half,
                 long k, long block, const int32_t *order, long n_in, const int64_t *rows, bf16 *y, long m);
 void rz_scan(float *states, const int64_t *rows, long sequences, long length, const float *inputs, const float *b, const float *c,
-             const float *decay, const float *rate, float *y, long n_heads, long height, long width);
+             const float *decay, long decays, const float *rate, float *y, long n_heads, long height, long width);
 void rz_draw(const float *logits, long ld, long m, long n, long first_id, const float *temperature, const uint64_t *seeds,
              const int64_t *positions, int64_t *keys);
 void rz_pick(const float *logits, long ld, long m, long n, long first_id, long width, int64_t *keys);

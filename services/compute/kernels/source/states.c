@@ -1,4 +1,4 @@
-// States that every token of a sequence changes, in float32: those of Mamba 2 and of the gated delta rule. A task is a head of a
+// States that every token of a sequence changes, in float32: those of Mamba 2 and of gated delta rules. A task is a head of a
 // sequence, whose state stays in the first-level cache from token to token; prompts and decodes take the same steps.
 #include "common.h"
 #include "pool.h"
@@ -9,15 +9,20 @@ typedef struct {
     long length; // tokens of each sequence
     const float *inputs, *b, *c, *decay, *rate;
     float *y;
-    long n_heads, height, width;
+    long n_heads, height, width, decays; // `decays`: numbers of a head's decay, 1 or width
 } scan;
 
+// The decay of columns j and following: one for all of them, or each its own.
+static inline vec decay_of(const float *decay, int own, long j, lanes mask) {
+    return own ? load_tail(decay + j, mask) : spread(*decay);
+}
+
 // row = decay * row + input * b; returns the sum of row * c
-static inline float decay_row(float *row, float decay, float input, const float *b, const float *c, long n) {
-    vec keep = spread(decay), added = spread(input), sum = spread(0);
+static inline float decay_row(float *row, const float *decay, int own, float input, const float *b, const float *c, long n) {
+    vec added = spread(input), sum = spread(0);
     for (long j = 0; j < n; j += WIDTH) {
         lanes mask = first_lanes(n - j);
-        vec v = fma_of(added, load_tail(b + j, mask), keep * load_tail(row + j, mask));
+        vec v = fma_of(added, load_tail(b + j, mask), decay_of(decay, own, j, mask) * load_tail(row + j, mask));
         store_tail(row + j, v, mask);
         sum = fma_of(v, load_tail(c + j, mask), sum);
     }
@@ -25,43 +30,53 @@ static inline float decay_row(float *row, float decay, float input, const float 
 }
 
 // row *= decay; returns the sum of row * b
-static inline float recall(float *row, float decay, const float *b, long n) {
-    vec keep = spread(decay), sum = spread(0);
+static inline float recall(float *row, const float *decay, int own, const float *b, long n) {
+    vec sum = spread(0);
     for (long j = 0; j < n; j += WIDTH) {
         lanes mask = first_lanes(n - j);
-        vec v = keep * load_tail(row + j, mask);
+        vec v = decay_of(decay, own, j, mask) * load_tail(row + j, mask);
         store_tail(row + j, v, mask);
         sum = fma_of(v, load_tail(b + j, mask), sum);
     }
     return total_of(sum);
 }
 
-static void scan_head(const void *context, long index) {
-    const scan *p = context;
+static inline void scan_tokens(const scan *p, long index, int own) {
+    const float kept = 1.0f;
     long sequence = index / p->n_heads, head = index % p->n_heads;
     float *state = p->states + (p->rows[sequence] * p->n_heads + head) * p->height * p->width;
     for (long t = sequence * p->length, end = t + p->length; t < end; t++) {
         long at = t * p->n_heads + head;
         const float *b = p->b + at * p->width, *c = p->c + at * p->width, *inputs = p->inputs + at * p->height;
-        float decay = p->decay[at], *y = p->y + at * p->height;
+        const float *decay = p->decay + at * p->decays;
+        float *y = p->y + at * p->height;
         for (long i = 0; i < p->height; i++) {
             float *row = state + i * p->width, input = inputs[i];
             if (p->rate) {
-                input = (input - recall(row, decay, b, p->width)) * p->rate[at];
-                y[i] = decay_row(row, 1.0f, input, b, c, p->width);
+                input = (input - recall(row, decay, own, b, p->width)) * p->rate[at];
+                y[i] = decay_row(row, &kept, 0, input, b, c, p->width);
             } else {
-                y[i] = decay_row(row, decay, input, b, c, p->width);
+                y[i] = decay_row(row, decay, own, input, b, c, p->width);
             }
         }
     }
 }
 
+static void scan_head(const void *context, long index) {
+    const scan *p = context;
+    if (p->decays == 1)
+        scan_tokens(p, index, 0);
+    else
+        scan_tokens(p, index, 1);
+}
+
 // For each of `sequences` sequences of `length` tokens, in order: the state of a head becomes decay * state + input (outer) b, and
 // y is its product with c. With `rate` (null: none) the input is first corrected by what the decayed state has for b, and
 // multiplied by the rate. states [rows, n_heads, height, width], `rows` [sequences] different ones; inputs and y [sequences * length, n_heads,
-// height]; b and c [.., n_heads, width]; decay and rate [.., n_heads].
+// height]; b and c [.., n_heads, width]; decay [.., n_heads, decays], where `decays` is 1 or width; rate [.., n_heads].
 EXPORT void rz_scan(float *states, const int64_t *rows, long sequences, long length, const float *inputs, const float *b,
-                    const float *c, const float *decay, const float *rate, float *y, long n_heads, long height, long width) {
-    scan p = {states, rows, length, inputs, b, c, decay, rate, y, n_heads, height, width};
+                    const float *c, const float *decay, long decays, const float *rate, float *y, long n_heads, long height,
+                    long width) {
+    scan p = {states, rows, length, inputs, b, c, decay, rate, y, n_heads, height, width, decays};
     share(scan_head, &p, sequences * n_heads);
 }

@@ -16,7 +16,7 @@ from services.compute.model.spec import LatentSpec, ModelSpec
 
 def read_deepseek2(config: Config) -> ModelSpec:
     """Read a DeepSeek 2 config.json. Raises ModelError."""
-    spec = _with_latents(config, "deepseek_v2")
+    spec = with_latents(config, "deepseek_v2")
     config.require("scoring_func", "softmax")
     config.require("norm_topk_prob", False)
     config.require("topk_method", "greedy", "group_limited_greedy")
@@ -31,11 +31,12 @@ def read_deepseek2(config: Config) -> ModelSpec:
 
 def read_deepseek3(config: Config) -> ModelSpec:
     """Read a DeepSeek 3 config.json. Raises ModelError."""
-    spec = _with_latents(config, "deepseek_v3")
+    spec = with_latents(config, "deepseek_v3")
     return replace(spec, layers=with_grouped_experts(config, spec, dense=3, normalise=True))
 
 
-def _with_latents(config: Config, family: str) -> ModelSpec:
+def with_latents(config: Config, family: str) -> ModelSpec:
+    """Return the spec of a model with latent attention in all layers. Raises ModelError."""
     rope_dim = config.integer("qk_rope_head_dim")
     _check_repeated(config, "head_dim", rope_dim, "qk_rope_head_dim")
     config.fill("head_dim", rope_dim)
@@ -63,9 +64,14 @@ def _check_repeated(config: Config, key: str, value: int, first_keys: str) -> No
 
 def refs(spec: ModelSpec) -> Refs:
     """Name the tensors; the rotated parts of queries and of the key are stored in pairs."""
-    refs, sizes = standard_refs(spec), spec.latent
+    return latent_refs(spec, standard_refs(spec))
+
+
+def latent_refs(spec: ModelSpec, refs: Refs) -> Refs:
+    """Return `refs` with those of latent attention in the layers that attend."""
+    sizes = spec.latent
     assert sizes is not None
-    for index in range(spec.n_layers):
+    for index in (index for index, layer in enumerate(spec.layers) if layer.attends):
         key, module = f"layers.{index}.", f"model.layers.{index}.self_attn."
         for part in ("k", "v"):
             del refs[key + part]

@@ -63,4 +63,8 @@ def stacked_refs(spec: ModelSpec, names: StackedNames | None, prefix: str = "mod
             refs[f"{key}experts.{expert}.gate"] = replace(gate_up, place=expert)
             refs[f"{key}experts.{expert}.up"] = replace(gate_up, place=expert, start=moe.ffn_size)
             refs[f"{key}experts.{expert}.down"] = replace(down, place=expert)
+    if names.dense:
+        for index in (index for index, layer in enumerate(spec.layers) if layer.moe is None):
+            for part in ("gate", "up", "down"):
+                refs[f"layers.{index}.{part}"] = TensorRef(f"{prefix}{index}.{names.dense}.{part}_proj.weight")
     return refs

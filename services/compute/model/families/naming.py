@@ -36,6 +36,7 @@ class TensorRef:
     n_stacked: int = 0
     folded: int = 0  # a vector is stored as rows of so many numbers; 0: as one
     flat: bool = False  # a matrix of one row is stored as a vector
+    boxed: bool = False  # a vector is stored [1, 1, n, 1]
     exponential: bool = False  # stored as -exp(x)
 
 
@@ -79,6 +80,7 @@ class StackedNames:
 
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
+    dense: str = ""  # of a layer without experts; "": as in layers of other models
 
 
 @dataclass(frozen=True, slots=True)

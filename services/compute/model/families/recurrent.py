@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _LAYERS = {
-    "delta": "gated delta rules",
     "space": "layers around state spaces",
     "rnn": "recurrences",
 }
 # By architecture: why, and a model of about that size that is served.
 _REFUSED = {
-    "KimiLinearForCausalLM": ("delta", "Qwen3-Next-80B-A3B (qwen3_next), Moonlight-16B-A3B (deepseek_v3)"),
     "ZambaForCausalLM": ("space", "Bamba (bamba)"),
     "Zamba2ForCausalLM": ("space", "Bamba (bamba)"),
     "RecurrentGemmaForCausalLM": ("rnn", "Gemma 2 (gemma2)"),

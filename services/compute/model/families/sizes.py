@@ -133,10 +133,16 @@ def _delta_shapes(keys: _Keys, mixer: DeltaNet, hidden: Size) -> dict[str, Shape
     of_values = keys.size(mixer.values, n_values, "linear_value_head_dim")
     heads, kernel = keys.size(mixer.n_value_heads, n_values), keys.size(mixer.kernel, "linear_conv_kernel_dim")
     sizes = {"q": of_keys, "k": of_keys, "v": of_values, "z": of_values, "rate": heads, "dt": heads}
+    shapes: dict[str, Shape] = {f"delta_{part}": (n, hidden) for part, n in sizes.items()}
+    if mixer.rank:
+        few = keys.size(mixer.rank, "linear_key_head_dim")
+        shapes |= {"delta_z": (of_values, few), "delta_dt": (of_keys, few)}
+        shapes |= dict.fromkeys(("delta_z_few", "delta_dt_few"), (few, hidden))
     return {
-        **{f"delta_{part}": (n, hidden) for part, n in sizes.items()},
+        **shapes,
         **{f"filter_{part}": (sizes[part], kernel) for part in "qkv"},
-        **dict.fromkeys(("delta_a", "delta_step"), (heads,)),
+        "delta_a": (heads,),
+        "delta_step": (of_keys if mixer.rank else heads,),
         "delta_norm": (keys.size(mixer.value_dim, "linear_value_head_dim"),),
         "delta_out": (hidden, of_values),
     }

@@ -49,8 +49,8 @@ class LatentAttention:
         heads = x.new_empty(len(x), queries.shape[1] + 1, sizes.rope_dim + sizes.rank)
         heads[:, :-1, : sizes.rope_dim] = queries[..., sizes.nope_dim :]
         heads[:, -1, : sizes.rope_dim] = stored[:, sizes.rank :]
-        assert self._places.rotation is not None
-        step.rotations[self._places.rotation](heads)
+        if self._places.rotation is not None:
+            step.rotations[self._places.rotation](heads)
         heads[:, :-1, sizes.rope_dim :] = self._absorb(queries[..., : sizes.nope_dim].contiguous())
         heads[:, -1, sizes.rope_dim :] = self._latent_norm(stored[:, : sizes.rank].contiguous())
         slots = step.batch.kv_slots

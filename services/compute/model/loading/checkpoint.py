@@ -88,7 +88,7 @@ class Checkpoint:
             wanted = (wanted[0], 1, wanted[1])
         if ref.place is not None:
             wanted = (ref.n_stacked, *wanted)
-        if ref.folded:
+        if ref.folded or ref.boxed:
             wanted = _folded(ref, wanted[0])
         if ref.flat:
             wanted = wanted[1:]
@@ -110,8 +110,8 @@ class Checkpoint:
         stored: tuple[int, ...] = (stored_size(ref, size),)
         if ref.place is not None:
             vector = self._files.slice(ref.name, (ref.n_stacked, *stored))[ref.place, rows.start : rows.stop]
-        elif ref.folded:
-            vector = self._files.slice(ref.name, _folded(ref, *stored)).flatten()[rows.start : rows.stop]
+        elif ref.folded or ref.boxed:
+            vector = self._files.slice(ref.name, _folded(ref, *stored))[:].flatten()[rows.start : rows.stop]
         else:
             vector = self._files.slice(ref.name, stored)[rows.start : rows.stop]
         vector = vector if interleaved is None else vector[interleaved]
@@ -204,7 +204,9 @@ def _prefix(name: str, stored: Iterable[str]) -> str:
 
 
 def _folded(ref: TensorRef, size: int) -> tuple[int, ...]:
-    """Return the shape of a vector that is stored as rows, or as a vector if they are one."""
+    """Return the shape of a vector that is stored as rows, or as a vector if they are one; or in a box."""
+    if ref.boxed:
+        return (1, 1, size, 1)
     n_rows = size // ref.folded
     return (n_rows, ref.folded) if n_rows > 1 else (ref.folded,)
 

@@ -14,12 +14,13 @@ from services.compute.kernels.bfloat16 import Bfloat16Kernels
 CPU = torch.device("cpu")
 
 
-def tokens(seed: int, n: int, sizes: tuple[int, int, int], *, delta: bool) -> ScanTokens:
-    """Random tokens for heads of `sizes` n_heads, height and width."""
+def tokens(seed: int, n: int, sizes: tuple[int, int, int], *, delta: bool, own: bool) -> ScanTokens:
+    """Random tokens for heads of `sizes` n_heads, height and width; `own`: each column of a state has its decay."""
     n_heads, height, width = sizes
     draw = torch.Generator().manual_seed(seed)
     b, c = (torch.randn(n, n_heads, width, generator=draw) / width**0.5 for _ in range(2))
-    decay, rate = (torch.rand(n, n_heads, generator=draw) for _ in range(2))
+    rate = torch.rand(n, n_heads, generator=draw)
+    decay = torch.rand(n, n_heads, *([width] * own), generator=draw)
     return ScanTokens(torch.randn(n, n_heads, height, generator=draw), b, c, decay, rate if delta else None)
 
 
@@ -29,14 +30,15 @@ def computed(kernels: Bfloat16Kernels, states: torch.Tensor, row: int, part: Sca
     return out
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("delta", [False, True])
 @given(
     n=st.integers(1, 9),
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(1, 70)),
     seed=st.integers(0, 99),
 )
-def test_scan(kernels: Bfloat16Kernels, delta: bool, n: int, sizes: tuple[int, int, int], seed: int) -> None:
-    part = tokens(seed, n, sizes, delta=delta)
+def test_scan(kernels: Bfloat16Kernels, delta: bool, own: bool, n: int, sizes: tuple[int, int, int], seed: int) -> None:
+    part = tokens(seed, n, sizes, delta=delta, own=own)
     before = torch.randn(3, *sizes, generator=torch.Generator().manual_seed(seed + 1))
     states, exact = before.clone(), before.double()
     out = computed(kernels, states, 1, part)
@@ -47,12 +49,13 @@ def test_scan(kernels: Bfloat16Kernels, delta: bool, n: int, sizes: tuple[int, i
     assert torch.equal(states[[0, 2]], before[[0, 2]])
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("delta", [False, True])
 @given(cut=st.integers(1, 8), sizes=st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(1, 70)))
 def test_scan_is_the_same_in_pieces_and_beside_another_sequence(
-    kernels: Bfloat16Kernels, delta: bool, cut: int, sizes: tuple[int, int, int]
+    kernels: Bfloat16Kernels, delta: bool, own: bool, cut: int, sizes: tuple[int, int, int]
 ) -> None:
-    part, other = (tokens(seed, 9, sizes, delta=delta) for seed in (1, 2))
+    part, other = (tokens(seed, 9, sizes, delta=delta, own=own) for seed in (1, 2))
     whole = torch.zeros(4, *sizes)
     expected = computed(kernels, whole, 0, part)
     pieces = torch.zeros(4, *sizes)

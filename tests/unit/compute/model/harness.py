@@ -23,6 +23,7 @@ from services.compute.model.build import build_decoder
 from services.compute.model.decoder import Decoder
 from services.compute.model.families.config import Config
 from services.compute.model.families.naming import classifier_refs
+from services.compute.model.families.fused import stacked_refs
 from services.compute.model.formats.safetensors import TensorFiles
 from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.loading.checkpoint import Checkpoint
@@ -48,7 +49,8 @@ def load_changed(folder: Path, change: Callable[[ModelSpec], ModelSpec]) -> Deco
     if changed.classifier is not None:
         refs |= classifier_refs(changed, changed.classifier)
     with torch.inference_mode(), closing(TensorFiles(folder)) as files:
-        source = Checkpoint(files, refs, family.ignored, family.optional_prefix)
+        stored = stacked_refs(changed, family.stacked)
+        source = Checkpoint(files, refs, family.ignored, family.optional_prefix, stored)
         load = LinearLoader(source, SingleRank(), TorchBackend(torch.float32, CPU))
         return build_decoder(changed, load, changed.max_positions)
 

@@ -53,6 +53,19 @@ def minicpm(config: Json, tensors: Tensors) -> tuple[Json, Tensors]:
     return _as(config, "MiniCPMForCausalLM", "minicpm", **multipliers), tensors
 
 
+def kimi_linear(config: Json, tensors: Tensors) -> tuple[Json, Tensors]:
+    """The publisher's config.json, and its name of the MLP without experts; transformers saves one name for both."""
+    kinds, sizes = config.pop("layer_types"), ("head_dim", "num_heads")
+    section: Json = {key: config.pop(f"linear_{key}") for key in sizes}
+    section["short_conv_kernel_size"] = config.pop("linear_conv_kernel_dim")
+    for key, kind in (("full_attn_layers", "full_attention"), ("kda_layers", "linear_attention")):
+        section[key] = [index for index, other in enumerate(kinds, 1) if other == kind]
+    mlps = config.pop("mlp_layer_types")
+    names = {f"layers.{index}.block_sparse_moe": f"layers.{index}.mlp" for index in range(mlps.count("dense"))}
+    published = {"first_k_dense_replace": mlps.count("dense"), "mla_use_nope": True, "head_dim": 72}
+    return config | published | {"linear_attn_config": section}, _renamed(tensors, names)
+
+
 _OTHERS = ("attention_bias", "mlp_bias", "embedding_multiplier", "residual_multiplier", "logits_scaling")
 
 

@@ -32,6 +32,19 @@ _DELTA: dict[str, Any] = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 10,
 }
+_KIMI: dict[str, Any] = {
+    **_LAYERS4,
+    "num_key_value_heads": 4,
+    "linear_head_dim": 10,
+    "linear_num_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+}
 
 
 def variants(
@@ -103,6 +116,21 @@ def variants(
             num_experts=4,
             moe_intermediate_size=32,
             shared_expert_intermediate_size=40,
+        ),
+        "kimi_linear": make(
+            "KimiLinearConfig",
+            **_KIMI,
+            layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
+            mlp_layer_types=["dense", "sparse", "dense", "sparse"],
+            n_group=4,
+            topk_group=2,
+        ),
+        "kimi_linear_published": make(
+            "KimiLinearConfig",
+            **_KIMI,
+            layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
+            mlp_layer_types=["dense", "dense", "sparse", "sparse"],
+            q_lora_rank=20,
         ),
         "mamba": make("MambaConfig", state_size=8, use_bias=True),
         "falcon_mamba": make("FalconMambaConfig", state_size=8, tie_word_embeddings=False),

@@ -152,7 +152,6 @@ def test_windows_alternate_by_default(sample: Callable[[str], Sample], tmp_path:
             {"architectures": ["XlnetForCausalLM"]},
             "architectures: 'XlnetForCausalLM' is not implemented; known",
         ),
-        ("llama", {"architectures": ["KimiLinearForCausalLM"]}, "its gated delta rules are not computed here"),
         ("minimax", {"postnorm": False}, "postnorm: False is not implemented"),
         ("minimax", {"shared_intermediate_size": 64}, "shared_intermediate_size: 64 is not implemented"),
         ("minimax", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not implemented"),

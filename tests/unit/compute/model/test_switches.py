@@ -171,6 +171,7 @@ _DELTA: list[tuple[str, str, Any]] = [
     ("qwen3_next", "key_dim", 6),
     ("qwen3_5", "value_dim", 5),
     ("qwen3_5", "kernel", 3),
+    ("kimi_linear", "rank", 5),
 ]
 _MAMBA2: list[tuple[str, str, Any]] = [
     ("mamba2", "n_heads", 4),

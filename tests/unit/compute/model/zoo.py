@@ -334,6 +334,7 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 RENAMED: dict[str, Callable[[Json, Tensors], tuple[Json, Tensors]]] = {
     "internlm2": renamed.internlm2,
     "internlm3": renamed.internlm3,
+    "kimi_linear_published": renamed.kimi_linear,
     "minicpm": renamed.minicpm,
 }
 
