@@ -22,8 +22,8 @@ from services.compute.backends.torch.backend import TorchBackend
 from services.compute.model.build import build_decoder
 from services.compute.model.decoder import Decoder
 from services.compute.model.families.config import Config
-from services.compute.model.families.naming import classifier_refs
 from services.compute.model.families.fused import stacked_refs
+from services.compute.model.families.naming import classifier_refs
 from services.compute.model.formats.safetensors import TensorFiles
 from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.loading.checkpoint import Checkpoint
