@@ -80,7 +80,7 @@ class StackedNames:
 
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
-    dense: str = ""  # of a layer without experts; "": as in layers of other models
+    dense: str = ""  # a layer without experts has its MLP there; "": where `refs` say
 
 
 @dataclass(frozen=True, slots=True)
