@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import openai
@@ -12,11 +13,12 @@ import websockets
 from openai.resources.responses.responses import AsyncResponsesConnection
 
 from services.gateway.main import running_gateway
-from tests.integration.gateway.fleet import Fault, Worker
-from tests.integration.gateway.gateways import eventually, fast_settings, running_stack
+from tests.integration.gateway.fleet import CHAT_TEMPLATE, Fault, Worker
+from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
 from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_responses import PATH, create, prompts
 from tests.integration.gateway.test_tenants import entry
+from tests.unit.gateway.made_tokenizers import byte_level
 
 OVER = ("response.completed", "response.incomplete", "response.failed", "error")
 
@@ -26,13 +28,9 @@ def client(url: str, key: str = "unused") -> openai.AsyncOpenAI:
 
 
 async def answer(connection: AsyncResponsesConnection, **fields: Any) -> list[Any]:
-    """The events of a response, to the last one."""
+    """The events of a new response, to the last one."""
     await connection.response.create(**({"max_output_tokens": 3} | fields))
-    events = []
-    async with asyncio.timeout(120):
-        while not events or events[-1].type not in OVER:
-            events.append(await connection.recv())
-    return events
+    return await until(connection, *OVER)
 
 
 async def test_connection_makes_many_responses_as_post_does(server: RedisServer) -> None:
@@ -132,8 +130,147 @@ async def test_lanes_run_at_the_same_time_and_each_in_order(server: RedisServer)
         assert sorted(ended) == ["a", "a", "b"]
 
 
+async def until(connection: AsyncResponsesConnection, *kinds: str) -> list[Any]:
+    """Events up to the first one of these kinds."""
+    events: list[Any] = []
+    async with asyncio.timeout(120):
+        while not events or events[-1].type not in kinds:
+            events.append(await connection.recv())
+    return events
+
+
+class Stepping:
+    """A connection whose worker takes a step for each release, and that alone remembers its turns."""
+
+    def __init__(self, stack: Stack, steps: asyncio.Semaphore, connection: AsyncResponsesConnection) -> None:
+        self.stack, self.steps, self.connection = stack, steps, connection
+
+    def release(self, n: int) -> None:
+        for _ in range(n):
+            self.steps.release()
+
+    async def begin(self, **fields: Any) -> str:
+        """Create a response, and return its id once it has its first token."""
+        await self.connection.response.create(**({"input": "one", "max_output_tokens": 3, "store": False} | fields))
+        self.release(1)
+        return str((await until(self.connection, "response.created"))[-1].response.id)
+
+    async def steer(self, response_id: str, value: Any) -> Any:
+        """The event that answers a steer."""
+        await self.connection.response.steer(previous_response_id=response_id, input=value)
+        return (await until(self.connection, "response.steer.accepted", "response.steer.failed"))[-1]
+
+    async def ended(self) -> Any:
+        """The last event of a response."""
+        return (await until(self.connection, *OVER))[-1]
+
+
+@asynccontextmanager
+async def stepping(**fields: Any) -> AsyncIterator[Stepping]:
+    steps = asyncio.Semaphore(0)
+    worker = Worker("w0", steps=steps, **fields)
+    async with (
+        running_stack([worker], redis_url="unix:///nowhere") as stack,
+        client(stack.url) as openai_client,
+        openai_client.responses.connect() as connection,
+    ):
+        yield Stepping(stack, steps, connection)
+
+
+async def test_steers_are_the_input_of_a_successor_with_the_same_settings() -> None:
+    async with stepping() as socket:
+        first = await socket.begin(stream_id="a", instructions="Be brief.")
+        part = {"type": "input_text", "text": "in red"}
+        for value in ("and blue", [{"role": "user", "content": [part]}, {"role": "user", "content": "please"}]):
+            accepted = await socket.steer(first, value)
+            assert (accepted.type, accepted.stream_id) == ("response.steer.accepted", "a")
+            assert (accepted.steer.previous_response_id, bool(accepted.steer.id)) == (first, True)
+        socket.release(5)
+        ended = await until(socket.connection, *OVER)
+        begin = accepted.sequence_number + 1
+        assert [event.sequence_number for event in ended] == list(range(begin, begin + len(ended)))
+        second = await until(socket.connection, *OVER)
+        assert [event.sequence_number for event in second] == list(range(len(second)))
+        whole = second[-1].response
+        assert (whole.previous_response_id, whole.instructions, whole.max_output_tokens) == (first, "Be brief.", 3)
+        assert {event.stream_id for event in second} == {"a"}
+        asked = prompts(socket.stack)[-1]
+        places = [asked.index(text) for text in ("one", "and blue", "in red", "please")]
+        assert places == sorted(places)
+        late = await socket.steer(first, "late")
+        assert (late.error.code, late.steer.input) == ("response_already_completed", "late")
+        await socket.begin(max_output_tokens=1, previous_response_id=whole.id)
+        assert (await socket.ended()).response.previous_response_id == whole.id, "no further successor"
+
+
+async def test_steer_waits_for_the_outputs_of_calls() -> None:
+    ids = byte_level().encode('<tool_call>{"name": "f", "arguments": {}}</tool_call>').ids
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    template = "{% if tools %}<tool_call>{% endif %}" + CHAT_TEMPLATE
+    fields: dict[str, Any] = {"token": lambda prompt, seed, position: ids[position], "template": template}
+    async with stepping(**fields, end_at=len(ids)) as socket:
+        first = await socket.begin(tools=tools, max_output_tokens=100)
+        accepted = await socket.steer(first, "in red")
+        socket.release(len(ids))
+        (call,) = (await socket.ended()).response.output
+        pending = await socket.connection.recv()
+        assert (pending.type, pending.steer.id) == ("response.steer.pending", accepted.steer.id)
+        assert pending.reason == "waiting_for_required_input"
+        (required,) = [each.to_dict() for each in pending.required_input]
+        assert required == {"type": "function_call_output", "call_id": call.call_id, "name": "f"}
+        output = {**required, "output": "an answer"}
+        await socket.begin(previous_response_id=first, input=[output], tools=tools, max_output_tokens=1)
+        assert (await socket.ended()).response.max_output_tokens == 1, "it has settings of its own"
+        asked = prompts(socket.stack)[-1]
+        assert asked.index("one") < asked.index("in red") < asked.index("an answer")
+
+
+WRONG_STEERS: list[Any] = [
+    "",
+    [],
+    7,
+    [{"role": "system", "content": "a"}],
+    [{"role": "user", "content": "a", "id": "msg_1"}],
+    [{"type": "function_call_output", "call_id": "c", "output": "a"}],
+    [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}],
+]
+
+
+async def test_wrong_steer_returns_its_input_and_changes_no_response() -> None:
+    async with stepping() as socket:
+        unknown = await socket.steer("resp_other", "a")
+        assert (unknown.error.code, unknown.sequence_number) == ("response_not_found", 0)
+        first = await socket.begin()
+        for value in WRONG_STEERS:
+            failed = await socket.steer(first, value)
+            assert (failed.type, failed.error.code) == ("response.steer.failed", "invalid_input"), value
+            assert failed.to_dict(warnings=False)["steer"] == {"previous_response_id": first, "input": value}
+        queued = [await socket.steer(first, "a") for _ in range(33)]
+        assert [event.type for event in queued[:-1]] == ["response.steer.accepted"] * 32
+        assert queued[-1].error.code == "too_many_pending_steers"
+    async with stepping() as socket:
+        unsteered = await socket.begin(context_management=[{"type": "compaction"}])
+        assert (await socket.steer(unsteered, "a")).error.code == "steering_not_supported"
+
+
+async def test_steer_is_returned_when_its_response_fails_or_has_no_successor() -> None:
+    image = "data:image/png;base64,iVBORw0KGgo="
+    picture = [{"role": "user", "content": [{"type": "input_image", "image_url": image}]}]
+    for faults, value, end in (([Fault("mistake", 1)], "a", "response.failed"), ([], picture, "response.incomplete")):
+        async with stepping(faults=faults) as socket:
+            accepted = await socket.steer(await socket.begin(), value)
+            socket.release(3)
+            assert (await socket.ended()).type == end
+            returned = (await until(socket.connection, "response.steer.failed"))[-1]
+            assert (returned.steer.id, returned.error.code) == (accepted.steer.id, "successor_creation_failed")
+            assert returned.to_dict(warnings=False)["steer"]["input"] == value
+
+
 WRONG_MESSAGES: list[tuple[dict[str, Any], str]] = [
-    ({"type": "response.steer", "input": "a"}, "type"),
+    ({"type": "response.cancel", "input": "a"}, "type"),
+    ({"type": "response.steer", "input": "a"}, "previous_response_id"),
+    ({"type": "response.steer", "previous_response_id": "resp_1"}, "input"),
+    ({"type": "response.create", "input": "a", "previous_response_id": [[]] * 2}, "previous_response_id"),
     ({"type": "response.create", "input": "a", "background": True}, "background"),
     ({"type": "response.create", "input": "a", "stream_id": ""}, "stream_id"),
     ({"type": "response.create", "input": "a", "temperature": -1}, "temperature"),
