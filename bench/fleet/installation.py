@@ -20,6 +20,7 @@ import httpx
 import psutil
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
+from bench.fleet.counted import Messages
 from services.common.ports import free_port
 from services.common.rpc import open_channel
 from tests.integration.router.processes import RedisServer
@@ -49,6 +50,7 @@ class FleetProcess:
     module: str
     environment: Mapping[str, str]
     log: Path
+    messages: Path  # counts of its gRPC messages
     n_workers: int = 0
     process: subprocess.Popen[bytes] | None = None
 
@@ -57,7 +59,7 @@ class FleetProcess:
         variables = {f"RYZANSTEIN_{name}": value for name, value in self.environment.items()}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self.module],
+                [sys.executable, "-m", "bench.fleet.counted", str(self.messages), self.module],
                 env={**os.environ, **variables},
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -171,7 +173,9 @@ class Fleet:
     def _add(self, component: str, module: str, n_workers: int = 0, **environment: str) -> FleetProcess:
         shared = {"REDIS_URL": self.redis.url, "HOST": HOST, **self.size.settings}
         log = self._folder / f"{component}-{len(self.processes)}.log"
-        process = FleetProcess(component, module, shared | environment, log, n_workers)
+        messages = log.with_suffix(".messages")
+        Messages().write(messages)
+        process = FleetProcess(component, module, shared | environment, log, messages, n_workers)
         process.start()
         self.processes.append(process)
         return process

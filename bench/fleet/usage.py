@@ -10,7 +10,9 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+from redis import Redis
 
+from bench.fleet.counted import Messages
 from bench.fleet.installation import Fleet
 
 _DECISIONS = "ryzanstein_router_decision_seconds_bucket"
@@ -23,16 +25,18 @@ class ComponentUse:
     processes: int
     cpu_s: float
     wakeups: int  # voluntary context switches
+    messages: Messages  # of gRPC; Redis: commands, and all bytes
     rss_mib: float
     descriptors: int  # the most that one process holds
 
     @classmethod
-    def read(cls, processes: Sequence[psutil.Process]) -> ComponentUse:
+    def read(cls, processes: Sequence[psutil.Process], messages: Messages) -> ComponentUse:
         """Read it now."""
         return cls(
             len(processes),
             sum(sum(process.cpu_times()[:2]) for process in processes),
             sum(process.num_ctx_switches().voluntary for process in processes),
+            messages,
             sum(process.memory_info().rss for process in processes) / 2**20,
             max(process.num_fds() for process in processes),
         )
@@ -40,12 +44,15 @@ class ComponentUse:
 
 def component_uses(fleet: Fleet) -> dict[str, ComponentUse]:
     """The use of every component."""
-    by_component = defaultdict[str, list[psutil.Process]](list)
-    for process in fleet.processes:
-        by_component[process.component].append(process.usage)
-    return {"redis": ComponentUse.read([fleet.redis_usage])} | {
-        component: ComponentUse.read(processes) for component, processes in by_component.items()
-    }
+    with Redis.from_url(fleet.redis.url) as client:
+        redis = client.info("stats")
+    size = redis["total_net_input_bytes"] + redis["total_net_output_bytes"]
+    uses = {"redis": ComponentUse.read([fleet.redis_usage], Messages(redis["total_commands_processed"], size))}
+    for component in dict.fromkeys(process.component for process in fleet.processes):
+        processes = fleet.of(component)
+        messages = sum((Messages.read(process.messages) for process in processes), Messages())
+        uses[component] = ComponentUse.read([process.usage for process in processes], messages)
+    return uses
 
 
 async def decision_buckets(fleet: Fleet) -> Mapping[float, float]:

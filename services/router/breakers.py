@@ -53,6 +53,10 @@ class Breakers:
         """The state of a worker's breaker."""
         return self._breakers[member].state(now)
 
+    def tripped(self, now: float) -> list[tuple[str, BreakerState]]:
+        """The breakers that are not closed, by worker id."""
+        return [(member.worker_id, breaker.state(now)) for member, breaker in self._tripped.items()]
+
     def states(self, now: float) -> list[BreakerState]:
         """The states of all breakers."""
         return [breaker.state(now) for breaker in self._breakers.values()]

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection
+from hashlib import blake2b
+from uuid import uuid4
 
 import grpc.aio
 from ryzanstein.v1 import routing_pb2, worker_pb2, worker_pb2_grpc
@@ -56,6 +58,8 @@ class Fleet:
         self.expected: frozenset[str] | None = None  # not read yet
         self._empty_since: dict[str, float] = {}  # by model
         self._news = asyncio.Event()  # replaced at each change of the known models
+        self._process = uuid4().hex
+        self._changes = 0  # of workers, incarnations, phases and expected models
         self._router_id = router_id
         self._saturation_s = saturation_s
         self._limits = limits
@@ -68,6 +72,7 @@ class Fleet:
         for model in (self.expected or frozenset()) - models:
             if not self.pools[model].members:
                 self._empty_since.setdefault(model, time.monotonic())
+        self._changes += models != self.expected
         self.expected = models
         self._models_changed()
 
@@ -101,7 +106,7 @@ class Fleet:
                     self._homes[lease.worker_id].on_heartbeat(lease.worker_id)
                     continue
                 alive = True
-                self._homes[lease.worker_id].update(lease.worker_id, state, self._router_id)
+                self._changes += self._homes[lease.worker_id].update(lease.worker_id, state, self._router_id)
                 self._changed()
         except grpc.aio.AioRpcError as error:
             cause = f"{error.code().name}: {error.details()}"
@@ -112,6 +117,7 @@ class Fleet:
         pool = self.pools.get(lease.model) or self._new_pool(lease.model)
         pool.add(lease.worker_id, lease.address, self._limits)
         self._homes[lease.worker_id] = pool
+        self._changes += 1
         self._empty_since.pop(lease.model, None)
         self._models_changed()
 
@@ -123,6 +129,7 @@ class Fleet:
         """Remove a worker whose lease and stream have both ended."""
         if pool := self._homes.pop(worker_id, None):
             pool.remove(worker_id)
+            self._changes += 1
             if not pool.members:
                 self._empty_since[pool.model] = time.monotonic()
 
@@ -142,6 +149,12 @@ class Fleet:
     async def wait_for_models(self) -> None:
         """Return once a worker has joined, or the expected models have changed."""
         await self._news.wait()
+
+    def version(self, now: float) -> str:
+        """The version of the brief list of workers: of two equal ones, gateways need to read one only."""
+        tripped = [pool.breakers.tripped(now) for pool in self.pools.values()]
+        breakers = blake2b(repr(tripped).encode(), digest_size=8).hexdigest()  # they also change by time
+        return f"{self._process}-{self._changes}-{breakers}"
 
     def connected(self, worker_id: str) -> bool:
         """Whether the worker's state stream shows that it is alive, whatever Redis says."""

@@ -63,16 +63,23 @@ def _candidate(evaluation: Evaluation, estimates: Estimates, costs: Floats, i: i
     )
 
 
-def worker_view(pool: Pool, member: Member, why_not: int, sessions: int, now: float) -> routing_pb2.WorkerView:
-    """A worker as this router sees it; `why_not` is its entry in a snapshot."""
+def brief_view(pool: Pool, member: Member, now: float) -> routing_pb2.WorkerView:
+    """The part of a worker's view that gateways read: it changes with `Fleet.version`."""
     return routing_pb2.WorkerView(
         worker_id=member.worker_id,
         address=member.address,
         model=pool.model,
-        state=member.state if member.state.worker_id else worker_pb2.WorkerState(worker_id=member.worker_id),
+        state=worker_pb2.WorkerState(
+            worker_id=member.worker_id, incarnation=member.incarnation, phase=member.state.phase
+        ),
         breaker=_BREAKERS[pool.breakers.state(member, now)],
-        unacknowledged=pool.load.unacknowledged(member),
-        sessions=sessions,
-        eligible=not why_not,
-        why_not=IneligibleReason(why_not).text,
     )
+
+
+def worker_view(pool: Pool, member: Member, why_not: int, sessions: int, now: float) -> routing_pb2.WorkerView:
+    """A worker as this router sees it; `why_not` is its entry in a snapshot."""
+    view = brief_view(pool, member, now)
+    view.state.MergeFrom(member.state)
+    view.unacknowledged, view.sessions = pool.load.unacknowledged(member), sessions
+    view.eligible, view.why_not = not why_not, IneligibleReason(why_not).text
+    return view

@@ -61,9 +61,10 @@ class Pool:
         n = len(self.members)
         self._even = np.ones(n), np.zeros(n), np.ones(n)
 
-    def update(self, worker_id: str, state: worker_pb2.WorkerState, router_id: str) -> None:
-        """Apply a reported state."""
+    def update(self, worker_id: str, state: worker_pb2.WorkerState, router_id: str) -> bool:
+        """Apply a reported state; return whether the worker's process or its phase is another one."""
         member, now = self.members[worker_id], self._clock()
+        before = member.incarnation, member.state.phase
         if state.incarnation != member.incarnation:
             self.load.restarted(member, state.computed_tokens)
             self.breakers.restarted(member)
@@ -74,6 +75,7 @@ class Pool:
         self.adapters.on_state(member, state)
         self._judge(member)
         self.load.acknowledged(member, state, router_id)
+        return before != (member.incarnation, member.state.phase)
 
     def on_heartbeat(self, worker_id: str) -> None:
         """A heartbeat: the state is unchanged."""

@@ -22,7 +22,7 @@ from services.common.tasks import end_tasks
 from services.common.tls.credentials import Tls
 from services.common.tracing import current_metadata, remote_context, span_in
 from services.router.fleet import Fleet, UnavailableError, UnknownModelError
-from services.router.messages import explanation_message, placement_message, worker_view
+from services.router.messages import brief_view, explanation_message, placement_message, worker_view
 from services.router.metrics import RouterMetrics
 from services.router.pulls import pull_hint
 from services.router.residency import Residency
@@ -180,14 +180,19 @@ class RouterService(routing_pb2_grpc.RouterServicer):
     async def ListWorkers(  # noqa: N802
         self, request: routing_pb2.ListWorkersRequest, context: Context
     ) -> routing_pb2.ListWorkersResponse:
-        """List all workers of a model, or of every model."""
+        """List all workers of a model, or of every model; a brief list only if the caller has another version."""
+        now = time.monotonic()
         response = routing_pb2.ListWorkersResponse(
             router_id=self._settings.router_id,
             policy=self._routing.policy.name,
-            expected_models=sorted(self._fleet.expected or ()),
-            expected_unread=self._fleet.expected is None,
+            version=self._fleet.version(now),  # a change while the list is built makes the next one another
         )
-        sessions, now = Tally(self._sessions.values()), time.monotonic()
+        if request.brief and request.version == response.version:
+            response.unchanged = True
+            return response
+        response.expected_models.extend(sorted(self._fleet.expected or ()))
+        response.expected_unread = self._fleet.expected is None
+        sessions = Tally(self._sessions.values())
         for pool in [pool for model, pool in self._fleet.pools.items() if request.model in ("", model)]:
             verdicts = pool.snapshot().why_not.tolist()
             for i, (member, why_not) in enumerate(zip(list(pool.members.values()), verdicts, strict=True)):
@@ -195,8 +200,11 @@ class RouterService(routing_pb2_grpc.RouterServicer):
                     await asyncio.sleep(0)
                 if pool.members.get(member.worker_id) is not member:
                     continue  # the worker left during a sleep
-                view = worker_view(pool, member, why_not, sessions[member.incarnation], now)
-                response.workers.append(view)
+                response.workers.append(
+                    brief_view(pool, member, now)
+                    if request.brief
+                    else worker_view(pool, member, why_not, sessions[member.incarnation], now)
+                )
         return response
 
     async def GetDemand(  # noqa: N802

@@ -61,4 +61,4 @@ class Takeovers:
         return await search()
 
     def _served(self, excluded: Collection[str]) -> bool:
-        return self._listed().pick(self._model.pool, "", excluded) is not None
+        return self._listed().serves(self._model.pool, excluded)

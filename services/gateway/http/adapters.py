@@ -131,7 +131,7 @@ class AdapterAdmin:
 
     def _base(self, name: str) -> str:
         """The model that the adapter is for: `name`, or the only one. Raises :class:`ApiError`."""
-        models = sorted(self.router.listed.models())
+        models = sorted(self.router.listed.models)
         if not models:
             raise unavailable("no model is being served yet")
         if not name and len(models) > 1:

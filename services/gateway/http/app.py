@@ -15,7 +15,7 @@ from google.protobuf.json_format import MessageToDict
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
-from services.gateway.errors import ApiError, internal_error, invalid, storage_away
+from services.gateway.errors import ApiError, internal_error, invalid, storage_away, unavailable
 from services.gateway.generation.models import Models
 from services.gateway.http.docs import add_docs
 from services.gateway.http.documentation import HEALTH, Documentation
@@ -98,7 +98,9 @@ def new_app(
     async def workers(tenant: CallingTenant) -> dict[str, Any]:
         if not tenant.admin:
             raise ApiError(403, "This needs an administrator's key.", "permission_error", code="forbidden")
-        return {"workers": [MessageToDict(view, preserving_proto_field_name=True) for view in router.listed.views]}
+        if (views := await router.views()) is None:
+            raise unavailable("No router answers.")
+        return {"workers": [MessageToDict(view, preserving_proto_field_name=True) for view in views]}
 
     _add_probes(app, catalog, metrics, ready)
     for add_routes in parts:

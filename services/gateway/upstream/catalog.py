@@ -68,7 +68,7 @@ class Catalog:
         A request for an expected model, or for one whose first workers start, waits in the routers' queue, and is
         counted there.
         """
-        if not name and not self._models and len(awaited := self._router.listed.awaited()) == 1:
+        if not name and not self._models and len(awaited := self._router.listed.awaited) == 1:
             name = next(iter(awaited))
         if name not in self._models and self.expects(name):
             await self._recall(name)
@@ -93,7 +93,7 @@ class Catalog:
 
     def expects(self, name: str) -> bool:
         """Whether requests for the model wait for a worker."""
-        return name in self._router.listed.awaited()
+        return name in self._router.listed.awaited
 
     def knows(self, name: str) -> bool:
         """Whether the model's card is known."""
@@ -134,7 +134,7 @@ class Catalog:
 
     def available(self) -> list[ServedModel]:
         """The models that have a worker now, in no order."""
-        live = self._router.listed.models()
+        live = self._router.listed.models
         models = [model for name, model in self._models.items() if name in live]
         named = [adapter.name for adapter in self.adapters().values() if adapter.base in live]
         return models + [model for name in named if (model := self._with_adapter(name)) is not None]
@@ -145,7 +145,7 @@ class Catalog:
         Clients may take the first one for a chat: models that generate, then those that embed, then adapters.
         If `allowed` is not empty, only those models.
         """
-        models: dict[str, ServedModel | None] = {name: self._models.get(name) for name in self._router.listed.awaited()}
+        models: dict[str, ServedModel | None] = {name: self._models.get(name) for name in self._router.listed.awaited}
         models |= {model.name: model for model in self.available()}
         adapters = self.adapters()
 
@@ -187,15 +187,15 @@ class Catalog:
         if workers is None:
             return
         self._dismissed = (self._dismissed | expected) - (workers.expected or frozenset())
-        live = workers.refs()
-        for name in self._dismissed - workers.models():
+        live = workers.refs
+        for name in self._dismissed - workers.models:
             self._models.pop(name, None)
             self._digests.pop(name, None)
             self._sources.pop(name, None)
-        for name in sorted(workers.models()):
+        for name in sorted(workers.models):
             if self._sources.get(name) not in live:
                 await self._load(name, workers)
-        await self._exchange(workers.awaited(), live)
+        await self._exchange(workers.awaited, live)
         await self.read_adapters()
         await self._pool.keep(live)
         self.ready = self.ready or bool(self._models) or not workers.anybody_serves

@@ -144,6 +144,7 @@ class RouterClient:
         self._route_timeout_s = route_timeout_s
         self._unknown_timeout_s = unknown_timeout_s
         self.listed = WorkerList()
+        self._listed_at = 0.0  # when a router was asked for it, or confirmed it, in event-loop time
         self.answered = False  # whether a router answered the last call
         self._waits: dict[str, dict[int, StartPatience]] = {}  # requests that are being routed, by model
 
@@ -205,19 +206,30 @@ class RouterClient:
 
     async def list_workers(self) -> WorkerList | None:
         """Refresh and return the list of all workers; None, with the old list kept, when no router answers."""
+        began = asyncio.get_running_loop().time()
+        answer = await self._list(routing_pb2.ListWorkersRequest(brief=True, version=self.listed.version))
+        self.answered = answer is not None
+        if answer is None:
+            return None
+        if not answer.unchanged:
+            expected = self.listed.expected if answer.expected_unread else frozenset(answer.expected_models)
+            self.listed = WorkerList(tuple(answer.workers), expected, answer.version)
+        self._listed_at = began
+        return self.listed
+
+    async def views(self) -> Sequence[routing_pb2.WorkerView] | None:
+        """All workers with their loads, as a router sees them; None when no router answers."""
+        answer = await self._list(routing_pb2.ListWorkersRequest())
+        return None if answer is None else answer.workers
+
+    async def _list(self, request: routing_pb2.ListWorkersRequest) -> routing_pb2.ListWorkersResponse | None:
         for endpoint in self._by_health():
             if not await self._reachable(endpoint):
                 continue
-            as_of = asyncio.get_running_loop().time()
             try:
-                answer = await endpoint.stub.ListWorkers(routing_pb2.ListWorkersRequest(), timeout=_LIST_TIMEOUT_S)
+                return await endpoint.stub.ListWorkers(request, timeout=_LIST_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 self._mark_down(endpoint, error)
-                continue
-            expected = self.listed.expected if answer.expected_unread else frozenset(answer.expected_models)
-            self.listed, self.answered = WorkerList(tuple(answer.workers), expected, as_of), True
-            return self.listed
-        self.answered = False
         return None
 
     async def outlives(self, ref: WorkerRef, lost_at: float) -> bool:
@@ -227,7 +239,7 @@ class RouterClient:
         """
         clock = asyncio.get_running_loop().time
         while clock() < lost_at + _GONE_S:
-            if self.listed.as_of > lost_at and not self.listed.has(ref):
+            if self._listed_at > lost_at and not self.listed.has(ref):
                 return False
             await asyncio.sleep(_PROBE_PAUSE_S)
         return True

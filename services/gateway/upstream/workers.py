@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 
 from ryzanstein.v1 import routing_pb2, worker_pb2
@@ -18,21 +19,23 @@ _NEAREST = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorkerList:
-    """The workers that a router listed, and the models that it expects."""
+    """The workers that a router listed, and the models that it expects. A list is read for as long as it is current."""
 
     views: tuple[routing_pb2.WorkerView, ...] = ()
     expected: frozenset[str] | None = None  # models that are known without a worker; None: no router has read them yet
-    as_of: float = 0.0  # event-loop time
+    version: str = ""
 
+    @cached_property
     def refs(self) -> frozenset[WorkerRef]:
         """The refs of all worker processes."""
         return frozenset(ref_of(view) for view in self.views)
 
+    @cached_property
     def awaited(self) -> frozenset[str]:
         """The models whose requests wait: the expected ones, and those of workers, which may still be loading."""
-        return (self.expected or frozenset()) | self.models()
+        return (self.expected or frozenset()) | self.models
 
     def has(self, ref: WorkerRef) -> bool:
         """Whether a worker process holds its lease. A router that has just started may not know which process it is."""
@@ -40,9 +43,10 @@ class WorkerList:
             view.worker_id == ref.worker_id and view.state.incarnation in ("", ref.incarnation) for view in self.views
         )
 
-    def models(self) -> set[str]:
+    @cached_property
+    def models(self) -> frozenset[str]:
         """The models that a worker serves or will serve."""
-        return {view.model for view in self.views}
+        return frozenset(view.model for view in self.views)
 
     def phase(self, model: str) -> str:
         """The phase of the model's worker that is nearest to serving; "" without a worker."""
@@ -56,16 +60,23 @@ class WorkerList:
 
     def pick(self, model: str, key: str, excluded: Collection[str]) -> WorkerRef | None:
         """Pick a worker by rendezvous hashing (Thaler and Ravishankar 1998): the same one on all gateways."""
-        eligible = [
-            view
-            for view in self.views
-            if view.model == model
-            and view.worker_id not in excluded
-            and view.state.phase == worker_pb2.PHASE_SERVING
-            and view.breaker != routing_pb2.WorkerView.BREAKER_OPEN
-        ]
+        eligible = self._eligible(model, excluded)
         best = max(eligible, key=lambda view: _weight(key, view.worker_id), default=None)
         return None if best is None else ref_of(best)
+
+    def serves(self, model: str, excluded: Collection[str]) -> bool:
+        """Whether a worker that is not excluded can take requests for the model."""
+        return any(True for _ in self._eligible(model, excluded))
+
+    def _eligible(self, model: str, excluded: Collection[str]) -> Iterator[routing_pb2.WorkerView]:
+        for view in self.views:
+            if (
+                view.model == model
+                and view.worker_id not in excluded
+                and view.state.phase == worker_pb2.PHASE_SERVING
+                and view.breaker != routing_pb2.WorkerView.BREAKER_OPEN
+            ):
+                yield view
 
 
 def ref_of(view: routing_pb2.WorkerView) -> WorkerRef:

@@ -326,12 +326,14 @@ async def test_a_gone_client_cancels_its_worker_streaming_or_not() -> None:
             assert worker.cancelled == [worker.submits[-1].request_id]
 
 
-async def test_shared_connection_serves_many_requests() -> None:
-    worker = Worker("w0", step_s=0.01)
-    async with running_stack([worker]) as stack:
+async def test_shared_connection_serves_many_requests_and_unused_workers_have_none() -> None:
+    worker, unused = Worker("w0", step_s=0.01), [Worker(f"w{i}") for i in range(1, 9)]
+    async with running_stack([worker, *unused]) as stack:
+        stack.router.away = {each.worker_id for each in unused}
         answers = await asyncio.gather(*(stream_once(stack, seed) for seed in range(20)))
         assert [ids for _, ids, _ in answers] == [expected_ids(seed) for seed in range(20)]
         assert worker.connections == 1
+        assert sum(each.connections for each in unused) == 0
 
 
 async def test_a_storm_of_resumes_is_cut_off_with_a_clear_error() -> None:

@@ -118,6 +118,9 @@ async def test_keys_may_come_from_a_file_and_from_redis(server: RedisServer, tmp
         assert stack.workers[0].submits[-1].cache_salt == "other", "tenants do not share cached prefixes"
         workers = await stack.http.get("/admin/workers", headers={"authorization": "Bearer from-file"})
         assert [w["worker_id"] for w in workers.json()["workers"]] == ["w0"]
+        await stack.router.stop()
+        workers = await stack.http.get("/admin/workers", headers={"authorization": "Bearer from-file"})
+        assert workers.status_code == 503, "the loads of an earlier list are not shown as current ones"
         server.client.delete(f"rz:default:key:{digest_of('from-redis')}")
         await asyncio.sleep(1.1)  # as long as a gateway may remember
         assert (await ask(stack, "from-redis")).status_code == 401

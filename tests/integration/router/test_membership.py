@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from subprocess import PIPE, Popen
@@ -13,12 +13,12 @@ from subprocess import PIPE, Popen
 import grpc
 import pytest
 from ryzanstein.v1 import routing_pb2 as pb
-from ryzanstein.v1 import routing_pb2_grpc
+from ryzanstein.v1 import routing_pb2_grpc, worker_pb2
 
 from services.common.leases import LeaseTable, LeaseWatcher
 from services.common.redis_client import RedisAccess
 from services.router.membership import SILENT_S
-from tests.integration.router.conftest import RouterRig, ask, eligible, views
+from tests.integration.router.conftest import RouterRig, ask, eligible, router_client, views
 from tests.integration.router.processes import router_process, running, until
 
 
@@ -249,6 +249,67 @@ async def test_an_unreadable_binding_is_replaced(fleet: RouterRig) -> None:
     await fleet.redis.set(fleet.keys.session("t", "s"), b"\xff not a binding")
     assert (await router.Route(ask("r0", session="s", tenant="t"))).decision.reason == "session bound"
     assert (await router.Route(ask("r1", session="s", tenant="t"))).decision.reason == "session kept"
+
+
+async def test_gateway_gets_the_list_of_workers_again_only_when_the_list_has_changed(fleet: RouterRig) -> None:
+    """Else a gateway's costs grow with workers that it does not use."""
+    a, b = await fleet.worker("a"), await fleet.worker("b")
+    services = [fleet.process(router_process(fleet.redis_server.url_of("router"))) for _ in range(2)]
+    first, second = [await fleet.stub(service) for service in services]
+    for router in (first, second):
+        await until(lambda router=router: eligible(router, 2))
+    faults = [pb.Outcome(worker_id="b", incarnation=b.incarnation, result=pb.Outcome.RESULT_FAULT)] * 3
+
+    async def report() -> None:
+        await first.Report(iter([pb.Outcomes(outcomes=faults)]))
+
+    async def drain() -> None:
+        a.update(phase=worker_pb2.PHASE_DRAINING)
+
+    async def restart() -> None:
+        b.update(incarnation="next")
+
+    async with router_client([services[0].address], route_timeout_s=5.0, unknown_timeout_s=30.0) as gateway:
+
+        async def models_are_read() -> bool:
+            listed = await gateway.list_workers()
+            return listed is not None and listed.expected is not None
+
+        await until(models_are_read)
+        current = gateway.listed
+        a.update(queued_prefill_tokens=9000)
+
+        async def load_is_known() -> bool:
+            return {view.state.queued_prefill_tokens for view in await gateway.views() or ()} == {0, 9000}
+
+        await until(load_is_known)
+        assert await gateway.list_workers() is current, "it has no loads"
+        for change, has_changed in (
+            (drain, lambda view: view.state.phase == worker_pb2.PHASE_DRAINING),
+            (report, lambda view: view.breaker != pb.WorkerView.BREAKER_CLOSED),
+            (restart, lambda view: view.state.incarnation == "next" and view.breaker == pb.WorkerView.BREAKER_CLOSED),
+        ):
+            assert not any(map(has_changed, gateway.listed.views))
+            await change()
+
+            async def is_listed(has_changed: Callable[[pb.WorkerView], bool] = has_changed) -> bool:
+                listed = await gateway.list_workers()
+                return listed is not None and any(map(has_changed, listed.views))
+
+            await until(is_listed)
+        await b.stop()
+
+        async def is_gone() -> bool:
+            listed = await gateway.list_workers()
+            return listed is not None and [view.worker_id for view in listed.views] == ["a"]
+
+        await until(is_gone)
+        assert not (await gateway.list_workers()).views[0].state.kv_blocks_total  # type: ignore[union-attr]
+        brief = pb.ListWorkersRequest(brief=True, version=gateway.listed.version)
+    same, other = await first.ListWorkers(brief), await second.ListWorkers(brief)
+    assert same.unchanged
+    assert not same.workers
+    assert not other.unchanged, "another router may know other workers"
 
 
 async def test_an_unreadable_lease_is_ignored(fleet: RouterRig) -> None:

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import time
+
 import pytest
+from ryzanstein.v1 import routing_pb2
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.common.leases import Lease
+from services.router.fleet import Fleet
 from services.router.load_tracker import UNACKNOWLEDGED_S
 from services.router.membership import SILENT_S
 from services.router.snapshot import IneligibleReason
@@ -245,3 +250,13 @@ def test_a_new_worker_has_no_claim_to_earlier_work(lab: Lab) -> None:
     lab.join("new", waiting=20)
     snapshot = lab.pool.snapshot()
     assert snapshot.share[snapshot.worker_ids.index("new")] == pytest.approx(1.0)
+
+
+def test_version_of_the_list_of_workers_changes_when_a_breaker_half_opens_by_time() -> None:
+    fleet = Fleet("r", 30.0, LIMITS, lambda: None)
+    fleet.join(Lease("w", "i", "host:1", "tiny", "serving"))
+    for _ in range(LIMITS.faults):
+        fleet.report(routing_pb2.Outcome(worker_id="w", result=routing_pb2.Outcome.RESULT_FAULT))
+    now = time.monotonic()
+    assert fleet.version(now) == fleet.version(now)
+    assert fleet.version(now + LIMITS.open_max_s) != fleet.version(now)
