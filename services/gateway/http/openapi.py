@@ -166,7 +166,7 @@ def _document_errors(whole: dict[str, Any]) -> None:
 
 def _codes_of(path: str, tags: list[str]) -> tuple[str, ...]:
     if path == "/admin/workers":
-        return ("401", "403")
+        return ("401", "403", "503")
     return (
         ("400", "401", "403", "404", "503")
         if tags in (["batches"], ["fine-tuning"], ["responses"], ["usage"])

@@ -17,6 +17,8 @@ from ryzanstein.v1 import routing_pb2_grpc, worker_pb2
 
 from services.common.leases import LeaseTable, LeaseWatcher
 from services.common.redis_client import RedisAccess
+from services.gateway.upstream.router import RouterClient
+from services.gateway.upstream.workers import WorkerList
 from services.router.membership import SILENT_S
 from tests.integration.router.conftest import RouterRig, ask, eligible, router_client, views
 from tests.integration.router.processes import router_process, running, until
@@ -251,64 +253,58 @@ async def test_an_unreadable_binding_is_replaced(fleet: RouterRig) -> None:
     assert (await router.Route(ask("r1", session="s", tenant="t"))).decision.reason == "session kept"
 
 
+class GatewayList:
+    """The list of workers of a gateway's client."""
+
+    def __init__(self, gateway: RouterClient) -> None:
+        self.gateway = gateway
+
+    async def wait(self, true: Callable[[WorkerList], bool]) -> None:
+        async def reads() -> bool:
+            listed = await self.gateway.list_workers()
+            return listed is not None and true(listed)
+
+        await until(reads)
+
+    async def wait_view(self, true: Callable[[pb.WorkerView], bool]) -> None:
+        """Wait for a worker that is new to the list."""
+        assert not any(map(true, self.gateway.listed.views))
+        await self.wait(lambda listed: any(map(true, listed.views)))
+
+    async def wait_load(self, tokens: int) -> None:
+        async def knows() -> bool:
+            return tokens in {view.state.queued_prefill_tokens for view in await self.gateway.views() or ()}
+
+        await until(knows)
+
+
 async def test_gateway_gets_the_list_of_workers_again_only_when_the_list_has_changed(fleet: RouterRig) -> None:
     """Else a gateway's costs grow with workers that it does not use."""
     a, b = await fleet.worker("a"), await fleet.worker("b")
     services = [fleet.process(router_process(fleet.redis_server.url_of("router"))) for _ in range(2)]
     first, second = [await fleet.stub(service) for service in services]
-    for router in (first, second):
-        await until(lambda router=router: eligible(router, 2))
-    faults = [pb.Outcome(worker_id="b", incarnation=b.incarnation, result=pb.Outcome.RESULT_FAULT)] * 3
-
-    async def report() -> None:
-        await first.Report(iter([pb.Outcomes(outcomes=faults)]))
-
-    async def drain() -> None:
-        a.update(phase=worker_pb2.PHASE_DRAINING)
-
-    async def restart() -> None:
-        b.update(incarnation="next")
-
+    await until(lambda: eligible(first, 2))
+    await until(lambda: eligible(second, 2))
     async with router_client([services[0].address], route_timeout_s=5.0, unknown_timeout_s=30.0) as gateway:
-
-        async def models_are_read() -> bool:
-            listed = await gateway.list_workers()
-            return listed is not None and listed.expected is not None
-
-        await until(models_are_read)
-        current = gateway.listed
+        list_of = GatewayList(gateway)
+        await list_of.wait(lambda listed: listed.expected is not None)
+        before = gateway.listed
         a.update(queued_prefill_tokens=9000)
-
-        async def load_is_known() -> bool:
-            return {view.state.queued_prefill_tokens for view in await gateway.views() or ()} == {0, 9000}
-
-        await until(load_is_known)
-        assert await gateway.list_workers() is current, "it has no loads"
-        for change, has_changed in (
-            (drain, lambda view: view.state.phase == worker_pb2.PHASE_DRAINING),
-            (report, lambda view: view.breaker != pb.WorkerView.BREAKER_CLOSED),
-            (restart, lambda view: view.state.incarnation == "next" and view.breaker == pb.WorkerView.BREAKER_CLOSED),
-        ):
-            assert not any(map(has_changed, gateway.listed.views))
-            await change()
-
-            async def is_listed(has_changed: Callable[[pb.WorkerView], bool] = has_changed) -> bool:
-                listed = await gateway.list_workers()
-                return listed is not None and any(map(has_changed, listed.views))
-
-            await until(is_listed)
+        await list_of.wait_load(9000)
+        assert await gateway.list_workers() is before, "it has no loads"
+        a.update(phase=worker_pb2.PHASE_DRAINING)
+        await list_of.wait_view(lambda view: view.state.phase == worker_pb2.PHASE_DRAINING)
+        faults = [pb.Outcome(worker_id="b", incarnation=b.incarnation, result=pb.Outcome.RESULT_FAULT)] * 3
+        await first.Report(iter([pb.Outcomes(outcomes=faults)]))
+        await list_of.wait_view(lambda view: view.breaker != pb.WorkerView.BREAKER_CLOSED)
+        b.update(incarnation="next")
+        await list_of.wait_view(lambda view: view.state.incarnation == "next")
         await b.stop()
-
-        async def is_gone() -> bool:
-            listed = await gateway.list_workers()
-            return listed is not None and [view.worker_id for view in listed.views] == ["a"]
-
-        await until(is_gone)
-        assert not (await gateway.list_workers()).views[0].state.kv_blocks_total  # type: ignore[union-attr]
+        await list_of.wait(lambda listed: [view.worker_id for view in listed.views] == ["a"])
+        assert not gateway.listed.views[0].state.queued_prefill_tokens
         brief = pb.ListWorkersRequest(brief=True, version=gateway.listed.version)
     same, other = await first.ListWorkers(brief), await second.ListWorkers(brief)
-    assert same.unchanged
-    assert not same.workers
+    assert (same.unchanged, list(same.workers)) == (True, [])
     assert not other.unchanged, "another router may know other workers"
 
 
