@@ -25,7 +25,7 @@ class ComponentUse:
     processes: int
     cpu_s: float
     wakeups: int  # voluntary context switches
-    messages: Messages  # of gRPC; Redis: commands, and all bytes
+    messages: Messages  # gRPC messages; commands of Redis
     rss_mib: float
     descriptors: int  # the most that one process holds
 

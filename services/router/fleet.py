@@ -59,7 +59,7 @@ class Fleet:
         self._empty_since: dict[str, float] = {}  # by model
         self._news = asyncio.Event()  # replaced at each change of the known models
         self._process = uuid4().hex
-        self._changes = 0  # of workers, incarnations, phases and expected models
+        self._changes = 0  # number of changed workers, incarnations, phases and expected models
         self._router_id = router_id
         self._saturation_s = saturation_s
         self._limits = limits
