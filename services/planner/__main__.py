@@ -29,6 +29,7 @@ from services.planner.request_log import read_log
 from services.planner.trace import TraceError, TraceRequest, read_trace
 from services.planner.workers import WorkerKind
 from services.router.policies.registry import PolicyName, make_policy
+from services.router.scaling.pools import WEEKDAYS
 from services.worker.simulated.curve import DEFAULT_CURVE, CurveError, StepCurve
 
 _TARGET = re.compile(r"(first_token|pace)_p(\d+(?:\.\d+)?)=(.+)")
@@ -42,6 +43,7 @@ class PlanRow:
 
     curve: str
     policy: str
+    start: float  # begin of the hour, in seconds since the epoch, or since the trace began
     hour: str
     requests: int
     need: Need
@@ -83,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--price", type=_positive, help="price of a worker's hour")
     add("--watts", type=_positive, help="power of a worker that computes")
     add("--idle-watts", type=_positive, default=None, help="power of a worker that waits; default: none")
-    add("--json", action="store_true", help="print JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--schedule", action="store_true", help="print autoscaling.schedule of the chart, JSON")
     return parser
 
 
@@ -95,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         curves = [(str(path), StepCurve.read(path)) for path in given.curve or [DEFAULT_CURVE]]
         if given.most < 1:
             raise TraceError("--most: expected at least 1")
+        if given.schedule:
+            _check_schedule(given, trace)
     except (CurveError, TraceError) as error:
         print(f"ryzanstein plan: {error}", file=sys.stderr)  # noqa: T201
         return 2
@@ -103,8 +109,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for (name, curve), policy in product(curves, given.policy or ["cost"])
         for start, hour in by_hour(trace).items()
     ]
+    if given.schedule:
+        return _print_schedule(rows)
     _print_json(rows) if given.json else _print_table(rows, given.target)
     return int(any(row.need.workers is None for row in rows))
+
+
+def _check_schedule(given: argparse.Namespace, trace: Sequence[TraceRequest]) -> None:
+    """Raises TraceError."""
+    if len(given.curve or ()) > 1 or len(given.policy or ()) > 1:
+        raise TraceError("--schedule: expected one curve and one policy")
+    if trace[0].at <= _EPOCH_S:
+        raise TraceError("--schedule: the trace's times count from its begin, and name no hour of a day")
+
+
+def schedule(rows: Sequence[PlanRow]) -> list[dict[str, object]]:
+    """Workers by hour and weekday, in UTC: the most that a row of this hour needs."""
+    floors: dict[tuple[int, int], int] = {}
+    for row in rows:
+        at = datetime.fromtimestamp(row.start, UTC)
+        floors[at.hour, at.weekday()] = max(floors.get((at.hour, at.weekday()), 0), row.need.workers or 0)
+    days: dict[tuple[int, int], list[str]] = {}
+    for (hour, weekday), workers in sorted(floors.items()):
+        days.setdefault((hour, workers), []).append(WEEKDAYS[weekday])
+    return [{"hour": hour, "min": workers, "days": on} for (hour, workers), on in days.items()]
 
 
 def faster(trace: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:
@@ -147,11 +175,20 @@ def _row(
     price = workers * given.price if given.price and workers else None
     watts = (need.busy * given.watts + (1 - need.busy) * (given.idle_watts or 0.0)) if given.watts else 0.0
     kilojoules = workers * watts * HOUR_S / 1e3 if watts and workers else None
-    return PlanRow(name, policy, label, len(hour), need, price, kilojoules)
+    return PlanRow(name, policy, start, label, len(hour), need, price, kilojoules)
 
 
 def _print_json(rows: Sequence[PlanRow]) -> None:
     print(json.dumps([asdict(row) for row in rows], indent=2))  # noqa: T201
+
+
+def _print_schedule(rows: Sequence[PlanRow]) -> int:
+    """Print the schedule, or which hours have none; returns the exit status."""
+    if unplanned := [row.hour for row in rows if row.need.workers is None]:
+        print(f"ryzanstein plan: no fleet of --most workers meets the targets: {', '.join(unplanned)}", file=sys.stderr)  # noqa: T201
+        return 1
+    print(json.dumps(schedule(rows)))  # noqa: T201
+    return 0
 
 
 def _print_table(rows: Sequence[PlanRow], targets: Sequence[LatencyTarget]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import certifi
@@ -253,6 +254,7 @@ def test_routers_may_scale_the_pools_of_mode_builtin_and_do_no_more() -> None:
 def test_routers_know_the_scaled_pools_and_their_targets() -> None:
     """What the chart writes is what routers read, with the pool's own targets."""
     values = "firstTokenSeconds: 1.5, tokenMilliseconds: 50, kvPercent: 70, scaleDownAfterSeconds: 60, idleSeconds: 90"
+    values += ", schedule: [{hour: 8, min: 3, days: [mon, tue]}, {hour: 9, min: 5}]"
     pools = f"a: {{servedName: one, autoscaling: {{mode: builtin, min: 0, max: 7, {values}}}}}"
     rendered = render(inline=f"workers: {{pools: {{{pools}, b: {{autoscaling: {{mode: keda}}}}}}}}")
     scaling = Scaling.model_validate_json(rendered.named("ConfigMap", "ryzanstein-models")["data"]["scaling"])
@@ -260,7 +262,15 @@ def test_routers_know_the_scaled_pools_and_their_targets() -> None:
     assert [(pool.name, pool.mode) for pool in scaling.pools] == [("a", "builtin"), ("b", "keda")]
     first, _ = scaling.pools
     assert (first.models, first.stateful_set) == (("one",), "ryzanstein-workers-a")
-    assert first.targets == Targets(0, 7, first_token_s=1.5, token_ms=50, kv_share=0.7, idle_s=90, down_after_s=60)
+    monday, wednesday = datetime(2026, 11, 30, 3, tzinfo=UTC), datetime(2026, 12, 2, 3, tzinfo=UTC)
+    night = Targets(0, 7, first_token_s=1.5, token_ms=50, kv_share=0.7, idle_s=90, down_after_s=60)
+    assert first.targets(monday) == night
+    assert [first.targets(day.replace(hour=hour)).least for day in (monday, wednesday) for hour in (8, 9)] == [
+        3,
+        5,
+        0,
+        5,
+    ]
     assert "scaling" not in render().named("ConfigMap", "ryzanstein-models")["data"]
 
 

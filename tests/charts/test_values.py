@@ -32,7 +32,12 @@ workers:
   defaults: {tensorParalel: 2}
   pools:
     default:
-      {tensorParallel: 0, device: gpu, dtype: float8, storage: {type: nfs}, autoscaling: {kvPercent: 100}, gpus: 1}
+      tensorParallel: 0
+      device: gpu
+      dtype: float8
+      storage: {type: nfs}
+      autoscaling: {kvPercent: 100, schedule: [{hour: 24, min: 0, days: [monday]}]}
+      gpus: 1
 redis: {mode: sentinel}
 ingress: {controller: apache}
 tracing: {ratio: 2}
@@ -59,6 +64,7 @@ OF_THE_SCHEMA = [
     "workers.defaults.tensorParalel",
     *(f"workers.pools.default.{key}" for key in ("tensorParallel", "device", "dtype", "storage.type", "gpus")),
     "workers.pools.default.autoscaling.kvPercent",
+    *(f"workers.pools.default.autoscaling.schedule.0.{key}" for key in ("hour", "min", "days.0")),
     "redis.mode",
     "ingress.controller",
     "tracing.ratio",
@@ -169,8 +175,14 @@ CONTRADICTIONS = {
     workers:
       pools:
         queried: {autoscaling: {mode: keda}}
-        idle: {autoscaling: {mode: hpa-cpu, min: 0}}
-    """: ["keda.prometheusUrl", "workers.pools.idle.autoscaling.min"],
+        idle: {autoscaling: {mode: hpa-cpu, min: 0, schedule: [{hour: 8, min: 2}]}}
+        planned: {autoscaling: {mode: builtin, max: 3, schedule: [{hour: 7, min: 3}, {hour: 8, min: 4}]}}
+    """: [
+        "keda.prometheusUrl",
+        "workers.pools.idle.autoscaling.min",
+        "workers.pools.idle.autoscaling.schedule",
+        "workers.pools.planned.autoscaling.schedule[1].min",
+    ],
 }
 # Types that a strict schema could refuse by mistake.
 ACCEPTED = """

@@ -66,7 +66,7 @@ spec:
 {{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
 {{- $scale := $pool.autoscaling -}}
 {{- if or (eq $scale.mode "builtin") (and (eq $scale.mode "keda") $keda) -}}
-{{- $settings := pick $scale "mode" "min" "max" "firstTokenSeconds" "tokenMilliseconds" "kvPercent" "idleSeconds" "scaleDownAfterSeconds" -}}
+{{- $settings := pick $scale "mode" "min" "max" "firstTokenSeconds" "tokenMilliseconds" "kvPercent" "idleSeconds" "scaleDownAfterSeconds" "schedule" -}}
 {{- $pools = append $pools (merge (dict "name" $name "statefulSet" (include "ryzanstein.name" (list $ "worker" $name))
   "models" (include "ryzanstein.pool.names" $pool | fromJsonArray)) $settings) -}}
 {{- end -}}

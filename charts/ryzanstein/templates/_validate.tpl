@@ -261,6 +261,14 @@ gateway.tenancy.keysSecret.name: has no effect without gateway.tenancy.enabled
 {{- end -}}
 {{- range $where, $config := $scalers -}}
 {{- $scale := $config.autoscaling -}}
+{{- if and $scale.schedule (ne $scale.mode "builtin") }}
+{{ $where }}.autoscaling.schedule: has no effect in mode {{ $scale.mode }}; take builtin{{ if eq $scale.mode "keda" }}, or KEDA's trigger cron{{ end }}
+{{- end -}}
+{{- range $at, $floor := $scale.schedule -}}
+{{- if gt (int64 $floor.min) (int64 $scale.max) }}
+{{ $where }}.autoscaling.schedule[{{ $at }}].min: {{ $floor.min }} is more than max, {{ $scale.max }}
+{{- end -}}
+{{- end -}}
 {{- if ne $scale.mode "none" -}}
 {{- if gt (int64 $scale.min) (int64 $scale.max) }}
 {{ $where }}.autoscaling.min: {{ $scale.min }} is more than max, {{ $scale.max }}

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import grpc
 import grpc.aio
@@ -75,7 +76,7 @@ class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def GetMetrics(self, request: pb.GetMetricsRequest, context: Context) -> pb.GetMetricsResponse:  # noqa: N802
         """The demand now."""
         current = await self._ask(request.scaledObjectRef, context)
-        workers, _ = load(current.demand, self._view.capacity(current.pool, 0), current.pool.targets)
+        workers, _ = load(current.demand, self._view.capacity(current.pool, 0), current.pool.targets(datetime.now(UTC)))
         self._metrics.pool_load.labels(current.pool.name).set(workers)
         value = pb.MetricValue(metricName=METRIC, metricValue=math.ceil(workers * ONE_WORKER))
         return pb.GetMetricsResponse(metricValues=[value])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -10,6 +12,11 @@ from pydantic.alias_generators import to_camel
 from services.router.scaling.decision import Targets
 
 KEY = "scaling"
+# A floor of the schedule holds from this time before its hour, so that workers have started when the hour begins.
+START_AHEAD = timedelta(minutes=5)
+
+Weekday = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+WEEKDAYS: tuple[Weekday, ...] = get_args(Weekday)
 
 
 class ScalingMode(StrEnum):
@@ -17,6 +24,20 @@ class ScalingMode(StrEnum):
 
     BUILTIN = "builtin"
     KEDA = "keda"
+
+
+class ScheduledFloor(BaseModel):
+    """The fewest replicas of a pool during an hour of some weekdays, in UTC."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    hour: int = Field(ge=0, le=23)
+    min: int = Field(ge=1)
+    days: tuple[Weekday, ...] = WEEKDAYS
+
+    def holds(self, at: datetime) -> bool:
+        """Whether a time in UTC is in the hour."""
+        return at.hour == self.hour and WEEKDAYS[at.weekday()] in self.days
 
 
 class ScaledPool(BaseModel):
@@ -36,12 +57,13 @@ class ScaledPool(BaseModel):
     kv_percent: float = Field(gt=0, le=100)
     idle_seconds: float = Field(ge=0)
     scale_down_after_seconds: float = Field(ge=0)
+    schedule: tuple[ScheduledFloor, ...] = ()
 
-    @property
-    def targets(self) -> Targets:
-        """For decisions."""
+    def targets(self, now: datetime) -> Targets:
+        """For decisions at a time in UTC. The schedule raises `min`, to `max` at most."""
+        floors = (each.min for each in self.schedule if each.holds(now) or each.holds(now + START_AHEAD))
         return Targets(
-            least=self.min,
+            least=min(max([self.min, *floors]), self.max),
             most=self.max,
             first_token_s=self.first_token_seconds,
             token_ms=self.token_milliseconds,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
@@ -98,7 +99,8 @@ class Scaler:
             now = time.monotonic()
             demand, capacity = self._view.demand(pool, self.scaling, held), self._view.capacity(pool, old.replicas)
             history = self._histories.get(pool.name) or History.new(now, old.replicas)
-            decision, self._histories[pool.name] = desired(now, demand, capacity, pool.targets, history)
+            targets = pool.targets(datetime.now(UTC))
+            decision, self._histories[pool.name] = desired(now, demand, capacity, targets, history)
             self._metrics.evaluated(pool.name, old.replicas, decision.replicas, decision.load)
             if decision.reason is not Reason.KEEP and self._election.leads:
                 await write_replicas(self._api, pool.stateful_set, old, decision.replicas)

@@ -142,7 +142,7 @@ async def test_leader_scales_from_zero_for_a_request_held_by_another_router_and_
     assert config_maps.spec(LEASE)["leaseTransitions"] == 2, "the leader has resigned"
 
 
-async def test_pool_grows_by_demand_and_shrinks_by_its_emptiest_worker(
+async def test_pool_grows_by_demand_and_schedule_and_shrinks_by_its_emptiest_worker(
     fleet: RouterRig, config_maps: ConfigMaps
 ) -> None:
     at(config_maps, 1, min=1)
@@ -159,6 +159,9 @@ async def test_pool_grows_by_demand_and_shrinks_by_its_emptiest_worker(
     await third.stop()
     await wait_for_replicas(config_maps, 1)
     await second.stop()
+    config_maps.write("tiny", scaling=scaling(min=1, schedule=[{"hour": hour, "min": 2} for hour in range(24)]))
+    await wait_for_replicas(config_maps, 2)
+    await router.logs("pool default: 2 replicas instead of 1 (bounds): 0 requests held")
 
 
 async def test_pool_does_not_shrink_while_a_router_is_silent_but_grows(

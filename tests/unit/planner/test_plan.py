@@ -15,6 +15,7 @@ from services.planner.replay import Replayed, VirtualFleet
 from services.planner.trace import TraceError, TraceRequest, read_trace
 from services.planner.workers import WorkerKind, request_of
 from services.router.policies.registry import make_policy
+from services.router.scaling.pools import ScheduledFloor
 from services.worker.simulated.curve import CurvePoint, StepCurve
 
 CURVE = StepCurve(
@@ -168,3 +169,37 @@ def test_plan_of_a_file_compares_curves_and_policies(tmp_path: Path, capsys: pyt
     printed = capsys.readouterr().out
     assert "no fleet of --most workers meets the targets" in printed
     assert ("price" in printed, "0.50" in printed) == (True, True), "the hour with a plan has its price"
+
+
+def test_schedule_of_a_plan_has_the_largest_need_of_each_hour_and_weekday(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hours of a week with few and with many requests; the second Monday needs more than the first."""
+    trace, curve = tmp_path / "trace", tmp_path / "curve.json"
+    CURVE.write(curve)
+    n_requests = {"16 08": 1, "16 09": 40, "17 08": 1, "23 08": 40}  # 16 and 23 November 2026 are Mondays
+    rows = [f"2026-11-{at}:00:{n / 4:06.3f}+00:00,200,4" for at, count in n_requests.items() for n in range(count)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    options = [str(trace), "--target", "first_token_p95=1s", "--curve", str(curve), "--schedule"]
+    assert main(options) == 0
+    printed = json.loads(capsys.readouterr().out)
+    floors = [ScheduledFloor.model_validate(each) for each in printed]
+    assert [(floor.hour, floor.days) for floor in floors] == [(8, ("mon",)), (8, ("tue",)), (9, ("mon",))]
+    second_monday, few, many = (floor.min for floor in floors)
+    assert few == 1 < second_monday == many
+    assert main([*options, "--most", "1"]) == 1, "hours without a plan have no floor to print"
+    failed = capsys.readouterr()
+    assert (failed.out, failed.err.count("2026-11-")) == ("", 2)
+    assert "no fleet of --most workers meets the targets: 2026-11-16 09:00, 2026-11-23 08:00" in failed.err
+
+
+def test_schedule_without_hours_or_with_several_variants_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text("\n".join(map(json.dumps, MOONCAKE)))
+    options = [str(trace), "--target", "first_token_p95=1s", "--schedule"]
+    assert main(options) == 2
+    assert "times count from its begin" in capsys.readouterr().err
+    assert main([*options, "--policy", "cost", "--policy", "round_robin"]) == 2
+    assert "expected one curve and one policy" in capsys.readouterr().err

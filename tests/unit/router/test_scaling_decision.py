@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from services.router.scaling.decision import (
     desired,
     load,
 )
+from services.router.scaling.pools import WEEKDAYS, ScaledPool
 
 MEASURED = PoolCapacity(replicas=1, workers=1, prefill_rate=1000.0, batch=8.0, kv_blocks=100.0)
 TARGETS = Targets(least=1, most=8, first_token_s=2.0, down_after_s=20.0, idle_s=30.0)
@@ -219,3 +221,43 @@ def test_changed_bounds_hold_at_once() -> None:
     assert (lowered.replicas, lowered.reason) == (4, Reason.BOUNDS)
     (_, _, raised), *_ = run([Demand()], MEASURED, replace(TARGETS, least=2))
     assert (raised.replicas, raised.reason) == (2, Reason.BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("at", "least"),
+    [
+        ("Mon 07:54:59", 1),
+        ("Mon 07:55:00", 3),  # workers have five minutes to start
+        ("Mon 08:54:59", 3),
+        ("Mon 08:55:00", 6),
+        ("Mon 09:59:59", 6),
+        ("Mon 10:00:00", 1),
+        ("Tue 08:30:00", 1),
+        ("Tue 09:30:00", 6),
+        ("Sun 23:55:00", 2),  # the hour begins on Monday
+        ("Mon 23:55:00", 1),
+        ("Thu 12:30:00", 1),  # below the pool's own min
+        ("Thu 13:30:00", 8),  # above its max
+    ],
+)
+def test_floor_of_the_schedule_holds_in_its_hours_and_never_above_max(at: str, least: int) -> None:
+    floors = [
+        {"hour": 8, "min": 3, "days": ["mon"]},
+        {"hour": 9, "min": 6},
+        {"hour": 9, "min": 2},
+        {"hour": 0, "min": 2, "days": ["mon"]},
+        {"hour": 12, "min": 1, "days": ["thu"]},
+        {"hour": 13, "min": 20, "days": ["thu"]},
+    ]
+    names: dict[str, object] = {"name": "default", "mode": "builtin", "statefulSet": "set", "models": ["tiny"]}
+    own = {"firstTokenSeconds": 2, "tokenMilliseconds": 100, "kvPercent": 80, "idleSeconds": 30}
+    bounds = {"min": 1, "max": 8, "scaleDownAfterSeconds": 20, "schedule": floors}
+    pool = ScaledPool.model_validate(names | own | bounds)
+    day, _, time = at.partition(" ")
+    now = datetime.fromisoformat(f"2026-11-{23 + WEEKDAYS.index(day.lower())} {time}+00:00")  # type: ignore[arg-type]
+    targets = pool.targets(now)
+    assert (targets.least, targets.most) == (least, 8)
+    quiet = [each.replicas for *_, each in run([Demand()] * 40, replace(MEASURED, replicas=1), targets)]
+    assert set(quiet) == {least}
+    busy = [each.replicas for *_, each in run([Demand(busy=40)] * 6, replace(MEASURED, replicas=1), targets)]
+    assert busy[-1] == max(5, least), "the demand counts above the floor"
