@@ -101,8 +101,9 @@ def record_curve(model: str, workers: int, rounds: int, path: Path) -> None:
 
 
 def replay(curve: StepCurve, workers: int, trace: Sequence[MixedRequest]) -> Replayed:
-    """What the planner forecasts for a trace."""
-    return VirtualFleet(WorkerKind(curve), make_policy("cost"), workers).run([each.to_replay() for each in trace])
+    """What the planner forecasts for a trace on workers that share this machine's cores."""
+    kind = WorkerKind(curve, shared_cores=usable_cores())
+    return VirtualFleet(kind, make_policy("cost"), workers).run([each.to_replay() for each in trace])
 
 
 def forecast(curve: StepCurve, workers: int, trace: Sequence[MixedRequest]) -> list[ServedRequest]:
@@ -142,7 +143,7 @@ async def _warm_up(url: str, workers: int) -> None:
 async def measure(model: str, curve: Path, workers: int, sides: Sequence[str], load: MixedLoad) -> list[Measured]:
     """Send the traces to all sides, round by round."""
     of_curve = StepCurve.read(curve)
-    most = workers * capacity(of_curve)
+    most = min(workers, usable_cores()) * capacity(of_curve)
     simulated = ("--engine simulated --engine-arg", f"curve={curve}")
     runs = {share: defaultdict[str, list[list[ServedRequest]]](list) for share in load.shares}
     async with AsyncExitStack() as stack:

@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", default="", help="of the log, the requests of this model only")
     add("--load", type=_positive, default=1.0, help="requests come so many times as fast")
     add("--most", type=int, default=64, help="largest fleet to try")
+    add("--cores", type=int, default=0, help="cores that workers of one thread share; default: each has its own")
     add("--price", type=_positive, help="price of a worker's hour")
     add("--watts", type=_positive, help="power of a worker that computes")
     add("--idle-watts", type=_positive, default=None, help="power of a worker that waits; default: none")
@@ -99,6 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         curves = [(str(path), StepCurve.read(path)) for path in given.curve or [DEFAULT_CURVE]]
         if given.most < 1:
             raise TraceError("--most: expected at least 1")
+        if given.cores < 0:
+            raise TraceError("--cores: expected at least 1, or 0: each worker has its own")
         if given.schedule:
             _check_schedule(given, trace)
     except (CurveError, TraceError) as error:
@@ -164,7 +167,7 @@ async def _logged(model: str) -> list[TraceRequest]:
 def _row(
     given: argparse.Namespace, name: str, curve: StepCurve, policy: str, start: float, hour: Sequence[TraceRequest]
 ) -> PlanRow:
-    kind = WorkerKind(curve)
+    kind = WorkerKind(curve, shared_cores=given.cores)
 
     def replay(trace: Sequence[TraceRequest], size: int) -> Replayed:
         return VirtualFleet(kind, make_policy(cast(PolicyName, policy)), size).run(trace)

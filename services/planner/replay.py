@@ -46,7 +46,8 @@ class VirtualFleet:
     def __init__(self, kind: WorkerKind, policy: Policy, n_workers: int) -> None:
         self.now = self._began = 0.0  # `_began`: when the trace began, on its own clock
         self._policy = policy
-        self._workers = [ReplayWorker(f"worker-{n}", kind, self._clock) for n in range(n_workers)]
+        self._cores = kind.shared_cores
+        self._workers = [ReplayWorker(f"worker-{n}", kind, self._clock, self._slowdown) for n in range(n_workers)]
         self._pool = Pool("planned", SATURATION_S, self._clock)
         for worker in self._workers:
             self._pool.add(worker.worker_id, "", BreakerLimits())
@@ -61,6 +62,13 @@ class VirtualFleet:
 
     def _clock(self) -> float:
         return self.now
+
+    def _slowdown(self, worker: ReplayWorker) -> float:
+        """Workers that compute at the same time take equal parts of the cores."""
+        if not self._cores:
+            return 1.0
+        n_computing = 1 + sum(other.computes for other in self._workers if other is not worker)
+        return max(1.0, n_computing / self._cores)
 
     def run(self, trace: Sequence[TraceRequest]) -> Replayed:
         """Replay a trace, which is sorted by time, to its last token."""

@@ -6,6 +6,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 from ryzanstein.v1 import worker_pb2
 
@@ -35,6 +36,7 @@ class WorkerKind:
     max_running: int = 64
     prefill_step_s: float = 0.2
     block_tokens: int = HASH_BLOCK_TOKENS
+    shared_cores: int = 0  # cores that all workers of one thread share; 0: each worker has its own
 
     def scheduler_config(self) -> SchedulerConfig:
         """The configuration of its scheduler."""
@@ -78,8 +80,11 @@ class RequestTimes:
 class ReplayWorker:
     """One worker. `advance` and `deliver` are called when their times have come; `wake_at` says when that is next."""
 
-    def __init__(self, worker_id: str, kind: WorkerKind, clock: Callable[[], float]) -> None:
-        self.worker_id, self._kind, self._clock = worker_id, kind, clock
+    def __init__(
+        self, worker_id: str, kind: WorkerKind, clock: Callable[[], float], slowdown: Callable[[Self], float]
+    ) -> None:
+        """`slowdown`: how many times longer than on the curve a step takes that begins now."""
+        self.worker_id, self._kind, self._clock, self._slowdown = worker_id, kind, clock, slowdown
         self.scheduler = Scheduler(kind.scheduler_config(), KvEventLog(1), clock=clock)
         self.timer = StepTimer(LEAST_PROMPT_S[kind.curve.device])
         self.progress: dict[Request, RequestTimes] = {}
@@ -98,6 +103,11 @@ class ReplayWorker:
             load = StepLoad(rows, rows, rows * rows / 2)
             self.timer.returned(load, curve.seconds(0, 0.0, rows, load.n_keys))
         self._adapt()
+
+    @property
+    def computes(self) -> bool:
+        """Whether a step is being computed."""
+        return self._free_at > self._clock()
 
     @property
     def wake_at(self) -> float | None:
@@ -169,6 +179,7 @@ class ReplayWorker:
         decode_keys = float(sum(chunk.start for chunk in plan.chunks if chunk.n_tokens == 1))
         n_decodes = load.n_rows - load.n_prefill_rows
         seconds = self._kind.curve.seconds(n_decodes, decode_keys, load.n_prefill_rows, load.n_keys)
+        seconds *= self._slowdown(self)
         self.busy_s += seconds
         self._free_at = max(self._free_at, self._clock()) + seconds
         self._due.append((self._free_at, plan))

@@ -81,6 +81,19 @@ def test_tighter_target_never_needs_fewer_workers() -> None:
     assert needed(trace, "first_token_p95=3s", "pace_p95=200ms") >= sizes[1]
 
 
+def test_workers_that_share_cores_do_the_work_of_as_many_workers() -> None:
+    trace = [each.moved(0.0) for each in drawn(5, 1.0)]
+
+    def shared(trace: Sequence[TraceRequest], n_workers: int, cores: int) -> Replayed:
+        return VirtualFleet(WorkerKind(CURVE, shared_cores=cores), make_policy("round_robin"), n_workers).run(trace)
+
+    own = replay(trace, 4, "round_robin")
+    assert shared(trace, 4, 4) == own
+    assert shared(trace, 4, 2).span_s == pytest.approx(2 * own.span_s, rel=0.2)
+    one_by_one = [TraceRequest(number * 30.0, 100, 3) for number in range(4)]
+    assert shared(one_by_one, 4, 1) == replay(one_by_one, 4, "round_robin")
+
+
 def test_shared_prefix_is_computed_once() -> None:
     same = [TraceRequest(number * 3.0, 640, 2, tuple(range(1, 11))) for number in range(8)]
     other = [TraceRequest(number * 3.0, 640, 2, tuple(range(number * 20, number * 20 + 10))) for number in range(8)]
