@@ -6,7 +6,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 from ryzanstein.v1 import worker_pb2
 
@@ -81,7 +80,7 @@ class ReplayWorker:
     """One worker. `advance` and `deliver` are called when their times have come; `wake_at` says when that is next."""
 
     def __init__(
-        self, worker_id: str, kind: WorkerKind, clock: Callable[[], float], slowdown: Callable[[Self], float]
+        self, worker_id: str, kind: WorkerKind, clock: Callable[[], float], slowdown: Callable[[ReplayWorker], float]
     ) -> None:
         """`slowdown`: how many times longer than on the curve a step takes that begins now."""
         self.worker_id, self._kind, self._clock, self._slowdown = worker_id, kind, clock, slowdown
