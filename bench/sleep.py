@@ -39,6 +39,7 @@ from services.worker.settings import WorkerSettings
 _MIB = 1 << 20
 _PIECE = 16 * _MIB
 _PROMPT = tuple(range(5, 21))
+_SIZES = ("Rss", "Pss", "Anonymous")  # fields of smaps_rollup
 
 
 class FirstToken:
@@ -132,23 +133,24 @@ def read_once(model: Path) -> tuple[float, int]:
     return time.perf_counter() - began, total
 
 
-def memory() -> tuple[float, float]:
-    """MiB of this process and its ranks: with mapped files, and their own."""
-    sizes = [0.0, 0.0]
+def memory() -> tuple[float, float, float]:
+    """MiB of this process and its ranks: with mapped files, with their parts of shared pages, and their own."""
+    sizes = [0.0] * len(_SIZES)
     for process in (psutil.Process(os.getpid()), *psutil.Process(os.getpid()).children(recursive=True)):
         text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-        for place, key in enumerate(("Rss", "Anonymous")):
+        for place, key in enumerate(_SIZES):
             found = re.search(rf"^{key}:\s+(\d+) kB", text, re.MULTILINE)
             sizes[place] += int(found.group(1)) / 1024 if found else 0.0
-    return sizes[0], sizes[1]
+    rss, pss, own = sizes
+    return rss, pss, own
 
 
 async def measure(settings: WorkerSettings, rounds: int) -> list[Reading]:
     """Measure, print, and return the readings."""
-    table = Table("", "with mapped files", "own", title="MiB of server and ranks", title_justify="left")
+    table = Table("", "RSS", "PSS", "own", title="MiB of server and ranks", title_justify="left")
     async with serving(settings) as engine:
         await first_token(engine)
-        seconds, asleep = [], (0.0, 0.0)
+        seconds, asleep = [], memory()
         table.add_row("before", *(f"{size:.0f}" for size in memory()))
         for _ in range(rounds):
             await engine.sleep(1)
@@ -166,7 +168,7 @@ async def measure(settings: WorkerSettings, rounds: int) -> list[Reading]:
     )
     return [
         lower("sleep/from asleep to the first token", median(seconds), "s"),
-        lower("sleep/own memory asleep", asleep[1], "MiB"),
+        lower("sleep/own memory asleep", asleep[2], "MiB"),
     ]
 
 

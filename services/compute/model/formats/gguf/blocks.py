@@ -42,11 +42,13 @@ _TRITS = (1, 3, 9, 27, 81)
 
 def _unpacked(packed: Tensor, width: int, shifts: tuple[int, ...]) -> Tensor:
     """Return the numbers in bytes [n, m] as [n, m * len(shifts)]: of every `width` bytes, the lowest bits first."""
-    groups = packed.reshape(len(packed), -1, width)
-    numbers = torch.empty(len(packed), groups.shape[1], len(shifts), width, dtype=torch.uint8)
+    # Eight bytes are shifted at once: bits that come from a neighbour are masked, as the others' are.
+    lane, lanes = (torch.int64, 0x01010101_01010101) if width % 8 == 0 else (torch.uint8, 1)
+    groups = packed.reshape(len(packed), -1, width).clone(memory_format=torch.contiguous_format).view(lane)
+    numbers = torch.empty(*groups.shape[:2], len(shifts), groups.shape[2], dtype=lane)
     for place, shift in enumerate(shifts):
         torch.bitwise_right_shift(groups, shift, out=numbers[:, :, place])
-    return numbers.bitwise_and_((1 << (8 // len(shifts))) - 1).flatten(1)
+    return numbers.bitwise_and_(((1 << (8 // len(shifts))) - 1) * lanes).view(torch.uint8).flatten(1)
 
 
 def _halves(blocks: Tensor, at: int) -> Tensor:
