@@ -1,12 +1,14 @@
 """Measures a whole installation on simulated workers under an open-loop load, and checks every answer to the byte.
 
     python -m bench.fleet --workers 100 --routers 1 --gateways 1 --rate 50 --seconds 20
+    python -m bench.fleet --sweep 10,100,300 --rate 50 --seconds 20 --workload prefix --out docs/scale.md
     python -m bench.fleet --workers 100 --rate 50 --seconds 60 --faults 7
 
 Redis, coordinator, routers, gateways and workers are real processes; only the ranks are simulated. With `--faults SEED`
-workers, routers and Redis fail meanwhile, in an order that the seed fixes. Without, a tenth more workers join after the
-load and are killed, and it is measured how long the routers take to notice. Exits with 1 if an answer is lost or
-altered, or if anything is held after the last answer.
+workers, routers and Redis fail meanwhile, in an order that the seed fixes. Without, the costs of an idle installation
+are measured before the load, and a tenth more workers join after it and are killed, to see how long the routers take to
+notice. `--sweep` does it for several sizes. Exits with 1 if an answer is lost or altered, or if anything is held after
+the last answer.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Annotated
 import typer
 from tokenizers import Tokenizer
 
+from bench.evaluation.report import replace_between
 from bench.fleet.faults import leaks, strike
 from bench.fleet.installation import Fleet, FleetSize, running_fleet
 from bench.fleet.load import Load
@@ -36,13 +39,17 @@ _CONVERGE_S = 120.0
 _GIVEN_BACK_S = 60.0
 
 
-async def run(size: FleetSize, load: Load, workload: Workload, faults: tuple[int, float] | None) -> FleetRun:
-    """Start a fleet, load it, and measure. `faults`: a seed, and the seconds from one fault to the next."""
+async def run(
+    size: FleetSize, load: Load, workload: Workload, faults: tuple[int, float] | None, idle_s: float
+) -> FleetRun:
+    """Start a fleet, load it after `idle_s`, and measure. `faults`: a seed, and the seconds between two faults."""
     draw = random.Random(faults[0] if faults else 0)
     async with running_fleet(size, _CONVERGE_S) as fleet:
         load = Load(fleet.urls, load.model, load.rate, load.seconds)
-        before, decided_before = component_uses(fleet), await decision_buckets(fleet)
         computed_before = {view.worker_id: view.state.computed_tokens for view in await fleet.views()}
+        decided_before, started = await decision_buckets(fleet), component_uses(fleet)
+        await asyncio.sleep(idle_s)
+        before = component_uses(fleet)
         striking = asyncio.create_task(strike(fleet, load.seconds, draw, faults[1])) if faults else None
         answers = await load.run(workload, draw)
         struck = await striking if striking else []
@@ -56,6 +63,7 @@ async def run(size: FleetSize, load: Load, workload: Workload, faults: tuple[int
         load,
         workload,
         answers,
+        started,
         before,
         after,
         decided_before,
@@ -81,6 +89,7 @@ async def _converge(fleet: Fleet) -> Convergence:
 
 def main(
     workers: int = 10,
+    sweep: Annotated[str, typer.Option(help="Numbers of workers in place of --workers; commas between.")] = "",
     per_process: Annotated[int, typer.Option(help="Workers of one process.")] = 100,
     routers: int = 1,
     gateways: int = 1,
@@ -95,23 +104,41 @@ def main(
     model: Annotated[Path, typer.Option(help="A folder with config.json and tokenizer.")] = TINY_MODEL,
     faults: Annotated[int | None, typer.Option(help="Strike meanwhile, in the order of this seed.")] = None,
     fault_every: Annotated[float, typer.Option(help="Seconds from one fault to the next.")] = 2.0,
+    idle_seconds: Annotated[float, typer.Option(help="Seconds without requests before the load.")] = 5.0,
+    out: Annotated[Path | None, typer.Option(help="Write the tables into this page.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:
     """Measure a fleet."""
+    sizes = sizes_of(sweep) if sweep else [workers]
     arguments = {"speed": speed} | ({"curve": str(curve)} if curve else {})
     simulated = asyncio.run(_simulated(model, arguments))
     language = simulated.simulation.language
     lengths = Lengths(prompt_tokens, prefix_tokens, answer_tokens)
-    source = Workload(workload, language, language.words, lengths, random.Random(faults or 0))
-    size = FleetSize(workers, per_process, routers, gateways, model, arguments)
-    load = Load((), model.name, rate, seconds)
-    done = asyncio.run(run(size, load, source, (faults, fault_every) if faults is not None else None))
+    load, striking = Load((), model.name, rate, seconds), (faults, fault_every) if faults is not None else None
+    runs = []
+    for n_workers in sizes:
+        began = time.monotonic()
+        source = Workload(workload, language, language.words, lengths, random.Random(faults or 0))
+        size = FleetSize(n_workers, per_process, routers, gateways, model, arguments)
+        runs.append(asyncio.run(run(size, load, source, striking, 0.0 if striking else idle_seconds)))
+        typer.echo(f"{n_workers:,} workers: {time.monotonic() - began:.0f} s", err=True)
     tokenizer = Tokenizer.from_buffer(simulated.model.tokenizer_json)
-    print(table(done, tokenizer))
+    written = table(runs, tokenizer)
+    print(written)
+    if out:
+        replace_between(out, f"fleet with {workload} requests", written)
     if json_file:
-        write_readings(json_file, readings(done))
-    if done.untrue(tokenizer):
+        write_readings(json_file, (reading for done in runs for reading in readings(done)))
+    if any(done.untrue(tokenizer) for done in runs):
         raise typer.Exit(1)
+
+
+def sizes_of(sweep: str) -> list[int]:
+    """The numbers of workers; raises typer.BadParameter."""
+    sizes = [part.strip() for part in sweep.split(",")]
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise typer.BadParameter(f"--sweep: expected numbers of workers such as 10,100,300, not {sweep!r}")
+    return [int(size) for size in dict.fromkeys(sizes)]
 
 
 async def _simulated(model: Path, arguments: dict[str, object]) -> SimulatedModel:

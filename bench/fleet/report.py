@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from bench.fleet.faults import FleetFault
@@ -18,6 +19,19 @@ from bench.reading import Reading, lower
 from bench.stats import percentile
 from bench.suite.machine import machine
 
+_FIT_FROM = 3  # runs of different sizes, from which a line shows larger ones
+_FIT_TO = (1000, 2000)  # workers
+_COSTS = {
+    "CPU a request": "{:.2f} ms",
+    "CPU a second, idle": "{:.1f} ms",
+    "wake-ups/s": "{:.0f}",
+    "messages/s": "{:.1f}",
+    "messages/s, idle": "{:.1f}",
+    "KiB/s": "{:.1f}",
+    "KiB/s, idle": "{:.2f}",
+    "memory": "{:.0f} MiB",
+    "descriptors": "{:.0f}",
+}
 _KEEPS_UP_S = 0.05  # a generator that is later than this at p99 did not keep up
 
 
@@ -38,7 +52,8 @@ class FleetRun:
     load: Load
     workload: Workload
     answers: Sequence[FleetAnswer]
-    before: Mapping[str, ComponentUse]
+    started: Mapping[str, ComponentUse]  # use when all workers served, before the time without requests
+    before: Mapping[str, ComponentUse]  # use when the load began
     after: Mapping[str, ComponentUse]
     decided_before: Mapping[float, float]
     decided: Mapping[float, float]
@@ -64,12 +79,29 @@ class FleetRun:
         return percentile([each.late_s for each in self.answers], 99)
 
 
-def table(run: FleetRun, tokenizer: Tokenizer) -> str:
-    """The results in Markdown."""
-    where, size, answers = machine(), run.size, run.answers
+def table(runs: Sequence[FleetRun], tokenizer: Tokenizer) -> str:
+    """The results in Markdown; runs differ in the number of workers."""
+    where, columns = machine(), [dict(_measured(run, tokenizer)) for run in runs]
+    names = dict.fromkeys(name for column in columns for name in column)
+    heads = [f"{run.size.workers:,} workers" for run in runs]
+    lines = [
+        f"{where['processor']}, {where['cores']} cores, {where['memory']}",
+        "",
+        f"| measured | {' | '.join(heads)} |",
+        f"|---|{'---|' * len(runs)}",
+        *(f"| {name} | {' | '.join(column.get(name, '') for column in columns)} |" for name in names),
+        "",
+        *_components(runs),
+        *(f"\n{fault}" for run in runs for fault in _untruths(run, tokenizer)),
+    ]
+    return "\n".join(lines)
+
+
+def _measured(run: FleetRun, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+    size, answers = run.size, run.answers
     requests = [each.request for each in answers]
-    lost = [each for each in answers if each.lost()]
-    altered = [each for each in answers if each.altered(tokenizer)]
+    n_lost, n_altered = sum(each.lost() for each in answers), sum(each.altered(tokenizer) for each in answers)
+    late = "" if run.late_s < _KEEPS_UP_S else ": it did not keep up"
     firsts = [each.first_token_s for each in answers if not each.lost()]
     pace = [
         (each.seconds - each.first_token_s) / (each.request.max_tokens - 1)
@@ -77,73 +109,79 @@ def table(run: FleetRun, tokenizer: Tokenizer) -> str:
         if not each.lost() and each.request.max_tokens > 1
     ]
     decisions = [quantile(run.decided_before, run.decided, share) * 1e3 for share in (0.5, 0.99, 0.999)]
-    block = run.workload.language.block_tokens
-    rows = [
-        ("requests", f"{len(answers)} in {run.load.seconds:g} s ({run.load.rate:g}/s, {run.workload.name})"),
-        ("lost, altered, leaked", f"{len(lost)}, {len(altered)}, {len(run.held)}"),
-        (
-            "generator late, p99",
-            f"{run.late_s * 1e3:.1f} ms{'' if run.late_s < _KEEPS_UP_S else ': it did not keep up'}",
-        ),
-        ("first token p50, p99", f"{percentile(firsts, 50):.3f} s, {percentile(firsts, 99):.3f} s"),
-        ("pace p50, p99", f"{percentile(pace, 50) * 1e3:.1f} ms, {percentile(pace, 99) * 1e3:.1f} ms a token"),
-        ("decision p50, p99, p99.9", ", ".join(f"{each:.2f}" for each in decisions) + " ms"),
-        ("prefix hits, of an oracle", f"{run.hit_rate:.1%}, {best_hit_rate(requests, block):.1%}"),
-    ]
+    best_hits = best_hit_rate(requests, run.workload.language.block_tokens)
+    yield "routers, gateways", f"{size.routers}, {size.gateways}"
+    yield "requests", f"{len(answers)} in {run.load.seconds:g} s ({run.load.rate:g}/s, {run.workload.name})"
+    yield "lost, altered, leaked", f"{n_lost}, {n_altered}, {len(run.held)}"
+    yield "generator late, p99", f"{run.late_s * 1e3:.1f} ms{late}"
+    yield "first token p50, p99", f"{percentile(firsts, 50):.3f} s, {percentile(firsts, 99):.3f} s"
+    yield "pace p50, p99", f"{percentile(pace, 50) * 1e3:.1f} ms, {percentile(pace, 99) * 1e3:.1f} ms a token"
+    yield "decision p50, p99, p99.9", ", ".join(f"{each:.2f}" for each in decisions) + " ms"
+    yield "prefix hits, of an oracle", f"{run.hit_rate:.1%}, {best_hits:.1%}"
     if not run.faults:  # a worker that was started again has computed nothing
         even = f"{imbalance(run.computed_tokens):.2f}, {best_imbalance(requests, size.workers):.2f}"
-        rows.append(("busiest worker over mean, of an oracle", even))
+        yield "busiest worker over mean, of an oracle", even
     if run.convergence is not None:
         came = run.convergence
-        rows.append((f"{came.workers} workers join, are lost", f"{came.join_s:.2f} s, {came.loss_s:.2f} s"))
+        yield "a tenth more workers join, are lost", f"{came.join_s:.2f} s, {came.loss_s:.2f} s"
     if run.faults:
-        rows.append(("faults", "; ".join(f"{n} x {fault}" for fault, n in Counter(run.faults).items())))
-        rows.append(("attempts that went on elsewhere", str(run.resumes)))
-    lines = [
-        f"{size.workers} workers, {size.routers} routers, {size.gateways} gateways on {where['processor']}, "
-        f"{where['cores']} cores",
-        "",
-        "| measured | |",
-        "|---|---|",
-        *(f"| {name} | {value} |" for name, value in rows),
-        "",
-        *_components(run),
-        *(f"\nlost: {each.error or 'no end'}" for each in lost[:5]),
-        *(f"\naltered: {each.text!r}" for each in altered[:5]),
-        *(f"\nleaked: {each}" for each in run.held[:5]),
-    ]
-    return "\n".join(lines)
+        yield "faults", "; ".join(f"{n} x {fault}" for fault, n in Counter(run.faults).items())
+        yield "attempts that went on elsewhere", str(run.resumes)
+    memory = run.after["workers"].rss_mib / size.workers
+    yield "memory a worker", f"{memory:.2f} MiB"
 
 
-def _components(run: FleetRun) -> list[str]:
-    """The table of components. The use of a process that was killed meanwhile is lost: faults give no CPU times."""
-    lines = [
-        "| component | processes | CPU a request | wake-ups a second | memory | descriptors |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, after in run.after.items():
-        before = run.before[name]
-        cpu = "" if run.faults else f"{(after.cpu_s - before.cpu_s) / max(1, len(run.answers)) * 1e3:.2f} ms"
-        wakeups = "" if run.faults else f"{(after.wakeups - before.wakeups) / run.load.seconds:.0f}"
-        memory = f"{after.rss_mib:.0f} MiB"
-        if name == "workers":
-            memory += f", {after.rss_mib / run.size.workers:.2f} a worker"
-        lines.append(f"| {name} | {after.processes} | {cpu} | {wakeups} | {memory} | {after.descriptors} |")
-    return lines
+def _untruths(run: FleetRun, tokenizer: Tokenizer) -> Iterator[str]:
+    """The first lost and altered answers, and what leaked."""
+    yield from [f"lost: {each.error or 'no end'}" for each in run.answers if each.lost()][:5]
+    yield from [f"altered: {each.text!r}" for each in run.answers if each.altered(tokenizer)][:5]
+    yield from [f"leaked: {each}" for each in run.held[:5]]
 
 
-def readings(run: FleetRun) -> list[Reading]:
+def _components(runs: Sequence[FleetRun]) -> Iterator[str]:
+    """The table of components: a row for each size, then sizes on the line through these."""
+    yield f"| component | workers | processes | {' | '.join(_COSTS)} |"
+    yield f"|---|---|---|{'---|' * len(_COSTS)}"
+    sizes = [run.size.workers for run in runs]
+    for name in runs[0].after:
+        costs = [_costs(run, name) for run in runs]
+        for run, cost in zip(runs, costs, strict=True):
+            yield _row(name, f"{run.size.workers:,}", str(run.after[name].processes), cost)
+        if len(set(sizes)) >= _FIT_FROM and len({frozenset(cost) for cost in costs}) == 1:
+            for size in (size for size in _FIT_TO if size > max(sizes)):
+                fitted = {
+                    of: float(np.polyval(np.polyfit(sizes, [cost[of] for cost in costs], 1), size)) for of in costs[0]
+                }
+                yield _row(name, f"{size:,} by a line", "", fitted)
+
+
+def _row(component: str, workers: str, processes: str, costs: Mapping[str, float]) -> str:
+    cells = [pattern.format(costs[name]) if name in costs else "" for name, pattern in _COSTS.items()]
+    return f"| {component} | {workers} | {processes} | {' | '.join(cells)} |"
+
+
+def _costs(run: FleetRun, component: str) -> dict[str, float]:
+    """The costs of a component; `_COSTS` has their units. Under faults, totals of killed processes are lost."""
+    after, before, started = run.after[component], run.before[component], run.started[component]
+    costs = {"memory": after.rss_mib, "descriptors": after.descriptors}
+    if run.faults:
+        return costs
+    load = after.rates(before)
+    costs["CPU a request"] = (after.cpu_s - before.cpu_s) * 1e3 / max(1, len(run.answers))
+    costs |= {"wake-ups/s": load.wakeups, "messages/s": load.messages, "KiB/s": load.kib}
+    if before.at > started.at:
+        idle = before.rates(started)
+        costs |= {"CPU a second, idle": idle.cpu_s * 1e3, "messages/s, idle": idle.messages, "KiB/s, idle": idle.kib}
+    return costs
+
+
+def readings(run: FleetRun) -> Iterator[Reading]:
     """The results as readings."""
     name = f"fleet/{run.size.workers} workers, {run.load.rate:g}/s, {run.workload.name}"
     firsts = [each.first_token_s for each in run.answers if not each.lost()]
-    found = [lower(f"{name}/first token p99", percentile(firsts, 99), "s")]
-    found += [
-        lower(
-            f"{name}/{component} CPU a request",
-            (after.cpu_s - run.before[component].cpu_s) * 1e3 / len(run.answers),
-            "ms",
-        )
-        for component, after in run.after.items()
-        if not run.faults and run.answers
-    ]
-    return found
+    yield lower(f"{name}/first token p99", percentile(firsts, 99), "s")
+    for component in run.after:
+        costs = _costs(run, component)
+        for cost, unit in (("CPU a request", "ms"), ("messages/s", "")):
+            if cost in costs:
+                yield lower(f"{name}/{component} {cost}", costs[cost], unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,20 @@ _DECISIONS = "ryzanstein_router_decision_seconds_bucket"
 
 
 @dataclass(frozen=True, slots=True)
+class ComponentRates:
+    """Use of all processes of a component by second."""
+
+    cpu_s: float
+    wakeups: float
+    messages: float
+    kib: float
+
+
+@dataclass(frozen=True, slots=True)
 class ComponentUse:
     """Use of all processes of a component: totals since their start, and what they hold now."""
 
+    at: float  # time of the reading, in seconds of the monotonic clock
     processes: int
     cpu_s: float
     wakeups: int  # voluntary context switches
@@ -33,12 +45,23 @@ class ComponentUse:
     def read(cls, processes: Sequence[psutil.Process], messages: Messages) -> ComponentUse:
         """Read it now."""
         return cls(
+            time.monotonic(),
             len(processes),
             sum(sum(process.cpu_times()[:2]) for process in processes),
             sum(process.num_ctx_switches().voluntary for process in processes),
             messages,
             sum(process.memory_info().rss for process in processes) / 2**20,
             max(process.num_fds() for process in processes),
+        )
+
+    def rates(self, before: ComponentUse) -> ComponentRates:
+        """The use since an earlier reading."""
+        seconds, messages = self.at - before.at, self.messages - before.messages
+        return ComponentRates(
+            (self.cpu_s - before.cpu_s) / seconds,
+            (self.wakeups - before.wakeups) / seconds,
+            messages.count / seconds,
+            messages.size / 1024 / seconds,
         )
 
 

@@ -8,11 +8,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 from tokenizers import Tokenizer
 
-from bench.fleet.load import FleetAnswer
+from bench.fleet import report
+from bench.fleet.__main__ import sizes_of
+from bench.fleet.counted import Messages
+from bench.fleet.installation import FleetSize
+from bench.fleet.load import FleetAnswer, Load
+from bench.fleet.report import FleetRun
+from bench.fleet.usage import ComponentUse
 from bench.fleet.workloads import Lengths, Workload
 from services.cli.stack.default_model import TINY_MODEL
 from services.worker.settings import WorkerSettings
@@ -41,6 +49,66 @@ def test_fleet_loses_and_alters_no_answer_under_every_fault(tmp_path: Path) -> N
     assert int(cell(table, "attempts that went on elsewhere")) > 0, "faults that hit no request show nothing"
     for component in ("redis", "kv-coordinator", "router", "gateway", "workers"):
         assert re.search(rf"^\| {component} \| \d+ \|", table, re.MULTILINE), table
+
+
+@pytest.mark.timeout(700)
+def test_fleet_without_faults_fills_the_page_of_the_fleet(tmp_path: Path) -> None:
+    page = tmp_path / "scale.md"
+    page.write_text("<!-- fleet with prefix requests -->\n<!-- end of fleet with prefix requests -->\n")
+    sizes = ("--sweep", "2", "--rate", "10", "--seconds", "1", "--idle-seconds", "0.5", "--workload", "prefix")
+    command = [sys.executable, "-m", "bench.fleet", *sizes, "--out", str(page), "--json", str(tmp_path / "readings")]
+    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    table = page.read_text()
+    assert cell(table, "lost, altered, leaked") == "0, 0, 0"
+    assert " s, " in cell(table, "a tenth more workers join, are lost")
+    column = columns(table)["messages/s"]
+    for component in ("redis", "kv-coordinator", "router", "gateway", "workers"):
+        (row,) = re.findall(rf"^\| {component} \| 2 \| .*$", table, re.MULTILINE)
+        assert float(row.split(" | ")[column]) > 0, row
+    readings = (tmp_path / "readings").read_text()
+    assert "fleet/2 workers, 10/s, prefix/gateway messages/s" in readings
+
+
+def columns(table: str) -> dict[str, int]:
+    """The places of the names in the head of the table of components."""
+    (head,) = re.findall(r"^\| component \| .*$", table, re.MULTILINE)
+    return {name: place for place, name in enumerate(head.split(" | "))}
+
+
+def use(at: float, messages: int) -> dict[str, ComponentUse]:
+    return {name: ComponentUse(at, 1, at, 0, Messages(messages, 0), 10.0, 30) for name in ("router", "workers")}
+
+
+def fleet_run(workers: int) -> FleetRun:
+    """A run whose components exchange a message a second without workers, and one more for each."""
+    size, load = FleetSize(workers, 100, 1, 1, TINY_MODEL, {}), Load((), "tiny", 1.0, 1.0)
+    language = SimpleNamespace(block_tokens=16)
+    workload = Workload("plain", language, (), Lengths(), random.Random(0))  # type: ignore[arg-type]
+    uses = [use(at, int(at) * (workers + 1)) for at in (0.0, 1.0, 2.0)]
+    none = {float("inf"): 0.0}
+    return FleetRun(size, load, workload, [], *uses, none, none, [0] * workers, [], [], 0, None)
+
+
+def test_larger_fleets_are_on_the_line_through_three_sizes() -> None:
+    model = asyncio.run(open_model(WorkerSettings(model=str(TINY_MODEL), engine="simulated"), TINY_MODEL))
+    tokenizer = Tokenizer.from_buffer(model.model.tokenizer_json)
+    both = report.table([fleet_run(10), fleet_run(100)], tokenizer)
+    assert "by a line" not in both, "two sizes always lie on a line"
+    table = report.table([fleet_run(workers) for workers in (10, 100, 300)], tokenizer)
+    assert cell(table, "routers, gateways") == "1, 1 | 1, 1 | 1, 1"
+    for workers, messages in (("10", "11.0"), ("300", "301.0"), ("1,000 by a line", "1001.0")):
+        row = re.search(rf"^\| router \| {workers} \| .*$", table, re.MULTILINE)
+        assert row, table
+        cells = row[0].split(" | ")
+        assert [cells[columns(table)[name]] for name in ("messages/s", "messages/s, idle")] == [messages] * 2
+
+
+def test_sweep_takes_numbers_of_workers() -> None:
+    assert sizes_of("10, 300,10") == [10, 300]
+    for sweep in ("10,x", "0", "-1", "10;20", "10,", ","):
+        with pytest.raises(typer.BadParameter, match="10,100,300"):
+            sizes_of(sweep)
 
 
 def test_answer_is_altered_by_a_letter_and_lost_without_an_end() -> None:
