@@ -37,6 +37,7 @@ from services.worker.simulated.opening import SimulatedModel, open_model
 _RESUMES = "ryzanstein_gateway_resumes_total"
 _CONVERGE_S = 120.0
 _GIVEN_BACK_S = 60.0
+_SETTLE_S = 2.0  # from the last worker's start until gateways have read the list of workers
 
 
 async def run(
@@ -47,9 +48,12 @@ async def run(
     async with running_fleet(size, _CONVERGE_S) as fleet:
         load = Load(fleet.urls, load.model, load.rate, load.seconds)
         computed_before = {view.worker_id: view.state.computed_tokens for view in await fleet.views()}
-        decided_before, started = await decision_buckets(fleet), component_uses(fleet)
-        await asyncio.sleep(idle_s)
-        before = component_uses(fleet)
+        decided_before = await decision_buckets(fleet)
+        await asyncio.sleep(_SETTLE_S if idle_s else 0.0)
+        started = before = component_uses(fleet)
+        if idle_s:
+            await asyncio.sleep(idle_s)
+            before = component_uses(fleet)
         striking = asyncio.create_task(strike(fleet, load.seconds, draw, faults[1])) if faults else None
         answers = await load.run(workload, draw)
         struck = await striking if striking else []
@@ -104,7 +108,7 @@ def main(
     model: Annotated[Path, typer.Option(help="A folder with config.json and tokenizer.")] = TINY_MODEL,
     faults: Annotated[int | None, typer.Option(help="Strike meanwhile, in the order of this seed.")] = None,
     fault_every: Annotated[float, typer.Option(help="Seconds from one fault to the next.")] = 2.0,
-    idle_seconds: Annotated[float, typer.Option(help="Seconds without requests before the load.")] = 5.0,
+    idle_seconds: Annotated[float, typer.Option(help="Seconds without requests before the load; 0: none.")] = 5.0,
     out: Annotated[Path | None, typer.Option(help="Write the tables into this page.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:

@@ -21,6 +21,7 @@ from bench.suite.machine import machine
 
 _FIT_FROM = 3  # runs of different sizes, from which a line shows larger ones
 _FIT_TO = (1000, 2000)  # workers
+_GROWS = ("CPU a second, idle", "messages/s, idle", "KiB/s, idle", "memory")  # costs that no request adds to
 _COSTS = {
     "CPU a request": "{:.2f} ms",
     "CPU a second, idle": "{:.1f} ms",
@@ -147,12 +148,13 @@ def _components(runs: Sequence[FleetRun]) -> Iterator[str]:
         costs = [_costs(run, name) for run in runs]
         for run, cost in zip(runs, costs, strict=True):
             yield _row(name, f"{run.size.workers:,}", str(run.after[name].processes), cost)
-        if len(set(sizes)) >= _FIT_FROM and len({frozenset(cost) for cost in costs}) == 1:
-            for size in (size for size in _FIT_TO if size > max(sizes)):
-                fitted = {
-                    of: float(np.polyval(np.polyfit(sizes, [cost[of] for cost in costs], 1), size)) for of in costs[0]
-                }
-                yield _row(name, f"{size:,} by a line", "", fitted)
+        grown = [of for of in _GROWS if name != "workers" and all(of in cost for cost in costs)]
+        if len(set(sizes)) < _FIT_FROM or not grown:
+            continue
+        lines = {of: np.polyfit(sizes, [cost[of] for cost in costs], 1) for of in grown}
+        for size in (size for size in _FIT_TO if size > max(sizes)):
+            fitted = {of: float(np.polyval(line, size)) for of, line in lines.items()}
+            yield _row(name, f"{size:,} by a line", "", fitted)
 
 
 def _row(component: str, workers: str, processes: str, costs: Mapping[str, float]) -> str:

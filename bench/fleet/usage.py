@@ -47,7 +47,7 @@ class ComponentUse:
         return cls(
             time.monotonic(),
             len(processes),
-            sum(sum(process.cpu_times()[:2]) for process in processes),
+            sum(_cpu_s(process.pid) for process in processes),
             sum(process.num_ctx_switches().voluntary for process in processes),
             messages,
             sum(process.memory_info().rss for process in processes) / 2**20,
@@ -63,6 +63,11 @@ class ComponentUse:
             messages.count / seconds,
             messages.size / 1024 / seconds,
         )
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of a process by its own clock, as of clock_getcpuclockid(3): /proc counts in steps of 10 ms."""
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def component_uses(fleet: Fleet) -> dict[str, ComponentUse]:
