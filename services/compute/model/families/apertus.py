@@ -7,15 +7,21 @@ from dataclasses import replace
 from services.compute.model.families.config import Config
 from services.compute.model.families.llama import ACTIVATIONS, base_spec
 from services.compute.model.families.naming import UNUSED, Family, LayerNames, Refs, TensorRef, standard_refs
+from services.compute.model.families.rope import fill_rope
 from services.compute.model.spec import ModelSpec
 
 _NAMES = LayerNames(attn_norm="attention_layernorm", mlp_norm="feedforward_layernorm")
+_ROPE = {
+    "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}  # fmt: skip
 _NUMBERS = ("alpha_p", "alpha_n", "beta")
 
 
 def read_spec(config: Config) -> ModelSpec:
     """Read an Apertus config.json. Raises ModelError."""
     bias = config.flag("attention_bias", False)
+    fill_rope(config, _ROPE)
     config.require("post_norm", False)
     config.require("qk_norm", True)
     spec = base_spec(config, "apertus", norm_eps=1e-5, theta=12e6)

@@ -141,6 +141,10 @@ class Config:
         if self._values.get(key) is None:
             self._values[key] = value
 
+    def fill_absent(self, **values: Any) -> None:
+        """Set those keys that are absent; null is a value of its own."""
+        self._values = values | self._values
+
     def override(self, key: str, value: Any) -> None:
         """Set `key`, because a family reads its value in another way than the file says it."""
         self._values[key] = value

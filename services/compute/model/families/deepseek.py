@@ -31,6 +31,7 @@ def read_deepseek2(config: Config) -> ModelSpec:
 
 def read_deepseek3(config: Config) -> ModelSpec:
     """Read a DeepSeek 3 config.json. Raises ModelError."""
+    config.fill_absent(routed_scaling_factor=2.5, n_group=8, topk_group=4)
     spec = with_latents(config, "deepseek_v3")
     return replace(spec, layers=with_grouped_experts(config, spec, dense=3, normalise=True))
 

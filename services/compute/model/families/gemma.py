@@ -54,6 +54,7 @@ def read_gemma(config: Config) -> ModelSpec:
 
 def read_gemma2(config: Config) -> ModelSpec:
     """Read a Gemma 2 config.json. Raises ModelError."""
+    config.fill_absent(attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
     spec = _with_softcap(config, _common(config, "gemma2"))
     spec = replace(spec, attention_softcap=config.optional_number("attn_logit_softcapping"))
     default = [FULL if index % 2 else SLIDING for index in range(spec.n_layers)]

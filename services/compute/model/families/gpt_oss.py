@@ -7,10 +7,15 @@ from dataclasses import replace
 from services.compute.model.families.config import Config
 from services.compute.model.families.llama import base_spec, read_moe
 from services.compute.model.families.naming import Family, LayerNames, Refs, TensorRef, standard_refs
+from services.compute.model.families.rope import fill_rope
 from services.compute.model.families.windows import FULL, SLIDING, read_layer_types, with_windows
 from services.compute.model.spec import ModelSpec
 
 _NAMES = LayerNames(router="mlp.router")
+_ROPE = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
 
 
 def read_spec(config: Config) -> ModelSpec:
@@ -20,6 +25,7 @@ def read_spec(config: Config) -> ModelSpec:
     config.require("swiglu_limit", 7.0)
     config.pass_over("initial_context_length", "experts_per_token")  # repeat other keys
     config.fill("head_dim", 64)
+    fill_rope(config, _ROPE)
     bias = config.flag("attention_bias", True)
     spec = base_spec(config, "gpt_oss", norm_eps=1e-5, theta=150_000.0)
     moe = read_moe(config, "num_local_experts", ffn_size=spec.ffn_size, normalise=True)

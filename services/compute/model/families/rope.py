@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,12 @@ def read_ropes(
         if old != new and old != {"": new.get(_SCALED_KIND, new.get(""))}:
             raise config.error("rope_parameters", "contradicts rope_scaling; keep one of the two")
     return given[-1] if given else reader.read("rope_parameters")
+
+
+def fill_rope(config: Config, settings: Mapping[str, Any]) -> None:
+    """Set the rope of a configuration that names none."""
+    if not any(config.raw(source) for source in _SOURCES):
+        config.override("rope_parameters", dict(settings))
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

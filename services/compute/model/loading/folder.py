@@ -16,11 +16,11 @@ from services.compute.model.formats.gguf.parts import files_of
 from services.compute.model.loading.chat_template import chat_template_of, read_chat_template
 from services.compute.model.loading.images import ImageProcessing, read_image_processing
 from services.compute.model.loading.pooling import (
-    LIMITS,
     MODULES,
     NAMED,
     EmbeddingFiles,
     Pooling,
+    limits_file,
     read_embedding_files,
     read_gguf_pooling,
     read_pooling,
@@ -151,8 +151,8 @@ class ModelFolder:
 
     @cached_property
     def sentence_limits(self) -> dict[str, Any]:
-        """The sentence_bert_config.json."""
-        settings: dict[str, Any] = read_json(self.path / LIMITS)
+        """The sentence_bert_config.json, under the name that it has."""
+        settings: dict[str, Any] = read_json(limits_file(self.path))
         return settings
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,13 @@ _KINDS: dict[str, PoolingKind] = {
 }
 _GGUF_KINDS: dict[int, PoolingKind] = {0: "mean", 1: "mean", 2: "cls", 3: "last"}  # 0: none, as for generation
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")  # only Dense may be there several times
-MODULES, LIMITS, NAMED = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+_PROGRAM, _TRAINED_ONLY = "sentence_transformers.", "Dropout"
+MODULES, NAMED = "modules.json", "config_sentence_transformers.json"
+_LIMITS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+_EMBEDDED = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
 _ACTIVATIONS: dict[str, HeadActivation] = {
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.modules.activation.Tanh": "tanh",
@@ -74,6 +81,11 @@ def read_pooling(folder: Path) -> Pooling:
     paths = {name: path for name, path in modules if name != "Dense"}
     file = folder / paths.get("Pooling", "1_Pooling") / "config.json"
     settings = read_json(file)
+    if modules and not settings:
+        raise ModelError(f"{file}: missing or empty, but {MODULES} lists a pooling")
+    if "Normalize" in paths:
+        scaling = folder / paths["Normalize"] / "config.json"
+        _require(scaling, read_json(scaling), _EMBEDDED)
     return Pooling(
         _kind(file, settings) if settings else "mean",
         "Normalize" in names or not modules,
@@ -96,19 +108,30 @@ def read_gguf_pooling(metadata: GgufMetadata) -> Pooling:
 
 
 def read_embedding_files(folder: Path, limits: Mapping[str, Any], texts: Mapping[str, Any]) -> EmbeddingFiles:
-    """Read the contents of LIMITS and NAMED; without a limit there, the tokenizer's is the model's. Raises ModelError.
+    """Read the contents of `limits_file` and NAMED; without a limit there, the tokenizer's is the model's.
 
-    sentence-transformers writes no limit from 5.4 on.
+    sentence-transformers writes no limit from 5.4 on, and null for prompts that a model lacks from 6 on. Raises
+    ModelError.
     """
-    file, named = folder / LIMITS, folder / NAMED
-    if limits.get("do_lower_case", False) is not False:
-        raise ModelError(f"{file}: do_lower_case: {limits['do_lower_case']!r} is not implemented; allowed: false")
+    file, named = limits_file(folder), folder / NAMED
+    _require(file, limits, {"do_lower_case": False})
+    options = limits.get("processor_kwargs") or limits.get("tokenizer_args") or {}
+    if not isinstance(options, dict):
+        raise ModelError(f"{file}: processor_kwargs: expected an object, found {options!r}")
     prompts, default = texts.get("prompts") or {}, texts.get("default_prompt_name")
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise ModelError(f"{named}: prompts: expected texts by their names, found {prompts!r}")
     if default is not None and default not in prompts:
         raise ModelError(f"{named}: default_prompt_name: {default!r} is none of {', '.join(prompts) or 'no prompts'}")
-    return EmbeddingFiles(_positive(file, limits, "max_seq_length"), prompts, default or "")
+    given = {name: text for name, text in prompts.items() if text is not None}
+    limit = _positive(file, options, "model_max_length") or _positive(file, limits, "max_seq_length")
+    return EmbeddingFiles(limit, given, default if default in given else "")
+
+
+def limits_file(folder: Path) -> Path:
+    """Return the file of a model's longest text, whose name older versions chose by the kind of the model."""
+    files = [folder / name for name in _LIMITS]
+    return next((file for file in files if file.is_file()), files[0])
 
 
 def tokenizer_limit(tokenizer_config: Mapping[str, Any]) -> int | None:
@@ -130,11 +153,21 @@ def _modules(file: Path) -> list[tuple[str, str]]:
     listed = read_json(file, list)
     modules: list[tuple[str, str]] = []
     for entry in listed:
-        name = str(entry.get("type", "")).rpartition(".")[2] if isinstance(entry, dict) else repr(entry)
+        kind, path = (
+            (str(entry.get(key, "")) for key in ("type", "path")) if isinstance(entry, dict) else (repr(entry), "")
+        )
+        name = kind.rpartition(".")[2] if kind.startswith(_PROGRAM) else kind
+        if name == _TRAINED_ONLY:
+            continue
         if name not in _ORDER:
             raise ModelError(f"{file}: module {name!r} is not implemented; known: {', '.join(_ORDER)}")
-        modules.append((name, str(entry.get("path", ""))))
+        if (name == "Transformer" and path) or Path(path).is_absolute() or ".." in Path(path).parts:
+            allowed = "'', the folder itself" if name == "Transformer" else "a folder within"
+            raise ModelError(f"{file}: {name}: path: {path!r} is not implemented; allowed: {allowed}")
+        modules.append((name, path))
     names = [name for name, _ in modules]
+    if modules and "Pooling" not in names:
+        raise ModelError(f"{file}: modules without Pooling are not implemented")
     repeated = [name for name in _ORDER if name != "Dense" and names.count(name) > 1]
     if repeated or names != sorted(names, key=_ORDER.index):
         raise ModelError(f"{file}: expected modules in the order {', '.join(_ORDER)}, found {', '.join(names)}")
@@ -152,6 +185,7 @@ def _dense(folder: Path, path: str) -> DenseHead:
         size = settings.get(key)
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ModelError(f"{file}: {key}: expected a positive integer, found {size!r}")
+    _require(file, settings, {**_EMBEDDED, "use_residual": False})
     sizes = settings["in_features"], settings["out_features"]
     return DenseHead(path, *sizes, settings.get("bias", True) is True, _ACTIVATIONS[name])
 
@@ -161,12 +195,17 @@ def _kind(file: Path, settings: dict[str, Any]) -> PoolingKind:
     name = settings.get("pooling_mode")
     if name is not None:
         kinds = [str(part) for part in (name if isinstance(name, list) else [name])]
+    kinds = kinds or ["mean"]
     unknown = [key for key in kinds if key not in _KINDS]
     if unknown or len(kinds) != 1:
         known = ", ".join(_KINDS)
-        raise ModelError(
-            f"{file}: pooling {' + '.join(kinds) or 'none'} is not implemented; known, one of them: {known}"
-        )
-    if settings.get("include_prompt", True) is not True:
-        raise ModelError(f"{file}: include_prompt: {settings['include_prompt']!r} is not implemented; allowed: true")
+        raise ModelError(f"{file}: pooling {' + '.join(kinds)} is not implemented; known, one of them: {known}")
+    _require(file, settings, {"include_prompt": True})
     return _KINDS[kinds[0]]
+
+
+def _require(file: Path, settings: Mapping[str, Any], allowed: Mapping[str, object]) -> None:
+    """Raise ModelError for a key with another value than the allowed one; absent and null are allowed."""
+    for key, value in allowed.items():
+        if (stored := settings.get(key)) is not None and stored != value:
+            raise ModelError(f"{file}: {key}: {stored!r} is not implemented; allowed: {json.dumps(value)}")

@@ -249,6 +249,26 @@ def test_layers_by_default_and_by_letters() -> None:
     assert {layer.moe.routing.n_groups for layer in greedy.layers if layer.moe} == {1}
 
 
+@pytest.mark.parametrize(
+    ("variant", "keys"),
+    [
+        ("gemma2", ("attn_logit_softcapping", "final_logit_softcapping")),
+        ("deepseek_v3", ("routed_scaling_factor",)),
+        ("gpt_oss", ("rope_parameters",)),
+        ("apertus", ("rope_parameters",)),
+    ],
+)
+def test_an_absent_key_has_the_default_of_transformers(variant: str, keys: tuple[str, ...]) -> None:
+    made = VARIANTS[variant]()
+    written, defaults = json.loads(made.to_json_string()), type(made)().to_dict()
+    absent = {key: value for key, value in written.items() if key not in keys}
+
+    def spec(values: Json) -> ModelSpec:
+        return interpret(Config(values, Path("config.json")))[1]
+
+    assert spec(absent) == spec(absent | {key: defaults[key] for key in keys}) != spec(written)
+
+
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"]}
 
 

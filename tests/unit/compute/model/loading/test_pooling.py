@@ -22,6 +22,7 @@ from services.compute.model.loading.pooling import (
 from services.compute.model.spec import ModelError
 from services.worker.rank.pooling import PooledSlots
 
+Json = dict[str, Any]
 HIDDEN = torch.arange(12.0).view(4, 3) + 1
 
 
@@ -50,6 +51,7 @@ def _write(folder: Path, modules: list[str] | None, pooling: dict[str, Any] | No
         ),
         (["Transformer", "Pooling"], {"pooling_mode_cls_token": True}, Pooling("cls", False)),
         (None, {"pooling_mode": "lasttoken"}, Pooling("last", True)),
+        (["Transformer", "Pooling", "Dropout"], {"pooling_mode_mean_tokens": False}, Pooling("mean", False)),
     ],
 )
 def test_stored_pooling_is_used(
@@ -63,11 +65,13 @@ def test_stored_pooling_is_used(
     [
         (None, {"pooling_mode_max_tokens": True}, "pooling_mode_max_tokens is not implemented"),
         (None, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, r"cls_token \+ pooling_mode_mean"),
-        (None, {"pooling_mode_mean_tokens": False}, "pooling none is not implemented"),
         (None, {"pooling_mode_mean_tokens": True, "include_prompt": False}, "include_prompt: False is not"),
         (["Transformer", "Pooling", "LSTM"], None, "module 'LSTM' is not implemented"),
         (["Transformer", "Pooling", "Normalize", "Dense"], None, "expected modules in the order"),
-        (["Transformer", "Pooling", "Dense"], None, "in_features: expected a positive integer, found None"),
+        (["Transformer", "Pooling"], None, "config.json: missing or empty, but modules.json lists a pooling"),
+        (["Transformer", "Normalize"], None, "modules without Pooling are not implemented"),
+        (["Pooling", "Transformer"], {}, "Transformer: path: '1_Transformer' is not implemented; allowed: ''"),
+        (["Transformer", "Pooling", "Dense"], {}, "in_features: expected a positive integer, found None"),
     ],
 )
 def test_unsupported_pooling_is_rejected(
@@ -119,6 +123,30 @@ def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
         _ = open_folder(folder, vocab_size=1).pooling
 
 
+@pytest.mark.parametrize(
+    ("module", "change"),
+    [
+        ("Dense", {"use_residual": True}),
+        ("Dense", {"module_input_name": "token_embeddings"}),
+        ("Normalize", {"module_output_name": "token_embeddings"}),
+    ],
+)
+def test_a_module_with_another_input_or_product_is_refused(module: str, change: Json, tmp_path: Path) -> None:
+    folder = _write(tmp_path, ["Transformer", "Pooling", module], {})
+    file = folder / f"2_{module}" / "config.json"
+    file.parent.mkdir()
+    settings: Json = {"in_features": 3, "out_features": 3, "use_residual": False, "module_input_name": None}
+    file.write_text(json.dumps(settings))
+    assert open_folder(folder, vocab_size=1).pooling.kind == "mean"
+    file.write_text(json.dumps(settings | change))
+    with pytest.raises(ModelError, match=f"{next(iter(change))}: .* is not implemented; allowed: "):
+        _ = open_folder(folder, vocab_size=1).pooling
+    modules = folder / "modules.json"
+    modules.write_text(modules.read_text().replace(f"sentence_transformers.models.{module}", f"pylate.models.{module}"))
+    with pytest.raises(ModelError, match=f"module 'pylate.models.{module}' is not implemented"):
+        _ = open_folder(folder, vocab_size=1).pooling
+
+
 def test_the_pooling_of_a_gguf_file() -> None:
     values: dict[str, Value] = {"general.architecture": "bert", "bert.pooling_type": 2}
     assert read_gguf_pooling(GgufMetadata(Path("m.gguf"), values)).kind == "cls"
@@ -134,6 +162,12 @@ def test_prompts_and_the_longest_text_are_read(tmp_path: Path) -> None:
     assert open_folder(tmp_path, vocab_size=1).embedding == EmbeddingFiles(
         256, {"query": "Q: ", "document": ""}, "query"
     )
+    named.write_text('{"prompts": {"query": null, "document": ""}, "default_prompt_name": "query"}')
+    assert open_folder(tmp_path, vocab_size=1).embedding == EmbeddingFiles(256, {"document": ""})
+    limits.rename(tmp_path / "sentence_roberta_config.json")
+    assert open_folder(tmp_path, vocab_size=1).embedding.max_tokens == 256
+    limits.write_text('{"max_seq_length": 256, "processor_kwargs": {"model_max_length": 128}}')
+    assert open_folder(tmp_path, vocab_size=1).embedding.max_tokens == 128
     for file, text, says in (
         (limits, '{"max_seq_length": 0}', "max_seq_length: expected a positive integer, found 0"),
         (limits, '{"do_lower_case": true}', "do_lower_case: True is not implemented"),
