@@ -22,6 +22,7 @@ IMAGE_FILES = (("preprocessor_config.json", ""), ("processor_config.json", "imag
 _SINGLE = "model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SAMPLE_BYTES = 64 * 1024
+_LONGEST_NAME = 255  # of a file, in bytes
 _HEADER_LENGTH = 8  # bytes at the start of a safetensors file that hold the length of its header
 
 
@@ -151,21 +152,19 @@ def file_states(model: Path) -> FileStates:
 
 
 def weight_files(folder: Path) -> WeightFiles:
-    """Return the files of a checkpoint: one, or the shards that its index lists. Raises ModelError."""
-    index = folder / INDEX
+    """Return the files of a checkpoint: one, or the shards that its index lists. Raises ModelError.
+
+    An index that does not list the one file is of another checkpoint, as transformers takes it.
+    """
+    index, single = folder / INDEX, folder / _SINGLE
+    places = _places(index) if index.is_file() else {}
+    if single.is_file() and _SINGLE not in places.values():
+        return WeightFiles((single,))
     if index.is_file():
-        places = read_json(index).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-            raise ModelError(f"{index}: weight_map: expected a file's name for each tensor")
         read = {name for tensor, name in places.items() if "mtp" not in tensor.split(".")}
         # Layers of multi-token prediction are not read; quantized checkpoints list them in a file that they lack.
         names = sorted(name for name in set(places.values()) if name in read or (folder / name).is_file())
-        outside = [name for name in names if Path(name).name != name or "\0" in name]
-        if outside:
-            raise ModelError(f"{index}: weight_map: {outside[0]!r} is not a file of this folder")
         return WeightFiles(tuple(folder / name for name in names), places)
-    if (folder / _SINGLE).is_file():
-        return WeightFiles((folder / _SINGLE,))
     pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
     if pickles:
         raise ModelError(
@@ -173,6 +172,17 @@ def weight_files(folder: Path) -> WeightFiles:
             "convert the checkpoint to safetensors"
         )
     raise ModelError(f"{folder}: neither {_SINGLE} nor {INDEX} is there")
+
+
+def _places(index: Path) -> dict[str, str]:
+    """Return the file of every tensor that an index lists. Raises ModelError."""
+    places: object = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ModelError(f"{index}: weight_map: expected a file's name for each tensor")
+    for name in places.values():
+        if Path(name).name != name or not name.isprintable() or len(name.encode()) > _LONGEST_NAME:
+            raise ModelError(f"{index}: weight_map: {name!r} is not a file of this folder")
+    return places
 
 
 def end_tokens(file: Path, generation: Mapping[str, Any]) -> tuple[int, ...]:

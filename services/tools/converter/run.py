@@ -11,6 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from services.common.gguf_files import SUFFIX
+from services.compute.model.files import end_tokens
 from services.compute.model.formats.gguf.hub_files import hub_files
 from services.compute.model.loading.folder import open_folder
 from services.compute.model.spec import ModelError
@@ -56,14 +57,13 @@ def convert(request: ConversionOptions, report: Report) -> None:
 def _to_gguf(source: Source, out: Path, kind: str, report: Report) -> None:
     spec = source.hub_spec
     folder = open_folder(source.path, vocab_size=spec.vocab_size)
-    files, (_, generation) = folder.tokenizer, folder.generation
-    ends = generation.get("eos_token_id") or []
+    files = folder.tokenizer
     tokenizer = FolderTokenizer(
         folder.path,
         Tokenizer.from_buffer(files.json),
         files.special_tokens,
         folder.chat_template,
-        tuple(dict.fromkeys((*(ends if isinstance(ends, list) else [ends]), *spec.eos_token_ids))),
+        tuple(dict.fromkeys((*end_tokens(*folder.generation), *spec.eos_token_ids))),
         spec.vocab_size,
     )
     write_gguf(source, vocabulary_keys(tokenizer), folder.sampling, out, kind, report)

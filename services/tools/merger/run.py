@@ -103,6 +103,6 @@ def _untie(folder: Path, head: str, file: str) -> None:
             part["tie_word_embeddings"] = False
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     index = read_json(folder / INDEX)
-    if index:
+    if index and file in index["weight_map"].values():
         index["weight_map"][head] = file
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")

@@ -185,8 +185,8 @@ class ModelFolder:
     def _config_ends(self) -> tuple[int, ...]:
         if self.vocab_size is None:
             return self.spec.eos_token_ids
-        stored = self.config.stored
-        return end_tokens(self.config.file, stored.get("text_config") or stored)
+        text = self.config.stored.get("text_config")
+        return end_tokens(self.config.file, text if isinstance(text, dict) else self.config.stored)
 
     @property
     def _tokenizer_ends(self) -> tuple[int, ...]:

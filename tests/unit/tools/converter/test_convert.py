@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -212,7 +213,10 @@ def test_rejections_keep_existing_files(folder: Make, tmp_path: Path) -> None:
     body = tmp_path / "body"
     body.mkdir()
     (body / "config.json").write_text(transformers.BertConfig(architectures=["BertModel"]).to_json_string())
+    odd = Path(shutil.copytree(source, tmp_path / "odd"))
+    (odd / "generation_config.json").write_text('{"eos_token_id": [{}]}')
     for change, said in (
+        ({"source": odd, "force": True}, "eos_token_id: expected a token's id or a list of them, found [{}]"),
         ({"source": body, "force": True}, "the body of a model, without its head, is not converted"),
         ({"out": out / "m.gguf"}, "m.gguf: File exists"),
         ({}, "m.gguf: exists already; --force replaces it"),
@@ -226,7 +230,7 @@ def test_rejections_keep_existing_files(folder: Make, tmp_path: Path) -> None:
     run(source, out, force=True)
     with pytest.raises(ModelError, match=r"--type Q8_0: expected auto or one of F32, F16, BF16 for "):
         run(out, tmp_path / "folder", "Q8_0")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["body", "m.gguf"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["body", "m.gguf", "odd"]
 
 
 def test_models_that_gguf_cannot_hold_are_refused(tmp_path: Path) -> None:

@@ -108,6 +108,17 @@ def test_the_index_decides_which_of_several_files_holds_a_tensor(tmp_path: Path)
         read(d="1.safetensors")
 
 
+def test_an_index_that_does_not_list_the_whole_file_is_passed_over(tmp_path: Path) -> None:
+    """As transformers does: it is of an earlier save into the same folder."""
+    save_file({"a": A}, tmp_path / "model.safetensors")
+    save_file({"a": A + 1}, tmp_path / "1.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    for listed in ("1.safetensors", "2.safetensors", "model.safetensors"):
+        index.write_text(json.dumps({"weight_map": {"a": listed}}))
+        with closing(TensorFiles(tmp_path)) as files:
+            assert torch.equal(files.whole("a"), A)
+
+
 def test_an_index_may_list_unread_tensors_and_omit_unneeded_tensors(tmp_path: Path) -> None:
     save_file({"a": A, "b": A + 1, "extra": A + 2}, tmp_path / "1.safetensors")
     index = {"a": "1.safetensors", "mtp.0.fc.weight": "1.safetensors"}
@@ -193,12 +204,16 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"not a safetensors file")
     with pytest.raises(ModelError, match=r"model\.safetensors"):
         Checkpoint(TensorFiles(tmp_path), {})
+    (tmp_path / "model.safetensors").unlink()
     index = tmp_path / "model.safetensors.index.json"
     for broken, said in (
         *(("{", "not JSON"), ("[]", "not a JSON object"), ("{}", "weight_map"), ('{"weight_map": []}', "weight_map")),
         *(
             ('{"weight_map": {"a": 1}}', "weight_map"),
             ('{"weight_map": {"a": "../x.safetensors"}}', "not a file of this"),
+            ('{"weight_map": {"a": "x\\u0000"}}', "not a file of this"),
+            ('{"weight_map": {"a": "\\ud800"}}', "not a file of this"),
+            (json.dumps({"weight_map": {"mtp.a": "x" * 300}}), "not a file of this"),
         ),
         ('{"weight_map": {"a": "absent.safetensors"}}', r"absent\.safetensors: No such file"),
     ):

@@ -195,6 +195,7 @@ def test_an_empty_chat_template_is_absent(template: object, reason: str, folder:
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
+        ("config.json", {"text_config": 5}, "text_config: 5 is not implemented"),
         ("config.json", {"eos_token_id": ""}, "eos_token_id: expected a token's id"),
         ("config.json", {"eos_token_id": [1, "x"]}, "eos_token_id: expected a token's id"),
         ("config.json", {"rope_scaling": {"rope_type": "yarn", "factor": "x"}}, "rope_scaling: factor: expected"),
