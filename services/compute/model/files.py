@@ -22,7 +22,7 @@ IMAGE_FILES = (("preprocessor_config.json", ""), ("processor_config.json", "imag
 _SINGLE = "model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SAMPLE_BYTES = 64 * 1024
-_LONGEST_NAME = 255  # of a file, in bytes
+_LONGEST_NAME = 255  # bytes
 _HEADER_LENGTH = 8  # bytes at the start of a safetensors file that hold the length of its header
 
 

@@ -125,7 +125,7 @@ def read_embedding_files(folder: Path, limits: Mapping[str, Any], texts: Mapping
         raise ModelError(f"{named}: default_prompt_name: {default!r} is none of {', '.join(prompts) or 'no prompts'}")
     given = {name: text for name, text in prompts.items() if text is not None}
     limit = _positive(file, options, "model_max_length") or _positive(file, limits, "max_seq_length")
-    return EmbeddingFiles(limit, given, default if default in given else "")
+    return EmbeddingFiles(limit, given, str(default) if default in given else "")
 
 
 def limits_file(folder: Path) -> Path:
