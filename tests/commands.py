@@ -102,7 +102,7 @@ NOT_TYPED = {
         "tests/unit/bench/test_commands.py runs it with few requests": ("python -m bench.fidelity",),
         "tests/unit/bench/test_fleet.py runs it with fewer workers": (
             "python -m bench.fleet --workers 100 --routers 1 --gateways 1 --rate 50 --seconds 20 --workload prefix",
-            "python -m bench.fleet --sweep 10,100,300 --rate 50 --seconds 20 --workload prefix --out docs/scale.md",
+            "python -m bench.fleet --sweep 10,100,300 --rate 20 --seconds 20 --workload prefix --out docs/scale.md",
         ),
         "it installs what the tests run from": (
             *("pip install -c constraints.txt '.[serve]'", "pip install '.[cli,kube]'"),

@@ -1,7 +1,7 @@
 """Measures a whole installation on simulated workers under an open-loop load, and checks every answer to the byte.
 
     python -m bench.fleet --workers 100 --routers 1 --gateways 1 --rate 50 --seconds 20
-    python -m bench.fleet --sweep 10,100,300 --rate 50 --seconds 20 --workload prefix --out docs/scale.md
+    python -m bench.fleet --sweep 10,100,300 --rate 20 --seconds 20 --workload prefix --out docs/scale.md
     python -m bench.fleet --workers 100 --rate 50 --seconds 60 --faults 7
 
 Redis, coordinator, routers, gateways and workers are real processes; only the ranks are simulated. With `--faults SEED`
