@@ -113,29 +113,29 @@ def recorder(module: Any, launches: list[Launch]) -> SimpleNamespace:
 def attention_launches(
     shape: AttentionShape, dtype: torch.dtype, kv_format: str = "", block_tokens: int = 16
 ) -> Iterator[Launch]:
-    """What one mixed step launches: a short decode, a long one, and a prompt."""
-    from services.compute.backends.cuda.kernels import attention
+    """What one mixed step launches: a short decode, a long one, one that chooses its blocks, and a prompt."""
+    from services.compute.backends.cuda.kernels import attention, pages
 
     launches: list[Launch] = []
     form = find_kv_format(kv_format) if kv_format else plain_format(dtype)
     paged = PagedTriton(shape, dtype, CPU, form.coding)
-    paged._kernels = recorder(attention, launches)
+    paged._kernels, paged._pages = recorder(attention, launches), recorder(pages, launches)
     kv_shape, ops = KvShape(block_tokens, shape.n_kv_heads, shape.head_dim), TorchOps(dtype, CPU)
-    cache = KvCache(form, 1, 1, kv_shape, dtype, CPU, ops)
-    for n_rows, n_keys in ((1, 9), (1, 900), (40, 40)):
+    cache = KvCache(form, 1, 1, kv_shape, dtype, CPU, ops, summarised=True)
+    for n_rows, n_keys, most in ((1, 9, 0), (1, 900, 0), (1, 900, 32), (40, 40, 0)):
         table = torch.zeros(1, 64, dtype=torch.int64)
         numbers = torch.zeros(n_rows, dtype=torch.int64)
-        batch = StepBatch(numbers, numbers, numbers, (0, n_rows), (n_keys,), table, n_decode=int(n_rows == 1))
+        batch = StepBatch(numbers, numbers, numbers, (0, n_rows), (n_keys,), table, int(n_rows == 1), pages=(most,))
         q = torch.zeros(n_rows, shape.n_heads * shape.head_dim, dtype=dtype)
         paged.attend(q, cache, 0, paged.plan(batch, block_tokens, None))
     yield from launches
 
 
 def layer_launches(shape: AttentionShape, dtype: torch.dtype, hidden: int = 4096) -> Iterator[Launch]:
-    """What the small operations of a layer of that width launch, and a draw."""
+    """What the small operations of a layer of that width launch, with a summary of a block, and a draw."""
     launches: list[Launch] = []
     ops = TritonOps(dtype, CPU)
-    ops._kernels = recorder(ops._kernels, launches)
+    ops._kernels, ops._pages = recorder(ops._kernels, launches), recorder(ops._pages, launches)
     x, places = torch.zeros(2, hidden, dtype=dtype), torch.zeros(2, dtype=torch.int64)
     ops.add_norm(x, x.clone(), 1.0, ops.rms_norm(torch.ones(hidden), 1e-5))
     n_heads, half = shape.n_heads + 2 * shape.n_kv_heads, shape.head_dim // 2
@@ -145,22 +145,24 @@ def layer_launches(shape: AttentionShape, dtype: torch.dtype, hidden: int = 4096
     ops.rms_norm(torch.ones(n_rotated, shape.head_dim), 1e-5).write(heads[:, :n_rotated], heads[:, :n_rotated])
     rotation = ops.rope(torch.ones(8, half), torch.zeros(8, half))(places)
     table = torch.zeros(4, kv_shape.width, dtype=dtype)
-    ops.store(KvLayer(plain_format(dtype), kv_shape, table), places, heads.flatten(1), rotation)
+    layer = KvLayer(plain_format(dtype), kv_shape, table)
+    ops.store(layer, places, heads.flatten(1), rotation)
+    ops.summarise(layer, places, torch.zeros(4, kv_shape.n_kv_heads, 2, kv_shape.head_dim, dtype=dtype))
     ops.gate("silu")(torch.zeros(2, 4 * hidden, dtype=dtype))
     ops.logit_shard(0, 8192).sample(torch.zeros(2, 8192), Chances(torch.ones(2), places, places))
     yield from launches
 
 
 def cache_launches(shape: AttentionShape, dtype: torch.dtype, kv_format: str) -> Iterator[Launch]:
-    """What writes the keys and values of a layer to a cache of codes."""
-    from services.compute.backends.cuda.kernels import kv_codes
+    """What writes the keys and values of a layer to a cache of codes, and summarises its blocks."""
+    from services.compute.backends.cuda.kernels import kv_codes, pages
 
     launches: list[Launch] = []
     ops = TritonOps(dtype, CPU)
-    ops._coder = CodeWriter(recorder(kv_codes, launches))
+    ops._coder, ops._pages = CodeWriter(recorder(kv_codes, launches)), recorder(pages, launches)
     kv_shape, half = KvShape(16, shape.n_kv_heads, shape.head_dim), shape.head_dim // 2
     cache, places = (
-        KvCache(find_kv_format(kv_format), 1, 1, kv_shape, dtype, CPU, ops),
+        KvCache(find_kv_format(kv_format), 1, 1, kv_shape, dtype, CPU, ops, summarised=True),
         torch.zeros(2, dtype=torch.int64),
     )
     qkv = torch.zeros(2, (shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim, dtype=dtype)

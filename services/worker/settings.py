@@ -126,7 +126,7 @@ class WorkerSettings(ServiceSettings):
     )
     page_summaries: bool = Field(
         False,
-        description="On CPUs: keep summaries of KV blocks, an eighth of their memory in int8 and a sixteenth in bf16, "
+        description="Keep summaries of KV blocks, an eighth of their memory in int8 and a sixteenth in bf16, "
         "so that requests may name top_k; always with attention top_k",
     )
     pull_mb_per_s: float = Field(

@@ -56,11 +56,12 @@ class Step:
             n_decode=sum(n_rows == 1 for n_rows, _ in self.work),
         )
 
-    def cache(self, shape: AttentionShape) -> KvCache:
+    def cache(self, shape: AttentionShape, *, summarised: bool = False) -> KvCache:
         n_blocks = sum(-(-n_keys // self.block_tokens) for _, n_keys in self.work)
         kv = KvShape(self.block_tokens, shape.n_kv_heads, shape.head_dim)
         form = find_kv_format(self.kv_format) if self.kv_format else plain_format(self.dtype)
-        cache = KvCache(form, 1, n_blocks, kv, self.dtype, DEVICE, TorchOps(self.dtype, DEVICE))
+        ops = TorchOps(self.dtype, DEVICE)
+        cache = KvCache(form, 1, n_blocks, kv, self.dtype, DEVICE, ops, summarised=summarised)
         slots = torch.arange(self.block_tokens, (n_blocks + 1) * self.block_tokens)
         rows = torch.randn(len(slots), kv.width, generator=torch.Generator().manual_seed(1))
         cache.store(0, slots.to(DEVICE), rows.to(DEVICE, self.dtype))

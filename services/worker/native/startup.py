@@ -101,7 +101,7 @@ def group_config(settings: WorkerSettings, model: ModelFolder) -> RankGroupConfi
             kv_tokens=None if fills else kv_tokens,
             caches=not spec.bidirectional,
             kv_fits=not settings.kv_tokens,
-            page_summaries=_page_summaries(settings, device),
+            page_summaries=settings.page_summaries or AttentionMode.parse(settings.attention).name == TOP_K,
             kv_fills=fills,
             gpu_memory_utilization=settings.gpu_memory_utilization,
             kv_format=_kv_format(settings.kv_dtype, dtype, device),
@@ -210,14 +210,6 @@ def _dtype(dtype_setting: str, spec: ModelSpec, device: str) -> str:
         return dtype_setting
     half = spec.dtype != "float32" and (device == "cuda" or has_bfloat16() or has_avx2())
     return "bfloat16" if half else "float32"
-
-
-def _page_summaries(settings: WorkerSettings, device: str) -> bool:
-    """Whether blocks have summaries. Raises ValueError."""
-    summaries = settings.page_summaries or AttentionMode.parse(settings.attention).name == TOP_K
-    if summaries and device != "cpu":
-        raise ValueError("RYZANSTEIN_PAGE_SUMMARIES and top_k in RYZANSTEIN_ATTENTION are for CPUs")
-    return summaries
 
 
 def _kv_format(kv_dtype: str, dtype: str, device: str) -> str:

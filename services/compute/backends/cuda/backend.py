@@ -60,7 +60,7 @@ class CudaBackend(TorchBackend):
         """Return the fastest attention that agrees with the reference."""
         own = self.kv_format.attentions(shape, self) if self._triton else ()
         choices: list[Candidate] = [*own, lambda: PagedSdpa(shape, self.dtype, self.device)]
-        return choose_attention(choices, shape, self.dtype, self.device, self.kv_format)
+        return choose_attention(choices, shape, self.dtype, self.device, self.kv_format, chooses=True)
 
     def over_numbers(self, shape: AttentionShape, numbers: torch.dtype) -> Sequence[Candidate]:
         """Return our kernels over numbers of the backend's dtype."""

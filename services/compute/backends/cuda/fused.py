@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import subprocess
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -29,7 +30,7 @@ from services.compute.backends.cuda.grouped import GroupedExperts
 from services.compute.backends.cuda.kv_codes import CodeWriter
 from services.compute.backends.cuda.low_rank import TritonLowRank
 from services.compute.backends.cuda.ops import CudaOps
-from services.compute.backends.cuda.small import TritonLogitShard, TritonRmsNorm, TritonRotation
+from services.compute.backends.cuda.small import TritonLogitShard, TritonRmsNorm, TritonRotation, power_of_two
 from services.compute.backends.draws import Chances
 from services.compute.backends.kv_cache import KvLayer, Rotation
 from services.compute.backends.kv_format import find_kv_format, plain_format
@@ -57,7 +58,7 @@ class TritonOps(CudaOps):
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ImportError without Triton."""
         # Imported here, because CPUs do not have it.
-        from services.compute.backends.cuda.kernels import codes, grouped, kv_codes, layer, low_rank
+        from services.compute.backends.cuda.kernels import codes, grouped, kv_codes, layer, low_rank, pages
 
         super().__init__(dtype, device)
         self._kernels: Any = layer
@@ -65,6 +66,7 @@ class TritonOps(CudaOps):
         self._grouped: Any = grouped  # None: experts by `CudaOps`
         self._low_rank: Any = low_rank  # None: adapters by `CudaOps`
         self._coder: CodeWriter | None = CodeWriter(kv_codes)  # None: a cache of codes is written by torch
+        self._pages: Any = pages  # None: blocks are summarised by torch
         self._float8 = converts_float8(device)
 
     def disagreement(self) -> str | None:
@@ -78,6 +80,7 @@ class TritonOps(CudaOps):
                 self._check_experts(rows)
                 self._check_adapters(rows)
                 self._check_codes(rows)
+                self._check_summaries(rows)
         except (self._kernels.TritonError, subprocess.CalledProcessError, OSError, AssertionError) as reason:
             return f"Triton: {reason}"  # an AssertionError: it does not find the driver's library
         return None if error <= _TOLERANCE[self._dtype] else f"they differ from the reference by {error:.2g}"
@@ -142,6 +145,22 @@ class TritonOps(CudaOps):
                 self._coder = None
                 return
 
+    def _check_summaries(self, rows: Tensor) -> None:
+        """Summarise blocks by torch if ours are others."""
+        shape, places = KvShape(4, 1, 16), torch.arange(4, 8, device=self._device)
+        for kv_format in (plain_format(self._dtype), *(form for form in map(find_kv_format, NAMES) if form.coding)):
+            data = kv_format.allocate(2, shape, self._device)
+            kv_format.write(data, shape, places, rows[:4, : shape.width])
+            ours, reference = (rows.new_zeros(2, 1, 2, 16) for _ in range(2))
+            self.summarise(KvLayer(kv_format, shape, data), places, ours)
+            super().summarise(KvLayer(kv_format, shape, data), places, reference)
+            if not torch.allclose(ours, reference, rtol=0.01, atol=0.0):
+                logger.warning(
+                    "blocks are summarised by torch: those in %s differ from the reference's", kv_format.name
+                )
+                self._pages = None
+                return
+
     def form(self, weight: Weight, *, dense: bool = False) -> str:
         """Return in words how the device keeps `weight`."""
         return super().form(weight) if dense or not self._stays_codes(weight) else weight.form
@@ -183,6 +202,29 @@ class TritonOps(CudaOps):
             rotation.store(layer.data.view(-1, shape.width), slots, qkv.view(len(qkv), -1, shape.head_dim))
         else:
             super().store(layer, slots, qkv, rotation)
+
+    def summarise(self, layer: KvLayer, slots: Tensor, summaries: Tensor) -> None:
+        """Write the summaries of the blocks whose last position is in `slots`, in one launch."""
+        coding, shape = layer.kv_format.coding, layer.shape
+        if self._pages is None or not len(slots):
+            super().summarise(layer, slots, summaries)
+            return
+        part = shape.head_dim & -shape.head_dim  # the largest power of two that divides it
+        self._pages.summarise[(len(slots), shape.n_kv_heads)](
+            layer.data if coding is None else layer.data.view(coding.codes),
+            layer.data if coding is None else layer.data.view(torch.bfloat16),
+            slots,
+            summaries,
+            1 / math.sqrt(part),
+            n_kv_heads=shape.n_kv_heads,
+            head_dim=shape.head_dim,
+            n_dims=power_of_two(shape.head_dim),
+            n_levels=part.bit_length() - 1,
+            block_tokens=shape.block_tokens,
+            coded=coding is not None,
+            num_warps=1,
+            enable_fp_fusion=False,
+        )
 
     def gate(self, name: Activation) -> Elementwise:
         """Return act(gate) * up."""

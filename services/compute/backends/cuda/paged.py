@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,17 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.compute.backends.batch import StepBatch
+from services.compute.backends.batch import StepBatch, long_tensor
 from services.compute.backends.cuda.small import power_of_two
 from services.compute.backends.kv_cache import KvCache
 from services.compute.backends.kv_format import Coding, rotated
 from services.compute.backends.shapes import AttentionShape
+from services.compute.backends.torch.pages import LAST
 
 SPLIT_KEYS = 256  # keys of a decode's program: enough programs for one row, few parts to merge for many rows
 _MERGED = 16  # splits that are added up at a time
 _MIN_LANES = 16  # rows of the smallest product on tensor cores
 _EVERYTHING = 1 << 30  # a window that no sequence fills
 _LARGEST_HEAD = 256
+_BOUNDED = 32  # blocks whose summaries a program reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,11 @@ class PagedLayout:
 
     n_rows: int  # rows with results: all others are set to zero first
     lengths: Tensor  # [n_decode] int64; 0: there is no such sequence
-    tables: Tensor  # [n_sequences, max_blocks] int64
+    tables: Tensor  # [n_sequences, max_blocks] int64; of decodes that have chosen [n_decode, n_kv_heads, max_blocks]
     n_splits: int  # splits of the longest decode
     window: int
     tiles: Tensor  # [n_tiles, 4] int32: sequence, first row, number of rows (0: no tile), position
+    pages: Tensor | None = None  # [n_decode] int64, most blocks that each KV head reads, 0: all; None: all of every row
 
 
 class PagedTriton:
@@ -79,11 +82,11 @@ class PagedTriton:
         Raises ValueError for heads that the kernels do not support, ImportError without Triton.
         """
         # Imported here, because CPUs do not have it.
-        from services.compute.backends.cuda.kernels import attention
+        from services.compute.backends.cuda.kernels import attention, pages
 
         if shape.head_dim > _LARGEST_HEAD:
             raise ValueError(f"heads of {shape.head_dim} numbers are larger than {_LARGEST_HEAD}")
-        self._kernels, self._shape, self._coding = attention, shape, coding
+        self._kernels, self._pages, self._shape, self._coding = attention, pages, shape, coding
         self._blocking = Blocking.of(shape, dtype, coded=coding is not None)
         self.tile_rows = self._blocking.tile_rows
         self._slopes = torch.tensor(shape.slopes, dtype=torch.float32, device=device)  # [n_heads] or [0]
@@ -98,13 +101,15 @@ class PagedTriton:
     def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> PagedLayout:
         """Lay out the step's work for layers with `window`."""
         tiles = torch.from_numpy(prompt_tiles(batch, self.tile_rows))
+        device, pages = batch.block_tables.device, batch.pages[: batch.n_decode]
         return PagedLayout(
             n_rows=batch.query_starts[-1],
             lengths=batch.device_lengths()[: batch.n_decode],
             tables=batch.block_tables,
             n_splits=_n_splits(max(batch.context_lens[: batch.n_decode], default=0), window),
             window=window or _EVERYTHING,
-            tiles=tiles.to(batch.block_tables.device, non_blocking=True),
+            tiles=tiles.to(device, non_blocking=True),
+            pages=long_tensor(pages).to(device, non_blocking=True) if any(pages) else None,
         )
 
     def decode_plan(
@@ -136,6 +141,7 @@ class PagedTriton:
 
         Raises RuntimeError if a kernel cannot be compiled, or Triton's launcher, for which it calls a C compiler.
         """
+        queries = q
         if self._coding is not None:
             q = (q.reshape(-1, self._shape.head_dim) @ self._turns).view(q.shape)
         out = q.new_empty(q.shape)
@@ -143,12 +149,50 @@ class PagedTriton:
         sinks = self._sinks[layer] if self._shape.sinks else self._sinks
         try:
             if len(plan.lengths):
-                self._decode(q, out, cache, layer, plan, sinks)
+                decodes = plan if plan.pages is None else self._choose(queries, cache, layer, plan, plan.pages)
+                self._decode(q, out, cache, layer, decodes, sinks)
             if len(plan.tiles):
                 self._prefill(q, out, cache, layer, plan, sinks)
         except (self._kernels.TritonError, subprocess.CalledProcessError, OSError, AssertionError) as error:
             raise RuntimeError(f"Triton: {error}") from error
         return out
+
+    def _choose(self, q: Tensor, cache: KvCache, layer: int, plan: PagedLayout, pages: Tensor) -> PagedLayout:
+        """Return the decodes with the blocks that `choose_pages` chooses, for each KV head; the host does not wait."""
+        shape, size, n = self._shape, cache.block_tokens, len(plan.lengths)
+        tables, width = plan.tables[:n], plan.tables.shape[1]
+        bounds = torch.empty((n, shape.n_heads, width), dtype=torch.float32, device=q.device)
+        self._pages.bound[(n, shape.n_kv_heads, -(-width // _BOUNDED))](
+            q,
+            cache.summaries[layer],
+            tables,
+            plan.lengths,
+            pages,
+            bounds,
+            q.stride(0),
+            tables.stride(0),
+            width,
+            block_tokens=size,
+            n_kv_heads=shape.n_kv_heads,
+            group=shape.group,
+            head_dim=shape.head_dim,
+            n_dims=self._blocking.n_dims,
+            n_pages=_BOUNDED,
+            num_warps=4,
+        )
+        counts, pages = ((plan.lengths + size - 1) // size).view(n, 1, 1), pages.view(n, 1, 1)
+        places = torch.arange(width, device=q.device)
+        last = (places >= counts - LAST) & (places < counts)
+        bounds.masked_fill_((places == 0) | (places >= counts - LAST), -torch.inf)
+        below = (bounds - bounds.amax(-1, keepdim=True)).view(n, shape.n_kv_heads, shape.group, width)
+        scores = below.amax(2).masked_fill_((places == 0) | last, torch.inf)
+        best = scores.sort(dim=-1, descending=True, stable=True).indices
+        ordered = best.masked_fill_(places >= pages, width - 1).sort(dim=-1).values
+        chooses = (pages > 0) & (counts > pages)
+        every = tables.unsqueeze(1).expand(-1, shape.n_kv_heads, -1)
+        chosen = torch.where(chooses, every.gather(2, ordered), every)
+        lengths = torch.where(chooses, plan.lengths.view(n, 1, 1) - (counts - pages) * size, plan.lengths.view(n, 1, 1))
+        return replace(plan, tables=chosen, lengths=lengths.flatten(), pages=None)
 
     def _decode(self, q: Tensor, out: Tensor, cache: KvCache, layer: int, plan: PagedLayout, sinks: Tensor) -> None:
         codes, scales = self._parts(cache, layer)
@@ -170,6 +214,7 @@ class PagedTriton:
             sinks,
             q.stride(0),
             plan.tables.stride(0),
+            plan.tables.stride(1) if plan.tables.dim() == 3 else 0,
             plan.window,
             plan.n_splits,
             **self._common(cache),

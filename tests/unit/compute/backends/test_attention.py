@@ -143,7 +143,7 @@ def test_kernels_are_chosen_by_codes_and_not_by_the_name_of_a_format(
 
 def test_a_passed_check_of_a_shape_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[AttentionShape] = []
-    monkeypatch.setattr(choice, "check_attention", lambda _, shape, *__: checked.append(shape))
+    monkeypatch.setattr(choice, "check_attention", lambda _, shape, *__, **___: checked.append(shape))
     other, passed = replace(SHAPE, softcap=2.0), set[tuple[AttentionShape, type]]()
     for shape in (SHAPE, SHAPE, other, SHAPE):
         candidate = partial(PagedSdpa, shape, torch.float32, CPU)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -60,10 +61,13 @@ def test_summaries_are_part_of_the_predicted_memory(kv_dtype: str, share: float)
     assert summarised - plain == pytest.approx(plain / share, rel=0.05)
 
 
-async def test_top_k_on_gpus_is_refused_at_the_start() -> None:
-    settings = WorkerSettings(model=str(TINY_MODEL), device="cuda", attention="top_k(64)")
-    with pytest.raises(StartupError, match="RYZANSTEIN_PAGE_SUMMARIES and top_k in RYZANSTEIN_ATTENTION are for CPUs"):
-        group_config(settings, read_model(TINY_MODEL))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("fields", [{"attention": "top_k(64)"}, {"page_summaries": True}])
+def test_top_k_keeps_summaries_on_every_device(device: str, fields: dict[str, Any]) -> None:
+    plain = WorkerSettings(model=str(TINY_MODEL), device=device)  # type: ignore[arg-type]
+    files = read_model(TINY_MODEL)
+    assert not group_config(plain, files).page_summaries
+    assert group_config(plain.model_copy(update=fields), files).page_summaries
 
 
 async def test_a_model_with_linear_biases_attends_densely(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def _divided(best, mass, acc, sinks, has_sinks: tl.constexpr):
     return acc / mass[:, None]
 
 
-@triton.jit(do_not_specialize=["q_stride", "table_stride", "window", "n_splits"])
+@triton.jit(do_not_specialize=["q_stride", "table_stride", "head_stride", "window", "n_splits"])
 def decode(
     q,
     out,  # [n, n_heads * head_dim]
@@ -114,6 +114,7 @@ def decode(
     sinks,  # [n_heads] of the layer
     q_stride,
     table_stride,
+    head_stride,  # between the tables of a row's KV heads; 0: they share a table
     window,
     n_splits,
     scale,
@@ -154,7 +155,7 @@ def decode(
         cache,
         scales,
         kv_head,
-        tables + row * table_stride,
+        tables + row * table_stride + kv_head * head_stride,
         tl.maximum(start, oldest // n_keys * n_keys),
         tl.minimum(start + split_keys, length),
         window,
