@@ -21,7 +21,7 @@ from bench.suite.machine import machine
 
 _FIT_FROM = 3  # runs of different sizes, from which a line shows larger ones
 _FIT_TO = (1000, 2000)  # workers
-_GROWS = ("CPU a second, idle", "messages/s, idle", "KiB/s, idle", "memory")  # costs that no request adds to
+_GROWS = ("CPU a second, idle", "messages/s, idle", "KiB/s, idle", "memory")  # costs that follow the number of workers
 _COSTS = {
     "CPU a request": "{:.2f} ms",
     "CPU a second, idle": "{:.1f} ms",
