@@ -13,6 +13,7 @@ from pathlib import Path
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.adapters import check_path
+from services.compute.model.adapters.peft import CONFIG, TENSORS
 from services.compute.model.adapters.served import read_adapter
 from services.compute.model.registry import Description
 from services.compute.model.spec import ModelError
@@ -66,9 +67,10 @@ class AdapterSources:
         return AdapterFacts(name, adapter.digest, source, adapter.rank, adapter.n_bytes)
 
     def _allowed(self, source: str) -> Path:
-        """Return the folder of a source, with links and `..` resolved. Raises InvalidRequestError."""
-        folder = Path(source).resolve()
-        if source in self.named or any(folder.is_relative_to(Path(one).resolve()) for one in self.within):
+        """Return the folder of a source, with links and `..` resolved, as of its files. Raises InvalidRequestError."""
+        folder, roots = Path(source).resolve(), [Path(one).resolve() for one in self.within]
+        files = [folder, *((folder / name).resolve() for name in (CONFIG, TENSORS))]
+        if source in self.named or all(any(file.is_relative_to(root) for root in roots) for file in files):
             return folder
         allowed = ", ".join(self.within) or "none (RYZANSTEIN_ADAPTER_SOURCES)"
         raise InvalidRequestError(_FIELD, f"{source}: adapters are loaded from these folders only: {allowed}")

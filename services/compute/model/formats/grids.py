@@ -94,7 +94,10 @@ class GridReader:
         name, cols = f"{shard.key}.{self._layout.groups}", shard.cols
         if not self._layout.groups or name not in self._files.names:
             return _covering(cols, block), _places(cols, block)
-        groups: Tensor = self._files.slice(name, (shard.shape[1],), ("I32", "I64"))[cols.start : cols.stop]
+        whole: Tensor = self._files.slice(name, (shard.shape[1],), ("I32", "I64"))[:]
+        if self._layout.groups in self._layout.optional and not whole.any():  # left out by its writer, except its shape
+            return _covering(cols, block), _places(cols, block)
+        groups = whole[cols.start : cols.stop]
         if ((groups < 0) | (groups >= n_groups)).any():
             raise ModelError(f"{self._files.file(name)}: {name}: expected groups from 0 to {n_groups - 1}")
         return Span(0, n_groups), groups.long()

@@ -20,6 +20,7 @@ from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import AdapterFacts, EngineCounters, EngineState
 from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.settings import WorkerSettings
+from tests.adapters import write_adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,19 @@ async def test_an_impossible_path_is_the_caller_s_fault(tmp_path: Path) -> None:
     for path in ("a\0b", "two\nlines", "x" * 300, "loop", "../elsewhere", "none"):
         with pytest.raises(InvalidRequestError):
             await sources.inspect(f"{tmp_path}/{path}")
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+async def test_a_file_that_links_out_of_the_sources_is_refused(name: str, tmp_path: Path) -> None:
+    """Links within them are followed, as a cache of the hub has them."""
+    model, other, folder = describe(TINY_MODEL), tmp_path / "other", tmp_path / "within/adapter"
+    write_adapter(TINY_MODEL, other, {"q_proj": 4})
+    write_adapter(TINY_MODEL, folder, {"q_proj": 4})
+    (folder / name).unlink()
+    (folder / name).symlink_to(other / name)
+    assert (await AdapterSources(model, 8, (), (str(tmp_path),)).inspect(str(folder))).rank == 4
+    with pytest.raises(InvalidRequestError, match="adapters are loaded from these folders only"):
+        await AdapterSources(model, 8, (), (str(folder.parent),)).inspect(str(folder))
 
 
 @pytest.mark.parametrize(

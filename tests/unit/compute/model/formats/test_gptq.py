@@ -58,6 +58,18 @@ def test_zeros_of_weights_that_are_all_positive(written: Written) -> None:
     check(written("llama", _config(), lambda weight: store(weight.abs())), (1, 2))
 
 
+def test_groups_of_zeros_are_those_of_unsorted_inputs(written: Written) -> None:
+    """Some programs write no others where `desc_act` is false."""
+    made = written("llama", _config(), _store())
+
+    def clear(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith(".g_idx")]:
+            tensors[name].zero_()
+
+    change(made.folder, clear)
+    check(made, (1, 2))
+
+
 @pytest.mark.parametrize(("version", "less"), [("gptq", 0), ("gptq_v2", 1), ("gptq", 1), ("gptq_v2", 0)])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_symmetric_zeros_show_their_version(version: str, less: int, bits: int, written: Written) -> None:
