@@ -63,6 +63,7 @@ NOT_RUN = {
     "failover": "needs a load that outlives its workers",
     "fallback": "needs a load that outlives its workers",
     "gpu_trace": "needs a GPU",
+    "hybrid": "needs another server",
     "llama_server": "needs llama.cpp",
     "plane": "needs vLLM",
     "resume": "needs a load that outlives its workers",
