@@ -161,9 +161,9 @@ async def test_lost_or_foreign_standby_disturbs_no_text(redis_url: str) -> None:
 
 async def test_text_outlives_its_standby_and_then_its_worker(tmp_path: Path, redis_url: str) -> None:
     """With real ranks: the standby is killed in mid-copy, then the owner; the next standby computes no prompt."""
-    prompt = [2 + i % 4000 for i in range(700)]
-    sampling = pb.Sampling(max_tokens=800, ignore_eos=True, logprobs=5)  # which make steps long
-    settings = {"DTYPE": "bfloat16", "STANDBY_TOKENS": "512", "STANDBY_MB_PER_S": "1000"}
+    prompt = [2 + i % 4000 for i in range(300)]
+    endless = pb.Sampling(max_tokens=1700, ignore_eos=True, logprobs=20)  # which make steps long
+    settings = {"DTYPE": "bfloat16", "STANDBY_TOKENS": "256", "STANDBY_MB_PER_S": "1000"}
     async with AsyncExitStack() as stack:
         workers = [stack.enter_context(server_process(tmp_path, redis_url, **settings)) for _ in range(3)]
         owner, first, second = workers
@@ -173,7 +173,7 @@ async def test_text_outlives_its_standby_and_then_its_worker(tmp_path: Path, red
         from_owner, from_first, survivor = gateways
         spare = pb.Standby(worker_id="second", address=second.address)
         standby = pb.Standby(worker_id="first", address=first.address, spares=[spare])
-        answer = await from_owner.submit(prompt, sampling=sampling, standby=standby)
+        answer = await from_owner.submit(prompt, sampling=endless, standby=standby)
         begun = Subscriber(from_first, pb.KvSyncRequest())
         await until(lambda: begun.held)
         await kill(first)
@@ -183,6 +183,7 @@ async def test_text_outlives_its_standby_and_then_its_worker(tmp_path: Path, red
         assert not answer.end.is_set()
         subscriber.stop()
         await survivor.wait_state(lambda state: state.kv_blocks_used == 0)  # the blocks are evictable
+        sampling = pb.Sampling(max_tokens=len(answer.ids) + 50, ignore_eos=True)
         rest = await survivor.complete(prompt, sampling=sampling, generated_ids=answer.ids, attempt=2)
         assert cached(rest) >= len(prompt) // BLOCK * BLOCK
         whole = await survivor.complete(prompt, sampling=sampling, cache_salt="another")
