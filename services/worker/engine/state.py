@@ -10,6 +10,7 @@ from typing import TypeVar
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.attention import DENSE, AttentionMode
+from services.compute.model.spec import LabelFunction
 from services.compute.ranks.memory import MemoryAccount
 from services.worker.engine.kv_events import BlockPlace
 
@@ -174,6 +175,18 @@ class AdapterFacts:
     rank: int
     n_bytes: int = 0  # in a rank's memory, in float32
     pinned: bool = False  # it is loaded before it is asked for, and keeps its slot
+
+
+_FUNCTIONS: dict[LabelFunction, pb.Classes.Function] = {
+    "softmax": pb.Classes.FUNCTION_SOFTMAX,
+    "sigmoid": pb.Classes.FUNCTION_SIGMOID,
+    "identity": pb.Classes.FUNCTION_IDENTITY,
+}
+
+
+def classes_message(labels: Sequence[str], function: LabelFunction) -> pb.Classes:
+    """The labels of a classifier, for gateways."""
+    return pb.Classes(labels=labels, function=_FUNCTIONS[function])
 
 
 @dataclass(frozen=True, slots=True)

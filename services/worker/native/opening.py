@@ -15,11 +15,11 @@ from services.common.tls.credentials import Tls
 from services.compute.backends.sizing import host_room
 from services.compute.model.loading.folder import ModelFolder
 from services.compute.model.loading.sampling import named, override_sampling
-from services.compute.model.spec import Classifier, LabelFunction, ModelError
+from services.compute.model.spec import ModelError
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.adapters.opening import adapter_sources, named_adapters, pinned_refs
 from services.worker.engine.base import LifeObserver, StepObserver
-from services.worker.engine.state import EngineModel
+from services.worker.engine.state import EngineModel, classes_message
 from services.worker.kv_transfer.copy_behind import CopyLimits
 from services.worker.kv_transfer.neighbours import NeighbourLimits
 from services.worker.native.config import EngineConfig
@@ -28,12 +28,6 @@ from services.worker.native.ranks import Ranks
 from services.worker.native.startup import check_tiers, group_config, read_model, require_room, tier_sizes
 from services.worker.process.rank_group import RankGroup
 from services.worker.settings import WorkerSettings
-
-_FUNCTIONS: dict[LabelFunction, pb.Classes.Function] = {
-    "softmax": pb.Classes.FUNCTION_SOFTMAX,
-    "sigmoid": pb.Classes.FUNCTION_SIGMOID,
-    "identity": pb.Classes.FUNCTION_IDENTITY,
-}
 
 
 async def open_native(
@@ -108,12 +102,6 @@ def _attention(settings: WorkerSettings, modes: tuple[str, ...]) -> AttentionMod
     return mode
 
 
-def _classes(classifier: Classifier | None) -> pb.Classes | None:
-    if classifier is None:
-        return None
-    return pb.Classes(labels=classifier.labels, function=_FUNCTIONS[classifier.function])
-
-
 def _images(files: ModelFolder) -> pb.ImageInput | None:
     vision, processing = files.spec.vision, files.images
     if vision is None or processing is None:
@@ -134,6 +122,7 @@ def served_model(files: ModelFolder, config: RankGroupConfig) -> EngineModel:
     # The hash root separates the KV of different models, dtypes, quantizations, rope choices and KV formats.
     rope = files.spec.rope_choice(config.max_model_len)
     rounded = "" if config.quantization == "none" else config.quantization
+    classifier = files.spec.classifier
     return EngineModel(
         architecture=files.architecture,
         dtype=config.dtype,
@@ -147,7 +136,7 @@ def served_model(files: ModelFolder, config: RankGroupConfig) -> EngineModel:
         eos_token_ids=files.eos_token_ids,
         sampling_defaults=named(files.sampling),
         generates=files.spec.generates,
-        classes=_classes(files.spec.classifier),
+        classes=classes_message(classifier.labels, classifier.function) if classifier else None,
         prompts=files.embedding.prompts,
         default_prompt=files.embedding.default_prompt,
         kv_dtype=config.kv_format,

@@ -140,7 +140,7 @@ class AsyncCore:
                 raise CoreError(f"{error}" or type(error).__name__) from error
             self._family = families(self._processes)
             self._reaper.watch(process.pid for process in self._family)
-            await llm.get_supported_tasks()  # also begins to read outputs
+            tasks = await llm.get_supported_tasks()  # also begins to read outputs
         config = llm.vllm_config
         return CoreStarted(
             vocab_size=config.model_config.get_vocab_size(),
@@ -149,6 +149,7 @@ class AsyncCore:
             block_tokens=config.cache_config.block_size,
             n_blocks=config.cache_config.num_gpu_blocks,
             phases=self._clock.phases(),
+            tasks=frozenset(tasks),
             sleeps=config.model_config.enable_sleep_mode,
         )
 
@@ -278,8 +279,8 @@ class AsyncCore:
     def add(self, request: CoreRequest) -> AsyncGenerator[Any, None]:
         """Check a request and return its outputs. Raises InvalidRequestError."""
         assert self._llm is not None, "an engine that takes requests has started"
-        if request.embed:
-            return self._outputs(request, partial(self._llm.encode, pooling_params=PoolingParams(task="embed")))
+        if request.task != "generate":
+            return self._outputs(request, partial(self._llm.encode, pooling_params=self._pooling(request)))
         params = self._params(self._llm, request.arguments)
         return self._outputs(request, partial(self._llm.generate, sampling_params=params))
 
@@ -301,6 +302,14 @@ class AsyncCore:
                 raise CoreError(str(error)) from error
             except VLLMError as error:
                 raise RequestFailedError(str(error) or type(error).__name__) from error
+
+    def _pooling(self, request: CoreRequest) -> PoolingParams:
+        """Gateways make scores of a classifier's numbers; a model that knows two texts apart is told of the second."""
+        assert self._llm is not None, "an engine that takes requests has started"
+        kinds = getattr(self._llm.vllm_config.model_config.hf_config, "type_vocab_size", 1)
+        second = {"compressed_token_type_ids": request.second_from} if request.second_from and kinds > 1 else None
+        activation = False if request.task == "classify" else None
+        return PoolingParams(task=request.task, use_activation=activation, extra_kwargs=second)
 
     def _params(self, llm: AsyncLLM, arguments: Mapping[str, Any]) -> SamplingParams:
         structured = arguments["structured_outputs"]

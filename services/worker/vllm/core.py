@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from services.worker.engine.request import AdapterRef
 from services.worker.vllm.kv_mirror import KvMirror
+from services.worker.vllm.tasks import Task
 
 
 class CoreError(Exception):
@@ -36,6 +37,7 @@ class CoreStarted:
     block_tokens: int
     n_blocks: int
     phases: Mapping[str, float]  # seconds, in order
+    tasks: frozenset[str]  # what vLLM does with the model: generate, embed, classify, token_embed, ...
     sleeps: bool = False  # vLLM's sleep mode is on
 
 
@@ -56,10 +58,11 @@ class CoreRequest:
 
     request_id: str
     token_ids: Sequence[int]
-    arguments: Mapping[str, Any]  # arguments of SamplingParams; empty for an embedding
+    arguments: Mapping[str, Any]  # arguments of SamplingParams; empty unless it generates
     priority: int
     cache_salt: str
-    embed: bool
+    task: Task
+    second_from: int  # position of the second of two texts; 0: one text
     adapter: AdapterRef | None = None  # loaded before the first output is read
 
 

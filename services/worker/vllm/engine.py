@@ -40,6 +40,7 @@ from services.worker.vllm.live import ReplayError, VllmRequest, prompt_of
 from services.worker.vllm.sampling import check_length, replays, sampling_arguments
 from services.worker.vllm.speeds import StepSpeeds
 from services.worker.vllm.suspects import Suspects
+from services.worker.vllm.tasks import check_task, task_of
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +141,7 @@ class VllmEngine(Engine):
 
     async def _start(self) -> None:
         started = await self._core.start(self._mirror)
+        check_task(self.model, started.tasks)
         log.info("vLLM is ready after %.1f s", sum(started.phases.values()))
         self._started = started
         self.facts = EngineFacts(
@@ -247,7 +249,8 @@ class VllmEngine(Engine):
             {} if request.embed else sampling_arguments(request, self._max_request_tokens),
             request.priority,
             request.cache_salt,
-            request.embed,
+            task_of(self.model),
+            request.second_from,
             request.adapter,
         )
         live = VllmRequest(request, sink, self._core.add(core_request))

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ryzanstein.v1 import worker_pb2 as pb
+
 from services.common.extras import pip_install
 from services.common.gguf_files import SUFFIX
 from services.common.lifecycle import StartupError
 from services.common.tls.credentials import Tls
+from services.compute.model.families.classifying import read_classes
+from services.compute.model.families.config import Config
 from services.compute.model.loading.folder import open_folder
+from services.compute.model.loading.pooling import EmbeddingFiles
 from services.compute.model.loading.sampling import named, override_sampling
 from services.compute.model.registry import describe
 from services.compute.model.spec import ModelError
 from services.worker.adapters.opening import adapter_sources, named_adapters
 from services.worker.engine.base import LifeObserver, StepObserver
-from services.worker.engine.state import EngineModel
+from services.worker.engine.state import EngineModel, classes_message
 from services.worker.settings import WorkerSettings
 from services.worker.vllm.arguments import describe_error, engine_arguments
 from services.worker.vllm.engine import VllmEngine
@@ -76,6 +82,8 @@ def _model(config: Any, folder: Path, settings: WorkerSettings) -> EngineModel:
     files = open_folder(folder, vocab_size=served.get_vocab_size()).require()
     dtype, kv = str(served.dtype).removeprefix("torch."), config.cache_config.cache_dtype
     kv_dtype = "" if kv in {"auto", dtype} else kv
+    generates = served.runner_type == "generate"
+    embedding = EmbeddingFiles() if generates else files.embedding
     return EngineModel(
         architecture=", ".join(served.architectures),
         dtype=dtype,
@@ -89,9 +97,20 @@ def _model(config: Any, folder: Path, settings: WorkerSettings) -> EngineModel:
         add_bos_token=files.tokenizer.add_bos_token,
         eos_token_ids=files.eos_token_ids,
         sampling_defaults=named(files.sampling, override_sampling(settings.override_generation_config)),
-        generates=served.runner_type == "generate",
+        generates=generates,
+        classes=None if generates else _classes(served, folder),
+        prompts=embedding.prompts,
+        default_prompt=embedding.default_prompt,
         kv_dtype=kv_dtype,
         engine="vllm",
         resume="approximate",
         pulls=False,
     )
+
+
+def _classes(served: Any, folder: Path) -> pb.Classes | None:
+    """The labels of a model that classifies texts, from its configuration with what the arguments change."""
+    if not any(name.endswith("ForSequenceClassification") for name in served.architectures):
+        return None
+    values = json.loads(served.hf_config.to_json_string(use_diff=False))
+    return classes_message(*read_classes(Config(values, folder / "config.json")))

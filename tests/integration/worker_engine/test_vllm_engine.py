@@ -16,7 +16,7 @@ from services.worker.adapters.slots import AdapterSources
 from services.worker.engine.errors import InvalidRequestError, TooLongError, UnsupportedError
 from services.worker.engine.output import Finish
 from services.worker.engine.request import AdapterRef, EngineRequest
-from services.worker.engine.state import AdapterFacts
+from services.worker.engine.state import AdapterFacts, EngineModel
 from services.worker.vllm.core import CoreLoss
 from services.worker.vllm.engine import VllmEngine
 from tests.integration.worker_engine import vllm_fake_core
@@ -26,6 +26,8 @@ from tests.integration.worker_server.gateway import until
 from tests.unit.worker.engine.fake_engine import MODEL, NoObserver
 
 PROMPT = tuple(range(40))
+EMBEDS = replace(MODEL, generates=False)
+CLASSIFIES = replace(EMBEDS, classes=pb.Classes(labels=["good", "bad"]))
 
 
 def ask(name: str = "r", *, generated: tuple[int, ...] = (), trial_tokens: int = 0, **sampling: object):
@@ -51,16 +53,23 @@ class Losses(NoObserver):
 
 
 def made(
-    core: FakeCore, limit_s: float = 0.0, losses: Losses | None = None, sources: AdapterSources | None = None
+    core: FakeCore,
+    limit_s: float = 0.0,
+    losses: Losses | None = None,
+    sources: AdapterSources | None = None,
+    model: EngineModel = MODEL,
 ) -> VllmEngine:
-    return VllmEngine(limit_s, MODEL, core, NoObserver(), losses or NoObserver(), sources)
+    return VllmEngine(limit_s, model, core, NoObserver(), losses or NoObserver(), sources)
 
 
 @asynccontextmanager
 async def serving(
-    core: FakeCore, losses: Losses | None = None, sources: AdapterSources | None = None
+    core: FakeCore,
+    losses: Losses | None = None,
+    sources: AdapterSources | None = None,
+    model: EngineModel = MODEL,
 ) -> AsyncGenerator[VllmEngine, None]:
-    engine = made(core, losses=losses, sources=sources)
+    engine = made(core, losses=losses, sources=sources, model=model)
     running = asyncio.create_task(engine.run())
     await until_phase(engine, pb.PHASE_SERVING)
     yield engine
@@ -134,6 +143,30 @@ async def test_resume_with_penalties_or_grammar_regenerates_the_tokens() -> None
         (output,) = sink.outputs
         assert (output.first_index, output.token_ids, output.finish) == (2, (7,), Finish.LENGTH)
         assert output.prefill is not None
+
+
+@pytest.mark.parametrize(("model", "task"), [(EMBEDS, "embed"), (CLASSIFIES, "classify")])
+async def test_pooling_model_gives_one_vector_by_its_task(model: EngineModel, task: str) -> None:
+    core = FakeCore()
+    async with serving(core, model=model) as engine:
+        request = EngineRequest("e", PROMPT, pb.Sampling(), embed=True, second_from=3, priority=7)
+        sink = submitted(engine, request)
+        with pytest.raises(InvalidRequestError) as refused:
+            submitted(engine, ask())
+        assert refused.value.field == "embed"
+        await core.step()
+        (given,) = core.added
+        assert (given.task, given.second_from, given.arguments, given.priority) == (task, 3, {}, 7)
+        (output,) = sink.outputs
+        assert (output.finish, output.embedding) == (Finish.EMBEDDED, (3.0, 0.5))
+        assert (engine.state().running, engine.state().waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("model", [MODEL, EMBEDS, CLASSIFIES])
+async def test_model_that_vllm_pools_by_tokens_is_refused_at_the_start(model: EngineModel) -> None:
+    engine = made(FakeCore(frozenset({"token_embed", "token_classify"})), model=model)
+    with pytest.raises(StartupError, match="its tasks are token_classify, token_embed: use a model that"):
+        await engine.run()
 
 
 async def test_request_unsupported_by_vllm_is_rejected_by_field() -> None:

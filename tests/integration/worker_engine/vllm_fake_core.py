@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from types import SimpleNamespace
+
+import torch
 
 from services.worker.vllm.core import CoreError, CoreLoss, CoreRequest, CoreStarted, CoreStep, RequestFailedError
 from services.worker.vllm.kv_mirror import KvMirror
@@ -17,13 +20,15 @@ STARTED = CoreStarted(
     block_tokens=32,
     n_blocks=16,
     phases={"loading weights": 0.5},
+    tasks=frozenset({"generate", "embed", "classify"}),
     sleeps=True,
 )
 KILLED = CoreLoss("exited", "EngineCore ended by SIGKILL")
 
 
 class FakeCore:
-    def __init__(self) -> None:
+    def __init__(self, tasks: frozenset[str] = STARTED.tasks) -> None:
+        self.tasks = tasks
         self.on_step: Callable[[CoreStep], None] = lambda _: None
         self.on_phase: Callable[[str], None] = lambda _: None
         self.added: list[CoreRequest] = []
@@ -47,7 +52,7 @@ class FakeCore:
         self.adapters.clear()
         self.on_phase("loading weights")
         self.mirror = mirror
-        return STARTED
+        return replace(STARTED, tasks=self.tasks)
 
     def add(self, request: CoreRequest) -> AsyncGenerator[SimpleNamespace, None]:
         self.added.append(request)
@@ -61,7 +66,7 @@ class FakeCore:
         try:
             while (output := await queue.get()) is not None:
                 yield output
-                if output.outputs[0].finish_reason:
+                if request.task != "generate" or output.outputs[0].finish_reason:
                     return
             raise CoreError("dead")
         finally:
@@ -72,6 +77,10 @@ class FakeCore:
         await asyncio.sleep(0)  # streams of new requests begin
         for request in self.added:
             if (queue := self._queues.get(request.request_id)) is None:
+                continue
+            if request.task != "generate":
+                data = torch.tensor([float(request.second_from), 0.5])
+                queue.put_nowait(SimpleNamespace(outputs=SimpleNamespace(data=data), num_cached_tokens=0))
                 continue
             completion = SimpleNamespace(token_ids=[7], logprobs=None, finish_reason="length" if last else None)
             queue.put_nowait(

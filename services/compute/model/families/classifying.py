@@ -30,17 +30,22 @@ def read_labels(config: Config) -> tuple[str, ...]:
 
 def first_state(config: Config, *layers: HeadLayer) -> Classifier:
     """Return the classifier over the state of the first token. Raises ModelError."""
-    return Classifier("cls", layers, read_labels(config), _function(config))
+    return Classifier("cls", layers, *read_classes(config))
 
 
 def last_state(config: Config, spec: ModelSpec) -> Classifier:
     """Return the classifier of a decoder: a product with the state of the last token. Raises ModelError."""
-    labels = read_labels(config)
-    return Classifier("last", (HeadLayer("score", len(labels), bias=False),), labels, _function(config))
+    labels, function = read_classes(config)
+    return Classifier("last", (HeadLayer("score", len(labels), bias=False),), labels, function)
+
+
+def read_classes(config: Config) -> tuple[tuple[str, ...], LabelFunction]:
+    """Return the labels in order and the function that makes scores of their numbers. Raises ModelError."""
+    return read_labels(config), _function(config)
 
 
 def _function(config: Config) -> LabelFunction:
-    """Return the function that makes scores: a cross-encoder's own, or that of the kind of problem."""
+    """Return a cross-encoder's own function, or that of the kind of problem."""
     own = config.raw("sentence_transformers")
     name = own.get("activation_fn") if isinstance(own, dict) else config.raw("sbert_ce_default_activation_function")
     if name is not None:
