@@ -53,7 +53,7 @@ coverage: $(STAMPS)/dev $(STAMPS)/triton ## How much of services/ all tests run 
 	$(MAKE) test-vllm PYTEST_ARGS="--cov --cov-append --cov-report="
 	$(BIN)/coverage report
 
-test-vllm: $(STAMPS)/vllm ## vLLM's engine, for CPUs: conformance, faults under load, a mixed installation, two nodes (makes build/vllm, 5 GB)
+test-vllm: $(STAMPS)/vllm ## vLLM's engine, for CPUs: conformance, pools that answer as ours do, faults under load, a mixed installation, two nodes (makes build/vllm, 5 GB)
 	$(BYTECODE) RYZANSTEIN_TEST_ENGINE=vllm build/vllm/bin/python -m pytest $(PYTEST_ARGS) \
 	  --confcutdir tests/integration/worker_engine tests/integration/worker_engine/test_conformance.py
 	$(BYTECODE) RYZANSTEIN_TEST_VLLM=$(CURDIR)/build/vllm/bin/python $(BIN)/pytest $(PYTEST_ARGS) tests/vllm

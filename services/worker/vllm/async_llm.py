@@ -49,6 +49,7 @@ from services.worker.vllm.family import families, kill, reap
 from services.worker.vllm.kv_mirror import KvMirror
 from services.worker.vllm.nodes import NodeRendezvous
 from services.worker.vllm.orphan_reaper import OrphanReaper
+from services.worker.vllm.outputs import n_blocks, vector_size
 from services.worker.vllm.progress import StartClock
 from services.worker.vllm.stall import CPU_LIMITS, LIMITS, wait_stalled
 
@@ -144,10 +145,10 @@ class AsyncCore:
         config = llm.vllm_config
         return CoreStarted(
             vocab_size=config.model_config.get_vocab_size(),
-            hidden_size=config.model_config.get_hidden_size(),
+            hidden_size=vector_size(config.model_config),
             max_model_len=config.model_config.max_model_len,
             block_tokens=config.cache_config.block_size,
-            n_blocks=config.cache_config.num_gpu_blocks,
+            n_blocks=n_blocks(config),
             phases=self._clock.phases(),
             tasks=frozenset(tasks),
             sleeps=config.model_config.enable_sleep_mode,

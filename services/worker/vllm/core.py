@@ -35,7 +35,7 @@ class CoreStarted:
     hidden_size: int
     max_model_len: int
     block_tokens: int
-    n_blocks: int
+    n_blocks: int  # 0: an encoder, which keeps no KV
     phases: Mapping[str, float]  # seconds, in order
     tasks: frozenset[str]  # what vLLM does with the model: generate, embed, classify, token_embed, ...
     sleeps: bool = False  # vLLM's sleep mode is on

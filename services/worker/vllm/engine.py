@@ -110,7 +110,7 @@ class VllmEngine(Engine):
     def _max_request_tokens(self) -> int:
         started = self._started
         assert started is not None
-        return min(started.max_model_len, started.n_blocks * started.block_tokens)
+        return min(started.max_model_len, started.n_blocks * started.block_tokens or started.max_model_len)
 
     def cached_hashes(self) -> list[int]:
         """Wire hashes of all blocks in the prefix cache, parents before children."""

@@ -17,8 +17,8 @@ from services.common.lifecycle import StartupError
 from services.common.tls.credentials import Tls
 from services.compute.model.families.classifying import read_classes
 from services.compute.model.families.config import Config
-from services.compute.model.loading.folder import open_folder
-from services.compute.model.loading.pooling import EmbeddingFiles
+from services.compute.model.loading.folder import ModelFolder, open_folder
+from services.compute.model.loading.pooling import NAMED, EmbeddingFiles, read_size
 from services.compute.model.loading.sampling import named, override_sampling
 from services.compute.model.registry import describe
 from services.compute.model.spec import ModelError
@@ -83,7 +83,7 @@ def _model(config: Any, folder: Path, settings: WorkerSettings) -> EngineModel:
     dtype, kv = str(served.dtype).removeprefix("torch."), config.cache_config.cache_dtype
     kv_dtype = "" if kv in {"auto", dtype} else kv
     generates = served.runner_type == "generate"
-    embedding = EmbeddingFiles() if generates else files.embedding
+    embedding = EmbeddingFiles() if generates else _embedding_files(files)
     return EngineModel(
         architecture=", ".join(served.architectures),
         dtype=dtype,
@@ -106,6 +106,17 @@ def _model(config: Any, folder: Path, settings: WorkerSettings) -> EngineModel:
         resume="approximate",
         pulls=False,
     )
+
+
+def _embedding_files(files: ModelFolder) -> EmbeddingFiles:
+    """The files of sentence-transformers. Raises ModelError for what vLLM does not read in them."""
+    file = files.path / NAMED
+    if size := read_size(file, files.sentence_config):
+        raise ModelError(
+            f"{file}: truncate_dim: vLLM keeps all numbers of an embedding, not {size}: remove it, or use "
+            "RYZANSTEIN_ENGINE native"
+        )
+    return files.embedding
 
 
 def _classes(served: Any, folder: Path) -> pb.Classes | None:

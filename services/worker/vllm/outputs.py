@@ -1,4 +1,4 @@
-"""Converts parts of vLLM's outputs to ours. They are read by name, so that this needs no vLLM."""
+"""Converts parts of vLLM's outputs and configuration to ours. They are read by name, so that this needs no vLLM."""
 
 from __future__ import annotations
 
@@ -22,6 +22,17 @@ def finish_of(reason: str | None) -> Finish | None:
 def to_logprobs(ids: Sequence[int], rows: Iterable[Mapping[int, Any]], n_top: int) -> tuple[TokenLogprobs, ...]:
     """Our rows for tokens and vLLM's rows, each of which maps the token and the `n_top` likeliest ones to values."""
     return tuple(_row(token_id, row, n_top) for token_id, row in zip(ids, rows, strict=True))
+
+
+def n_blocks(config: Any) -> int:
+    """KV blocks; none for an encoder, for which vLLM counts one."""
+    encodes = config.model_config.attn_type == "encoder_only"
+    return 0 if encodes else int(config.cache_config.num_gpu_blocks)
+
+
+def vector_size(model: Any) -> int:
+    """Numbers of an embedding, or of a hidden state."""
+    return int(model.embedding_size if model.runner_type == "pooling" else model.get_hidden_size())
 
 
 def _row(token_id: int, row: Mapping[int, Any], n_top: int) -> TokenLogprobs:

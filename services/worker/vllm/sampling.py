@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from llguidance.gbnf_to_lark import is_lark_syntax
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.worker.engine.errors import InvalidRequestError, TooLongError
@@ -82,15 +83,20 @@ def structured_outputs(grammar: str) -> dict[str, Any]:
     as `json`, vLLM would bound its depth.
     """
     if not grammar.lstrip().startswith("{"):
-        return {"grammar": grammar}
+        return {"grammar": _as_lark(grammar)}
     match json.loads(grammar)["grammars"]:
         case [{"json_schema": dict() as schema, **other}] if not other.get("lark_grammar"):
             return {"grammar": f"start: %json {json.dumps(schema)}"}
         case [{"lark_grammar": str() as text, **other}] if not other.get("json_schema"):
-            return {"grammar": text}
+            return {"grammar": _as_lark(text)}
     raise InvalidRequestError(
         "sampling.grammar", "vLLM follows one JSON schema or one Lark grammar; this grammar consists of several"
     )
+
+
+def _as_lark(grammar: str) -> str:
+    """The Lark grammar, so that vLLM does not take it for GBNF, as it does where `start` has options."""
+    return grammar if is_lark_syntax(grammar) else f"%llguidance {{}}\n{grammar}"
 
 
 def _check_bounds(sampling: pb.Sampling) -> None:

@@ -19,7 +19,6 @@ from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import AdapterFacts, EngineModel
 from services.worker.vllm.core import CoreLoss
 from services.worker.vllm.engine import VllmEngine
-from tests.integration.worker_engine import vllm_fake_core
 from tests.integration.worker_engine.answers import Answer
 from tests.integration.worker_engine.vllm_fake_core import KILLED, STARTED, FakeCore
 from tests.integration.worker_server.gateway import until
@@ -162,9 +161,18 @@ async def test_pooling_model_gives_one_vector_by_its_task(model: EngineModel, ta
         assert (engine.state().running, engine.state().waiting) == (0, 0)
 
 
+async def test_encoder_without_kv_takes_texts_of_the_whole_context() -> None:
+    core = FakeCore(replace(STARTED, n_blocks=0, max_model_len=50))
+    async with serving(core, model=EMBEDS) as engine:
+        assert (engine.state().max_request_tokens, engine.state().kv_blocks_total) == (50, 0)
+        submitted(engine, EngineRequest("e", tuple(range(50)), pb.Sampling(), embed=True))
+        with pytest.raises(TooLongError):
+            submitted(engine, EngineRequest("long", tuple(range(51)), pb.Sampling(), embed=True))
+
+
 @pytest.mark.parametrize("model", [MODEL, EMBEDS, CLASSIFIES])
 async def test_model_that_vllm_pools_by_tokens_is_refused_at_the_start(model: EngineModel) -> None:
-    engine = made(FakeCore(frozenset({"token_embed", "token_classify"})), model=model)
+    engine = made(FakeCore(replace(STARTED, tasks=frozenset({"token_embed", "token_classify"}))), model=model)
     with pytest.raises(StartupError, match="its tasks are token_classify, token_embed: use a model that"):
         await engine.run()
 
@@ -311,9 +319,8 @@ async def test_engine_falls_asleep_at_a_level_and_wakes() -> None:
         assert engine.state().wake_ms > 0
 
 
-async def test_engine_without_sleep_mode_names_its_argument(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_fake_core, "STARTED", replace(STARTED, sleeps=False))
-    async with serving(FakeCore()) as engine:
+async def test_engine_without_sleep_mode_names_its_argument() -> None:
+    async with serving(FakeCore(replace(STARTED, sleeps=False))) as engine:
         with pytest.raises(UnsupportedError) as refused:
             await engine.sleep(1)
         assert 'RYZANSTEIN_ENGINE_ARGS {"enable_sleep_mode": true}' in str(refused.value)

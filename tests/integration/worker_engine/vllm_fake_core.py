@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -27,8 +26,8 @@ KILLED = CoreLoss("exited", "EngineCore ended by SIGKILL")
 
 
 class FakeCore:
-    def __init__(self, tasks: frozenset[str] = STARTED.tasks) -> None:
-        self.tasks = tasks
+    def __init__(self, started: CoreStarted = STARTED) -> None:
+        self.started = started
         self.on_step: Callable[[CoreStep], None] = lambda _: None
         self.on_phase: Callable[[str], None] = lambda _: None
         self.added: list[CoreRequest] = []
@@ -52,7 +51,7 @@ class FakeCore:
         self.adapters.clear()
         self.on_phase("loading weights")
         self.mirror = mirror
-        return replace(STARTED, tasks=self.tasks)
+        return self.started
 
     def add(self, request: CoreRequest) -> AsyncGenerator[SimpleNamespace, None]:
         self.added.append(request)

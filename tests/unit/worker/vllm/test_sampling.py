@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
-from llguidance import LLMatcher, StructTag
+from llguidance import LLMatcher, LLTokenizer, grammar_from
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.gateway.api.options import ResponseFormat, TagStructure
+from services.gateway.grammar.compiler import as_lark
+from services.gateway.grammar.formats import of_choice, of_regex, of_schema, of_structural_tag
+from services.gateway.tools.grammars import CallForm, of_answer_or_calls, of_named, of_required, of_strict
 from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.request import EngineRequest
 from services.worker.vllm.sampling import sampling_arguments, structured_outputs
+from tests.models import BUNDLED_MODEL
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -69,14 +75,49 @@ def test_a_resumed_request_draws_with_a_new_seed() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_grammars_of_one_part_are_accepted_by_vllm() -> None:
-    schema = structured_outputs(LLMatcher.grammar_from_json_schema(json.dumps(SCHEMA)))
-    assert json.loads(schema["grammar"].removeprefix("start: %json ")).items() >= SCHEMA.items()
-    for text in ("start: /a+/", LLMatcher.grammar_from_regex("a+"), LLMatcher.grammar_from_lark("start: /a+/")):
-        assert "a+" in structured_outputs(text)["grammar"]
-    tags = [StructTag(trigger="<f", begin="<f=x>", grammar=LLMatcher.grammar_from_json_schema("{}"), end="</f>")]
-    tools = str(StructTag.to_grammar(tags, assume_special=False))
-    assert structured_outputs(tools) == {"grammar": tools}
+PERSON = CallForm("look", {**SCHEMA, "required": ["a"]})
+TAGS = ResponseFormat(type="structural_tag", triggers=["<f"], structures=[TagStructure("<f=x>", SCHEMA, "</f>")])
+GRAMMARS = {
+    "json_schema": of_schema(SCHEMA),
+    "json_object": of_schema({"type": "object"}),
+    "no whitespace": of_schema(SCHEMA, ""),
+    "regex": of_regex(r"[a-f]{2}(-|::=)[0-9]+"),
+    "choice": of_choice(['a "b"', "\n::= é"]),
+    "lark": 'start: "a" b\nb: /[xy]{2}/',
+    "lark with options": "start[max_tokens=3]: /[a-z]*/",
+    "lark with a schema": 'start: "<" s ">"\ns: %json {"type": "integer"}',
+    "gbnf": as_lark('root ::= "\\u0061" b\nb ::= [x-y]'),
+    "structural tag": of_structural_tag(TAGS, closed=True),
+    "named call": of_named(PERSON),
+    "required calls": of_required([PERSON, CallForm("see", SCHEMA)], parallel=True),
+    "strict tools": of_strict([PERSON]),
+    "answer or calls": of_answer_or_calls([PERSON], SCHEMA),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LLTokenizer:
+    return LLTokenizer((BUNDLED_MODEL / "tokenizer.json").read_text())
+
+
+@pytest.mark.parametrize("kind", GRAMMARS)
+def test_vllm_allows_the_tokens_that_ours_allows_with_a_grammar(tokenizer: LLTokenizer, kind: str) -> None:
+    """Along a text that takes any of the allowed tokens; vLLM's backend calls `grammar_from`."""
+    theirs = grammar_from("grammar", structured_outputs(GRAMMARS[kind])["grammar"])
+    both = [LLMatcher(tokenizer, grammar) for grammar in (GRAMMARS[kind], theirs)]
+    choice = random.Random(3)
+    for _ in range(30):
+        masks = [matcher.compute_bitmask() for matcher in both]
+        assert masks[0] == masks[1]
+        allowed = [at for at in range(8 * len(masks[0])) if masks[0][at // 8] >> at % 8 & 1]
+        token = choice.choice(allowed)
+        assert [matcher.consume_token(token) for matcher in both] == [True, True]
+        if both[0].is_stopped():
+            break
+    assert [matcher.get_error() for matcher in both] == ["", ""]
+
+
+def test_grammar_of_several_parts_is_refused_by_field() -> None:
     with pytest.raises(InvalidRequestError) as refused:
         structured_outputs(json.dumps({"grammars": [{"json_schema": {}}, {"lark_grammar": "start: /a/"}]}))
     assert refused.value.field == "sampling.grammar"
