@@ -10,7 +10,6 @@ from typing import TypeVar
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.attention import DENSE, AttentionMode
-from services.compute.model.spec import LabelFunction
 from services.compute.ranks.memory import MemoryAccount
 from services.worker.engine.kv_events import BlockPlace
 
@@ -177,16 +176,9 @@ class AdapterFacts:
     pinned: bool = False  # it is loaded before it is asked for, and keeps its slot
 
 
-_FUNCTIONS: dict[LabelFunction, pb.Classes.Function] = {
-    "softmax": pb.Classes.FUNCTION_SOFTMAX,
-    "sigmoid": pb.Classes.FUNCTION_SIGMOID,
-    "identity": pb.Classes.FUNCTION_IDENTITY,
-}
-
-
-def classes_message(labels: Sequence[str], function: LabelFunction) -> pb.Classes:
-    """The labels of a classifier, for gateways."""
-    return pb.Classes(labels=labels, function=_FUNCTIONS[function])
+def classes_message(labels: Sequence[str], function: str) -> pb.Classes:
+    """The labels of a classifier, and the function that makes scores: softmax, sigmoid, identity; for gateways."""
+    return pb.Classes(labels=labels, function=pb.Classes.Function.Value(f"FUNCTION_{function.upper()}"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from llguidance.gbnf_to_lark import is_lark_syntax
@@ -19,6 +20,7 @@ _BOUNDS = {
 }
 _GREEDY = 1e-5  # lower temperatures are greedy, for us as for vLLM
 _SEED_BITS = 2**63 - 1  # vLLM's seeds are signed
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|.)", re.DOTALL)
 _STRIDE = 0x9E3779B97F4A7C15  # odd, from the golden ratio: seeds of neighbouring indices share no low bits
 
 
@@ -95,7 +97,8 @@ def structured_outputs(grammar: str) -> dict[str, Any]:
 
 
 def _as_lark(grammar: str) -> str:
-    """The Lark grammar, so that vLLM does not take it for GBNF, as it does where `start` has options."""
+    """The Lark grammar for vLLM, which takes it for GBNF if `start` has options, and whose library knows no `\\x`."""
+    grammar = _ESCAPE.sub(lambda escape: f"\\u00{escape[1]}" if escape[1] else escape[0], grammar)
     return grammar if is_lark_syntax(grammar) else f"%llguidance {{}}\n{grammar}"
 
 
