@@ -178,7 +178,7 @@ class AdapterFacts:
 
 def classes_message(labels: Sequence[str], function: str) -> pb.Classes:
     """The labels of a classifier, and the function that makes scores: softmax, sigmoid, identity; for gateways."""
-    return pb.Classes(labels=labels, function=pb.Classes.Function.Value(f"FUNCTION_{function.upper()}"))
+    return pb.Classes(labels=labels, function=f"FUNCTION_{function.upper()}")
 
 
 @dataclass(frozen=True, slots=True)
