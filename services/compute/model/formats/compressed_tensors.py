@@ -35,7 +35,7 @@ def read_weights(config: Config, kind: str) -> Weights:
     config.pass_over(*_PASSED)
     for key in ("sparsity_config", "transform_config"):
         value: Any = config.raw(key)
-        if value and value != {"format": "dense"}:
+        if value and value not in ({"format": "dense"}, {"config_groups": {}}):
             raise config.error(key, f"{value!r} is not implemented; allowed: null")
     groups = config.section("config_groups")
     names = list(config.raw("config_groups"))

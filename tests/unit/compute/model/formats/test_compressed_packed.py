@@ -63,7 +63,7 @@ def test_groups(
 
 
 def test_groups_in_an_order_of_their_own(written: Written) -> None:
-    config = _config(actorder="group", symmetric=False)
+    config = _config(actorder="group", symmetric=False) | {"transform_config": {"config_groups": {}}}  # no transform
     made = written("llama", config, _store(4, (1, 16), symmetric=False, reordered=True))
     check(made)
     change(made.folder, lambda tensors: tensors[f"{_Q}.weight_g_idx"].fill_(3))
