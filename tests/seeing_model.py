@@ -18,6 +18,7 @@ from ryzanstein.v1 import worker_pb2
 from tokenizers import AddedToken, Tokenizer
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from services.cli.stack.default_model import TINY_MODEL
 from tests.unit.compute.model.zoo import write_checkpoint
@@ -25,6 +26,8 @@ from tests.unit.compute.model.zoo import write_checkpoint
 FRAME, PATCH, SQUARE, MOST = 28, 2, 2, 3  # pixels, pixels, patches, frames on a side
 FRAME_TOKENS = (FRAME // PATCH // SQUARE) ** 2
 _MEAN = [0.4, 0.5, 0.6]
+WIDE_PATCH, LEAST_PIXELS, MOST_PIXELS = 4, 512, 7000  # a patch's side, and bounds of frames with any sides
+CELL = WIDE_PATCH * SQUARE
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,15 @@ class Seeing:
     @property
     def card(self) -> worker_pb2.ImageInput:
         """The images that workers say they take, without the token."""
+        if self.layout == "qwen2_5_vl":
+            return worker_pb2.ImageInput(
+                layout=self.layout,
+                frame_tokens=MOST_PIXELS // CELL**2,
+                resample=self.resample,
+                cell=CELL,
+                least_pixels=LEAST_PIXELS,
+                most_pixels=MOST_PIXELS,
+            )
         splits = self.layout == "idefics3"
         return worker_pb2.ImageInput(
             layout=self.layout,
@@ -64,11 +76,20 @@ class Seeing:
         if self.layout == "idefics3":
             text |= {"model_type": "llama"}
             return transformers.Idefics3Config(scale_factor=SQUARE, **common)
+        if self.layout == "qwen2_5_vl":
+            text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
+            vision = {key: vision[key] for key in ("hidden_size", "intermediate_size")}
+            vision |= {"depth": 2, "num_heads": 2, "patch_size": WIDE_PATCH, "window_size": 2 * CELL}
+            vision |= {"fullatt_block_indexes": [1], "out_hidden_size": text["hidden_size"]}
+            return transformers.Qwen2_5_VLConfig(**common | {"vision_config": vision})
         text |= {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16}
         text |= {"layer_types": ["sliding_attention", "full_attention"]}
         return transformers.Gemma3Config(mm_tokens_per_image=FRAME_TOKENS, **common)
 
     def image_processor(self) -> Any:
+        if self.layout == "qwen2_5_vl":
+            size = {"shortest_edge": LEAST_PIXELS, "longest_edge": MOST_PIXELS}
+            return Qwen2VLImageProcessorPil(size=size, patch_size=WIDE_PATCH, merge_size=SQUARE, image_mean=_MEAN)
         if self.layout == "gemma3":
             return Gemma3ImageProcessorPil(size={"height": FRAME, "width": FRAME}, image_mean=_MEAN)
         return Idefics3ImageProcessorPil(
@@ -103,17 +124,47 @@ class Seeing:
         self.image_processor().save_pretrained(folder)
         return model
 
+    def inputs(self, folder: Path, text: str, images: list[Image.Image]) -> Any:
+        """What transformers' model takes for a text with images."""
+        if self.layout != "qwen2_5_vl":
+            return self.processor(folder)(text=text, images=[images] if images else None, return_tensors="pt")
+        # transformers' processor needs torchvision, for videos.
+        pixels = self.image_processor().preprocess(images, return_tensors="pt")
+        before, *after = text.split(self.row)
+        for grid, part in zip(pixels["image_grid_thw"], after, strict=True):
+            before += self.row * (int(grid.prod()) // SQUARE**2) + part
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+        ids = tokenizer(before, return_tensors="pt")["input_ids"]
+        return {
+            "input_ids": ids,
+            "mm_token_type_ids": ids.eq(tokenizer.convert_tokens_to_ids(self.row)).long(),
+            **pixels,
+        }
+
     def reference_answer(
         self, model: transformers.PreTrainedModel, folder: Path, text: str, images: list[Image.Image], n_tokens: int
     ) -> tuple[list[int], list[int]]:
         """The prompt's tokens and the greedy answer's, as transformers' processor and model have them."""
-        inputs = self.processor(folder)(text=text, images=[images] if images else None, return_tensors="pt")
+        inputs = self.inputs(folder, text, images)
+        if self.layout == "qwen2_5_vl":
+            return inputs["input_ids"][0].tolist(), _drawn(model, inputs, n_tokens)
         with torch.inference_mode():
             whole = model.generate(
                 **inputs, max_new_tokens=n_tokens, min_new_tokens=n_tokens, do_sample=False, eos_token_id=None
             )
         n_prompt = inputs["input_ids"].shape[1]
         return inputs["input_ids"][0].tolist(), whole[0, n_prompt:].tolist()
+
+
+def _drawn(model: transformers.PreTrainedModel, inputs: Any, n_tokens: int) -> list[int]:
+    """A greedy answer, each token from a whole pass: `generate` places drawn tokens otherwise than the model itself."""
+    values, n_prompt = dict(inputs), inputs["input_ids"].shape[1]
+    for _ in range(n_tokens):
+        with torch.inference_mode():
+            drawn = model(**values, use_cache=False).logits[:, -1:].argmax(-1)
+        values["input_ids"] = torch.cat((values["input_ids"], drawn), 1)
+        values["mm_token_type_ids"] = torch.cat((values["mm_token_type_ids"], torch.zeros_like(drawn)), 1)
+    return list(values["input_ids"][0, n_prompt:].tolist())
 
 
 _TEXT = {
@@ -152,7 +203,14 @@ GEMMA3 = Seeing(
     special=("<start_of_image>", "<end_of_image>"),
     resample="bilinear",
 )
-FAMILIES: Mapping[str, Seeing] = {one.layout: one for one in (IDEFICS3, GEMMA3)}
+QWEN2_5_VL = Seeing(
+    "qwen2_5_vl",
+    placeholder="<|vision_start|><|image_pad|><|vision_end|>",
+    row="<|image_pad|>",
+    special=("<|vision_start|>", "<|vision_end|>"),
+    resample="bicubic",
+)
+FAMILIES: Mapping[str, Seeing] = {one.layout: one for one in (IDEFICS3, GEMMA3, QWEN2_5_VL)}
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -22,6 +22,11 @@ class ImageSpan(NamedTuple):
     digest: bytes
 
 
+def image_digest(frames: bytes, columns: int = 0) -> bytes:
+    """The digest of an image: of its pixels, and of the placeholders side by side in a frame of any sides."""
+    return sha256(frames + (columns.to_bytes(4, "little") if columns else b"")).digest()
+
+
 def chain_root(hash_root: str, cache_salt: str = "") -> bytes:
     """The parent of a first block: the model card's `hash_root` and the tenant's salt."""
     return sha256(f"{hash_root}\0{cache_salt}".encode()).digest()

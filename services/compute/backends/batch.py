@@ -117,6 +117,8 @@ class StepBatch:
     narrowed: NarrowedKeys | None = None  # None: every row attends to all keys
     segments: tuple[StateRows, ...] = ()  # all rows, in order, for layers with a state; (): the model has none
     images: ImageRows | None = None  # None: no row is part of one
+    # Time, line and column of each row, [3, n_tokens] int64, for ropes that turn by them; None: `positions` are all.
+    places: torch.Tensor | None = None
     pages: tuple[int, ...] = ()  # as in `NarrowedKeys`, of the narrowed step
 
     @property
@@ -171,6 +173,7 @@ class StepBatch:
         step = StepBatch(
             token_ids=self.token_ids[rows],
             positions=self.positions[rows],
+            places=None if self.places is None else self.places[:, rows],
             kv_slots=self.kv_slots[rows],
             query_starts=tuple(range(len(numbers) + 1)),
             context_lens=lengths(self.context_lens),
@@ -207,6 +210,7 @@ class StepNumbers:
     narrowed: NarrowedNumbers | None = None
     segments: tuple[StateRows, ...] = ()
     images: ImageRows | None = None  # on the device already
+    places: Ints | None = None  # [3, n_tokens]
 
     def arrays(self) -> list[Ints]:
         """Return what goes to the device."""
@@ -217,6 +221,8 @@ class StepNumbers:
             arrays += [self.adapters.slots, self.adapters.order]
         if self.narrowed is not None:
             arrays += [self.narrowed.lengths, self.narrowed.block_tables]
+        if self.places is not None:
+            arrays.append(self.places)
         return arrays
 
     def batch(self, tensors: Sequence[torch.Tensor]) -> StepBatch:
@@ -237,6 +243,7 @@ class StepNumbers:
             narrowed=self.narrowed.on_device(next(others), next(others)) if self.narrowed is not None else None,
             segments=self.segments,
             images=self.images,
+            places=next(others) if self.places is not None else None,
         )
 
 

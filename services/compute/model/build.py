@@ -34,7 +34,7 @@ from services.compute.model.layers.mixing import ParallelMixer, load_mixer
 from services.compute.model.layers.mlp import Mlp, load_mlp
 from services.compute.model.layers.moe import MoeMlp, load_moe
 from services.compute.model.layers.norm import load_norm
-from services.compute.model.layers.rope import check_tables, explain_rope, query_scale_tables, rope_tables
+from services.compute.model.layers.rope import by_places, check_tables, explain_rope, query_scale_tables, rope_tables
 from services.compute.model.loading.checkpoint import Checkpoint
 from services.compute.model.registry import Description
 from services.compute.model.shard import Shard, Span
@@ -130,7 +130,14 @@ def build_decoder(
     logger.info("weights: %s", ", ".join(f"{kind} {form}" for kind, form in formats.items()))
     tables = [rope_tables(rope, max_positions) for rope in spec.ropes]
     tables += [query_scale_tables(scale, spec.head_dim, max_positions) for scale in spec.query_scales]
-    rotary = tuple(backend.ops.rope(cos.to(backend.device), sin.to(backend.device)) for cos, sin in tables)
+    rotary = tuple(
+        by_places(backend.ops.rope, (cos, sin), sections) if sections else backend.ops.rope(cos, sin)
+        for (cos, sin), sections in zip(
+            [(cos.to(backend.device), sin.to(backend.device)) for cos, sin in tables],
+            [*(rope.sections for rope in spec.ropes), *(() for _ in spec.query_scales)],
+            strict=True,
+        )
+    )
     for rope in spec.ropes:
         logger.info("rope: %s", explain_rope(rope, max_positions))
     return Decoder(

@@ -245,7 +245,7 @@ class Decoder:
         x = self.embed(pad_rows(batch.token_ids, n_rows), positions, types)  # [n_rows, hidden_size]
         if batch.images is not None:
             x = x.index_copy(0, batch.images.rows, batch.images.states.to(x.dtype))
-        if n_rows == n_tokens and step.frames is None and graphs.layers.serves(batch):
+        if n_rows == n_tokens and step.frames is None and batch.places is None and graphs.layers.serves(batch):
             x = graphs.layers.forward(x, batch)
         else:
             x = self._through_layers(x, step)
@@ -275,6 +275,8 @@ class Decoder:
         if frames is not None:
             n_rows = max(n_rows, *(frames.attention.rows_of_tiles(tiles) for tiles in frames.tiles))
         positions = pad_rows(batch.positions, n_rows)
+        if batch.places is not None:
+            positions = pad_rows(batch.places.T.contiguous(), n_rows).T
         rotations = tuple(rope(positions) for rope in self._tables.ropes)
         adapters = pad_adapters(batch.adapters, n_rows)
         states = StatePlan.of(batch.segments, self._backend.device) if batch.segments else None

@@ -17,6 +17,8 @@ _N_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 FLOATS = tuple(_N_BYTES)  # names of the dtypes of unquantized weights
 _POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX = "model.safetensors.index.json"
+# Keys of bounds in two spellings, and the bounds of a file without them.
+_PIXELS = (("min_pixels", "shortest_edge", 56 * 56), ("max_pixels", "longest_edge", 28 * 28 * 1280))
 # Files of an image processor, and its section in them.
 IMAGE_FILES = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
 _SINGLE = "model.safetensors"
@@ -80,6 +82,22 @@ def image_settings(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
         if values:
             return file, values
     return None
+
+
+def pixel_bounds(file: Path, values: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the fewest and the most pixels of a resized image, from an image processor's values. Raises ModelError."""
+    size = values.get("size") or {}
+    if not isinstance(size, dict):
+        raise ModelError(f"{file}: size: expected an object, found {size!r}")
+    bounds = []
+    for old, new, default in _PIXELS:
+        value = values.get(old, size.get(old, size.get(new, default)))
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ModelError(f"{file}: {old}: expected a number of pixels, found {value!r}")
+        bounds.append(value)
+    if bounds[0] > bounds[1]:
+        raise ModelError(f"{file}: min_pixels: expected max_pixels, {bounds[1]}, at most, found {bounds[0]}")
+    return bounds[0], bounds[1]
 
 
 def token_ids(value: Any) -> tuple[int, ...]:

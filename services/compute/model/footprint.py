@@ -85,6 +85,10 @@ def tower_elements(spec: ModelSpec) -> int:
     if (vision := spec.vision) is None:
         return 0
     hidden = vision.hidden_size
+    if vision.window:
+        layer, merged = hidden * (4 * hidden + 3 * vision.ffn_size), hidden * vision.square**2
+        kernel = hidden * 6 * vision.patch_size**2
+        return vision.n_layers * layer + kernel + merged * (merged + spec.hidden_size)
     layer = hidden * (4 * hidden + 2 * vision.ffn_size)
     tables = hidden * (3 * vision.patch_size**2 + vision.frame_patches)
     projection = hidden * spec.hidden_size * (1 if vision.mean_norm else vision.square**2)
@@ -92,14 +96,14 @@ def tower_elements(spec: ModelSpec) -> int:
 
 
 def _tower_workspace(spec: ModelSpec, itemsize: int) -> int:
-    """Return the bytes that the tower needs: pixels as floats, residual, norm, projections and MLP of a frame.
+    """Return the tower's bytes: pixels in plans and as floats, and residual, norm, projections and MLP of a frame.
 
     One more frame has its residual there, between two of the steps that share its layers.
     """
     if (vision := spec.vision) is None:
         return 0
-    row = 7 * vision.hidden_size + 2 * vision.ffn_size
-    return 4 * vision.frame_bytes * _FLOAT + vision.frame_patches * row * itemsize
+    row = (10 if vision.window else 7) * vision.hidden_size + 2 * vision.ffn_size
+    return 5 * vision.frame_bytes * _FLOAT + vision.frame_patches * row * itemsize
 
 
 def _keeps_two_tables(config: RankGroupConfig) -> bool:

@@ -50,9 +50,10 @@ class RankGroupConfig:
     speculation: bool = False  # decodes carry proposals where that pays
     has_state: bool = False  # the model's layers keep a state for each slot
     snapshots: int = 0  # rows for copies of states, from which prefixes are continued
-    frame_patches: int = 0  # rows of the vision tower for a frame of an image; 0: texts alone
+    frame_patches: int = 0  # rows of the vision tower for the largest frame of an image; 0: texts alone
+    row_patches: int = 0  # rows of the tower that become a row of the decoder
     frame_layers: int = 1  # layers of the vision tower
-    frame_bytes: int = 0  # bytes of a frame's pixels
+    frame_bytes: int = 0  # bytes of the largest frame's pixels
     frame_tokens: int = 0  # rows of a frame that one step computes together; 0: a step may end within a frame
     start_timeout_s: float = 300.0
     stall_timeout_s: float = 1.0  # no heartbeat and no CPU time used, while work is pending
@@ -91,7 +92,7 @@ class RankGroupConfig:
 
     @property
     def frames_per_step(self) -> int:
-        """Largest number of frames in a step: those that its rows pay for, and those of two first rows."""
+        """Largest frames in a step, or as many bytes of smaller ones: those that rows pay for, and two first ones."""
         return self.max_batched_tokens // self.frame_patches + 2 if self.frame_patches else 0
 
     @property

@@ -21,9 +21,13 @@ class Cut:
     columns: int
 
 
+class UnfitImageError(Exception):
+    """An image that the model does not take, with the reason."""
+
+
 class _CutImage(Protocol):
     def __call__(self, image: Image.Image, takes: worker_pb2.ImageInput, *, splits: bool) -> Cut:
-        """The frames of an RGB image; without `splits`, that of the whole alone."""
+        """The frames of an RGB image; without `splits`, that of the whole alone. Raises UnfitImageError."""
 
 
 class _TextOf(Protocol):

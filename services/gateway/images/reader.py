@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 
 from ryzanstein.v1 import worker_pb2
 
+from services.common.blockhash import image_digest
 from services.gateway.api.chat import Turn
 from services.gateway.api.ignored import Ignored
 from services.gateway.api.images import GivenImage
 from services.gateway.api.parts import stand_in
 from services.gateway.errors import invalid
-from services.gateway.images.decoding import ImageLimits, decoded, from_base64
+from services.gateway.images.decoding import ImageLimits, decoded, from_base64, refused
 from services.gateway.images.fetching import ImageFetcher
 from services.gateway.images.gemma3 import GEMMA3
 from services.gateway.images.idefics3 import IDEFICS3
-from services.gateway.images.layout import ImageLayout
+from services.gateway.images.layout import ImageLayout, UnfitImageError
+from services.gateway.images.qwen2_5_vl import QWEN2_5_VL
 from services.gateway.text.codec import ServedModel
 
-_LAYOUTS: Mapping[str, ImageLayout] = {"idefics3": IDEFICS3, "gemma3": GEMMA3}
+_LAYOUTS: Mapping[str, ImageLayout] = {"idefics3": IDEFICS3, "gemma3": GEMMA3, "qwen2_5_vl": QWEN2_5_VL}
 _MIB = 1024 * 1024
 MAX_FRAME_BYTES = 56 * _MIB  # limit of a request; a message to a worker has 64 MiB at the most
 _AT_ONCE = 2  # decoding shares the cores with the event loop
@@ -31,10 +32,11 @@ _AT_ONCE = 2  # decoding shares the cores with the event loop
 class SeenImage:
     """An image that a model takes."""
 
-    frames: bytes  # uint8 [n, size, size, 3]
+    frames: bytes  # uint8 [n, height, width, 3]
     digest: bytes
     text: str  # stands in the prompt for the image
     rows: int  # tokens of its frames
+    columns: int = 0  # tokens side by side in a frame of any sides
 
 
 def layout_of(model: ServedModel) -> ImageLayout | None:
@@ -74,10 +76,15 @@ class ImageReader:
         def prepare() -> SeenImage:
             data = from_base64(source.text, image.field, limits) if fetched is None else fetched
             splits = takes.splits and not image.low_detail
-            cut = layout.cut(decoded(data, image.field, limits), takes, splits=splits)
+            try:
+                cut = layout.cut(decoded(data, image.field, limits), takes, splits=splits)
+            except UnfitImageError as error:
+                raise refused(image.field, str(error)) from error
             frames = b"".join(frame.tobytes() for frame in cut.frames)
-            rows = len(cut.frames) * takes.frame_tokens
-            return SeenImage(frames, sha256(frames).digest(), layout.text(cut, takes), rows)
+            rows, columns = len(cut.frames) * takes.frame_tokens, 0
+            if takes.cell:
+                rows, columns = len(frames) // (3 * takes.cell**2), cut.frames[0].width // takes.cell
+            return SeenImage(frames, image_digest(frames, columns), layout.text(cut, takes), rows, columns)
 
         async with self._turn:
             return await asyncio.to_thread(prepare)
@@ -110,5 +117,13 @@ def placed(ids: Sequence[int], seen: Sequence[SeenImage], token: int, param: str
     for image in seen:
         first, last = rows[done], rows[done + image.rows - 1]
         done += image.rows
-        images.append(worker_pb2.Image(first=first, tokens=last + 1 - first, digest=image.digest, frames=image.frames))
+        images.append(
+            worker_pb2.Image(
+                first=first,
+                tokens=last + 1 - first,
+                digest=image.digest,
+                frames=image.frames,
+                columns=image.columns,
+            )
+        )
     return images

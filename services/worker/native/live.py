@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ryzanstein.v1 import worker_pb2 as pb
@@ -18,10 +19,16 @@ def frames_of(request: EngineRequest, takes: pb.ImageInput) -> list[Frame]:
     """The frames of a checked request's images, with the positions of their placeholders."""
     frames, n_tokens, n_bytes = [], takes.frame_tokens, 3 * takes.frame_size**2
     for image in request.images:
+        if image.columns:
+            n_rows = len(image.frames) // (3 * takes.cell**2)
+            first = list(request.prompt_ids).index(takes.token, image.first)
+            frames.append(Frame(first, n_rows, image.frames, image.columns))
+            continue
         span = range(image.first, image.first + image.tokens)
+        side = math.isqrt(n_tokens)
         firsts = [position for position in span if request.prompt_ids[position] == takes.token][::n_tokens]
         for number, first in enumerate(firsts):
-            frames.append(Frame(first, n_tokens, image.frames[number * n_bytes : (number + 1) * n_bytes]))
+            frames.append(Frame(first, n_tokens, image.frames[number * n_bytes : (number + 1) * n_bytes], side))
     return frames
 
 

@@ -127,6 +127,7 @@ def group_config(settings: WorkerSettings, model: ModelFolder) -> RankGroupConfi
             has_state=spec.has_state,
             snapshots=snapshot_rows(spec, settings.tensor_parallel, dtype),
             frame_patches=spec.vision.frame_patches if spec.vision else 0,
+            row_patches=spec.vision.square**2 if spec.vision else 0,
             frame_layers=spec.vision.n_layers if spec.vision else 1,
             frame_tokens=whole_frame,
             frame_bytes=spec.vision.frame_bytes if spec.vision else 0,
@@ -152,7 +153,7 @@ def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: 
         speculation=ranks.speculation,
         has_state=ranks.has_state,
         snapshots=ranks.snapshots,
-        frame_cost=ranks.frame_patches,
+        row_cost=ranks.row_patches,
         frame_layers=ranks.frame_layers,
         frame_tokens=ranks.frame_tokens,
     )

@@ -30,6 +30,7 @@ class Admission:
     second_from: int = 0  # position of the second of two texts; 0: one text
     adapter: int = -1  # slot of the adapter of all its rows; -1: none
     restore: int = -1  # row of states that its own begins as; -1: it begins at its first token
+    spans: tuple[tuple[int, int, int], ...] = ()  # each frame's first row, lines and columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Frame:
 
     first: int  # position of its first row
     n_tokens: int
-    pixels: bytes  # uint8 [size, size, 3]
+    pixels: bytes  # uint8 [height, width, 3]
+    columns: int = 1  # rows side by side in the frame
 
     @property
     def end(self) -> int:

@@ -4,9 +4,10 @@ header    kind, step (2 words), counts of released, chunks, new blocks, proposal
           frames in the tower
 columns   released | slot | start | n_tokens | draws | count of new blocks | count of proposals | new blocks | proposals
           | saves: slot, position, row
-then      one record per admission: slot, n_prompt, embed, second_from, adapter, restore, n_tokens, tokens, sampling
+then      one record per admission: slot, n_prompt, embed, second_from, adapter, restore, n_spans, n_tokens,
+          spans: position, lines, columns; tokens, sampling
           one record per frame in the tower: slot, position of its first row, first layer, layer after the last one,
-          bytes, pixels (none unless the first layer is 0)
+          columns, bytes, pixels (none unless the first layer is 0)
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from services.worker.protocol.words import (
 )
 
 _HEADER = 10
-_ADMISSION = 7
+_ADMISSION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class AdmissionView:
     second_from: int
     adapter: int
     restore: int
+    spans: tuple[tuple[int, int, int], ...] = ()
 
 
 class TowerView(NamedTuple):
@@ -57,6 +59,7 @@ class TowerView(NamedTuple):
     first: int  # position of the frame's first row
     start: int
     stop: int
+    columns: int
     pixels: NDArray[np.uint8]  # [n]; [0] unless `start` is 0
 
 
@@ -100,7 +103,7 @@ def encode_plan(plan: StepPlan) -> memoryview:
         _encode_admission(admission, words)
     for work in plan.tower:
         pixels = b"" if work.start else work.frame.pixels
-        words.extend((work.slot, work.frame.first, work.start, work.stop, len(pixels)))
+        words.extend((work.slot, work.frame.first, work.start, work.stop, work.frame.columns, len(pixels)))
         words.frombytes(pixels + bytes(-len(pixels) % 4))
     return memoryview(words).cast("B")
 
@@ -129,23 +132,24 @@ def view_plan(plan: StepPlan) -> PlanView:
 
 
 def _decode_tower(cursor: WordCursor) -> TowerView:
-    slot, first, start, stop, n_bytes = cursor.take(5).tolist()
-    return TowerView(slot, first, start, stop, cursor.take(-(-n_bytes // 4)).view(np.uint8)[:n_bytes])
+    slot, first, start, stop, columns, n_bytes = cursor.take(6).tolist()
+    return TowerView(slot, first, start, stop, columns, cursor.take(-(-n_bytes // 4)).view(np.uint8)[:n_bytes])
 
 
 def _encode_admission(admission: Admission, words: array[int]) -> None:
     words.extend((admission.slot, admission.n_prompt, admission.embed, admission.second_from))
-    words.extend((admission.adapter, admission.restore))
-    words.append(len(admission.token_ids))
+    words.extend((admission.adapter, admission.restore, len(admission.spans), len(admission.token_ids)))
+    words.extend(chain.from_iterable(admission.spans))
     words.extend(admission.token_ids)
     words.extend(data_words(admission.sampling.SerializeToString()))
 
 
 def _decode_admission(cursor: WordCursor) -> AdmissionView:
-    slot, n_prompt, embed, second_from, adapter, restore, n_tokens = cursor.take(_ADMISSION).tolist()
+    slot, n_prompt, embed, second_from, adapter, restore, n_spans, n_tokens = cursor.take(_ADMISSION).tolist()
+    spans = tuple((first, lines, columns) for first, lines, columns in cursor.take(3 * n_spans).reshape(-1, 3).tolist())
     token_ids = cursor.take(n_tokens)
     try:
         sampling = Sampling.FromString(cursor.take_data())
     except DecodeError as error:
         raise MalformedMessageError(f"slot {slot}: {error}") from error
-    return AdmissionView(slot, sampling, token_ids, n_prompt, bool(embed), second_from, adapter, restore)
+    return AdmissionView(slot, sampling, token_ids, n_prompt, bool(embed), second_from, adapter, restore, spans)

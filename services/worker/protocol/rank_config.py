@@ -14,7 +14,7 @@ from services.worker.ipc.ring import ring_bytes
 SETTINGS_VARIABLE = "RYZANSTEIN_RANK_SETTINGS"
 
 _MIB = 1 << 20
-_FRAME_HEADER_BYTES = 24  # header and padding of a frame in a plan
+_FRAME_HEADER_BYTES = 28  # header and padding of a frame in a plan
 STAGING_BYTES = 16 * _MIB  # per rank; a copy of this size delays the next step by a few milliseconds
 
 

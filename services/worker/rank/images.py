@@ -24,8 +24,13 @@ class Tower(Protocol):
         """Number of layers, at least 1."""
         ...
 
-    def __call__(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Compute the layers from `start` to `stop`.
+    @property
+    def places(self) -> bool:
+        """Whether rows turn by their line and column in the frame."""
+        ...
+
+    def __call__(self, x: Tensor, start: int, stop: int, columns: int) -> Tensor:
+        """Compute the layers from `start` to `stop` of a frame with `columns` rows side by side.
 
         `x`: for layer 0 a frame's pixels, uint8 [n], then what the layers before returned. Returns the frame's rows,
         [frame_tokens, hidden_size], if `stop` is `n_layers`.
@@ -56,7 +61,7 @@ class SlotImages:
         for work in tower:
             if self._tower is None:
                 raise MalformedPlanError(f"slot {work.slot}: a frame for a model that reads text only")
-            x = self._tower(self._input(work), work.start, work.stop)
+            x = self._tower(self._input(work), work.start, work.stop, work.columns)
             if work.stop < self._tower.n_layers:
                 self._under_way[work.slot] = _UnderWay(work.first, work.stop, x)
             else:

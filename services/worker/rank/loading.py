@@ -13,7 +13,7 @@ from services.compute.model.files import FileStates, file_states
 from services.compute.model.footprint import footprint
 from services.compute.model.layers.adapters import AdapterLayers, AdapterTensors
 from services.compute.model.layers.head import load_dense
-from services.compute.model.layers.vision import load_tower
+from services.compute.model.layers.towers import load_tower
 from services.compute.model.loading.folder import open_folder
 from services.compute.model.loading.vocabulary import read_vocabulary
 from services.compute.ranks.config import RankGroupConfig

@@ -176,8 +176,8 @@ def _measure_steps(config: RankGroupConfig, model: LoadedModel, comm: StepCommun
         between = None  # a frame between two layers of the tower
         if model.tower is not None:
             pixels = torch.zeros(config.frame_bytes, dtype=torch.uint8)
-            between = model.tower(pixels, 0, min(1, model.tower.n_layers - 1))
-            model.tower(pixels, 0, model.tower.n_layers)
+            between = model.tower(pixels, 0, min(1, model.tower.n_layers - 1), 1)
+            model.tower(pixels, 0, model.tower.n_layers, 1)
         runner.rehearse(worst_steps(config, backend.replayed_rows))
         del between
 

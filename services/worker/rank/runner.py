@@ -39,6 +39,7 @@ from services.worker.rank.batching import BatchLayout, DrawingRows, lay_out
 from services.worker.rank.drawn import DrawnTokens
 from services.worker.rank.forward import Forward, Model
 from services.worker.rank.images import SlotImages, Tower
+from services.worker.rank.places import SlotPlaces
 from services.worker.rank.pooling import PooledSlots
 from services.worker.rank.slot_table import SlotTable
 
@@ -116,6 +117,7 @@ class Runner(Generic[Cache]):
         self._table = SlotTable(max_running, max_model_len, block_tokens, n_blocks)
         self._pools = PooledSlots(pooling or Pooling(), head)
         self._images = SlotImages(tower)
+        self._places = SlotPlaces() if tower is not None and tower.places else None
         self._prompt_logprobs: dict[int, int] = {}  # slot -> number of top tokens
         self._sampler = Sampler(
             comm,
@@ -192,6 +194,8 @@ class Runner(Generic[Cache]):
         numbers, layout = lay_out(self._table, plan, exact_chunks=exact, has_state=self._states is not None)
         if (images := self._images.rows(layout)) is not None:
             numbers = replace(numbers, images=images)
+        if self._places is not None:
+            numbers = self._places.placed(numbers, layout)
         drawing = layout.drawing(self._drawing_sequences(layout))
         every_row = bool(self._prompt_logprobs) or self._pools.any()
         # Proposals are verified on the host.
@@ -234,6 +238,8 @@ class Runner(Generic[Cache]):
             if self._states is not None and admission.restore >= 0:
                 self._states.copy(admission.restore, admission.slot)
             self._sampler.admit(admission.slot, admission.sampling, admission.token_ids, admission.n_prompt)
+            if self._places is not None:
+                self._places.admit(admission.slot, admission.spans)
             if admission.embed:
                 self._pools.admit(admission.slot)
             if admission.sampling.HasField("prompt_logprobs"):
@@ -245,6 +251,8 @@ class Runner(Generic[Cache]):
         self._sampler.release(slot)
         self._pools.release(slot)
         self._images.release(slot)
+        if self._places is not None:
+            self._places.release(slot)
         self._prompt_logprobs.pop(slot, None)
 
     def _drawing_sequences(self, layout: BatchLayout) -> Ints:

@@ -170,6 +170,7 @@ class Request:
             self.second_from,
             self.adapter,
             restore,
+            tuple((frame.first, frame.n_tokens // frame.columns, frame.columns) for frame in self.frames),
         )
 
     def prefill(self) -> Prefill:

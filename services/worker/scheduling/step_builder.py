@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.worker.protocol.plan import Admission, Chunk, Save, StepPlan, TowerWork
+from services.worker.protocol.plan import Admission, Chunk, Frame, Save, StepPlan, TowerWork
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.request import Request
@@ -96,7 +96,7 @@ class StepBuilder:
         if request is None:
             return 0.0, 0
         rest = self.prefill_budget.cost(request.n_planned, len(request.token_ids) - request.n_planned)
-        rest += self.config.frame_cost * (len(request.frames) - request.n_encoded)
+        rest += self.config.row_cost * sum(frame.n_tokens for frame in request.frames[request.n_encoded :])
         held = min(rest, (self.budget + 1) // 2), self.config.frame_tokens if request.frames else 0
         self.budget, self.room = self.budget - held[0], self.room - held[1]
         return held
@@ -126,7 +126,7 @@ class StepBuilder:
         for work in tower:
             ends = work.stop == self.config.frame_layers
             request.n_encoded, request.n_layers = request.n_encoded + ends, 0 if ends else work.stop
-            self.budget -= self._tower_cost(work.n_layers)
+            self.budget -= self._tower_cost(work.frame, work.n_layers)
             if request.n_layers or self.under_way is request:
                 self.under_way = request if request.n_layers else None
         self.tower += tower
@@ -154,7 +154,8 @@ class StepBuilder:
             before = max(0, frame.first - start)
             if before >= n_rows:
                 break
-            stop = layer + self._layers_for(budget - self.prefill_budget.cost(start, before), before == 0 and not tower)
+            paid = budget - self.prefill_budget.cost(start, before)
+            stop = layer + self._layers_for(frame, paid, awaited=before == 0 and not tower)
             if stop < self.config.frame_layers and self.under_way not in (None, request):
                 return before, tower
             stop = min(stop, self.config.frame_layers)
@@ -162,17 +163,18 @@ class StepBuilder:
                 tower.append(TowerWork(request.slot, frame, layer, stop))
             if stop < self.config.frame_layers:
                 return before, tower
-            budget -= self._tower_cost(stop - layer)
+            budget -= self._tower_cost(frame, stop - layer)
             n_rows = min(n_rows, max(before, self.prefill_budget.rows(start, budget) if budget > 0 else 0))
             layer = 0
         return n_rows, tower
 
-    def _layers_for(self, budget: float, awaited: bool) -> int:
-        """Number of layers of the tower that `budget` pays for; at least one if a row waits for it."""
-        return max(int(awaited), int(budget * self.config.frame_layers // self.config.frame_cost))
+    def _layers_for(self, frame: Frame, budget: float, *, awaited: bool) -> int:
+        """Number of layers of a frame's tower that `budget` pays for; at least one if a row waits for it."""
+        cost = frame.n_tokens * self.config.row_cost
+        return max(int(awaited), int(budget * self.config.frame_layers // cost))
 
-    def _tower_cost(self, n_layers: int) -> float:
-        return n_layers * self.config.frame_cost / self.config.frame_layers
+    def _tower_cost(self, frame: Frame, n_layers: int) -> float:
+        return n_layers * frame.n_tokens * self.config.row_cost / self.config.frame_layers
 
     def add(
         self,
@@ -195,7 +197,9 @@ class StepBuilder:
 
     def planned(self, plan: StepPlan, now: float) -> PlannedStep:
         """What the scheduler keeps of the step until its result comes."""
-        load = StepLoad.of(plan.chunks, math.ceil(self._tower_cost(sum(work.n_layers for work in plan.tower))))
+        load = StepLoad.of(
+            plan.chunks, math.ceil(sum(self._tower_cost(work.frame, work.n_layers) for work in plan.tower))
+        )
         return PlannedStep(plan.step, self.work, self.encoding, load, now, self.saves)
 
     def finish(self, step: int, released: list[int]) -> StepPlan:

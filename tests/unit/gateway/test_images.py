@@ -16,6 +16,7 @@ import torch
 from PIL import Image, ImageOps
 from ryzanstein.v1 import worker_pb2
 
+from services.common.blockhash import image_digest
 from services.gateway.api.chat import Turn
 from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.api.images import GivenImage
@@ -25,7 +26,7 @@ from services.gateway.images.fetching import FetchPolicy, ImageFetcher
 from services.gateway.images.reader import ImageReader, layout_of, placed, without_images
 from services.gateway.text.codec import ServedModel
 from services.gateway.text.conversation import Conversation, encode_conversation
-from tests.seeing_model import FAMILIES, FRAME, FRAME_TOKENS, encoded, picture
+from tests.seeing_model import CELL, FAMILIES, FRAME, FRAME_TOKENS, encoded, picture
 from tests.unit.gateway.test_image_fetching import hosting, http
 
 LIMITS = ImageLimits(count=3, n_bytes=1_000_000, pixels=1_000_000)
@@ -86,6 +87,39 @@ async def test_frames_and_tokens_equal_transformers(
     assert (rows[0], rows[-1]) == (served.card.images.token,) * 2
     assert rows.count(served.card.images.token) == seen.rows == len(cut.frames) * FRAME_TOKENS
     assert len(shown.frames) == len(cut.frames) * 3 * FRAME**2
+
+
+@pytest.mark.parametrize("size", [*SIZES, (600, 9), (9, 600)])
+async def test_frame_of_any_sides_equals_transformers(
+    models: Callable[[str], tuple[Path, ServedModel]], size: tuple[int, int]
+) -> None:
+    image, family, (folder, served) = picture(*size), FAMILIES["qwen2_5_vl"], models("qwen2_5_vl")
+    cutting = layout_of(served)
+    assert cutting is not None
+    (frame,) = cutting.cut(image, served.card.images, splits=False).frames
+    processor, raw = family.image_processor(), {"do_normalize": False, "do_rescale": False, "return_tensors": "pt"}
+    ours, expected = processor.preprocess([frame], do_resize=False, **raw), processor.preprocess([image], **raw)
+    assert torch.equal(ours["image_grid_thw"], expected["image_grid_thw"])
+    assert torch.equal(ours["pixel_values"], expected["pixel_values"])
+    (seen,) = await read([given({"data": encoded(image)})], served)
+    turns = [{"role": "user", "content": [{"type": "image", "text": ""}, {"type": "text", "text": "Look."}]}]
+    prompt = await encode_conversation(served, Conversation(turns, placeholder=cutting.placeholder, images=[seen.text]))
+    text = f"<|user|>\n{family.placeholder}Look.<|end|>\n<|assistant|>\n"
+    assert prompt == family.inputs(folder, text, [image])["input_ids"][0].tolist()
+    (shown,) = placed(prompt, [seen], served.card.images.token, "messages")
+    assert (shown.columns, shown.tokens) == (frame.width // CELL, frame.width * frame.height // CELL**2)
+
+
+async def test_image_with_too_different_sides_is_refused(
+    models: Callable[[str], tuple[Path, ServedModel]],
+) -> None:
+    with pytest.raises(ApiError, match="its longer side is more than 200 times the other") as refused:
+        await read([given({"data": encoded(picture(201, 1))})], models("qwen2_5_vl")[1])
+    assert refused.value.param == "messages[0].content[1]"
+
+
+def test_digests_of_images_tell_their_sides_apart() -> None:
+    assert len({image_digest(bytes(48), columns) for columns in (0, 1, 2)}) == 3
 
 
 def given(value: dict[str, Any], kind: str = "image", **more: Any) -> GivenImage:

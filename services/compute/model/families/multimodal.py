@@ -1,4 +1,4 @@
-"""Gemma 3 with its SigLIP tower; Llama 4, Mistral 3, Qwen 2.5 VL, 3 VL and 3.5 as models of text alone."""
+"""Gemma 3 with its SigLIP tower; Llama 4, Mistral 3, Qwen 3 VL and 3.5 as models of text alone."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _gemma3_vision(config: Config) -> VisionSpec | None:
     )
 
 
-def _qwen(config: Config) -> None:
+def as_usual_rope(config: Config) -> None:
     """Text has the same position in all three dimensions of "mrope", which is the usual rope then."""
     for key in ("rope_scaling", "rope_parameters"):
         settings = config.raw(key)
@@ -162,11 +162,12 @@ MISTRAL3 = multimodal_family(
     "mistral3",
     {"mistral": mistral.FAMILY, "ministral3": mistral.MINISTRAL3},
 )
-QWEN2_5_VL = multimodal_family(
-    "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", {"qwen2_5_vl_text": qwen.QWEN2}, _qwen
+QWEN3_5 = multimodal_family(
+    "Qwen3_5ForConditionalGeneration", "qwen3_5", {"qwen3_5_text": qwen3_next.QWEN3_5}, as_usual_rope
 )
-QWEN3_5 = multimodal_family("Qwen3_5ForConditionalGeneration", "qwen3_5", {"qwen3_5_text": qwen3_next.QWEN3_5}, _qwen)
 QWEN3_5_MOE = multimodal_family(
-    "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", {"qwen3_5_moe_text": qwen3_next.QWEN3_5_MOE}, _qwen
+    "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", {"qwen3_5_moe_text": qwen3_next.QWEN3_5_MOE}, as_usual_rope
 )
-QWEN3_VL = multimodal_family("Qwen3VLForConditionalGeneration", "qwen3_vl", {"qwen3_vl_text": qwen.QWEN3}, _qwen)
+QWEN3_VL = multimodal_family(
+    "Qwen3VLForConditionalGeneration", "qwen3_vl", {"qwen3_vl_text": qwen.QWEN3}, as_usual_rope
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -21,6 +21,32 @@ def rope_tables(spec: RopeSpec, max_positions: int) -> tuple[torch.Tensor, torch
     if spec.kind == "longrope" and spec.long_attention_factor is not None and spec.serves_long(max_positions):
         factor = spec.long_attention_factor
     return angles.cos() * factor, angles.sin() * factor
+
+
+Turn = Callable[[torch.Tensor], None]
+
+
+def by_places(
+    rope: Callable[[torch.Tensor, torch.Tensor], Callable[[torch.Tensor], Turn]],
+    tables: tuple[torch.Tensor, torch.Tensor],
+    sections: Sequence[int],
+) -> Callable[[torch.Tensor], Turn]:
+    """Return a rope for positions [n], or for places [3, n]: a row's time, line and column (M-RoPE, arXiv:2409.12191).
+
+    `rope` makes ropes of cos and sin, which are the `tables`; `sections`: the pairs that turn by each of the three.
+    """
+    device = tables[0].device
+    axes = torch.repeat_interleave(torch.arange(3), torch.tensor(sections)).to(device)
+    pairs, usual = torch.arange(len(axes), device=device), rope(*tables)
+
+    def at(positions: torch.Tensor) -> Turn:
+        if positions.dim() == 1:
+            return usual(positions)
+        chosen = positions[axes]  # [n_pairs, n]
+        cos, sin = (table[chosen, pairs.unsqueeze(1)].T.contiguous() for table in tables)
+        return rope(cos, sin)(torch.arange(len(cos), device=device))
+
+    return at
 
 
 def query_scale_tables(scale: QueryScale, head_dim: int, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,10 +12,9 @@ from torch.nn import functional as F
 
 from services.compute.backends.base import ModelBackend
 from services.compute.model.formats.safetensors import TensorFiles
-from services.compute.model.registry import Description
 from services.compute.model.spec import ModelError, VisionSpec
 
-_CHANNELS = 3
+CHANNELS = 3
 
 Layer = Callable[[Tensor], Tensor]  # [..., n_in] -> [..., n_out]
 
@@ -63,10 +61,16 @@ class VisionTower:
         """Number of layers."""
         return len(self.layers)
 
+    @property
+    def places(self) -> bool:
+        """Rows of images have no places but their positions in the decoder."""
+        return False
+
     @torch.inference_mode()
-    def __call__(self, x: Tensor, start: int, stop: int) -> Tensor:
+    def __call__(self, x: Tensor, start: int, stop: int, columns: int) -> Tensor:
         """Compute the layers from `start` to `stop` of a frame; divided or not, they yield the same bits.
 
+        `columns`: rows of the decoder side by side in the frame.
         `x`: for layer 0 the frame's pixels, flat uint8 [frame_bytes], else the residual stream, [n_patches, hidden].
         Returns that stream, or after the last layer the decoder's rows, [frame_tokens, hidden_size].
         """
@@ -78,9 +82,9 @@ class VisionTower:
     def _embed(self, pixels: Tensor) -> Tensor:
         """Return the patches of a frame, [n_patches, hidden]."""
         spec = self.spec
-        normal = (pixels.view(-1, _CHANNELS).to(self.mean.device).float() / 255 - self.mean) / self.std
+        normal = (pixels.view(-1, CHANNELS).to(self.mean.device).float() / 255 - self.mean) / self.std
         n, side = spec.frame_size // spec.patch_size, spec.patch_size
-        cut = normal.view(n, side, n, side, _CHANNELS).permute(0, 2, 4, 1, 3).reshape(n * n, -1)
+        cut = normal.view(n, side, n, side, CHANNELS).permute(0, 2, 4, 1, 3).reshape(n * n, -1)
         return self.patches(cut.to(self.positions.dtype)) + self.positions
 
     def _project(self, x: Tensor) -> Tensor:
@@ -91,21 +95,8 @@ class VisionTower:
         return self.projection(squares.reshape(rows * rows, square * square, -1))
 
 
-def load_tower(
-    model: Description, backend: ModelBackend, hidden_size: int, mean: Sequence[float], std: Sequence[float]
-) -> VisionTower:
-    """Load the tower of a model that sees, for a decoder with `hidden_size`. Raises ModelError.
-
-    `mean` and `std` of the pixels' channels, red, green and blue, from 0 to 1.
-    """
-    spec = model.spec.vision
-    assert spec is not None, "a model that reads text only has no tower"
-    with torch.inference_mode(), closing(TensorFiles(model.path, model.family.prefixes)) as files:
-        return _load(spec, _Stored(files, spec.tower, backend), hidden_size, mean, std)
-
-
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class Stored:
     """The tower's tensors by their names behind `prefix`."""
 
     files: TensorFiles
@@ -123,19 +114,22 @@ class _Stored:
         return tensor
 
     def linear(self, name: str, n_out: int, n_in: int) -> Layer:
+        """Return a product with a bias. Raises ModelError."""
         name = self.prefix + name
         bias = self.tensor(f"{name}.bias", n_out)
         return partial(F.linear, weight=self.tensor(f"{name}.weight", n_out, n_in), bias=bias)
 
     def norm(self, name: str, size: int, eps: float) -> Layer:
+        """Return a layer norm. Raises ModelError."""
         name = self.prefix + name
         weight, bias = self.tensor(f"{name}.weight", size), self.tensor(f"{name}.bias", size)
         return partial(F.layer_norm, normalized_shape=(size,), weight=weight, bias=bias, eps=eps)
 
 
-def _load(
-    spec: VisionSpec, stored: _Stored, hidden_size: int, mean: Sequence[float], std: Sequence[float]
+def load_vision(
+    spec: VisionSpec, stored: Stored, hidden_size: int, mean: Sequence[float], std: Sequence[float]
 ) -> VisionTower:
+    """Load the tower for a decoder with `hidden_size`. Raises ModelError."""
     hidden, ffn, eps, side = spec.hidden_size, spec.ffn_size, spec.norm_eps, spec.patch_size
 
     def layer(index: int) -> TowerLayer:
@@ -152,7 +146,7 @@ def _load(
         )
 
     name = f"{stored.prefix}embeddings.patch_embedding"
-    kernel = stored.tensor(f"{name}.weight", hidden, _CHANNELS, side, side)
+    kernel = stored.tensor(f"{name}.weight", hidden, CHANNELS, side, side)
     table = stored.tensor(f"{stored.prefix}embeddings.position_embedding.weight", spec.frame_patches, hidden)
     positions = _bucketed(spec.frame_size // side) if spec.bucketed else torch.arange(spec.frame_patches)
     device = stored.backend.device
@@ -168,7 +162,7 @@ def _load(
     )
 
 
-def _projection(spec: VisionSpec, stored: _Stored, hidden_size: int) -> Layer:
+def _projection(spec: VisionSpec, stored: Stored, hidden_size: int) -> Layer:
     """Return the projection of squares of patches to rows of the decoder."""
     hidden = spec.hidden_size
     if not spec.mean_norm:

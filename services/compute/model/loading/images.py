@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.compute.model.files import IMAGE_FILES, image_settings
+from services.compute.model.files import IMAGE_FILES, image_settings, pixel_bounds
 from services.compute.model.spec import ModelError, VisionSpec
 
 RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by their numbers in the files
 _LONGEST = 4096  # pixels of the longer side; transformers prepares no larger image
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 _TOLERANCE = 1e-6
+# What transformers takes for values that the file does not have.
+_RESAMPLED = {"gemma3": "bilinear", "idefics3": "lanczos", "qwen2_5_vl": "bicubic"}
+_HALF = (0.5, 0.5, 0.5)
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,8 @@ class ImageProcessing:
     resample: str  # filter of the resizing, of RESAMPLES
     mean: tuple[float, ...]  # [3], of pixels from 0 to 1
     std: tuple[float, ...]  # [3]
+    least_pixels: int = 0  # bounds of a frame with any sides
+    most_pixels: int = 0
 
 
 def read_image_processing(folder: Path, vision: VisionSpec) -> ImageProcessing:
@@ -39,17 +45,32 @@ def read_image_processing(folder: Path, vision: VisionSpec) -> ImageProcessing:
             raise ModelError(f"{file}: {step}: {values[step]!r} is not implemented; allowed: true")
     if abs(255 * _number(file, values, "rescale_factor", 1 / 255) - 1) > _TOLERANCE:
         raise ModelError(f"{file}: rescale_factor: {values['rescale_factor']!r} is not implemented; allowed: 1/255")
-    whole = vision.layout == "gemma3"
-    resample = values.get("resample", RESAMPLES.index("bilinear" if whole else "lanczos"))
+    resample = values.get("resample", RESAMPLES.index(_RESAMPLED[vision.layout]))
     if not isinstance(resample, int) or not 0 <= resample < len(RESAMPLES):
         raise ModelError(f"{file}: resample: expected a number from 0 to {len(RESAMPLES) - 1}, found {resample!r}")
+    any_sides = vision.layout == "qwen2_5_vl"
+    if any_sides:
+        _check_patches(file, values, vision)
+    least, most = pixel_bounds(file, values) if any_sides else (0, 0)
     return ImageProcessing(
-        longest_edge=(_whole if whole else _cut)(file, values, vision.frame_size),
-        splits=not whole and values.get("do_image_splitting", True) is True,
+        longest_edge={"gemma3": _whole, "idefics3": _cut, "qwen2_5_vl": lambda *_: 0}[vision.layout](
+            file, values, vision.frame_size
+        ),
+        splits=vision.layout == "idefics3" and values.get("do_image_splitting", True) is True,
         resample=RESAMPLES[resample],
-        mean=_channels(file, values, "image_mean"),
-        std=_channels(file, values, "image_std"),
+        mean=_channels(file, values, "image_mean", _CLIP_MEAN if any_sides else _HALF),
+        std=_channels(file, values, "image_std", _CLIP_STD if any_sides else _HALF),
+        least_pixels=least,
+        most_pixels=most,
     )
+
+
+def _check_patches(file: Path, values: Mapping[str, Any], vision: VisionSpec) -> None:
+    """Raise ModelError if the image processor's patches are not the tower's."""
+    expected = {"patch_size": vision.patch_size, "merge_size": vision.square, "temporal_patch_size": 2}
+    for key, size in expected.items():
+        if values.get(key, size) != size:
+            raise ModelError(f"{file}: {key}: expected {size}, as in config.json, found {values[key]!r}")
 
 
 def _cut(file: Path, values: Mapping[str, Any], frame_size: int) -> int:
@@ -80,8 +101,8 @@ def _edge(file: Path, values: Mapping[str, Any], key: str) -> int:
     return edge
 
 
-def _channels(file: Path, values: Mapping[str, Any], key: str) -> tuple[float, ...]:
-    given = values.get(key, [0.5, 0.5, 0.5])
+def _channels(file: Path, values: Mapping[str, Any], key: str, default: Sequence[float]) -> tuple[float, ...]:
+    given = values.get(key, list(default))
     if not isinstance(given, list) or len(given) != 3 or not all(isinstance(one, int | float) for one in given):
         raise ModelError(f"{file}: {key}: expected three numbers, found {given!r}")
     if key == "image_std" and min(given) <= 0:

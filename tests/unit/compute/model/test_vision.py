@@ -15,7 +15,8 @@ from services.compute.backends.batch import FrameRows, ImageRows, StepBatch
 from services.compute.backends.collectives import SingleRank
 from services.compute.backends.torch.backend import TorchBackend
 from services.compute.model.build import load_model
-from services.compute.model.layers.vision import VisionTower, load_tower
+from services.compute.model.layers.towers import load_tower
+from services.compute.model.layers.vision import VisionTower
 from services.compute.model.loading.folder import open_folder
 from services.compute.model.registry import describe
 from services.compute.model.spec import ModelError
@@ -80,12 +81,14 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def tower_of(seen: Seen, backend: ModelBackend) -> VisionTower:
     model = describe(seen.folder)
-    return load_tower(model, backend, model.spec.hidden_size, MEAN, STD)
+    tower = load_tower(model, backend, model.spec.hidden_size, MEAN, STD)
+    assert isinstance(tower, VisionTower)
+    return tower
 
 
 def states_of(seen: Seen, backend: ModelBackend) -> torch.Tensor:
     tower = tower_of(seen, backend)
-    return torch.cat([tower(frame.flatten(), 0, tower.n_layers) for frame in seen.frames])
+    return torch.cat([tower(frame.flatten(), 0, tower.n_layers, 7) for frame in seen.frames])
 
 
 def whole(chunks: list[int]) -> list[int]:
@@ -133,8 +136,8 @@ def test_tower_computed_in_parts_has_the_same_bits(seen: Seen, backend: ModelBac
     tower, pixels = tower_of(seen, backend), seen.frames[0].flatten()
     assert tower.n_layers > 1
     for cut in range(tower.n_layers):
-        x = tower(pixels, 0, cut) if cut else pixels
-        assert torch.equal(tower(x, cut, tower.n_layers), tower(pixels, 0, tower.n_layers))
+        x = tower(pixels, 0, cut, 7) if cut else pixels
+        assert torch.equal(tower(x, cut, tower.n_layers, 7), tower(pixels, 0, tower.n_layers, 7))
 
 
 def test_tower_needs_every_tensor(seen: Seen, backend: ModelBackend, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.common.blockhash import image_digest
 from services.common.grammar import MAX_GRAMMAR_BYTES
 from services.worker.api.submits import MAX_LOGIT_BIAS, to_request
 from services.worker.engine.errors import InvalidRequestError
@@ -88,6 +89,7 @@ def test_a_contradictory_request_is_rejected_by_its_field(model: Any, submit: di
 
 PIXELS = bytes(range(12))  # a frame with 2 x 2 pixels
 SEES = replace(MODEL, images=pb.ImageInput(layout="idefics3", token=9, frame_tokens=3, frame_size=2))
+SEES_ANY = replace(MODEL, images=pb.ImageInput(layout="qwen2_5_vl", token=9, frame_tokens=6, cell=2))
 PICTURED = [5, 4, 9, 9, 9, 4, 6, 4, 9, 9, 9, 9, 9, 9, 4]  # two images, of one frame and of two
 
 
@@ -107,6 +109,13 @@ def test_images_reach_the_scheduler_with_the_places_of_their_frames() -> None:
     ]
 
 
+def test_image_of_any_sides_reaches_the_scheduler_with_its_columns() -> None:
+    digest = image_digest(PIXELS * 6, 3)
+    submit = pb.Submit(request_id="a", prompt_ids=PICTURED, images=[image(7, 8, 6, columns=3, digest=digest)])
+    (frame,) = frames_of(to_request(submit, SEES_ANY, FACTS), SEES_ANY.images)
+    assert (frame.first, frame.end, frame.columns, frame.pixels) == (8, 14, 3, PIXELS * 6)
+
+
 @pytest.mark.parametrize(
     ("model", "images", "named"),
     [
@@ -115,8 +124,16 @@ def test_images_reach_the_scheduler_with_the_places_of_their_frames() -> None:
         (SEES, [image(7, 9, 2)], r"images\[0\].first: tokens 7 to 16 .* are not there"),
         (SEES, [image(1, 5, 0)], r"images\[0\].frames: 0 bytes are no frames of 2 x 2 pixels"),
         (SEES, [image(1, 5, 1, frames=b"12345")], r"images\[0\].frames: 5 bytes"),
-        (SEES, [image(7, 8, 1)], r"images\[0\].tokens: 6 placeholders for 1 frames of 3 rows"),
+        (SEES, [image(7, 8, 1)], r"images\[0\].tokens: 6 placeholders for frames of 3 rows"),
         (SEES, [image(1, 5, 1, digest=b"x")], r"images\[0\].digest: not the SHA-256"),
+        (SEES, [image(1, 5, 1, columns=1)], r"images\[0\].columns: must be 0"),
+        (SEES_ANY, [image(7, 8, 6)], r"images\[0\].columns: 0 columns for 6 cells"),
+        (SEES_ANY, [image(7, 8, 6, columns=4)], r"images\[0\].columns: 4 columns for 6 cells"),
+        (SEES_ANY, [image(7, 8, 7, columns=1)], r"images\[0\].frames: 84 bytes are no 1 to 6 cells of 2 x 2 pixels"),
+        (SEES_ANY, [image(1, 5, 2, columns=2)], r"images\[0\].tokens: 3 placeholders for frames of 2 rows"),
+        (SEES_ANY, [image(1, 14, 9, columns=3)], r"images\[0\].frames: 108 bytes"),
+        (SEES_ANY, [image(2, 9, 6, columns=3)], r"images\[0\].tokens: placeholders of a frame that do not follow"),
+        (SEES_ANY, [image(7, 8, 6, columns=3)], r"images\[0\].digest: not the SHA-256"),
     ],
 )
 def test_images_that_do_not_fit_are_refused_by_their_field(model: Any, images: list[pb.Image], named: str) -> None:

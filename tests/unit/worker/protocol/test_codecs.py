@@ -82,12 +82,13 @@ admissions = st.builds(
     embed=st.booleans(),
     adapter=st.integers(-1, 300),
     restore=st.integers(-1, 300),
+    spans=tuples(st.tuples(ids, ids, ids), 3),
 )
 chunks = st.builds(
     Chunk, slot=ids, start=ids, n_tokens=ids, draws=st.booleans(), new_blocks=tuples(ids), proposals=tuples(ids)
 )
-frames = st.builds(Frame, first=ids, n_tokens=st.just(1), pixels=st.binary(max_size=9))
-begun_frames = st.builds(Frame, first=ids, n_tokens=st.just(1), pixels=st.just(b""))
+frames = st.builds(Frame, first=ids, n_tokens=st.just(1), pixels=st.binary(max_size=9), columns=ids)
+begun_frames = st.builds(Frame, first=ids, n_tokens=st.just(1), pixels=st.just(b""), columns=ids)
 plans = st.builds(
     StepPlan,
     step=st.integers(0, 2**63 - 1),
@@ -149,7 +150,15 @@ def as_written(view: PlanView) -> StepPlan:
     columns = (view.slots.tolist(), view.starts.tolist(), view.n_tokens.tolist(), view.draws.tolist())
     admissions = [
         Admission(
-            a.slot, a.sampling, tuple(a.token_ids.tolist()), a.n_prompt, a.embed, a.second_from, a.adapter, a.restore
+            a.slot,
+            a.sampling,
+            tuple(a.token_ids.tolist()),
+            a.n_prompt,
+            a.embed,
+            a.second_from,
+            a.adapter,
+            a.restore,
+            a.spans,
         )
         for a in view.admissions
     ]
@@ -157,7 +166,8 @@ def as_written(view: PlanView) -> StepPlan:
     chunks = tuple(Chunk(*row) for row in zip(*columns, blocks, proposals, strict=True))
     saves = tuple(Save(*row) for row in view.saves.tolist())
     tower = tuple(
-        TowerWork(work.slot, Frame(work.first, 1, work.pixels.tobytes()), work.start, work.stop) for work in view.tower
+        TowerWork(work.slot, Frame(work.first, 1, work.pixels.tobytes(), work.columns), work.start, work.stop)
+        for work in view.tower
     )
     return StepPlan(view.step, tuple(view.released.tolist()), tuple(admissions), chunks, saves, tower)
 

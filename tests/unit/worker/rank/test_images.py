@@ -22,9 +22,9 @@ ROWS = 6
 class Counting:
     """States that say which row of which frame they are, [ROWS, 1], once each of the layers was computed in order."""
 
-    n_layers = 3
+    n_layers, places = 3, False
 
-    def __call__(self, x: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, start: int, stop: int, columns: int) -> torch.Tensor:
         x = x if start else 100.0 * x[:1, None] + torch.arange(ROWS)[:, None]
         for layer in range(start, stop):
             x = 2 * x + layer

@@ -63,8 +63,9 @@ class Watch:
             of_slot[frame.first] = stop
             assert sum(n < layers for of in self.encoded.values() for n in of.values()) <= 1, "two frames under way"
         self.n_layers.append(sum(work.n_layers for work in plan.tower))
-        most = self.harness.config.max_batched_tokens * layers // COST
-        assert self.n_layers[-1] <= max(1, most) + (layers == 1), "more layers than the step's rows pay for"
+        cost = sum(work.n_layers * work.frame.n_tokens for work in plan.tower) * self.harness.config.row_cost / layers
+        single = (1 + (layers == 1)) * COST / layers
+        assert cost <= max(self.harness.config.max_batched_tokens, single), "more layers than the step's rows pay for"
         self.work.append({request for request, _ in self.harness.scheduler.in_flight[-1].work})
         for request, chunk in self.harness.scheduler.in_flight[-1].work:
             for frame in request.frames:
@@ -82,7 +83,7 @@ def answer(request: Request, n: int = 4) -> list[int]:
 @pytest.mark.parametrize("whole", [0, ROWS])
 @pytest.mark.parametrize("rows", [16, 45, 64, 90, 500])
 def test_frames_are_encoded_once_within_the_steps_budget(rows: int, whole: int, layers: int) -> None:
-    sizes = {"frame_cost": COST, "frame_tokens": whole, "frame_layers": layers}
+    sizes = {"row_cost": COST // ROWS, "frame_tokens": whole, "frame_layers": layers}
     harness = Harness(max_batched_tokens=rows, max_running=4, n_blocks=80, **sizes)
     requests = [submit(harness, n, bytes([n])) for n in (1, 5, 3)]
     texts = [harness.submit([40, 41, index]) for index in range(3)]
@@ -97,7 +98,7 @@ def test_frames_are_encoded_once_within_the_steps_budget(rows: int, whole: int, 
 @pytest.mark.parametrize("whole", [0, ROWS])
 def test_decodes_get_a_token_in_every_step_while_frames_are_encoded(whole: int, layers: int) -> None:
     """A frame costs more than the budget of a step, which encodes as many layers as it pays for, or one."""
-    sizes = {"frame_cost": COST, "frame_tokens": whole, "frame_layers": layers}
+    sizes = {"row_cost": COST // ROWS, "frame_tokens": whole, "frame_layers": layers}
     harness = Harness(max_batched_tokens=64, max_running=4, n_blocks=80, **sizes)
     text = harness.submit([40, 41, 42], max_tokens=60)
     harness.step()
@@ -113,7 +114,7 @@ def test_decodes_get_a_token_in_every_step_while_frames_are_encoded(whole: int, 
 
 
 def test_frame_under_way_is_finished_before_a_more_important_frame() -> None:
-    harness = Harness(max_batched_tokens=64, max_running=4, n_blocks=80, frame_cost=COST, frame_layers=LAYERS)
+    harness = Harness(max_batched_tokens=64, max_running=4, n_blocks=80, row_cost=COST // ROWS, frame_layers=LAYERS)
     text = harness.submit([40, 41, 42], max_tokens=200)
     harness.step()
     harness.scheduler.prefill_budget = PrefillBudget(6)
@@ -130,7 +131,7 @@ def test_frame_under_way_is_finished_before_a_more_important_frame() -> None:
 
 @pytest.mark.parametrize("loss", ["cancel", "abandon", "preempt"])
 def test_frame_that_is_lost_half_way_leaves_the_tower_free(loss: str) -> None:
-    harness = Harness(max_batched_tokens=16, frame_cost=COST, frame_layers=LAYERS, max_running=1, n_blocks=80)
+    harness = Harness(max_batched_tokens=16, row_cost=COST // ROWS, frame_layers=LAYERS, max_running=1, n_blocks=80)
     first, watch = submit(harness, 2, priority=1), Watch(harness)
     while not first.n_layers:
         if (plan := harness.plan()) is None:
@@ -155,7 +156,7 @@ def test_frame_that_is_lost_half_way_leaves_the_tower_free(loss: str) -> None:
 
 def test_prompt_that_begins_with_a_frame_gets_its_blocks_with_its_first_rows() -> None:
     """Another frame is under way first; a frame may be the last row of a prompt."""
-    harness = Harness(max_batched_tokens=16, frame_cost=COST, frame_layers=LAYERS, max_running=4, n_blocks=80)
+    harness = Harness(max_batched_tokens=16, row_cost=COST // ROWS, frame_layers=LAYERS, max_running=4, n_blocks=80)
     ids, frames = pictured(2, n_before=0)
     spans = [ImageSpan(0, frames[-1].end, b"a" * 32)]
     requests = [harness.submit([*ids, n], frames=frames, images=spans, cacheable=False) for n in range(3)]
@@ -170,7 +171,7 @@ def test_prompt_that_begins_with_a_frame_gets_its_blocks_with_its_first_rows() -
 
 def test_frame_waits_for_a_step_with_room_for_all_of_its_rows() -> None:
     """Decodes take most rows of each step until they end; the prompt with the frame is computed after that."""
-    harness = Harness(max_batched_tokens=ROWS + 1, frame_cost=1, frame_tokens=ROWS, max_running=4, n_blocks=80)
+    harness = Harness(max_batched_tokens=ROWS + 1, row_cost=1, frame_tokens=ROWS, max_running=4, n_blocks=80)
     texts = [harness.submit([40, index], max_tokens=6) for index in range(3)]
     for _ in range(4):
         harness.step()
@@ -183,7 +184,7 @@ def test_frame_waits_for_a_step_with_room_for_all_of_its_rows() -> None:
 
 
 def test_cached_frames_are_not_encoded_again() -> None:
-    harness = Harness(max_batched_tokens=500, frame_cost=COST, n_blocks=80)
+    harness = Harness(max_batched_tokens=500, row_cost=COST // ROWS, n_blocks=80)
     first = submit(harness, 5)
     Watch(harness).drain()
     again, other = submit(harness, 5), submit(harness, 5, b"b")
@@ -202,7 +203,7 @@ def test_cached_frames_are_not_encoded_again() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_preempted_request_encodes_its_frames_again(seed: int, whole: int, layers: int) -> None:
     rng = random.Random(seed)
-    sizes = {"frame_cost": COST, "frame_tokens": whole, "frame_layers": layers}
+    sizes = {"row_cost": COST // ROWS, "frame_tokens": whole, "frame_layers": layers}
     harness = Harness(max_batched_tokens=16 if layers > 1 else 64, max_running=4, n_blocks=12, **sizes)
     requests = [submit(harness, rng.randrange(1, 6), bytes([n]), max_tokens=40) for n in range(6)]
     watch = Watch(harness)
