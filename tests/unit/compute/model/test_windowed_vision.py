@@ -23,10 +23,10 @@ from services.compute.model.footprint import tower_elements
 from services.compute.model.layers.towers import load_tower
 from services.compute.model.loading.folder import open_folder
 from services.compute.model.registry import describe
-from services.compute.model.spec import ModelError
+from services.compute.model.spec import ModelError, ModelSpec
 from services.worker.rank.places import Span, places_of
 from tests.unit.compute.model import zoo
-from tests.unit.compute.model.harness import CPU, Engine, Request, ThreadRank, run_ranks
+from tests.unit.compute.model.harness import CPU, Engine, Request, ThreadRank, load_changed, run_ranks
 
 IMAGE, PATCH, SQUARE = 98, 2, 2  # the placeholder
 VISION = {"depth": 3, "patch_size": PATCH, "window_size": 8, "fullatt_block_indexes": [1]}
@@ -110,6 +110,18 @@ def test_logits_with_images_equal_transformers(seen: Seen, backend: ModelBackend
     flat = replace(seen, spans=[(first, 1, lines * columns) for first, lines, columns in seen.spans])
     unplaced = model.logits(PlacedEngine(model, seen=flat).run(seen.ids, chunks)).cpu()[:, : seen.logits.shape[1]]
     assert (unplaced - seen.logits).abs().max() > 1e-3
+
+
+def test_logits_with_images_depend_on_the_ropes_sections(seen: Seen) -> None:
+    def exchanged(spec: ModelSpec) -> ModelSpec:
+        (rope,) = spec.ropes
+        assert rope.sections == (2, 2, 2)
+        layers = (replace(layer, rope=replace(rope, sections=(4, 1, 1))) for layer in spec.layers)
+        return replace(spec, layers=tuple(layers))
+
+    model = load_changed(seen.folder, exchanged)
+    logits = model.logits(PlacedEngine(model, seen=seen).run(seen.ids, []))[:, : seen.logits.shape[1]]
+    assert (logits - seen.logits).abs().max() > 1e-3
 
 
 def test_logits_with_images_on_two_ranks_equal_transformers(seen: Seen) -> None:
