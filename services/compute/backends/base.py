@@ -238,6 +238,7 @@ class Step:
     adapters: AdapterRows | None = None  # adapters of the rows that the layers compute, padding included
     states: StatePlan | None = None  # how layers with a state compute the rows; None: the model has none
     frames: StepFrames | None = None  # None: a row sees no later one
+    embedded: Tensor | None = None  # the rows before the first layer, if later layers read them
 
 
 # Maps a step's rows [n, hidden_size], which it may overwrite, to rows of the same number.

@@ -22,7 +22,9 @@ def check_counts(config: Config, family: Family, spec: ModelSpec, n_drafts: int,
     `n_drafts` more layers may be stored after the last one.
     """
     names = files.names
-    n_stored = _count(family, _first_refs(family, spec, 0), "layers.0.", names)
+    firsts = {layer.block is not None: index for index, layer in reversed([*enumerate(spec.layers)])}
+    stored = (_numbers(family, _first_refs(family, spec, i), f"layers.{i}.", names) for i in firsts.values())
+    n_stored = len(set[str]().union(*stored))
     if n_stored and not spec.n_layers <= n_stored <= spec.n_layers + n_drafts:
         key = family.spelling.get("num_hidden_layers", "num_hidden_layers")
         raise config.error(key, f"{spec.n_layers}, but {n_stored} layers are stored")
@@ -30,7 +32,7 @@ def check_counts(config: Config, family: Family, spec: ModelSpec, n_drafts: int,
     if moe is None:
         return
     refs, key = _first_refs(family, spec, index), f"layers.{index}.experts.0."
-    n_stored = _count(family, refs, key, names) if refs[f"{key}down"].place is None else 0
+    n_stored = len(_numbers(family, refs, key, names)) if refs[f"{key}down"].place is None else 0
     n_stored = n_stored or _count_stacked(family, spec, index, files)
     if n_stored and n_stored != moe.n_experts:
         key = next(key for key in EXPERTS if config.raw(key) == moe.n_experts)
@@ -85,15 +87,16 @@ def _count_stacked(family: Family, spec: ModelSpec, index: int, files: StoredTen
     return 0 if stored is None else files.shape(stored)[0]
 
 
-def _count(family: Family, refs: Refs, key: str, names: Collection[str]) -> int:
-    """Count the different numbers in `names` in the place of the last 0 of `key`, for any form of storage."""
+def _numbers(family: Family, refs: Refs, key: str, names: Collection[str]) -> set[str]:
+    """Return the numbers in `names` in the place of the last one of `key`, for any form of storage."""
     modules = (
         ref.name.rpartition(".")[0].removeprefix(family.optional_prefix)
         for name, ref in refs.items()
         if name.startswith(key) and name.count(".experts.") == key.count(".experts.")
     )
-    places = [module.rpartition(".0.") for module in modules]
+    number = key.split(".")[-2]
+    places = [module.rpartition(f".{number}.") for module in modules]
     before, after = {place[0] for place in places}, {place[2] for place in places}
     any_of = ["|".join(map(re.escape, sorted(parts))) for parts in (before, after)]
     place = re.compile(rf"(?:{re.escape(family.optional_prefix)})?(?:{any_of[0]})\.(\d+)\.(?:{any_of[1]})\.[^.]+")
-    return len({match[1] for stored in names if (match := place.fullmatch(stored))})
+    return {match[1] for stored in names if (match := place.fullmatch(stored))}

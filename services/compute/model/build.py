@@ -16,7 +16,8 @@ from services.compute.backends.collectives import Communicator
 from services.compute.backends.shapes import AttentionShape
 from services.compute.backends.sizing import available_host_memory
 from services.compute.model.agreement import check_counts, check_shapes
-from services.compute.model.decoder import Decoder, DecoderLayer, LayerNorms, Mixing, Tables
+from services.compute.model.blocks import load_block, load_shared_layer
+from services.compute.model.decoder import Decoder, DecoderLayer, Layer, LayerNorms, Mixing, Tables
 from services.compute.model.families.config import MAX_LAYERS
 from services.compute.model.families.fused import stacked_refs
 from services.compute.model.formats.gguf.tensors import BlockReader, GgufTensors
@@ -112,7 +113,7 @@ def build_decoder(
     backend, attention = load.backend, _open_attention(spec, load)
     check_tables(spec.ropes, max_positions, available_host_memory())
     chosen = range(spec.n_layers) if layers is None else layers
-    built = [load_layer(spec, load, index, attention) for index in chosen]
+    built = _load_layers(spec, load, chosen, attention)
     vocabulary = divide_vocabulary(spec.vocab_size, load.comm)
     if spec.bidirectional:
         embed, head = load_embedding(load, vocabulary, spec.vocab_size, spec.hidden_size), None
@@ -197,15 +198,30 @@ def attention_shape(spec: ModelSpec, load: LinearLoader) -> AttentionShape:
     )
 
 
+def _load_layers(
+    spec: ModelSpec, load: LinearLoader, chosen: Sequence[int], attention: Attention[Any] | None
+) -> list[Layer]:
+    layers: list[Layer] = []
+    blocks = [load_block(spec, load, number) for number in range(spec.n_blocks)]
+    for index in chosen:
+        layer, shared = load_layer(spec, load, index, attention), spec.layers[index].block
+        if shared is None:
+            layers.append(layer)
+        else:
+            assert attention is not None
+            layers.append(load_shared_layer(spec, load, index, blocks[shared.number], attention, layer))
+    return layers
+
+
 def load_layer(spec: ModelSpec, load: LinearLoader, index: int, attention: Attention[Any] | None) -> DecoderLayer:
-    """Load layer `index`. Raises ModelError."""
+    """Load layer `index`, without its shared block. Raises ModelError."""
     layer: LayerSpec = spec.layers[index]
     prefix = f"layers.{index}."
     mixing = _load_mixing(spec, load, index, attention)
     mlp: Mlp | MoeMlp | None = None
     if layer.moe is not None:
         mlp = load_moe(spec, layer.moe, load, prefix)
-    elif layer.has_mlp:
+    elif layer.has_mlp and layer.block is None:
         mlp = load_mlp(spec, load, prefix, spec.ffn_size)
 
     def norm(name: str) -> Norm | None:
@@ -220,13 +236,10 @@ def _load_mixing(spec: ModelSpec, load: LinearLoader, index: int, attention: Att
     """Load what mixes the rows of layer `index`; None if it is an MLP alone."""
     layer = spec.layers[index]
     mixer = None if layer.mixer is None else load_mixer(spec, layer.mixer, load, index)
-    if not layer.attends:
+    if not layer.attends or layer.block is not None:
         return mixer
     assert attention is not None
-    scaling = None if layer.query_scale is None else len(spec.ropes) + spec.query_scales.index(layer.query_scale)
-    rotation = None if layer.rope is None else spec.ropes.index(layer.rope)
-    ordinal = sum(one.attends for one in spec.layers[:index])
-    places = StepPlaces(ordinal, spec.reaches.index(layer.reach), rotation, scaling)
+    places = StepPlaces.of(spec, index)
     if spec.latent is not None:
         return load_latent_attention(spec, load, index, attention, places)
     attending = load_attention(spec, load, index, attention, places)

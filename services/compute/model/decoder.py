@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -65,6 +65,24 @@ class Mixing(Protocol):
         ...
 
 
+class Layer(Protocol):
+    """A layer of the residual stream."""
+
+    @property
+    def norm(self) -> Norm | None:
+        """The norm of the layer's input, if the layer before may compute it."""
+        ...
+
+    def advance(
+        self, stream: Residual, step: Step, wanted: WantedRows | None = None, following: Norm | None = None
+    ) -> Residual:
+        """Return the residual stream after this layer, or only that of the rows `wanted`; it may be overwritten.
+
+        `following`: the norm that comes next, if it is to be computed with this layer's last sum.
+        """
+        ...
+
+
 class DecoderLayer:
     """A mixer and an MLP around a residual stream."""
 
@@ -94,10 +112,7 @@ class DecoderLayer:
     def advance(
         self, stream: Residual, step: Step, wanted: WantedRows | None = None, following: Norm | None = None
     ) -> Residual:
-        """Return the residual stream after this layer, or only that of the rows `wanted`; it may be overwritten.
-
-        `following`: the norm that comes next, if it is to be computed with this layer's last sum.
-        """
+        """Return the residual stream after this layer, as `Layer.advance` does."""
         x, norms, normed = stream.x, self._norms, stream.normed
         if normed is None:
             normed = self.norm(x) if self.norm else x
@@ -161,7 +176,7 @@ class Decoder:
         comm: Communicator,
         backend: ModelBackend,
         embed: VocabEmbedding,
-        layers: list[DecoderLayer],
+        layers: list[Layer],
         embed_norm: Norm | None,
         norm: Norm,
         head: VocabHead | None,
@@ -245,6 +260,8 @@ class Decoder:
         x = self.embed(pad_rows(batch.token_ids, n_rows), positions, types)  # [n_rows, hidden_size]
         if batch.images is not None:
             x = x.index_copy(0, batch.images.rows, batch.images.states.to(x.dtype))
+        if self.spec.n_blocks:
+            step = replace(step, embedded=x.clone())
         if n_rows == n_tokens and step.frames is None and batch.places is None and graphs.layers.serves(batch):
             x = graphs.layers.forward(x, batch)
         else:

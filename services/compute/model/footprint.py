@@ -9,7 +9,7 @@ from services.compute.backends import kv_formats
 from services.compute.cpu import has_amx, has_vectors
 from services.compute.model.layout import Layout
 from services.compute.model.quantization import rounding_of
-from services.compute.model.spec import IntegerPart, ModelSpec
+from services.compute.model.spec import IntegerPart, LayerSpec, ModelSpec, SharedBlock
 from services.compute.ranks.config import RankGroupConfig
 from services.compute.ranks.memory import MemoryAccount, worker_account
 
@@ -56,10 +56,11 @@ def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
     kv_format = config.kv_format or config.dtype
     n_kv = spec.kv_heads_per_rank(ranks)
     qkv = (spec.n_heads // ranks + 2 * n_kv) * spec.head_dim
-    ffn = max((_ffn_columns(spec, index, ranks) for index in range(spec.n_layers)), default=0)
+    ffn = max((_ffn_columns(spec, layer, ranks) for layer in spec.layers), default=0)
     mixed = max((layer.mixer.columns(ranks) for layer in spec.layers if layer.mixer is not None), default=0)
     qkv = max(qkv, mixed)
     row = 5 * spec.hidden_size + 2 * qkv + 3 * ffn  # residual, norm, projections, attention, gate and up, their product
+    row += 7 * spec.hidden_size if spec.n_blocks else 0  # the embedding, a block's inputs and its results
     logits = config.max_running * local_vocabulary(spec.vocab_size, ranks) * _FLOAT
     n_rows = max(config.max_batched_tokens, config.max_running)
     of_tables = table_elements(spec, ranks, two_tables=_keeps_two_tables(config))
@@ -146,29 +147,36 @@ def local_vocabulary(vocab_size: int, ranks: int) -> int:
 
 def matrix_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
     """Return the number of elements of a rank's matrices. Vectors are too small to matter."""
-    total = spec.n_attending * _attention_elements(spec, ranks)
-    for index, layer in enumerate(spec.layers):
-        if layer.mixer is not None:
-            total += layer.mixer.elements(spec.hidden_size, ranks)
+    total = sum(layer.mixer.elements(spec.hidden_size, ranks) for layer in spec.layers if layer.mixer is not None)
+    total += sum(_own_elements(spec, layer.block, ranks) for layer in spec.layers if layer.block is not None)
+    for layer in spec.unshared:
+        total += _attention_elements(spec, ranks) if layer.attends else 0
         if not layer.has_mlp:
             continue
         if layer.moe is not None:
             columns = layer.moe.n_experts // ranks * layer.moe.ffn_size + layer.moe.shared_size // ranks
             total += spec.hidden_size * (layer.moe.n_experts + layer.moe.shared_gate + 3 * columns)
         else:
-            total += spec.hidden_size * (3 if spec.mlp == "gated" else 2) * _ffn_columns(spec, index, ranks)
+            total += spec.hidden_size * (3 if spec.mlp == "gated" else 2) * _ffn_columns(spec, layer, ranks)
     return total + table_elements(spec, ranks, two_tables=two_tables)
 
 
 def _attention_elements(spec: ModelSpec, ranks: int) -> int:
     hidden, n_heads = spec.hidden_size, spec.n_heads // ranks
     if (latent := spec.latent) is None:
-        heads = 2 * (n_heads + spec.kv_heads_per_rank(ranks)) + n_heads * spec.attention_gate  # q and o, k and v
-        return hidden * heads * spec.head_dim
+        read = n_heads + 2 * spec.kv_heads_per_rank(ranks) + n_heads * spec.attention_gate  # q, k, v
+        return (spec.attention_width * read + hidden * n_heads) * spec.head_dim
     query_rank = latent.query_rank
     queries = query_rank * hidden + n_heads * latent.query_dim * (query_rank or hidden)
     keys = (latent.rank + latent.rope_dim) * hidden + n_heads * latent.expanded_dim * latent.rank
     return queries + keys + n_heads * latent.value_dim * hidden
+
+
+def _own_elements(spec: ModelSpec, block: SharedBlock, ranks: int) -> int:
+    """Return the elements of what a layer has besides a shared block and its mixer."""
+    hidden, outputs = spec.hidden_size, (spec.n_heads // ranks + 2 * spec.kv_heads_per_rank(ranks)) * spec.head_dim
+    attention = block.attention_rank * (3 * spec.attention_width + outputs)
+    return attention + block.rank * (hidden + 2 * spec.ffn_size // ranks) + hidden * hidden
 
 
 def table_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
@@ -183,9 +191,8 @@ def snapshot_rows(spec: ModelSpec, ranks: int, dtype: str) -> int:
     return min(_MOST_SNAPSHOTS, _SNAPSHOT_BYTES // row_bytes) if row_bytes else 0
 
 
-def _ffn_columns(spec: ModelSpec, index: int, ranks: int) -> int:
-    moe = spec.layers[index].moe
-    return spec.ffn_size // ranks if moe is None else moe.ffn_size
+def _ffn_columns(spec: ModelSpec, layer: LayerSpec, ranks: int) -> int:
+    return spec.ffn_size // ranks if layer.moe is None else layer.moe.ffn_size
 
 
 def _tables(spec: ModelSpec, itemsize: int, max_positions: int) -> int:
@@ -214,8 +221,9 @@ def adapter_bytes(spec: ModelSpec, config: RankGroupConfig, itemsize: int) -> in
 
 def factor_elements(spec: ModelSpec, ranks: int) -> int:
     """Return the numbers of an adapter of rank 1 on all layers that can be adapted, on one of `ranks` ranks."""
-    total = spec.n_attending * _factors_of_attention(spec, ranks)
-    for layer in spec.layers:
+    total = 0
+    for layer in spec.unshared:
+        total += _factors_of_attention(spec, ranks) if layer.attends else 0
         if not layer.has_mlp:
             continue
         columns = spec.ffn_size if layer.moe is None else layer.moe.shared_size
@@ -230,4 +238,5 @@ def _factors_of_attention(spec: ModelSpec, ranks: int) -> int:
     if (latent := spec.latent) is not None:
         return (latent.query_rank or hidden) + n_heads * (latent.query_dim + latent.value_dim) + hidden
     queries, keys = n_heads * spec.head_dim, spec.kv_heads_per_rank(ranks) * spec.head_dim
-    return (hidden + queries) + 2 * (hidden + keys) + (queries + hidden)
+    width = spec.attention_width
+    return (width + queries) + 2 * (width + keys) + (queries + hidden)

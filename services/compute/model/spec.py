@@ -120,6 +120,18 @@ class IntegerPart:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedBlock:
+    """Attention and an MLP, without residuals, over a row and its embedding; layers share it (arXiv:2411.15242).
+
+    The layer's mixer reads the residual plus a product of the block's results.
+    """
+
+    number: int  # blocks of the same number have the same weights
+    rank: int  # rank of the product that a layer adds to the MLP's gate and up
+    attention_rank: int  # likewise for q, k and v; 0: none
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Settings that may differ between the layers of a model."""
 
@@ -133,6 +145,7 @@ class LayerSpec:
     has_mlp: bool = True
     mixing_sum: SumFactors = SumFactors()  # after attention and the mixer
     mlp_sum: SumFactors = SumFactors()
+    block: SharedBlock | None = None  # attention and MLP are those of a block
 
     @property
     def reach(self) -> Reach:
@@ -300,6 +313,22 @@ class ModelSpec:
     def n_attending(self) -> int:
         """Number of layers with attention, which alone have keys and values."""
         return sum(layer.attends for layer in self.layers)
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks that layers share."""
+        return len({layer.block.number for layer in self.layers if layer.block is not None})
+
+    @property
+    def unshared(self) -> tuple[LayerSpec, ...]:
+        """The layers with weights of their own: of those that share a block only the first."""
+        firsts = {layer.block.number: index for index, layer in reversed([*enumerate(self.layers)]) if layer.block}
+        return tuple(layer for i, layer in enumerate(self.layers) if not layer.block or firsts[layer.block.number] == i)
+
+    @property
+    def attention_width(self) -> int:
+        """Numbers of a row that queries, keys and values are products of."""
+        return self.hidden_size * (2 if self.n_blocks else 1)
 
     @property
     def has_state(self) -> bool:

@@ -13,6 +13,7 @@ def features(spec: ModelSpec) -> tuple[str, ...]:
     present = {
         "no KV cache": spec.bidirectional,
         "state": spec.has_state,
+        "shared blocks": spec.n_blocks > 0,
         "latent attention": spec.latent is not None,
         "sliding window": any(layer.window is not None for layer in layers),
         "attention in chunks": any(layer.chunk is not None for layer in layers),

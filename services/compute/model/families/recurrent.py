@@ -10,8 +10,7 @@ _LAYERS = {
 }
 # By architecture: why, and a model of about that size that is served.
 _REFUSED = {
-    "ZambaForCausalLM": ("space", "Bamba (bamba)"),
-    "Zamba2ForCausalLM": ("space", "Bamba (bamba)"),
+    "ZambaForCausalLM": ("space", "Zamba 2 (zamba2)"),
     "RecurrentGemmaForCausalLM": ("rnn", "Gemma 2 (gemma2)"),
     "RwkvForCausalLM": ("rnn", "Pythia (gpt_neox)"),
     "RWKV7ForCausalLM": ("rnn", "Falcon-H1 (falcon_h1), LFM2 (lfm2)"),

@@ -38,6 +38,7 @@ def read_shapes(config: Config, family: Family, spec: ModelSpec) -> dict[str, Sh
     hidden, ffn = keys.size(spec.hidden_size, "hidden_size"), keys.size(spec.ffn_size, "intermediate_size")
     q = keys.size(spec.n_heads * spec.head_dim, "num_attention_heads", "head_dim")
     kv = keys.size(spec.n_kv_heads * spec.head_dim, "num_key_value_heads", "head_dim")
+    read = keys.size(spec.attention_width, "hidden_size")
     vocabulary = keys.size(spec.vocab_size, "vocab_size")
     per_head = keys.size(spec.head_dim, "head_dim")
     shapes = {
@@ -45,9 +46,9 @@ def read_shapes(config: Config, family: Family, spec: ModelSpec) -> dict[str, Sh
         "head": (vocabulary, hidden),
         "positions": (keys.size(spec.max_positions, "max_position_embeddings"), hidden),
         "norm": (hidden,),
-        "q": (q, hidden),
-        "k": (kv, hidden),
-        "v": (kv, hidden),
+        "q": (q, read),
+        "k": (kv, read),
+        "v": (kv, read),
         "o": (hidden, q),
         "q_norm": (q,),
         "k_norm": (kv,),
@@ -72,6 +73,12 @@ def read_shapes(config: Config, family: Family, spec: ModelSpec) -> dict[str, Sh
     shapes |= {"o_norm": (q,), "down_norm": (ffn,), "sinks": (keys.size(spec.n_heads, "num_attention_heads"),)}
     for mixer in dict.fromkeys(layer.mixer for layer in spec.layers if layer.mixer is not None):
         shapes |= _mixer_shapes(keys, mixer, hidden)
+    if (block := next((layer.block for layer in spec.layers if layer.block is not None), None)) is not None:
+        rank = keys.size(block.rank, "adapter_rank")
+        outputs = {"q": q, "k": kv, "v": kv, "gate": ffn, "up": ffn}
+        shapes |= {f"{part}_second": (size, rank) for part, size in outputs.items()}
+        shapes |= dict.fromkeys(("q_first", "k_first", "v_first"), (rank, read))
+        shapes |= {"mlp_first": (rank, hidden), "block_norm": (read,), "block_out": (hidden, hidden)}
     moe = next((layer.moe for layer in spec.layers if layer.moe is not None), None)
     if moe is not None:
         ffn = keys.size(moe.ffn_size, "moe_intermediate_size")

@@ -70,11 +70,12 @@ def with_mamba2(spec: ModelSpec, refs: Refs, module: str) -> Refs:
     """Return `refs` with the state-space layers' tensors; `module` has the layer's number in place of {}."""
     for index, layer in enumerate(spec.layers):
         if isinstance(layer.mixer, Mamba2):
-            refs |= _mamba2_refs(layer.mixer, f"layers.{index}.", module.format(index))
+            refs |= mamba2_refs(layer.mixer, f"layers.{index}.", module.format(index))
     return refs
 
 
-def _mamba2_refs(mixer: Mamba2, key: str, module: str) -> Refs:
+def mamba2_refs(mixer: Mamba2, key: str, module: str) -> Refs:
+    """Return the references of the state-space layer with the keys' prefix `key`, stored as `module`."""
     states = mixer.n_groups * mixer.n_states
     sizes = {"z": mixer.size, "x": mixer.size, "b": states, "c": states, "dt": mixer.n_heads}
     refs: Refs = {}

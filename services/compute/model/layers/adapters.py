@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -31,6 +32,14 @@ class AdaptedPart:
     shard: Shard
     start: int  # its first output in the merged layer
     low_rank: LowRank
+
+
+class Product(Protocol):
+    """A linear layer whose rows may have adapters."""
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        """Return [n, n_out] of x [n, n_in]."""
+        ...
 
 
 class AdaptedLinear:

@@ -9,7 +9,7 @@ import torch
 
 from services.compute.backends.base import Attention, Norm, Ops, RmsNorm, Step
 from services.compute.backends.collectives import Communicator
-from services.compute.model.layers.adapters import AdaptedLinear
+from services.compute.model.layers.adapters import AdaptedLinear, Product
 from services.compute.model.layers.embedding import pad_rows
 from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.layers.norm import load_divided_norm
@@ -38,6 +38,17 @@ class StepPlaces:
     plan: int  # index into the step's plans
     rotation: int | None  # the layer's rope, an index into the step's rotations
     scaling: int | None  # the scale of its queries, an index into the step's rotations
+
+    @classmethod
+    def of(cls, spec: ModelSpec, index: int) -> StepPlaces:
+        """Return the places of layer `index`, which attends."""
+        layer = spec.layers[index]
+        return cls(
+            sum(one.attends for one in spec.layers[:index]),
+            spec.reaches.index(layer.reach),
+            None if layer.rope is None else spec.ropes.index(layer.rope),
+            None if layer.query_scale is None else len(spec.ropes) + spec.query_scales.index(layer.query_scale),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +132,8 @@ class AttentionLayer:
     def __init__(
         self,
         heads: Heads,
-        qkv: AdaptedLinear,
-        o: AdaptedLinear,
+        qkv: Product,
+        o: Product,
         qk_norm: QkNorm | None,
         norm_last: bool,
         sub_norm: Norm | None,
@@ -174,27 +185,28 @@ class AttentionLayer:
         return self._o(attended if self._sub_norm is None else self._sub_norm(attended), step.adapters)
 
 
+def qkv_shards(spec: ModelSpec, heads: Heads, key: str) -> list[Shard]:
+    """Return the rank's parts of the projections to queries, keys and values, whose keys begin with `key`."""
+    outputs = (("q", spec.n_heads, heads.q), ("k", spec.n_kv_heads, heads.kv), ("v", spec.n_kv_heads, heads.kv))
+    width = spec.attention_width
+    return [
+        Shard(key + part, (n * spec.head_dim, width), heads.elements(mine), Span(0, width)) for part, n, mine in outputs
+    ]
+
+
 def load_attention(
     spec: ModelSpec, load: LinearLoader, index: int, attention: Attention[Any], places: StepPlaces
 ) -> AttentionLayer:
     """Load layer `index`'s attention."""
     heads, key, hidden = Heads.of_rank(spec, load.comm), f"layers.{index}.", spec.hidden_size
-    q_out, kv_out = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    q_rows, kv_rows, cols = heads.elements(heads.q), heads.elements(heads.kv), Span(0, hidden)
-    qkv = load.build(
-        [
-            Shard(f"{key}q", (q_out, hidden), q_rows, cols),
-            Shard(f"{key}k", (kv_out, hidden), kv_rows, cols),
-            Shard(f"{key}v", (kv_out, hidden), kv_rows, cols),
-        ]
-    )
+    q_out = spec.n_heads * spec.head_dim
+    qkv = load.build(qkv_shards(spec, heads, key))
     o = load.row_parallel(f"{key}o", hidden, q_out)
     qk_norm = _load_qk_norm(spec, load, index, heads)
     sub_norm = load_divided_norm(load, f"{key}o_norm", q_out, spec.norm_eps) if spec.sub_norm else None
     gate = None
     if spec.attention_gate:
-        products = load.build([Shard(f"{key}attention_gate", (q_out, hidden), q_rows, cols)])
-        gate = OutputGate(products, load.backend.ops)
+        gate = OutputGate(load.column_parallel([f"{key}attention_gate"], q_out, hidden), load.backend.ops)
     return AttentionLayer(heads, qkv, o, qk_norm, spec.qk_norm_rotated, sub_norm, gate, attention, places)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from services.compute.backends.base import Elementwise, Norm
 from services.compute.backends.batch import AdapterRows
-from services.compute.model.layers.adapters import AdaptedLinear
+from services.compute.model.layers.adapters import Product
 from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.layers.norm import load_divided_norm
 from services.compute.model.spec import ModelSpec
@@ -19,10 +19,10 @@ class Mlp:
 
     def __init__(
         self,
-        up: AdaptedLinear,
+        up: Product,
         act: Elementwise,
         norm: Norm | None,
-        down: AdaptedLinear,
+        down: Product,
         factors: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         """`factors`: of the gate before its activation, and of the results."""

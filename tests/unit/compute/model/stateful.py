@@ -11,6 +11,13 @@ Make = Callable[..., Callable[[], transformers.PretrainedConfig]]
 
 _LAYERS4: dict[str, Any] = {"num_hidden_layers": 4}
 _MAMBA2: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 16, "mamba_chunk_size": 16}
+_ZAMBA2: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "n_mamba_heads": 8,
+    "mamba_d_state": 16,
+    "chunk_size": 16,
+    "adapter_rank": 10,
+}
 _FALCON_H1: dict[str, Any] = {
     "mamba_d_ssm": 96,
     "mlp_multipliers": [0.8, 1.3],
@@ -74,17 +81,32 @@ def variants(
             routed_scaling_factor=1.7,
         ),
         "mamba2": make("Mamba2Config"),
+        "zamba2": make(
+            "Zamba2Config",
+            **{**_ZAMBA2, "num_key_value_heads": 4},
+            layers_block_type=[*["linear_attention"] * 3, *["hybrid"] * 3],
+            num_mem_blocks=2,
+            use_mem_rope=True,
+            use_shared_attention_adapter=True,
+            time_step_min=0.4,
+        ),
+        "zamba2_biased": make(
+            "Zamba2Config",
+            **{**_ZAMBA2, "num_hidden_layers": 4, "mamba_ngroups": 4},
+            layers_block_type=[*["linear_attention"] * 2, *["hybrid"] * 2],
+            add_bias_linear=True,
+        ),
         "minimax": make(
             "MiniMaxConfig",
-            **{**moe, **_LAYERS4},
-            layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            **{**moe, "num_hidden_layers": 3},
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
             block_size=16,
             sliding_window=13,
             full_attn_alpha_factor=1.6,
             full_attn_beta_factor=0.7,
-            linear_attn_alpha_factor=0.6,
+            linear_attn_alpha_factor=2.4,
             linear_attn_beta_factor=1.2,
-            mlp_alpha_factor=1.4,
+            mlp_alpha_factor=3.4,
             mlp_beta_factor=1.3,
         ),
         "nemotron_h": make(

@@ -95,7 +95,7 @@ def test_minimax_is_read_in_the_spelling_of_the_publisher(sample: Callable[[str]
             config[f"layernorm_{name}_{factor}"] = config.pop(f"{part}_{factor}_factor")
     del config["layer_types"]
     config |= {"architectures": ["MiniMaxText01ForCausalLM"], "model_type": "minimax_text_01", "postnorm": True}
-    config |= {"attn_type_list": [0, 1, 0, 0], "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid"}
+    config |= {"attn_type_list": [0, 1, 0], "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid"}
     assert read_spec(_write(tmp_path, config)) == spec
     rotated = read_spec(_write(tmp_path, config | {"rotary_dim": 6})).layers[1].rope
     assert spec.layers[1].rope is not None
@@ -152,12 +152,21 @@ def test_windows_alternate_by_default(sample: Callable[[str], Sample], tmp_path:
             {"architectures": ["XlnetForCausalLM"]},
             "architectures: 'XlnetForCausalLM' is not implemented; known",
         ),
+        ("zamba2", {"use_long_context": True}, "use_long_context: True is not implemented"),
+        ("zamba2", {"tie_word_embeddings": False}, "tie_word_embeddings: False is not implemented"),
+        ("zamba2", {"use_conv_bias": False}, "use_conv_bias: False is not implemented"),
+        ("zamba2", {"rms_norm_eps": 1e-6}, "rms_norm_eps: 1e-06 is not implemented"),
+        ("zamba2", {"mamba_headdim": 10}, "mamba_headdim: 10 is not implemented; allowed: 12"),
+        ("zamba2", {"attention_head_dim": 12}, "attention_head_dim: 12 is not implemented; allowed: 24"),
+        ("zamba2", {"hybrid_layer_ids": [1]}, "hybrid_layer_ids: [1] is not implemented"),
+        ("zamba2", {"layers_block_type": ["hybrid"]}, "layers_block_type: expected num_hidden_layers 6 times"),
+        ("zamba2", {"n_mamba_heads": 7}, "n_mamba_heads: expected a divisor of 96"),
         ("minimax", {"postnorm": False}, "postnorm: False is not implemented"),
         ("minimax", {"shared_intermediate_size": 64}, "shared_intermediate_size: 64 is not implemented"),
         ("minimax", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not implemented"),
-        ("minimax", {"layer_types": ["linear_attention"]}, "layer_types: expected num_hidden_layers 4 times"),
+        ("minimax", {"layer_types": ["linear_attention"]}, "layer_types: expected num_hidden_layers 3 times"),
         ("minimax", {"rotary_dim": 14}, "rotary_dim: expected an even number up to head_dim 12"),
-        ("llama", {"architectures": ["Zamba2ForCausalLM"]}, "its layers around state spaces are not computed here"),
+        ("llama", {"architectures": ["ZambaForCausalLM"]}, "its layers around state spaces are not computed here"),
         ("llama", {"architectures": None, "model_type": "rwkv"}, "architectures: expected a list"),
         ("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "rope_type 'spiral'"),
         ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}}, "needs a factor"),

@@ -97,6 +97,24 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         linear_key_head_dim=32,
         linear_value_head_dim=48,
     ),
+    "minimax": lambda: transformers.MiniMaxConfig(
+        **_SHAPE,
+        hidden_size=128,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        layer_types=["linear_attention", "full_attention"],
+    ),
+    "zamba2": lambda: transformers.Zamba2Config(
+        **_SHAPE,
+        hidden_size=128,
+        intermediate_size=256,
+        num_attention_heads=4,
+        layers_block_type=["linear_attention", "hybrid"],
+        adapter_rank=16,
+        use_shared_attention_adapter=True,
+    ),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=192, n_layer=2, n_head=6, n_positions=2048),
 }
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

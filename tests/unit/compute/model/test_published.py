@@ -25,7 +25,7 @@ UNPUBLISHED = {
     *("arcee", "dots1", "exaone4", "glm", "hunyuan_v1_dense", "internlm3", "jais2", "llama4_text", "ministral3"),
     *("phimoe", "lfm2", "lfm2_moe", "bamba", "granitemoehybrid", "mamba2", "nemotron_h"),
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe"),
-    *("mamba", "falcon_mamba", "jamba", "falcon_h1", "kimi_linear", "minimax", "smolvlm", "idefics3"),
+    *("mamba", "falcon_mamba", "jamba", "falcon_h1", "kimi_linear", "minimax", "zamba2", "smolvlm", "idefics3"),
 }
 _FFN_SIZES = ("intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 _ROPES_BY_KIND = ("gemma3_text", "modernbert", "olmo3")

@@ -18,6 +18,7 @@ from services.compute.model.spec import (
     MoeSpec,
     QueryScale,
     RopeSpec,
+    SharedBlock,
     SumFactors,
 )
 from tests.unit.compute.model.conftest import Sample
@@ -131,9 +132,10 @@ _LAYER: list[tuple[str, str, Any]] = [
     ("lfm2", "mixer", ShortConv(48, 3, bias=True)),
     ("lfm2", "attends", True),
     ("lfm2", "has_mlp", False),
+    ("zamba2", "block", None),
     ("granite", "mixing_sum", SumFactors()),
     ("granite", "mlp_sum", SumFactors()),
-    ("minimax", "mlp_sum", SumFactors(alpha=1.4)),
+    ("minimax", "mlp_sum", SumFactors(alpha=3.4)),
     ("minimax", "mlp_sum", SumFactors(beta=1.3)),
 ]
 _SCALE: list[tuple[str, str, Any]] = [("ministral3", "beta", 0.4), ("ministral3", "period", 17), ("llama4", "first", 0)]
@@ -164,6 +166,11 @@ _LIGHTNING: list[tuple[str, str, Any]] = [
     ("minimax", "n_heads", 2),
     ("minimax", "head_dim", 6),
     ("minimax", "slope", 0.5),
+]
+_BLOCK: list[tuple[str, str, Any]] = [
+    ("zamba2", "number", 0),
+    ("zamba2", "rank", 5),
+    ("zamba2", "attention_rank", 0),
 ]
 _DELTA: list[tuple[str, str, Any]] = [
     ("qwen3_next", "n_key_heads", 2),
@@ -211,7 +218,8 @@ def _in_layers(change: Callable[[LayerSpec], LayerSpec]) -> Callable[[ModelSpec]
     return lambda spec: replace(spec, layers=tuple(change(layer) for layer in spec.layers))
 
 
-_TABLES = (_MODEL, _ROPE, _MOE, _ROUTING, _LAYER, _CONVOLUTION, _MAMBA2, _DELTA, _MAMBA, _LIGHTNING, _SCALE, _LATENT)
+_MIXERS = (*_CONVOLUTION, *_MAMBA2, *_DELTA, *_MAMBA, *_LIGHTNING)
+_TABLES = (_MODEL, _ROPE, _MOE, _ROUTING, _LAYER, _MIXERS, _BLOCK, _SCALE, _LATENT)
 
 
 @pytest.mark.parametrize("variant", sorted({"gemma3", "smollm3", *(row[0] for table in _TABLES for row in table)}))
@@ -255,7 +263,7 @@ def test_layer_switch(variant: str, switch: str, wrong: Any, sample: Callable[[s
     _must_fail(sample(variant), _in_layers(lambda layer: replace(layer, **{switch: wrong})))
 
 
-@pytest.mark.parametrize(("variant", "switch", "wrong"), [*_CONVOLUTION, *_MAMBA2, *_DELTA, *_MAMBA, *_LIGHTNING])
+@pytest.mark.parametrize(("variant", "switch", "wrong"), _MIXERS)
 def test_mixer_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
     def change(layer: LayerSpec) -> LayerSpec:
         return replace(layer, mixer=layer.mixer and replace(layer.mixer, **{switch: wrong}))
@@ -267,6 +275,14 @@ def test_mixer_switch(variant: str, switch: str, wrong: Any, sample: Callable[[s
 def test_query_scale_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
     def change(layer: LayerSpec) -> LayerSpec:
         return replace(layer, query_scale=layer.query_scale and replace(layer.query_scale, **{switch: wrong}))
+
+    _must_fail(sample(variant), _in_layers(change))
+
+
+@pytest.mark.parametrize(("variant", "switch", "wrong"), _BLOCK)
+def test_block_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
+    def change(layer: LayerSpec) -> LayerSpec:
+        return replace(layer, block=layer.block and replace(layer.block, **{switch: wrong}))
 
     _must_fail(sample(variant), _in_layers(change))
 
@@ -303,6 +319,7 @@ def test_no_switch_is_left_out() -> None:
             (DeltaNet, _DELTA),
             (Mamba, _MAMBA),
             (Lightning, _LIGHTNING),
+            (SharedBlock, _BLOCK),
         ),
     )
     for kind, table in tables:
