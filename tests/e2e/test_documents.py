@@ -30,7 +30,7 @@ ENDLESS = ("vmstat 1",)
 SMALL = {
     "python -m bench.gateway --tls": "--rounds 1 --share 0.02 --streams 5 --pace-ms 10",
     "python -m bench.router --rounds 1 --seconds 4": "--workers 4 --rate 100 --seconds 0.2",
-    "python -m bench.speculation --rounds 2 --candidates 60 --max-tokens 400": (
+    "python -m bench.speculation --candidates 60 --max-tokens 300": (
         f"{TINY_MODEL} --rounds 1 --candidates 30 --max-tokens 8 --workload quote --at-once 1"
     ),
 }

@@ -32,9 +32,12 @@ def seeing(layout: str = "idefics3") -> Worker:
     tokenizer = Tokenizer.from_str(byte_level().to_str())
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in (family.row, *family.special)])
     takes = worker_pb2.ImageInput(
-        layout=layout, token=tokenizer.token_to_id(family.row), frame_tokens=ROWS, frame_size=FRAME,
-        longest_edge=FRAME, splits=family.card.splits, resample=family.resample,
-    )  # fmt: skip
+        layout=layout, token=tokenizer.token_to_id(family.row), splits=family.card.splits, resample=family.resample
+    )
+    if layout == "qwen2_5_vl":
+        takes.cell, takes.frame_tokens, takes.least_pixels, takes.most_pixels = 10, 9, 100, 900
+    else:
+        takes.frame_tokens, takes.frame_size, takes.longest_edge = ROWS, FRAME, FRAME
     template = TEMPLATE.replace("<image>", family.placeholder)
     return Worker("w0", tokenizer=tokenizer, template=template, abilities=worker_pb2.ModelCard(images=takes))
 
@@ -42,6 +45,7 @@ def seeing(layout: str = "idefics3") -> Worker:
 IMAGES = {
     "idefics3": "<fake_token_around_image><global-img>" + "<image>" * ROWS + "<fake_token_around_image>",
     "gemma3": "\n\n<start_of_image>" + "<image_soft_token>" * ROWS + "<end_of_image>\n\n",
+    "qwen2_5_vl": "<|vision_start|>" + "<|image_pad|>" * 4 + "<|vision_end|>",
 }
 
 
@@ -115,8 +119,11 @@ async def test_images_of_all_apis_reach_the_worker_alike(layout: str) -> None:
             assert list(submit.prompt_ids) == expected(worker, turn("user", "See: <image> there")), path
             (image,) = submit.images
             span = submit.prompt_ids[image.first : image.first + image.tokens]
-            assert (len(span), list(span).count(worker.abilities.images.token)) == (ROWS, ROWS)
-            assert (len(image.frames), image.digest) == (3 * FRAME**2, sha256(image.frames).digest())
+            n_rows, side, columns = (4, 20, 2) if layout == "qwen2_5_vl" else (ROWS, FRAME, 0)
+            assert (len(span), list(span).count(worker.abilities.images.token)) == (n_rows, n_rows)
+            shape = columns.to_bytes(4, "little") if columns else b""
+            assert (image.columns, image.digest) == (columns, sha256(image.frames + shape).digest())
+            assert len(image.frames) == 3 * side**2
             spans = [ImageSpan(image.first, image.first + image.tokens, image.digest)]
             ids = list(submit.prompt_ids)
             assert list(stack.router.routes[-1].block_hashes) == wire_chain("test-model-root", "", ids, spans)
