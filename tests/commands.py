@@ -68,7 +68,7 @@ NOT_TYPED = {
     for reason, group in {
         "a name in the text, not a whole command": (
             *("helm install", "helm upgrade", "helm upgrade --install --atomic", "helm test", "kubectl scale"),
-            *("ryzanstein keys", "ryzanstein routes", "ryzanstein plan"),
+            *("ryzanstein keys", "ryzanstein routes", "ryzanstein plan", "ryzanstein plan --schedule"),
             *("kubectl edit", "kubectl port-forward", "kubectl logs", "docker compose logs", "pip install", "curl -v"),
             *(
                 "cp -rL",
