@@ -97,10 +97,14 @@ class Router(routing_pb2_grpc.RouterServicer):
         """Until somebody serves the model, or the time is over."""
         self.queued += 1
         patience_s = request.patience_ms / 1000 if request.HasField("patience_ms") else self.queue_s
-        present = [worker for worker in self.workers if worker.worker_id not in self.away]
+
+        def served() -> bool:
+            present = (worker for worker in self.workers if worker.worker_id not in self.away)
+            return any(self._serves(worker, request.model) for worker in present)
+
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(self.queue_s, patience_s)):
-                while not any(self._serves(worker, request.model) for worker in present):  # noqa: ASYNC110
+                while not served():  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         self.queued -= 1
 
