@@ -153,7 +153,7 @@ def _components(runs: Sequence[FleetRun]) -> Iterator[str]:
             continue
         lines = {of: np.polyfit(sizes, [cost[of] for cost in costs], 1) for of in grown}
         for size in (size for size in _FIT_TO if size > max(sizes)):
-            fitted = {of: float(np.polyval(line, size)) for of, line in lines.items()}
+            fitted = {of: max(0.0, float(np.polyval(line, size))) for of, line in lines.items()}
             yield _row(name, f"{size:,} by a line", "", fitted)
 
 

@@ -37,8 +37,8 @@ def cell(table: str, name: str) -> str:
 
 @pytest.mark.timeout(700)
 def test_fleet_loses_and_alters_no_answer_under_every_fault(tmp_path: Path) -> None:
-    """The long form is `make test-fleet`."""
-    sizes = ("--workers", "6", "--per-process", "3", "--routers", "2", "--rate", "8", "--seconds", "6.2")
+    """The long form is `make test-fleet`. With fewer workers a request may meet enough faults to count as poison."""
+    sizes = ("--workers", "12", "--per-process", "3", "--routers", "2", "--rate", "8", "--seconds", "6.2")
     faults = ("--faults", "3", "--fault-every", "1", "--speed", "0.5", "--answer-tokens", "60", "--workload", "agents")
     command = [sys.executable, "-m", "bench.fleet", *sizes, *faults, "--json", str(tmp_path / "readings.json")]
     ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=600)
