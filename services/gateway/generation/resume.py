@@ -181,8 +181,7 @@ class ResumableStream:
 
     async def _route(self) -> Assignment:
         group, route, patience = self._request.group, self._upstream.router.route, self._request.caller.patience
-        if self._attempts:
-            patience = replace(patience, until=self._resume_by)
+        patience = replace(patience, until=self._resume_by) if self._attempts else patience
         patience = self._takeovers.shorten(patience)
         if group is None:
             return await route(self._route_request(), patience)

@@ -12,8 +12,8 @@ from services.gateway.generation.request import GenerationRequest
 from services.gateway.upstream.patience import StartPatience
 from services.gateway.upstream.workers import WorkerList
 
-# Part of the chain's time that routers wait for a worker of a model that none serves. Their refusal says so; after the
-# whole time, the gateway's older list would have to.
+# The part of the chain's time that routers wait for a model without a serving worker. They refuse before the whole time
+# is over, because they know that there is none: the gateway's list of workers may be a second old.
 _ROUTERS_PART = 0.9
 
 T = TypeVar("T")

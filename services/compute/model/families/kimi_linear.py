@@ -1,4 +1,4 @@
-"""Kimi Linear: delta rules whose keys' numbers decay each by its own, latent attention without a rope, experts."""
+"""Kimi Linear: delta rules with a decay for each number of a key, latent attention without a rope, experts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMES = LayerNames(
     shared=f"{_MIXTURE}.shared_experts",
     experts=f"{_MIXTURE}.experts",
 )
-_EXPERT = {"gate": "w1", "up": "w3", "down": "w2"}  # experts of their own; the shared one has the usual names
+_EXPERT = {"gate": "w1", "up": "w3", "down": "w2"}  # names in routed experts; the shared expert has the usual names
 _SPELLING = {
     "max_position_embeddings": "model_max_length",
     "n_routed_experts": "num_experts",
@@ -58,7 +58,7 @@ def read_spec(config: Config) -> ModelSpec:
         config.fill(key, config.raw(spelled))
     for key, value in _DEFAULTS.items():
         config.fill(key, value)
-    config.override("head_dim", config.integer("qk_rope_head_dim"))  # the publisher's has no meaning
+    config.override("head_dim", config.integer("qk_rope_head_dim"))  # nothing reads the publisher's value
     config.require("mla_use_nope", True)
     config.require("moe_router_activation_func", "sigmoid")
     config.require("use_grouped_topk", True)

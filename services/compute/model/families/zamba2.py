@@ -1,4 +1,4 @@
-"""Zamba 2: state-space layers (Mamba 2), before some of which a block of attention and an MLP is shared by layers."""
+"""Zamba 2: state-space layers (Mamba 2); before some stands a block of attention and an MLP, which layers share."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def _prefix(name: str, stored: Iterable[str]) -> str:
 
 
 def _folded(ref: TensorRef, size: int) -> tuple[int, ...]:
-    """Return the shape of a vector that is stored as rows, or as a vector if they are one; or in a box."""
+    """Return the shape of a vector that is stored as [1, 1, n, 1], or as rows, or as a vector if they are one."""
     if ref.boxed:
         return (1, 1, size, 1)
     n_rows = size // ref.folded
