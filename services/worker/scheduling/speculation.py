@@ -28,8 +28,8 @@ from services.worker.scheduling.request import Request
 from services.worker.scheduling.step_builder import StepBuilder
 
 _MOST = 31  # proposals of a request in a step
-# With more requests, the search for drafts and the wait for results cost prose and chats more than drafts gain.
-_MOST_RUNNING = 2
+# With more requests a step is long enough without drafts, and the search for them is not free: some 8 us each.
+_MOST_RUNNING = 16
 _OWN_WEIGHT = 6.0  # evidence of other requests counts as much as this many of the request's own proposals
 _PRIOR_WEIGHT = 4.0
 _LEAST_ANSWER = 16  # tokens; a shorter answer is not remembered

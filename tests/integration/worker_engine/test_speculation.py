@@ -70,7 +70,6 @@ async def answers(engine: OfflineEngine, guesses: Sequence[Answer] = ()) -> list
         return outputs
 
     engine.apply = apply  # type: ignore[method-assign]
-    engine.scheduler.speculator.most_running = len(made)
     engine.scheduler.speculator.cost = DraftCost(1.0, 0.001) if guesses else DraftCost()
     submit = engine.scheduler.submit
 

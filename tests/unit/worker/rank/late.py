@@ -136,7 +136,7 @@ def serve(
     """Serve all requests; returns which of them were cancelled. `guesses`: texts that drafts are taken from."""
     config = SchedulerConfig(N_BLOCKS, BLOCK, LENGTH, SLOTS, max_batched_tokens=24, speculation=bool(guesses))
     scheduler = Scheduler(config, KvEventLog())
-    scheduler.speculator.most_running, scheduler.speculator.cost = SLOTS, DraftCost(1.0, 0.01)
+    scheduler.speculator.cost = DraftCost(1.0, 0.01)
     for request in requests:
         scheduler.submit(request)
     for request, text in zip(requests, guesses, strict=False):
