@@ -115,7 +115,7 @@ def lookups(index: BlockIndex, chains: list[list[int]], n: int) -> dict[str, dic
         times = []
         for i in range(n):
             chain = chains[i % len(chains)][0 if tail else SYSTEM_PROMPT :]
-            request = kv_pb2.LookupRequest(hashes=chain).SerializeToString()
+            request = kv_pb2.LookupRequest(hashes=chain, roster=index.version).SerializeToString()
             # The thread's CPU time, which excludes other processes of the machine.
             began = time.thread_time()
             response = service.lookup(kv_pb2.LookupRequest.FromString(request))

@@ -1,6 +1,6 @@
 """Measures the decisions per second and their latency, for one router process and many workers.
 
-    python -m bench.router [--workers 1000] [--rate 500] [--seconds 5] [--rounds 3]
+    python -m bench.router [--workers 1000] [--holders 20] [--rate 500] [--seconds 5] [--rounds 3]
 
 Workers are real gRPC servers without a model, in their own process; Redis, coordinator and router are real processes.
 The router has the first core to itself; the others share the other cores, the workers with low priority. A client on
@@ -54,7 +54,6 @@ LEASES_AT_ONCE = 5
 FLAT_OUT_CLIENTS = 128  # fewer clients leave the router idle at times: 16 get half the rate of 128
 FLAT_OUT_S = 2.0  # at most: if longer, the low-priority workers would miss heartbeats and look dead
 Row = dict[str, float]
-HOLDERS = 20  # workers that have PREFIX cached
 AGAIN = (sys.executable, "-m", "bench.router")  # as a module, so that `bench` sets gRPC up before its import
 EMPTY = "no decision: an empty service"
 SECONDS = "ryzanstein_router_decision_seconds"
@@ -62,13 +61,13 @@ SECONDS = "ryzanstein_router_decision_seconds"
 KINDS = {"plain": 0, "session and prefix": 200, "new session and prefix": 1 << 30}
 
 
-async def serve_workers(redis_url: str, n: int, tls: Tls | None) -> None:
-    """Run the fleet of workers until killed."""
+async def serve_workers(redis_url: str, n: int, holders: int, tls: Tls | None) -> None:
+    """Run the fleet of workers until killed; the first `holders` have PREFIX cached."""
     os.nice(10)  # late heartbeats are fine, late decisions are not
     workers = [FakeWorker(f"worker-{i}") for i in range(n)]
     for worker in workers:  # as real workers, so that decisions with a prefix compute pulls
         worker.update(kv_bytes_per_token=20_000, pull_bytes_per_s=1e9)
-    for worker in workers[:HOLDERS]:
+    for worker in workers[:holders]:
         worker.store(PREFIX)
     for worker in workers:
         await worker.start(port=0, tls=tls)
@@ -225,7 +224,7 @@ def on(cores: set[int]) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def stack(n_workers: int, tls: Path | None) -> AsyncIterator[Target]:
+async def stack(n_workers: int, holders: int, tls: Path | None) -> AsyncIterator[Target]:
     """Start Redis, workers, coordinator and router; yield the router once all workers are connected."""
     every = os.sched_getaffinity(0)
     first = {min(every)}
@@ -235,7 +234,8 @@ async def stack(n_workers: int, tls: Path | None) -> AsyncIterator[Target]:
         server = RedisServer(Path(directory))
         server.start()
         processes.callback(server.kill)
-        serve = ["--serve", server.url, "--workers", str(n_workers), *shown(tls, "worker")]
+        sizes = ["--workers", str(n_workers), "--holders", str(holders)]
+        serve = ["--serve", server.url, *sizes, *shown(tls, "worker")]
         fleet = subprocess.Popen([*AGAIN, *serve])  # noqa: ASYNC220
         processes.callback(fleet.wait)
         processes.callback(fleet.kill)
@@ -309,7 +309,11 @@ async def measure_once(target: Target, sessions: int, options: argparse.Namespac
 async def measure(options: argparse.Namespace) -> dict[str, Row]:
     """Measure all kinds in turn in each round; return medians over the rounds."""
     rows: dict[str, list[Row]] = {kind: [] for kind in (EMPTY, *KINDS)}
-    async with certificates(options.tls) as tls, stack(options.workers, tls) as router, empty_service(tls) as empty:
+    async with (
+        certificates(options.tls) as tls,
+        stack(options.workers, options.holders, tls) as router,
+        empty_service(tls) as empty,
+    ):
         freeze_started()  # otherwise a garbage collection of the client would count as the router's latency
         for _ in range(options.rounds):
             rows[EMPTY].append(await measure_once(empty, 0, options))
@@ -336,6 +340,7 @@ def main() -> None:
     """Parse the options, measure, and show the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=1000)
+    parser.add_argument("--holders", type=int, default=20, help="workers that have the shared prefix cached")
     parser.add_argument("--rate", type=float, default=500, help="paced decisions per second")
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--rounds", type=int, default=1, help="how often each kind of request is measured")
@@ -347,7 +352,7 @@ def main() -> None:
     options = parser.parse_args()
     tls = Tls(options.certificate) if options.certificate else None
     if options.serve:
-        uvloop.run(serve_workers(options.serve, options.workers, tls))
+        uvloop.run(serve_workers(options.serve, options.workers, options.holders, tls))
     elif options.empty:
         uvloop.run(serve_nothing(options.empty, tls))
     else:

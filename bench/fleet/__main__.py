@@ -44,7 +44,6 @@ async def run(
     size: FleetSize, load: Load, workload: Workload, faults: tuple[int, float] | None, idle_s: float
 ) -> FleetRun:
     """Start a fleet, load it after `idle_s`, and measure. `faults`: a seed, and the seconds between two faults."""
-    draw = random.Random(faults[0] if faults else 0)
     async with running_fleet(size, _CONVERGE_S) as fleet:
         load = Load(fleet.urls, load.model, load.rate, load.seconds)
         computed_before = {view.worker_id: view.state.computed_tokens for view in await fleet.views()}
@@ -54,8 +53,8 @@ async def run(
         if idle_s:
             await asyncio.sleep(idle_s)
             before = component_uses(fleet)
-        striking = asyncio.create_task(strike(fleet, load.seconds, draw, faults[1])) if faults else None
-        answers = await load.run(workload, draw)
+        striking = asyncio.create_task(strike(fleet, load, random.Random(faults[0]), faults[1])) if faults else None
+        answers = await load.run(workload, random.Random(faults[0] if faults else 0), striking)
         struck = await striking if striking else []
         after, decided = component_uses(fleet), await decision_buckets(fleet)
         held = await leaks(fleet, _GIVEN_BACK_S)

@@ -11,11 +11,13 @@ from enum import StrEnum
 from redis.asyncio import Redis
 
 from bench.fleet.installation import WORKERS, Fleet, FleetProcess
+from bench.fleet.load import Load
 from bench.fleet.usage import gateway_samples
 
 _STALL_S = 0.6  # below the limit at which ranks count as lost
 _LONG_STALL_S = 30.0
 _DOWN_S = 0.3
+_LOOK_S = 0.02
 _LEVELS = ("running", "waiting", "kv_blocks_used", "queued_prefill_tokens")
 _ROUTE = "/v1/completions"
 _IN_FLIGHT = "ryzanstein_gateway_in_flight_requests"
@@ -32,15 +34,24 @@ class FleetFault(StrEnum):
     KILL_REDIS = "Redis is killed and starts empty"
 
 
-async def strike(fleet: Fleet, seconds: float, draw: random.Random, every_s: float) -> list[FleetFault]:
-    """Strike for a time, every kind once before any comes twice; returns the faults. Processes are started again."""
+async def strike(fleet: Fleet, load: Load, draw: random.Random, every_s: float) -> list[FleetFault]:
+    """Strike for a time, every kind once before any comes twice; returns the faults. Processes are started again.
+
+    A strike waits until the answers that ran during the one before have ended. Otherwise a request on a small fleet or
+    a slow machine would lose worker after worker, and rightly count as poison after the third.
+    """
     struck: list[FleetFault] = []
     left: list[FleetFault] = []
-    for _ in range(max(1, int(seconds / every_s))):
+    for _ in range(max(1, int(load.seconds / every_s))):
+        running = load.running()
         await asyncio.sleep(every_s)
+        while not all(answer.ended for answer in running):  # noqa: ASYNC110  # of some requests, which end in any order
+            await asyncio.sleep(_LOOK_S)
         if not left:
             left = draw.sample(list(FleetFault), len(FleetFault))
         struck.append(left.pop())
+        for answer in load.running():
+            answer.strikes += 1
         await _strike(fleet, struck[-1], draw)
     return struck
 

@@ -7,8 +7,8 @@ import itertools
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import httpx
 from tokenizers import Tokenizer
@@ -31,6 +31,8 @@ class FleetAnswer:
     finish: str = ""
     cached_tokens: int = 0
     error: str = ""
+    ended: bool = False
+    strikes: int = 0  # faults in the fleet from its sending to its end
 
     def lost(self) -> bool:
         """Whether the answer did not come whole."""
@@ -50,19 +52,29 @@ class Load:
     model: str
     rate: float  # requests a second
     seconds: float
+    sent: list[FleetAnswer] = field(default_factory=list)  # whole or not
 
-    async def run(self, workload: Workload, draw: random.Random) -> list[FleetAnswer]:
-        """Send all requests, and wait for their answers.
+    def running(self) -> list[FleetAnswer]:
+        """The answers that have not ended."""
+        return [answer for answer in self.sent if not answer.ended]
+
+    async def run(
+        self, workload: Workload, draw: random.Random, meanwhile: asyncio.Task[object] | None = None
+    ) -> list[FleetAnswer]:
+        """Send requests for `seconds`, and until `meanwhile` is done; wait for their answers.
 
         A turn of an agent is sent after the turn before has been answered, or else is late.
         """
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=1000)
         async with httpx.AsyncClient(trust_env=False, timeout=_PATIENCE_S, limits=limits) as client:
-            arrivals = list(self._arrivals(workload, draw))
+            further = self._arrivals(workload, draw)
+            planned = list(itertools.takewhile(lambda arrival: arrival[0] < self.seconds, further))
             urls = itertools.cycle(self.urls)
             turns: dict[str, asyncio.Task[FleetAnswer]] = {}
             began, tasks = time.monotonic(), []
-            for due, request in arrivals:
+            for due, request in itertools.chain(planned, further):
+                if due >= self.seconds and (meanwhile is None or meanwhile.done()):
+                    break
                 await asyncio.sleep(max(0.0, began + due - time.monotonic()))
                 before = turns.get(request.session) if request.session else None
                 late_s = time.monotonic() - began - due
@@ -72,12 +84,11 @@ class Load:
                     turns[request.session] = task
             return await asyncio.gather(*tasks)
 
-    def _arrivals(self, workload: Workload, draw: random.Random) -> list[tuple[float, FleetRequest]]:
-        found, at = [], draw.expovariate(self.rate)
-        while at < self.seconds:
-            found.append((at, workload.next()))
+    def _arrivals(self, workload: Workload, draw: random.Random) -> Iterator[tuple[float, FleetRequest]]:
+        at = 0.0
+        while True:
             at += draw.expovariate(self.rate)
-        return found
+            yield at, workload.next()
 
     async def _send(
         self,
@@ -90,6 +101,7 @@ class Load:
         if before is not None:
             await asyncio.wait([before])
         answer, began = FleetAnswer(request, late_s), time.monotonic()
+        self.sent.append(answer)
         body = {
             "model": self.model,
             "prompt": list(request.prompt_ids),
@@ -104,7 +116,7 @@ class Load:
                 _take(answer, chunk, began)
         except (httpx.HTTPError, ValueError) as error:
             answer.error = f"{type(error).__name__}: {error}"
-        answer.seconds = time.monotonic() - began
+        answer.seconds, answer.ended = time.monotonic() - began, True
         return answer
 
 

@@ -128,6 +128,7 @@ def _measured(run: FleetRun, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
     if run.faults:
         yield "faults", "; ".join(f"{n} x {fault}" for fault, n in Counter(run.faults).items())
         yield "attempts that went on elsewhere", str(run.resumes)
+        yield "faults during an answer, at most", str(max((each.strikes for each in answers), default=0))
     memory = run.after["workers"].rss_mib / size.workers
     yield "memory a worker", f"{memory:.2f} MiB"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ryzanstein.v1 import kv_pb2, worker_pb2
+from ryzanstein.v1 import worker_pb2
 
 # The top bits of the hash select one of 8,192 dicts. A single dict of 100 million entries would block for seconds when
 # it grows; one of 12,000 entries blocks for a millisecond or two, and is swept without a pause. Also, the other bits
@@ -29,12 +29,6 @@ class Slot:
     incarnation: str
     place: int = worker_pb2.KV_PLACE_DEVICE
     blocks: int = 0
-    # Its entry in answers, reused: if all workers hold a system prompt, setting a number in a thousand messages takes
-    # half as long as making them.
-    depth: kv_pb2.WorkerDepth = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.depth = kv_pb2.WorkerDepth(worker_id=self.worker_id, incarnation=self.incarnation)
 
 
 class BlockIndex:
@@ -43,7 +37,8 @@ class BlockIndex:
     def __init__(self) -> None:
         self._shards: list[dict[int, int]] = [{} for _ in range(1 << SHARD_BITS)]
         self._bits: list[int] = []  # 1 << number; all entries with only this holder share the int
-        self._slots: list[Slot | None] = []
+        self.slots: list[Slot | None] = []  # by number
+        self.version = time.time_ns()  # of `slots`: another one after each new slot, and in each process
         self._free: list[int] = []
         self._live = 0  # mask of slots whose entries count
         self._dead = 0  # mask of slots to be swept
@@ -54,10 +49,11 @@ class BlockIndex:
         if self._free:
             number = self._free.pop()
         else:
-            number = len(self._slots)
-            self._slots.append(None)
+            number = len(self.slots)
+            self.slots.append(None)
             self._bits.append(1 << number)
-        slot = self._slots[number] = Slot(number, worker_id, incarnation, place)
+        slot = self.slots[number] = Slot(number, worker_id, incarnation, place)
+        self.version += 1
         self._live |= self._bits[number]
         return slot
 
@@ -135,7 +131,7 @@ class BlockIndex:
         while mask:
             number = mask.bit_length() - 1
             mask ^= self._bits[number]
-            slot = self._slots[number]
+            slot = self.slots[number]
             assert slot is not None
             yield slot
 
@@ -165,5 +161,5 @@ class BlockIndex:
                 pause_at = time.perf_counter() + slice_s
         self._dead &= ~dead
         for number in [slot.number for slot in self.members(dead)]:
-            self._slots[number] = None
+            self.slots[number] = None
             self._free.append(number)

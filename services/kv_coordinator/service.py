@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import grpc
 import grpc.aio
@@ -12,15 +12,18 @@ from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, worker_pb2
 
 from services.common.tracing import remote_context, span_in
 from services.kv_coordinator.hot import HotPrefix, HotPrefixes, PinLimitError, Pins
-from services.kv_coordinator.index import BlockIndex, Slot
+from services.kv_coordinator.index import BlockIndex
 from services.kv_coordinator.metrics import CoordinatorMetrics
 from services.kv_coordinator.subscriptions import Subscriptions, SyncCounters
 
 Context = grpc.aio.ServicerContext[object, object]
 
-
-# Fields of an answer by place below the device.
-_FIELDS: dict[int, str] = {worker_pb2.KV_PLACE_HOST: "host_blocks", worker_pb2.KV_PLACE_DISK: "disk_blocks"}
+# Fields of a WorkerDepth by place.
+_FIELDS: dict[int, str] = {
+    worker_pb2.KV_PLACE_DEVICE: "blocks",
+    worker_pb2.KV_PLACE_HOST: "host_blocks",
+    worker_pb2.KV_PLACE_DISK: "disk_blocks",
+}
 
 
 class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
@@ -46,7 +49,7 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
     async def Lookup(  # noqa: N802
         self, messages: AsyncIterator[kv_pb2.LookupRequests], context: Context
     ) -> AsyncIterator[kv_pb2.LookupResponses]:
-        """Answer each request with the depth of every worker."""
+        """Answer each request with the number of leading blocks that every place of a worker holds."""
         async for message in messages:
             yield kv_pb2.LookupResponses(responses=[self._traced_lookup(request) for request in message.requests])
 
@@ -55,28 +58,48 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
         with span_in(self._tracer, "lookup", parent) as span:
             response = self.lookup(request)
             if span.is_recording():
-                span.set_attributes({"lookup.blocks": len(request.hashes), "lookup.workers": len(response.depths)})
+                masks = [int.from_bytes(held.places, "little") for held in response.held]
+                workers = {slot.worker_id for mask in masks for slot in self._index.members(mask)}
+                n_workers = len(workers) or len(response.depths)
+                span.set_attributes({"lookup.blocks": len(request.hashes), "lookup.workers": n_workers})
         return response
 
     def lookup(self, request: kv_pb2.LookupRequest) -> kv_pb2.LookupResponse:
         """Answer one request."""
         began = time.perf_counter()
         chain = list(request.hashes)  # a list is several times faster to index than a repeated field
-        depths: list[kv_pb2.WorkerDepth] = []
-        below: list[tuple[Slot, int]] = []
-        for depth, mask in self._index.depths(chain):
-            for slot in self._index.members(mask):
-                if slot.place == worker_pb2.KV_PLACE_DEVICE:
-                    slot.depth.blocks = depth
-                    depths.append(slot.depth)
-                else:
-                    below.append((slot, depth))
-        if below:
-            depths = _with_places(depths, below)
-        response = kv_pb2.LookupResponse(depths=depths, tag=request.tag)
+        depths, response = self._index.depths(chain), kv_pb2.LookupResponse(tag=request.tag)
+        if request.HasField("roster"):
+            size = (len(self._index.slots) + 7) // 8
+            for blocks, mask in depths:
+                response.held.add(blocks=blocks, places=mask.to_bytes(size, "little"))
+            if request.roster != self._index.version:
+                response.roster.CopyFrom(self._roster())
+        else:
+            response.depths.extend(self._by_worker(depths))
         self._hot.count(chain)
-        self._metrics.looked_up(hit=bool(response.depths), seconds=time.perf_counter() - began)
+        self._metrics.looked_up(hit=bool(depths), seconds=time.perf_counter() - began)
         return response
+
+    def _roster(self) -> kv_pb2.Roster:
+        """The places by the numbers of the index."""
+        places = [
+            kv_pb2.WorkerPlace(worker_id=slot.worker_id, incarnation=slot.incarnation, place=slot.place)  # type: ignore[arg-type]
+            if slot
+            else kv_pb2.WorkerPlace()
+            for slot in self._index.slots
+        ]
+        return kv_pb2.Roster(version=self._index.version, places=places)
+
+    def _by_worker(self, depths: Iterable[tuple[int, int]]) -> Iterable[kv_pb2.WorkerDepth]:
+        """The answer to an older router; places of newer versions are left out."""
+        by_worker: dict[str, kv_pb2.WorkerDepth] = {}
+        for blocks, mask in depths:
+            for slot in self._index.members(mask):
+                if field := _FIELDS.get(slot.place):
+                    empty = kv_pb2.WorkerDepth(worker_id=slot.worker_id, incarnation=slot.incarnation)
+                    setattr(by_worker.setdefault(slot.worker_id, empty), field, blocks)
+        return by_worker.values()
 
     async def Pin(self, request: kv_pb2.PinRequest, context: Context) -> kv_pb2.PinResponse:  # noqa: N802
         """Declare a chain hot for a time."""
@@ -118,17 +141,3 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
                 for prefix in (*pinned, *top.values())
             ],
         )
-
-
-def _with_places(depths: list[kv_pb2.WorkerDepth], below: list[tuple[Slot, int]]) -> list[kv_pb2.WorkerDepth]:
-    """New answers, with the depths of the places below the devices; places of newer versions are left out."""
-    by_worker: dict[str, kv_pb2.WorkerDepth] = {}
-    for device in depths:
-        by_worker[device.worker_id] = answer = kv_pb2.WorkerDepth()
-        answer.CopyFrom(device)
-    for slot, depth in below:
-        field = _FIELDS.get(slot.place)
-        if field is not None:
-            empty = kv_pb2.WorkerDepth(worker_id=slot.worker_id, incarnation=slot.incarnation)
-            setattr(by_worker.setdefault(slot.worker_id, empty), field, depth)
-    return list(by_worker.values())

@@ -51,6 +51,7 @@ class Membership:
         self._table = np.zeros((2, 0))  # [rows, n_workers]
         self._verdicts = np.zeros(0, dtype=np.uint8)
         self._all_beat_until = 0.0  # before this moment no worker can be silent
+        self.version = 0  # another one after each change of the members, their indices or incarnations
 
     def join(self, worker_id: str, address: str) -> Member:
         """A worker joins, not connected yet."""
@@ -70,6 +71,7 @@ class Membership:
 
     def _renumber(self) -> None:
         self._all_beat_until = 0.0
+        self.version += 1
         self.ids = tuple(self.members)
         self.identities = np.array([member.identity for member in self.members.values()], dtype=np.uint64)
         for index, member in enumerate(self.members.values()):
@@ -84,6 +86,7 @@ class Membership:
         """Store a reported state. A new process neither drains nor rests."""
         if state.incarnation != member.incarnation:
             member.draining = member.resting = False
+            self.version += 1
         member.state, member.incarnation, member.connected = state, state.incarnation, True
         silent_s = SILENT_BEATS * state.heartbeat_ms / 1e3 or SILENT_S
         if silent_s < self._table[_SILENT_S, member.index]:

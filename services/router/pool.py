@@ -36,6 +36,11 @@ class Pool:
         """Members by worker id, in the order of the snapshots' arrays."""
         return self._membership.members
 
+    @property
+    def version(self) -> int:
+        """Another number after each change of the members, their indices or incarnations."""
+        return self._membership.version
+
     def add(self, worker_id: str, address: str, limits: BreakerLimits) -> None:
         """A worker joins, not connected yet."""
         if worker_id in self.members:

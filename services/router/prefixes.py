@@ -13,8 +13,7 @@ from ryzanstein.v1 import kv_pb2, kv_pb2_grpc
 from services.common.shared_call import Lookups, share_lookups
 from services.common.tracing import traceparent_of
 from services.router.breaker import DEPENDENCY, Breaker
-
-Depths = Sequence[kv_pb2.WorkerDepth]
+from services.router.held import HeldPrefixes, Roster
 
 
 class Prefixes:
@@ -25,6 +24,7 @@ class Prefixes:
         self._timeout_s = timeout_s
         self._lookups: Lookups | None = None
         self._breaker = Breaker(DEPENDENCY)
+        self._roster = Roster()  # the last one that came
         self.answered = 0
         self.failed = 0
 
@@ -34,20 +34,23 @@ class Prefixes:
             self._lookups = share_lookups(self._stub)
         return self._lookups
 
-    def look_up(self, hashes: Sequence[int]) -> asyncio.Future[Depths | None]:
+    def look_up(self, hashes: Sequence[int]) -> asyncio.Future[HeldPrefixes | None]:
         """Ask how many blocks of the chain each worker holds; None if the coordinator does not answer in time."""
-        depths: asyncio.Future[Depths | None] = asyncio.get_running_loop().create_future()
+        held: asyncio.Future[HeldPrefixes | None] = asyncio.get_running_loop().create_future()
         now = time.monotonic()
         if not self._breaker.allows(now):
-            depths.set_result(None)
-            return depths
+            held.set_result(None)
+            return held
         self._breaker.called(now)
-        request = kv_pb2.LookupRequest(hashes=hashes, traceparent=traceparent_of(trace.get_current_span()))
+        roster, span = self._roster, trace.get_current_span()
+        request = kv_pb2.LookupRequest(hashes=hashes, traceparent=traceparent_of(span), roster=roster.version)
         answer = self.connect().ask(request, self._timeout_s)
-        answer.add_done_callback(lambda answer: self._report(answer, depths))
-        return depths
+        answer.add_done_callback(lambda answer: self._report(answer, roster, held))
+        return held
 
-    def _report(self, answer: asyncio.Future[kv_pb2.LookupResponse], depths: asyncio.Future[Depths | None]) -> None:
+    def _report(
+        self, answer: asyncio.Future[kv_pb2.LookupResponse], roster: Roster, held: asyncio.Future[HeldPrefixes | None]
+    ) -> None:
         known = answer.exception() is None
         if known:
             self.answered += 1
@@ -55,8 +58,16 @@ class Prefixes:
         else:
             self.failed += 1
             self._breaker.fault(time.monotonic())
-        if not depths.done():  # its caller has given up
-            depths.set_result(answer.result().depths if known else None)
+        if not held.done():  # else its caller has given up
+            held.set_result(self._read(answer.result(), roster) if known else None)
+
+    def _read(self, response: kv_pb2.LookupResponse, roster: Roster) -> HeldPrefixes:
+        """The answer to a request that named `roster`."""
+        if response.depths:
+            return HeldPrefixes.by_worker(response.depths)
+        if response.HasField("roster"):
+            roster = self._roster = Roster(response.roster)
+        return HeldPrefixes(roster, response.held)
 
     async def close(self) -> None:
         """Close the call to the coordinator."""

@@ -13,20 +13,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from ryzanstein.v1 import routing_pb2
+from ryzanstein.v1 import routing_pb2, worker_pb2
 
 from services.common.blockhash import HASH_BLOCK_TOKENS
 from services.router.fleet import Fleet, UnavailableError
+from services.router.held import HeldPrefixes
 from services.router.membership import Member
 from services.router.offloaded import offloaded_prefix
 from services.router.policies.policy import Policy
 from services.router.pool import Pool
-from services.router.prefixes import Depths, Prefixes
+from services.router.prefixes import Prefixes
 from services.router.queue import QueueFullError, RouteQueue
 from services.router.sessions import Binding, Held, Sessions, SessionsAway
 from services.router.snapshot import (
     Decision,
-    Floats,
     IneligibleReason,
     Query,
     Snapshot,
@@ -78,7 +78,7 @@ class Placement:
 class _Known:
     """The answers of the coordinator and of Redis about a request."""
 
-    depths: Depths | None  # None: the coordinator was not asked, or did not answer
+    prefixes: HeldPrefixes | None  # None: the coordinator was not asked, or did not answer
     held: Held | None
     bindings_known: bool
 
@@ -244,6 +244,7 @@ class Routing:
 
     def _evaluate(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Evaluation:
         snapshot = pool.snapshot()
+        depths = known.prefixes.depths(pool) if known.prefixes else None
         query = Query(
             prompt_tokens=request.prompt_tokens,
             max_tokens=request.max_tokens,
@@ -251,8 +252,8 @@ class Routing:
             session_key=hash64(f"{request.tenant}\0{request.session}") if request.session else 0,
             bound=_index_of(pool, known.held.binding if known.held else None),
             bindings_known=known.bindings_known,
-            matched_tokens=_matched_tokens(pool, known.depths),
-            offloaded=offloaded_prefix(pool.members, known.depths, snapshot.speeds.token_ms) if known.depths else None,
+            matched_tokens=None if depths is None else depths[worker_pb2.KV_PLACE_DEVICE] * HASH_BLOCK_TOKENS,
+            offloaded=None if depths is None else offloaded_prefix(pool.members, depths, snapshot.speeds.token_ms),
             adapter=pool.adapters.loads(request.adapter) if request.adapter else None,
             excluded=tuple(pool.members[w].index for w in request.excluded_workers if w in pool.members),
             turn=self._turn,
@@ -315,22 +316,6 @@ def _index_of(pool: Pool, binding: Binding | None) -> int:
     if member is None or binding is None or member.incarnation != binding.incarnation:
         return -1
     return member.index
-
-
-def _matched_tokens(pool: Pool, depths: Depths | None) -> Floats | None:
-    if depths is None:
-        return None
-    members, holders, blocks = pool.members, [], []
-    for depth in depths:
-        member = members.get(depth.worker_id)
-        if member is not None and member.incarnation == depth.incarnation:
-            holders.append(member.index)
-            blocks.append(depth.blocks)
-    matched = np.zeros(len(members))
-    if holders:
-        matched[holders] = blocks  # one assignment; a loop takes several times as long
-        matched *= HASH_BLOCK_TOKENS
-    return matched
 
 
 def _retry_after_s(pool: Pool, snapshot: Snapshot) -> int:

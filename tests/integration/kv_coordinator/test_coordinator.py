@@ -73,6 +73,31 @@ async def until_depths(coordinator: kv_pb2_grpc.KvCoordinatorStub, chain: list[i
     await until(there)
 
 
+async def until_held(
+    coordinator: kv_pb2_grpc.KvCoordinatorStub, roster: pb.Roster, expected: dict[tuple[str, int], int]
+) -> pb.Roster:
+    """Wait until a caller that has `roster` gets these blocks of CHAIN by worker and place; return the latest."""
+
+    async def there() -> bool:
+        asked = pb.LookupRequests(requests=[pb.LookupRequest(hashes=CHAIN, roster=roster.version)])
+        [answer] = [answer async for message in coordinator.Lookup(iter([asked])) for answer in message.responses]
+        assert not answer.depths
+        if answer.HasField("roster"):
+            assert answer.roster.version != roster.version
+            roster.CopyFrom(answer.roster)
+        masks = [(held.blocks, int.from_bytes(held.places, "little")) for held in answer.held]
+        found = {
+            (place.worker_id, place.place): blocks
+            for number, place in enumerate(roster.places)
+            for blocks, mask in masks
+            if mask >> number & 1
+        }
+        return found == expected
+
+    await until(there)
+    return roster
+
+
 async def stats(coordinator: kv_pb2_grpc.KvCoordinatorStub, hot: int = 0) -> pb.StatsResponse:
     return await coordinator.Stats(pb.StatsRequest(hot_prefixes=hot))
 
@@ -98,6 +123,23 @@ async def test_depths_follow_stored_evicted_and_cleared_blocks(
     answers = await lookup(coordinator, CHAIN, [], CHAIN[:1])  # one call, in order
     assert [sorted(d.blocks for d in answer.depths) for answer in answers] == [[1, 3], [], [1, 1]]
     assert {d.incarnation for d in answers[0].depths} == {before.incarnation, after.incarnation}
+
+
+async def test_roster_comes_with_an_answer_only_when_it_changes(
+    coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers
+) -> None:
+    first = await workers.start("first")
+    first.store(CHAIN)
+    roster = await until_held(coordinator, pb.Roster(), {("first", 0): 8})
+    version = roster.version
+    first.evict(CHAIN[:4:-1])
+    await until_held(coordinator, roster, {("first", 0): 5})
+    assert roster.version == version, "the same places hold other blocks"
+    second = await workers.start("second")
+    second.store(CHAIN[:2])
+    await until_held(coordinator, roster, {("first", 0): 5, ("second", 0): 2})
+    assert roster.version != version
+    assert {place.incarnation for place in roster.places} >= {first.incarnation, second.incarnation}
 
 
 async def test_places_below_the_device_have_depths_of_their_own(
@@ -126,6 +168,8 @@ async def test_places_below_the_device_have_depths_of_their_own(
     one.clear()  # the device only
     one.drop(worker_pb2.KV_PLACE_DISK, CHAIN[:4:-1])
     await until_places({"one": (0, 4, 5), "two": (0, 0, 3)})
+    numbered = {("one", 1): 4, ("one", 2): 5, ("one", 9): 8, ("two", 2): 3}
+    await until_held(coordinator, pb.Roster(), numbered)
     two.skip_events(1)
     two.store(CHAIN[:1])  # a gap: the dump of this worker names no place below the device
     await until_places({"one": (0, 4, 5), "two": (1, 0, 0)})

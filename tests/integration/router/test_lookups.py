@@ -9,6 +9,7 @@ import grpc
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, worker_pb2
 
 from tests.integration.router.conftest import RouterRig, ask
+from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import coordinator_process, until
 
 
@@ -88,6 +89,51 @@ async def test_worker_of_a_moved_session_gets_a_pull_hint_to_the_cache(fleet: Ro
     assert placed.worker_id == "free"
     assert not placed.HasField("pull")
     coordinator.kill()
+
+
+async def test_router_reads_answers_by_numbers_of_its_roster_and_by_names(fleet: RouterRig) -> None:
+    """A coordinator that restarts has other numbers; one of the revision before names workers."""
+    one, two = await fleet.worker("one"), await fleet.worker("two")
+
+    def roster(version: int, *workers: FakeWorker) -> kv_pb2.Roster:
+        places = [kv_pb2.WorkerPlace(worker_id=each.worker_id, incarnation=each.incarnation) for each in workers]
+        return kv_pb2.Roster(version=version, places=places)
+
+    depth = kv_pb2.WorkerDepth(worker_id="two", incarnation=two.incarnation, blocks=2)
+    held = [kv_pb2.HeldPrefix(blocks=3, places=b"\x01")]
+    steps = [  # the version that the router names, the answer, matched tokens of the two
+        (0, kv_pb2.LookupResponse(held=held, roster=roster(7, one, two)), (48, 0)),
+        (7, kv_pb2.LookupResponse(held=held), (48, 0)),
+        (7, kv_pb2.LookupResponse(held=held, roster=roster(8, two, one)), (0, 48)),
+        (8, kv_pb2.LookupResponse(held=held), (0, 48)),
+        (8, kv_pb2.LookupResponse(depths=[depth]), (0, 32)),
+    ]
+
+    class Scripted(kv_pb2_grpc.KvCoordinatorServicer):
+        def __init__(self) -> None:
+            self.named: list[int] = []
+
+        async def Lookup(  # noqa: N802
+            self, messages: AsyncIterator[kv_pb2.LookupRequests], context: object
+        ) -> AsyncIterator[kv_pb2.LookupResponses]:
+            async for message in messages:
+                for request in message.requests:
+                    _, answer, _ = steps[len(self.named)]
+                    self.named.append(request.roster)
+                    answer.tag = request.tag
+                    yield kv_pb2.LookupResponses(responses=[answer])
+
+    server, scripted = grpc.aio.server(), Scripted()
+    kv_pb2_grpc.add_KvCoordinatorServicer_to_server(scripted, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    router = await fleet.router(workers=2, COORDINATOR_ADDRESS=f"127.0.0.1:{port}", LOOKUP_TIMEOUT_MS="30000")
+    for _, _, matched in steps:
+        candidates = (await router.Explain(ask(prompt_tokens=100, block_hashes=[1, 2, 3]), timeout=60)).candidates
+        found = {each.worker_id: each.matched_tokens for each in candidates}
+        assert (found["one"], found["two"]) == matched
+    assert scripted.named == [version for version, _, _ in steps]
+    await server.stop(None)
 
 
 async def test_a_stalled_coordinator_costs_its_time_out_and_not_the_request(fleet: RouterRig) -> None:

@@ -37,16 +37,18 @@ def cell(table: str, name: str) -> str:
 
 @pytest.mark.timeout(700)
 def test_fleet_loses_and_alters_no_answer_under_every_fault(tmp_path: Path) -> None:
-    """The long form is `make test-fleet`. With fewer workers a request may meet enough faults to count as poison."""
-    sizes = ("--workers", "12", "--per-process", "3", "--routers", "2", "--rate", "8", "--seconds", "6.2")
-    faults = ("--faults", "3", "--fault-every", "1", "--speed", "0.5", "--answer-tokens", "60", "--workload", "agents")
-    command = [sys.executable, "-m", "bench.fleet", *sizes, *faults, "--json", str(tmp_path / "readings.json")]
+    """The long form is `make test-fleet`. Answers take longer than the pause between faults, which wait for them."""
+    sizes = ("--workers", "6", "--per-process", "3", "--routers", "2", "--rate", "8", "--seconds", "2.5")
+    answers = ("--speed", "0.5", "--answer-tokens", "60", "--workload", "agents")
+    faults = ("--faults", "3", "--fault-every", "0.4", "--json", str(tmp_path / "readings.json"))
+    command = [sys.executable, "-m", "bench.fleet", *sizes, *answers, *faults]
     ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     table = ran.stdout
     assert cell(table, "lost, altered, leaked") == "0, 0, 0"
     assert cell(table, "faults").count("1 x") == 6, "every kind once"
     assert int(cell(table, "attempts that went on elsewhere")) > 0, "faults that hit no request show nothing"
+    assert cell(table, "faults during an answer, at most") == "1", "a request that loses three workers counts as poison"
     for component in ("redis", "kv-coordinator", "router", "gateway", "workers"):
         assert re.search(rf"^\| {component} \| \d+ \|", table, re.MULTILINE), table
 

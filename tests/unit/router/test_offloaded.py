@@ -7,24 +7,23 @@ import pytest
 from ryzanstein.v1 import kv_pb2, worker_pb2
 
 from services.router.estimates import estimate
-from services.router.membership import Member
+from services.router.held import HeldPrefixes
 from services.router.offloaded import offloaded_prefix
 from services.router.snapshot import OffloadedPrefix, Query
-from tests.unit.router.fleets import Worker, snapshot_of
+from tests.unit.router.fleets import Lab, Worker, snapshot_of
 
 KV_BYTES = 40_000  # a token's
 TOKEN_MS = np.array([0.5, 0.5])
 
 
-def members(host: float = 0.0, disk: float = 0.0) -> dict[str, Member]:
-    """Two workers; the first has places with these speeds in bytes per second."""
-    speeds = {worker_pb2.KV_PLACE_HOST: host, worker_pb2.KV_PLACE_DISK: disk}
-    places = [worker_pb2.KvPlaceState(place=place, load_bytes_per_s=speed) for place, speed in speeds.items() if speed]
-    state = worker_pb2.WorkerState(kv_bytes_per_token=KV_BYTES, kv_places=places)
-    return {
-        "w0": Member("w0", "", 0, 0, state=state, incarnation="i"),
-        "w1": Member("w1", "", 1, 0, incarnation="i"),
-    }
+def offloaded(depths: list[kv_pb2.WorkerDepth], host: float = 0.0, disk: float = 0.0) -> OffloadedPrefix | None:
+    """Of two workers; the first has places with these speeds in bytes per second, and one of a newer version."""
+    speeds = {worker_pb2.KV_PLACE_HOST: host, worker_pb2.KV_PLACE_DISK: disk, 9: 1e12}
+    places = [worker_pb2.KvPlaceState(place=place, load_bytes_per_s=speed) for place, speed in speeds.items() if speed]  # type: ignore[arg-type]
+    lab = Lab()
+    lab.join("w0", incarnation="i", kv_bytes_per_token=KV_BYTES, kv_places=places)
+    lab.join("w1", incarnation="i")
+    return offloaded_prefix(lab.pool.members, HeldPrefixes.by_worker(depths).depths(lab.pool), TOKEN_MS)
 
 
 def depth(blocks: int, host: int = 0, disk: int = 0, incarnation: str = "i") -> kv_pb2.WorkerDepth:
@@ -34,7 +33,7 @@ def depth(blocks: int, host: int = 0, disk: int = 0, incarnation: str = "i") -> 
 
 
 def test_each_place_adds_the_blocks_missing_in_faster_places() -> None:
-    prefix = offloaded_prefix(members(host=4e9, disk=4e8), [depth(10, 20, 50)], TOKEN_MS)
+    prefix = offloaded([depth(10, 20, 50)], host=4e9, disk=4e8)
     assert prefix is not None
     assert prefix.tokens.tolist() == [40 * 16, 0]
     assert prefix.load_ms[0] == pytest.approx(10 * 16 * KV_BYTES / 4e6 + 30 * 16 * KV_BYTES / 4e5)
@@ -54,21 +53,21 @@ def test_each_place_adds_the_blocks_missing_in_faster_places() -> None:
 def test_blocks_that_would_not_be_loaded_do_not_count(
     depths: list[kv_pb2.WorkerDepth], speeds: dict[str, float]
 ) -> None:
-    assert offloaded_prefix(members(**speeds), depths, TOKEN_MS) is None
+    assert offloaded(depths, **speeds) is None
 
 
 def test_estimate_charges_the_load_instead_of_the_tokens() -> None:
     snapshot = snapshot_of([Worker(rate=2000.0, step_ms=20.0), Worker(rate=2000.0, step_ms=20.0)])
     matched = np.array([100.0, 100.0])
-    offloaded = OffloadedPrefix(np.array([800.0, 0.0]), np.array([50.0, 0.0]))
+    prefix = OffloadedPrefix(np.array([800.0, 0.0]), np.array([50.0, 0.0]))
     computed = estimate(snapshot, Query(1000, matched_tokens=matched)).ttft_ms
-    loaded = estimate(snapshot, Query(1000, matched_tokens=matched, offloaded=offloaded)).ttft_ms
+    loaded = estimate(snapshot, Query(1000, matched_tokens=matched, offloaded=prefix)).ttft_ms
     assert computed[0] - loaded[0] == pytest.approx(800 / 2 - 50)
     assert computed[1] == loaded[1]
 
 
 def test_whole_prompt_below_the_device_leaves_a_token_to_compute() -> None:
     snapshot = snapshot_of([Worker(rate=2000.0, step_ms=20.0)])
-    offloaded = OffloadedPrefix(np.array([1000.0]), np.array([50.0]))
-    estimates = estimate(snapshot, Query(1000, matched_tokens=np.zeros(1), offloaded=offloaded))
+    prefix = OffloadedPrefix(np.array([1000.0]), np.array([50.0]))
+    estimates = estimate(snapshot, Query(1000, matched_tokens=np.zeros(1), offloaded=prefix))
     assert estimates.ttft_ms[0] == pytest.approx(0.5 + 50)

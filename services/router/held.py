@@ -1,0 +1,80 @@
+"""How much of a prompt each worker holds, as the coordinator answers: by the numbers of its roster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+from ryzanstein.v1 import kv_pb2, worker_pb2
+
+from services.router.pool import Pool
+from services.router.snapshot import Floats
+
+PLACES = (worker_pb2.KV_PLACE_DEVICE, worker_pb2.KV_PLACE_HOST, worker_pb2.KV_PLACE_DISK)  # rows of depths
+
+Indices = NDArray[np.intp]
+
+
+class Roster:
+    """The places of workers by the coordinator's numbers, as one version of its roster has them."""
+
+    def __init__(self, message: kv_pb2.Roster | None = None) -> None:
+        """Without a message it names no place, and its version is 0."""
+        message = message or kv_pb2.Roster()
+        self.version = message.version
+        self._places = [(each.worker_id, each.incarnation, each.place) for each in message.places]
+        self._located: WeakKeyDictionary[Pool, tuple[int, Indices, Indices]] = WeakKeyDictionary()
+
+    def locate(self, pool: Pool) -> tuple[Indices, Indices]:
+        """The row and the column of each number in depths of a pool; the column after the last is no worker's."""
+        known = self._located.get(pool)
+        if known is None or known[0] != pool.version:
+            rows, columns = np.zeros((2, len(self._places)), dtype=np.intp)
+            columns[:] = len(pool.members)
+            for number, (worker_id, incarnation, place) in enumerate(self._places):
+                member = pool.members.get(worker_id)
+                if member is not None and member.incarnation == incarnation and place in PLACES:
+                    rows[number], columns[number] = place, member.index
+            known = self._located[pool] = pool.version, rows, columns
+        return known[1:]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldPrefixes:
+    """The answer about one prompt."""
+
+    roster: Roster
+    held: Sequence[kv_pb2.HeldPrefix]
+
+    @classmethod
+    def by_worker(cls, depths: Iterable[kv_pb2.WorkerDepth]) -> HeldPrefixes:
+        """The answer of an older coordinator, which names the workers each time."""
+        held = [
+            (kv_pb2.WorkerPlace(worker_id=depth.worker_id, incarnation=depth.incarnation, place=place), blocks)
+            for depth in depths
+            for place, blocks in zip(PLACES, (depth.blocks, depth.host_blocks, depth.disk_blocks), strict=True)
+        ]
+        size = (len(held) + 7) // 8
+        return cls(
+            Roster(kv_pb2.Roster(places=[place for place, _ in held])),
+            [
+                kv_pb2.HeldPrefix(blocks=blocks, places=(1 << number).to_bytes(size, "little"))
+                for number, (_, blocks) in enumerate(held)
+            ],
+        )
+
+    def depths(self, pool: Pool) -> Floats:
+        """Leading blocks that each place of each worker holds, [places, n_workers].
+
+        One assignment for all: a loop over a thousand workers takes longer than the rest of a decision.
+        """
+        depths = np.zeros((len(PLACES), len(pool.members) + 1))
+        if self.held:
+            rows, columns = self.roster.locate(pool)
+            masks = np.frombuffer(b"".join(each.places for each in self.held), np.uint8).reshape(len(self.held), -1)
+            which, numbers = np.unpackbits(masks, axis=1, count=len(rows), bitorder="little").nonzero()
+            depths[rows[numbers], columns[numbers]] = np.array([each.blocks for each in self.held])[which]
+        return depths[:, :-1]
