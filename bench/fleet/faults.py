@@ -45,7 +45,7 @@ async def strike(fleet: Fleet, load: Load, draw: random.Random, every_s: float) 
     for _ in range(max(1, int(load.seconds / every_s))):
         running = load.running()
         await asyncio.sleep(every_s)
-        while not all(answer.ended for answer in running):  # noqa: ASYNC110  # of some requests, which end in any order
+        while not all(answer.ended for answer in running):  # noqa: ASYNC110  # requests of another task
             await asyncio.sleep(_LOOK_S)
         if not left:
             left = draw.sample(list(FleetFault), len(FleetFault))

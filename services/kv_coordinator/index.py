@@ -38,7 +38,7 @@ class BlockIndex:
         self._shards: list[dict[int, int]] = [{} for _ in range(1 << SHARD_BITS)]
         self._bits: list[int] = []  # 1 << number; all entries with only this holder share the int
         self.slots: list[Slot | None] = []  # by number
-        self.version = time.time_ns()  # of `slots`: another one after each new slot, and in each process
+        self.version = time.time_ns()  # version of `slots`, which each new slot and each process changes
         self._free: list[int] = []
         self._live = 0  # mask of slots whose entries count
         self._dead = 0  # mask of slots to be swept

@@ -51,7 +51,7 @@ class Membership:
         self._table = np.zeros((2, 0))  # [rows, n_workers]
         self._verdicts = np.zeros(0, dtype=np.uint8)
         self._all_beat_until = 0.0  # before this moment no worker can be silent
-        self.version = 0  # another one after each change of the members, their indices or incarnations
+        self.version = 0  # number of changes of the members, their indices or incarnations
 
     def join(self, worker_id: str, address: str) -> Member:
         """A worker joins, not connected yet."""

@@ -38,7 +38,7 @@ class Pool:
 
     @property
     def version(self) -> int:
-        """Another number after each change of the members, their indices or incarnations."""
+        """The number of changes of the members, their indices or incarnations."""
         return self._membership.version
 
     def add(self, worker_id: str, address: str, limits: BreakerLimits) -> None:

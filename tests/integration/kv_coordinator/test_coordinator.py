@@ -125,7 +125,7 @@ async def test_depths_follow_stored_evicted_and_cleared_blocks(
     assert {d.incarnation for d in answers[0].depths} == {before.incarnation, after.incarnation}
 
 
-async def test_roster_comes_with_an_answer_only_when_it_changes(
+async def test_roster_comes_with_an_answer_only_after_a_change_of_places(
     coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers
 ) -> None:
     first = await workers.start("first")
