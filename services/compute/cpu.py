@@ -10,7 +10,7 @@ _BFLOAT16 = ({"avx512bw", "avx512vl", "avx512dq"}, {"avx_ne_convert"}, {"bf16"})
 _AVX2 = {"avx2", "fma", "f16c", "bmi2"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _AVX512_BF16 = _AVX512 | {"avx512_vnni", "avx512_bf16"}
-_AMX = {"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512_bf16"}
+_AMX = _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8", "avx512vbmi"}
 
 
 def has_bfloat16() -> bool:

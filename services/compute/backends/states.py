@@ -33,6 +33,12 @@ class StateStore:
                 for row in fresh:
                     part[row].zero_()
 
+    def save(self, segments: Sequence[StateRows]) -> None:
+        """Copy the states of the sequences that are to be saved after a step."""
+        for segment in segments:
+            if segment.save >= 0:
+                self.copy(segment.row, segment.save)
+
     def copy(self, source: int, target: int) -> None:
         """Copy a row of all layers."""
         for parts in self.layers:
@@ -108,20 +114,15 @@ def copy_rows(state: Tensor, pairs: tuple[tuple[int, int], ...]) -> None:
         state[target] = state[source]
 
 
-def in_turn(
-    advance: Callable[[Tensor, ScanTokens, Tensor], None], tokens: ScanTokens, state: Tensor, plan: StatePlan
-) -> Tensor:
-    """Return the results [n_rows, n_heads, height] of a step whose sequences `advance` computes one call after another.
+def in_turn(advance: Callable[[Tensor, int, int], None], state: Tensor, plan: StatePlan) -> None:
+    """Compute a step's sequences, one call of `advance(rows, first, end)` after another.
 
-    `advance(rows, tokens, out)` changes the states in `rows` [sequences] by as many tokens of each, and writes `out`.
+    A call changes the states in `rows` [sequences] int64 by the step's rows [first, end), as many of each sequence.
     """
-    out, n = torch.empty_like(tokens.inputs), plan.n_single
-    if n:
-        advance(plan.singles, tokens.part(0, n), out[:n])
+    if plan.n_single:
+        advance(plan.singles, 0, plan.n_single)
         copy_rows(state, plan.saves)
     for run in plan.runs:
-        row = torch.tensor([run.row], device=state.device)
-        advance(row, tokens.part(run.first, run.end), out[run.first : run.end])
+        advance(torch.tensor([run.row], device=state.device), run.first, run.end)
         if run.save >= 0:
             state[run.save] = state[run.row]
-    return out

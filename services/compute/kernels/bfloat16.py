@@ -18,6 +18,7 @@ import torch
 from services.compute.cpu import has_amx, has_avx512, has_avx512_bf16, has_neon, has_neon_bf16, has_vectors
 from services.compute.kernels.codes import SCALE_ROWS, Bits, InputBits, PackedCodes
 from services.compute.kernels.library import FUNCTIONS, AttentionShape, Sequences, call_attention, open_library
+from services.compute.kernels.recurrent import RecurrentKernels
 from services.compute.kernels.signatures import REDUCE, REDUCE_ARGUMENTS
 
 AMX, AVX512_BF16, AVX512, AVX2, NEON_BF16, NEON = (
@@ -77,7 +78,7 @@ class _NotingLibrary:
         return call
 
 
-class Bfloat16Kernels:
+class Bfloat16Kernels(RecurrentKernels):
     """The compiled kernels, called with tensors."""
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
@@ -224,25 +225,6 @@ class Bfloat16Kernels:
         self._library.rz_rms_norm(
             *(x.data_ptr(), x.stride(0), weight.data_ptr(), groups, eps),
             *(out.data_ptr(), out.stride(0), x.shape[0], size),
-        )
-
-    def scan_(
-        self,
-        states: torch.Tensor,
-        rows: torch.Tensor,
-        tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-        rate: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
-        """Advance `states` [n, n_heads, height, width] in `rows` [sequences] int64 by equally many tokens of each.
-
-        `tokens`: inputs [n_tokens, n_heads, height], b and c [n_tokens, n_heads, width], decay [n_tokens, n_heads] or
-        like b, by sequence; `rate` [n_tokens, n_heads]. `out` gets results like the inputs. All float32 and contiguous.
-        """
-        addresses, n_decays = [tensor.data_ptr() for tensor in tokens], tokens[-1].shape[2:].numel()
-        self._library.rz_scan(
-            *(states.data_ptr(), rows.data_ptr(), len(rows), len(out) // len(rows), *addresses),
-            *(n_decays, None if rate is None else rate.data_ptr(), out.data_ptr(), *states.shape[1:]),
         )
 
     def add_(self, x: torch.Tensor, added: torch.Tensor, scale: float) -> None:

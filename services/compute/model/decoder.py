@@ -248,13 +248,13 @@ class Decoder:
             rows = None  # these are all
         assert rows is None or not self.spec.bidirectional, "every row of a bidirectional model is pooled"
         n_tokens, graphs = len(batch.token_ids), self._graphs_in(cache, batch)
+        if cache.states is not None:
+            cache.states.begin(batch.segments)
         decodes = batch.images is None and (rows is None or n_tokens == batch.n_sequences)
         if decodes and graphs.decodes.serves(batch):
             hidden = graphs.decodes.forward(self.embed(batch.token_ids, batch.positions, batch.token_types), batch)
             return hidden if rows is None else hidden[batch.rows_of(rows)]
         step, n_rows = self.lay_out(batch, cache)
-        if cache.states is not None:
-            cache.states.begin(batch.segments)
         positions = pad_rows(batch.positions, n_rows)
         types = None if batch.token_types is None else pad_rows(batch.token_types, n_rows)
         x = self.embed(pad_rows(batch.token_ids, n_rows), positions, types)  # [n_rows, hidden_size]
@@ -327,7 +327,7 @@ class Decoder:
     def _graphs_in(self, cache: KvCache, batch: StepBatch) -> StepGraphs:
         """Graphs that replay steps in this cache. Steps without adapters and choices pay nothing for those with any.
 
-        Graphs know windows, not chunks, and no states.
+        Graphs know windows, not chunks, and no rows besides the residual stream.
         """
         longest, kind = max(batch.context_lens), (batch.adapters is not None, batch.chooses)
         if any(reach.chunk is not None and longest > reach.chunk for reach in self._tables.reaches):
@@ -335,7 +335,7 @@ class Decoder:
         if cache is not self._graphs_of:
             self._graphs, self._graphs_of = {}, cache
         if kind not in self._graphs:
-            if self.spec.bidirectional or self.spec.has_state:
+            if self._attention is None or self.spec.bidirectional or self.spec.n_blocks:
                 self._graphs[kind] = StepGraphs(NoGraph(), NoGraph())
             else:
                 self._graphs[kind] = self._backend.capture(self._computations(cache))

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from services.compute.backends.names import Gate
 from services.compute.backends.shapes import StatePart
 
 Divided = tuple[tuple[str, int], ...]  # parts that ranks divide among themselves, and their numbers
@@ -52,8 +53,7 @@ class Mamba2:
     conv_bias: bool
     bias: bool  # the products before and after have one
     least_step: float = 0.0  # least step of time
-    # Where the results are multiplied by silu(z): before their norm, after it, or without a norm.
-    gate: Literal["inside", "outside", "plain"] = "inside"
+    gate: Gate = "inside"
     factors: tuple[float, ...] = ()  # those of z, x, b, c and dt; (): none
 
     @property

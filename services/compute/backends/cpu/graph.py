@@ -11,6 +11,7 @@ from services.compute.backends.base import Computations, Compute, Step
 from services.compute.backends.batch import AdapterRows, StepBatch, long_tensor
 from services.compute.backends.cpu.attention import KernelPlan
 from services.compute.backends.cpu.collectives import ReplayedCollectives
+from services.compute.backends.states import StatePlan
 from services.compute.kernels.bfloat16 import Bfloat16Kernels, StepSizes
 from services.compute.kernels.capture import CapturedGraph, GraphCapture, NotReplayableError
 
@@ -41,6 +42,8 @@ class KernelGraph:
         self._positions, self._kv_slots, self._lengths = torch.zeros(3, max_rows, dtype=torch.int64)
         self._pages = torch.zeros(max_rows, dtype=torch.int64)
         self._adapters = torch.full((max_rows,), -1, dtype=torch.int64)  # slots
+        self._states = computations.cache.states
+        self._state_rows = torch.zeros(max_rows, dtype=torch.int64)
         self._starts = torch.zeros(max_rows + 1, dtype=torch.int64)
         # Takes no memory until it is written.
         self._blocks = torch.zeros(max_rows, computations.max_blocks, dtype=torch.int64)
@@ -51,7 +54,9 @@ class KernelGraph:
     def serves(self, batch: StepBatch) -> bool:
         """Whether `forward` can replay or capture this step."""
         n = len(batch.token_ids)
-        if n > self._max_rows or self._gave_up or (batch.chooses and n != batch.n_sequences):
+        if n > self._max_rows or self._gave_up:
+            return False
+        if n != batch.n_sequences and (batch.chooses or self._states is not None):
             return False
         return n <= _MAX_CAPTURED or self._graph is not None
 
@@ -69,9 +74,15 @@ class KernelGraph:
         if self._narrow is not None:
             _fill(batch.narrow(), *self._narrow)
         sizes = StepSizes(n, n_sequences)
+        if self._states is not None:
+            self._state_rows[:n] = long_tensor([segment.row for segment in batch.segments])
         if self._graph is None:
-            return self._capture(batch, sizes)
-        return self._graph.replay(sizes, self._reduce, self._collectives)
+            hidden = self._capture(batch, sizes)
+        else:
+            hidden = self._graph.replay(sizes, self._reduce, self._collectives)
+        if self._states is not None:
+            self._states.save(batch.segments)
+        return hidden
 
     def _capture(self, batch: StepBatch, sizes: StepSizes) -> torch.Tensor:
         n, n_sequences = sizes
@@ -94,6 +105,7 @@ class KernelGraph:
             ),
             reduce=capture.reduce,
             adapters=AdapterRows(self._adapters[:n], ()) if batch.adapters is not None else None,
+            states=None if self._states is None else StatePlan(n, n, self._state_rows[:n], (), ()),
         )
         with capture.noting():
             hidden = self._compute(self._x[:n], step)

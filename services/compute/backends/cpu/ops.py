@@ -29,8 +29,10 @@ from services.compute.backends.cpu.linear import KernelLinear, PackedLinear
 from services.compute.backends.cpu.logit_shard import KernelLogitShard
 from services.compute.backends.cpu.low_rank import KernelLowRank
 from services.compute.backends.cpu.quantized import QuantizedLinear, stays_integer
+from services.compute.backends.cpu.recurrent import KernelConvolution, KernelGatedNorm, KernelStateSpace
 from services.compute.backends.kv_cache import KvLayer, Rotation, rows_to_store
-from services.compute.backends.names import Activation
+from services.compute.backends.names import Activation, Gate
+from services.compute.backends.recurrent import Convolution, GatedNorm, HeadDecays, StateSpace
 from services.compute.backends.shapes import ExpertsShape
 from services.compute.backends.states import ScanTokens, StatePlan, in_turn
 from services.compute.backends.torch.experts import ExpertLoop, Router
@@ -138,10 +140,26 @@ class KernelOps(OneDnnOps):
     def scan(self, tokens: ScanTokens, state: Tensor, plan: StatePlan) -> Tensor:
         """Return the results of a step's tokens; `state` is advanced."""
 
-        def advance(rows: Tensor, part: ScanTokens, out: Tensor) -> None:
-            self._kernels.scan_(state, rows, (part.inputs, part.b, part.c, part.decay), part.rate, out)
+        dense, out = tokens.contiguous(), torch.empty(tokens.inputs.shape)
 
-        return in_turn(advance, tokens.contiguous(), state, plan)
+        def advance(rows: Tensor, first: int, end: int) -> None:
+            part = dense.part(first, end)
+            self._kernels.scan_(state, rows, (part.inputs, part.b, part.c, part.decay), part.rate, out[first:end])
+
+        in_turn(advance, state, plan)
+        return out
+
+    def convolution(self, weight: Tensor, bias: Tensor | None) -> Convolution:
+        """Return the convolution by our kernel."""
+        return KernelConvolution(self._kernels, weight, bias)
+
+    def state_space(self, decays: HeadDecays) -> StateSpace:
+        """Return the scan by our kernel."""
+        return KernelStateSpace(self._kernels, decays)
+
+    def gated_norm(self, weight: Tensor | None, n_groups: int, eps: float, gate: Gate) -> GatedNorm:
+        """Return the gate and the norm by our kernel."""
+        return KernelGatedNorm(self._kernels, weight, n_groups, eps, gate)
 
     def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
         """Return the product with `weight`, whose integers stay integers."""

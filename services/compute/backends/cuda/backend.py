@@ -81,7 +81,7 @@ class CudaBackend(TorchBackend):
     def capture(self, computations: Computations) -> StepGraphs:
         """Return graphs of the layers, if the attention of a mixed step can be laid out in tensors."""
         attention = computations.attention
-        if not self._graphs or not isinstance(attention, MixedAttention):
+        if not self._graphs or not isinstance(attention, MixedAttention) or computations.cache.states is not None:
             return super().capture(computations)
         of, on = (computations, attention, self._uploads, self._recorder), (self.dtype, self.device)
         return StepGraphs(NoGraph(), LayerGraphs(*of, *on, adapters=self._own.replays_adapters))

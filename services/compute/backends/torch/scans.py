@@ -11,17 +11,20 @@ from services.compute.backends.states import ScanTokens, StatePlan, in_turn
 def scan(tokens: ScanTokens, state: Tensor, plan: StatePlan) -> Tensor:
     """Return the results of a step's tokens, whose sums have one order however the step is cut; `state` is advanced."""
 
-    def advance(rows: Tensor, part: ScanTokens, out: Tensor) -> None:
-        if len(rows) > 1 or len(out) == 1:
+    out = torch.empty_like(tokens.inputs)
+
+    def advance(rows: Tensor, first: int, end: int) -> None:
+        if len(rows) > 1 or end - first == 1:
             states = state[rows]
-            out.copy_(_step(states, part))
+            out[first:end] = _step(states, tokens.part(first, end))
             state.index_copy_(0, rows, states)
             return
         states = state[int(rows)].unsqueeze(0)  # a view
-        for row in range(len(out)):
-            out[row : row + 1] = _step(states, part.part(row, row + 1))
+        for row in range(first, end):
+            out[row : row + 1] = _step(states, tokens.part(row, row + 1))
 
-    return in_turn(advance, tokens, state, plan)
+    in_turn(advance, state, plan)
+    return out
 
 
 def _step(states: Tensor, token: ScanTokens) -> Tensor:

@@ -51,6 +51,13 @@ REPLAYED void rz_quantize_rows(const bf16 *x, long ldx, row_count m, long n_in, 
 REPLAYED void rz_quantized_linear(const void *inputs, long stride, row_count m, long k, long block, const void *codes, int bits,
                                   int input_bits, const void *scales, const void *offsets, long common, int half, const float *bias, long n,
                                   void *y, long ldy, int wide);
+REPLAYED void rz_convolve(const bf16 *x, long ldx, long n, int gated, const float *taps, const float *bias, long kernel, bf16 *state,
+                          const int64_t *rows, sequence_count sequences, long length, bf16 *y);
+REPLAYED void rz_state_space(const bf16 *x, long ldx, const bf16 *dt, long ldt, const float *rate, const float *bias, const float *skip,
+                             float least, float *states, const int64_t *rows, sequence_count sequences, long length, bf16 *y,
+                             long n_heads, long height, long groups, long width);
+REPLAYED void rz_gated_norm(const bf16 *x, long ldx, const bf16 *z, long ldz, const float *weight, long groups, float eps, int outside,
+                            bf16 *y, row_count m, long n);
 
 // Only in the libraries made from fma/.
 void rz_attend_float(const float *q, long ldq, float *out, long ldo, const float *cache, long n_kv, long group, long head_dim,

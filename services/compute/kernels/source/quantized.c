@@ -2,8 +2,7 @@
 //
 // Products are added up in integers, exactly, block by block; blocks are added up in float32, in order. So a row's bits depend neither
 // on the number of rows nor on other rows.
-#include "quantized.h"
-#include "product.h"
+#include "integers.h"
 
 #define ROWS (REGISTERS == 32 ? 6 : 4) // rows that a strip is multiplied with: their sums and the codes fill the registers
 #define ROW_BLOCK 128          // rows whose inputs stay in a near cache while the weight streams past them
@@ -18,18 +17,6 @@ typedef __m256i raw;
 #else
 typedef int32x4_t raw;
 #endif
-
-typedef struct {
-    product p; // first, for share_product(); its x and packed are not used
-    const char *inputs, *codes, *scales, *offsets;
-    long stride, block, common, groups; // `common` blocks have a scale in common, an output has `groups` scales
-    int half;                           // scales and offsets are float16
-} quantized;
-
-// Scales and offsets are [n / GROUP][scales of an output][GROUP].
-INLINE vec scale_at(const char *scales, long at, int half) {
-    return half ? load_f16((const uint16_t *)scales + at) : load((const float *)scales + at);
-}
 
 // The first sums of a block: what the codes' CENTER adds. `sum`: of the block's inputs, negative.
 INLINE ints first_sums(int32_t sum, int bits, int input_bits) {
@@ -101,8 +88,7 @@ INLINE void add_block(const char *facts, long stride, const char *scales, const 
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
             const block_facts *of_row = (const block_facts *)(facts + i * stride);
-            int32_t sum = input_bits == 16 ? of_row->sum : (int16_t)of_row->sum + (of_row->sum >> 16);
-            totals[i * n + r] = fma_of(spread(-(float)sum * of_row->step), offset, totals[i * n + r]);
+            totals[i * n + r] = fma_of(spread(-(float)sum_of(of_row, input_bits) * of_row->step), offset, totals[i * n + r]);
         }
     }
 }
@@ -187,6 +173,13 @@ EXPORT void rz_quantized_linear(const void *inputs, long stride, long m, long k,
                                 int input_bits, const void *scales, const void *offsets, long common, int half, const float *bias,
                                 long n, void *y, long ldy, int wide) {
     quantized q = {{0, 0, bias, y, 0, ldy, m, k, n, 0, wide}, inputs, codes, scales, offsets, stride, block, common, blocks_of(blocks_of(k, block), common), half};
+#ifdef __AMX_INT8__
+    long done = multiply_in_tiles(&q, bits, input_bits);
+    q.inputs += done * stride;
+    q.p.y = (char *)y + done * ldy * (wide ? 4 : 2);
+    q.p.m = m - done;
+    if (!q.p.m) return;
+#endif
     task multiply = bits == 8         ? multiply_bytes
                     : bits == 2       ? multiply_two_bits
                     : input_bits == 8 ? multiply_nibbles_with_bytes

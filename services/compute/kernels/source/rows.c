@@ -206,13 +206,13 @@ static inline vec gelu_tanh(vec x) { // x (1 + tanh(u)) / 2 = x sigmoid(2u), u =
 typedef struct {
     const bf16 *x;
     bf16 *y;
-    long m, n;
+    long m, n, piece;
     int tanh;
 } gating;
 
 static void gate(const void *context, long index) {
     const gating *p = context;
-    for (long i = index * PIECE, end = end_of_piece(index, p->m, PIECE); i < end; i++)
+    for (long i = index * p->piece, end = end_of_piece(index, p->m, p->piece); i < end; i++)
         for (long j = 0; j < p->n; j += WIDTH) {
             lanes mask = first_lanes(p->n - j);
             const bf16 *x = p->x + i * 2 * p->n + j;
@@ -223,6 +223,53 @@ static void gate(const void *context, long index) {
 
 // y [m, n] = act(gate) * up of x [m, 2 n] = (gate, up); `tanh`: gelu_tanh instead of silu
 EXPORT void rz_gate(const bf16 *x, bf16 *y, long m, long n, int tanh) {
-    gating p = {x, y, m, n, tanh};
-    share_pieces(gate, &p, m, PIECE);
+    long piece = m * n < ELEMENTS / 2 ? PIECE : 4; // long rows are worth it when they are few
+    gating p = {x, y, m, n, piece, tanh};
+    share_pieces(gate, &p, m, piece);
+}
+
+typedef struct {
+    const bf16 *x, *z;
+    const float *weight;
+    bf16 *y;
+    long ldx, ldz, groups, n, m;
+    float eps;
+    int outside;
+} gated_norm;
+
+static void normalize_gated(const gated_norm *p, const bf16 *x, const bf16 *z, const float *weight, bf16 *y) {
+    float rows[p->n + WIDTH];
+    vec squares = spread(0);
+    for (long j = 0; j < p->n; j += WIDTH) {
+        lanes mask = first_lanes(p->n - j);
+        vec v = load_bf16_tail(x + j, mask);
+        if (!p->outside) v *= silu(load_bf16_tail(z + j, mask));
+        squares = fma_of(v, v, squares);
+        store(rows + j, v);
+    }
+    vec scale = spread(weight ? 1.0f / sqrtf(total_of(squares) / (float)p->n + p->eps) : 1.0f);
+    for (long j = 0; j < p->n; j += WIDTH) {
+        lanes mask = first_lanes(p->n - j);
+        vec v = load(rows + j) * scale;
+        if (weight) v *= load_tail(weight + j, mask);
+        if (p->outside) v *= silu(load_bf16_tail(z + j, mask));
+        store_bf16_tail(y + j, v, mask);
+    }
+}
+
+static void gate_norm(const void *context, long index) {
+    const gated_norm *p = context;
+    for (long i = index * PIECE, end = end_of_piece(index, p->m, PIECE); i < end; i++)
+        for (long g = 0; g < p->groups; g++) {
+            long at = g * p->n;
+            normalize_gated(p, p->x + i * p->ldx + at, p->z + i * p->ldz + at, p->weight ? p->weight + at : 0, p->y + i * p->groups * p->n + at);
+        }
+}
+
+// y = norm(x * silu(z)) or, `outside`, norm(x) * silu(z), of x, y and z [m, groups * n]. norm: rz_rms_norm's of each group, with weight
+// [groups * n]; without a weight (null), there is none.
+EXPORT void rz_gated_norm(const bf16 *x, long ldx, const bf16 *z, long ldz, const float *weight, long groups, float eps, int outside,
+                          bf16 *y, long m, long n) {
+    gated_norm p = {x, z, weight, y, ldx, ldz, groups, n, m, eps, outside};
+    share_pieces(gate_norm, &p, m, PIECE);
 }

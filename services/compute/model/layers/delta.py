@@ -7,10 +7,11 @@ from torch import Tensor
 
 from services.compute.backends.base import Ops, RmsNorm, Step
 from services.compute.backends.batch import AdapterRows
+from services.compute.backends.curves import sigmoid, silu, softplus
+from services.compute.backends.recurrent import Convolution
 from services.compute.backends.states import ScanTokens
 from services.compute.model.layers.adapters import AdaptedLinear
-from services.compute.model.layers.convolution import CausalConv, load_conv
-from services.compute.model.layers.curves import sigmoid, silu, softplus
+from services.compute.model.layers.convolution import load_conv
 from services.compute.model.layers.embedding import pad_rows
 from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.mixers import DeltaNet
@@ -47,7 +48,7 @@ class DeltaLayer:
         ranks: int,
         project: AdaptedLinear,
         gates: LowRankGates | None,
-        conv: CausalConv,
+        conv: Convolution,
         decay: tuple[Tensor, Tensor],
         norm: RmsNorm,
         out: AdaptedLinear,
@@ -74,7 +75,7 @@ class DeltaLayer:
             mixed, rate = torch.split(projected, [2 * keys + values, n_heads], dim=-1)
             z, dt = (part[: plan.n_rows] for part in self._gates(x, step.adapters))
         inputs, heads = step.cache.states.layers[self._index]
-        mixed = silu(self._conv(mixed, inputs, plan)).to(x.dtype).float()
+        mixed = self._conv.activated(mixed, inputs, plan).float()
         q, k, v = torch.split(mixed, [keys, keys, values], dim=-1)
         group = mixer.n_value_heads // mixer.n_key_heads
         q, k = (part.reshape(plan.n_rows, -1, mixer.key_dim).repeat_interleave(group, dim=1) for part in (q, k))

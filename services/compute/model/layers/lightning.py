@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from services.compute.backends.base import Norm, Ops, Step
+from services.compute.backends.curves import sigmoid, silu
 from services.compute.backends.states import ScanTokens
 from services.compute.model.layers.adapters import AdaptedLinear
-from services.compute.model.layers.curves import sigmoid, silu
 from services.compute.model.layers.embedding import pad_rows
 from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.layers.norm import load_divided_norm

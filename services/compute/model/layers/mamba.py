@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from services.compute.backends.base import Norm, Step
+from services.compute.backends.curves import silu, softplus
+from services.compute.backends.recurrent import Convolution
 from services.compute.backends.states import StatePlan, copy_rows
 from services.compute.model.layers.adapters import AdaptedLinear
-from services.compute.model.layers.convolution import CausalConv, load_conv
-from services.compute.model.layers.curves import silu, softplus
+from services.compute.model.layers.convolution import load_conv
 from services.compute.model.layers.embedding import pad_rows
 from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.mixers import Mamba
@@ -60,7 +61,7 @@ class MambaLayer:
         index: int,
         mixer: Mamba,
         project: AdaptedLinear,
-        conv: CausalConv,
+        conv: Convolution,
         select: AdaptedLinear,
         steps: AdaptedLinear,
         norms: tuple[Norm, Norm, Norm],
@@ -78,7 +79,7 @@ class MambaLayer:
         n_rows, plan, mixer = len(x), step.states, self._mixer
         inner, z = self._project(x, step.adapters)[: plan.n_rows].chunk(2, dim=-1)
         inputs, channels = step.cache.states.layers[self._index]
-        mixed = silu(self._conv(inner, inputs, plan)).to(x.dtype)
+        mixed = self._conv.activated(inner, inputs, plan)
         chosen = step.reduce(self._select(pad_rows(mixed, n_rows)))
         parts = torch.split(chosen, [mixer.step_rank, mixer.n_states, mixer.n_states], dim=-1)
         numbers, b, c = (norm(part.contiguous()) for norm, part in zip(self._norms, parts, strict=True))

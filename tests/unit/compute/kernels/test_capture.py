@@ -56,6 +56,21 @@ REPLAYED = {
     "two_ropes": _config("Gemma3TextConfig", **_SLIDES, head_dim=64),
     "scales": _config("GraniteConfig", embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.2),
 }
+RECURRENT = {  # only decodes are replayed
+    "convolutions": _config(
+        "Lfm2Config", block_auto_adjust_ff_dim=False, layer_types=["conv", "full_attention", "conv"]
+    ),
+    "state_spaces": _config(
+        "GraniteMoeHybridConfig",
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=192,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mamba_n_heads=8,
+        mamba_d_head=32,
+        mamba_d_state=32,
+    ),
+}
 COMPUTED = {
     "experts": _config("MixtralConfig", num_experts_per_tok=2, num_local_experts=4),
     "full_qk_norm": _config("Olmo2Config"),
@@ -128,7 +143,8 @@ class Pair:
 
     @property
     def replays(self) -> bool:
-        return None not in (self.decodes._graph, self.layers._graph)
+        graphs = [self.decodes._graph] if self.model.spec.has_state else [self.decodes._graph, self.layers._graph]
+        return None not in graphs
 
 
 def graphs_of(model: Decoder) -> Any:
@@ -141,7 +157,7 @@ MakePair = Callable[..., Pair]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return written_once(REPLAYED | COMPUTED, tmp_path_factory, torch.bfloat16)
+    return written_once(REPLAYED | RECURRENT | COMPUTED, tmp_path_factory, torch.bfloat16)
 
 
 @pytest.fixture
@@ -151,7 +167,7 @@ def make_pair(kernels: Bfloat16Kernels, checkpoint: Callable[[str], Path]) -> Ma
 
 @pytest.mark.parametrize(
     ("name", "quantization"),
-    [*((name, "none") for name in REPLAYED), ("biased", "int8"), ("two_ropes", "int4")],
+    [*((name, "none") for name in (*REPLAYED, *RECURRENT)), ("biased", "int8"), ("two_ropes", "int4")],
 )
 def test_replayed_steps_equal_computed_steps_in_any_order(
     make_pair: MakePair, name: str, quantization: Quantization

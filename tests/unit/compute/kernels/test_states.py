@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.compute.backends.base import Ops
+from services.compute.backends.cpu.ops import KernelOps
+from services.compute.backends.names import Gate
+from services.compute.backends.recurrent import HeadDecays
 from services.compute.backends.states import ScanTokens, StatePlan, StateRows
+from services.compute.backends.torch.ops import TorchOps
 from services.compute.backends.torch.scans import scan
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
+from tests.unit.compute.kernels.numbers import normal
 
 CPU = torch.device("cpu")
 
@@ -72,3 +80,82 @@ def test_scan_is_the_same_in_pieces_and_beside_another_sequence(
 
 def list_of(part: ScanTokens) -> list[torch.Tensor]:
     return [part.inputs, part.b, part.c, part.decay]
+
+
+Compute = Callable[[Ops, torch.Tensor, torch.Tensor, StatePlan], torch.Tensor]
+Case = tuple[Compute, int, tuple[int, ...], torch.dtype]
+N, STORE = 9, 5  # rows of the input of a test, rows of its store of states
+_MIXED = [StateRows(0, 1, row=3, save=1), StateRows(1, 7, row=4, save=2), StateRows(7, N, row=0)]
+
+
+def convolution(n_channels: int, kernel: int, *, gated: bool, biased: bool) -> Case:
+    """A computation, the numbers of its rows, the shape of its state, and its dtype."""
+    weight = normal(1, n_channels, kernel, scale=0.5, dtype=torch.float32)
+    bias = normal(2, n_channels, dtype=torch.float32) if biased else None
+
+    def compute(ops: Ops, x: torch.Tensor, state: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+        conv = ops.convolution(weight, bias)
+        return (conv.gated if gated else conv.activated)(x, state, plan)
+
+    return compute, n_channels * (3 if gated else 1), (kernel - 1, n_channels), torch.bfloat16
+
+
+def state_space(n_heads: int, head_dim: int, n_groups: int, n_states: int) -> Case:
+    """The same of a scan."""
+    rate, step_bias, skip = (normal(seed, n_heads, dtype=torch.float32) for seed in (1, 2, 3))
+    decays = HeadDecays(-rate.exp(), step_bias, skip, 0.05, head_dim, n_groups, n_states)
+    channels = n_heads * head_dim + 2 * n_groups * n_states
+
+    def compute(ops: Ops, x: torch.Tensor, state: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+        return ops.state_space(decays)(x[:, :channels], 10 * x[:, channels:], state, plan)
+
+    return compute, channels + n_heads, (n_heads, head_dim, n_states), torch.float32
+
+
+RECURRENT = {
+    "gated_convolution": convolution(40, 3, gated=True, biased=False),
+    "biased_convolution": convolution(77, 4, gated=True, biased=True),
+    "activated_convolution": convolution(5000, 4, gated=False, biased=True),
+    "short_convolution": convolution(16, 2, gated=False, biased=False),
+    "state_space": state_space(6, 20, 2, 24),
+    "one_group": state_space(5, 32, 1, 70),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_states_are_advanced_as_torch_does(kernels: Bfloat16Kernels, name: str) -> None:
+    compute, width, shape, dtype = RECURRENT[name]
+    x, plan = normal(0, N, width), StatePlan.of(_MIXED, CPU)
+    store = normal(1, STORE, *shape, dtype=dtype)
+    ours, torchs = store.clone(), store.clone()
+    found = compute(KernelOps(kernels), x, ours, plan)
+    expected = compute(TorchOps(torch.bfloat16, CPU), x, torchs, plan)
+    torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-6)
+    torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-4)
+    assert torch.equal(ours[[1, 2]], ours[[3, 4]])
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_rows_of_states_have_the_same_bits_in_pieces_and_beside_another_sequence(
+    kernels: Bfloat16Kernels, name: str
+) -> None:
+    compute, width, shape, dtype = RECURRENT[name]
+    ops, x, other = KernelOps(kernels), normal(0, N, width), normal(1, N, width)
+    whole, alone = torch.zeros(STORE, *shape, dtype=dtype), torch.zeros(STORE, *shape, dtype=dtype)
+    expected = compute(ops, x, whole, StatePlan.of([StateRows(0, N, row=0)], CPU))
+    for row in range(N):
+        both = torch.cat((other[row : row + 1], x[row : row + 1]))
+        plan = StatePlan.of([StateRows(0, 1, row=2), StateRows(1, 2, row=4)], CPU)
+        assert torch.equal(compute(ops, both, alone, plan)[1], expected[row])
+    assert torch.equal(alone[4], whole[0])
+
+
+@pytest.mark.parametrize("gate", ["inside", "outside", "plain"])
+@given(n=st.integers(1, 40), size=st.integers(1, 70), groups=st.integers(1, 4))
+def test_gated_norm(kernels: Bfloat16Kernels, gate: Gate, n: int, size: int, groups: int) -> None:
+    weight = None if gate == "plain" else normal(1, groups * size, dtype=torch.float32)
+    y, z = normal(2, n, groups * size), normal(3, n, 2 * groups * size + 3)[:, 3 : 3 + groups * size]
+    found, expected = (
+        ops.gated_norm(weight, groups, 1e-5, gate)(y, z) for ops in (KernelOps(kernels), TorchOps(torch.bfloat16, CPU))
+    )
+    torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-6)

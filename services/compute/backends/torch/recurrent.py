@@ -1,0 +1,88 @@
+"""Layers with a state by their definitions, in torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from services.compute.backends.curves import silu, softplus
+from services.compute.backends.names import Gate
+from services.compute.backends.recurrent import HeadDecays
+from services.compute.backends.states import ScanTokens, StatePlan, in_turn
+from services.compute.backends.torch.scans import scan
+
+
+class TorchConvolution:
+    """The convolution as a sum over the taps."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """`weight`: [n_channels, kernel]; `bias`: [n_channels]. Both float32."""
+        self._taps, self._bias = weight.t().contiguous(), bias  # [kernel, n_channels]
+
+    def gated(self, bcx: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
+        """Return c * conv(b * x)."""
+        b, c, x = bcx.chunk(3, dim=-1)
+        return c * self._filter(b * x, state, plan).to(x.dtype)
+
+    def activated(self, x: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
+        """Return silu(conv(x))."""
+        return silu(self._filter(x, state, plan)).to(x.dtype)
+
+    def _filter(self, x: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
+        y, before = torch.empty(x.shape, dtype=torch.float32, device=x.device), len(self._taps) - 1
+
+        def advance(rows: Tensor, first: int, end: int) -> None:
+            new = x[first:end].view(len(rows), -1, x.shape[1])
+            window = torch.cat((state[rows], new), dim=1)  # [sequences, kernel - 1 + rows of each, n_channels]
+            total = self._sum([window[:, tap : tap + new.shape[1]] for tap in range(before + 1)])
+            y[first:end] = total.flatten(0, 1)
+            state.index_copy_(0, rows, window[:, new.shape[1] :])
+
+        in_turn(advance, state, plan)
+        return y
+
+    def _sum(self, inputs: list[Tensor]) -> Tensor:
+        total = inputs[0].float() * self._taps[0]
+        for tap, values in zip(self._taps[1:], inputs[1:], strict=True):
+            total += values.float() * tap
+        return total if self._bias is None else total + self._bias
+
+
+class TorchStateSpace:
+    """The scan token by token."""
+
+    def __init__(self, decays: HeadDecays) -> None:
+        self._of = decays
+
+    def __call__(self, mixed: Tensor, dt: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
+        """Return the heads' results."""
+        of, n = self._of, len(mixed)
+        n_heads, states = len(of.rate), of.n_groups * of.n_states
+        x, b, c = torch.split(mixed.float(), [n_heads * of.head_dim, states, states], dim=-1)
+        x, group = x.reshape(n, n_heads, of.head_dim), n_heads // of.n_groups
+        b, c = (part.reshape(n, -1, of.n_states).repeat_interleave(group, dim=1) for part in (b, c))
+        steps = softplus(dt.float() + of.step_bias).clamp(min=of.least_step)
+        tokens = ScanTokens(x * steps.unsqueeze(-1), b, c, torch.exp(steps * of.rate))
+        y = scan(tokens, state, plan) + of.skip.unsqueeze(-1) * x
+        return y.to(mixed.dtype).flatten(1)
+
+
+class TorchGatedNorm:
+    """RMS norm of each of several groups of a row, and the gate."""
+
+    def __init__(self, weight: Tensor | None, n_groups: int, eps: float, gate: Gate) -> None:
+        """`weight`: [size] float32; None: there is no norm."""
+        self._weight, self._n_groups, self._eps, self._gate = weight, n_groups, eps, gate
+
+    def __call__(self, y: Tensor, z: Tensor) -> Tensor:
+        """Return the gated rows [n, size]."""
+        x, gate = y.float(), silu(z.float())
+        gated = self._norm(x) * gate if self._gate == "outside" else self._norm(x * gate)
+        return gated.to(y.dtype)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        if self._weight is None:
+            return x
+        groups = x.reshape(len(x), self._n_groups, -1)
+        mean = groups.square().mean(-1, keepdim=True)
+        return (groups * torch.rsqrt(mean + self._eps)).flatten(1) * self._weight
