@@ -6,7 +6,7 @@ import base64
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,12 @@ class Seeing:
     row: str  # token of a frame's rows
     special: tuple[str, ...]  # tokens besides these
     resample: str
+    name: str = ""  # "": that of the layout
+
+    @property
+    def any_sides(self) -> bool:
+        """Whether an image is one frame of about its own sides."""
+        return self.layout == "qwen2_5_vl"
 
     @property
     def template(self) -> str:
@@ -52,7 +58,7 @@ class Seeing:
     @property
     def card(self) -> worker_pb2.ImageInput:
         """The images that workers say they take, without the token."""
-        if self.layout == "qwen2_5_vl":
+        if self.any_sides:
             return worker_pb2.ImageInput(
                 layout=self.layout,
                 frame_tokens=MOST_PIXELS // CELL**2,
@@ -76,18 +82,22 @@ class Seeing:
         if self.layout == "idefics3":
             text |= {"model_type": "llama"}
             return transformers.Idefics3Config(scale_factor=SQUARE, **common)
-        if self.layout == "qwen2_5_vl":
+        if self.any_sides:
             text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
             vision = {key: vision[key] for key in ("hidden_size", "intermediate_size")}
-            vision |= {"depth": 2, "num_heads": 2, "patch_size": WIDE_PATCH, "window_size": 2 * CELL}
-            vision |= {"fullatt_block_indexes": [1], "out_hidden_size": text["hidden_size"]}
+            vision |= {"depth": 2, "num_heads": 2, "patch_size": WIDE_PATCH, "out_hidden_size": text["hidden_size"]}
+            if self.name == "qwen3_vl":
+                text["head_dim"] = 12
+                vision |= {"num_position_embeddings": 49, "deepstack_visual_indexes": [0]}
+                return transformers.Qwen3VLConfig(**common | {"vision_config": vision})
+            vision |= {"window_size": 2 * CELL, "fullatt_block_indexes": [1]}
             return transformers.Qwen2_5_VLConfig(**common | {"vision_config": vision})
         text |= {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16}
         text |= {"layer_types": ["sliding_attention", "full_attention"]}
         return transformers.Gemma3Config(mm_tokens_per_image=FRAME_TOKENS, **common)
 
     def image_processor(self) -> Any:
-        if self.layout == "qwen2_5_vl":
+        if self.any_sides:
             size = {"shortest_edge": LEAST_PIXELS, "longest_edge": MOST_PIXELS}
             return Qwen2VLImageProcessorPil(size=size, patch_size=WIDE_PATCH, merge_size=SQUARE, image_mean=_MEAN)
         if self.layout == "gemma3":
@@ -126,7 +136,7 @@ class Seeing:
 
     def inputs(self, folder: Path, text: str, images: list[Image.Image]) -> Any:
         """What transformers' model takes for a text with images."""
-        if self.layout != "qwen2_5_vl":
+        if not self.any_sides:
             return self.processor(folder)(text=text, images=[images] if images else None, return_tensors="pt")
         # transformers' processor needs torchvision, for videos.
         pixels = self.image_processor().preprocess(images, return_tensors="pt")
@@ -146,7 +156,7 @@ class Seeing:
     ) -> tuple[list[int], list[int]]:
         """The prompt's tokens and the greedy answer's, as transformers' processor and model have them."""
         inputs = self.inputs(folder, text, images)
-        if self.layout == "qwen2_5_vl":
+        if self.any_sides:
             return inputs["input_ids"][0].tolist(), _drawn(model, inputs, n_tokens)
         with torch.inference_mode():
             whole = model.generate(
@@ -210,7 +220,8 @@ QWEN2_5_VL = Seeing(
     special=("<|vision_start|>", "<|vision_end|>"),
     resample="bicubic",
 )
-FAMILIES: Mapping[str, Seeing] = {one.layout: one for one in (IDEFICS3, GEMMA3, QWEN2_5_VL)}
+QWEN3_VL = replace(QWEN2_5_VL, name="qwen3_vl")
+FAMILIES: Mapping[str, Seeing] = {one.name or one.layout: one for one in (IDEFICS3, GEMMA3, QWEN2_5_VL, QWEN3_VL)}
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -88,10 +88,13 @@ class FrameRows:
 
 @dataclass(frozen=True, slots=True)
 class ImageRows:
-    """Rows of a step that are parts of images; they have states of the vision tower in place of embeddings."""
+    """Rows of a step that are parts of images; they have states of the vision tower in place of embeddings.
+
+    States of some models are longer: the rest is added to these rows, `hidden_size` numbers after each first layer.
+    """
 
     rows: torch.Tensor  # [n] int64
-    states: torch.Tensor  # [n, hidden_size]
+    states: torch.Tensor  # [n, (1 + n_deep) * hidden_size]
     frames: tuple[FrameRows, ...] = ()  # by frame; read by models whose frames' rows attend to each other
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,13 +83,19 @@ def open_checkpoint(model: Description, dtype: torch.dtype | None) -> Iterator[t
     with _open_stored(model) as (files, quantized):
         check_counts(config, family, spec, n_drafts, files)  # before references are made for all layers
         # A stored head is used even if the config ties the head to the embedding.
-        stored = {"head": family.refs(replace(spec, tied=False))["head"]} | stacked_refs(spec, family.stacked)
+        stored = {"head": family.refs(replace(spec, tied=False))["head"]}
+        stored |= stacked_refs(spec, family.stacked, partial(_shape, files, family.optional_prefix))
         prefix = family.optional_prefix
         if spec.left_out:
             logger.info("not loaded: %s", spec.left_out)
         source = Checkpoint(files, family.refs(spec), ignored, prefix, stored, quantized, dtype)
         check_shapes(config, family, spec, source)
         yield spec, source
+
+
+def _shape(files: StoredTensors, optional_prefix: str, name: str) -> tuple[int, ...]:
+    """Return the shape of a tensor, whose name may lack the prefix; () if it is not stored."""
+    return next((files.shape(one) for one in (name, name.removeprefix(optional_prefix)) if one in files.names), ())
 
 
 @contextmanager
@@ -132,10 +139,10 @@ def build_decoder(
     tables = [rope_tables(rope, max_positions) for rope in spec.ropes]
     tables += [query_scale_tables(scale, spec.head_dim, max_positions) for scale in spec.query_scales]
     rotary = tuple(
-        by_places(backend.ops.rope, (cos, sin), sections) if sections else backend.ops.rope(cos, sin)
-        for (cos, sin), sections in zip(
+        by_places(backend.ops.rope, (cos, sin), axes) if axes else backend.ops.rope(cos, sin)
+        for (cos, sin), axes in zip(
             [(cos.to(backend.device), sin.to(backend.device)) for cos, sin in tables],
-            [*(rope.sections for rope in spec.ropes), *(() for _ in spec.query_scales)],
+            [*(rope.axes for rope in spec.ropes), *(() for _ in spec.query_scales)],
             strict=True,
         )
     )

@@ -52,6 +52,12 @@ class Residual:
     x: torch.Tensor
     normed: torch.Tensor | None = None
 
+    def with_added(self, rows: torch.Tensor, added: torch.Tensor, norm: Norm | None) -> Residual:
+        """Return the stream with `added` [n, hidden_size] in `rows` [n] and their `norm`; others keep their bits."""
+        changed = self.x[rows] + added.to(self.x.dtype)
+        normed = None if self.normed is None or norm is None else self.normed.index_copy(0, rows, norm(changed))
+        return Residual(self.x.index_copy(0, rows, changed), normed)
+
 
 class Mixing(Protocol):
     """The part of a layer in which rows of a sequence see each other: attention, or what keeps a state."""
@@ -259,10 +265,11 @@ class Decoder:
         types = None if batch.token_types is None else pad_rows(batch.token_types, n_rows)
         x = self.embed(pad_rows(batch.token_ids, n_rows), positions, types)  # [n_rows, hidden_size]
         if batch.images is not None:
-            x = x.index_copy(0, batch.images.rows, batch.images.states.to(x.dtype))
+            x = x.index_copy(0, batch.images.rows, batch.images.states[:, : x.shape[1]].to(x.dtype))
         if self.spec.n_blocks:
             step = replace(step, embedded=x.clone())
-        if n_rows == n_tokens and step.frames is None and batch.places is None and graphs.layers.serves(batch):
+        plain = step.frames is None and batch.places is None and not self._deep(batch)
+        if n_rows == n_tokens and plain and graphs.layers.serves(batch):
             x = graphs.layers.forward(x, batch)
         else:
             x = self._through_layers(x, step)
@@ -312,9 +319,16 @@ class Decoder:
     def _pass(self, stream: Residual, step: Step, following: Norm | None) -> Residual:
         """Compute all layers but the last; `following` is the norm of the last one's input."""
         norms = [layer.norm for layer in self._layers[1:-1]]
-        for layer, norm in zip(self._layers[:-1], (*norms, following), strict=False):
+        images, deep = step.batch.images, self._deep(step.batch)
+        for number, (layer, norm) in enumerate(zip(self._layers[:-1], (*norms, following), strict=False)):
             stream = layer.advance(stream, step, None, norm)
+            if images is not None and number < len(deep):
+                stream = stream.with_added(images.rows, deep[number], norm)
         return stream
+
+    def _deep(self, batch: StepBatch) -> Sequence[torch.Tensor]:
+        """Return what rows of images are added after each of the first layers, [n, hidden_size]."""
+        return () if batch.images is None else torch.split(batch.images.states, self.spec.hidden_size, 1)[1:]
 
     def _finish(self, stream: Residual, step: Step, wanted: WantedRows | None = None) -> torch.Tensor:
         finished = self._layers[-1].advance(stream, step, wanted, self._norm).normed

@@ -86,10 +86,11 @@ def tower_elements(spec: ModelSpec) -> int:
     if (vision := spec.vision) is None:
         return 0
     hidden = vision.hidden_size
-    if vision.window:
-        layer, merged = hidden * (4 * hidden + 3 * vision.ffn_size), hidden * vision.square**2
-        kernel = hidden * 6 * vision.patch_size**2
-        return vision.n_layers * layer + kernel + merged * (merged + spec.hidden_size)
+    if not vision.frame_size:
+        layer, merged = hidden * (4 * hidden + (3 if vision.window else 2) * vision.ffn_size), hidden * vision.square**2
+        tables = hidden * (6 * vision.patch_size**2 + vision.table_side**2)
+        mergers = (1 + len(vision.deep_layers)) * merged * (merged + spec.hidden_size)
+        return vision.n_layers * layer + tables + mergers
     layer = hidden * (4 * hidden + 2 * vision.ffn_size)
     tables = hidden * (3 * vision.patch_size**2 + vision.frame_patches)
     projection = hidden * spec.hidden_size * (1 if vision.mean_norm else vision.square**2)
@@ -103,7 +104,8 @@ def _tower_workspace(spec: ModelSpec, itemsize: int) -> int:
     """
     if (vision := spec.vision) is None:
         return 0
-    row = (10 if vision.window else 7) * vision.hidden_size + 2 * vision.ffn_size
+    row = (7 if vision.frame_size else 10) * vision.hidden_size + 2 * vision.ffn_size
+    row += 2 * len(vision.deep_layers) * spec.hidden_size // vision.square**2
     return 5 * vision.frame_bytes * _FLOAT + vision.frame_patches * row * itemsize
 
 

@@ -15,7 +15,7 @@ import msgspec
 from services.gateway.api.allowed import allowed_values
 from services.gateway.api.fields import check_neutral, neutral_values
 from services.gateway.api.ignored import Ignored, leave_out
-from services.gateway.api.parts import TEXT_ONLY, is_media
+from services.gateway.api.parts import media_reason
 from services.gateway.errors import ApiError, invalid
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -174,8 +174,8 @@ def described(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
     if text.startswith(_NO_MEMBER):
         allowed = ", ".join(f"`{value}`" for value in allowed_values(kind, path))
         value = next(text.removeprefix(start) for start in _NO_MEMBER if text.startswith(start))
-        reason = f": {TEXT_ONLY}" if is_media(value.strip("'")) else ""
-        text = f"{value} is none of {allowed}{reason}" if allowed else text
+        reason = media_reason(value.strip("'"))
+        text = ": ".join(filter(None, (f"{value} is none of {allowed}", reason))) if allowed else text
     return text, path
 
 

@@ -11,7 +11,6 @@ import msgspec
 from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.errors import ApiError, invalid
 
-TEXT_ONLY = "models here read text only, and the vision of multimodal ones is not loaded"
 _MEDIA = {  # in all APIs
     "image": "image", "image_url": "image", "input_image": "image", "image_file": "image",
     "audio": "audio", "input_audio": "audio", "audio_url": "audio",
@@ -36,6 +35,17 @@ _READABLE_SOURCES = (None, "text", "content")  # sources of a readable document;
 def is_media(kind: str) -> bool:
     """Whether a part of this type is an image, a sound, a video or a file."""
     return kind in _MEDIA
+
+
+def media_reason(kind: str) -> str:
+    """Why a part of a medium's type is refused; empty for other types."""
+    match _MEDIA.get(kind):
+        case None:
+            return ""
+        case "audio" | "video" as medium:
+            return f"models here read texts and images, and no {medium}"
+        case _:
+            return "models here read text only, and the vision of multimodal ones is not loaded"
 
 
 def stand_in(part: Unserved, where: str, ignored: Ignored, *, result: bool = False) -> str:
@@ -105,9 +115,9 @@ def is_role(role: str, roles: Sequence[str], where: str, ignored: Ignored, *, ne
 
 def refusal(kind: str, allowed: Sequence[str], param: str) -> ApiError:
     """The error (400) for a part of a message that changes the answer."""
-    reason = f": {TEXT_ONLY}" if is_media(kind) else ""
     listed = ", ".join(f"`{name}`" for name in allowed)
-    return invalid(f"Invalid value for `{param}`: '{kind}' is none of {listed}{reason}.", param, "invalid_value")
+    problem = ": ".join(filter(None, (f"'{kind}' is none of {listed}", media_reason(kind))))
+    return invalid(f"Invalid value for `{param}`: {problem}.", param, "invalid_value")
 
 
 def part_refusal(part: Unserved, allowed: Sequence[str], where: str) -> ApiError:

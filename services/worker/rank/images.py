@@ -33,7 +33,7 @@ class Tower(Protocol):
         """Compute the layers from `start` to `stop` of a frame with `columns` rows side by side.
 
         `x`: for layer 0 a frame's pixels, uint8 [n], then what the layers before returned. Returns the frame's rows,
-        [frame_tokens, hidden_size], if `stop` is `n_layers`.
+        [frame_tokens, (1 + n_deep) * hidden_size], if `stop` is `n_layers`.
         """
         ...
 

@@ -110,7 +110,7 @@ async def submitted(stack: Stack, path: str, body: dict[str, Any]) -> worker_pb2
     return stack.workers[0].submits[-1]
 
 
-@pytest.mark.parametrize("layout", FAMILIES)
+@pytest.mark.parametrize("layout", IMAGES)
 async def test_images_of_all_apis_reach_the_worker_alike(layout: str) -> None:
     async with running_stack([seeing(layout)]) as stack:
         worker = stack.workers[0]

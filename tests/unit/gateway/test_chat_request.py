@@ -275,11 +275,19 @@ def test_malformed_fields_of_a_history_are_left_out_and_refused_as_new(
         of_completions(asyncio.run(BodyDecoder(ChatBody).decode(body, Ignored())), 100, Ignored())
 
 
-@pytest.mark.parametrize("role", ["user", "system"])
-def test_a_new_image_is_refused(role: str) -> None:
-    given = json.dumps({"messages": [{"role": "assistant", "content": "ho"}, {"role": role, "content": [PICTURE]}]})
+@pytest.mark.parametrize(
+    ("role", "part", "reason"),
+    [
+        ("user", PICTURE, "models here read text only"),
+        ("system", PICTURE, "models here read text only"),
+        ("user", {"type": "video_url", "video_url": {"url": "https://a.b/c.mp4"}}, "texts and images, and no video"),
+        ("user", {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "and images, and no audio"),
+    ],
+)
+def test_new_media_are_refused(role: str, part: dict[str, Any], reason: str) -> None:
+    given = json.dumps({"messages": [{"role": "assistant", "content": "ho"}, {"role": role, "content": [part]}]})
     body = asyncio.run(BodyDecoder(ChatBody).decode(given.encode(), Ignored()))
-    with pytest.raises(ApiError, match="models here read text only") as refused:
+    with pytest.raises(ApiError, match=reason) as refused:
         without_images(of_completions(body, 100, Ignored()).turns, Ignored())
     assert refused.value.param == "messages[1].content[0].type"
 

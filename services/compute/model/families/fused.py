@@ -49,20 +49,30 @@ def paired(spec: ModelSpec, refs: Refs) -> Refs:
     return paired_refs
 
 
-def stacked_refs(spec: ModelSpec, names: StackedNames | None, prefix: str = "model.layers.") -> Refs:
-    """Return the references of mixtures in the form of transformers 5: the experts of a layer are one tensor."""
+Shape = Callable[[str], tuple[int, ...]]  # of a stored tensor; () if there is none
+
+
+def stacked_refs(
+    spec: ModelSpec, names: StackedNames | None, shape: Shape = lambda _: (), prefix: str = "model.layers."
+) -> Refs:
+    """Return the references of mixtures in the form of transformers 5: the experts of a layer are one tensor.
+
+    transformers 4 stored the matrices of some architectures as [in, out], under the same names: `shape` tells them.
+    """
     refs: Refs = {}
     if names is None:
         return refs
     for index, moe in ((index, layer.moe) for index, layer in enumerate(spec.layers) if layer.moe is not None):
         key, module = f"layers.{index}.", f"{prefix}{index}."
         refs[f"{key}router"] = TensorRef(f"{module}{names.router}.weight")
-        gate_up = TensorRef(f"{module}{names.experts}.gate_up_proj", n_stored=2 * moe.ffn_size, n_stacked=moe.n_experts)
-        down = TensorRef(f"{module}{names.experts}.down_proj", n_stacked=moe.n_experts)
-        for expert in range(moe.n_experts):
+        n, size, both, parts = moe.n_experts, spec.hidden_size, 2 * moe.ffn_size, f"{module}{names.experts}."
+        stored = (shape(f"{parts}gate_up_proj"), shape(f"{parts}down_proj"))
+        stack = TensorRef(parts, stored == ((n, size, both), (n, moe.ffn_size, size)), n_stacked=n)
+        gate_up, down = replace(stack, name=f"{parts}gate_up_proj", n_stored=both), f"{parts}down_proj"
+        for expert in range(n):
             refs[f"{key}experts.{expert}.gate"] = replace(gate_up, place=expert)
             refs[f"{key}experts.{expert}.up"] = replace(gate_up, place=expert, start=moe.ffn_size)
-            refs[f"{key}experts.{expert}.down"] = replace(down, place=expert)
+            refs[f"{key}experts.{expert}.down"] = replace(stack, name=down, place=expert)
     if names.dense:
         for index in (index for index, layer in enumerate(spec.layers) if layer.moe is None):
             for part in ("gate", "up", "down"):

@@ -1,4 +1,4 @@
-"""Gemma 3 with its SigLIP tower; Llama 4, Mistral 3, Qwen 3 VL and 3.5 as models of text alone."""
+"""Gemma 3 with its SigLIP tower; Llama 4, Mistral 3 and Qwen 3.5 as models of text alone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from services.compute.model.families import gemma, llama4, mistral, qwen, qwen3_next
+from services.compute.model.families import gemma, llama4, mistral, qwen3_next
 from services.compute.model.families.config import Config
 from services.compute.model.families.naming import TEXT_PREFIXES, UNUSED, Family, Refs
 from services.compute.model.families.siglip import read_siglip
 from services.compute.model.files import image_settings
-from services.compute.model.spec import ModelSpec, VisionSpec
+from services.compute.model.spec import ModelSpec
+from services.compute.model.vision import VisionSpec
 
 _LEFT_OUT = "the vision tower and its projector: this model reads text alone"
 _TOWERS = ("vision_tower", "vision_model", "multi_modal_projector", "connector", "visual")
@@ -167,7 +168,4 @@ QWEN3_5 = multimodal_family(
 )
 QWEN3_5_MOE = multimodal_family(
     "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", {"qwen3_5_moe_text": qwen3_next.QWEN3_5_MOE}, as_usual_rope
-)
-QWEN3_VL = multimodal_family(
-    "Qwen3VLForConditionalGeneration", "qwen3_vl", {"qwen3_vl_text": qwen.QWEN3}, as_usual_rope
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from services.compute.model.families.config import MAX_LAYERS, Config
 from services.compute.model.families.llama import ACTIVATIONS
-from services.compute.model.spec import VisionSpec
+from services.compute.model.vision import VisionSpec
 
 
 def read_siglip(tower: Config, /, hidden_size: int, n_heads: int, patch_size: int, **use: Any) -> VisionSpec:

@@ -9,7 +9,8 @@ from services.compute.model.families.config import Config
 from services.compute.model.families.multimodal import multimodal_family
 from services.compute.model.families.naming import Family
 from services.compute.model.families.siglip import read_siglip
-from services.compute.model.spec import ModelSpec, VisionSpec
+from services.compute.model.spec import ModelSpec
+from services.compute.model.vision import VisionSpec
 
 _TEXTS = {"llama": llama.FAMILY}
 _PREFIXES = (("model.text_model.", "model."),)

@@ -29,20 +29,19 @@ Turn = Callable[[torch.Tensor], None]
 def by_places(
     rope: Callable[[torch.Tensor, torch.Tensor], Callable[[torch.Tensor], Turn]],
     tables: tuple[torch.Tensor, torch.Tensor],
-    sections: Sequence[int],
+    axes: Sequence[int],
 ) -> Callable[[torch.Tensor], Turn]:
     """Return a rope for positions [n], or for places [3, n]: a row's time, line and column (M-RoPE, arXiv:2409.12191).
 
-    `rope` makes ropes of cos and sin, which are the `tables`; `sections`: the pairs that turn by each of the three.
+    `rope` makes ropes of cos and sin, which are the `tables`; `axes`: by which of the three each pair turns.
     """
     device = tables[0].device
-    axes = torch.repeat_interleave(torch.arange(3), torch.tensor(sections)).to(device)
-    pairs, usual = torch.arange(len(axes), device=device), rope(*tables)
+    of_pairs, pairs, usual = torch.tensor(axes, device=device), torch.arange(len(axes), device=device), rope(*tables)
 
     def at(positions: torch.Tensor) -> Turn:
         if positions.dim() == 1:
             return usual(positions)
-        chosen = positions[axes]  # [n_pairs, n]
+        chosen = positions[of_pairs]  # [n_pairs, n]
         cos, sin = (table[chosen, pairs.unsqueeze(1)].T.contiguous() for table in tables)
         return rope(cos, sin)(torch.arange(len(cos), device=device))
 

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from services.compute.backends.base import ModelBackend
 from services.compute.model.formats.safetensors import TensorFiles
-from services.compute.model.spec import ModelError, VisionSpec
+from services.compute.model.spec import ModelError
+from services.compute.model.vision import VisionSpec
 
 CHANNELS = 3
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from services.compute.model.files import IMAGE_FILES, image_settings, pixel_bounds
-from services.compute.model.spec import ModelError, VisionSpec
+from services.compute.model.spec import ModelError
+from services.compute.model.vision import VisionSpec
 
 RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by their numbers in the files
 _LONGEST = 4096  # pixels of the longer side; transformers prepares no larger image

@@ -13,10 +13,9 @@ from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.api.images import GivenImage, given_image
 from services.gateway.api.options import FunctionDefinition, JsonSchemaFormat, ResponseFormat, TextOptions
 from services.gateway.api.parts import (
-    TEXT_ONLY,
-    is_media,
     is_role,
     json_text,
+    media_reason,
     own_text,
     part_refusal,
     stand_in,
@@ -190,8 +189,8 @@ class _Reader:
     def misplaced(self, kind: str, index: int) -> ApiError:
         """The error (400) for a block that may not be in this list."""
         where = f"{self.where}[{index}]"
-        if is_media(kind):
-            message = f"`{where}` is of the type `{kind}`, which is not supported: {TEXT_ONLY}."
+        if reason := media_reason(kind):
+            message = f"`{where}` is of the type `{kind}`, which is not supported: {reason}."
             return invalid(message, where, "unsupported_field")
         return invalid(f"`{where}` may not be of the type `{kind}` in this message.", where, "invalid_value")
 

@@ -48,7 +48,7 @@ def load_changed(folder: Path, change: Callable[[ModelSpec], ModelSpec]) -> Deco
     refs = family.refs(changed)
     if changed.classifier is not None:
         refs |= classifier_refs(changed, changed.classifier)
-    with torch.inference_mode(), closing(TensorFiles(folder)) as files:
+    with torch.inference_mode(), closing(TensorFiles(folder, family.prefixes)) as files:
         stored = stacked_refs(changed, family.stacked)
         source = Checkpoint(files, refs, family.ignored, family.optional_prefix, stored)
         load = LinearLoader(source, SingleRank(), TorchBackend(torch.float32, CPU))

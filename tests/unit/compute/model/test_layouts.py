@@ -166,6 +166,20 @@ def test_experts_in_a_single_tensor_equal_transformers_5(
         _logits(folder, made.ids)
 
 
+def test_experts_that_are_stored_in_out_equal_transformers(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    """transformers 4 stored those of Qwen 3 VL so."""
+    made = sample("qwen3_vl_moe_multimodal")
+    names = [name for name in load_file(made.folder / "model.safetensors") if ".experts." in name]
+    assert len(names) == 4
+
+    def turn(tensors: Tensors) -> Tensors:
+        return tensors | {name: tensors[name].mT for name in names}
+
+    folder = _changed(made.folder, tmp_path, turn)
+    for size in (1, 2):
+        assert (sharded_logits(replace(made, folder=folder), size) - made.logits).abs().max() <= 1e-4
+
+
 @pytest.mark.parametrize(
     "variant", ["gemma3_multimodal", "mistral3_multimodal", "qwen2_5_vl_multimodal", "qwen3_vl_multimodal"]
 )

@@ -24,7 +24,7 @@ _TWINS = {"internlm2": "llama", "internlm3": "llama", "minicpm": "llama"}
 UNPUBLISHED = {
     *("arcee", "dots1", "exaone4", "glm", "hunyuan_v1_dense", "internlm3", "jais2", "llama4_text", "ministral3"),
     *("phimoe", "lfm2", "lfm2_moe", "bamba", "granitemoehybrid", "mamba2", "nemotron_h"),
-    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe"),
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"),
     *("mamba", "falcon_mamba", "jamba", "falcon_h1", "kimi_linear", "minimax", "zamba2", "smolvlm", "idefics3"),
 }
 _FFN_SIZES = ("intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")

@@ -195,7 +195,7 @@ _MAMBA2: list[tuple[str, str, Any]] = [
 # Not part of the computation; how weights are stored has its own tests (tests/unit/compute/model/formats).
 _DESCRIPTIVE = {
     *("family", "left_out", "dtype", "eos_token_ids", "layers", "generates", "quantization"),
-    *("vision", "sections"),  # test_vision.py, test_windowed_vision.py
+    *("vision", "axes"),  # test_vision.py, test_grid_vision.py
     *("in_layers", "in_tables"),  # what a file stores, for the prediction of memory
 }
 

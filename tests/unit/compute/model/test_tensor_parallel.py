@@ -25,7 +25,7 @@ _ALIKE = {
     *("qwen3_moe_unnormalised", "phi3_longrope", "phi3_longrope_short", "phi3_partial", "gpt2_unscaled_wide"),
     *("starcoder2_unbiased", "stablelm_parallel", "exaone4_global", "gpt_bigcode_heads", "falcon_grouped_one_norm"),
     *("falcon_serial", "phimoe_longrope", "lfm2", "granitemoehybrid_dense", "qwen3_5_moe"),
-    *("qwen3_5_multimodal", "qwen3_5_moe_multimodal", "falcon_mamba", "falcon_h1_normed"),
+    *("qwen3_5_multimodal", "qwen3_5_moe_multimodal", "qwen3_vl_moe_multimodal", "falcon_mamba", "falcon_h1_normed"),
 }
 _CASES = [(variant, size) for variant in VARIANTS if variant not in _ALIKE for size in (2, 4)]
 

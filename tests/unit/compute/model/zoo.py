@@ -85,6 +85,7 @@ _VISION: dict[str, dict[str, Any]] = {
     "Qwen3_5": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
     "Qwen3_5Moe": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
     "Qwen3VL": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
+    "Qwen3VLMoe": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
 }
 _MROPE = _rope(rope_type="default", mrope_section=[2, 2, 2])
 
@@ -284,6 +285,9 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "mistral3_multimodal": _multimodal("Mistral3", model_type="mistral", head_dim=16),
     "qwen2_5_vl_multimodal": _multimodal("Qwen2_5_VL", **_MROPE),
     "qwen3_vl_multimodal": _multimodal("Qwen3VL", head_dim=12, **_MROPE),
+    "qwen3_vl_moe_multimodal": _multimodal(
+        "Qwen3VLMoe", head_dim=12, num_experts_per_tok=2, num_experts=4, moe_intermediate_size=32, **_MROPE
+    ),
     "smolvlm": _multimodal("SmolVLM", model_type="llama"),
     "idefics3": _multimodal("Idefics3", model_type="llama"),
     "llama4_multimodal": _multimodal("Llama4", **_LLAMA4),
