@@ -49,7 +49,7 @@ def paired(spec: ModelSpec, refs: Refs) -> Refs:
     return paired_refs
 
 
-Shape = Callable[[str], tuple[int, ...]]  # of a stored tensor; () if there is none
+Shape = Callable[[str], tuple[int, ...]]  # stored shape by name; () for absent tensors
 
 
 def stacked_refs(

@@ -148,7 +148,7 @@ def test_logits_with_images_depend_on_each_deep_layer(seen: Seen, backend: Model
         assert (logits - seen.logits).abs().max() > 1e-3
 
 
-def test_states_added_to_rows_of_images_leave_others_their_bits(backend: ModelBackend) -> None:
+def test_states_added_to_rows_of_images_change_no_other_row(backend: ModelBackend) -> None:
     norm = backend.ops.rms_norm(torch.rand(48, device=backend.device), 1e-6)
     x, added, rows = torch.randn(5, 48), torch.randn(2, 48), torch.tensor([1, 3])
     x, added, rows = (one.to(backend.device) for one in (x, added, rows))
