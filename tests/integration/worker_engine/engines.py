@@ -16,7 +16,7 @@ from services.worker.settings import WorkerSettings
 from services.worker.simulated.opening import open_simulated
 from services.worker.vllm.opening import open_vllm
 from tests.models import BUNDLED_MODEL
-from tests.unit.worker.engine.fake_engine import FakeEngine, NoObserver
+from tests.unit.worker.engine.stand_ins import NoObserver
 
 SETTINGS = WorkerSettings(
     model=str(BUNDLED_MODEL),
@@ -62,23 +62,13 @@ async def simulated() -> AsyncGenerator[Engine, None]:
 
 
 @asynccontextmanager
-async def fake() -> AsyncGenerator[Engine, None]:
-    async with serving(FakeEngine()) as engine:
-        yield engine
-
-
-@asynccontextmanager
 async def vllm() -> AsyncGenerator[Engine, None]:
     settings = SETTINGS.model_copy(update={"engine_args": {"block_size": 32, "enforce_eager": True}})
     async with serving(await open_vllm(settings, BUNDLED_MODEL, NoObserver(), NoObserver())) as engine:
         yield engine
 
 
-_OURS: dict[str, Callable[[], AbstractAsyncContextManager[Engine]]] = {
-    "fake": fake,
-    "native": native,
-    "simulated": simulated,
-}
+_OURS: dict[str, Callable[[], AbstractAsyncContextManager[Engine]]] = {"native": native, "simulated": simulated}
 # vLLM has an environment of its own, in which `make test-vllm` runs.
 ENGINES = {"vllm": vllm} if os.environ.get("RYZANSTEIN_TEST_ENGINE") == "vllm" else _OURS
 COMPUTING = sorted(ENGINES.keys() & {"native", "vllm"})  # answers are those of the weights

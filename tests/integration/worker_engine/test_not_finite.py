@@ -24,7 +24,7 @@ from services.worker.native.opening import open_native
 from tests.integration.worker_engine.answers import PROMPT, complete
 from tests.integration.worker_engine.engines import SETTINGS, serving
 from tests.models import BUNDLED_MODEL
-from tests.unit.worker.engine.fake_engine import NoObserver
+from tests.unit.worker.engine.stand_ins import NoObserver
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 

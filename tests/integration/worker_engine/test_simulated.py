@@ -21,7 +21,7 @@ from services.worker.simulated.sequences import Sequences
 from tests.integration.worker_engine.answers import ask, complete, serves, submitted
 from tests.integration.worker_engine.engines import serving
 from tests.models import BUNDLED_MODEL
-from tests.unit.worker.engine.fake_engine import NoObserver
+from tests.unit.worker.engine.stand_ins import NoObserver
 
 SETTINGS = WorkerSettings(
     model=str(BUNDLED_MODEL),

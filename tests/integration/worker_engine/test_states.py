@@ -14,7 +14,7 @@ from services.worker.settings import WorkerSettings
 from tests.integration.worker_engine.answers import ask, complete
 from tests.integration.worker_engine.engines import serving
 from tests.unit.compute.model.zoo import N_PIECES, write_with_tokenizer
-from tests.unit.worker.engine.fake_engine import NoObserver
+from tests.unit.worker.engine.stand_ins import NoObserver
 
 N_TOKENS = 12
 LENGTHS = (5, 40, 61, 16, 17)  # one ends a block of 16 tokens, one begins the next

@@ -22,7 +22,7 @@ from services.worker.vllm.engine import VllmEngine
 from tests.integration.worker_engine.answers import Answer
 from tests.integration.worker_engine.vllm_fake_core import KILLED, STARTED, FakeCore
 from tests.integration.worker_server.gateway import until
-from tests.unit.worker.engine.fake_engine import MODEL, NoObserver
+from tests.unit.worker.engine.stand_ins import MODEL, NoObserver
 
 PROMPT = tuple(range(40))
 EMBEDS = replace(MODEL, generates=False)

@@ -21,11 +21,11 @@ from services.worker.api.stream_buffer import StreamBuffer
 from services.worker.engine.output import Finish, Output, Progress
 from services.worker.engine.request import EngineRequest
 from services.worker.engine.state import DRAFTERS
-from tests.unit.worker.engine.fake_engine import FakeEngine
+from tests.unit.worker.engine.stand_ins import idle_engine
 
 
 async def test_drafts_are_counted_by_drafter_from_zero() -> None:
-    engine, registry = FakeEngine(), CollectorRegistry()
+    engine, registry = await idle_engine(), CollectorRegistry()
     registry.register(EngineTotals([engine.counters], [engine.state]))
     engine.counters.proposed_tokens["grammar"] += 7
     engine.counters.accepted_tokens["grammar"] += 5

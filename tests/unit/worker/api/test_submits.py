@@ -16,7 +16,7 @@ from services.worker.api.submits import MAX_LOGIT_BIAS, to_request
 from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.state import EngineFacts
 from services.worker.native.live import frames_of
-from tests.unit.worker.engine.fake_engine import MODEL
+from tests.unit.worker.engine.stand_ins import MODEL
 
 FACTS = EngineFacts(2000, 8, 256, {}, {}, 0)
 EMBEDS = replace(MODEL, generates=False)
