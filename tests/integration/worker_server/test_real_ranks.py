@@ -242,10 +242,8 @@ async def test_worker_exits_with_a_reason_when_its_ranks_miss_the_recovery_limit
     ("variable", "value", "words"),
     [
         ("MODEL", "/nowhere", "RYZANSTEIN_MODEL"),
-        ("MODEL", "", "RYZANSTEIN_MODEL"),
         ("TENSOR_PARALLEL", "3", "cannot be divided among 3 ranks: 1, 2"),
         ("MAX_MODEL_LEN", "1000000", "RYZANSTEIN_MAX_MODEL_LEN"),
-        ("DTYPE", "int3", "RYZANSTEIN_DTYPE"),
     ],
 )
 def test_wrong_setting_is_named_on_a_single_line(

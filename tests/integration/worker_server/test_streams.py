@@ -50,19 +50,6 @@ async def test_an_adapter_without_slots_is_refused_by_its_field(gateway: Gateway
     assert "no slots for adapters (RYZANSTEIN_ADAPTER_SOURCES)" in answer.last.error.message
 
 
-async def test_cancelled_request_emits_no_more_tokens_and_frees_its_blocks(
-    worker: RunningWorker, gateway: Gateway
-) -> None:
-    worker.group.step_s = 0.02
-    answer = await gateway.submit([7] * 40, max_tokens=200)
-    await answer.at_least(3)
-    await gateway.cancel(answer)
-    await gateway.wait_state(lambda state: state.running == 0 and state.kv_blocks_used == 0)
-    told = len(answer.ids)
-    await asyncio.sleep(0.05)
-    assert len(answer.ids) == told < 200
-
-
 async def test_broken_stream_cancels_only_its_own_requests(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as staying:
         await staying.wait_serving()
@@ -109,21 +96,6 @@ async def test_oversized_request_is_rejected_with_the_largest_size(gateway: Gate
     assert str(most - 1) in answer.last.error.message
     fits = await gateway.complete([1] * (most - 1), max_tokens=0)
     assert len(fits.ids) == 1
-
-
-async def test_an_embedding_is_the_answer(gateway: Gateway) -> None:
-    answer = await gateway.complete([11, 2], embed=True)
-    assert list(answer.last.embedding) == [11.0]
-    assert not answer.ids
-
-
-async def test_a_repeated_prompt_is_found_in_the_cache(gateway: Gateway) -> None:
-    prompt = list(range(60))
-    first = await gateway.complete(prompt)
-    second = await gateway.complete(prompt)
-    salted = await gateway.complete(prompt, cache_salt="tenant")
-    assert [a.outputs[0].cached_tokens for a in (first, second, salted)] == [0, 48, 0]
-    assert first.ids == second.ids == salted.ids
 
 
 async def test_slow_reader_gets_merged_messages_with_every_token(worker: RunningWorker, gateway: Gateway) -> None:
