@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -93,17 +92,3 @@ def test_a_file_becomes_a_model_that_answers_in_its_style(served: RunningStack) 
     for served_as in (name, last.fine_tuned_model_checkpoint):
         assert client.chat.completions.create(model=served_as, **asked).choices[0].message.content == ANSWER
     assert client.chat.completions.create(model=TINY_MODEL.name, **asked).choices[0].message.content != ANSWER
-
-
-def test_the_command_follows_a_job_to_its_end(served: RunningStack, tmp_path: Path) -> None:
-    lines = [json.dumps(line) for line in LINES]
-    lines[2] = '{"messages": []}'
-    (tmp_path / "lines.jsonl").write_text("\n".join(lines))
-    options = ("--model", TINY_MODEL.name, "--url", served.url, "--watch")
-    done = served.ryzanstein("finetune", str(tmp_path / "lines.jsonl"), *options)
-    assert done.returncode == 1
-    assert "failed" in done.stderr
-    assert "line 3" in done.stderr
-    assert not done.stdout
-    missing = served.ryzanstein("finetune", str(tmp_path / "none.jsonl"), *options)
-    assert "none.jsonl: No such file or directory" in missing.stderr

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from websockets.sync.client import connect
 
 from tests.stack import RunningStack
 
@@ -168,20 +167,6 @@ def test_constraint_combines_with_n_seeds_stops_logprobs_and_limits(client: http
     (cut,) = choices(client, guided_regex="[ab]{50}", max_tokens=4)
     assert cut["finish_reason"] == "length"
     assert re.fullmatch("[ab]+", cut["text"])
-
-
-def test_streams_are_the_whole_answer_in_rest_and_websocket(client: httpx.Client, stack: RunningStack) -> None:
-    whole = complete(client, guided_json=PERSON)
-    body = {"prompt": "x = ", "max_tokens": 200, "temperature": 0.9, "seed": 5, "guided_json": PERSON}
-    with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as events:
-        lines = [line.removeprefix("data: ") for line in events.iter_lines() if line.startswith("data: {")]
-    assert "".join(json.loads(line)["choices"][0]["text"] for line in lines) == whole
-    with connect(f"ws://127.0.0.1:{stack.port}/v1/stream") as socket:
-        socket.send(json.dumps({"type": "start", "id": "g", "kind": "completion", "request": body}))
-        texts = []
-        while (message := json.loads(socket.recv(30)))["type"] != "done":
-            texts.append(message.get("text", ""))
-    assert "".join(texts) == whole
 
 
 @pytest.mark.parametrize(

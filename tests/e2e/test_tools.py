@@ -42,16 +42,6 @@ def check(name: str, arguments: str) -> None:
     jsonschema.validate(value, WEATHER if name == "get_weather" else {"type": "object"})
 
 
-@pytest.mark.parametrize("max_tokens", [1, 3, 6])
-def test_a_required_call_that_is_cut_off_before_its_name_is_no_content(client: openai.OpenAI, max_tokens: int) -> None:
-    ask = {**COMMON, "tools": TOOLS[:1], "tool_choice": {"type": "required"}, "max_tokens": max_tokens, "seed": 1}
-    choice = client.chat.completions.create(**ask).choices[0]
-    assert (choice.finish_reason, choice.message.content or "") == ("length", "")
-    chunks = list(client.chat.completions.create(**ask, stream=True))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == ""
-    assert chunks[-1].choices[0].finish_reason == "length"
-
-
 def test_arguments_have_only_the_named_properties(client: openai.OpenAI) -> None:
     lax = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
     for parameters, found in ((None, [{}]), ({}, [{}]), (lax, [{"on": False}, {"on": True}])):
