@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-import urllib.request
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.common.metrics import serve_metrics
 from services.common.ports import free_port
 from tests.integration.gateway.gateways import running_stack
-from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running
+from tests.integration.router.processes import RedisServer, coordinator_process, page, router_process, running
 from tests.integration.worker_server.conftest import running_worker
 
 TABLE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"
@@ -52,14 +51,6 @@ def check(service: str, text: str) -> None:
         assert labels is None or labels == table[name][1], name
 
 
-async def get(port: int) -> str:
-    def read() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
-            return str(response.read(), "utf-8")
-
-    return await asyncio.to_thread(read)
-
-
 def require_frozen(text: str) -> None:
     """Without it, a full collection is a pause of up to 0.1 s in the middle of every stream."""
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
@@ -79,7 +70,7 @@ async def test_metrics_table_equals_the_metrics_of_running_services(tmp_path: Pa
         gc.unfreeze()  # the worker's server runs in this process
         await stack.enter_async_context(running_worker(redis.url, metrics_port=ports["Worker"]))
         for service, port in ports.items():
-            text = await get(port)
+            text = await asyncio.to_thread(page, port)
             check(service, text)
             require_frozen(text)
         gateway = await stack.enter_async_context(running_stack())

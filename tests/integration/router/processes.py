@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -117,6 +118,20 @@ def running(service: Service) -> Iterator[Service]:
         yield service
     finally:
         service.end()
+
+
+def page(port: int, path: str = "/metrics") -> str:
+    """A page of a service's port for metrics and probes."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+        return str(answer.read(), "utf-8")
+
+
+async def metrics_with(port: int, sample: str) -> str:
+    """The metrics of a service, as soon as they have the sample."""
+    async with asyncio.timeout(60):
+        while sample not in (text := await asyncio.to_thread(page, port)):  # noqa: ASYNC110  # as below
+            await asyncio.sleep(0.02)
+    return text
 
 
 async def until(true: Callable[[], Awaitable[bool]], within_s: float = 60.0, every_s: float = 0.02) -> None:

@@ -97,29 +97,6 @@ async def test_idle_worker_stays_eligible_with_its_last_reported_load(fleet: Rou
     assert not view.state.unchanged
 
 
-async def test_worker_is_ineligible_while_its_stream_is_broken(fleet: RouterRig) -> None:
-    worker = await fleet.worker("flaky")
-    router = await fleet.router(workers=1)
-    port = int(worker.address.rpartition(":")[2])
-    await worker.break_streams()
-    await until(lambda: eligible(router, 0))
-    assert (await views(router))["flaky"].why_not == "state stream broken"
-    await worker.start(port=port)
-    await until(lambda: eligible(router, 1))
-
-
-async def test_workers_that_leave_are_gone_from_the_list(fleet: RouterRig) -> None:
-    await fleet.worker("stays")
-    worker = await fleet.worker("leaves")
-    router = await fleet.router(workers=2)
-    await worker.stop()
-
-    async def only_one_left() -> bool:
-        return set(await views(router)) == {"stays"}
-
-    await until(only_one_left)
-
-
 async def test_without_redis_live_workers_are_kept_and_routers_agree_on_sessions(fleet: RouterRig) -> None:
     for i in range(4):
         await fleet.worker(f"w{i}")

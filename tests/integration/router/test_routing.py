@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 
 import grpc
@@ -19,7 +17,7 @@ from services.common.ports import free_port
 from services.common.rpc import open_channel
 from tests.integration.router.conftest import RouterRig, ask, eligible, lists, views
 from tests.integration.router.fake_worker import FakeWorker
-from tests.integration.router.processes import router_process, until
+from tests.integration.router.processes import metrics_with, page, router_process, until
 
 
 async def test_a_request_goes_to_the_less_loaded_worker_and_says_why(fleet: RouterRig) -> None:
@@ -32,18 +30,6 @@ async def test_a_request_goes_to_the_less_loaded_worker_and_says_why(fleet: Rout
     assert placed.decision.reason == "lowest cost"
     assert [c.worker_id for c in placed.decision.candidates] == ["idle"]
     assert placed.decision.candidates[0].ttft_ms == pytest.approx(10)
-
-
-async def test_explain_names_every_workers_terms_the_cheapest_first(fleet: RouterRig) -> None:
-    await fleet.worker("busy", queued_prefill_tokens=50_000)
-    await fleet.worker("idle")
-    explained = (await (await fleet.router(workers=2)).Explain(ask())).candidates
-    assert [c.worker_id for c in explained] == ["idle", "busy"]
-    terms = {c.worker_id: c for c in explained}
-    assert terms["busy"].queued_tokens == 50_000
-    assert terms["busy"].ttft_ms == pytest.approx(5010)
-    assert terms["idle"].ttft_ms == pytest.approx(10)
-    assert terms["idle"].cost_ms < terms["busy"].cost_ms
 
 
 async def test_own_dispatches_count_until_acknowledged_by_the_worker(fleet: RouterRig) -> None:
@@ -67,7 +53,10 @@ async def test_explain_shows_every_worker_without_side_effects(fleet: RouterRig)
     decision = await router.Explain(ask(session="s", excluded_workers=["w0"]))
     assert decision.worker_id == "w1"
     assert {c.worker_id: c.why_not for c in decision.candidates if c.why_not} == {"w0": "excluded"}
-    assert len(decision.candidates) == 6
+    eligible_ones = [c for c in decision.candidates if not c.why_not]
+    assert [c.worker_id for c in eligible_ones] == [f"w{i}" for i in range(1, 6)], "the cheapest first"
+    assert [c.queued_tokens for c in eligible_ones] == [1000 * i for i in range(1, 6)]
+    assert [c.ttft_ms for c in eligible_ones] == pytest.approx([10 + 100 * i for i in range(1, 6)])
     assert not any(view.unacknowledged for view in (await views(router)).values())
     assert not [key async for key in fleet.redis.scan_iter("rz:default:sess:*")]
 
@@ -158,15 +147,7 @@ async def test_waiting_requests_are_placed_when_a_worker_becomes_eligible(fleet:
     router = await fleet.router(workers=0, QUEUE_TIMEOUT_S="30", METRICS_PORT=str(port))
     await until(lambda: lists(router, "only"))
     waiting = [asyncio.ensure_future(router.Route(ask(f"r{i}"))) for i in range(5)]
-
-    def metrics() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
-            return str(response.read(), "utf-8")
-
-    async def all_wait() -> bool:
-        return 'ryzanstein_router_queue_length{model="tiny"} 5.0' in await asyncio.to_thread(metrics)
-
-    await until(all_wait)
+    await metrics_with(port, 'ryzanstein_router_queue_length{model="tiny"} 5.0')
     assert not any(task.done() for task in waiting)
     worker.update(phase=worker_pb2.PHASE_SERVING)
     placed = await asyncio.gather(*waiting)
@@ -243,22 +224,12 @@ async def test_metrics_and_probes_tell_the_truth(fleet: RouterRig) -> None:
     router = await fleet.stub(process)
     await until(lambda: eligible(router, 1))
     (chosen,) = (await router.Route(ask())).decision.candidates
-
-    def get(path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as response:
-            return str(response.read(), "utf-8")
-
-    async def refreshed() -> bool:
-        text = await asyncio.to_thread(get, "/metrics")
-        return 'ryzanstein_router_workers{model="tiny",state="eligible"} 1.0' in text
-
-    await until(refreshed)
-    text = await asyncio.to_thread(get, "/metrics")
+    text = await metrics_with(port, 'ryzanstein_router_workers{model="tiny",state="eligible"} 1.0')
     assert 'ryzanstein_router_decisions_total{model="tiny",reason="lowest cost"} 1.0' in text
     expected = re.findall(r'router_expected_first_token_seconds_(?:count|sum){model="tiny"} (\S+)', text)
     assert [float(value) for value in expected] == [1, pytest.approx(chosen.ttft_ms / 1000)]
     assert chosen.ttft_ms > 0
-    assert await asyncio.to_thread(get, "/readyz") == await asyncio.to_thread(get, "/livez") == "ok\n"
+    assert [await asyncio.to_thread(page, port, path) for path in ("/readyz", "/livez")] == ["ok\n", "ok\n"]
     async with open_channel(process.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", "ryzanstein.v1.Router"):
@@ -286,23 +257,14 @@ async def test_metrics_show_breakers_and_session_outcomes(fleet: RouterRig) -> N
         yield pb.Outcomes(outcomes=[fault] * 3)
 
     await router.Report(outcomes())
-
-    def get() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
-            return str(response.read(), "utf-8")
-
-    async def refreshed() -> bool:
-        return 'ryzanstein_router_breakers{model="tiny",state="open"} 1.0' in await asyncio.to_thread(get)
-
-    await until(refreshed)
-    text = await asyncio.to_thread(get)
+    text = await metrics_with(port, 'ryzanstein_router_breakers{model="tiny",state="open"} 1.0')
     assert 'ryzanstein_router_breakers{model="tiny",state="closed"} 1.0' in text
     for result in ("new", "kept", "moved"):
         assert f'ryzanstein_router_session_bindings_total{{result="{result}"}} 1.0' in text
     assert "ryzanstein_router_redis_seconds_count 5.0" in text  # three reads, two bindings
     fleet.redis_server.kill()
     await router.Route(ask(session="s"))
-    text = await asyncio.to_thread(get)
+    text = await asyncio.to_thread(page, port)
     assert 'ryzanstein_router_session_bindings_total{result="unknown"} 1.0' in text
     assert "ryzanstein_router_redis_seconds_count 6.0" in text  # what failed took its time, too
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from services.router.api_server import ApiServer, KubernetesError
 from services.router.scaling.election import LEASE_S, Election
 from tests.integration.router.config_maps import NAMESPACE, ConfigMaps
 from tests.integration.router.conftest import RouterRig, ask, lists
-from tests.integration.router.processes import Service, router_process, until
+from tests.integration.router.processes import Service, page, router_process, until
 
 SET = "rz-workers-default"
 SCALE = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets/{SET}/scale"
@@ -56,8 +55,7 @@ class Router:
 
     def metric(self, name: str) -> float | None:
         """The value of a series; None if it is not there."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=60) as answer:
-            line = re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.MULTILINE)
+        line = re.search(rf"^{re.escape(name)} (\S+)$", page(self.metrics_port), re.MULTILINE)
         return float(line[1]) if line else None
 
     async def shows(self, name: str, value: float) -> None:

@@ -42,15 +42,15 @@ async def test_next_router_is_called_while_a_router_is_stalled(
 ) -> None:
     caplog.set_level(logging.INFO, "services.gateway.upstream.router")
     addresses = [router.address for router, _ in routers]
-    async with router_client(addresses, route_timeout_s=35.0, unknown_timeout_s=3.0) as client:
-        assert await route(client) < 2.9
+    async with router_client(addresses, route_timeout_s=60.0, unknown_timeout_s=6.0) as client:
+        assert await route(client) < 5.9
         (stopped,) = [router for router, stub in routers if (await views(stub))["w"].unacknowledged]
         stopped.process.send_signal(signal.SIGSTOP)
         try:
             times = await asyncio.gather(*(route(client) for _ in range(8)))
-            assert 2.9 < max(times) < 30, "long before it would be late"
+            assert 5.9 < max(times) < 50, "long before it would be late"
             times = [await route(client) for _ in range(8)]
-            assert max(times) < 2.9, "it is left alone, although its connection looks good"
+            assert max(times) < 5.9, "it is left alone, although its connection looks good"
         finally:
             stopped.process.send_signal(signal.SIGCONT)
 

@@ -196,13 +196,6 @@ def test_a_half_open_worker_gets_one_probe(lab: Lab) -> None:
     assert lab.why_not("a") is IneligibleReason.ELIGIBLE
 
 
-def test_faults_everywhere_never_eject_more_than_half(lab: Lab) -> None:
-    for worker_id in "abcd":
-        for _ in range(3):
-            lab.pool.fault(worker_id, "first")
-    assert [lab.why_not(w) for w in "abcd"].count(IneligibleReason.BREAKER) == 2
-
-
 def test_a_queue_of_more_than_thirty_seconds_is_saturation(lab: Lab) -> None:
     lab.tell("a", queued_prefill_tokens=299_000)
     lab.pool.book("a", seq=1, tokens=900)
