@@ -27,28 +27,6 @@ def last_submit(stack: Stack) -> worker_pb2.Submit:
     return stack.workers[0].submits[-1]
 
 
-async def test_every_sampling_field_reaches_the_worker(stack: Stack) -> None:
-    answer = await stack.complete(
-        prompt=PROMPT, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, presence_penalty=0.3,
-        frequency_penalty=-0.4, logit_bias={"5": -100}, seed=-3, max_tokens=9, min_tokens=2, stop_token_ids=[17],
-        ignore_eos=True,
-    )  # fmt: skip
-    assert answer.status_code == 200, answer.text
-    sampling = last_submit(stack).sampling
-    assert sampling.temperature == 0.5
-    assert round(sampling.top_p, 5) == 0.9
-    assert sampling.top_k == 7
-    assert round(sampling.min_p, 5) == 0.1
-    assert round(sampling.repetition_penalty, 5) == 1.2
-    assert round(sampling.presence_penalty, 5) == 0.3
-    assert round(sampling.frequency_penalty, 5) == -0.4
-    assert dict(sampling.logit_bias) == {5: -100.0}
-    assert sampling.seed == 2**64 - 3
-    assert (sampling.max_tokens, sampling.min_tokens) == (9, 2)
-    assert list(sampling.stop_token_ids) == [17]
-    assert sampling.ignore_eos
-
-
 async def test_temperature_zero_and_defaults(stack: Stack) -> None:
     await stack.complete(prompt=PROMPT, temperature=0)
     assert last_submit(stack).sampling.temperature == 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ryzanstein.v1 import worker_pb2
 
-from tests.integration.gateway.fleet import MODEL, Fault, Worker
+from tests.integration.gateway.fleet import Fault, Worker
 from tests.integration.gateway.gateways import running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
@@ -48,20 +48,6 @@ async def test_prediction_is_tokenized_and_its_counts_are_summed(path: str, fiel
         assert last == answer["usage"]
         assert all("completion_tokens_details" in usage for usage in running)
         assert len(stack.workers[0].submits) == 2 * sequences
-
-
-async def test_official_client_sends_a_prediction_and_reads_its_counts() -> None:
-    async with running_stack([Worker("w0", sizes=(3,))]) as stack:
-        answer = await stack.client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": "hi"}],
-            prediction={"type": "content", "content": TEXT},
-            max_completion_tokens=6,
-        )
-    assert answer.usage is not None
-    details = answer.usage.completion_tokens_details
-    assert details is not None
-    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (4, 6)
 
 
 async def test_prediction_goes_along_when_another_worker_resumes() -> None:
