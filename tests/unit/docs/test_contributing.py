@@ -16,6 +16,7 @@ COUNTS = {
     "A model family": 1,
     "A routing policy": 1,
     "A format of quantized weights": 1,
+    "A KV format": 1,
     "A metric": 1,
     "An endpoint": 2,
 }
