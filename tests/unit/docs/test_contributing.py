@@ -30,6 +30,23 @@ def test_a_recipe_has_as_many_steps_before_its_test_as_its_count_of_files() -> N
         assert int(test_step) == count + 1
 
 
+ROOM = re.compile(r"^\| (?P<names>`services/.+?`) \|", re.MULTILINE)
+
+
+def test_the_only_table_of_rooms_has_every_room() -> None:
+    """Names after the first one of a row are of the same folder."""
+    listed = set()
+    for row in ROOM.finditer((PROJECT / "CONTRIBUTING.md").read_text()):
+        first, *others = re.findall(r"`(.+?)`", row["names"])
+        listed |= {first, *(f"{Path(first).parent}/{other}" for other in others)}
+    services = PROJECT / "services"
+    large = ("compute", "gateway", "router", "tools", "worker")
+    rooms = {path.parent for service in large for path in (services / service).glob("*/__init__.py")}
+    missing = {str(room.relative_to(PROJECT)) for room in rooms} - listed
+    assert missing == set()
+    assert "| `scheduling" not in (PROJECT / "docs" / "architecture.md").read_text(), "a second table"
+
+
 def named_by(module: str) -> set[str]:
     """The files of services/ that import a module."""
     package, _, name = module.rpartition(".")
