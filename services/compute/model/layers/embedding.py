@@ -61,7 +61,7 @@ class VocabHead:
         """Return float32 [n, local] of [n, hidden_size]; columns without a token are -inf."""
         logits = self._linear.in_float32(hidden)
         if scale != 1.0:
-            logits = logits * scale
+            logits.mul_(scale)
         if softcap is not None:
             logits = torch.tanh(logits / softcap) * softcap
         if self._shard.valid < self._shard.local:

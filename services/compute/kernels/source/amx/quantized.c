@@ -3,7 +3,8 @@
 #include "integers.h"
 #include "tiles.h"
 
-#define FEWEST 7           // fewer rows are multiplied as fast in registers
+#define AHEAD 4096         // bytes that codes are prefetched ahead
+#define FEWEST 12          // fewer rows are multiplied as fast in registers
 #define LONGEST (1 << 15) // most inputs of a row: those of 16 rows lie on the stack
 
 typedef struct {
@@ -67,12 +68,14 @@ static void pack_facts(const row_tile *t, float *steps, float *shifts, long bloc
     }
 }
 
-// Turns the codes of `unit` inputs of 16 outputs into signed bytes: [unit / 4][16 outputs][4].
-INLINE void unpack_codes(const char *codes, int8_t *to, int bits, int unit) {
+// Turns the codes of `unit` inputs of 16 outputs into signed bytes: [unit / 4][16 outputs][4]. The first outputs of a strip prefetch
+// codes for all of them.
+INLINE void unpack_codes(const char *codes, int8_t *to, int bits, int unit, int first) {
     __m512i mask = _mm512_set1_epi8(15), center = _mm512_set1_epi8((char)CENTER(bits));
 #pragma GCC unroll 16
     for (int word = 0; word < unit * bits / 32; word++, codes += 4 * STRIP) {
         __m512i w = _mm512_loadu_si512(codes);
+        for (int line = 0; first && line < 4 * STRIP; line += 64) FETCH(codes + AHEAD + line);
         if (bits == 8) {
             _mm512_store_si512(to + 64 * word, _mm512_sub_epi8(w, center));
         } else {
@@ -80,11 +83,10 @@ INLINE void unpack_codes(const char *codes, int8_t *to, int bits, int unit) {
             _mm512_store_si512(to + 128 * word + 64, _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi32(w, 4), mask), center));
         }
     }
-    __asm__ volatile("" ::: "memory"); // the stores come before the tiles are loaded
 }
 
 // Adds a block's sums to the totals of each row.
-INLINE void add_tile(int32_t sums[2][TILE][TILE], const float *steps, const float *shifts, vec scale, const vec *offset, int input_bits,
+INLINE void add_sums(int32_t sums[2][TILE][TILE], const float *steps, const float *shifts, vec scale, const vec *offset, int input_bits,
                      vec *totals) {
 #pragma GCC unroll 16
     for (int i = 0; i < TILE; i++) {
@@ -97,48 +99,104 @@ INLINE void add_tile(int32_t sums[2][TILE][TILE], const float *steps, const floa
     for (int i = 0; i < TILE; i++) totals[i] = fma_of(spread(shifts[i]), *offset, totals[i]);
 }
 
-// Computes 16 outputs of a tile's rows. While a block is multiplied, its place in the next strip is prefetched.
-INLINE void multiply_tile(const row_tile *t, long column, int bits, int input_bits, int unit) {
-    const quantized *q = t->q;
-    _Alignas(64) int8_t unpacked[1024];
-    _Alignas(64) int32_t sums[2][TILE][TILE] = {0};
-    vec totals[TILE];
-    long k = q->p.k, left = q->common, step = unit * STRIP * bits / 8, tile = t->rows * unit;
-    long scale_bytes = q->half ? 2 : 4, at = column / GROUP * GROUP * q->groups + column % GROUP;
-    const char *codes = q->codes + column / STRIP * STRIP * k * bits / 8 + column % STRIP * 4, *inputs = t->inputs;
-    const char *scales = q->scales + at * scale_bytes, *offsets = q->offsets ? q->offsets + at * scale_bytes : 0;
-    const float *steps = t->steps, *shifts = t->shifts;
-#pragma GCC unroll 16
-    for (int i = 0; i < TILE; i++) totals[i] = spread(0);
-    for (long from = 0; from < k; from += q->block, steps += TILE, shifts += TILE) {
-        long end = from + q->block < k ? from + q->block : k;
-        _tile_zero(0);
-        _tile_zero(1);
-        for (long i = from; i < end; i += unit, codes += step, inputs += input_bits / 8 * tile) {
-#pragma GCC unroll 16
-            for (int word = 0; word < unit * bits / 32; word++) FETCH(codes + STRIP * k * bits / 8 + word * 4 * STRIP);
-            unpack_codes(codes, unpacked, bits, unit);
-            _tile_loadd(6, unpacked, 64);
-            _tile_loadd(4, inputs, unit);
-            _tile_dpbssd(0, 4, 6);
-            if (input_bits == 16) {
-                _tile_loadd(5, inputs + tile, unit);
-                _tile_dpbusd(1, 5, 6);
-            }
-        }
+#define RING 4UL // blocks at most that are in the same or in neighbouring stages
+
+// 16 outputs of a tile's rows.
+typedef struct {
+    const char *codes, *inputs, *scales, *offsets; // those of the next block of each stage
+    const float *steps, *shifts;
+    long left; // blocks that still have the scale
+    _Alignas(64) int8_t unpacked[RING][16 * 128];
+    _Alignas(64) int32_t sums[RING][2][TILE][TILE];
+} columns;
+
+static long inputs_of(const quantized *q, long block) {
+    long left = q->p.k - block * q->block;
+    return left < q->block ? left : q->block;
+}
+
+INLINE void unpack_block(const row_tile *t, columns *c, long block, int bits, int unit, int first) {
+    int8_t *to = c->unpacked[block % RING];
+    for (long n = inputs_of(t->q, block); n > 0; n -= unit, to += 16 * unit, c->codes += unit * STRIP * bits / 8)
+        unpack_codes(c->codes, to, bits, unit, first);
+}
+
+#define MULTIPLY(upper, lower)                             \
+    _tile_zero(upper);                                     \
+    _tile_zero(lower);                                     \
+    for (; n > 0; n -= unit, codes += 16 * unit) {         \
+        _tile_loadd(6, codes, 64);                         \
+        _tile_loadd(4, c->inputs, unit);                   \
+        _tile_dpbssd(upper, 4, 6);                         \
+        c->inputs += t->rows * unit;                       \
+        if (input_bits == 8) continue;                     \
+        _tile_loadd(5, c->inputs, unit);                   \
+        _tile_dpbusd(lower, 5, 6);                         \
+        c->inputs += t->rows * unit;                       \
+    }
+
+INLINE void multiply_block(const row_tile *t, columns *c, long block, int input_bits, int unit) {
+    const int8_t *codes = c->unpacked[block % RING];
+    long n = inputs_of(t->q, block);
+    if (block & 1) {
+        MULTIPLY(2, 3)
+    } else {
+        MULTIPLY(0, 1)
+    }
+}
+
+INLINE void store_block(columns *c, long block, int input_bits) {
+    int32_t(*sums)[TILE][TILE] = c->sums[block % RING];
+    if (block & 1) {
+        _tile_stored(2, sums[0], 64);
+        if (input_bits == 16) _tile_stored(3, sums[1], 64);
+    } else {
         _tile_stored(0, sums[0], 64);
         if (input_bits == 16) _tile_stored(1, sums[1], 64);
-        vec scale = q->half ? scale_at(scales, 0, 1) : scale_at(scales, 0, 0);
-        if (offsets) {
-            vec offset = scale_at(offsets, 0, q->half);
-            add_tile(sums, steps, shifts, scale, &offset, input_bits, totals);
-        } else {
-            add_tile(sums, steps, shifts, scale, 0, input_bits, totals);
-        }
-        if (--left) continue;
-        left = q->common;
-        scales += GROUP * scale_bytes;
-        if (offsets) offsets += GROUP * scale_bytes;
+    }
+}
+
+INLINE void add_block(const row_tile *t, columns *c, long block, int input_bits, vec *totals) {
+    const quantized *q = t->q;
+    long bytes = q->half ? 2 : 4;
+    vec scale = q->half ? scale_at(c->scales, 0, 1) : scale_at(c->scales, 0, 0);
+    if (c->offsets) {
+        vec offset = scale_at(c->offsets, 0, q->half);
+        add_sums(c->sums[block % RING], c->steps, c->shifts, scale, &offset, input_bits, totals);
+    } else {
+        add_sums(c->sums[block % RING], c->steps, c->shifts, scale, 0, input_bits, totals);
+    }
+    c->steps += TILE;
+    c->shifts += TILE;
+    if (--c->left) return;
+    c->left = q->common;
+    c->scales += GROUP * bytes;
+    if (c->offsets) c->offsets += GROUP * bytes;
+}
+
+// Blocks pass through four stages in different iterations: what a stage stores can be loaded only when all instructions before the store
+// are done, products in tiles included.
+INLINE void multiply_tile(const row_tile *t, long column, int bits, int input_bits, int unit) {
+    const quantized *q = t->q;
+    long bytes = q->half ? 2 : 4, at = (column / GROUP * GROUP * q->groups + column % GROUP) * bytes, blocks = blocks_of(q->p.k, q->block);
+    columns c;
+    vec totals[TILE];
+    memset(c.sums, 0, sizeof c.sums);
+    c.codes = q->codes + column / STRIP * STRIP * q->p.k * bits / 8 + column % STRIP * 4;
+    c.inputs = t->inputs;
+    c.scales = q->scales + at;
+    c.offsets = q->offsets ? q->offsets + at : 0;
+    c.steps = t->steps;
+    c.shifts = t->shifts;
+    c.left = q->common;
+#pragma GCC unroll 16
+    for (int i = 0; i < TILE; i++) totals[i] = spread(0);
+    for (long b = 0; b < blocks + 5; b++) {
+        if (b >= 5) add_block(t, &c, b - 5, input_bits, totals);
+        if (b >= 3 && b < blocks + 3) store_block(&c, b - 3, input_bits);
+        if (b >= 2 && b < blocks + 2) multiply_block(t, &c, b - 2, input_bits, unit);
+        if (b < blocks) unpack_block(t, &c, b, bits, unit, column % STRIP == 0);
+        __asm__ volatile("" ::: "memory"); // codes are stored before they are loaded into tiles
     }
 #pragma GCC unroll 16
     for (int i = 0; i < TILE; i++)
