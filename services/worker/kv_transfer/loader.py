@@ -105,9 +105,9 @@ class BlockLoader:
         self._postponed: list[Request] = []
 
     @property
-    def full(self) -> bool:
-        """Whether no further load can begin now."""
-        return len(self._loads) >= MAX_LOADS
+    def busy(self) -> bool:
+        """Whether a load is in progress."""
+        return bool(self._loads)
 
     def start(self, device: DeviceKv, request: Request, reader: PrefixReader, n_tokens: int) -> bool:
         """Bring the missing blocks of the first `n_tokens` tokens; the caller defers the request after True.
@@ -121,7 +121,7 @@ class BlockLoader:
                 load.waiting.append(request)
                 return True
         arrival = None
-        if device.blocks_per_copy and not self.full:
+        if device.blocks_per_copy and len(self._loads) < MAX_LOADS:
             arrival = device.owner.scheduler.transfers.expect(request, n_tokens)
         if arrival is None:
             return False
@@ -166,7 +166,7 @@ class BlockLoader:
             reader.ended((n_missing - len(arrival.digests)) * device.block_bytes, time.monotonic() - began)
             device.owner.finish(arrival)
             for request in self._postponed:
-                request.looked_up = False
+                request.looked_up = None
             device.owner.requeue([*load.waiting, *self._postponed])
             self._postponed.clear()
 

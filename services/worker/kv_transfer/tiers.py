@@ -189,13 +189,14 @@ class Tiers:
                 at += n
         n_tokens = at * device.layout.block_tokens
         worthwhile = bool(runs) and n_tokens - first * device.layout.block_tokens >= worth_tokens
-        if worthwhile and self._loader.full:
+        begun = worthwhile and self._loader.start(device, request, StoredPrefix(runs), n_tokens)
+        if worthwhile and not begun and self._loader.busy:  # its end makes room
             self._loader.postpone(request)
             return True
         for store, n_hits, n_misses in lookups:
             store.totals.hits += n_hits
             store.totals.misses += n_misses
-        return worthwhile and self._loader.start(device, request, StoredPrefix(runs), n_tokens)
+        return begun
 
     def _is_slow(self, store: BlockStore, n_blocks: int, block_tokens: int) -> bool:
         """Whether computing `n_blocks` takes less time than a load."""

@@ -10,7 +10,7 @@ from services.worker.kv_transfer.device import DeviceKv
 from services.worker.process.failure import RanksFailedError
 from services.worker.scheduling.places import BlockName
 
-_BATCHES = 4  # per staging area: a copy delays the step after it by a millisecond or so
+_PARTS = 4  # number of smallest copies in a staging area: one delays the step after it by a millisecond or so
 
 
 class WriteBehind:
@@ -24,16 +24,19 @@ class WriteBehind:
         self.store, self._device = store, device
         self._pending: dict[bytes, BlockName] = {}  # parents before children
         self._copying: set[bytes] = set()
+        self._n_new = 0  # blocks that the store lacks, published since the last copy
         self._work = asyncio.Event()
 
     def published(self, name: BlockName) -> None:
         """A block can be copied."""
         self._pending[name.digest] = name
+        self._n_new += name.digest not in self.store
         self._work.set()
 
     def evicted(self, digest: bytes) -> None:
         """A block cannot be copied any more."""
-        if self._pending.pop(digest, None) is not None or digest in self._copying:
+        lacks = self._pending.pop(digest, None) is not None and digest not in self.store
+        if lacks or digest in self._copying:
             self.store.totals.failures["late"] += 1
         self._copying.discard(digest)
 
@@ -50,8 +53,16 @@ class WriteBehind:
             if device is None or not self._pending:
                 self._work.clear()
                 continue
-            await self._copy(device, max(1, device.blocks_per_copy // _BATCHES))
+            await self._copy(device, self._most(device))
             changed()
+
+    def _most(self, device: DeviceKv) -> int:
+        """Number of blocks in the next copy: twice as many as were completed since the last one, so a backlog shrinks.
+
+        The ranks execute one copy between two steps. It takes a small part of the time that computed its blocks.
+        """
+        n_new, self._n_new = self._n_new, 0
+        return min(max(1, device.blocks_per_copy // _PARTS, 2 * n_new), device.blocks_per_copy)
 
     async def _copy(self, device: DeviceKv, most: int) -> None:
         pool, store = device.owner.scheduler.pool, self.store

@@ -48,14 +48,14 @@ class PrefixCache:
         if producer.reads_cache:
             self._promised.promise(producer, self._known_digests(producer, n_hits))
 
-    def await_blocks(self, request: Request, n_hits: int, worth_tokens: int, step: int) -> bool:
+    def await_blocks(self, request: Request, n_hits: int, worth_tokens: int, step: int, *, room: bool) -> bool:
         """Let `request` wait for blocks after its `n_hits` cached ones, if they save at least `worth_tokens` tokens.
 
-        A running request computes them, or they begin to come from another place.
+        A running request computes them, or they begin to come from another place, if there is `room` for the request.
         """
         if not request.reads_cache:
             return False
-        return self._share(request, n_hits, worth_tokens, step) or self._load(request, n_hits, worth_tokens)
+        return self._share(request, n_hits, worth_tokens, step) or self._load(request, n_hits, worth_tokens, room)
 
     def _share(self, request: Request, n_hits: int, worth_tokens: int, step: int) -> bool:
         if not request.patient:
@@ -70,11 +70,19 @@ class PrefixCache:
         self._promised.wait(request, digests[n_shared - 1], step)
         return True
 
-    def _load(self, request: Request, n_hits: int, worth_tokens: int) -> bool:
-        """Look blocks up in other places, once per wait."""
-        if request.looked_up or self.snapshots is not None:  # other places keep no states
+    def _load(self, request: Request, n_hits: int, worth_tokens: int, room: bool) -> bool:
+        """Look blocks up in other places, once per wait, and again if cached ones were evicted since.
+
+        Without room the request would wait longer than its blocks stay cached.
+        """
+        if self.snapshots is not None:  # other places keep no states
             return False
-        request.looked_up = True
+        if request.looked_up is not None and n_hits >= request.looked_up:
+            request.looked_up = n_hits
+            return False
+        if not room:
+            return False
+        request.looked_up = n_hits
         digests = request.block_digests(self._block_tokens, 0, self._most_hits(request))
         return self._places.load(request, digests, n_hits, worth_tokens)
 

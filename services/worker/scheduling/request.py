@@ -75,7 +75,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     announced: bool = False  # the first output was returned
     patient: bool = True  # may still wait for the blocks of a producer
-    looked_up: bool = False  # its blocks were looked up in other places during this wait
+    looked_up: int | None = None  # most cached blocks since the look-up in other places; None: none in this wait
     end_token_ids: frozenset[int] = field(init=False)  # copy of `sampling.stop_token_ids` for fast look-ups
     scores_prompt: bool = field(init=False)  # prompt log-probabilities are wanted
     narrows: bool = field(init=False)  # generated tokens attend to some keys only
@@ -149,7 +149,7 @@ class Request:
     def restart(self) -> None:
         """Forget the progress of a preempted request, whose blocks are released."""
         self.n_planned = self.n_written = self.n_published = 0
-        self.looked_up = False
+        self.looked_up = None
         if not self.announced:
             self.prompt_logprobs.clear()
 

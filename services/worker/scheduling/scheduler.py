@@ -261,11 +261,11 @@ class Scheduler:
                 self._defer(head)
                 continue
             hits = self._prefixes.match(head)
-            if self._prefixes.await_blocks(head, len(hits), self.share_min_tokens, self._next_step):
+            n_fresh = fresh_blocks(self._pool, head, hits, len(self._running)) if self._slots.free else None
+            worth, room = self.share_min_tokens, n_fresh is not None
+            if self._prefixes.await_blocks(head, len(hits), worth, self._next_step, room=room):
                 self._defer(head)
-                continue
-            n_fresh = fresh_blocks(self._pool, head, hits, len(self._running))
-            if n_fresh is not None and self._slots.free:
+            elif n_fresh is not None:
                 head.admitted_at = head.admitted_at or now
                 self._admit(builder, head, hits, n_fresh)
             elif not self._make_way(head):

@@ -13,7 +13,8 @@ import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.lifecycle import StartupError
-from services.worker.kv_transfer import tiers
+from services.worker.kv_transfer import loader, tiers
+from services.worker.native.step_cost import StepTimer
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
 from tests.integration.worker_server.gateway import Answer, Gateway, until
 from tests.integration.worker_server.processes import server_process
@@ -86,6 +87,25 @@ async def test_place_that_fails_says_so_and_stores_the_blocks_once_the_cause_is_
         await stored(gateway, pb.KV_PLACE_HOST if place == "host" else pb.KV_PLACE_DISK, N_BLOCKS)
         await gateway.wait_state(lambda state: not state.kv_places[0].fault)
         assert await level(worker, "kv_place_failing", place=place) == 0
+
+
+async def test_sessions_that_come_together_load_all_blocks_of_their_earlier_turns(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve sessions are four times the KV cache. The speed of this machine decides nothing."""
+    monkeypatch.setattr(tiers.Tiers, "_is_slow", lambda *_: False)
+    monkeypatch.setattr(loader, "LEAST_S", loader.MOST_S)
+    monkeypatch.setattr(StepTimer, "share_min_tokens", lambda *_: 1)
+    sessions = [[first, *PROMPT] for first in range(70, 82)]
+    async with a_worker(redis_url, **host()) as (worker, gateway):
+        for known, n_tokens in ((0, 320), (320, 480), (480, 601)):
+            answers = [await gateway.submit(session[:n_tokens]) for session in sessions]
+            for answer, session in zip(answers, sessions, strict=True):
+                await answer.end.wait()
+                assert is_right(answer, session[:n_tokens])
+                assert cached(answer) == known
+            await stored(gateway, pb.KV_PLACE_HOST, len(sessions) * (n_tokens // 16))
+        assert await metric(worker, "kv_place_failures", place="host", reason="late") == 0
 
 
 @pytest.mark.parametrize("place", ["host", "disk"])

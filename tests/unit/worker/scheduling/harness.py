@@ -118,6 +118,9 @@ class Harness:
         """Step until idle; returns the number of steps."""
         for n in range(limit):
             if not self.step():
+                if self.kept is not None and self.kept.loads:
+                    self.kept.work()
+                    continue
                 assert self.scheduler.idle, "nothing runs although something waits"
                 self.scheduler.check()
                 return n

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from ryzanstein.v1.worker_pb2 import Attention, Sampling
 
@@ -10,6 +12,16 @@ from tests.unit.worker.scheduling.fake_ranks import generate
 from tests.unit.worker.scheduling.harness import Harness
 
 PREFIX = [i % 97 for i in range(160)]
+
+
+class Prompt(random.Random):
+    """Every load goes on, and brings all of its blocks at once."""
+
+    def random(self) -> float:
+        return 0.4
+
+    def randrange(self, stop: int) -> int:
+        return stop - 1
 
 
 def wave(harness: Harness, n: int = 8) -> list:
@@ -129,3 +141,19 @@ def test_generated_blocks_of_narrowed_attention_are_not_shared(attention: Attent
     assert harness.scheduler.transfers.expect(resumed, 90) is None, "all blocks of its prompt are cached"
     assert harness.plan() is not None
     assert resumed.cached_tokens == 32
+
+
+def test_blocks_below_the_pool_are_loaded_by_all_sessions_that_wait_for_room() -> None:
+    """The pool has room for one session at a time; a load before that would be evicted or not begin."""
+    harness = Harness(n_blocks=16, kept_blocks=500, rng=Prompt())
+    sessions = [[session, *PREFIX] for session in range(6)]
+    for session in sessions:
+        harness.submit(session[:130])
+        harness.drain()
+        harness.kept.end()
+    later = [harness.submit([*session, *PREFIX[:20]]) for session in sessions]
+    while not harness.scheduler.idle:
+        harness.step()
+        harness.kept.work()
+    assert [request.cached_tokens for request in later] == [128] * len(sessions)
+    assert harness.kept.store.totals.evicted_blocks == 0
