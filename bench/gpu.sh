@@ -77,6 +77,20 @@ steps() {
   done
 }
 
+# Models with a state beside the KV cache, random weights: our kernels and graphs, and torch's.
+hybrids() {
+  local model kernels
+  for model in lfm2-350m granite-4-h-350m; do
+    [ -f "$models/$model-bf16.gguf" ] || part "write-$model" 90 "$python" -c \
+      'import sys; from pathlib import Path; from bench.hybrid import write_file; write_file(sys.argv[1], "bf16", Path(sys.argv[2]))' \
+      "$model" "$models"
+    for kernels in auto torch; do
+      part "steps-$model-1900-$kernels" 60 "$python" -m bench.engine "$models/$model-bf16.gguf" --device cuda --batches 1,16,64 \
+        --prompt-tokens 1900 --output-tokens 96 --rounds 1 --gpu-kernels "$kernels" --json "$out/steps-$model-1900-$kernels.json"
+    done
+  done
+}
+
 trace() {
   part trace-16 60 "$python" -m bench.gpu_trace "$models/1b" --batch 16 --keys 2000 --trace "$out/trace.json"
 }
@@ -118,12 +132,12 @@ drafts() {
     --json "$out/drafts.json"
 }
 
-[ $# = 0 ] && set -- kernels families steps http drafts trace pairs
+[ $# = 0 ] && set -- kernels families steps hybrids http drafts trace pairs
 set_up
 for name in "$@"; do
   case $name in
-    kernels | families | steps | http | drafts | trace | pairs) "$name" ;;
-    *) echo "unknown part $name: kernels, families, steps, http, drafts, trace or pairs" >&2 && exit 2 ;;
+    kernels | families | steps | hybrids | http | drafts | trace | pairs) "$name" ;;
+    *) echo "unknown part $name: kernels, families, steps, hybrids, http, drafts, trace or pairs" >&2 && exit 2 ;;
   esac
 done
 wait "$making"

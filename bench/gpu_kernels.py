@@ -29,10 +29,12 @@ from services.compute.backends.cuda.grouped import GroupedExperts
 from services.compute.backends.cuda.kv_codes import CodeWriter
 from services.compute.backends.cuda.low_rank import TritonLowRank
 from services.compute.backends.cuda.paged import PagedTriton
+from services.compute.backends.cuda.states import TritonStates
 from services.compute.backends.draws import Chances
 from services.compute.backends.kv_cache import KvCache, KvLayer
 from services.compute.backends.kv_format import find_kv_format, plain_format
 from services.compute.backends.shapes import AttentionShape, ExpertRouting, ExpertsShape, KvShape
+from services.compute.backends.states import ScanTokens, StatePlan, StateRows
 from services.compute.backends.torch.experts import ExpertStack, Router
 from services.compute.backends.torch.ops import TorchOps
 
@@ -215,6 +217,31 @@ def adapter_launches(dtype: torch.dtype, n_in: int = 4096, n_out: int = 4096) ->
     yield from launches
 
 
+def state_launches(dtype: torch.dtype) -> Iterator[Launch]:
+    """What layers with a state launch for decodes and a prompt, with the heads of families that are published."""
+    from services.compute.backends.cuda.kernels import states
+
+    launches: list[Launch] = []
+    ours = TritonStates(recorder(states, launches), exact=dtype is torch.float32)
+    plan = StatePlan.of([StateRows(0, 1, 0), StateRows(1, 3, 1)], CPU)
+    x, inputs = torch.zeros(3, 4096, dtype=dtype), torch.zeros(2, 3, 4096, dtype=dtype)
+    ours.convolution(torch.zeros(4096, 4), None).activated(x, inputs, plan)
+    for n_heads, height, width, decays, corrected in (
+        (48, 32, 128, 0, False),  # Granite 4 H 350M
+        (24, 64, 256, 0, False),  # Falcon-H1
+        (64, 128, 128, 0, False),  # MiniMax Text 01
+        (32, 128, 128, 0, True),  # Qwen 3 Next
+        (32, 128, 128, 128, True),  # Kimi Linear
+        (1, 8192, 16, 8192, False),  # Jamba
+    ):
+        rates = torch.zeros(n_heads, height, width) if decays == height != width else None
+        b, decay = torch.zeros(3, n_heads, width), torch.zeros(3, n_heads, *([decays] if decays else []))
+        rate = torch.zeros(3, n_heads) if corrected else None
+        tokens = ScanTokens(torch.zeros(3, n_heads, height), b, b, decay, rate, rates)
+        ours.scan(tokens, torch.zeros(2, n_heads, height, width), plan)
+    yield from launches
+
+
 def compiled(launch: Launch, target: int) -> Usage:
     """Compile for an architecture, and read what the machine code uses."""
     import triton
@@ -255,6 +282,7 @@ def main() -> int:
             *code_launches(dtype),
             *expert_launches(dtype),
             *adapter_launches(dtype),
+            *state_launches(dtype),
         )
         for launch in (*attention_launches(shape, dtype), *over_codes, *others):
             for target in given.target or (80, 90):

@@ -290,7 +290,7 @@ class Computations:
     decode: Compute  # all layers and the final norm, for a step of which every row is wanted
     layers: Compute  # all layers but the last, for other steps
     logits: Callable[[Tensor], Tensor]  # [n, vocab_local] of what `decode` returns
-    attention: Attention[Any]
+    attention: Attention[Any] | None  # None: no layer attends
     comm: Communicator
     ropes: tuple[Rope, ...]
     windows: tuple[int | None, ...]

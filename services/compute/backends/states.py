@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from services.compute.backends.shapes import StateFormat
+
+Ints = NDArray[np.int64]
 
 
 class StateStore:
@@ -63,24 +67,37 @@ class ScanTokens:
 
     A state becomes decay * state + inputs (outer) b, and its product with c is the result. With a `rate` the inputs are
     first corrected by the product of the decayed state with b, and multiplied by the rate (the delta rule).
+    With `rates` each number of the state has its decay: exp(decay * rates), a decay for each row of the state.
     """
 
     inputs: Tensor  # [n, n_heads, height]
     b: Tensor  # [n, n_heads, width]
     c: Tensor  # [n, n_heads, width]
-    decay: Tensor  # [n, n_heads], or [n, n_heads, width]: each column of the state has its own
+    # [n, n_heads], or [n, n_heads, width]: each column of the state has its own; with `rates` [n, n_heads, height].
+    decay: Tensor
     rate: Tensor | None = None  # [n, n_heads]
+    rates: Tensor | None = None  # [n_heads, height, width]
 
     def contiguous(self) -> ScanTokens:
         """Return the same numbers, without gaps."""
-        rate = None if self.rate is None else self.rate.contiguous()
-        inputs, b = self.inputs.contiguous(), self.b.contiguous()
-        return ScanTokens(inputs, b, self.c.contiguous(), self.decay.contiguous(), rate)
+        return self._each(Tensor.contiguous)
 
     def part(self, first: int, end: int) -> ScanTokens:
         """Return tokens [first, end)."""
-        rate = None if self.rate is None else self.rate[first:end]
-        return ScanTokens(self.inputs[first:end], self.b[first:end], self.c[first:end], self.decay[first:end], rate)
+        return self._each(lambda numbers: numbers[first:end])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> ScanTokens:
+        rate = None if self.rate is None else change(self.rate)
+        inputs, b, c, decay = map(change, (self.inputs, self.b, self.c, self.decay))
+        return ScanTokens(inputs, b, c, decay, rate, self.rates)
+
+
+@dataclass(frozen=True, slots=True)
+class StateTurn:
+    """Segments of a step, each of another sequence, that a device computes at once: all have one row, or several."""
+
+    segments: Tensor  # [n, 4] int64: first row, row after the last, row of the state, row that gets a copy (-1: none)
+    longest: int  # rows of the longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +109,7 @@ class StatePlan:
     singles: Tensor  # [n_single] int64, their rows of the store
     saves: tuple[tuple[int, int], ...]  # copies from row to row after these
     runs: tuple[StateRows, ...]  # the others, in order
+    turns: tuple[StateTurn, ...] = ()  # all of them, for a device that computes many sequences at once
 
     @classmethod
     def of(cls, segments: Sequence[StateRows], device: torch.device) -> StatePlan:
@@ -102,10 +120,38 @@ class StatePlan:
         counts = Counter(one.row for one in segments)
         leads = ((one.first, one.end) == (i, i + 1) and counts[one.row] == 1 for i, one in enumerate(segments))
         n = next((i for i, alone in enumerate(leads) if not alone), len(segments))
-        rows = torch.tensor([one.row for one in segments[:n]], dtype=torch.int64)
         saves = tuple((one.row, one.save) for one in segments[:n] if one.save >= 0)
-        n_rows = max(one.end for one in segments)
-        return cls(n_rows, n, rows.to(device, non_blocking=True), saves, tuple(segments[n:]))
+        turns = _turns(segments, device)
+        singles = turns[0].segments[:n, 2].contiguous()  # those that lead are the first of their turn
+        return cls(max(one.end for one in segments), n, singles, saves, tuple(segments[n:]), turns)
+
+    @classmethod
+    def of_singles(cls, segments: Tensor) -> StatePlan:
+        """Return the plan of a step of one row a sequence that only the device knows; `segments` as in `StateTurn`.
+
+        Segments whose state has a negative row are padding.
+        """
+        n = len(segments)
+        return cls(n, n, segments[:, 2], (), (), (StateTurn(segments, 1),))
+
+
+def segment_table(segments: Sequence[StateRows]) -> Ints:
+    """Return segments as a device reads them, [n, 4] int64."""
+    return np.array([(one.first, one.end, one.row, one.save) for one in segments], np.int64)
+
+
+def _turns(segments: Sequence[StateRows], device: torch.device) -> tuple[StateTurn, ...]:
+    """Return the segments by their number in their sequence; those of one row come before those of several."""
+    passed = Counter[int]()
+    groups = defaultdict[tuple[int, bool], list[StateRows]](list)
+    for one in segments:
+        groups[passed[one.row], one.end - one.first > 1].append(one)
+        passed[one.row] += 1
+    ordered = [groups[key] for key in sorted(groups)]
+    table = torch.from_numpy(segment_table([one for group in ordered for one in group]))
+    parts = torch.split(table.to(device, non_blocking=True), [len(group) for group in ordered])
+    longest = [max(one.end - one.first for one in group) for group in ordered]
+    return tuple(StateTurn(part, most) for part, most in zip(parts, longest, strict=True))
 
 
 def copy_rows(state: Tensor, pairs: tuple[tuple[int, int], ...]) -> None:

@@ -336,6 +336,8 @@ class Decoder:
         return finished
 
     def _decode(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        if self.spec.n_blocks:
+            step = replace(step, embedded=x.clone())
         return self._finish(self._pass(Residual(x), step, self._layers[-1].norm), step)
 
     def _graphs_in(self, cache: KvCache, batch: StepBatch) -> StepGraphs:
@@ -361,12 +363,11 @@ class Decoder:
 
     def replay_decodes(self, cache: KvCache, tokens: Tokens | None) -> Decodes:
         """Return what replays whole decodes in `cache`, with the draws of `tokens`; None: nothing is drawn."""
-        if self.spec.bidirectional or self.spec.has_state:
+        if self.spec.bidirectional:
             return NoDecodes()
         return self._backend.replay_decodes(self._computations(cache), tokens)
 
     def _computations(self, cache: KvCache) -> Computations:
-        assert self._attention is not None, "a model without attention is not captured"
         return Computations(
             embed=self.embed,
             decode=self._decode,

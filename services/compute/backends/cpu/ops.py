@@ -139,7 +139,8 @@ class KernelOps(OneDnnOps):
 
     def scan(self, tokens: ScanTokens, state: Tensor, plan: StatePlan) -> Tensor:
         """Return the results of a step's tokens; `state` is advanced."""
-
+        if tokens.rates is not None:
+            return super().scan(tokens, state, plan)
         dense, out = tokens.contiguous(), torch.empty(tokens.inputs.shape)
 
         def advance(rows: Tensor, first: int, end: int) -> None:

@@ -72,8 +72,10 @@ class CudaBackend(TorchBackend):
 
     def replay_decodes(self, computations: Computations, tokens: Tokens | None) -> Decodes:
         """Return graphs of whole decodes; collectives of NCCL are a part of them."""
-        attention = computations.attention
-        if not self._graphs or not isinstance(attention, ReplayableAttention):
+        attention, has_states = computations.attention, computations.cache.states is not None
+        if not self._graphs or (has_states and not self._own.replays_states):
+            return super().replay_decodes(computations, tokens)
+        if not isinstance(attention, ReplayableAttention | None):
             return super().replay_decodes(computations, tokens)
         of, adapters = (computations, attention, tokens, self._uploads, self._recorder), self._own.replays_adapters
         return CudaDecodes(*of, self.device, adapters=adapters)

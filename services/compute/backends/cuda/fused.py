@@ -6,6 +6,7 @@ import logging
 import math
 import subprocess
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,12 +32,15 @@ from services.compute.backends.cuda.kv_codes import CodeWriter
 from services.compute.backends.cuda.low_rank import TritonLowRank
 from services.compute.backends.cuda.ops import CudaOps
 from services.compute.backends.cuda.small import TritonLogitShard, TritonRmsNorm, TritonRotation, power_of_two
+from services.compute.backends.cuda.states import TritonStates, states_error
 from services.compute.backends.draws import Chances
 from services.compute.backends.kv_cache import KvLayer, Rotation
 from services.compute.backends.kv_format import find_kv_format, plain_format
 from services.compute.backends.kv_formats import NAMES
 from services.compute.backends.names import Activation
+from services.compute.backends.recurrent import Convolution
 from services.compute.backends.shapes import ExpertRouting, ExpertsShape, KvShape
+from services.compute.backends.states import ScanTokens, StatePlan
 from services.compute.backends.torch.experts import ExpertStack, Router
 from services.compute.backends.torch.ops import TorchOps
 from services.compute.backends.weights import Dense, Rounded, Stacked, Weight
@@ -50,7 +54,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 
 class TritonOps(CudaOps):
-    """Our kernels: for each small operation a launch, for products with codes and for those of experts one each.
+    """Our kernels: for each small operation a launch, for products with codes, those of experts and states one each.
 
     Everything else is `CudaOps`.
     """
@@ -58,7 +62,7 @@ class TritonOps(CudaOps):
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ImportError without Triton."""
         # Imported here, because CPUs do not have it.
-        from services.compute.backends.cuda.kernels import codes, grouped, kv_codes, layer, low_rank, pages
+        from services.compute.backends.cuda.kernels import codes, grouped, kv_codes, layer, low_rank, pages, states
 
         super().__init__(dtype, device)
         self._kernels: Any = layer
@@ -67,6 +71,7 @@ class TritonOps(CudaOps):
         self._low_rank: Any = low_rank  # None: adapters by `CudaOps`
         self._coder: CodeWriter | None = CodeWriter(kv_codes)  # None: a cache of codes is written by torch
         self._pages: Any = pages  # None: blocks are summarised by torch
+        self._state_kernels: Any = states
         self._float8 = converts_float8(device)
 
     def disagreement(self) -> str | None:
@@ -81,9 +86,28 @@ class TritonOps(CudaOps):
                 self._check_adapters(rows)
                 self._check_codes(rows)
                 self._check_summaries(rows)
-        except (self._kernels.TritonError, subprocess.CalledProcessError, OSError, AssertionError) as reason:
-            return f"Triton: {reason}"  # an AssertionError: it does not find the driver's library
+        except self._failures as reason:
+            return f"Triton: {reason}"
         return None if error <= _TOLERANCE[self._dtype] else f"they differ from the reference by {error:.2g}"
+
+    @property
+    def _failures(self) -> tuple[type[Exception], ...]:
+        """The errors of kernels that do not run; an AssertionError: Triton does not find the driver's library."""
+        return self._kernels.TritonError, subprocess.CalledProcessError, OSError, AssertionError
+
+    @cached_property
+    def _states(self) -> TritonStates | None:
+        """Our kernels of states, checked at their first use, since most models have no states; None: torch's serve."""
+        ours, problem = TritonStates(self._state_kernels, exact=self._dtype is torch.float32), ""
+        try:
+            error = states_error(ours, TorchOps(self._dtype, self._device), self._dtype, self._device)
+            if not error <= _TOLERANCE[self._dtype]:
+                problem = f"results differ from the reference by {error:.2g}"
+        except self._failures as reason:
+            problem = f"Triton: {reason}"
+        if problem:
+            logger.warning("states are advanced by torch, one sequence after another: %s", problem)
+        return None if problem else ours
 
     def _check_products(self, rows: Tensor) -> None:
         """Keep weights dense if a product with codes differs from that of the dense weight."""
@@ -241,6 +265,19 @@ class TritonOps(CudaOps):
             return out
 
         return gated
+
+    @property
+    def replays_states(self) -> bool:
+        """Whether graphs can hold convolutions and scans."""
+        return self._states is not None
+
+    def convolution(self, weight: Tensor, bias: Tensor | None) -> Convolution:
+        """Return the causal convolution with `weight` [n_channels, kernel]."""
+        return super().convolution(weight, bias) if self._states is None else self._states.convolution(weight, bias)
+
+    def scan(self, tokens: ScanTokens, state: Tensor, plan: StatePlan) -> Tensor:
+        """Return the results of a step's tokens; `state` is advanced."""
+        return super().scan(tokens, state, plan) if self._states is None else self._states.scan(tokens, state, plan)
 
     @property
     def replays_adapters(self) -> bool:

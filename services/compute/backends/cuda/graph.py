@@ -24,6 +24,7 @@ from services.compute.backends.cuda.small import power_of_two
 from services.compute.backends.cuda.transfers import BufferLayout
 from services.compute.backends.decodes import Tokens
 from services.compute.backends.draws import Chances, DrawNumbers, DrawRows
+from services.compute.backends.states import StatePlan, segment_table
 from services.compute.backends.transfers import Numbers
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class CudaDecodes:
     def __init__(
         self,
         computations: Computations,
-        attention: ReplayableAttention,
+        attention: ReplayableAttention | None,
         tokens: Tokens | None,
         uploads: Uploads,
         recorder: Recorder,
@@ -92,7 +93,10 @@ class CudaDecodes:
         *,
         adapters: bool,
     ) -> None:
-        """`tokens`: None if nothing is drawn on the device. `adapters`: whether graphs can hold their products."""
+        """`attention`, `tokens`: None if no layer attends, and if nothing is drawn on the device.
+
+        `adapters`: whether graphs can hold their products.
+        """
         self._computations, self._attention, self._tokens = computations, attention, tokens
         self._uploads, self._recorder, self._device, self._adapters = uploads, recorder, device, adapters
         self._captured: dict[GraphSizes, CapturedStep] = {}
@@ -116,7 +120,9 @@ class CudaDecodes:
         """Compute a step, and draw its tokens."""
         n, sizes = len(numbers.lengths), GraphSizes.of(numbers, draws=drawn is not None)
         arrays = self._padded(numbers, drawn, sizes)
-        captured = self._captured.get(sizes)
+        captured, states = self._captured.get(sizes), self._computations.cache.states
+        if states is not None:
+            states.begin(numbers.segments)
         if captured is None:
             return self._first(arrays, sizes)[:n]
         self._uploads.up_to(arrays, captured.inputs)
@@ -126,23 +132,32 @@ class CudaDecodes:
     def _first(self, arrays: Sequence[Numbers], sizes: GraphSizes) -> Tensor:
         """Compute a step, and capture it for those that follow.
 
-        It is computed once only: a step that draws replaces the tokens that it read.
+        It is computed once only: a step that draws replaces the tokens that it read, and states go on. With states, it
+        is probed without effect before, since a step that needs the host in between begins again.
         """
         packing = BufferLayout.of(arrays)
         inputs = torch.empty(packing.size, dtype=torch.uint8, device=self._device)
-        self._uploads.up_to(arrays, inputs)
         compute = partial(self._compute, packing.views(inputs), sizes)
         try:
+            if self._computations.cache.states is not None:
+                self._uploads.up_to(self._without_effect(arrays, sizes), inputs)
+                self._recorder.probe(compute)
+            self._uploads.up_to(arrays, inputs)
             computed = self._recorder.probe(compute)
         except RuntimeError as error:
             logger.info("steps are not replayed: %s", error)
             self._gave_up = True
+            self._uploads.up_to(arrays, inputs)
             return compute()
         self._captured[sizes] = CapturedStep(inputs, self._recorder.record(compute))
         return computed
 
     def _padded(self, numbers: StepNumbers, drawn: DrawNumbers | None, sizes: GraphSizes) -> list[Numbers]:
-        """Return what `_compute` reads. Padding repeats the last row: it writes the same values, and a spare token."""
+        """Return what `_compute` reads. Padding repeats the last row: it writes the same values, and a spare token.
+
+        In models with states it has none: its values are others, and its keys go to the null block.
+        """
+        has_states = self._computations.cache.states is not None
         columns: list[Numbers] = [numbers.token_ids, numbers.positions, numbers.kv_slots, numbers.lengths]
         if numbers.adapters is not None:
             columns.append(numbers.adapters.slots)
@@ -153,17 +168,32 @@ class CudaDecodes:
         missing, width = sizes.n_rows - len(numbers.lengths), -(-sizes.n_keys // self._computations.cache.block_tokens)
         arrays = [np.pad(table, ((0, 0), (0, width - table.shape[1]))) for table in tables]
         arrays = [np.concatenate((table, np.repeat(table[-1:], missing, 0))) for table in arrays]
-        arrays += [_extended(column, column[-1], missing) for column in columns]
+        if has_states:
+            arrays.append(np.concatenate((segment_table(numbers.segments), np.full((missing, 4), -1))))
+        no_keys = numbers.kv_slots if has_states else None
+        arrays += [_extended(column, 0 if column is no_keys else column[-1], missing) for column in columns]
         if drawn is not None:
             assert self._tokens is not None
             arrays.append(_extended(drawn.slots, self._tokens.spare, missing))
             arrays += [_extended(column, column[-1], missing) for column in (drawn.temperature, drawn.seeds)]
         return arrays
 
+    def _without_effect(self, arrays: Sequence[Numbers], sizes: GraphSizes) -> list[Numbers]:
+        """Return what `_padded` does for rows that are all padding."""
+        blank, place = list(arrays), 1 + sizes.narrowed
+        blank[place] = np.full_like(arrays[place], -1)
+        blank[place + 3] = np.zeros_like(arrays[place + 3])  # slots of keys
+        if sizes.draws:
+            assert self._tokens is not None
+            blank[-3] = np.full_like(arrays[-3], self._tokens.spare)  # slots of tokens
+        return blank
+
     def _compute(self, inputs: Sequence[Tensor], sizes: GraphSizes) -> Tensor:
         """Compute the step whose numbers are `inputs`, in the order of `_padded`."""
-        given, n, size = self._computations, sizes.n_rows, self._computations.cache.block_tokens
-        (tables, *narrow), columns = inputs[: 1 + sizes.narrowed], inputs[1 + sizes.narrowed :]
+        given, n, attention = self._computations, sizes.n_rows, self._attention
+        size = given.cache.block_tokens
+        (tables, *narrow), columns = inputs[: 1 + sizes.narrowed], list(inputs[1 + sizes.narrowed :])
+        segments = None if given.cache.states is None else columns.pop(0)
         token_ids, positions, kv_slots, lengths, *others = columns
         adapters = others.pop(0) if sizes.adapted else None
         narrow_lengths, narrow_tables = (others.pop(0), narrow[0]) if sizes.narrowed else (lengths, tables)
@@ -181,16 +211,21 @@ class CudaDecodes:
             ),
             cache=given.cache,
             rotations=tuple(rope(positions) for rope in given.ropes),
-            plans=tuple(
-                self._attention.decode_plan(lengths, tables, sizes.n_keys, size, window)
+            plans=()
+            if attention is None
+            else tuple(
+                attention.decode_plan(lengths, tables, sizes.n_keys, size, window)
                 if window
-                else self._attention.decode_plan(narrow_lengths, narrow_tables, sizes.n_keys, size, None)
+                else attention.decode_plan(narrow_lengths, narrow_tables, sizes.n_keys, size, None)
                 for window in given.windows
             ),
             reduce=given.comm.all_reduce,
             adapters=None if adapters is None else AdapterRows(adapters, ()),
+            states=None if segments is None else StatePlan.of_singles(segments),
         )
         hidden = given.decode(given.embed(token_ids, positions), step)
+        if segments is not None and given.cache.layers:
+            torch._foreach_zero_([layer[0] for layer in given.cache.layers])  # the null block
         if not sizes.draws:
             return hidden
         assert self._tokens is not None

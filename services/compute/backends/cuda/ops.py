@@ -49,6 +49,11 @@ class CudaOps(TorchOps):
         """Whether graphs can hold the products of adapters; here the host chooses the rows of each slot."""
         return False
 
+    @property
+    def replays_states(self) -> bool:
+        """Whether graphs can hold convolutions and scans; here the host knows the rows of the states."""
+        return False
+
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
         """Return the norm with `weight`."""
         return CudaRmsNorm(weight, eps, self._dtype)

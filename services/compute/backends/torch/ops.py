@@ -195,7 +195,7 @@ class TorchOps:
 
     def state_space(self, decays: HeadDecays) -> StateSpace:
         """Return the scan of a state-space layer."""
-        return TorchStateSpace(decays)
+        return TorchStateSpace(decays, self.scan)
 
     def gated_norm(self, weight: Tensor | None, n_groups: int, eps: float, gate: Gate) -> GatedNorm:
         """Return the gate and the norm of a state-space layer's results."""

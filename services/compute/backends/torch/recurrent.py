@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,6 @@ from services.compute.backends.curves import silu, softplus
 from services.compute.backends.names import Gate
 from services.compute.backends.recurrent import HeadDecays
 from services.compute.backends.states import ScanTokens, StatePlan, in_turn
-from services.compute.backends.torch.scans import scan
 
 
 class TorchConvolution:
@@ -22,13 +23,14 @@ class TorchConvolution:
     def gated(self, bcx: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
         """Return c * conv(b * x)."""
         b, c, x = bcx.chunk(3, dim=-1)
-        return c * self._filter(b * x, state, plan).to(x.dtype)
+        return c * self.filtered(b * x, state, plan).to(x.dtype)
 
     def activated(self, x: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
         """Return silu(conv(x))."""
-        return silu(self._filter(x, state, plan)).to(x.dtype)
+        return silu(self.filtered(x, state, plan)).to(x.dtype)
 
-    def _filter(self, x: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
+    def filtered(self, x: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
+        """Return conv(x) in float32."""
         y, before = torch.empty(x.shape, dtype=torch.float32, device=x.device), len(self._taps) - 1
 
         def advance(rows: Tensor, first: int, end: int) -> None:
@@ -49,10 +51,11 @@ class TorchConvolution:
 
 
 class TorchStateSpace:
-    """The scan token by token."""
+    """The heads' inputs and decays, for a scan."""
 
-    def __init__(self, decays: HeadDecays) -> None:
-        self._of = decays
+    def __init__(self, decays: HeadDecays, scan: Callable[[ScanTokens, Tensor, StatePlan], Tensor]) -> None:
+        """`scan`: that of `Ops`."""
+        self._of, self._scan = decays, scan
 
     def __call__(self, mixed: Tensor, dt: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
         """Return the heads' results."""
@@ -63,7 +66,7 @@ class TorchStateSpace:
         b, c = (part.reshape(n, -1, of.n_states).repeat_interleave(group, dim=1) for part in (b, c))
         steps = softplus(dt.float() + of.step_bias).clamp(min=of.least_step)
         tokens = ScanTokens(x * steps.unsqueeze(-1), b, c, torch.exp(steps * of.rate))
-        y = scan(tokens, state, plan) + of.skip.unsqueeze(-1) * x
+        y = self._scan(tokens, state, plan) + of.skip.unsqueeze(-1) * x
         return y.to(mixed.dtype).flatten(1)
 
 

@@ -30,7 +30,10 @@ def scan(tokens: ScanTokens, state: Tensor, plan: StatePlan) -> Tensor:
 def _step(states: Tensor, token: ScanTokens) -> Tensor:
     """Let one token of each sequence change `states` [n, n_heads, height, width] in place; return the results."""
     b, c, inputs = token.b.unsqueeze(-2), token.c.unsqueeze(-2), token.inputs
-    states.mul_(token.decay.unsqueeze(-2) if token.decay.dim() == 3 else token.decay[..., None, None])
+    if token.rates is not None:
+        states.mul_(torch.exp(token.decay.unsqueeze(-1) * token.rates))
+    else:
+        states.mul_(token.decay.unsqueeze(-2) if token.decay.dim() == 3 else token.decay[..., None, None])
     if token.rate is not None:
         inputs = (inputs - torch.sum(states * b, dim=-1)) * token.rate.unsqueeze(-1)
     states.add_(inputs.unsqueeze(-1) * b)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from services.compute.backends.base import Norm, Step
+from services.compute.backends.base import Norm, Ops, Step
 from services.compute.backends.curves import silu, softplus
 from services.compute.backends.recurrent import Convolution
-from services.compute.backends.states import StatePlan, copy_rows
+from services.compute.backends.states import ScanTokens, StatePlan
 from services.compute.model.layers.adapters import AdaptedLinear
 from services.compute.model.layers.convolution import load_conv
 from services.compute.model.layers.embedding import pad_rows
@@ -23,9 +23,9 @@ from services.compute.model.spec import ModelSpec
 class ChannelDecays:
     """What a token does to the channels' states: state = exp(step * rates) * state + step * x * b; y = state c."""
 
-    def __init__(self, rates: Tensor, step_bias: Tensor, skip: Tensor) -> None:
+    def __init__(self, rates: Tensor, step_bias: Tensor, skip: Tensor, ops: Ops) -> None:
         """`rates`: [n_channels, n_states]; `step_bias`, `skip`: [n_channels]. All float32."""
-        self._rates, self._step_bias, self._skip = rates, step_bias, skip
+        self._rates, self._step_bias, self._skip, self._ops = rates.unsqueeze(0), step_bias, skip, ops
 
     def scan(self, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
         """Return [n_rows, n_channels] of a step, in float32; `state` [rows of the store, ...] is advanced.
@@ -33,24 +33,9 @@ class ChannelDecays:
         `x`, `dt`: [n_rows, n_channels]; `b`, `c`: [n_rows, n_states]. All float32.
         """
         steps = softplus(dt + self._step_bias)
-        inputs, y, n = x * steps, torch.empty_like(x), plan.n_single
-        if n:
-            states = state[plan.singles]
-            y[:n] = self._advance(states, steps[:n], inputs[:n], b[:n], c[:n])
-            state.index_copy_(0, plan.singles, states)
-            copy_rows(state, plan.saves)
-        for run in plan.runs:
-            channels = state[run.row]  # a view
-            for row in range(run.first, run.end):
-                y[row] = self._advance(channels, steps[row], inputs[row], b[row], c[row])
-            if run.save >= 0:
-                state[run.save] = channels
-        return y + self._skip * x
-
-    def _advance(self, states: Tensor, steps: Tensor, inputs: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Let one token change `states` [..., n_channels, n_states] in place; return [..., n_channels]."""
-        states.mul_(torch.exp(steps.unsqueeze(-1) * self._rates)).add_(inputs.unsqueeze(-1) * b.unsqueeze(-2))
-        return torch.sum(states * c.unsqueeze(-2), dim=-1)
+        inputs, b, c, decay = (part.unsqueeze(1) for part in (x * steps, b, c, steps))  # channels are rows of one head
+        tokens = ScanTokens(inputs, b, c, decay, rates=self._rates)
+        return self._ops.scan(tokens, state.unsqueeze(1), plan).squeeze(1) + self._skip * x
 
 
 class MambaLayer:
@@ -102,7 +87,8 @@ def load_mamba(spec: ModelSpec, mixer: Mamba, load: LinearLoader, index: int) ->
     rank, states, mine = mixer.step_rank, mixer.n_states, load.share(size)
     conv = load_conv(load, [Shard(f"{key}filter", (size, mixer.kernel), mine, Span(0, mixer.kernel))])
     rates = load.weight([Shard(f"{key}rates", (size, states), mine, Span(0, states))], dense=True)
-    vectors = [load.source.vector(key + name, size, mine).float().to(device) for name in ("ssm_step.bias", "ssm_skip")]
+    names = (f"{key}ssm_step.bias", f"{key}ssm_skip")
+    step_bias, skip = (load.source.vector(name, size, mine).float().to(device) for name in names)
 
     def norm(name: str, n: int) -> Callable[[Tensor], Tensor]:
         if mixer.norms == "none":
@@ -119,6 +105,6 @@ def load_mamba(spec: ModelSpec, mixer: Mamba, load: LinearLoader, index: int) ->
         load.row_parallel(f"{key}ssm_select", rank + 2 * states, size),
         load.build([Shard(f"{key}ssm_step", (size, rank), mine, Span(0, rank))], bias=False),
         (norm("step_norm", rank), norm("b_norm", states), norm("c_norm", states)),
-        ChannelDecays(-torch.exp(rates.dense(torch.float32, device)), *vectors),
+        ChannelDecays(-torch.exp(rates.dense(torch.float32, device)), step_bias, skip, load.backend.ops),
         load.row_parallel(f"{key}ssm_out", hidden, size),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,9 @@ from services.compute.backends.cuda.transfers import BufferLayout
 from services.compute.backends.kv_cache import KvCache
 from services.compute.backends.kv_format import KvFormat
 from services.compute.backends.shapes import AttentionShape
+from services.compute.backends.states import ScanTokens, StatePlan
 from services.compute.backends.torch.attention import ReferenceAttention
+from services.compute.backends.torch.recurrent import TorchConvolution
 from services.compute.backends.transfers import DirectTransfers, Numbers, Transfers
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -140,8 +142,36 @@ class TapedLowRank(CudaLowRank):
         y += torch.einsum("nr,nro->no", inner, self.b[slots]) * (adapters.slots >= 0).unsqueeze(1)
 
 
+def _saved(state: Tensor, plan: StatePlan, compute: Callable[[StatePlan], Tensor]) -> Tensor:
+    """Compute, and copy rows of `state` that the plan of a graph saves; its last row stands for none."""
+    (turn, *others), spare = plan.turns, len(state) - 1
+    if others or plan.runs:
+        return compute(plan)
+    rows, saves = (torch.where(column < 0, spare, column) for column in turn.segments[:, 2:].unbind(1))
+    out = compute(replace(plan, singles=rows, saves=()))
+    state.index_copy_(0, saves, state[rows])
+    return out
+
+
+class TapedConvolution(TorchConvolution):
+    """The device finds the rows of states by itself, as in Triton."""
+
+    def filtered(self, x: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
+        return _saved(state, plan, lambda inner: super(TapedConvolution, self).filtered(x, state, inner))
+
+
 class TapedOps(CudaOps):
-    """CUDA's operations without Triton."""
+    """CUDA's operations without Triton. The device finds the rows of states by itself, as in Triton."""
+
+    @property
+    def replays_states(self) -> bool:
+        return True
+
+    def convolution(self, weight: Tensor, bias: Tensor | None) -> TapedConvolution:
+        return TapedConvolution(weight, bias)
+
+    def scan(self, tokens: ScanTokens, state: Tensor, plan: StatePlan) -> Tensor:
+        return _saved(state, plan, lambda inner: super(TapedOps, self).scan(tokens, state, inner))
 
     @property
     def replays_adapters(self) -> bool:

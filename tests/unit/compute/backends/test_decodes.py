@@ -22,7 +22,7 @@ from services.compute.model.decoder import Decoder
 from services.compute.model.layers.adapters import AdapterLayers
 from services.compute.model.registry import describe
 from tests.adapters import write_adapter
-from tests.unit.compute.backends.tape import CPU, CUDA, DEVICES, Direct, TapedBackend, on_gpu
+from tests.unit.compute.backends.tape import CPU, CUDA, DEVICES, Direct, TapedBackend, TapeRecorder, on_gpu
 from tests.unit.compute.model.checkpoints import written_once
 from tests.unit.compute.model.harness import Engine, Request, adapter_rows
 from tests.unit.compute.model.zoo import prompt
@@ -34,6 +34,25 @@ _CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "gemma2": lambda: transformers.Gemma2Config(**_SHAPE, **_HEADS, attn_logit_softcapping=5.0, sliding_window=40),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=192, n_layer=2, n_head=6, n_positions=2048),
     "mixtral": lambda: transformers.MixtralConfig(**_SHAPE, **_HEADS, num_local_experts=16, sliding_window=None),
+    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(
+        **{**_SHAPE, **_HEADS, "num_hidden_layers": 2},
+        head_dim=32,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=12,
+        linear_value_head_dim=10,
+    ),
+    "mamba": lambda: transformers.MambaConfig(vocab_size=300, hidden_size=64, state_size=8, num_hidden_layers=2),
+    "zamba2": lambda: transformers.Zamba2Config(
+        **{**_SHAPE, **_HEADS, "num_key_value_heads": 4, "num_hidden_layers": 3},
+        layers_block_type=["linear_attention", "hybrid", "hybrid"],
+        n_mamba_heads=8,
+        mamba_d_state=16,
+        adapter_rank=10,
+        num_mem_blocks=2,
+        use_mem_rope=True,
+    ),
 }
 # Contexts on both sides of the smallest graph, and of the next one.
 _LENGTHS = [3, 64, 250, 255, 300, 505, 17, 600]
@@ -50,7 +69,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return written_once(_CONFIGS, tmp_path_factory)
 
 
-class Replayed(Engine):
+class Saving(Engine):
+    """Keeps a copy of the states after each step, if there are any."""
+
+    def batch(self, work: Sequence[tuple[Request, int]]) -> StepBatch:
+        batch = super().batch(work)
+        return replace(batch, segments=tuple(replace(one, save=one.row + 32) for one in batch.segments))
+
+
+class Replayed(Saving):
     """Replays steps with one row per sequence."""
 
     def __post_init__(self) -> None:
@@ -67,7 +94,7 @@ class Replayed(Engine):
         return list(self.decodes.forward(numbers, None).clone().unsqueeze(1))
 
 
-class Adapted(Engine):
+class Adapted(Saving):
     """Gives the rows of some sequences the adapter in slot 1; some steps have none of them."""
 
     def batch(self, work: Sequence[tuple[Request, int]]) -> StepBatch:
@@ -85,11 +112,12 @@ def numbers_of(batch: StepBatch) -> StepNumbers:
     ids, positions, kv_slots, tables = (tensor.cpu().numpy() for tensor in tensors)
     ends, lengths = np.array(batch.query_starts[1:]), np.array(batch.context_lens)
     adapters = batch.adapters.numbers if batch.adapters is not None else None
-    return StepNumbers(ids, positions, kv_slots, ends, lengths, tables, batch.n_decode, None, adapters)
+    of = (ids, positions, kv_slots, ends, lengths, tables, batch.n_decode, None, adapters)
+    return StepNumbers(*of, segments=batch.segments)
 
 
 @torch.inference_mode()
-def decode(model: Decoder, kind: type[Engine] = Engine) -> tuple[list[torch.Tensor], Engine]:
+def decode(model: Decoder, kind: type[Engine] = Saving) -> tuple[list[torch.Tensor], Engine]:
     """Decode sequences in changing company; returns each step's rows."""
     engine = kind(model, block_tokens=16)
     requests = [engine.admit(prompt(length + 2 * len(_STEPS), 300, seed)) for seed, length in enumerate(_LENGTHS)]
@@ -128,8 +156,36 @@ def test_replayed_decodes_equal_eager_decodes(
         assert not kv[0].any(), "the null block"
         if name != "mixtral":
             assert (kv - exact).float().norm() <= _TOLERANCE[dtype] * exact.float().norm()
+    for state, exact in zip(states_of(engine), states_of(by_hand), strict=True):
+        assert (state - exact).float().norm() <= _TOLERANCE[dtype] * exact.float().norm()
     assert {sizes.n_rows for sizes in captured(engine)} == {1, 2, 4, 8}
     assert {sizes.n_keys for sizes in captured(engine)} == {256, 512, 1024}
+
+
+def states_of(engine: Engine) -> list[torch.Tensor]:
+    """Return all rows but the last, which padding may use."""
+    states = engine.cache.states
+    return [] if states is None else [part[:-1] for parts in states.layers for part in parts]
+
+
+def test_states_advance_once_when_a_step_needs_the_host(
+    folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe(recorder: TapeRecorder, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        compute()
+        raise RuntimeError("the host is asked after the last layer")
+
+    monkeypatch.setattr(TapeRecorder, "probe", probe)
+    model = load_model(describe(folder("qwen3_5")), SingleRank(), backend_on(CPU, torch.float32))
+    engines, found = (Engine(model), Replayed(model)), []
+    with torch.inference_mode():
+        for engine in engines:
+            request = engine.admit(prompt(20, 300))
+            engine.step([(request, 19)])
+            found.append(engine.step([(request, 1)])[0])
+    torch.testing.assert_close(*found)
+    for part, exact in zip(*map(states_of, engines), strict=True):
+        torch.testing.assert_close(part[0], exact[0])
 
 
 @pytest.mark.parametrize("device", DEVICES)

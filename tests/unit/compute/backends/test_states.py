@@ -15,9 +15,15 @@ def test_plan_computes_single_rows_together_and_prompts_in_turn() -> None:
     plan = StatePlan.of([*decodes, *prompts], CPU)
     assert (plan.n_rows, plan.n_single, plan.singles.tolist(), plan.saves) == (8, 2, [5, 2], ((2, 9),))
     assert plan.runs == tuple(prompts)
+    assert turns(plan) == [([[0, 1, 5, -1], [1, 2, 2, 9], [7, 8, 1, -1]], 1), ([[2, 7, 0, -1]], 5)]
+
+
+def turns(plan: StatePlan) -> list[tuple[list[list[int]], int]]:
+    return [(turn.segments.tolist(), turn.longest) for turn in plan.turns]
 
 
 def test_plan_computes_pieces_of_a_sequence_in_turn() -> None:
     pieces = [StateRows(2, 7, row=3), StateRows(0, 1, row=3), StateRows(1, 2, row=3)]
     plan = StatePlan.of(pieces, CPU)
     assert (plan.n_rows, plan.n_single, plan.runs) == (7, 0, tuple(pieces))
+    assert turns(plan) == [([[2, 7, 3, -1]], 5), ([[0, 1, 3, -1]], 1), ([[1, 2, 3, -1]], 1)]
