@@ -43,6 +43,7 @@ proto: $(STAMPS)/dev ## Generate the gRPC stubs from proto/
 
 kernels: $(STAMPS)/dev ## Compile the worker's kernels
 	$(BIN)/python services/compute/kernels/build.py
+	$(BIN)/python services/compute/kernels/paging/build.py
 
 test: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## Set up and run the whole test suite; its slowest twenty are named
 	$(BYTECODE) $(BIN)/pytest -n 4 $(PYTEST_ARGS)

@@ -11,6 +11,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _STUBS = "proto/build_stubs.py"
 _KERNELS = "services/compute/kernels/build.py"
+_PAGING = "services/compute/kernels/paging/build.py"
 
 
 class GeneratedFiles(BuildHookInterface):  # type: ignore[type-arg]
@@ -27,6 +28,7 @@ class GeneratedFiles(BuildHookInterface):  # type: ignore[type-arg]
         self._run(_STUBS)["build_stubs"](Path(self.root) / "generated")
         kernels = self._run(_KERNELS)
         kernels["build_kernels"]()
+        self._run(_PAGING)["build_paging"]()
         build_data["pure_python"] = False
         if "RYZANSTEIN_TARGET" in os.environ:  # the libraries are C, so any Python of that machine will do
             build_data["tag"] = f"py3-none-{kernels['target']().replace('-', '_')}"

@@ -319,6 +319,10 @@ class Memory(Protocol):
         """Give freed memory back, so that others may allocate it."""
         ...
 
+    def rest(self) -> None:
+        """Give back what this process takes only while it computes."""
+        ...
+
     def available(self, ranks: int) -> int:
         """Bytes that this rank may still allocate, with `ranks` ranks on the machine."""
         ...

@@ -9,7 +9,6 @@ from typing import Any
 
 from services.common.heap import freeze_started
 from services.compute.backends.base import DeviceMemory, Memory
-from services.compute.backends.mapped import give_back_code
 from services.compute.backends.parking import Restore
 from services.compute.model.files import FileStates
 from services.compute.model.footprint import Footprint
@@ -94,8 +93,7 @@ class Sleeper:
         gc.freeze()  # the wake collects only what it makes
         if model is not None and isinstance(memory, DeviceMemory):
             self._parked = _Parked(model, memory.park())
-        memory.release()
-        give_back_code()
+        memory.rest()
         self._hold(memory.held())
 
     def wake(self) -> None:

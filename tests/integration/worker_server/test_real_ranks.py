@@ -142,6 +142,7 @@ async def falls_asleep_and_wakes(server: ServerProcess, gateway: Gateway, ids: l
     state, asleep = await gateway.state(), [own_bytes(rank) for rank in ranks]
     weights = state.memory["weights"]
     assert sum(before) - sum(asleep) > 0.9 * weights
+    assert max(asleep) < 60 << 20, "Python and torch are on the disk"
     assert all(rank.memory_info().shared < old for rank, old in zip(ranks, mapped, strict=True))
     assert state.memory_bytes < sum(state.memory.values()) - state.memory["server"] - weights
     await gateway.stub.Wake(pb.WakeRequest())

@@ -22,10 +22,12 @@ from services.compute.backends.cpu.attention import INT8, PagedAmx, PagedInt8, P
 from services.compute.backends.cpu.collectives import ReplayedLoneRank
 from services.compute.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGraph
 from services.compute.backends.cpu.ops import KernelOps, OneDnnOps
+from services.compute.backends.cpu.paging import page_out
 from services.compute.backends.cpu.shared_memory import KernelCommunicator, SharedMemoryCommunicator
 from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
 from services.compute.backends.frames import FrameAttention
 from services.compute.backends.kv_format import Coding, KvFormat, plain_format
+from services.compute.backends.mapped import give_back_code
 from services.compute.backends.shapes import AttentionShape
 from services.compute.backends.sizing import available_host_memory
 from services.compute.backends.torch.bidirectional import BidirectionalAttention
@@ -58,6 +60,15 @@ class HostMemory:
     def release(self) -> None:
         """Give freed memory back, which the allocator keeps otherwise: see `rank_environment`."""
         trim()
+
+    def rest(self) -> None:
+        """Give back freed memory, memory that can move to a disk, and the program's code."""
+        self.release()
+        try:
+            page_out()
+        except OSError as error:
+            logger.warning("the process keeps its memory while it sleeps: %s", error)
+        give_back_code()
 
     def available(self, ranks: int) -> int:
         """Bytes that this rank may still allocate."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from services.compute.backends.base import MemoryReport
+from services.compute.backends.mapped import give_back_code
 from services.compute.backends.parking import Restore, park, tensors_on
 
 
@@ -21,6 +22,11 @@ class CudaMemory:
     def release(self) -> None:
         """Give freed memory back, which torch keeps otherwise."""
         torch.cuda.empty_cache()
+
+    def rest(self) -> None:
+        """Give back freed memory and the program's code; memory that the device may read stays."""
+        self.release()
+        give_back_code()
 
     def available(self, ranks: int) -> int:
         """Bytes that this rank may still allocate; every rank has its own device."""
