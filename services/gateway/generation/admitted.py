@@ -160,7 +160,7 @@ class AdmittedRequest:
             self.ignored,
             self._admitted_at,
             self._time_limit_s,
-            place.chain.handed_on(place.index) if place else NEVER,
+            self.models.handed_on(place) if place else NEVER,
             place.chain.wait_s if place else None,
             patience=self.patience,
         )

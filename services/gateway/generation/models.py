@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from services.gateway.errors import NO_MODEL, NO_WORKERS, ApiError, model_not_allowed, no_worker, unknown_model
 from services.gateway.generation.mirroring import Mirrors
 from services.gateway.names.picking import Origin, fraction, pick
-from services.gateway.names.route import Condition, External, Mirror, ModelRoute
+from services.gateway.names.route import WAIT_S, Condition, External, Mirror, ModelRoute
 from services.gateway.names.table import RouteTable
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.tenant import Tenant
@@ -56,10 +56,6 @@ class Chain:
     def routed(self) -> bool:
         """Whether the name is a route's."""
         return self.links[0].routed
-
-    def handed_on(self, index: int) -> frozenset[Condition]:
-        """The conditions on which a link after `index` takes over without a longer wait."""
-        return NEVER if self.wait_s is None else NEVER.union(*(link.when for link in self.links[index + 1 :]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +112,10 @@ class Models:
         route = self._table.routes.get(name)
         if route is None:
             check_permission(name, tenant)
-            return Chain(name, (ChainLink(name), *self._last_link(tenant)))
+            last = self._last_link(tenant, name)
+            # On a machine of several models the fallback may sleep in turn, and would keep the model from waking.
+            limited = last and self._catalog.phase(name) not in ("sleeping", "waking")
+            return Chain(name, (ChainLink(name), *last), WAIT_S if limited else None)
         granted = not tenant.models or name in tenant.models
         targets = [target for target in route.targets if granted or target.model in tenant.models]
         if not any(target.weight for target in targets):
@@ -134,7 +133,7 @@ class Models:
             for fallback in fallbacks
             if outside and (external := externals.get(fallback.external))
         )
-        links = ChainLink(first.model, routed=True), *own, *self._last_link(tenant), *others
+        links = ChainLink(first.model, routed=True), *own, *self._last_link(tenant, first.model), *others
         mirror = route.mirror
         if mirror and (mirror.model == first.model or fraction("mirror", name, origin.draw) >= mirror.share):
             mirror = None
@@ -168,6 +167,11 @@ class Models:
                 error = failure
         assert error is not None
         raise error
+
+    def handed_on(self, place: ChainPlace) -> frozenset[Condition]:
+        """The conditions on which a later link takes over without a longer wait."""
+        later = place.chain.links[place.index + 1 :]
+        return NEVER.union(*(link.when for link in later if self._takes(link)))
 
     def count(self, chain: Chain, model: str, *, fallback: bool) -> None:
         """Count a request that a model begins to answer."""
@@ -246,9 +250,9 @@ class Models:
         """Whether a fallback can take a request over: a worker serves its model, or it is an external one."""
         return link.external is not None or any(model.name == link.model for model in self._catalog.available())
 
-    def _last_link(self, tenant: Tenant) -> tuple[ChainLink, ...]:
-        """The installation's fallback model, if the tenant may use it."""
+    def _last_link(self, tenant: Tenant, first: str) -> tuple[ChainLink, ...]:
+        """The installation's fallback model behind the first one, if the tenant may use it."""
         name = self._fallback_model
-        if not name or (tenant.models and name not in tenant.models):
+        if name in ("", first) or (tenant.models and name not in tenant.models):
             return ()
         return (ChainLink(name, frozenset({"no_worker"})),)

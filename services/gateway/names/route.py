@@ -20,6 +20,7 @@ Sticky = Literal["session", "tenant", "none"]
 ModelName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 CONDITIONS: tuple[Condition, ...] = ("no_worker", "overloaded", "context_too_long", "error")
 MAX_WEIGHT = 1_000_000
+WAIT_S = 0.5  # wait of a route, and for the fallback of a model without a route
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +55,7 @@ class ModelRoute(msgspec.Struct, frozen=True, kw_only=True):
     fallbacks: Annotated[tuple[Fallback, ...], Meta(max_length=8)] = ()
     mirror: Mirror | None = None
     # Longest search for a worker in seconds where a fallback takes over on `no_worker` or `overloaded`.
-    wait_s: Annotated[float, Meta(ge=0.05, le=60)] = 0.5
+    wait_s: Annotated[float, Meta(ge=0.05, le=60)] = WAIT_S
 
     def __post_init__(self) -> None:
         if not any(target.weight for target in self.targets):

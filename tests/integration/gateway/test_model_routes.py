@@ -302,22 +302,46 @@ async def test_fallback_takes_over_on_its_condition_alone(tmp_path: Path, break_
         assert "x-ryzanstein-fallback-model" not in refusal.headers
 
 
-async def test_requests_before_their_first_token_move_to_the_fallback_when_their_pool_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "fallback"), [("chat", ""), (BIG, SMALL)])
+async def test_requests_before_their_first_token_move_to_the_fallback_when_their_pool_is_killed(
+    tmp_path: Path, name: str, fallback: str
+) -> None:
     fleet = [Worker(f"w{n}", model=BIG, prefill_s=600) for n in range(2)] + [Worker("small", model=SMALL)]
     route = to(BIG, fallbacks=[{"model": SMALL, "when": ["no_worker"]}])
-    settings = {"routes_file": routes_file(tmp_path, chat=route), "resume_deadline_s": 600}
+    file = routes_file(tmp_path, chat=route)
+    settings = {"routes_file": file, "resume_deadline_s": 600, "fallback_model": fallback}
     async with running_stack(fleet, **settings) as stack:
-        waiting = [asyncio.create_task(ask(stack.http, "chat", stream=bool(n % 2))) for n in range(24)]
+        waiting = [asyncio.create_task(ask(stack.http, name, stream=bool(n % 2))) for n in range(24)]
         await eventually(lambda: len(fleet[0].submits) + len(fleet[1].submits) == len(waiting))
         placed = len(stack.router.routes)
         stack.router.away, stack.router.queue_s = {"w0", "w1"}, 600  # the gateway's list has them for a while
         await asyncio.gather(fleet[0].stop(), fleet[1].stop())
-        answers = await asyncio.gather(*waiting, *(ask(stack.http, "chat", stream=bool(n % 2)) for n in range(24)))
-        assert {(a.status_code, a.headers["x-ryzanstein-target"]) for a in answers} == {(200, SMALL)}
+        answers = await asyncio.gather(*waiting, *(ask(stack.http, name, stream=bool(n % 2)) for n in range(24)))
+        assert {(a.status_code, a.headers["x-ryzanstein-fallback-model"]) for a in answers} == {(200, SMALL)}
         assert len(fleet[2].submits) == len(answers)
         waits = [route.patience_ms for route in stack.router.routes[placed:] if route.model == BIG]
         assert len(waits) >= len(answers)
         assert all(0 < wait <= 500 for wait in waits), "routers look for a worker no longer than the route says"
+
+
+async def test_request_has_its_whole_patience_when_no_fallback_has_a_worker(tmp_path: Path) -> None:
+    routes = {"alone": to(BIG, fallbacks=[{"model": "absent"}]), "backed": to(BIG, fallbacks=[{"model": SMALL}])}
+    async with running_stack(workers(), routes_file=routes_file(tmp_path, **routes), patience_s=60) as stack:
+        for name in routes:
+            assert (await ask(stack.http, name)).status_code == 200
+        alone, backed = (route.patience_ms for route in stack.router.routes)
+        assert backed <= 500 < alone
+
+
+async def test_fallback_model_does_not_cut_short_the_wake_of_a_model() -> None:
+    async with running_stack(workers(), fallback_model=SMALL) as stack:
+        assert (await ask(stack.http, BIG)).status_code == 200
+        for phase in (worker_pb2.PHASE_SLEEPING, worker_pb2.PHASE_WAKING):
+            stack.router.phases = {worker.worker_id: phase for worker in stack.workers if worker.model == BIG}
+            await stack.gateway.catalog.refresh()
+            assert (await ask(stack.http, BIG)).json()["model"] == BIG
+        first, *later = (route.patience_ms for route in stack.router.routes)
+        assert (0 < first <= 500, later) == (True, [0, 0]), "0: as long as routers queue requests"
 
 
 @pytest.mark.parametrize("stream", [False, True])
