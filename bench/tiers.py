@@ -1,11 +1,13 @@
-"""Measures what KV tiers save: sessions of several turns whose prefixes are larger than the KV cache.
+"""Measures what KV tiers save and cost: sessions of several turns, sessions that fit the KV cache, and a restart.
 
     python -m bench.tiers --out docs/kv-tiers.md
-    python -m bench.tiers MODEL --sessions 200 --gib 16
+    python -m bench.tiers MODEL --sessions 200 --gib 8
 
-Every session sends a turn, then all others do, so the KV cache has evicted a session's blocks before its next turn. The
-readings are the times to the first token of later turns without tiers, with host memory, with a disk, and with both.
-The default sizes compute 240,000 tokens of SmolLM2, four minutes at 1,000 tokens/s.
+Turns: every session sends a turn, then all others do, so the KV cache has evicted a session's blocks before its next
+turn. The readings are the times to the first token of later turns without tiers, with host memory, a disk, and both.
+Fitting sessions: the KV cache holds all of them, so tiers only cost; workers of all modes take turns at equal batches.
+Restart: first tokens of prompts before a worker with a disk has seen them, and after its restart. The default sizes
+compute 240,000 tokens of SmolLM2, five minutes at 1,000 tokens/s.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,26 +26,35 @@ import typer
 from ryzanstein.v1 import worker_pb2 as pb
 
 from bench.evaluation.report import replace_between
-from bench.reading import lower, write_readings
+from bench.reading import Reading, higher, lower, write_readings
 from bench.sleep import FirstToken, idle, serving
 from bench.stats import median, percentile
 from services.cli.stack.default_model import default_model
+from services.common.blockhash import HASH_BLOCK_TOKENS
 from services.worker.engine.base import Engine
+from services.worker.engine.kv_events import BlockPlace
 from services.worker.engine.request import EngineRequest
 from services.worker.settings import WorkerSettings
 
 _MODEL = Path(default_model().model)
 _ALPHABET = range(5, 4000)  # tokens of random prompts
+_BATCH, _BATCH_PROMPT, _BATCH_OUTPUT = 4, 512, 32  # requests of a batch, and tokens of each
+
+Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
-    """The sizes of the replay."""
+class Sizes:
+    """The sizes of all parts."""
 
+    model: Path
     sessions: int
     turns: int
     turn_tokens: int  # new tokens of a turn
     larger: float  # tokens of all sessions at their end, in sizes of the KV cache
+    gib: float  # of each tier
+    rounds: int  # batches of fitting sessions
+    prefix_tokens: int  # of a prompt that a restarted worker knows
 
     @property
     def kv_tokens(self) -> int:
@@ -51,88 +62,182 @@ class Replay:
         whole = self.sessions * self.turns * self.turn_tokens
         return max(int(whole / self.larger), 3 * self.turns * self.turn_tokens)
 
-    def prompts(self, turn: int) -> Iterator[tuple[int, ...]]:
+    def turn(self, turn: int) -> Iterator[Prompt]:
         """The sessions' prompts: those of the turn before, and new tokens."""
         for session in range(self.sessions):
-            rng = random.Random(session)
-            yield tuple(rng.choices(_ALPHABET, k=(turn + 1) * self.turn_tokens))
+            yield a_prompt(session, (turn + 1) * self.turn_tokens)
+
+
+def a_prompt(seed: int, n_tokens: int) -> Prompt:
+    """Random tokens; a longer prompt of the same seed begins with a shorter one."""
+    return tuple(random.Random(seed).choices(_ALPHABET, k=n_tokens))
 
 
 @contextmanager
-def settings_of(mode: str, model: Path, replay: Replay, gib: float) -> Iterator[WorkerSettings]:
+def settings_of(mode: str, sizes: Sizes, kv_tokens: int) -> Iterator[WorkerSettings]:
     """A worker with the tiers of a mode; the disk is a temporary folder."""
     with TemporaryDirectory(prefix="rz-bench-tiers-") as folder:
         yield WorkerSettings(
-            model=str(model),
-            kv_tokens=replay.kv_tokens,
-            host_cache_gib=gib if mode in {"host", "both"} else 0.0,
+            model=str(sizes.model),
+            kv_tokens=kv_tokens,
+            host_cache_gib=sizes.gib if mode in {"host", "both"} else 0.0,
             disk_cache=folder if mode in {"disk", "both"} else "",
-            disk_cache_gib=gib,
+            disk_cache_gib=sizes.gib,
             disk_cache_write_mb_per_s=2000.0,
         )
 
 
-async def first_token_ms(engine: Engine, prompt: tuple[int, ...]) -> float:
+def submit(engine: Engine, prompt: Prompt, n_output: int) -> FirstToken:
+    """Begin a request."""
+    sink = FirstToken()
+    engine.submit(EngineRequest("r", prompt, pb.Sampling(max_tokens=n_output, ignore_eos=True)), sink)
+    return sink
+
+
+async def first_token_ms(engine: Engine, prompt: Prompt) -> float:
     """Milliseconds to the first token of a prompt that is alone."""
-    sink, began = FirstToken(), time.perf_counter()
-    engine.submit(EngineRequest("r", prompt, pb.Sampling(max_tokens=1, ignore_eos=True)), sink)
-    await sink.came.wait()
+    began = time.perf_counter()
+    await submit(engine, prompt, 1).came.wait()
     elapsed_ms = (time.perf_counter() - began) * 1e3
     await idle(engine)
     return elapsed_ms
 
 
-async def replay_in(mode: str, model: Path, replay: Replay, gib: float) -> list[float]:
+async def replay_in(mode: str, sizes: Sizes) -> list[float]:
     """Milliseconds to the first tokens of all turns but the first."""
     times = []
-    with settings_of(mode, model, replay, gib) as settings:
+    with settings_of(mode, sizes, sizes.kv_tokens) as settings:
         async with serving(settings) as engine:
-            for turn in range(replay.turns):
-                for prompt in replay.prompts(turn):
+            for turn in range(sizes.turns):
+                for prompt in sizes.turn(turn):
                     elapsed_ms = await first_token_ms(engine, prompt)
                     if turn:
                         times.append(elapsed_ms)
     return times
 
 
-def table(model: Path, replay: Replay, times: Mapping[str, Sequence[float]]) -> str:
-    """The sizes, and the milliseconds to first tokens by mode as a table in Markdown."""
-    first = median(next(iter(times.values())))
-    lines = [
-        f"{model.stem}: {replay.sessions} sessions of {replay.turns} turns of {replay.turn_tokens} tokens, "
-        f"{replay.larger:g} times the KV cache.",
-        "",
-        f"| tiers | first token of turns 2 to {replay.turns}, median | p95 | median, of the first row |",
-        "|---|---|---|---|",
-    ]
-    for mode, ms in times.items():
-        lines.append(f"| {mode} | {median(ms):.0f} ms | {percentile(ms, 95):.0f} ms | {median(ms) / first:.2f} |")
-    return "\n".join(lines)
+async def fitting_in(modes: Sequence[str], sizes: Sizes) -> dict[str, list[float]]:
+    """Seconds of every batch by mode, while the KV cache holds all blocks."""
+    seconds: dict[str, list[float]] = {mode: [] for mode in modes}
+    kv_tokens = (sizes.rounds + 1) * _BATCH * (_BATCH_PROMPT + 2 * _BATCH_OUTPUT)
+    async with AsyncExitStack() as stack:
+        engines = {}
+        for mode in modes:
+            settings = stack.enter_context(settings_of(mode, sizes, kv_tokens))
+            engines[mode] = await stack.enter_async_context(serving(settings))
+        for index in range(sizes.rounds + 1):
+            for mode, engine in engines.items():
+                began = time.perf_counter()
+                for seed in range(_BATCH):
+                    submit(engine, a_prompt(index * _BATCH + seed, _BATCH_PROMPT), _BATCH_OUTPUT)
+                await idle(engine)
+                if index:  # the first batch warms the worker up
+                    seconds[mode].append(time.perf_counter() - began)
+    return seconds
+
+
+async def stored(engine: Engine, prompts: Sequence[Prompt]) -> None:
+    """Wait until the disk holds all complete blocks of the prompts."""
+    n_blocks = sum(len(prompt) // HASH_BLOCK_TOKENS for prompt in prompts)
+    with engine.changes.watch() as changed:
+        while len(engine.offloaded_hashes()[BlockPlace.DISK]) < n_blocks:
+            await changed.wait()
+            changed.clear()
+
+
+async def restarted(sizes: Sizes, n_prompts: int = 3) -> tuple[list[float], list[float]]:
+    """Milliseconds to the first tokens of prompts that no worker knows, and of the same ones after a restart."""
+    prompts = [a_prompt(seed, sizes.prefix_tokens) for seed in range(n_prompts)]
+    kv_tokens = 2 * n_prompts * sizes.prefix_tokens + 1024  # no block is evicted before it is stored
+    with settings_of("disk", sizes, kv_tokens) as settings:
+        async with serving(settings) as engine:
+            cold = [await first_token_ms(engine, prompt) for prompt in prompts]
+            await stored(engine, prompts)
+        async with serving(settings) as engine:
+            await stored(engine, prompts)  # the folder is read in the background
+            return cold, [await first_token_ms(engine, prompt) for prompt in prompts]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The results of all parts."""
+
+    turns: Mapping[str, Sequence[float]]  # milliseconds to first tokens of later turns, by mode
+    fitting: Mapping[str, Sequence[float]]  # seconds of batches, by mode
+    cold: Sequence[float]  # milliseconds to first tokens
+    known: Sequence[float]  # the same after a restart
+
+    def tokens_per_s(self, mode: str) -> float:
+        """Throughput of fitting sessions."""
+        return _BATCH * (_BATCH_PROMPT + _BATCH_OUTPUT) / median(self.fitting[mode])
+
+    def readings(self) -> Iterator[Reading]:
+        """All medians."""
+        for mode, ms in self.turns.items():
+            yield lower(f"tiers/{mode}/first token of later turns", median(ms), "ms")
+            yield higher(f"tiers/{mode}/tokens of sessions that fit", self.tokens_per_s(mode), "tokens/s")
+        yield lower("tiers/disk/first token without blocks", median(self.cold), "ms")
+        yield lower("tiers/disk/first token after a restart", median(self.known), "ms")
+
+    def tables(self, sizes: Sizes) -> str:
+        """The sizes and the results in Markdown."""
+        reference = next(iter(self.turns))
+        first, most = median(self.turns[reference]), self.tokens_per_s(reference)
+        lines = [
+            f"{sizes.model.stem}: {sizes.sessions} sessions of {sizes.turns} turns of {sizes.turn_tokens} tokens, "
+            f"{sizes.larger:g} times the KV cache; and batches of {_BATCH} requests that all fit it.",
+            "",
+            f"| tiers | first token of turns 2 to {sizes.turns}, median | p95 | median, of the first row "
+            "| throughput where all fits | of the first row |",
+            "|---|---|---|---|---|---|",
+        ]
+        for mode, ms in self.turns.items():
+            speed = self.tokens_per_s(mode)
+            lines.append(
+                f"| {mode} | {median(ms):.0f} ms | {percentile(ms, 95):.0f} ms | {median(ms) / first:.2f} "
+                f"| {speed:,.0f} tokens/s | {speed / most:.3f} |"
+            )
+        cold, known = median(self.cold), median(self.known)
+        lines += [
+            "",
+            f"| a prompt of {sizes.prefix_tokens:,} tokens | first token, median | of the first row |",
+            "|---|---|---|",
+            f"| computed | {cold:,.0f} ms | 1.00 |",
+            f"| after a restart, from the disk | {known:,.0f} ms | {known / cold:.2f} |",
+        ]
+        return "\n".join(lines)
+
+
+async def measure(modes: Sequence[str], sizes: Sizes) -> Measured:
+    """Run all parts."""
+    turns = {mode: await replay_in(mode, sizes) for mode in modes}
+    return Measured(turns, await fitting_in(modes, sizes), *await restarted(sizes))
 
 
 def main(
     model: Annotated[Path, typer.Argument(help="A folder or a GGUF file.")] = _MODEL,
-    sessions: int = 24,
+    sessions: int = 18,
     turns: Annotated[int, typer.Option(min=2)] = 6,
     turn_tokens: Annotated[int, typer.Option(min=16, help="New tokens of a turn.")] = 256,
     larger: Annotated[float, typer.Option(help="Tokens of all sessions, in sizes of the KV cache.")] = 3.0,
     gib: Annotated[float, typer.Option(help="Size of each tier.")] = 2.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Batches of requests that fit.")] = 5,
+    prefix_tokens: Annotated[int, typer.Option(min=16, help="Prompt that a restarted worker knows.")] = 4000,
     modes: Annotated[
         str, typer.Option(help="The first one is what the others are compared with.")
     ] = "none,host,disk,both",
-    out: Annotated[Path | None, typer.Option(help="Write the table into this page.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the tables into this page.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:
-    """Replay the sessions in every mode."""
-    replay = Replay(sessions, turns, turn_tokens, larger)
-    times = {mode: asyncio.run(replay_in(mode, model, replay, gib)) for mode in modes.split(",")}
-    written = table(model, replay, times)
+    """Measure all parts in every mode."""
+    sizes = Sizes(model, sessions, turns, turn_tokens, larger, gib, rounds, prefix_tokens)
+    measured = asyncio.run(measure(modes.split(","), sizes))
+    written = measured.tables(sizes)
     print(written)
     if out:
         replace_between(out, "first tokens with tiers", written)
     if json_file:
-        name = "tiers/{}/first token of later turns"
-        write_readings(json_file, [lower(name.format(mode), median(ms), "ms") for mode, ms in times.items()])
+        write_readings(json_file, measured.readings())
 
 
 if __name__ == "__main__":

@@ -38,8 +38,11 @@ SMALL = {
     "sleep": ([TINY, "--rounds", "1"], "first token"),
     "standstill": (["--seconds", "0.1"], ""),
     "tiers": (
-        [TINY, "--sessions", "2", "--turns", "2", "--turn-tokens", "64", "--gib", "0.1", "--modes", "both"],
-        "both",
+        [
+            *(TINY, "--sessions", "2", "--turns", "2", "--turn-tokens", "64", "--gib", "0.1", "--modes", "both"),
+            *("--rounds", "1", "--prefix-tokens", "64"),
+        ],
+        "first token after a restart",
     ),
     "start": (
         ["--rounds", "1", "--model", TINY_MODEL.name, "--arguments", f"--model {TINY} --tensor-parallel 1"],
