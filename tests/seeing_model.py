@@ -47,6 +47,12 @@ class Seeing:
         return self.layout == "qwen2_5_vl"
 
     @property
+    def named(self) -> dict[str, str]:
+        """The tokens that processors of transformers look for, by their names."""
+        around = dict(zip(("boi_token", "eoi_token"), self.special, strict=True)) if self.layout == "gemma3" else {}
+        return {"image_token": self.row, **around}
+
+    @property
     def template(self) -> str:
         return (
             "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n"
@@ -83,16 +89,18 @@ class Seeing:
             text |= {"model_type": "llama"}
             return transformers.Idefics3Config(scale_factor=SQUARE, **common)
         if self.any_sides:
-            text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
+            third, rest = divmod(text["hidden_size"] // text["num_attention_heads"] // 2, 3)
+            sections = [third + rest, third, third]
+            text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
             vision = {key: vision[key] for key in ("hidden_size", "intermediate_size")}
             vision |= {"depth": 2, "num_heads": 2, "patch_size": WIDE_PATCH, "out_hidden_size": text["hidden_size"]}
             if self.name == "qwen3_vl":
-                text["head_dim"] = 12
+                text.setdefault("head_dim", 12)
                 vision |= {"num_position_embeddings": 49, "deepstack_visual_indexes": [0]}
                 return transformers.Qwen3VLConfig(**common | {"vision_config": vision})
             vision |= {"window_size": 2 * CELL, "fullatt_block_indexes": [1]}
             return transformers.Qwen2_5_VLConfig(**common | {"vision_config": vision})
-        text |= {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16}
+        text = {"head_dim": 16, "query_pre_attn_scalar": 16, **text, "sliding_window": 16}
         text |= {"layer_types": ["sliding_attention", "full_attention"]}
         return transformers.Gemma3Config(mm_tokens_per_image=FRAME_TOKENS, **common)
 
@@ -108,20 +116,17 @@ class Seeing:
 
     def processor(self, folder: Path) -> Any:
         """The model's processor in transformers."""
-        names = {} if self.layout == "idefics3" else dict(zip(("boi_token", "eoi_token"), self.special, strict=True))
-        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(
-            folder, extra_special_tokens={"image_token": self.row, **names}
-        )
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder, extra_special_tokens=self.named)
         if self.layout == "gemma3":
             return transformers.Gemma3Processor(self.image_processor(), tokenizer, image_seq_length=FRAME_TOKENS)
         return transformers.Idefics3Processor(self.image_processor(), tokenizer, image_seq_len=FRAME_TOKENS)
 
-    def write(self, folder: Path) -> transformers.PreTrainedModel:
-        """Write the model's folder; returns the model of transformers that equals it."""
+    def write(self, folder: Path, **shape: int) -> transformers.PreTrainedModel:
+        """Write the model's folder, its decoder with another `shape`; returns the equal model of transformers."""
         tokenizer = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
         special = (self.row, *self.special)
         tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
-        text = {"vocab_size": tokenizer.get_vocab_size(), **_TEXT}
+        text = {"vocab_size": tokenizer.get_vocab_size(), **_TEXT, **shape}
         config = self.config(text, {**_TOWER}, tokenizer.token_to_id(self.row))
         model = write_checkpoint(config, folder)
         with torch.no_grad():
@@ -129,7 +134,8 @@ class Seeing:
                 model.lm_head.weight[token] = 0.0  # another token always has a higher logit: greedy answers do not end
         model.save_pretrained(folder)
         tokenizer.save(str(folder / "tokenizer.json"))
-        settings = json.loads((TINY_MODEL / "tokenizer_config.json").read_text()) | {"chat_template": self.template}
+        settings = json.loads((TINY_MODEL / "tokenizer_config.json").read_text())
+        settings |= {"chat_template": self.template, "extra_special_tokens": self.named}
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
         self.image_processor().save_pretrained(folder)
         return model
@@ -237,3 +243,18 @@ def encoded(image: Image.Image, kind: str = "PNG") -> str:
     buffer = io.BytesIO()
     image.save(buffer, kind)
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+def question(dialect: str, images: list[Image.Image], text: str, **more: Any) -> dict[str, Any]:
+    """A request about pictures in one of the three APIs, by its path."""
+    urls = [f"data:image/png;base64,{encoded(image)}" for image in images]
+    last: dict[str, Any] = {"type": "text", "text": text}
+    if dialect == "responses":
+        parts: list[dict[str, Any]] = [{"type": "input_image", "image_url": url} for url in urls]
+        return {"input": [{"role": "user", "content": [*parts, last | {"type": "input_text"}]}], **more}
+    if dialect == "messages":
+        sources = [{"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]} for url in urls]
+        parts = [{"type": "image", "source": source} for source in sources]
+    else:
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"messages": [{"role": "user", "content": [*parts, last]}], **more}

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.seeing_model import FAMILIES, encoded, picture
+from tests.seeing_model import FAMILIES, encoded, picture, question
 from tests.stack import RunningStack, running_stack
 
 LARGE, SMALL = picture(200, 120, 1), picture(20, 20, 2)
@@ -51,18 +51,7 @@ class Served:
 
     def body(self, dialect: str, **more: Any) -> dict[str, Any]:
         """A request about both pictures."""
-        urls = [f"data:image/png;base64,{encoded(image)}" for image in (LARGE, SMALL)]
-        common = {"model": self.model, **SAMPLED, **more}
-        question = {"type": "text", "text": QUESTION}
-        if dialect == "responses":
-            images = [{"type": "input_image", "image_url": url} for url in urls]
-            return common | {"input": [{"role": "user", "content": [*images, question | {"type": "input_text"}]}]}
-        if dialect == "messages":
-            sources = [{"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]} for url in urls]
-            images = [{"type": "image", "source": source} for source in sources]
-        else:
-            images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-        return common | {"messages": [{"role": "user", "content": [*images, question]}]}
+        return question(dialect, [LARGE, SMALL], QUESTION, **{"model": self.model, **SAMPLED, **more})
 
 
 # One family for each layout of frames: Qwen 2.5 VL shares that of Qwen 3 VL.

@@ -22,6 +22,7 @@ _OURS = {
     "kv_events_config": "",
     "data_parallel_size": "",
     "stream_interval": "",
+    "mm_processor_cache_gb": "",
     "enable_lora": "RYZANSTEIN_ADAPTERS or RYZANSTEIN_ADAPTER_SOURCES",
     "max_loras": "RYZANSTEIN_ADAPTER_SLOTS",
     "max_cpu_loras": "RYZANSTEIN_ADAPTER_SLOTS",
@@ -65,6 +66,8 @@ def engine_arguments(settings: WorkerSettings, folder: str) -> dict[str, Any]:
         "scheduling_policy": "priority",
         "generation_config": "vllm",  # gateways apply the publisher's recommendations
         "structured_outputs_config": {"backend": "guidance"},  # the library that gateways compile grammars with
+        "mm_processor_cache_gb": 0,  # its two sides differ once a request is cancelled between them
+        "limit_mm_per_prompt": {"video": 0, "audio": 0},  # gateways send images alone
         **_for_adapters(settings),
         **(node.arguments() if node else {}),
         **settings.engine_args,

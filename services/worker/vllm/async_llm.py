@@ -1,4 +1,4 @@
-"""Runs vLLM's AsyncLLM: processes, outputs, statistics and KV events. The only file that imports vLLM."""
+"""Runs vLLM's AsyncLLM: processes, outputs, statistics and KV events. It and `inputs.py` import vLLM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from vllm import SamplingParams
 from vllm.config.kv_events import KVEventsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMError
-from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.pooling_params import PoolingParams
@@ -46,6 +45,7 @@ from services.worker.vllm.core import (
     RequestFailedError,
 )
 from services.worker.vllm.family import families, kill, reap
+from services.worker.vllm.inputs import input_of
 from services.worker.vllm.kv_mirror import KvMirror
 from services.worker.vllm.nodes import NodeRendezvous
 from services.worker.vllm.orphan_reaper import OrphanReaper
@@ -102,6 +102,7 @@ class AsyncCore:
         self._family: list[psutil.Process] = []  # they and theirs: its ranks
         self._n_steps = self._n_open = 0  # steps done, requests that vLLM has
         self._n_signs = 0  # signs of life, seen from outside while requests run
+        self._n_images = 0  # prepared for vLLM
         self._reaper: OrphanReaper | None = None
         self._sleep_level = 0  # level of the last sleep
         self._loras: dict[str, LoRARequest] = {}  # loaded adapters by digest
@@ -109,8 +110,8 @@ class AsyncCore:
 
     @property
     def signs(self) -> int:
-        """Grows with every step, and within one while the processes use CPU time."""
-        return self._n_steps + self._n_signs
+        """Grows with every step and image, and within a step while the processes use CPU time."""
+        return self._n_steps + self._n_signs + self._n_images
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -290,7 +291,7 @@ class AsyncCore:
     ) -> AsyncGenerator[Any, None]:
         """vLLM's outputs with our errors. The request begins with the first read, once its adapter is loaded."""
         stream = begin(
-            tokens_input(list(request.token_ids), cache_salt=request.cache_salt or None),
+            await input_of(self._llm, request, self._prepared),
             request_id=request.request_id,
             lora_request=self._loras[request.adapter.digest] if request.adapter else None,
             priority=request.priority,
@@ -303,6 +304,9 @@ class AsyncCore:
                 raise CoreError(str(error)) from error
             except VLLMError as error:
                 raise RequestFailedError(str(error) or type(error).__name__) from error
+
+    def _prepared(self) -> None:
+        self._n_images += 1
 
     def _pooling(self, request: CoreRequest) -> PoolingParams:
         """Gateways make scores of a classifier's numbers; a model that knows two texts apart is told of the second."""

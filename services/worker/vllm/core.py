@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from services.worker.engine.request import AdapterRef
+from services.worker.vllm.images import CoreImage
 from services.worker.vllm.kv_mirror import KvMirror
 from services.worker.vllm.tasks import Task
 
@@ -64,6 +65,7 @@ class CoreRequest:
     task: Task
     second_from: int  # position of the second of two texts; 0: one text
     adapter: AdapterRef | None = None  # loaded before the first output is read
+    images: Sequence[CoreImage] = ()  # images of the prompt, in order
 
 
 class Core(Protocol):
@@ -74,7 +76,7 @@ class Core(Protocol):
 
     @property
     def signs(self) -> int:
-        """Grows with every step, and within one while the processes use CPU time."""
+        """Grows with every step and image, and within a step while the processes use CPU time."""
         ...
 
     async def start(self, mirror: KvMirror) -> CoreStarted:

@@ -35,6 +35,7 @@ from services.worker.vllm.core import (
     CoreStep,
     RequestFailedError,
 )
+from services.worker.vllm.images import images_of
 from services.worker.vllm.kv_mirror import KvMirror
 from services.worker.vllm.live import ReplayError, VllmRequest, prompt_of
 from services.worker.vllm.sampling import check_length, replays, sampling_arguments
@@ -252,6 +253,7 @@ class VllmEngine(Engine):
             task_of(self.model),
             request.second_from,
             request.adapter,
+            images_of(request, self.model.images),
         )
         live = VllmRequest(request, sink, self._core.add(core_request))
         self._live[request] = live
@@ -336,7 +338,7 @@ class VllmEngine(Engine):
             self.changes.announce()
 
     def _refuse(self, live: VllmRequest, error: InvalidRequestError) -> None:
-        """End a request whose adapter cannot be loaded."""
+        """End a request whose adapter cannot be loaded, or whose images vLLM does not take."""
         if self._live.pop(live.request, None) is not None:
             live.sink.refuse(live.request, error)
             live.sink.flush(self._step)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.common.blockhash import HASH_BLOCK_TOKENS, adapted_root, chain_root, extend_chain, wire_hash
+from services.common.blockhash import HASH_BLOCK_TOKENS, ImageSpan, adapted_root, chain_root, extend_chain, wire_hash
 from services.worker.engine.kv_events import KvEventLog
 
 BlockHash = int | bytes
@@ -76,7 +76,7 @@ class KvMirror:
                 if before is None:
                     return  # its prefix is unknown here
                 tokens: Sequence[int] = event["token_ids"][at * size : (at + 1) * size]
-                digests = extend_chain(before, tokens)
+                digests = extend_chain(before, tokens, _images(event, at, tokens))
                 block = _Block(parent_hash, digests[-1], [wire_hash(digest) for digest in digests])
                 self._blocks[block_hash] = block
                 if parent_hash is not None:
@@ -107,6 +107,21 @@ class KvMirror:
 
 def _salt(event: dict[str, Any], at: int) -> str:
     """The salt of a first block: its only extra key that is a text, besides the name of its adapter."""
-    keys = (event.get("extra_keys") or ())[at : at + 1]
-    texts = [key for key in (keys[0] if keys else None) or () if isinstance(key, str)]
+    texts = [key for key in _extra_keys(event, at) if isinstance(key, str)]
     return next(iter(texts[1:] if event.get("lora_name") else texts), "")
+
+
+def _images(event: dict[str, Any], at: int, tokens: Sequence[int]) -> list[ImageSpan]:
+    """The images of a block: their keys are a name that ends with the digest, and the place of their first token."""
+    spans = []
+    for name, offset in (key for key in _extra_keys(event, at) if not isinstance(key, str)):
+        first = max(offset, 0)
+        end = next((here for here in range(first, len(tokens)) if tokens[here] != tokens[first]), len(tokens))
+        spans.append(ImageSpan(first, end, bytes.fromhex(name.rpartition(":")[2])))
+    return spans
+
+
+def _extra_keys(event: dict[str, Any], at: int) -> Sequence[Any]:
+    """What a block's hash covers besides its tokens."""
+    keys = (event.get("extra_keys") or ())[at : at + 1]
+    return (keys[0] if keys else None) or ()

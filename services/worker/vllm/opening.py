@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,10 +29,12 @@ from services.worker.engine.state import EngineModel, classes_message
 from services.worker.settings import WorkerSettings
 from services.worker.vllm.arguments import describe_error, engine_arguments
 from services.worker.vllm.engine import VllmEngine
+from services.worker.vllm.images import images_taken
 from services.worker.vllm.nodes import NodeRendezvous
 from services.worker.vllm.progress import StartClock
 
 INSTALL = pip_install("vllm")
+log = logging.getLogger(__name__)
 
 
 async def open_vllm(
@@ -105,7 +108,17 @@ def _model(config: Any, folder: Path, settings: WorkerSettings) -> EngineModel:
         engine="vllm",
         resume="approximate",
         pulls=False,
+        images=_images(served, folder),
     )
+
+
+def _images(served: Any, folder: Path) -> pb.ImageInput | None:
+    """The images that the model takes; a pool whose images gateways cannot cut serves texts."""
+    try:
+        return images_taken(served, folder)
+    except ModelError as error:
+        log.warning("this worker serves texts alone: %s", error)
+        return None
 
 
 def _embedding_files(files: ModelFolder) -> EmbeddingFiles:

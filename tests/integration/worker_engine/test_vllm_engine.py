@@ -111,6 +111,16 @@ async def test_a_resumed_request_is_a_longer_prompt_and_goes_on_at_its_index() -
         assert engine.state().running == engine.state().waiting == 0
 
 
+async def test_images_keep_their_places_in_a_resumed_request() -> None:
+    core, takes = FakeCore(), pb.ImageInput(layout="qwen2_5_vl", token=9, cell=2, frame_tokens=6)
+    image = pb.Image(first=4, tokens=6, frames=bytes(72), digest=b"a", columns=3)
+    async with serving(core, model=replace(MODEL, images=takes)) as engine:
+        submitted(engine, replace(ask(generated=(1, 2)), images=[image]))
+        await core.step(last=True)
+    ((shown,),) = (given.images for given in core.added)
+    assert (shown.first, shown.n_tokens, shown.width, shown.height) == (4, 6, 6, 4)
+
+
 async def test_every_step_moves_every_request_that_has_not_ended() -> None:
     core = FakeCore()
     async with serving(core) as engine:

@@ -26,6 +26,7 @@ def test_settings_and_arguments_reach_vllm() -> None:
             "max_num_seqs": 32,
             "gpu_memory_utilization": 0.8,
             "scheduling_policy": "priority",
+            "limit_mm_per_prompt": {"video": 0, "audio": 0},
         }.items()
     )
 
@@ -35,6 +36,7 @@ def test_settings_and_arguments_reach_vllm() -> None:
     [
         ({"engine_args": {"dtype": "half"}}, "RYZANSTEIN_ENGINE_ARGS: dtype: use RYZANSTEIN_DTYPE"),
         ({"engine_args": {"kv_events_config": {}}}, "kv_events_config: the worker sets it itself"),
+        ({"engine_args": {"mm_processor_cache_gb": 4}}, "mm_processor_cache_gb: the worker sets it itself"),
         ({"engine_args": {"max_loras": 2}}, "max_loras: use RYZANSTEIN_ADAPTER_SLOTS"),
         ({"quantization": "int8"}, "RYZANSTEIN_QUANTIZATION int8"),
         ({"speculation": "off"}, "RYZANSTEIN_SPECULATION off: is the native engine's"),

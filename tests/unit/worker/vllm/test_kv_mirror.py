@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.common.blockhash import adapted_root, wire_chain
+from services.common.blockhash import ImageSpan, adapted_root, wire_chain
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.vllm.kv_mirror import KvMirror
 
@@ -40,6 +40,16 @@ def test_blocks_of_any_size_have_the_hashes_of_their_prefix(salt: str, adapter: 
     cache.apply([stored([3], 2, TOKENS[64:], lora_name=adapter or None), stored([1], None, TOKENS[:32], **more)])
     assert cache.hashes() == wire_chain(adapted_root("root", adapter), salt, TOKENS)
     assert (replayed(log), cache.n_blocks) == (set(cache.hashes()), 3)
+
+
+@pytest.mark.parametrize("prefix", ["", "d1:path:"])  # of an adapter that changes the vision tower
+def test_blocks_with_images_have_the_hashes_of_their_prefix(prefix: str) -> None:
+    first, second = bytes(range(32)), bytes(range(32, 64))
+    tokens = [7, 7, *[9] * 40, 7, 7, *[9] * 20, *TOKENS[:32]]
+    keys = [[(prefix + first.hex(), 2), "tenant"], [(prefix + first.hex(), -30), (prefix + second.hex(), 12)], None]
+    cache, _ = mirror()
+    cache.apply([stored([1, 2, 3], None, tokens, extra_keys=keys)])
+    assert cache.hashes() == wire_chain("root", "tenant", tokens, [ImageSpan(2, 42, first), ImageSpan(44, 64, second)])
 
 
 def test_blocks_after_a_missing_block_are_no_prefix() -> None:
