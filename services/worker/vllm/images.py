@@ -23,7 +23,8 @@ _LAYOUTS = {
     "Qwen3VLForConditionalGeneration": _QWEN_VL,
     "Qwen3VLMoeForConditionalGeneration": _QWEN_VL,
 }
-_BOUNDS = {"min_pixels", "max_pixels"}  # arguments of an image processor that change sizes as gateways know them
+_BOUNDS = {"min_pixels", "max_pixels"}  # arguments of an image processor that gateways follow
+_NO_SIZES = {"device"}  # arguments that change no size
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def images_taken(served: Any, folder: Path) -> pb.ImageInput | None:
         return None
     (layout, resample), (file, stored) = known[0], settings
     given = multimodal.mm_processor_kwargs or {}
-    if unknown := sorted(given.keys() - _BOUNDS):
+    if unknown := sorted(given.keys() - _BOUNDS - _NO_SIZES):
         raise ModelError(f"mm_processor_kwargs: {unknown[0]}: gateways know {', '.join(sorted(_BOUNDS))} alone")
     values = {key: value for key, value in {**stored, **given}.items() if value is not None}
     for step, expected in (("do_resize", True), ("do_pan_and_scan", False)):

@@ -42,7 +42,7 @@ def test_card_says_how_the_model_s_images_are_cut(folders: dict[str, Path], layo
 
 def test_bounds_for_vllm_s_processor_are_those_of_gateways(folders: dict[str, Path]) -> None:
     folder = folders["qwen2_5_vl"]
-    takes = images_taken(configured(folder, max_pixels=2048), folder)
+    takes = images_taken(configured(folder, max_pixels=2048, device="cuda"), folder)
     assert takes is not None
     assert (takes.least_pixels, takes.most_pixels, takes.frame_tokens) == (512, 2048, 32)
 
