@@ -15,13 +15,9 @@ from services.compute.model.spec import ModelError
 from services.worker.engine.request import EngineRequest
 
 # By vLLM's names of models: the layout, and the filter that transformers takes for a file without one.
-_GEMMA3, _QWEN_VL = ("gemma3", "bilinear"), ("qwen2_5_vl", "bicubic")
 _LAYOUTS = {
-    "Gemma3ForConditionalGeneration": _GEMMA3,
-    "Qwen2VLForConditionalGeneration": _QWEN_VL,
-    "Qwen2_5_VLForConditionalGeneration": _QWEN_VL,
-    "Qwen3VLForConditionalGeneration": _QWEN_VL,
-    "Qwen3VLMoeForConditionalGeneration": _QWEN_VL,
+    "Gemma3ForConditionalGeneration": ("gemma3", "bilinear"),
+    "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl", "bicubic"),
 }
 _BOUNDS = {"min_pixels", "max_pixels"}  # arguments of an image processor that gateways follow
 _NO_SIZES = {"device"}  # arguments that change no size
