@@ -52,9 +52,9 @@ class Sizes:
     turns: int
     turn_tokens: int  # new tokens of a turn
     larger: float  # tokens of all sessions at their end, in sizes of the KV cache
-    gib: float  # of each tier
+    gib: float  # size of each tier
     rounds: int  # batches of fitting sessions
-    prefix_tokens: int  # of a prompt that a restarted worker knows
+    prefix_tokens: int  # known part of a prompt after a restart
 
     @property
     def kv_tokens(self) -> int:
