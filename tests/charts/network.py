@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.cli.kube.diagnosis.snapshot import selects
 from tests.charts.rendering import Object, Pod, Rendered
 
 
@@ -77,24 +78,6 @@ def rules(policies: list[Object], pod: Pod, direction: str) -> list[Object]:
     """All rules of one direction that hold for a pod."""
     chosen = [policy["spec"] for policy in policies if selects(policy["spec"]["podSelector"], pod.labels)]
     return [rule for spec in chosen for rule in spec.get(direction) or ()]
-
-
-def selects(selector: Object, labels: dict[str, str]) -> bool:
-    equal = (selector.get("matchLabels") or {}).items() <= labels.items()
-    return equal and all(_holds(each, labels) for each in selector.get("matchExpressions") or ())
-
-
-def _holds(expression: Object, labels: dict[str, str]) -> bool:
-    value = labels.get(expression["key"])
-    match expression["operator"]:
-        case "In":
-            return value in expression["values"]
-        case "NotIn":
-            return value not in expression["values"]
-        case "Exists":
-            return value is not None
-        case _:
-            return value is None
 
 
 def _matches(rule: Object, peers: str, labels: dict[str, str], port: int, named: dict[str, int]) -> bool:

@@ -16,7 +16,19 @@ from services.gateway.upstream import connection
 from services.gateway.upstream.connection import WorkerConnection, WorkerPool, WorkerRef
 
 
-async def test_a_cancellation_that_is_lost_does_not_hold_a_gateway_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+async def ref() -> AsyncIterator[WorkerRef]:
+    """A worker that accepts connections and answers nothing."""
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield WorkerRef("w", "first", f"127.0.0.1:{port}")
+    await server.stop(None)
+
+
+async def test_a_cancellation_that_is_lost_does_not_hold_a_gateway_up(
+    ref: WorkerRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Libraries swallow one now and then: it is said again until the tasks have ended."""
     lost = []
 
@@ -28,16 +40,12 @@ async def test_a_cancellation_that_is_lost_does_not_hold_a_gateway_up(monkeypatc
         yield [await asyncio.Queue[Any]().get()]
 
     monkeypatch.setattr(connection, "batches", swallowing)
-    server = grpc.aio.server()
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    opened = WorkerConnection(WorkerRef("w", "first", f"127.0.0.1:{port}"), "gateway", silence_timeout_s=60)
+    opened = WorkerConnection(ref, "gateway", silence_timeout_s=60)
     await opened.open(timeout_s=30)
     await asyncio.sleep(0)  # its tasks wait
     async with asyncio.timeout(30):
         await opened.close()
     assert lost
-    await server.stop(None)
 
 
 class EndlessSink:
@@ -53,12 +61,9 @@ class EndlessSink:
 
 
 async def test_idle_connection_is_closed_in_time_and_opened_again_for_a_request(
-    monkeypatch: pytest.MonkeyPatch,
+    ref: WorkerRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else every gateway ends up with a connection to every worker."""
-    server = grpc.aio.server()
-    ref = WorkerRef("w", "first", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
-    await server.start()
     pool, live = WorkerPool("gateway", silence_timeout_s=60), frozenset({ref})
     opened = await pool.get(ref)
     await pool.keep(live)
@@ -72,13 +77,9 @@ async def test_idle_connection_is_closed_in_time_and_opened_again_for_a_request(
     assert opened.closed
     assert not (await pool.get(ref)).closed
     await pool.close()
-    await server.stop(None)
 
 
-async def test_connection_is_idle_from_its_last_request_on() -> None:
-    server = grpc.aio.server()
-    ref = WorkerRef("w", "first", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
-    await server.start()
+async def test_connection_is_idle_from_its_last_request_on(ref: WorkerRef) -> None:
     pool = WorkerPool("gateway", silence_timeout_s=1e6)
     opened = await pool.get(ref)
     opened.submit(worker_pb2.Submit(request_id="r"), EndlessSink())
@@ -89,14 +90,10 @@ async def test_connection_is_idle_from_its_last_request_on() -> None:
     opened.watch(later + 1000)
     assert opened.used_at == later
     await pool.close()
-    await server.stop(None)
 
 
-async def test_closed_connection_is_freed_without_a_collection() -> None:
+async def test_closed_connection_is_freed_without_a_collection(ref: WorkerRef) -> None:
     """The socket of a channel stays open until the channel is freed, and an idle gateway collects no garbage."""
-    server = grpc.aio.server()
-    ref = WorkerRef("w", "first", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
-    await server.start()
     pool = WorkerPool("gateway", silence_timeout_s=60)
     freed = asyncio.Event()
     weakref.finalize(await pool.get(ref), freed.set)
@@ -107,4 +104,3 @@ async def test_closed_connection_is_freed_without_a_collection() -> None:
             await freed.wait()
     finally:
         gc.enable()
-    await server.stop(None)
