@@ -325,19 +325,6 @@ def test_missing_or_malformed_values_are_rejected_at_loading(sample: Callable[[s
         model.adapters.read(adapter)
 
 
-def test_a_merged_checkpoint_equals_base_plus_adapter(sample: Callable[[str], Sample], tmp_path: Path) -> None:
-    base, ids = sample("llama_tied_biased").folder, sample("llama_tied_biased").ids
-    write_adapter(base, tmp_path / "a", dict.fromkeys(LINEAR, 4), size=0.3)
-    backend = open_backend(torch.float32, CPU)
-    model = load_model(describe(base), SingleRank(), backend, adapters=AdapterLayers(1, 8))
-    model.adapters.put(0, model.adapters.read(read_adapter(tmp_path / "a", describe(base), 8)))
-    merge(base, tmp_path / "a", tmp_path / "m", lambda done, of: None)
-    merged = load_model(describe(tmp_path / "m"), SingleRank(), backend)
-    expected = model.logits(AdaptedEngine(model, default=0).run(ids, []))[:, : model.spec.vocab_size]
-    found = merged.logits(Engine(merged).run(ids, []))[:, : model.spec.vocab_size]
-    assert (found - expected).abs().max() <= 1e-4
-
-
 def test_merging_reads_adapters_that_serving_rejects(sample: Callable[[str], Sample], tmp_path: Path) -> None:
     """DoRA, a bias, a table with factors, and a head of its own where the base ties it to the table."""
     base = sample("llama_tied_biased").folder
