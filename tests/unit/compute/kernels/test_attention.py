@@ -11,6 +11,8 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from services.compute.backends.kv_format import KvFormat, plain_format
+from services.compute.backends.shapes import KvShape
 from services.compute.kernels.attention import VectorAttention
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.compute.kernels.conftest import Load
@@ -32,6 +34,10 @@ class Case:
     @property
     def scale(self) -> float:
         return self.sharpness * self.head_dim**-0.5
+
+    @property
+    def shape(self) -> KvShape:
+        return KvShape(self.block_size, self.n_kv, self.head_dim)
 
 
 @st.composite
@@ -102,23 +108,35 @@ def kind(request: pytest.FixtureRequest, load: Load) -> Kind:
 @dataclass(frozen=True)
 class Data:
     q: torch.Tensor  # [rows, heads * head_dim], in the middle of wider rows
-    cache: torch.Tensor  # [blocks, block_size, 2, n_kv, head_dim]: block 0 is zero, what is not a key's slot NaN
+    cache: torch.Tensor  # as its format has it, [blocks, block_size, 2, n_kv, head_dim] of plain numbers
     starts: torch.Tensor
     lengths: torch.Tensor
     tables: torch.Tensor
 
+    def alone(self, case: Case, row: int) -> Data:
+        """A row as a decode by itself."""
+        index = int(torch.searchsorted(self.starts, row, right=True)) - 1
+        length = int(self.lengths[index] - (self.starts[index + 1] - 1 - row))
+        table = self.tables[index : index + 1, : -(-length // case.block_size)].contiguous()
+        return Data(self.q[row : row + 1], self.cache, torch.tensor([0, 1]), torch.tensor([length]), table)
 
-def lay_out(case: Case, dtype: torch.dtype) -> Data:
+
+def lay_out(case: Case, dtype: torch.dtype, codes: KvFormat | None = None) -> Data:
+    """Keys in scattered blocks, in numbers of `dtype` or in codes of 8 bits. Block 0 is zero.
+
+    What is no key's slot is NaN, or has the largest code and a scale that is not a number.
+    """
+    kv_format = codes or plain_format(dtype)
     counts = [-(-keys // case.block_size) for _, keys in case.work]
     order = (torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(case.seed)) + 1).tolist()
-    cache = torch.full((len(order) + 1, case.block_size, 2, case.n_kv, case.head_dim), torch.nan).to(dtype)
-    cache[0] = 0
+    cache = kv_format.allocate(len(order) + 1, case.shape, torch.device("cpu"))
+    cache[1:] = 127 if codes else torch.nan  # also the bytes of scales: 0x7f7f is 3e38, which overflows
     tables = torch.zeros(len(counts), max(counts) + case.seed % 2, dtype=torch.int64)
     starts = [0]
     for index, (rows, keys) in enumerate(case.work):
         tables[index, : counts[index]] = torch.tensor([order.pop() for _ in range(counts[index])])
-        slots = slots_of(tables[index], keys, case)
-        cache.flatten(0, 1)[slots] = normal(case.seed + index, keys, 2, case.n_kv, case.head_dim, dtype=dtype)
+        written = normal(case.seed + index, keys, case.shape.width, dtype=dtype)
+        kv_format.write(cache, case.shape, slots_of(tables[index], keys, case), written)
         starts.append(starts[-1] + rows)
     width = case.n_kv * case.group * case.head_dim
     q = normal(case.seed + 50, starts[-1], width + 64, dtype=dtype)[:, 32 : 32 + width]
@@ -191,16 +209,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(kind: Kind, case: Case, chosen: 
     data = lay_out(case, kind.dtype)
     together = attend(kind.kernels, case, data)
     row = chosen % together.shape[0]
-    index = int(torch.searchsorted(data.starts, row, right=True)) - 1
-    length = int(data.lengths[index] - (data.starts[index + 1] - 1 - row))
-    alone = Data(
-        data.q[row : row + 1],
-        data.cache,
-        torch.tensor([0, 1]),
-        torch.tensor([length]),
-        data.tables[index : index + 1, : -(-length // case.block_size)].contiguous(),
-    )
-    assert torch.equal(attend(kind.kernels, case, alone)[0], together[row])
+    assert torch.equal(attend(kind.kernels, case, data.alone(case, row))[0], together[row])
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -14,7 +14,19 @@ from services.compute.backends.shapes import KvShape
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.compute.kernels.conftest import Load
 from tests.unit.compute.kernels.numbers import assert_rounded, normal
-from tests.unit.compute.kernels.test_attention import MANY, SOME, WIDE, Case, Data, Kind, attend, cases, exactly
+from tests.unit.compute.kernels.test_attention import (
+    MANY,
+    SOME,
+    WIDE,
+    Case,
+    Data,
+    Kind,
+    attend,
+    cases,
+    exactly,
+    lay_out,
+    slots_of,
+)
 
 INT8 = int8.FORMAT.open()
 
@@ -32,40 +44,10 @@ def kind(request: pytest.FixtureRequest, load: Load) -> Kind:
     return Kind(getattr(torch, dtype or "bfloat16"), library, functools.partial(load, request.param))
 
 
-def shape_of(case: Case) -> KvShape:
-    return KvShape(case.block_size, case.n_kv, case.head_dim)
-
-
-def lay_out(case: Case, dtype: torch.dtype) -> Data:
-    """Keys in scattered blocks; what is no key's slot has the largest code and a scale that is not a number."""
-    counts = [-(-keys // case.block_size) for _, keys in case.work]
-    order = (torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(case.seed)) + 1).tolist()
-    shape, tables, starts = (
-        shape_of(case),
-        torch.zeros(len(counts), max(counts) + case.seed % 2, dtype=torch.int64),
-        [0],
-    )
-    cache = INT8.allocate(len(order) + 1, shape, torch.device("cpu"))
-    cache[1:] = 127  # also the bytes of scales: 0x7f7f is 3e38, which overflows
-    for index, (rows, keys) in enumerate(case.work):
-        tables[index, : counts[index]] = torch.tensor([order.pop() for _ in range(counts[index])])
-        written = normal(case.seed + index, keys, shape.width, dtype=dtype)
-        INT8.write(cache, shape, slots_of(tables[index], keys, case), written)
-        starts.append(starts[-1] + rows)
-    width = case.n_kv * case.group * case.head_dim
-    q = normal(case.seed + 50, starts[-1], width + 64, dtype=dtype)[:, 32 : 32 + width]
-    return Data(q, cache, torch.tensor(starts), torch.tensor([keys for _, keys in case.work]), tables)
-
-
-def slots_of(table: torch.Tensor, keys: int, case: Case) -> torch.Tensor:
-    positions = torch.arange(keys)
-    return table[positions // case.block_size] * case.block_size + positions % case.block_size
-
-
 def as_numbers(case: Case, data: Data) -> Data:
     """The same with what the codes stand for: [blocks, block_size, 2, n_kv, head_dim]."""
     n_blocks = len(data.cache)
-    numbers = INT8.read(data.cache, shape_of(case), torch.arange(n_blocks * case.block_size), torch.float32, None)
+    numbers = INT8.read(data.cache, case.shape, torch.arange(n_blocks * case.block_size), torch.float32, None)
     kv = numbers.view(n_blocks, case.block_size, 2, case.n_kv, case.head_dim)
     return Data(data.q, kv, data.starts, data.lengths, data.tables)
 
@@ -79,7 +61,7 @@ def as_numbers(case: Case, data: Data) -> Data:
 @example(SOME)
 @example(WIDE)
 def test_attention_equals_its_definition(kind: Kind, case: Case) -> None:
-    data = lay_out(case, kind.dtype)
+    data = lay_out(case, kind.dtype, INT8)
     exact, sizes = exactly(case, as_numbers(case, data))
     slack = ROUNDED * (1 + max(1.0, case.sharpness) * sizes)
     assert_rounded(attend(kind.kernels, case, data), exact, slack)
@@ -88,21 +70,17 @@ def test_attention_equals_its_definition(kind: Kind, case: Case) -> None:
 @_slow
 @given(case=CASES, chosen=st.integers(0, 10_000))
 def test_a_row_is_the_same_alone_and_in_a_batch(kind: Kind, case: Case, chosen: int) -> None:
-    data = lay_out(case, kind.dtype)
+    data = lay_out(case, kind.dtype, INT8)
     together = attend(kind.kernels, case, data)
     row = chosen % together.shape[0]
-    index = int(torch.searchsorted(data.starts, row, right=True)) - 1
-    length = int(data.lengths[index] - (data.starts[index + 1] - 1 - row))
-    table = data.tables[index : index + 1, : -(-length // case.block_size)].contiguous()
-    alone = Data(data.q[row : row + 1], data.cache, torch.tensor([0, 1]), torch.tensor([length]), table)
-    assert torch.equal(attend(kind.kernels, case, alone)[0], together[row])
+    assert torch.equal(attend(kind.kernels, case, data.alone(case, row))[0], together[row])
     assert torch.equal(attend(kind.on_threads(1), case, data), together)
 
 
 def test_non_finite_values_reach_only_rows_that_read_their_block(kind: Kind) -> None:
     """By a row that reads such a value or query; by no other."""
     case = Case(((1, 40), (1, 40), (1, 40)), n_kv=2, group=2, head_dim=64)
-    data, shape = lay_out(case, kind.dtype), shape_of(case)
+    data, shape = lay_out(case, kind.dtype, INT8), case.shape
     expected = attend(kind.kernels, case, data).view(3, 4, 64)
     row = normal(case.seed, 40, shape.width, dtype=kind.dtype)[20:21]
     row[0, shape.width // 2 + 64 + 7] = torch.nan  # second head's value

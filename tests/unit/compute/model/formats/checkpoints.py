@@ -162,6 +162,17 @@ def integers(weight: Tensor, bits: int, block: tuple[int, int], symmetric: bool,
     return Integers(codes, torch.stack(scales).view(shape), torch.tensor(zeros).view(shape), dense)
 
 
+def floats(weight: Tensor, block: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes in e4m3, scales [blocks of outputs, blocks of inputs], and the numbers that they stand for."""
+    codes, dense, scales = torch.empty_like(weight, dtype=torch.float8_e4m3fn), weight.clone(), []
+    for place in blocks(weight, block):
+        scale = (weight[place].abs().max() / 448.0).to(dtype)
+        codes[place] = (weight[place] / scale.float()).to(torch.float8_e4m3fn)
+        dense[place] = codes[place].float() * scale.float()
+        scales.append(scale)
+    return codes, torch.stack(scales).view(-1, -(-weight.shape[1] // (block[1] or weight.shape[1]))), dense
+
+
 def packed(numbers: Tensor, bits: int, dim: int, places: Sequence[int] = range(32)) -> Tensor:
     """Put numbers into words of 32 bits, one after another along `dim`, each at its place."""
     per_word = 32 // bits

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from services.compute.model.spec import ModelError
-from tests.unit.compute.model.formats.checkpoints import Store, Stored, Written, blocks, check, logits
+from tests.unit.compute.model.formats.checkpoints import Store, Stored, Written, check, floats, logits
 
-_LARGEST = 448.0  # maximum of e4m3
 _BLOCKS = {"tensor": (0, 0), "channel": (1, 0), "group": (1, 16), "block": (20, 32)}
 
 
@@ -29,13 +28,7 @@ def _config(strategy: str, **weights: Any) -> dict[str, Any]:
 
 def _store(block: tuple[int, int]) -> Store:
     def store(weight: Tensor) -> tuple[Stored, Tensor]:
-        codes, dense, scales = torch.empty_like(weight, dtype=torch.float8_e4m3fn), weight.clone(), []
-        for place in blocks(weight, block):
-            scale = (weight[place].abs().max() / _LARGEST).bfloat16()
-            codes[place] = (weight[place] / scale.float()).to(torch.float8_e4m3fn)
-            dense[place] = codes[place].float() * scale.float()
-            scales.append(scale)
-        grid = torch.stack(scales).view(-1, -(-weight.shape[1] // (block[1] or weight.shape[1])))
+        codes, grid, dense = floats(weight, block, torch.bfloat16)
         stored = {"weight": codes, "weight_scale": grid if block[0] else grid.view(1)}
         return {**stored, "input_scale": torch.ones(1)}, dense
 

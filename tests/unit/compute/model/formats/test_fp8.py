@@ -20,22 +20,14 @@ from services.compute.model.registry import read_spec
 from services.compute.model.shard import Shard
 from services.compute.model.spec import ModelError
 from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.formats.checkpoints import VARIANTS, Store, Stored, Written, blocks, change, check, logits
+from tests.unit.compute.model.formats.checkpoints import VARIANTS, Store, Stored, Written, change, check, floats, logits
 
 _Q = "model.layers.1.self_attn.q_proj"
-_LARGEST = 448.0  # maximum of e4m3
 
 
 def _store(block: tuple[int, int], suffix: str = "weight_scale_inv", dtype: torch.dtype = torch.float32) -> Store:
     def store(weight: Tensor) -> tuple[Stored, Tensor]:
-        codes, dense, scales = torch.empty_like(weight, dtype=torch.float8_e4m3fn), weight.clone(), []
-        for place in blocks(weight, block):
-            scale = (weight[place].abs().max() / _LARGEST).to(dtype)
-            codes[place] = (weight[place] / scale.float()).to(torch.float8_e4m3fn)
-            dense[place] = codes[place].float() * scale.float()
-            scales.append(scale)
-        n_rows = -(-weight.shape[0] // block[0]) if block[0] else 1
-        grid = torch.stack(scales).view(n_rows, -1)
+        codes, grid, dense = floats(weight, block, dtype)
         return {"weight": codes, suffix: grid if block[0] else grid.view(())}, dense
 
     return store
@@ -139,10 +131,8 @@ _FBGEMM = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules
 
 
 def _store_fbgemm(weight: Tensor) -> tuple[Stored, Tensor]:
-    scales = weight.abs().amax(dim=1, keepdim=True) / _LARGEST
-    codes = (weight / scales).to(torch.float8_e4m3fn)
-    stored = {"weight": codes, "weight_scale": scales, "input_scale_ub": torch.tensor([1200.0])}
-    return stored, codes.float() * scales
+    codes, scales, dense = floats(weight, (1, 0), torch.float32)
+    return {"weight": codes, "weight_scale": scales, "input_scale_ub": torch.tensor([1200.0])}, dense
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3_moe"])
