@@ -82,7 +82,7 @@ def scanned(ops: TritonOps, part: ScanTokens, sizes: Sizes, plan: StatePlan) -> 
 
 @pytest.mark.filterwarnings("ignore:divide by zero")  # the interpreter's logarithm of a decay of 0
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=2)
+@settings(max_examples=1)
 @given(sizes=SIZES)
 @example(sizes=(1, 16, 300))
 def test_scan(ops: TritonOps, kind: str, sizes: Sizes) -> None:
@@ -158,7 +158,7 @@ def test_padding_of_a_graph_touches_no_state(ops: TritonOps, kind: str) -> None:
     assert torch.equal(kept, of_two)
 
 
-@pytest.mark.parametrize("variant", ["lfm2", "granitemoehybrid_dense", "qwen3_5", "kimi_linear", "jamba"])
+@pytest.mark.parametrize("variant", ["lfm2", "granitemoehybrid_dense", "qwen3_5", "jamba"])
 def test_hybrid_model_equals_transformers(variant: str, tmp_path: Path) -> None:
     """Only layers with states are ours; the interpreter computes chunks of float32 without rounding."""
     backend, ids = TorchBackend(torch.float32, DEVICE), prompt()
