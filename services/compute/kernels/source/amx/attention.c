@@ -377,7 +377,8 @@ EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *
         pieces[i + 1] = pieces[i] + n;
     }
     long most = TILES / tiles_of(&w.a, 1);
-    w.heads = sequences * n_kv / wanted;
+    // A lone sequence's heads are divided once: parts of memory that lie far apart take longer to read than the threads would wait.
+    w.heads = sequences < pool_threads() ? (n_kv + pool_threads() - 1) / pool_threads() : sequences * n_kv / wanted;
     w.heads = tables > 1 ? 1 : w.heads > most ? most
                                               : w.heads; // the heads of a unit read the same keys
     w.heads = w.heads > n_kv ? n_kv : (w.heads < 1 ? 1 : w.heads);
