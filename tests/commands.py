@@ -111,6 +111,7 @@ NOT_TYPED = {
         "it takes minutes, and make or the gate run it": (
             *(
                 "make bench",
+                "make test",
                 "make test-vllm",
                 "make test-triton",
                 "make soak",

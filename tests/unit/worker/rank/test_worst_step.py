@@ -45,6 +45,9 @@ class Gpu:
     def release(self) -> None:
         self.reserved = self.allocated
 
+    def rest(self) -> None:
+        raise NotImplementedError
+
     def available(self, ranks: int) -> int:
         return 79 * GIB - self.reserved
 
