@@ -66,7 +66,8 @@ static void convolve(const void *context, long index) {
 // state [rows, kernel - 1, n]: the inputs before; `rows` [sequences] are different ones. y [sequences * length, n].
 EXPORT void rz_convolve(const bf16 *x, long ldx, long n, int gated, const float *taps, const float *bias, long kernel, bf16 *state,
                         const int64_t *rows, long sequences, long length, bf16 *y) {
-    long channels = length * n <= FEW ? n : CHANNELS, pieces = (n + channels - 1) / channels;
+    long channels = length * n <= FEW
+    ? n : CHANNELS, pieces = (n + channels - 1) / channels;
     convolution p = {x, ldx, n, gated, taps, bias, kernel, state, rows, length, y, pieces, channels};
     share(convolve, &p, sequences * pieces);
 }

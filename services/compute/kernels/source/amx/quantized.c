@@ -17,7 +17,8 @@ typedef struct {
 // Inputs that a tile holds of each row: all of a block or a part.
 static long unit_of(const quantized *q) {
     long both = q->block | q->p.k;
-    return both % 64 == 0 ? 64 : both % 32 == 0 ? 32 : 16;
+    return both % 64 == 0 ? 64 : both % 32 == 0 ? 32
+                                                : 16;
 }
 
 static void configure(long rows, long unit) {
@@ -121,18 +122,18 @@ INLINE void unpack_block(const row_tile *t, columns *c, long block, int bits, in
         unpack_codes(c->codes, to, bits, unit, first);
 }
 
-#define MULTIPLY(upper, lower)                             \
-    _tile_zero(upper);                                     \
-    _tile_zero(lower);                                     \
-    for (; n > 0; n -= unit, codes += 16 * unit) {         \
-        _tile_loadd(6, codes, 64);                         \
-        _tile_loadd(4, c->inputs, unit);                   \
-        _tile_dpbssd(upper, 4, 6);                         \
-        c->inputs += t->rows * unit;                       \
-        if (input_bits == 8) continue;                     \
-        _tile_loadd(5, c->inputs, unit);                   \
-        _tile_dpbusd(lower, 5, 6);                         \
-        c->inputs += t->rows * unit;                       \
+#define MULTIPLY(upper, lower)                     \
+    _tile_zero(upper);                             \
+    _tile_zero(lower);                             \
+    for (; n > 0; n -= unit, codes += 16 * unit) { \
+        _tile_loadd(6, codes, 64);                 \
+        _tile_loadd(4, c->inputs, unit);           \
+        _tile_dpbssd(upper, 4, 6);                 \
+        c->inputs += t->rows * unit;               \
+        if (input_bits == 8) continue;             \
+        _tile_loadd(5, c->inputs, unit);           \
+        _tile_dpbusd(lower, 5, 6);                 \
+        c->inputs += t->rows * unit;               \
     }
 
 INLINE void multiply_block(const row_tile *t, columns *c, long block, int input_bits, int unit) {
@@ -146,7 +147,7 @@ INLINE void multiply_block(const row_tile *t, columns *c, long block, int input_
 }
 
 INLINE void store_block(columns *c, long block, int input_bits) {
-    int32_t(*sums)[TILE][TILE] = c->sums[block % RING];
+    int32_t (*sums)[TILE][TILE] = c->sums[block % RING];
     if (block & 1) {
         _tile_stored(2, sums[0], 64);
         if (input_bits == 16) _tile_stored(3, sums[1], 64);
@@ -238,7 +239,8 @@ long multiply_in_tiles(quantized *q, int bits, int input_bits) {
     long rest = q->p.m % TILE < FEWEST ? q->p.m % TILE : 0, shares = pool_threads() > 1 ? 2 * pool_threads() : 1;
     if (q->p.m == rest || bits == 2 || q->p.k > LONGEST) return 0;
     q->p.m -= rest;
-    share_product(&q->p, bits == 8 ? multiply_bytes : input_bits == 8 ? multiply_nibbles_with_bytes : multiply_nibbles,
+    share_product(&q->p, bits == 8 ? multiply_bytes : input_bits == 8 ? multiply_nibbles_with_bytes
+                                                                      : multiply_nibbles,
                   (groups_of(&q->p) + shares - 1) / shares);
     return q->p.m;
 }
