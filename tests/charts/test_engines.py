@@ -78,6 +78,8 @@ def test_a_pool_of_four_gpus_gives_vllm_its_arguments() -> None:
         "scheduling_policy": "priority",
         "generation_config": "vllm",
         "structured_outputs_config": {"backend": "guidance"},
+        "limit_mm_per_prompt": {"video": 0, "audio": 0},
+        "mm_processor_cache_gb": 0,
         "enable_expert_parallel": True,
         "gpu_memory_utilization": 0.9,
         "hf_overrides": {"rope_theta": 1000000},
