@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
-from tests.cluster.conftest import Disturb, Namespaces, settings
+from tests.cluster.conftest import Disturb
 from tests.cluster.installation import Installation
 from tests.cluster.rig import Rig
 
@@ -17,12 +15,6 @@ pytestmark = pytest.mark.timeout(600)
 # Nothing is heard of a node for so long before its pods count as lost.
 LOST_S, BACK_S = 40.0, 180.0
 LONGEST_PAUSE_S = 4.0
-# Ranks that only wait, so that two nodes of one machine do not share what limits a worker: 4 requests, 35 ms a step.
-PACED = {
-    "RYZANSTEIN_ENGINE": "simulated",
-    "RYZANSTEIN_ENGINE_ARGS": '{"speed": 0.2}',
-    "RYZANSTEIN_MAX_RUNNING": "4",
-}
 
 
 @pytest.fixture(scope="module")
@@ -93,38 +85,3 @@ def test_a_cable_is_pulled(installed: Installation, disturbed: Disturb, rig: Rig
 
     load = disturbed(fault)
     assert load.figures()["pause_worst"] < LONGEST_PAUSE_S
-
-
-def test_a_second_node_nearly_doubles_the_throughput(
-    namespaces: Namespaces, nodes: list[str], figures: dict[str, object]
-) -> None:
-    """The same load on one replica, then on two, one on each node."""
-    installation = Installation(namespaces("paced"))
-    small = settings({"workers.defaults.resources.requests.cpu": "50m", "gateway.resources.requests.cpu": "20m"})
-    installation.install(*small)
-    env = [{"name": name, "value": value} for name, value in PACED.items()]
-    installation.patch("worker", {"spec": {"template": {"spec": {"containers": [{"name": "worker", "env": env}]}}}})
-    installation.wait_ready()
-    rates = [asyncio.run(tokens_per_second(installation.url, "one"))]
-    installation.install(*small, "--set=workers.defaults.replicas=2")
-    assert {pod["spec"]["nodeName"] for pod in installation.pods("worker")} == set(nodes)
-    rates.append(asyncio.run(tokens_per_second(installation.url, "two")))
-    figures["tokens/s of one and two nodes"] = [round(rate) for rate in rates]
-    assert rates[1] >= 1.8 * rates[0]
-
-
-async def tokens_per_second(url: str, name: str) -> float:
-    """Of 64 requests of 16 clients, half a minute for one paced worker."""
-    limit = asyncio.Semaphore(16)
-    async with httpx.AsyncClient(timeout=120) as client:
-
-        async def complete(number: int) -> int:
-            body = {"model": "ryzanstein-tiny", "prompt": f"{name} {number}: ", "max_tokens": 48, "temperature": 0}
-            async with limit:
-                answer = (await client.post(f"{url}/v1/completions", json=body)).raise_for_status().json()
-            tokens: int = answer["usage"]["completion_tokens"]
-            return tokens
-
-        began = time.perf_counter()
-        tokens = sum(await asyncio.gather(*map(complete, range(64))))
-        return tokens / (time.perf_counter() - began)
