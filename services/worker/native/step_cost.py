@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 from services.common.fitted_line import FittedLine
@@ -26,6 +27,8 @@ _PROMPT_STEPS = 30.0  # number of recent steps from which the cost of prompts is
 _LEARNT = 1 / 30  # share of the older steps with proposals that is forgotten with each new one
 _FORGOTTEN = 1 / 100  # and with each step without any
 _PRIOR_ROWS = 8.0
+_PLAIN_STEPS = 8  # steps without proposals that are measured before the first with some
+_REMEASURED = 64, 2  # after so many steps with proposals so many without; the first of these is not planned ahead
 _WAIT_S = DraftCost().wait_s  # before it is measured, and at least: `_usual` is below the mean
 _ENOUGH_STEPS, _ENOUGH_SPREAD = 10.0, 0.25  # steps, and their relative spread, needed to learn the fixed part
 _LEAST_SLOPE = 1 / 64  # smaller slopes, relative to the mean cost of a row, are noise
@@ -42,6 +45,40 @@ class StepCost:
     n_prefill_rows: int
 
 
+@dataclass(slots=True)
+class _Drafting:
+    """What proposals cost beside about one number of decodes: a row that is free beside one may be dear beside 16."""
+
+    draft_s: float = 0.0  # decaying sum of the seconds that proposals added
+    draft_rows: float = 0.0  # and of their number
+    n_steps: int = 0  # with proposals
+    n_plain: int = _PLAIN_STEPS  # steps without, which have to come first
+
+    def learn(self, n_proposals: int, added_s: float) -> None:
+        """Learn from a step."""
+        self.forget(_LEARNT)
+        self.draft_s += added_s
+        self.draft_rows += n_proposals
+        self.n_steps += 1
+        after, n_plain = _REMEASURED
+        if self.n_steps % after == 0:
+            self.n_plain = n_plain
+
+    def plain(self) -> None:
+        """A step without proposals was measured. A cost that prevents proposals is measured again in time."""
+        self.forget(_FORGOTTEN)
+        self.n_plain = max(0, self.n_plain - 1)
+
+    def forget(self, share: float) -> None:
+        """Weigh what was learnt less."""
+        self.draft_s *= 1 - share
+        self.draft_rows *= 1 - share
+
+    def proposal_s(self, prior_s: float) -> float:
+        """Seconds that a proposal adds; `prior_s` where little was learnt."""
+        return (self.draft_s + _PRIOR_ROWS * prior_s) / (self.draft_rows + _PRIOR_ROWS)
+
+
 class StepTimer:
     """Times the steps of one pipeline. A step lasts from its start on the ranks to its result."""
 
@@ -53,7 +90,10 @@ class StepTimer:
         self._prefill_rows = 0.0  # average number of prefill rows of steps with prompts
         self._prefill_s = 0.0  # average seconds of these steps
         self._decode_s: dict[int, float] = {}  # usual seconds of a decode step, by the bit length of its decodes
-        self._draft_s = self._draft_rows = 0.0  # decaying sums: seconds that proposals added, and their number
+        self._plain_s: dict[
+            int, float
+        ] = {}  # the same by the number of its decodes, by which gains of drafts are judged
+        self._drafting: defaultdict[int, _Drafting] = defaultdict(_Drafting)  # by the bit length of the decodes
         self._draft_wait_s = _WAIT_S  # usual seconds for which the ranks wait for a plan with proposals
         self._prompts = FittedLine(_PROMPT_STEPS)  # seconds that prompts add to a step, without their keys, by rows
         self._key_s = 0.0  # seconds that a key of a prefill row adds
@@ -87,38 +127,42 @@ class StepTimer:
             at_most_ms = _AT_MOST * self.decode_step_ms or token_ms
             self.decode_step_ms = _blend(self.decode_step_ms, min(token_ms, at_most_ms))
             if step.n_proposals:
-                self._learn_draft(step, seconds, wait_s)
+                self._learn_draft(step, n_decodes, seconds, wait_s)
                 return StepCost(seconds, step.n_rows, 0)
-            self._forget_drafts(_FORGOTTEN)  # a cost that prevents proposals is measured again in time
+            self._drafting[n_decodes.bit_length()].plain()
             self._draft_wait_s += _FORGOTTEN * (_WAIT_S - self._draft_wait_s)
-            bits = n_decodes.bit_length()
-            self._decode_s[bits] = _usual(self._decode_s.get(bits, seconds), seconds)
+            for usual, size in ((self._decode_s, n_decodes.bit_length()), (self._plain_s, n_decodes)):
+                usual[size] = _usual(usual.get(size, seconds), seconds)
         return StepCost(seconds, step.n_rows, step.n_prefill_rows)
 
-    def _learn_draft(self, step: StepLoad, seconds: float, wait_s: float) -> None:
+    def _learn_draft(self, step: StepLoad, n_decodes: int, seconds: float, wait_s: float) -> None:
         """Learn the cost of proposals from what they added to a step's time, and from the wait for its plan."""
-        added_s = max(0.0, seconds - self._step_s(step.n_rows - step.n_proposals))
-        at_most_s = _AT_MOST * step.n_proposals * self.draft_cost(1).proposal_s
-        self._forget_drafts(_LEARNT)
-        self._draft_s += min(added_s, at_most_s)
-        self._draft_rows += step.n_proposals
+        added_s = max(0.0, seconds - self._undrafted_s(n_decodes))
+        at_most_s = _AT_MOST * step.n_proposals * self._proposal_s(n_decodes)
+        self._drafting[n_decodes.bit_length()].learn(step.n_proposals, min(added_s, at_most_s))
         self._draft_wait_s = _usual(self._draft_wait_s, wait_s)
 
-    def _forget_drafts(self, share: float) -> None:
-        self._draft_s *= 1 - share
-        self._draft_rows *= 1 - share
-
     def draft_cost(self, n_decodes: int) -> DraftCost:
-        """Cost of proposals beside `n_decodes` decodes: that of rows of a prompt, while there were none lately.
+        """Cost of proposals beside `n_decodes` decodes; unknown while steps without any are measured.
+
+        Gains are judged by the time of a step without proposals: a wrong one makes losses look like gains.
+        """
+        if n_decodes not in self._plain_s or self._drafting[n_decodes.bit_length()].n_plain:
+            return DraftCost()
+        return DraftCost(self._undrafted_s(n_decodes), self._proposal_s(n_decodes), max(self._draft_wait_s, _WAIT_S))
+
+    def _undrafted_s(self, n_decodes: int) -> float:
+        """Seconds of a step of decodes alone, or of one or two more: the first of a number may have been delayed."""
+        seen = [self._plain_s[n] for n in range(n_decodes, n_decodes + 3) if n in self._plain_s]
+        return min(seen, default=self._step_s(n_decodes))
+
+    def _proposal_s(self, n_decodes: int) -> float:
+        """Seconds that a proposal adds: as a row of a prompt does, while there were none lately.
 
         On CPUs a draft is computed as a piece of a prompt is; elsewhere its rows cost somewhat more, which is learnt.
         """
-        decode_s = self._step_s(n_decodes)
-        if not decode_s:
-            return DraftCost()
-        prior_s = self._prompt_s()[1] or decode_s / 8
-        proposal_s = (self._draft_s + _PRIOR_ROWS * prior_s) / (self._draft_rows + _PRIOR_ROWS)
-        return DraftCost(decode_s, proposal_s, max(self._draft_wait_s, _WAIT_S))
+        prior_s = self._prompt_s()[1] or self._step_s(n_decodes) / 8
+        return self._drafting[n_decodes.bit_length()].proposal_s(prior_s)
 
     def _learn_prompt(self, step: StepLoad, seconds: float) -> None:
         """Learn the cost of prompts from `seconds`, the part of a step's time that its prompts added."""

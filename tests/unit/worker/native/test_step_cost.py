@@ -180,24 +180,56 @@ def test_steps_that_stay_slow_are_soon_believed() -> None:
     assert timer.prefill_tokens_per_s == pytest.approx(100, rel=0.1)
 
 
+SINGLE = Chunk(0, 9, 1, draws=True)
+DRAFTED = Chunk(0, 9, 5, draws=True, proposals=(1, 2, 3, 4))
+
+
 def test_cost_of_proposals_is_the_time_added_to_a_step() -> None:
     timer = StepTimer()
     assert not timer.draft_cost(1).decode_s
-    single = Chunk(0, 9, 1, draws=True)
-    drafted = Chunk(0, 9, 5, draws=True, proposals=(1, 2, 3, 4))
-    for _ in range(50):
-        timer.returned(StepLoad.of([single]), 0.010)
+    decoded(timer, 1, 10.0, steps=50)
     at_first = timer.draft_cost(1)
     assert at_first.decode_s == pytest.approx(0.010)
     for _ in range(200):
-        timer.returned(StepLoad.of([drafted]), 0.018, n_accepted=2, wait_s=0.003)
+        timer.returned(StepLoad.of([DRAFTED]), 0.018, n_accepted=2, wait_s=0.003)
+    assert timer.decode_step_ms == pytest.approx(6.0)  # routers see the time of a token
+    decoded(timer, 1, 10.0, steps=2)
     assert timer.draft_cost(1).proposal_s == pytest.approx(0.002, rel=0.05)
     assert timer.draft_cost(1).wait_s == pytest.approx(0.003, rel=0.05)
-    assert timer.decode_step_ms == pytest.approx(6.0)  # routers see the time of a token
     for _ in range(200):  # rows of a chunk, say, which read the keys once
-        timer.returned(StepLoad.of([drafted]), 0.014, n_accepted=2)
+        timer.returned(StepLoad.of([DRAFTED]), 0.014, n_accepted=2)
+    decoded(timer, 1, 10.0, steps=2)
     assert timer.draft_cost(1).proposal_s == pytest.approx(0.001, rel=0.05)
-    for _ in range(2000):
-        timer.returned(StepLoad.of([single]), 0.010)
+    decoded(timer, 1, 10.0, steps=2000)
     assert timer.draft_cost(1).proposal_s == pytest.approx(at_first.proposal_s, rel=0.01)
     assert timer.draft_cost(1).wait_s == pytest.approx(at_first.wait_s, rel=0.01)
+
+
+def test_proposals_wait_for_a_measured_step_without_them_and_let_it_be_measured_again() -> None:
+    timer = StepTimer()
+    decoded(timer, 16, 20.0, steps=3)
+    assert not timer.draft_cost(16).decode_s  # the first steps beside new streams are slow ones
+    decoded(timer, 16, 20.0, steps=5)
+    assert timer.draft_cost(16).decode_s
+    assert not timer.draft_cost(1).decode_s
+
+    drafted = [DRAFTED, *(Chunk(i, 9, 1, draws=True) for i in range(1, 16))]
+    n_steps = 0
+    while timer.draft_cost(16).decode_s:
+        timer.returned(StepLoad.of(drafted), 0.030, n_accepted=1)
+        n_steps += 1
+    assert n_steps == 64
+    decoded(timer, 16, 20.0, steps=2)
+    assert timer.draft_cost(16).decode_s
+
+
+def test_a_proposal_costs_by_the_decodes_beside_it() -> None:
+    timer = StepTimer()
+    decoded(timer, 1, 5.0, steps=8)
+    decoded(timer, 16, 20.0, steps=8)
+    beside = [Chunk(i, 9, 1, draws=True) for i in range(1, 16)]
+    for _ in range(60):
+        timer.returned(StepLoad.of([DRAFTED]), 0.006, n_accepted=1)
+        timer.returned(StepLoad.of([DRAFTED, *beside]), 0.028, n_accepted=1)
+    assert timer.draft_cost(1).proposal_s == pytest.approx(0.00025, rel=0.2)
+    assert timer.draft_cost(16).proposal_s == pytest.approx(0.002, rel=0.2)
