@@ -29,4 +29,4 @@ async def test_the_wait_of_the_ranks_for_proposals_is_part_of_their_cost() -> No
         pump.on_result(replace(harness.ranks.execute(plans.pop(0)), times=StepTimes(wait=3000)))
     assert scheduler.idle
     assert scheduler.counters.proposed_tokens["guesses"] > 10
-    assert before < scheduler.speculator.cost.wait_s <= 0.003
+    assert before < timer.draft_cost(1).wait_s <= 0.003
