@@ -205,7 +205,7 @@ def test_cost_of_proposals_is_the_time_added_to_a_step() -> None:
     assert timer.draft_cost(1).wait_s == pytest.approx(at_first.wait_s, rel=0.01)
 
 
-def test_proposals_wait_for_a_measured_step_without_them_and_let_it_be_measured_again() -> None:
+def test_steps_without_proposals_are_measured_first_and_from_time_to_time() -> None:
     timer = StepTimer()
     decoded(timer, 16, 20.0, steps=3)
     assert not timer.draft_cost(16).decode_s  # the first steps beside new streams are slow ones
@@ -223,7 +223,7 @@ def test_proposals_wait_for_a_measured_step_without_them_and_let_it_be_measured_
     assert timer.draft_cost(16).decode_s
 
 
-def test_a_proposal_costs_by_the_decodes_beside_it() -> None:
+def test_cost_of_proposals_depends_on_the_number_of_decodes() -> None:
     timer = StepTimer()
     decoded(timer, 1, 5.0, steps=8)
     decoded(timer, 16, 20.0, steps=8)
