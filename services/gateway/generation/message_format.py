@@ -26,10 +26,11 @@ class MessageFormat:
     new_calls: Callable[[], CallReader] | None
     finish: FinishReason  # finish reason of a message with calls
     special: bool  # control tokens must be seen
+    call_marks: tuple[str, ...] = ()  # a call that begins within the reasoning ends it
 
     def new(self) -> MessageReader:
         """A reader."""
-        reasoning = ReasoningParser(self.tags, inside=self.inside) if self.tags else None
+        reasoning = ReasoningParser(self.tags, inside=self.inside, calls=self.call_marks) if self.tags else None
         return MessageReader(reasoning, self.new_calls() if self.new_calls else None, self.finish)
 
 
@@ -54,7 +55,8 @@ def message_format_of(
     control = model.control_tokens
     native = tools.native.special if tools is not None and not constrained else False
     special = native or (tags is not None and any(control.in_text(mark) for mark in tags.marks))
-    return MessageFormat(tags, inside, new_calls, _finish(tools), special)
+    call_marks = tools.native.begins[:1] if tools is not None and native else ()
+    return MessageFormat(tags, inside, new_calls, _finish(tools), special, call_marks)
 
 
 def _finish(tools: ToolUse | None) -> FinishReason:

@@ -15,11 +15,12 @@ class ReasoningFormat:
     end: str
     signs: tuple[str, ...]  # texts that a template has, all of them
     answer: tuple[str, ...] = ()  # marks around the answer, or headers in front of it
+    ends: tuple[str, ...] = ()  # marks that may be in the place of `end`
 
     @property
     def marks(self) -> tuple[str, ...]:
         """All of its marks."""
-        return (*self.begins, self.end, *self.answer)
+        return (*self.begins, self.end, *self.ends, *self.answer)
 
 
 _THINK = ("<think>",)
@@ -38,17 +39,47 @@ FORMATS = (
             "<|return|>", "<|end|>",
         ),
     ),
+    ReasoningFormat("Gemma 4", ("<|channel>thought",), "<channel|>", ("<|channel>",)),
+    ReasoningFormat(
+        "Kimi K3", ("<|open|>think<|sep|>",), "<|close|>think<|sep|>", ("<|open|>",),
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>"),
+    ),
+    ReasoningFormat(
+        "Muse Glimmer", ("to=self<|message|>", "<|start|>assistant to=self<|message|>"), "<|eom|>",
+        ("<atem:function_calls>",),
+        (
+            "<|start|>assistant to=user<|message|>", "to=user<|message|>", "<|start|>assistant<|message|>", "<|eom|>",
+            "<|eot|>",
+        ),
+    ),
+    ReasoningFormat(
+        "Inkling", ("<|content_thinking|>", "<|message_model|><|content_thinking|>"), "<|end_message|>",
+        ("<|content_thinking|>",),
+        (
+            "<|message_model|><|content_text|>", "<|content_text|>", "<|end_message|>",
+            "<|content_model_end_sampling|>",
+        ),
+    ),
+    ReasoningFormat(
+        "K2 Horizon", ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"), "</ifm|think>", ("<ifm|think>",),
+        ends=("</ifm|think_fast>", "</ifm|think_faster>"),
+    ),
+    ReasoningFormat("Solar Open 2", ("<|think:start|>",), "<|think:end|>", ("<|think:start|>",)),
+    ReasoningFormat("Apertus", ("<|inner_prefix|>",), "<|inner_suffix|>", ("<|inner_prefix|>",), ("<|inner_suffix|>",)),
+    ReasoningFormat("MiniMax M3", ("<mm:think>",), "</mm:think>", ("<mm:think>",), ("</mm:think>",)),
+    ReasoningFormat("Hunyuan 3", ("<think:opensource>",), "</think:opensource>", (":opensource",)),
     ReasoningFormat("Granite 3.3, ERNIE 4.5", _THINK, "</think>", ("<think>", "<response>"),
                     ("<response>", "</response>")),
     ReasoningFormat("Hunyuan A13B", _THINK, "</think>", ("<think>", "<answer>"), ("<answer>", "</answer>")),
     ReasoningFormat("LongCat", ("<longcat_think>",), "</longcat_think>", ("<longcat_think>",)),
     ReasoningFormat("Kimi VL", ("◁think▷",), "◁/think▷", ("◁think▷",)),
     ReasoningFormat(
-        "Command A Reasoning", ("<|START_THINKING|>",), "<|END_THINKING|>", ("<|START_THINKING|>",),
-        ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        "Command A Reasoning, Command A Plus", ("<|START_THINKING|>",), "<|END_THINKING|>", ("<|START_THINKING|>",),
+        ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
     ReasoningFormat(
-        "DeepSeek R1, V3.1; Qwen 3, QwQ, GLM 4.5, MiniMax M1, M2; Step 3, Olmo 3, Nemotron, Kimi K2 Thinking, MiMo",
+        "DeepSeek R1, V3.1, V4; Qwen 3, QwQ, GLM 4.5, MiniMax M1, M2; Step 3, Olmo 3, Nemotron, Kimi K2 Thinking, "
+        "MiMo, Ling 3, Laguna, Holo 2, MiniCPM 5",
         _THINK, "</think>", ("<think>",),
     ),
     ReasoningFormat("Magistral", ("[THINK]",), "[/THINK]", ("[THINK]",)),

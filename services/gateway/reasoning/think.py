@@ -43,9 +43,11 @@ class _Dropped:
 class ReasoningParser:
     """Splits a text into reasoning and answer; the text may come in any pieces."""
 
-    def __init__(self, form: ReasoningFormat, *, inside: bool) -> None:
-        """`inside`: the prompt ends with the opening mark."""
+    def __init__(self, form: ReasoningFormat, *, inside: bool, calls: Sequence[str] = ()) -> None:
+        """`inside`: the prompt ends with the opening mark. `calls`: marks of calls, which end the reasoning as well."""
         self._form = form
+        self._ends = (form.end, *form.ends)
+        self._calls = tuple(calls)
         self._inside = inside
         self.begun = inside  # false while the text may still begin with the mark
         self.done = False  # no more reasoning follows
@@ -71,11 +73,12 @@ class ReasoningParser:
         return self._reason(text)
 
     def _reason(self, text: str) -> tuple[str, str]:
-        before, end, after = text.partition(self._form.end)
-        if end:
+        found = [(text.find(mark), mark) for mark in (*self._ends, *self._calls) if mark in text]
+        if found:
             self.done = True
-            return before, self._answer(after)
-        n_held = held_back(text, [self._form.end])
+            start, mark = min(found)
+            return text[:start], self._answer(text[start + len(mark) if mark in self._ends else start :])
+        n_held = held_back(text, (*self._ends, *self._calls))
         self._held = text[len(text) - n_held :]
         return text[: len(text) - n_held], ""
 

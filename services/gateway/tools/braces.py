@@ -1,4 +1,4 @@
-"""FunctionGemma: `call:get_weather{city:<escape>Oslo<escape>,days:[1,2]}`. A call is passed on as a whole."""
+"""FunctionGemma, Gemma 4: `call:get_weather{city:<escape>Oslo<escape>,days:[1,2]}`. A call is passed on as a whole."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from typing import TypeVar
 from services.gateway.tools.calls import MalformedCallError, Parsed
 
 T = TypeVar("T")
-_QUOTE = "<escape>"
 _HEAD = re.compile(r"\s*call:(?P<name>[^\s{}]+)\s*")
-_TOKEN = re.compile(
-    rf"\s*(?:{_QUOTE}(?P<text>.*?){_QUOTE}|(?P<mark>[{{}}\[\],:])|(?P<word>[^\s{{}}\[\],:<]+))", re.DOTALL
-)
 
 
 class BracedCall:
     """Reads one call."""
 
-    def __init__(self) -> None:
+    def __init__(self, quote: str) -> None:
+        """`quote`: the mark on both sides of a text."""
         self.begun = False
         self.complete = False
+        self._quote = quote
+        self._quoted = False
         self._text = ""
         self._depth = 0
 
     def feed(self, char: str, parsed: Parsed) -> None:
         """Read a character. Raises MalformedCallError."""
         self._text += char
-        if self._text.count(_QUOTE) % 2:
+        if self._text.endswith(self._quote):
+            self._quoted = not self._quoted
+        if self._quoted:
             return
         self._depth += (char in "{[") - (char in "}]")
         if char in "}]" and self._depth <= 0:
@@ -39,7 +40,7 @@ class BracedCall:
         match = _HEAD.match(self._text)
         if match is None:
             raise MalformedCallError("a call has no name")
-        tokens = _tokens(self._text[match.end() :])
+        tokens = _tokens(self._text[match.end() :], self._quote)
         value = _value(tokens)
         if tokens or not isinstance(value, dict):
             raise MalformedCallError("the arguments are no object")
@@ -48,11 +49,15 @@ class BracedCall:
         parsed.arguments(json.dumps(value, ensure_ascii=False))
 
 
-def _tokens(text: str) -> list[tuple[str, str]]:
+def _tokens(text: str, quote: str) -> list[tuple[str, str]]:
     """Kind and text of each token, the last one first."""
+    quote = re.escape(quote)
+    token = re.compile(
+        rf"\s*(?:{quote}(?P<text>.*?){quote}|(?P<mark>[{{}}\[\],:])|(?P<word>[^\s{{}}\[\],:<]+))", re.DOTALL
+    )
     tokens, at = [], 0
     while text[at:].strip():
-        match = _TOKEN.match(text, at)
+        match = token.match(text, at)
         if match is None or match.lastgroup is None:
             raise MalformedCallError(f"unreadable arguments: {text[at : at + 20]!r}")
         tokens.append((match.lastgroup, match[match.lastgroup]))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-_NAMES, _ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters")
+_NAMES, _ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters", "args")
 
 
 class MalformedCallError(ValueError):

@@ -1,15 +1,16 @@
-"""How models write calls, and which model writes which way: each format is a value over one of five readers."""
+"""How models write calls, and which model writes which way: each format is a value over one of seven readers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from services.gateway.tools.braces import BracedCall
 from services.gateway.tools.headed import Head, HeadedCall
-from services.gateway.tools.markup import Markup, MarkupCall
+from services.gateway.tools.keyed import KeyedCalls
+from services.gateway.tools.markup_formats import MARKUP_FORMATS
+from services.gateway.tools.named import NamedFormat
 from services.gateway.tools.parser import Body, CallFormat, OpenCall
 from services.gateway.tools.pythonic import PythonCalls
 
@@ -19,42 +20,15 @@ def _headed(pattern: str, *, json: bool = False) -> Callable[[OpenCall], Body]:
     return lambda call: HeadedCall(head)
 
 
-def _markup(**marks: str | tuple[str, ...]) -> Callable[[OpenCall], Body]:
-    whole = Markup(**marks)  # type: ignore[arg-type]  # by name
-    return lambda call: MarkupCall(whole, call.schemas, called=call.mark == whole.call)
-
-
 def _python(end: str = "") -> Callable[[OpenCall], Body]:
     return lambda call: PythonCalls(call.own_names, end)
 
 
-_FUNCTION = partial(
-    _markup, call="<function=", name_end=">", parameter="<parameter=", key_end=">", value_end="</parameter>",
-    call_end="</function>",
-)  # fmt: skip
-_INVOKE = partial(
-    _markup, call='<invoke name="', name_end='">', parameter='<parameter name="', key_end='">',
-    value_end="</parameter>", call_end="</invoke>",
-)  # fmt: skip
-_DSML = "｜DSML｜"
-
 HERMES = CallFormat(begins=("<tool_call>",), ends=("</tool_call>",))
 _GENERIC = CallFormat(begins=("<tool_call>",), ends=("</tool_call>",), bare="{[", between=",")
-
-
-@dataclass(frozen=True, slots=True)
-class NamedFormat:
-    """A format as users know it."""
-
-    models: str
-    example: str  # a call of `get_weather`
-    form: CallFormat
-    signs: tuple[str, ...] = ()  # a model writes the format if its template has one of them
-    aliases: tuple[str, ...] = ()  # names of its parsers in vLLM and SGLang
-
-
 # In the order in which a template's signs are looked for.
 FORMATS: Mapping[str, NamedFormat] = {
+    **MARKUP_FORMATS,
     "mistral": NamedFormat(
         "Mistral, Ministral, Devstral, Magistral",
         '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}',
@@ -63,37 +37,6 @@ FORMATS: Mapping[str, NamedFormat] = {
             begins=("[TOOL_CALLS]",), special=True,
         ),
         ("[TOOL_CALLS]",),
-    ),
-    "deepseek_v32": NamedFormat(
-        "DeepSeek V3.2",
-        f'<{_DSML}function_calls><{_DSML}invoke name="get_weather">'
-        f'<{_DSML}parameter name="city" string="true">Oslo</{_DSML}parameter></{_DSML}invoke></{_DSML}function_calls>',
-        CallFormat(
-            _markup(
-                call=f'<{_DSML}invoke name="', name_end='">', parameter=f'<{_DSML}parameter name="', key_end=">",
-                value_end=f"</{_DSML}parameter>", call_end=f"</{_DSML}invoke>",
-            ),
-            begins=(f"<{_DSML}function_calls>", f'<{_DSML}invoke name="'), ends=(f"</{_DSML}function_calls>",),
-            special=True,
-        ),
-        (f"<{_DSML}", "'<' + dsml_token", "dsml_token"),
-        ("deepseekv32",),
-    ),
-    "step3": NamedFormat(
-        "Step 3",
-        '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">'
-        '<steptml:parameter name="city">Oslo</steptml:parameter></steptml:invoke>'
-        "<｜tool_call_end｜><｜tool_calls_end｜>",
-        CallFormat(
-            _markup(
-                call='<steptml:invoke name="', name_end='">', parameter='<steptml:parameter name="', key_end='">',
-                value_end="</steptml:parameter>", call_end="</steptml:invoke>",
-                before=("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>"),
-            ),
-            begins=("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", '<steptml:invoke name="'),
-            ends=("<｜tool_call_end｜>", "<｜tool_calls_end｜>"), special=True,
-        ),
-        ("<steptml:", "<｜tool_calls_begin｜>"),
     ),
     "deepseek": NamedFormat(
         "DeepSeek V3, V3.1, R1",
@@ -124,57 +67,49 @@ FORMATS: Mapping[str, NamedFormat] = {
         ),
         ("<|tool_call_begin|>",),
     ),
-    "minimax_m2": NamedFormat(
-        "MiniMax M2",
-        '<minimax:tool_call><invoke name="get_weather"><parameter name="city">Oslo</parameter></invoke>'
-        "</minimax:tool_call>",
-        CallFormat(
-            _INVOKE(), begins=("<minimax:tool_call>", '<invoke name="'), ends=("</minimax:tool_call>",), special=True
-        ),
-        ("<minimax:tool_call>",),
-        ("minimax-m2",),
-    ),
-    "seed_oss": NamedFormat(
-        "Seed-OSS",
-        "<seed:tool_call><function=get_weather><parameter=city>Oslo</parameter></function></seed:tool_call>",
-        CallFormat(
-            _FUNCTION(), begins=("<seed:tool_call>", "<function="), ends=("</seed:tool_call>",), special=True
-        ),
-        ("<seed:tool_call>",),
-    ),
     "longcat": NamedFormat(
         "LongCat",
         '<longcat_tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</longcat_tool_call>',
         CallFormat(begins=("<longcat_tool_call>",), ends=("</longcat_tool_call>",), special=True),
         ("<longcat_tool_call>",),
     ),
-    "glm": NamedFormat(
-        "GLM 4.5, 4.6, 4.7",
-        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>",
-        CallFormat(
-            _markup(
-                call="", name_end="", parameter="<arg_key>", key_end="</arg_key>", value="<arg_value>",
-                value_end="</arg_value>", call_end="</tool_call>",
-            ),
-            begins=("<tool_call>",), special=True,
-        ),
-        ("<arg_key>",),
-        ("glm45", "glm47"),
-    ),
-    "qwen3_coder": NamedFormat(
-        "Qwen3-Coder, Qwen 3.5, Nemotron 3, MiMo, Step 3.5",
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
-        CallFormat(_FUNCTION(), begins=("<tool_call>", "<function="), ends=("</tool_call>",), special=True),
-        ("<function=",),
-        ("qwen3_xml", "mimo", "step3p5"),
-    ),
     "functiongemma": NamedFormat(
         "FunctionGemma",
         "<start_function_call>call:get_weather{city:<escape>Oslo<escape>}<end_function_call>",
         CallFormat(
-            lambda call: BracedCall(), begins=("<start_function_call>",), ends=("<end_function_call>",), special=True
+            lambda call: BracedCall("<escape>"), begins=("<start_function_call>",), ends=("<end_function_call>",),
+            special=True,
         ),
         ("<start_function_call>",),
+    ),
+    "gemma4": NamedFormat(
+        "Gemma 4",
+        '<|tool_call>call:get_weather{city:<|"|>Oslo<|"|>}<tool_call|>',
+        CallFormat(
+            lambda call: BracedCall('<|"|>'), begins=("<|tool_call>",), ends=("<tool_call|>", "<|tool_response>"),
+            special=True,
+        ),
+        ("<|tool_call>",),
+    ),
+    "apertus": NamedFormat(
+        "Apertus",
+        '<|tools_prefix|>[{"get_weather": {"city": "Oslo"}}]<|tools_suffix|>',
+        CallFormat(
+            lambda call: KeyedCalls(), begins=("<|tools_prefix|>",), ends=("<|tools_suffix|>",), special=True
+        ),
+        ("<|tools_prefix|>",),
+        ("apertus2509",),
+    ),
+    "inkling": NamedFormat(
+        "Inkling",
+        '<|message_model|>get_weather<|content_invoke_tool_json|>{"name": "get_weather", "args": {"city": "Oslo"}}'
+        "<|end_message|>",
+        CallFormat(
+            begins=("<|content_invoke_tool_json|>",),
+            named=("<|message_model|>{}<|content_invoke_tool_json|>", "{}<|content_invoke_tool_json|>"),
+            ends=("<|end_message|>", "<|content_model_end_sampling|>"), special=True,
+        ),
+        ("<|content_invoke_tool_json|>",),
     ),
     "internlm": NamedFormat(
         "InternLM 2, 2.5, 3; Intern-S1",
@@ -186,11 +121,12 @@ FORMATS: Mapping[str, NamedFormat] = {
         ("interns1",),
     ),
     "cohere": NamedFormat(
-        "Command A, Command R7B",
+        "Command A, Command A Plus, Command R7B",
         '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Oslo"}}]'
         "<|END_ACTION|>",
         CallFormat(begins=("<|START_ACTION|>",), ends=("<|END_ACTION|>",), special=True),
         ("<|START_ACTION|>",),
+        ("cohere_command3", "cohere_command4"),
     ),
     "nemotron": NamedFormat(
         "Nemotron Nano 2, Llama Nemotron",
@@ -262,11 +198,11 @@ FORMATS: Mapping[str, NamedFormat] = {
         ("granite-20b-fc",),
     ),
     "hermes": NamedFormat(
-        "Hermes, Qwen 2.5 and 3, Granite 4, ERNIE 4.5",
+        "Hermes, Qwen 2.5 and 3, Granite 4, ERNIE 4.5, Trinity",
         '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>',
         HERMES,
         ("<tool_call>",),
-        ("qwen", "qwen25", "granite4", "ernie45"),
+        ("qwen", "qwen25", "granite4", "ernie45", "trinity"),
     ),
     "pythonic": NamedFormat(
         "Llama 3.2 (small), Llama 4",

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.tools.calls import MalformedCallError, Parsed
+from services.gateway.tools.calls import JsonCalls, MalformedCallError, Parsed
 
 _NAME = re.compile(r"[^\s<>\"'{}]{1,256}")
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
 Schemas = Mapping[str, Mapping[str, Any]]  # schemas of arguments, by the tools' names
 
 
@@ -30,6 +31,8 @@ class Markup:
     call_end: str
     value: str = ""  # between the parameter's name and its value
     before: tuple[str, ...] = ()  # marks that may be before `call`
+    typed: tuple[str, str] = ("", "")  # around the type of a value, which may be before `value`
+    cdata: bool = False  # a value may be in a CDATA section
 
 
 class MarkupCall:
@@ -72,6 +75,7 @@ class MarkupCall:
             if len(text) > 300:
                 raise MalformedCallError("a call has no name")
             return
+        name = name.partition('" ')[0]  # attributes follow
         if not _NAME.fullmatch(name.strip()):
             raise MalformedCallError(f"{name!r} is no name")
         self.begun, self._text, self._read = True, rest.strip(), self._read_between
@@ -97,16 +101,17 @@ class MarkupCall:
         key = key.strip().rstrip('"')
         parsed.arguments(f"{', ' if self._n_parameters else ''}{json.dumps(key, ensure_ascii=False)}: ")
         self._n_parameters += 1
-        typed = {'string="true"': True, 'string="false"': False}.get(attributes.strip())
-        kind = _kind_of(self._properties.get(key)) if typed is None else "text" if typed else "other"
-        self._value = _Value(kind, self._marks.value_end)
+        kind = _kind_by(attributes.strip().rstrip('"')) or kind_of(self._properties.get(key))
+        self._value = _Value(kind, self._marks.value_end, cdata=self._marks.cdata)
         self._text, self._read = "", self._read_value_mark if self._marks.value else self._read_value
 
     def _read_value_mark(self, parsed: Parsed) -> None:
-        text = self._text.lstrip()
+        text, (begin, end) = self._text.lstrip(), self._marks.typed
         if text == self._marks.value:
             self._text, self._read = "", self._read_value
-        elif not self._marks.value.startswith(text):
+        elif begin and text.startswith(begin):
+            self._text = "" if text.endswith(end) else text
+        elif not any(mark.startswith(text) for mark in (self._marks.value, begin)):
             parsed.arguments("null}")
             raise MalformedCallError(f"a value begins with {text!r}")
 
@@ -117,13 +122,47 @@ class MarkupCall:
         self._text = ""
 
 
+class JsonOrMarkupCall:
+    """Reads one call in markup or in JSON."""
+
+    def __init__(self, marks: Markup, schemas: Schemas, *, called: bool) -> None:
+        """`called`: the mark before the call has been read."""
+        self.begun = False
+        self.complete = False
+        self._marks = marks
+        self._schemas = schemas
+        self._called = called
+        self._text = ""
+        self._body: JsonCalls | MarkupCall | None = None
+
+    def feed(self, char: str, parsed: Parsed) -> None:
+        """Read a character. Raises MalformedCallError."""
+        if self._body is None:
+            self._open(char)
+        if self._body is not None:
+            self._body.feed(char, parsed)
+            self.begun, self.complete = self._body.begun, self._body.complete
+
+    def _open(self, char: str) -> None:
+        self._text = (self._text + char).lstrip()
+        if self._called and self._text:
+            json = char in "{["
+            self._body = JsonCalls() if json else MarkupCall(self._marks, self._schemas, called=True)
+        elif self._text == self._marks.call:
+            self._called, self._text = True, ""
+        elif not self._marks.call.startswith(self._text):
+            raise MalformedCallError(f"a call begins with {self._text!r}")
+
+
 class _Value:
     """Reads a value up to its end mark; a line break at its beginning and one at its end belong to the marks."""
 
-    def __init__(self, kind: str, end: str) -> None:
+    def __init__(self, kind: str, end: str, *, cdata: bool) -> None:
         """`kind`: `text` is a text, `other` is JSON, `open` is JSON if it can be read as such."""
         self._kind = kind
+        self._end = end
         self._ends = ("\n" + end, end)
+        self._begins = (_CDATA,) if cdata else ()
         self._held = ""
         self._begun = False
         self._whole = ""
@@ -132,10 +171,14 @@ class _Value:
     def ended(self, char: str, parsed: Parsed) -> bool:
         """Read a character; returns whether the value has ended."""
         self._held += char
+        if self._held in self._begins:
+            self._held, self._begun, self._begins = "", True, ()
+            self._ends = (f"{_CDATA_END}\n{self._end}", _CDATA_END + self._end)
         if self._held in self._ends:
             self._close(parsed)
             return True
-        while self._held and not any(end.startswith(self._held) for end in self._ends):
+        while self._held and not any(mark.startswith(self._held) for mark in (*self._begins, *self._ends)):
+            self._begins = self._begins if self._held[0] == "\n" else ()
             self._pass_on(self._held[0], parsed)
             self._held = self._held[1:]
             if self._held in self._ends:
@@ -163,10 +206,17 @@ class _Value:
             self._open(parsed)
             parsed.arguments('"')
         else:
-            parsed.arguments(json.dumps(_read_value(self._whole), ensure_ascii=False))
+            parsed.arguments(json.dumps(read_value(self._whole), ensure_ascii=False))
 
 
-def _kind_of(schema: object) -> str:
+def _kind_by(attributes: str) -> str:
+    """How a parameter's value is read, by its own attributes; empty: they do not say."""
+    if attributes in ('string="true', 'type="string'):
+        return "text"
+    return "other" if attributes.startswith(("string=", "type=")) else ""
+
+
+def kind_of(schema: object) -> str:
     """How a parameter's value is read, by its schema."""
     if not isinstance(schema, Mapping):
         return "open"
@@ -176,7 +226,7 @@ def _kind_of(schema: object) -> str:
     return "open" if types is None or (isinstance(types, list) and "string" in types) else "other"
 
 
-def _read_value(text: str) -> object:
+def read_value(text: str) -> object:
     """A value that was written as JSON or as Python; any other text is a text."""
     stripped = text.strip()
     try:

@@ -54,6 +54,7 @@ class CallFormat:
 
     body: Callable[[OpenCall], Body] = lambda call: JsonCalls(call.own_names)
     begins: tuple[str, ...] = ()  # marks before a call
+    named: tuple[str, ...] = ()  # further marks before a call; `{}` stands for a tool's name
     ends: tuple[str, ...] = ()  # marks after a call, which models may omit
     bare: str = ""  # characters that begin a call without a mark, at the text's beginning or after a call
     again: str = ""  # characters that begin a further call directly after a call
@@ -71,6 +72,7 @@ class ToolParser:
 
     def __init__(self, form: CallFormat, names: frozenset[str], schemas: Schemas) -> None:
         self._form = form
+        self._begins = (*form.begins, *(mark.replace("{}", name) for mark in form.named for name in sorted(names)))
         self._names = names
         self._schemas = schemas
         self._n_calls = 0
@@ -134,7 +136,7 @@ class ToolParser:
         if self._after and stripped[0] in self._form.again:
             self._begin(text[: len(text) - len(stripped)], stripped[0])
             return stripped
-        marks = [(text.find(mark), -len(mark), mark) for mark in self._form.begins if mark in text]
+        marks = [(text.find(mark), -len(mark), mark) for mark in self._begins if mark in text]
         if marks:
             start, _, mark = min(marks)
             self._pass_on(text[:start].rstrip(), parsed)
@@ -166,7 +168,7 @@ class ToolParser:
     def _may_begin(self, text: str) -> int:
         """The length of a suffix that may begin a mark, including blanks before it."""
         longest = 0
-        for mark in (*self._form.begins, *(self._form.ends if self._after else ())):
+        for mark in (*self._begins, *(self._form.ends if self._after else ())):
             for length in range(min(len(mark) - 1, len(text)), longest, -1):
                 if text.endswith(mark[:length]):
                     longest = length

@@ -10,8 +10,10 @@ from services.gateway.reasoning.think import ReasoningParser
 THINK = next(form for form in FORMATS if form.signs == ("<think>",))
 
 
-def read(pieces: list[str], *, inside: bool, form: ReasoningFormat = THINK) -> tuple[str, str]:
-    parser = ReasoningParser(form, inside=inside)
+def read(
+    pieces: list[str], *, inside: bool, form: ReasoningFormat = THINK, calls: tuple[str, ...] = ()
+) -> tuple[str, str]:
+    parser = ReasoningParser(form, inside=inside, calls=calls)
     parts = [*map(parser.push, pieces), parser.finish()]
     return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
 
@@ -62,6 +64,13 @@ def test_every_format_of_reasoning_is_chosen_by_its_template_and_read_in_any_pie
         assert read(list(text[len(begin) :]), inside=True, form=form) == expected
 
 
+def test_reasoning_ends_with_the_mark_of_another_effort() -> None:
+    form = next(form for form in FORMATS if form.models == "K2 Horizon")
+    for text in ("<ifm|think_faster>So.</ifm|think_faster>Hi.", "<ifm|think_fast>So.</ifm|think>\nHi."):
+        for at in range(len(text) + 1):
+            assert read([text[:at], text[at:]], inside=False, form=form) == ("So.", "Hi.")
+
+
 def test_harmony_has_channels_in_place_of_tags() -> None:
     form = FORMATS[0]
     call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
@@ -72,3 +81,14 @@ def test_harmony_has_channels_in_place_of_tags() -> None:
     ):
         for at in range(len(text) + 1):
             assert read([text[:at], text[at:]], inside=False, form=form) == expected
+
+
+def test_call_within_reasoning_ends_the_reasoning() -> None:
+    called = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+    for text, expected in (
+        (f"<think>So, a < b.\n{called}", ("So, a < b.\n", called)),
+        (f"<think>So.</think>\n{called}", ("So.", called)),
+        ("<think>So <tool_", ("So <tool_", "")),
+    ):
+        for at in range(len(text) + 1):
+            assert read([text[:at], text[at:]], inside=False, calls=("<tool_call>",)) == expected, text[:at]
