@@ -151,6 +151,15 @@ async def test_events_of_thinking_text_and_calls() -> None:
         assert (empty.thinking, empty.signature) == ("", thought.signature)
 
 
+async def test_call_within_thinking_is_a_call() -> None:
+    template = CHAT_TEMPLATE + "{# <think> <tool_call> <function= #}{% if tools %}{% endif %}"
+    text = "<think>first<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    async with served(writes(text, template=template)) as (_stack, client):
+        whole = await client.messages.create(**ASK | {"max_tokens": 150}, tools=[TOOL])
+        thought, call = whole.content
+        assert (thought.thinking, call.name, call.input, whole.stop_reason) == ("first", "f", {"a": 1}, "tool_use")
+
+
 async def test_why_an_answer_ends() -> None:
     async with served(writes("one two three")) as (stack, client):
         done = await client.messages.create(**ASK | {"max_tokens": 50})
