@@ -73,10 +73,10 @@ class ReasoningParser:
         return self._reason(text)
 
     def _reason(self, text: str) -> tuple[str, str]:
-        found = [(text.find(mark), mark) for mark in (*self._ends, *self._calls) if mark in text]
-        if found:
+        marks = [(text.find(mark), mark) for mark in (*self._ends, *self._calls) if mark in text]
+        if marks:
             self.done = True
-            start, mark = min(found)
+            start, mark = min(marks)
             return text[:start], self._answer(text[start + len(mark) if mark in self._ends else start :])
         n_held = held_back(text, (*self._ends, *self._calls))
         self._held = text[len(text) - n_held :]
