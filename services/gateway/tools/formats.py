@@ -156,7 +156,7 @@ FORMATS: Mapping[str, NamedFormat] = {
     "phi4": NamedFormat(
         "Phi-4 mini",
         'functools[{"name": "get_weather", "arguments": {"city": "Oslo"}}]',
-        CallFormat(begins=("functools", "<|tool_call|>"), ends=("<|/tool_call|>",), special=True),
+        CallFormat(begins=("<|tool_call|>", "functools"), ends=("<|/tool_call|>",), special=True),
         ("functools[", "<|tool|>"),
         ("phi4_mini_json",),
     ),

@@ -53,7 +53,7 @@ class CallFormat:
     """A way in which models write calls."""
 
     body: Callable[[OpenCall], Body] = lambda call: JsonCalls(call.own_names)
-    begins: tuple[str, ...] = ()  # marks before a call
+    begins: tuple[str, ...] = ()  # marks before a call; the first one is no text that models reason about
     named: tuple[str, ...] = ()  # further marks before a call; `{}` stands for a tool's name
     ends: tuple[str, ...] = ()  # marks after a call, which models may omit
     bare: str = ""  # characters that begin a call without a mark, at the text's beginning or after a call

@@ -180,7 +180,7 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
     ("tool_calls", f"<tool_calls>[\n {written(OSLO)},\n {written(NOW)}\n]</tool_calls>", "", [OSLO, NOW]),
     ("tool_calls", f"<tool_calls>\n{written(OSLO)}\n{written(NOW)}\n</tool_calls>", "", [OSLO, NOW]),
     ("tool_calls", '{"name": "now", "arguments": {}}', '{"name": "now", "arguments": {}}', []),
-    ("phi4", f"functools[{written(OSLO)}, {written(NOW)}]", "", [OSLO, NOW]),
+    ("phi4", f"Sure.\nfunctools[{written(OSLO)}, {written(NOW)}]", "Sure.", [OSLO, NOW]),
     ("phi4", f"<|tool_call|>[{written(NOW)}]<|/tool_call|>", "", [NOW]),
     ("phi4", "functools is a module", "functools is a module", []),
     ("gpt_oss", "I look.<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
@@ -241,6 +241,7 @@ def test_every_format_is_chosen_by_its_template_and_reads_its_example(kind: str)
     named = FORMATS[kind]
     assert all(parser_for(f"a template with {sign}", "auto") is named.form for sign in named.signs)
     assert all(PARSERS[alias] is named.form for alias in named.aliases)
+    assert not (named.form.special and named.form.begins[0].isalpha()), "it ends reasoning"
     for text, content in ((named.example, ""), (f"Sure.\n{named.example}", "Sure.")):
         if not content or named.form.begins[0] in text:
             assert read(kind, text)[:2] == (content, [("get_weather", '{"city": "Oslo"}')])
