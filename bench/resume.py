@@ -1,11 +1,13 @@
 """Measures how long streams with long texts pause when their worker is killed, without and with copies at a standby.
 
     python -m bench.resume --out docs/kv-tiers.md
-    python -m bench.resume MODEL --streams 64 --prompt-tokens 7000
+    python -m bench.make_checkpoint 15m MODEL && python -m bench.resume MODEL --streams 64 --prompt-tokens 8000
 
-The busiest worker is killed once all streams have begun and the copies had their time. The exit status is 1 if a client
-did not get all its tokens, or others with copies than without. With the default sizes both modes compute 80,000 tokens
-of prompts of SmolLM2 and 800 steps: five minutes at 1,000 tokens/s.
+Each session's first request computes its prompt, and the next ones, all together, are the streams: while prompts are
+computed, a stream would end before the last one begins. The busiest worker is killed once every stream has some of its
+tokens. The exit status is 1 if a client did not get all its tokens, or others with copies than without. With the
+default sizes both modes compute 80,000 tokens of prompts of SmolLM2 and 800 steps: five minutes at 1,000 tokens/s.
+Each worker's KV cache has room for all streams twice.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Plan:
     streams: int
     prompt_tokens: int
     output_tokens: int
-    kill_after_s: float
+    kill_at: int  # tokens of every stream
     mb_per_s: float
 
     def prompts(self) -> list[list[int]]:
@@ -73,21 +75,24 @@ async def run(stack: RunningStack, plan: Plan) -> tuple[list[Answer], float]:
     """All answers, and when the busiest worker was killed, by time.perf_counter."""
     name = await asyncio.to_thread(stack.model)
 
-    async def stream(index: int, prompt: list[int]) -> Answer:
+    prompts, answers = plan.prompts(), [Answer() for _ in range(plan.streams)]
+
+    async def stream(index: int, n_output: int, answer: Answer) -> None:
         fields = {
             "session_id": f"s{index}",
             "return_token_ids": True,
             "stream_options": {"include_workers": True},
         }
-        return await complete(stack.url, name, prompt, plan.output_tokens, fields)
+        await complete(stack.url, name, prompts[index], n_output, fields, answer=answer)
 
-    begun = await asyncio.to_thread(stack.first_tokens)
-    clients = [asyncio.create_task(stream(*each)) for each in enumerate(plan.prompts())]
-    await asyncio.to_thread(stack.wait_first_token, begun + plan.streams - 1, 3600)
-    await asyncio.sleep(plan.kill_after_s)
+    await asyncio.gather(*(stream(index, 1, Answer()) for index in range(plan.streams)))
+    clients = [asyncio.create_task(stream(index, plan.output_tokens, answer)) for index, answer in enumerate(answers)]
+    while any(len(answer.token_ids) < plan.kill_at and not answer.total for answer in answers):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
     await asyncio.to_thread(strike, stack, Fault(FaultKind.KILL_WORKER, await asyncio.to_thread(stack.busiest)))
     killed_at = time.perf_counter()
-    return await asyncio.gather(*clients), killed_at
+    await asyncio.gather(*clients)
+    return answers, killed_at
 
 
 def measure(plan: Plan) -> dict[str, list[float]]:
@@ -139,14 +144,14 @@ def main(
     workers: Annotated[int, typer.Option(min=2)] = 2,
     streams: Annotated[int, typer.Option(min=1)] = 8,
     prompt_tokens: int = 4_096,
-    output_tokens: int = 800,
-    kill_after: Annotated[float, typer.Option(help="Seconds from the last first token to the kill.")] = 5.0,
+    output_tokens: int = 400,
+    kill_at: Annotated[int, typer.Option(help="Tokens that every stream has at the kill.")] = 200,
     mb_per_s: Annotated[float, typer.Option(help="Rate of the copies.")] = 1_000.0,
     out: Annotated[Path | None, typer.Option(help="Write the table into this page.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:
     """Kill a worker of a model once in each mode."""
-    plan = Plan(model, workers, streams, prompt_tokens, output_tokens, kill_after, mb_per_s)
+    plan = Plan(model, workers, streams, prompt_tokens, output_tokens, kill_at, mb_per_s)
     pauses = measure(plan)
     if not all(pauses.values()):
         raise SystemExit("the kill met no stream: choose more output tokens, or an earlier moment")

@@ -91,13 +91,19 @@ def make_prompts(load: Load) -> list[list[int]]:
 
 
 async def complete(
-    url: str, model: str, prompt: list[int], output_tokens: int, fields: dict | None = None, header: str = ""
+    url: str,
+    model: str,
+    prompt: list[int],
+    output_tokens: int,
+    fields: dict | None = None,
+    header: str = "",
+    answer: Answer | None = None,
 ) -> Answer:
     """Stream one completion, and record the arrival time of every token.
 
-    `fields` are added to the request's body, `header` (a whole line) to its head.
+    `fields` are added to the request's body, `header` (a whole line) to its head. `answer` is filled while tokens come.
     """
-    answer, parts = Answer(), urlsplit(url)
+    answer, parts = answer or Answer(), urlsplit(url)
     body = json.dumps(
         {
             "model": model,
