@@ -1,13 +1,14 @@
 """Measures what KV tiers save and cost: sessions of several turns, sessions that fit the KV cache, and a restart.
 
     python -m bench.tiers --out docs/kv-tiers.md
-    python -m bench.tiers MODEL --sessions 200 --gib 8
+    python -m bench.tiers MODEL --sessions 200 --turn-tokens 128 --gib 4
 
 Turns: every session sends a turn, then all others do, so the KV cache has evicted a session's blocks before its next
 turn. The readings are the times to the first token of later turns without tiers, with host memory, a disk, and both.
-Fitting sessions: the KV cache holds all of them, so tiers only cost; workers of all modes take turns at equal batches.
-Restart: first tokens of prompts before a worker with a disk has seen them, and after its restart. The default sizes
-compute 240,000 tokens of SmolLM2, five minutes at 1,000 tokens/s.
+Fitting sessions: the KV cache holds all of them, so tiers only cost; workers of all modes take turns at equal batches,
+three in a row, so that the copies of one fall into the next one, and not into the turn of another worker. Restart:
+first tokens of prompts before a worker with a disk has seen them, and after its restart. The default sizes compute
+300,000 tokens of SmolLM2, five minutes at 1,000 tokens/s.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from bench.stats import median, percentile
 from services.cli.stack.default_model import default_model
 from services.common.blockhash import HASH_BLOCK_TOKENS
 from services.worker.engine.base import Engine
-from services.worker.engine.kv_events import BlockPlace
 from services.worker.engine.request import EngineRequest
 from services.worker.settings import WorkerSettings
 
 _MODEL = Path(default_model().model)
 _ALPHABET = range(5, 4000)  # tokens of random prompts
 _BATCH, _BATCH_PROMPT, _BATCH_OUTPUT = 4, 512, 32  # requests of a batch, and tokens of each
+_IN_A_ROW = 3  # batches
 
 Prompt = tuple[int, ...]
 
@@ -53,7 +54,7 @@ class Sizes:
     turn_tokens: int  # new tokens of a turn
     larger: float  # tokens of all sessions at their end, in sizes of the KV cache
     gib: float  # size of each tier
-    rounds: int  # batches of fitting sessions
+    rounds: int  # turns of each worker at batches of fitting sessions
     prefix_tokens: int  # known part of a prompt after a restart
 
     @property
@@ -117,30 +118,35 @@ async def replay_in(mode: str, sizes: Sizes) -> list[float]:
 
 
 async def fitting_in(modes: Sequence[str], sizes: Sizes) -> dict[str, list[float]]:
-    """Seconds of every batch by mode, while the KV cache holds all blocks."""
+    """Seconds of every turn by mode, while the KV cache holds all blocks."""
     seconds: dict[str, list[float]] = {mode: [] for mode in modes}
-    kv_tokens = (sizes.rounds + 1) * _BATCH * (_BATCH_PROMPT + 2 * _BATCH_OUTPUT)
+    kv_tokens = (sizes.rounds + 1) * _IN_A_ROW * _BATCH * (_BATCH_PROMPT + 2 * _BATCH_OUTPUT)
     async with AsyncExitStack() as stack:
         engines = {}
         for mode in modes:
             settings = stack.enter_context(settings_of(mode, sizes, kv_tokens))
             engines[mode] = await stack.enter_async_context(serving(settings))
+        known: list[Prompt] = []
         for index in range(sizes.rounds + 1):
+            prompts = [a_prompt(len(known) + seed, _BATCH_PROMPT) for seed in range(_IN_A_ROW * _BATCH)]
+            known += prompts
             for mode, engine in engines.items():
                 began = time.perf_counter()
-                for seed in range(_BATCH):
-                    submit(engine, a_prompt(index * _BATCH + seed, _BATCH_PROMPT), _BATCH_OUTPUT)
-                await idle(engine)
-                if index:  # the first batch warms the worker up
+                for first in range(0, len(prompts), _BATCH):
+                    for prompt in prompts[first : first + _BATCH]:
+                        submit(engine, prompt, _BATCH_OUTPUT)
+                    await idle(engine)
+                if index:  # the first turn warms the worker up
                     seconds[mode].append(time.perf_counter() - began)
+                await stored(engine, known)
     return seconds
 
 
 async def stored(engine: Engine, prompts: Sequence[Prompt]) -> None:
-    """Wait until the disk holds all complete blocks of the prompts."""
+    """Wait until each tier of the engine holds all complete blocks of the prompts."""
     n_blocks = sum(len(prompt) // HASH_BLOCK_TOKENS for prompt in prompts)
     with engine.changes.watch() as changed:
-        while len(engine.offloaded_hashes()[BlockPlace.DISK]) < n_blocks:
+        while any(len(hashes) < n_blocks for hashes in engine.offloaded_hashes().values()):
             await changed.wait()
             changed.clear()
 
@@ -163,13 +169,13 @@ class Measured:
     """The results of all parts."""
 
     turns: Mapping[str, Sequence[float]]  # milliseconds to first tokens of later turns, by mode
-    fitting: Mapping[str, Sequence[float]]  # seconds of batches, by mode
+    fitting: Mapping[str, Sequence[float]]  # seconds of turns at batches, by mode
     cold: Sequence[float]  # milliseconds to first tokens
     known: Sequence[float]  # the same after a restart
 
     def tokens_per_s(self, mode: str) -> float:
         """Throughput of fitting sessions."""
-        return _BATCH * (_BATCH_PROMPT + _BATCH_OUTPUT) / median(self.fitting[mode])
+        return _IN_A_ROW * _BATCH * (_BATCH_PROMPT + _BATCH_OUTPUT) / median(self.fitting[mode])
 
     def readings(self) -> Iterator[Reading]:
         """All medians."""
@@ -221,7 +227,7 @@ def main(
     turn_tokens: Annotated[int, typer.Option(min=16, help="New tokens of a turn.")] = 256,
     larger: Annotated[float, typer.Option(help="Tokens of all sessions, in sizes of the KV cache.")] = 3.0,
     gib: Annotated[float, typer.Option(help="Size of each tier.")] = 2.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Batches of requests that fit.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each worker at batches that fit.")] = 4,
     prefix_tokens: Annotated[int, typer.Option(min=16, help="Prompt that a restarted worker knows.")] = 4000,
     modes: Annotated[
         str, typer.Option(help="The first one is what the others are compared with.")

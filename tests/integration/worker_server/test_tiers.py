@@ -5,7 +5,8 @@ The ranks are those of the scheduler's tests, which notice KV of another prefix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.lifecycle import StartupError
 from services.worker.kv_transfer import loader, tiers
+from services.worker.kv_transfer.host_store import HostStore
 from services.worker.native.step_cost import StepTimer
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
 from tests.integration.worker_server.gateway import Answer, Gateway, until
@@ -55,10 +57,10 @@ def shorten_files(folder: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1])
 
 
-async def evict(gateway: Gateway) -> None:
+async def evict(gateway: Gateway, first: int = 1) -> None:
     """Other prompts take the whole pool."""
     for i in range(3):
-        await gateway.complete([i + 1] * 900)
+        await gateway.complete([first + i] * 900)
 
 
 @contextmanager
@@ -125,6 +127,58 @@ async def test_evicted_prefix_is_loaded_instead_of_computed(redis_url: str, tmp_
         assert state.place == number
         assert state.capacity_bytes == 1000 * BLOCK_BYTES
         assert state.load_bytes_per_s > 0
+
+
+async def test_load_slower_than_computing_is_not_begun_until_its_speed_is_forgotten(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker measures both: the first load takes seconds, and computing the prompt 19 steps of a millisecond."""
+    monkeypatch.setattr(loader, "LEAST_S", loader.MOST_S)
+    read = HostStore.read
+
+    async def read_late(store: HostStore, digests: Sequence[bytes]) -> list[bytes | None]:
+        await asyncio.sleep(0.5)
+        return await read(store, digests)
+
+    monkeypatch.setattr(HostStore, "read", read_late)
+    async with a_worker(redis_url, **host()) as (worker, gateway):
+        await gateway.complete(PROMPT)
+        await stored(gateway, pb.KV_PLACE_HOST, N_BLOCKS)
+        for first, known, n_slow in ((1, CACHED, 0), (4, 0, N_BLOCKS)):
+            await evict(gateway, first)
+            answer = await gateway.complete(PROMPT)
+            assert is_right(answer, PROMPT)
+            assert cached(answer) == known
+            assert await metric(worker, "kv_place_failures", place="host", reason="slow") == n_slow
+        assert await metric(worker, "kv_place_loaded_blocks", place="host") == N_BLOCKS
+        monkeypatch.setattr(loader, "REMEMBER_S", 0.0)
+        await evict(gateway, 7)
+        assert cached(await gateway.complete(PROMPT)) == CACHED
+
+
+async def test_steps_of_others_go_on_during_a_load(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "LEAST_S", loader.MOST_S)
+    begun, may_end, read = asyncio.Event(), asyncio.Event(), HostStore.read
+
+    async def read_later(store: HostStore, digests: Sequence[bytes]) -> list[bytes | None]:
+        begun.set()
+        await may_end.wait()
+        return await read(store, digests)
+
+    monkeypatch.setattr(HostStore, "read", read_later)
+    async with a_worker(redis_url, **host()) as (_, gateway):
+        await gateway.complete(PROMPT)
+        await stored(gateway, pb.KV_PLACE_HOST, N_BLOCKS)
+        await evict(gateway)
+        loaded = await gateway.submit(PROMPT)
+        await begun.wait()
+        other = [*PROMPT[::-1][:100]]
+        assert is_right(await gateway.complete(other), other)
+        assert not loaded.outputs
+        may_end.set()
+        await loaded.end.wait()
+        assert is_right(loaded, PROMPT)
+        assert cached(loaded) == CACHED
 
 
 async def test_restarted_worker_finds_its_blocks_on_the_disk(redis_url: str, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Harness:
         *,
         share_min_tokens: int = 1,
         kept_events: int | None = None,
-        kept_blocks: int = 0,
+        kept_blocks: Sequence[int] = (),  # sizes of the places below the pool
         rng: random.Random | None = None,
         **sizes: int,
     ) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+from functools import partial
 
 import pytest
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import HASH_BLOCK_TOKENS, chain_root, extend_chain
 from services.worker.engine.errors import TooLongError
-from services.worker.engine.kv_events import BlockPlace
 from services.worker.engine.output import Finish
 from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.request import Request
@@ -40,7 +40,7 @@ class Traffic:
             max_batched_tokens=choice([max_running, 40, 500]),
             share_max_steps=choice([2, 64]),
             kept_events=10**7,
-            kept_blocks=choice([5, 30, 500]) if keeps else 0,
+            kept_blocks=(choice([5, 30, 500]), choice([5, 100, 500])) if keeps else (),
             rng=self.random,
             speculation=choice([False, True, True]) and not snapshots,
             has_state=snapshots > 0,
@@ -109,11 +109,23 @@ class Traffic:
             self.pulls.append((request, arrival, written))
         elif self.pins and rng.random() < 0.5:
             scheduler.transfers.unpin(self.pins.pop(rng.randrange(len(self.pins))))
+        elif rng.random() < 0.5:
+            self.take_copy()
         else:
             digests = extend_chain(chain_root("test"), rng.choice(self.prefixes))
             per_block = self.harness.config.block_tokens // HASH_BLOCK_TOKENS
             if (pin := scheduler.transfers.pin(digests[per_block - 1 :: per_block])) is not None:
                 self.pins.append(pin)
+
+    def take_copy(self) -> None:
+        """Another worker sends blocks of a request that it runs, as to its standby."""
+        prefix, size = self.random.choice(self.prefixes), self.harness.config.block_tokens
+        copied = Request(list(prefix), len(prefix), Sampling(), chain_root=chain_root("test"))
+        copied.extend_digests()
+        digests = copied.block_digests(size, 0, self.random.randrange(len(prefix) // size + 1))
+        hashes_of = partial(copied.block_hashes, size)
+        if (arrival := self.harness.scheduler.transfers.expect_prefix(digests, hashes_of)) is not None:
+            self.pulls.append((copied, arrival, 0))
 
     def end_transfers(self) -> None:
         while self.pulls or self.pins:
@@ -173,7 +185,7 @@ class Traffic:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("keeps", [False, True], ids=["device", "device-and-host"])
+@pytest.mark.parametrize("keeps", [False, True], ids=["device", "all-places"])
 @pytest.mark.timeout(600 + STEPS // 20)
 def test_random_traffic_breaks_no_invariant(seed: int, keeps: bool) -> None:
     traffic = Traffic(seed, keeps=keeps)
@@ -186,13 +198,12 @@ def test_random_traffic_breaks_no_invariant(seed: int, keeps: bool) -> None:
             traffic.end_well()
             traffic.harness.events.flush()
             assert cache_of(traffic.harness.events) == set(scheduler.pool.hashes())
-            if traffic.harness.kept is not None:
-                kept = traffic.harness.kept.store
-                assert cache_of(traffic.harness.events, BlockPlace.HOST) == set(kept.hashes())
+            for store in traffic.harness.kept.stores if traffic.harness.kept else ():
+                assert cache_of(traffic.harness.events, store.place) == set(store.hashes())
     traffic.end_well()
     assert scheduler.pool.used == 0
     assert len(scheduler.transfers) == 0
     assert scheduler.counters.generated_tokens > 0
-    assert traffic.harness.kept is None or traffic.harness.kept.store.totals.stored_bytes > 0
+    assert traffic.harness.kept is None or all(each.totals.stored_bytes for each in traffic.harness.kept.stores)
     if scheduler.config.speculation and scheduler.config.max_running > 1:
         assert scheduler.counters.proposed_tokens["guesses"] > scheduler.counters.accepted_tokens["guesses"] > 0

@@ -86,8 +86,8 @@ def test_preempted_requests_answer_like_undisturbed_requests() -> None:
         assert harness.answers[request] == generate([i] * 20, 60, sampling)
 
 
-@pytest.mark.parametrize(("seed", "kept_blocks"), [(0, 0), (1, 0), (0, 200)])
-def test_full_pool_under_load_causes_few_preemptions(seed: int, kept_blocks: int) -> None:
+@pytest.mark.parametrize(("seed", "kept_blocks"), [(0, ()), (1, ()), (0, (200,))])
+def test_full_pool_under_load_causes_few_preemptions(seed: int, kept_blocks: tuple[int, ...]) -> None:
     """Above 85 % use, with requests of unknown lengths waiting all the time, work is not done twice."""
     rng, n_requests = random.Random(seed), 60
     sizes = {"n_blocks": 100, "max_running": 16, "max_batched_tokens": 256, "max_model_len": 600}

@@ -145,7 +145,7 @@ def test_generated_blocks_of_narrowed_attention_are_not_shared(attention: Attent
 
 def test_blocks_below_the_pool_are_loaded_by_all_sessions_that_wait_for_room() -> None:
     """The pool has room for one session at a time; a load before that would be evicted or not begin."""
-    harness = Harness(n_blocks=16, kept_blocks=500, rng=Prompt())
+    harness = Harness(n_blocks=16, kept_blocks=(500,), rng=Prompt())
     sessions = [[session, *PREFIX] for session in range(6)]
     for session in sessions:
         harness.submit(session[:130])
@@ -156,4 +156,4 @@ def test_blocks_below_the_pool_are_loaded_by_all_sessions_that_wait_for_room() -
         harness.step()
         harness.kept.work()
     assert [request.cached_tokens for request in later] == [128] * len(sessions)
-    assert harness.kept.store.totals.evicted_blocks == 0
+    assert harness.kept.stores[0].totals.evicted_blocks == 0
