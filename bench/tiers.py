@@ -1,7 +1,7 @@
 """Measures what KV tiers save and cost: sessions of several turns, sessions that fit the KV cache, and a restart.
 
     python -m bench.tiers --out docs/kv-tiers.md
-    python -m bench.tiers MODEL --sessions 200 --turn-tokens 128 --gib 4
+    python -m bench.tiers MODEL --sessions 200 --turn-tokens 96 --gib 4
 
 Turns: every session sends a turn, then all others do, so the KV cache has evicted a session's blocks before its next
 turn. The readings are the times to the first token of later turns without tiers, with host memory, a disk, and both.
@@ -51,7 +51,8 @@ class Sizes:
     model: Path
     sessions: int
     turns: int
-    turn_tokens: int  # new tokens of a turn
+    first_tokens: int  # tokens of a session's first turn
+    turn_tokens: int  # new tokens of each later one
     larger: float  # tokens of all sessions at their end, in sizes of the KV cache
     gib: float  # size of each tier
     rounds: int  # turns of each worker at batches of fitting sessions
@@ -60,13 +61,17 @@ class Sizes:
     @property
     def kv_tokens(self) -> int:
         """The KV cache that the sessions do not fit, with room for one of them."""
-        whole = self.sessions * self.turns * self.turn_tokens
-        return max(int(whole / self.larger), 3 * self.turns * self.turn_tokens)
+        session = self.prompt_tokens(self.turns - 1)
+        return max(int(self.sessions * session / self.larger), 3 * session)
+
+    def prompt_tokens(self, turn: int) -> int:
+        """Tokens of a session's prompt in a turn; 0 is the first."""
+        return self.first_tokens + turn * self.turn_tokens
 
     def turn(self, turn: int) -> Iterator[Prompt]:
         """The sessions' prompts: those of the turn before, and new tokens."""
         for session in range(self.sessions):
-            yield a_prompt(session, (turn + 1) * self.turn_tokens)
+            yield a_prompt(session, self.prompt_tokens(turn))
 
 
 def a_prompt(seed: int, n_tokens: int) -> Prompt:
@@ -190,8 +195,9 @@ class Measured:
         reference = next(iter(self.turns))
         first, most = median(self.turns[reference]), self.tokens_per_s(reference)
         lines = [
-            f"{sizes.model.stem}: {sizes.sessions} sessions of {sizes.turns} turns of {sizes.turn_tokens} tokens, "
-            f"{sizes.larger:g} times the KV cache; and batches of {_BATCH} requests that all fit it.",
+            f"{sizes.model.stem}: {sizes.sessions} sessions of {sizes.turns} turns, the first of {sizes.first_tokens} "
+            f"tokens and later ones of {sizes.turn_tokens}, {sizes.larger:g} times the KV cache; and batches of "
+            f"{_BATCH} requests that all fit it.",
             "",
             f"| tiers | first token of turns 2 to {sizes.turns}, median | p95 | median, of the first row "
             "| throughput where all fits | of the first row |",
@@ -224,7 +230,8 @@ def main(
     model: Annotated[Path, typer.Argument(help="A folder or a GGUF file.")] = _MODEL,
     sessions: int = 18,
     turns: Annotated[int, typer.Option(min=2)] = 6,
-    turn_tokens: Annotated[int, typer.Option(min=16, help="New tokens of a turn.")] = 256,
+    first_tokens: Annotated[int, typer.Option(min=16, help="Tokens of a session's first turn.")] = 256,
+    turn_tokens: Annotated[int, typer.Option(min=16, help="New tokens of each later turn.")] = 256,
     larger: Annotated[float, typer.Option(help="Tokens of all sessions, in sizes of the KV cache.")] = 3.0,
     gib: Annotated[float, typer.Option(help="Size of each tier.")] = 2.0,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each worker at batches that fit.")] = 4,
@@ -236,7 +243,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:
     """Measure all parts in every mode."""
-    sizes = Sizes(model, sessions, turns, turn_tokens, larger, gib, rounds, prefix_tokens)
+    sizes = Sizes(model, sessions, turns, first_tokens, turn_tokens, larger, gib, rounds, prefix_tokens)
     measured = asyncio.run(measure(modes.split(","), sizes))
     written = measured.tables(sizes)
     print(written)

@@ -95,6 +95,15 @@ async def test_standby_continues_a_text_from_copies(redis_url: str) -> None:
         assert await metric(other, "resumed_cached_tokens") == len(PROMPT)
 
 
+async def test_text_is_copied_once_it_has_its_length(redis_url: str) -> None:
+    async with pair(redis_url) as (owner, from_owner, other, _):
+        owner.group.step_s = 0.02
+        answer = await from_owner.submit(PROMPT[:200], MANY, standby=standby_of(other))
+        await answer.at_least(20)
+        assert await metric(other, "copied_blocks") == 0
+        await copied(other, 256 // BLOCK)
+
+
 async def test_drained_worker_hands_over_the_last_blocks(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies of a worker that looks for complete blocks once an hour are those of its drain."""
     async with pair(redis_url) as (owner, from_owner, other, from_other):

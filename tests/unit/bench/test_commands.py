@@ -39,8 +39,8 @@ SMALL = {
     "standstill": (["--seconds", "0.1"], ""),
     "tiers": (
         [
-            *(TINY, "--sessions", "2", "--turns", "2", "--turn-tokens", "64", "--gib", "0.1", "--modes", "both"),
-            *("--rounds", "1", "--prefix-tokens", "64"),
+            *(TINY, "--sessions", "2", "--turns", "2", "--first-tokens", "64", "--turn-tokens", "64", "--gib", "0.1"),
+            *("--modes", "both", "--rounds", "1", "--prefix-tokens", "64"),
         ],
         "first token after a restart",
     ),
