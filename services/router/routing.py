@@ -212,8 +212,8 @@ class Routing:
         queue = self.queues.get(pool.model)
         if queue is None:
             queue = self.queues[pool.model] = RouteQueue(self.queue_size)
-        # A new request must not overtake waiting ones.
-        if not queue and (placed := self._book(pool, request, known)):
+        # A new request must not overtake waiting ones; an interrupted one has its turn already.
+        if (not queue or request.attempt > 1) and (placed := self._book(pool, request, known)):
             return placed
         began = time.monotonic()
         try:
@@ -259,6 +259,8 @@ class Routing:
             turn=self._turn,
         )
         why_not = why_not_for(snapshot, query)
+        if request.attempt > 1 and why_not.all():  # an accepted request rather waits at a saturated worker than fails
+            why_not = np.where(why_not == IneligibleReason.SATURATED, np.uint8(0), why_not)
         return Evaluation(pool, snapshot, query, why_not, self.policy.choose(snapshot, query, why_not))
 
     def _book(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Placement | None:

@@ -52,7 +52,7 @@ class RouterSettings(ServiceSettings):
         "scorers and a picker (policies.md)",
     )
     saturation_s: float = Field(
-        default=30.0, gt=0, description="A worker with a longer queue of prefill work gets no more"
+        default=30.0, gt=0, description="A worker with a longer queue of prefill work gets no new requests"
     )
     queue_size: int = Field(default=2000, ge=0, description="Requests that may wait for an eligible worker, per model")
     queue_timeout_s: float = Field(
