@@ -55,11 +55,12 @@ class Plan:
         return [[rng.randrange(300, 4_000) for _ in range(self.prompt_tokens)] for _ in range(self.streams)]
 
     def variables(self, copied_from: int) -> dict[str, str]:
-        """Settings of the workers: the KV cache of each has room for all streams, and for as many copies."""
+        """Settings: the KV cache of each worker has room for all streams, and for as many copies."""
         tokens = 2 * self.streams * (self.prompt_tokens + self.output_tokens)
         return {
             "RYZANSTEIN_KV_TOKENS": str(tokens),
             "RYZANSTEIN_MAX_RUNNING": str(self.streams),
+            "RYZANSTEIN_SATURATION_S": "3600",  # all prompts come at once
             "RYZANSTEIN_STANDBY_TOKENS": str(copied_from),
             "RYZANSTEIN_STANDBY_MB_PER_S": str(self.mb_per_s),
         }
