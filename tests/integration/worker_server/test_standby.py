@@ -95,7 +95,7 @@ async def test_standby_continues_a_text_from_copies(redis_url: str) -> None:
         assert await metric(other, "resumed_cached_tokens") == len(PROMPT)
 
 
-async def test_text_is_copied_once_it_has_its_length(redis_url: str) -> None:
+async def test_copies_begin_at_the_shortest_length_of_the_settings(redis_url: str) -> None:
     async with pair(redis_url) as (owner, from_owner, other, _):
         owner.group.step_s = 0.02
         answer = await from_owner.submit(PROMPT[:200], MANY, standby=standby_of(other))

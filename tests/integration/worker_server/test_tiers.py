@@ -156,7 +156,7 @@ async def test_load_slower_than_computing_is_not_begun_until_its_speed_is_forgot
         assert cached(await gateway.complete(PROMPT)) == CACHED
 
 
-async def test_steps_of_others_go_on_during_a_load(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_steps_of_other_requests_go_on_during_a_load(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "LEAST_S", loader.MOST_S)
     begun, may_end, read = asyncio.Event(), asyncio.Event(), HostStore.read
 
