@@ -79,7 +79,8 @@ def open_checkpoint(model: Description, dtype: torch.dtype | None) -> Iterator[t
     # Additional layers after the last one only draft tokens (multi-token prediction).
     drafts = "num_nextn_predict_layers"
     n_drafts = config.integer(drafts, at_most=MAX_LAYERS) if config.raw(drafts) else 0
-    ignored = (*family.ignored, *(f"*layers.{spec.n_layers + index}.*" for index in range(n_drafts)))
+    after = range(spec.n_layers, spec.n_layers + n_drafts)
+    ignored = (*family.ignored, *(f"{layers}.{index}.*" for index in after for layers in ("*layers", "blk")))
     with _open_stored(model) as (files, quantized):
         check_counts(config, family, spec, n_drafts, files)  # before references are made for all layers
         # A stored head is used even if the config ties the head to the embedding.

@@ -223,7 +223,8 @@ def adapter_bytes(spec: ModelSpec, config: RankGroupConfig, itemsize: int) -> in
 
 def factor_elements(spec: ModelSpec, ranks: int) -> int:
     """Return the numbers of an adapter of rank 1 on all layers that can be adapted, on one of `ranks` ranks."""
-    total = 0
+    products = (layer.mixer.products(spec.hidden_size, ranks) for layer in spec.layers if layer.mixer is not None)
+    total = sum(n_in + n_out for of_layer in products for n_in, n_out in of_layer)
     for layer in spec.unshared:
         total += _factors_of_attention(spec, ranks) if layer.attends else 0
         if not layer.has_mlp:
@@ -241,4 +242,5 @@ def _factors_of_attention(spec: ModelSpec, ranks: int) -> int:
         return (latent.query_rank or hidden) + n_heads * (latent.query_dim + latent.value_dim) + hidden
     queries, keys = n_heads * spec.head_dim, spec.kv_heads_per_rank(ranks) * spec.head_dim
     width = spec.attention_width
-    return (width + queries) + 2 * (width + keys) + (queries + hidden)
+    gate = hidden + queries if spec.attention_gate else 0
+    return (width + queries) + 2 * (width + keys) + (queries + hidden) + gate

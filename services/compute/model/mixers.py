@@ -13,6 +13,11 @@ from services.compute.backends.names import Gate
 from services.compute.backends.shapes import StatePart
 
 Divided = tuple[tuple[str, int], ...]  # parts that ranks divide among themselves, and their numbers
+Products = tuple[tuple[int, int], ...]  # the inputs and outputs of a rank's linear layers
+
+
+def _elements(products: Products) -> int:
+    return sum(n_in * n_out for n_in, n_out in products)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +37,14 @@ class ShortConv:
         """Return a rank's state of one sequence: its inputs of the last tokens."""
         return (StatePart((self.kernel - 1, self.size // ranks)),)
 
+    def products(self, hidden: int, ranks: int) -> Products:
+        """Return a rank's linear layers."""
+        size = self.size // ranks
+        return *[(hidden, size)] * 3, (size, hidden)
+
     def elements(self, hidden: int, ranks: int) -> int:
         """Return the elements of a rank's matrices."""
-        return (4 * hidden + self.kernel) * self.size // ranks
+        return _elements(self.products(hidden, ranks)) + self.kernel * self.size // ranks
 
     def columns(self, ranks: int) -> int:
         """Return the numbers of a row that a rank computes at a time."""
@@ -80,10 +90,15 @@ class Mamba2:
         heads = (self.n_heads // ranks, self.head_dim, self.n_states)
         return StatePart((self.kernel - 1, self.channels(ranks))), StatePart(heads, exact=True)
 
+    def products(self, hidden: int, ranks: int) -> Products:
+        """Return a rank's linear layers: z, x, b, c, dt and what follows the scan."""
+        size, states = self.size // ranks, self.groups(ranks) * self.n_states
+        outputs = (size, size, states, states, self.n_heads // ranks)
+        return *((hidden, n_out) for n_out in outputs), (size, hidden)
+
     def elements(self, hidden: int, ranks: int) -> int:
         """Return the elements of a rank's matrices."""
-        products = 2 * self.size // ranks + self.channels(ranks) + self.n_heads // ranks
-        return hidden * products + self.kernel * self.channels(ranks)
+        return _elements(self.products(hidden, ranks)) + self.kernel * self.channels(ranks)
 
     def columns(self, ranks: int) -> int:
         """Return the numbers of a row that a rank computes at a time, in float32 for the most part."""
@@ -124,13 +139,17 @@ class DeltaNet:
         inputs = (self.kernel - 1, (2 * self.keys + self.values) // ranks)
         return StatePart(inputs), StatePart((self.n_value_heads // ranks, self.value_dim, self.key_dim), exact=True)
 
+    def products(self, hidden: int, ranks: int) -> Products:
+        """Return a rank's linear layers: q, k, v, rates, the gate, the decays and what follows the scan."""
+        keys, values, heads = (n // ranks for n in (self.keys, self.values, self.n_value_heads))
+        products = *((hidden, n_out) for n_out in (keys, keys, values, heads)), (values, hidden)
+        if not self.rank:
+            return *products, (hidden, values), (hidden, heads)
+        return *products, *[(hidden, self.rank)] * 2, (self.rank, values), (self.rank, keys)
+
     def elements(self, hidden: int, ranks: int) -> int:
         """Return the elements of a rank's matrices."""
-        products = 2 * self.keys + 2 * self.values + self.n_value_heads
-        gates = hidden * (self.values + self.n_value_heads)
-        if self.rank:
-            gates = self.rank * (self.keys + self.values + 2 * hidden * ranks)
-        return (hidden * products + gates + self.kernel * (2 * self.keys + self.values)) // ranks
+        return _elements(self.products(hidden, ranks)) + self.kernel * (2 * self.keys + self.values) // ranks
 
     def columns(self, ranks: int) -> int:
         """Return the numbers of a row that a rank computes at a time, in float32 for the most part."""
@@ -160,10 +179,14 @@ class Mamba:
         size = self.size // ranks
         return StatePart((self.kernel - 1, size)), StatePart((size, self.n_states), exact=True)
 
+    def products(self, hidden: int, ranks: int) -> Products:
+        """Return a rank's linear layers: x, z, those of the steps, b and c, and what follows the scan."""
+        size, chosen = self.size // ranks, self.step_rank + 2 * self.n_states
+        return (hidden, size), (hidden, size), (size, chosen), (self.step_rank, size), (size, hidden)
+
     def elements(self, hidden: int, ranks: int) -> int:
         """Return the elements of a rank's matrices."""
-        of_channel = 3 * hidden + 2 * self.step_rank + 2 * self.n_states + self.kernel + self.n_states
-        return of_channel * self.size // ranks
+        return _elements(self.products(hidden, ranks)) + (self.kernel + self.n_states) * self.size // ranks
 
     def columns(self, ranks: int) -> int:
         """Return the numbers of a row that a rank computes at a time, in float32 for the most part."""
@@ -197,9 +220,14 @@ class Lightning:
         """Return a rank's state of one sequence: that of the heads."""
         return (StatePart((self.n_heads // ranks, self.head_dim, self.head_dim), exact=True),)
 
+    def products(self, hidden: int, ranks: int) -> Products:
+        """Return a rank's linear layers: q, k, v, the gate and what follows the scan."""
+        size = self.size // ranks
+        return *[(hidden, size)] * 4, (size, hidden)
+
     def elements(self, hidden: int, ranks: int) -> int:
         """Return the elements of a rank's matrices."""
-        return 5 * hidden * self.size // ranks
+        return _elements(self.products(hidden, ranks))
 
     def columns(self, ranks: int) -> int:
         """Return the numbers of a row that a rank computes at a time, in float32 for the most part."""

@@ -19,7 +19,14 @@ from services.compute.model.formats.gguf.config import find_architecture
 from services.compute.model.registry import Description, find_family
 from services.compute.model.spec import ModelError
 
-ADAPTED = ("q", "k", "v", "o", "gate", "up", "down")  # linear layers, by the last part of their keys
+# Linear layers, by the last part of their keys.
+ADAPTED = (
+    *("q", "k", "v", "o", "attention_gate", "gate", "up", "down"),
+    *("conv_b", "conv_c", "conv_x", "conv_out"),
+    *("ssm_z", "ssm_x", "ssm_b", "ssm_c", "ssm_dt", "ssm_select", "ssm_out"),
+    *(f"delta_{part}" for part in ("q", "k", "v", "z", "rate", "dt", "z_few", "dt_few", "out")),
+    *(f"lightning_{part}" for part in ("q", "k", "v", "gate", "out")),
+)
 _EMBEDDINGS = ("embed", "head")
 _PIECE = 1 << 20
 _FLOAT = 4

@@ -73,7 +73,7 @@ def _mamba_refs(mixer: Mamba, key: str, module: str) -> Refs:
         refs[f"{key}filter.bias"] = TensorRef(f"{module}conv1d.bias")
     refs |= {f"{key}rates": TensorRef(f"{module}A_log"), f"{key}ssm_skip": TensorRef(f"{module}D")}
     refs[f"{key}ssm_select"] = TensorRef(f"{module}x_proj.weight")
-    refs |= linear_refs(f"{key}ssm_step", f"{module}dt_proj", bias=True)
+    refs |= linear_refs(f"{key}ssm_dt", f"{module}dt_proj", bias=True)
     if mixer.norms == "weighted":
         names = {"step_norm": "dt_layernorm", "b_norm": "b_layernorm", "c_norm": "c_layernorm"}
         refs |= {key + part: TensorRef(f"{module}{name}.weight") for part, name in names.items()}

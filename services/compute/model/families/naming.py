@@ -18,7 +18,8 @@ class TensorRef:
     stored rows are blocks of `n_parts` units of `unit` rows; this projection has `n_units` units of every block, from
     unit `part` on. Interleaved rope (glm): the two elements that are rotated together lie side by side in the first
     `n_paired` rows of a unit from row `first_paired` on; they are read in rotate-half order, which leaves every product
-    of q and k the same.
+    of q and k the same. Tiled heads (llama.cpp's Qwen 3.5): of each of `n_groups` groups of units the first one is
+    stored, then of each the second one; `tiled_columns` are stored so in units of so many columns.
     """
 
     name: str
@@ -31,6 +32,9 @@ class TensorRef:
     n_parts: int = 1
     n_paired: int = 0
     first_paired: int = 0
+    n_groups: int = 1
+    group: int = 1  # units of a group; 1: they are in order
+    tiled_columns: int = 0
     filtered: bool = False  # stored [out, 1, in]: a filter for each channel
     place: int | None = None  # in a stack [n_stacked, out, in] of matrices
     n_stacked: int = 0

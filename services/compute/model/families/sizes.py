@@ -124,7 +124,7 @@ def _mamba_shapes(keys: _Keys, mixer: Mamba, hidden: Size) -> dict[str, Shape]:
     return {
         **dict.fromkeys(("ssm_x", "ssm_z"), (size, hidden)),
         "ssm_select": (select, size),
-        "ssm_step": (size, rank),
+        "ssm_dt": (size, rank),
         "ssm_skip": (size,),
         "ssm_out": (hidden, size),
         "filter": (size, kernel),

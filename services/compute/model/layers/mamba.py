@@ -65,10 +65,10 @@ class MambaLayer:
         inner, z = self._project(x, step.adapters)[: plan.n_rows].chunk(2, dim=-1)
         inputs, channels = step.cache.states.layers[self._index]
         mixed = self._conv.activated(inner, inputs, plan)
-        chosen = step.reduce(self._select(pad_rows(mixed, n_rows)))
+        chosen = step.reduce(self._select(pad_rows(mixed, n_rows), step.adapters))
         parts = torch.split(chosen, [mixer.step_rank, mixer.n_states, mixer.n_states], dim=-1)
         numbers, b, c = (norm(part.contiguous()) for norm, part in zip(self._norms, parts, strict=True))
-        dt, b, c = (part[: plan.n_rows].float() for part in (self._steps(numbers), b, c))
+        dt, b, c = (part[: plan.n_rows].float() for part in (self._steps(numbers, step.adapters), b, c))
         y = self._decays.scan(mixed.float(), b, c, dt, channels, plan)
         return pad_rows((y * silu(z.float())).to(x.dtype), n_rows)
 
@@ -87,7 +87,7 @@ def load_mamba(spec: ModelSpec, mixer: Mamba, load: LinearLoader, index: int) ->
     rank, states, mine = mixer.step_rank, mixer.n_states, load.share(size)
     conv = load_conv(load, [Shard(f"{key}filter", (size, mixer.kernel), mine, Span(0, mixer.kernel))])
     rates = load.weight([Shard(f"{key}rates", (size, states), mine, Span(0, states))], dense=True)
-    names = (f"{key}ssm_step.bias", f"{key}ssm_skip")
+    names = (f"{key}ssm_dt.bias", f"{key}ssm_skip")
     step_bias, skip = (load.source.vector(name, size, mine).float().to(device) for name in names)
 
     def norm(name: str, n: int) -> Callable[[Tensor], Tensor]:
@@ -103,7 +103,7 @@ def load_mamba(spec: ModelSpec, mixer: Mamba, load: LinearLoader, index: int) ->
         load.column_parallel([f"{key}ssm_x", f"{key}ssm_z"], size, hidden),
         conv,
         load.row_parallel(f"{key}ssm_select", rank + 2 * states, size),
-        load.build([Shard(f"{key}ssm_step", (size, rank), mine, Span(0, rank))], bias=False),
+        load.build([Shard(f"{key}ssm_dt", (size, rank), mine, Span(0, rank))], bias=False),
         (norm("step_norm", rank), norm("b_norm", states), norm("c_norm", states)),
         ChannelDecays(-torch.exp(rates.dense(torch.float32, device)), step_bias, skip, load.backend.ops),
         load.row_parallel(f"{key}ssm_out", hidden, size),

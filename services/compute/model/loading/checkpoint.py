@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from services.compute.backends.columns import take_columns
 from services.compute.backends.weights import Dense, Weight
 from services.compute.model.families.naming import TensorRef, stored_size
 from services.compute.model.formats.stored import StoredModules, StoredTensors
@@ -121,13 +122,15 @@ class Checkpoint:
         """Return a part of a matrix in its stored form. Raises ModelError."""
         ref = self._refs[shard.key]
         rows, interleaved = stored_rows(ref, shard.rows)
-        stored = Shard(_module(ref), (stored_size(ref, shard.shape[0]), shard.shape[1]), rows, shard.cols)
+        cols, tiled = _stored_columns(ref, shard.cols)
+        stored = Shard(_module(ref), (stored_size(ref, shard.shape[0]), shard.shape[1]), rows, cols)
         quantized = self._reader_of(ref)
         weight: Weight
         if quantized is None:
             weight = _logical(self._dense(ref, stored), ref)
         else:
             weight = quantized.weight(_within_stack(ref, stored))
+        weight = weight if tiled is None else take_columns(weight, tiled)
         return self._finite(weight if interleaved is None else weight.take(interleaved), ref)
 
     def _dense(self, ref: TensorRef, stored: Shard) -> Dense:
@@ -246,6 +249,23 @@ def stored_rows(ref: TensorRef, rows: Span) -> tuple[Span, torch.Tensor | None]:
         paired = (turned >= 0) & (turned < ref.n_paired)
         within = torch.where(paired, ref.first_paired + turned % half * 2 + turned // half, within)
     place = unit // ref.n_units * ref.n_parts + ref.part + unit % ref.n_units  # index among the stored units
-    stored = ref.start + place * ref.unit + within
+    return _span_of(ref.start + _tiled(ref, place) * ref.unit + within)
+
+
+def _stored_columns(ref: TensorRef, cols: Span) -> tuple[Span, torch.Tensor | None]:
+    """Return the stored columns to read for logical `cols`, and the indices among them if they are in another order."""
+    if not ref.tiled_columns:
+        return cols, None
+    number = torch.arange(cols.start, cols.stop)
+    return _span_of(_tiled(ref, number // ref.tiled_columns) * ref.tiled_columns + number % ref.tiled_columns)
+
+
+def _tiled(ref: TensorRef, unit: torch.Tensor) -> torch.Tensor:
+    """Return the places of units among those of all groups."""
+    return unit if ref.group == 1 else unit % ref.group * ref.n_groups + unit // ref.group
+
+
+def _span_of(stored: torch.Tensor) -> tuple[Span, torch.Tensor]:
+    """Return the span that holds the rows or columns with these numbers, and their indices in it."""
     first, last = int(stored.min()), int(stored.max())
     return Span(first, last + 1), stored - first

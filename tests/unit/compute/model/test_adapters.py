@@ -33,6 +33,8 @@ from tests.unit.compute.model.conftest import Sample
 from tests.unit.compute.model.harness import CPU, Engine, Request, adapter_rows, lone_rank, run_ranks
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+DELTA = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
+KIMI = ("q_proj", "k_proj", "v_proj", "f_a_proj", "f_b_proj", ".b_proj", "g_a_proj", "g_b_proj", "o_proj")
 # Variant, ends of modules with their ranks, configuration, and the scale of each rank.
 CASES: dict[str, tuple[str, dict[str, int], dict[str, Any], Callable[[int], float]]] = {
     "separate": ("llama", dict.fromkeys(LINEAR, 8), {}, lambda rank: 8 / rank),
@@ -40,6 +42,14 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any], Callable[[int], floa
     "transposed": ("gpt2", {"c_attn": 16, "c_fc": 16}, {"fan_in_fan_out": True}, lambda rank: 8 / rank),
     "by KV head": ("falcon_grouped", {"query_key_value": 64, "dense": 64}, {}, lambda rank: 8 / rank),
     "latent": ("deepseek_v2", {"q_proj": 8, "o_proj": 8, "shared_experts.up_proj": 8}, {}, lambda rank: 8 / rank),
+    "convolutions": ("lfm2", {"in_proj": 8, "out_proj": 8, "q_proj": 8, "w1": 8}, {}, lambda rank: 8 / rank),
+    "state spaces": ("granitemoehybrid_dense", {"mamba.in_proj": 8, "out_proj": 8}, {}, lambda rank: 8 / rank),
+    "factored": ("falcon_h1", {"mamba.in_proj": 8, "mamba.out_proj": 8}, {}, lambda rank: 8 / rank),
+    "channels": ("mamba", dict.fromkeys(("in_proj", "x_proj", "dt_proj", "out_proj"), 8), {}, lambda rank: 8 / rank),
+    "delta rules": ("qwen3_5", dict.fromkeys((*DELTA, "q_proj"), 8), {}, lambda rank: 8 / rank),
+    "by key head": ("qwen3_next", {"in_proj_qkvz": 8, "in_proj_ba": 8}, {}, lambda rank: 8 / rank),
+    "low rank": ("kimi_linear", dict.fromkeys(KIMI, 8), {}, lambda rank: 8 / rank),
+    "lightning": ("minimax", dict.fromkeys(("qkv_proj", "out_proj", "output_gate"), 8), {}, lambda rank: 8 / rank),
     "patterns": (
         "gemma2",
         {"q_proj": 4, "1.mlp.down_proj": 2},
@@ -103,7 +113,11 @@ def test_logits_equal_those_of_merged_weights(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("variant", "modules"), [("llama", LINEAR), ("qwen3_moe", LINEAR[:4]), ("gpt_oss", LINEAR[:4])]
+    ("variant", "modules"),
+    [
+        *[("llama", LINEAR), ("qwen3_moe", LINEAR[:4]), ("gpt_oss", LINEAR[:4])],
+        ("granitemoehybrid_dense", ("in_proj", "out_proj")),
+    ],
 )
 def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
     variant: str, modules: tuple[str, ...], dtype: torch.dtype, sample: Callable[[str], Sample], tmp_path: Path

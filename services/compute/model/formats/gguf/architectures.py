@@ -43,11 +43,12 @@ _DELTA = {
     "ssm.group_count": "linear_num_key_heads",
     "ssm.time_step_rank": "linear_num_value_heads",
 }
+_INTERVAL = {"full_attention_interval": "full_attention_interval"}
 _SHARED_EXPERT = {
     "expert_count": "num_experts",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    "full_attention_interval": "full_attention_interval",
 }
+_SECTIONS = "rope.dimension_sections"  # which numbers of a head turn by a place in an image: in texts all are one
 _SSM_BIASES = {"mamba_conv_bias": "ssm_conv1d.bias", "mamba_proj_bias": "ssm_in.bias"}
 _UNMIXED = {"embedding_length": "hidden_size", "block_count": "num_hidden_layers", _RMS_NORM: "layer_norm_epsilon"}
 _ROPE = ("rope.dimension_count", "rope.freq_base")  # written by converters for attention that has no rope
@@ -73,6 +74,7 @@ class Architecture:
     partial: str = ""  # key of config.json for the rotated part of a head; "": whole heads
     one_qkv: bool = False  # q, k and v are one tensor
     one_gate_up: bool = False  # gate and up are one tensor
+    tiled: bool = False  # value heads of a key head lie apart, and the two numbers of each are two tensors
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -214,15 +216,29 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen3next": Architecture(
         "Qwen3NextForCausalLM",
-        _LLAMA | _EXPERTS | _DELTA | _SHARED_EXPERT,
+        _LLAMA | _EXPERTS | _DELTA | _INTERVAL | _SHARED_EXPERT,
         {"norm_topk_prob": True},
         needed=(_RMS_NORM, *_DELTA),
         partial="partial_rotary_factor",
         names={"mlp_norm": "post_attention_norm"},
     ),
-}
-# Architectures with states that are only read from safetensors, by their names in GGUF.
-SAFETENSORS: Mapping[str, str] = {
-    "qwen35": "Qwen3_5ForCausalLM",
-    "qwen35moe": "Qwen3_5MoeForCausalLM",
+    "qwen35": Architecture(
+        "Qwen3_5ForCausalLM",
+        _LLAMA | _DELTA | _INTERVAL,
+        needed=(_RMS_NORM, *_DELTA),
+        passed=(_SECTIONS,),
+        partial="partial_rotary_factor",
+        names={"mlp_norm": "post_attention_norm"},
+        tiled=True,
+    ),
+    "qwen35moe": Architecture(
+        "Qwen3_5MoeForCausalLM",
+        _LLAMA | _EXPERTS | _DELTA | _INTERVAL | _SHARED_EXPERT,
+        {"norm_topk_prob": True},
+        needed=(_RMS_NORM, *_DELTA),
+        passed=(_SECTIONS,),
+        partial="partial_rotary_factor",
+        names={"mlp_norm": "post_attention_norm"},
+        tiled=True,
+    ),
 }

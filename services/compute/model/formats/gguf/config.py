@@ -12,7 +12,7 @@ from services.compute.model.families.config import Config
 from services.compute.model.families.naming import Family
 from services.compute.model.families.rope import yarn_mscale
 from services.compute.model.families.windows import FULL, SLIDING
-from services.compute.model.formats.gguf.architectures import ARCHITECTURES, SAFETENSORS, Architecture
+from services.compute.model.formats.gguf.architectures import ARCHITECTURES, Architecture
 from services.compute.model.formats.gguf.container import GgufFile, TensorInfo
 from services.compute.model.formats.gguf.keys import Keys
 from services.compute.model.formats.gguf.metadata import GgufMetadata
@@ -35,9 +35,8 @@ def find_architecture(metadata: GgufMetadata) -> Architecture:
     if name == "mamba" and metadata.flag("mamba.ssm.dt_b_c_rms", False):
         name = "falconmamba"
     if name not in ARCHITECTURES:
-        hint = f" in GGUF: serve the same model from safetensors, {SAFETENSORS[name]}" if name in SAFETENSORS else ""
         known = ", ".join(ARCHITECTURES)
-        raise metadata.error("general.architecture", f"{name!r} is not implemented{hint}; known: {known}")
+        raise metadata.error("general.architecture", f"{name!r} is not implemented; known: {known}")
     return ARCHITECTURES[name]
 
 

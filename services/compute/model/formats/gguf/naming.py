@@ -79,7 +79,7 @@ def _refs(spec: ModelSpec, architecture: Architecture) -> Refs:
         if layer.attends:
             refs |= _attention(key, module, spec, architecture, refs)
         if layer.mixer is not None:
-            refs |= mixer_refs(key, module, layer.mixer)
+            refs |= mixer_refs(key, module, layer.mixer, tiled=architecture.tiled)
         if unsuffixed:
             refs[f"{key}mlp_norm"] = TensorRef(module + unsuffixed)
         if architecture.one_gate_up:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from services.compute.model.families.fused import concatenated
@@ -14,6 +15,8 @@ from services.compute.model.mixers import DeltaNet, Lightning, Mamba, Mamba2, Mi
 from services.compute.model.spec import ModelError
 
 _KV_HEADS, _INNER, _ROUTER = "attention.head_count_kv", "ssm.inner_size", ".ffn_gate_inp.weight"
+_DRAFTS = "nextn_predict_layers"
+_OF_HEADS = {"rate": "beta", "dt": "alpha"}  # names of the two numbers of each value head
 _SIGMOID = 2  # value of `expert_gating_func`
 
 
@@ -38,9 +41,19 @@ def of_states(keys: Keys, file: GgufFile, hub: str, values: Mapping[str, Any]) -
             return _of_channels(keys, values)
         case "JambaForCausalLM":
             return _of_channels(keys, values) | _of_jamba(keys, file)
-        case "Qwen3NextForCausalLM":
-            return {"linear_value_head_dim": _quotient(keys, "ssm.time_step_rank")}
+        case "Qwen3NextForCausalLM" | "Qwen3_5ForCausalLM" | "Qwen3_5MoeForCausalLM":
+            return {"linear_value_head_dim": _quotient(keys, "ssm.time_step_rank")} | _without_drafts(keys)
     return {}
+
+
+def _without_drafts(keys: Keys) -> dict[str, Any]:
+    """Return the number of layers without the last ones, which only draft tokens, and their number. Raises ModelError."""
+    n_drafts, n_layers = keys.integer(_DRAFTS, 0), keys.integer("block_count", 0)
+    if not n_drafts:
+        return {}
+    if not 0 < n_drafts < n_layers:
+        raise keys.error(_DRAFTS, f"expected fewer than block_count {n_layers}, found {n_drafts}")
+    return {"num_hidden_layers": n_layers - n_drafts, "num_nextn_predict_layers": n_drafts}
 
 
 def _of_jamba(keys: Keys, file: GgufFile) -> dict[str, Any]:
@@ -107,8 +120,8 @@ def _period(keys: Keys, key: str, layers: list[bool]) -> tuple[int, int]:
     return period, first
 
 
-def mixer_refs(key: str, module: str, mixer: Mixer) -> Refs:
-    """Return the references of a layer's tensors with a state. Raises ModelError."""
+def mixer_refs(key: str, module: str, mixer: Mixer, *, tiled: bool = False) -> Refs:
+    """Return the references of a layer's tensors with a state; `tiled` as in `Architecture`. Raises ModelError."""
     match mixer:
         case ShortConv():
             refs = concatenated(f"{module}shortconv.in_proj", {f"{key}conv_{part}": mixer.size for part in "bcx"})
@@ -119,7 +132,7 @@ def mixer_refs(key: str, module: str, mixer: Mixer) -> Refs:
         case Mamba():
             return _mamba_refs(key, module, mixer)
         case DeltaNet():
-            return _delta_refs(key, module, mixer)
+            return _tiled_delta_refs(key, module, mixer) if tiled else _delta_refs(key, module, mixer)
         case Lightning():
             raise ModelError("GGUF has no names of tensors of lightning attention")
 
@@ -142,7 +155,7 @@ def _mamba2_refs(key: str, module: str, mixer: Mamba2) -> Refs:
 def _mamba_refs(key: str, module: str, mixer: Mamba) -> Refs:
     refs = concatenated(f"{module}ssm_in", {f"{key}ssm_x": mixer.size, f"{key}ssm_z": mixer.size}, bias=mixer.bias)
     refs |= concatenated(f"{module}ssm_conv1d", {f"{key}filter": mixer.size}, bias=mixer.conv_bias)
-    refs |= concatenated(f"{module}ssm_dt", {f"{key}ssm_step": mixer.size}, bias=True)
+    refs |= concatenated(f"{module}ssm_dt", {f"{key}ssm_dt": mixer.size}, bias=True)
     refs[f"{key}rates"] = TensorRef(f"{module}ssm_a", exponential=True)
     refs[f"{key}ssm_skip"] = TensorRef(f"{module}ssm_d")
     refs[f"{key}ssm_select"] = TensorRef(f"{module}ssm_x.weight")
@@ -153,12 +166,27 @@ def _mamba_refs(key: str, module: str, mixer: Mamba) -> Refs:
 
 
 def _delta_refs(key: str, module: str, mixer: DeltaNet) -> Refs:
+    refs, group = _common_delta_refs(key, module, mixer), mixer.n_value_heads // mixer.n_key_heads
+    for half, name in enumerate(("rate", "dt")):
+        refs[f"{key}delta_{name}"] = TensorRef(f"{module}ssm_ba.weight", unit=group, part=half, n_parts=2)
+    return refs
+
+
+def _tiled_delta_refs(key: str, module: str, mixer: DeltaNet) -> Refs:
+    refs, group = _common_delta_refs(key, module, mixer), mixer.n_value_heads // mixer.n_key_heads
+    refs |= {f"{key}delta_{part}": TensorRef(f"{module}ssm_{name}.weight") for part, name in _OF_HEADS.items()}
+    units = dict.fromkeys(("delta_v", "filter_v", "delta_z"), mixer.value_dim)
+    units |= dict.fromkeys(("delta_rate", "delta_dt", "delta_a", "delta_step"), 1)
+    for part, unit in units.items():
+        refs[key + part] = replace(refs[key + part], unit=unit, n_groups=mixer.n_key_heads, group=group)
+    out = replace(refs[f"{key}delta_out"], tiled_columns=mixer.value_dim, n_groups=mixer.n_key_heads, group=group)
+    return refs | {f"{key}delta_out": out}
+
+
+def _common_delta_refs(key: str, module: str, mixer: DeltaNet) -> Refs:
     sizes = {"q": mixer.keys, "k": mixer.keys, "v": mixer.values}
     refs = concatenated(f"{module}attn_qkv", {f"{key}delta_{part}": n for part, n in sizes.items()})
     refs |= concatenated(f"{module}ssm_conv1d", {f"{key}filter_{part}": n for part, n in sizes.items()})
-    group = mixer.n_value_heads // mixer.n_key_heads
-    for half, name in enumerate(("rate", "dt")):
-        refs[f"{key}delta_{name}"] = TensorRef(f"{module}ssm_ba.weight", unit=group, part=half, n_parts=2)
     refs[f"{key}delta_z"] = TensorRef(f"{module}attn_gate.weight")
     refs[f"{key}delta_a"] = TensorRef(f"{module}ssm_a", exponential=True)
     names = {"step": "ssm_dt.bias", "norm": "ssm_norm.weight", "out": "ssm_out.weight"}

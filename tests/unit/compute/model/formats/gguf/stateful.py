@@ -49,6 +49,8 @@ def state_parts(name: str, tensor: Tensor, arch: str, config: Any) -> list[Part]
         return [(stored, tensor, Order(lambda x: x * factor, lambda x: x / factor))]
     if name.endswith("in_proj_qkvz.weight"):
         return _without_key_heads(prefix, tensor, config)
+    if arch.startswith("qwen35") and ".linear_attn." in name and "norm" not in name:
+        return _tiled(prefix, name, tensor, config)
     if name.endswith((".A_log", ".D")):
         stored, order = (f"{prefix}ssm_a", _RATE) if name.endswith(".A_log") else (f"{prefix}ssm_d", SAME)
         return [(stored, tensor.unsqueeze(-1) if arch in _COLUMNS else tensor, order)]
@@ -133,6 +135,36 @@ def _without_key_heads(prefix: str, tensor: Tensor, config: Any) -> list[Part]:
     ]
 
 
+def _tiled(prefix: str, name: str, tensor: Tensor, config: Any) -> list[Part]:
+    """A tensor of Qwen 3.5: the first value head of each key head, then the second one of each, and so on."""
+    heads, group = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    end, dim = name.partition(".linear_attn.")[2], 1 if "out_proj" in name else 0
+    start = 2 * heads * config.linear_key_head_dim if "qkv" in end or "conv1d" in end else 0
+
+    def turn(x: Tensor, first: int, second: int) -> Tensor:
+        before, values = x.narrow(dim, 0, start), x.narrow(dim, start, x.shape[dim] - start)
+        heads_of = values.unflatten(dim, (first, second, -1)).transpose(dim, dim + 1)
+        return torch.cat((before, heads_of.flatten(dim, dim + 2)), dim)
+
+    def there(x: Tensor) -> Tensor:
+        return turn(-torch.exp(x) if end == "A_log" else x, heads, group)
+
+    tensor = tensor.squeeze(1) if "conv1d" in end else tensor
+    return [(f"{prefix}{_TILED[end]}", tensor, Order(there, lambda x: turn(x, group, heads)))]
+
+
+_TILED = {
+    "in_proj_qkv.weight": "attn_qkv.weight",
+    "in_proj_z.weight": "attn_gate.weight",
+    "in_proj_a.weight": "ssm_alpha.weight",
+    "in_proj_b.weight": "ssm_beta.weight",
+    "out_proj.weight": "ssm_out.weight",
+    "conv1d.weight": "ssm_conv1d.weight",
+    "A_log": "ssm_a",
+    "dt_bias": "ssm_dt.bias",
+}
+
+
 def write_state_config(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     """Add the keys that the converter writes for a model with states."""
     writer.add_block_count(config.num_hidden_layers)
@@ -178,10 +210,10 @@ def _write_attention(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(heads if arch == "falcon-h1" or arch.startswith("qwen3") else of_layers)
     writer.add_context_length(2**20 if arch == "granitehybrid" else config.max_position_embeddings)
-    ffn_size = config.intermediate_size
+    ffn_size = getattr(config, "intermediate_size", None)
     if arch == "nemotron_h":
         writer.add_feed_forward_length([ffn_size if kind == "mlp" else 0 for kind in kinds])
-    else:
+    elif ffn_size is not None:
         alone = arch == "granitehybrid" and not config.num_local_experts
         writer.add_feed_forward_length(config.shared_intermediate_size if alone else ffn_size)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -193,6 +225,8 @@ def _write_attention(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
         writer.add_rope_freq_base(rope["rope_theta"])
     if arch.startswith("qwen3"):
         writer.add_rope_dimension_count(int(head * rope["partial_rotary_factor"]))
+        if arch.startswith("qwen35"):
+            writer.add_rope_dimension_sections([2, 1, 1, 0])
         writer.add_full_attention_interval(next(index for index, kind in enumerate(kinds, 1) if kind in _ATTENTION))
     if arch == "granitehybrid":
         writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")

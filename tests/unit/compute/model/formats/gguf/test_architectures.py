@@ -119,6 +119,8 @@ CASES = {
     "falconmamba": Case("mamba", "falcon_mamba"),
     "mamba2": Case("mamba2", "mamba2"),
     "qwen3next": Case("qwen3next", "qwen3_next", _INTERVAL | {"mlp_only_layers": []}),
+    "qwen35": Case("qwen35", "qwen3_5", _INTERVAL),
+    "qwen35moe": Case("qwen35moe", "qwen3_5_moe", _INTERVAL),
 }
 
 
@@ -170,6 +172,7 @@ _ADAPTED = {
     "mixtral": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "qwen3moe": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "granitehybrid": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "qwen35": ("in_proj_qkv", "in_proj_z", "in_proj_a", "out_proj", "q_proj"),
 }
 
 
@@ -248,7 +251,9 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     ternary = Case("llama", "llama", {**_WIDE, "num_hidden_layers": 1})
     experts = Case("llama", "mixtral", {**_WIDE, "num_hidden_layers": 1}, CASES["mixtral"].keys)
     states = {**_WIDE, "mamba_d_head": 64, "shared_intermediate_size": 512, "num_hidden_layers": 2, **_KINDS}
+    tiled = {**_WIDE, **_INTERVAL, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
     return {
+        "tiled": _make("tiled", Case("qwen35", "qwen3_5", tiled), folder, _mixed),
         "states": _make("states", Case("granitehybrid", "granitemoehybrid_dense", states), folder, _mixed),
         "mixed": _make("mixed", Case("llama", "llama", _WIDE), folder, _mixed),
         "ternary": _make("ternary", ternary, folder, uniform(T.TQ2_0)),
@@ -256,7 +261,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     }
 
 
-@pytest.mark.parametrize("name", ["mixed", "ternary", "experts", "states"])
+@pytest.mark.parametrize("name", ["mixed", "ternary", "experts", "states", "tiled"])
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_quantized_models_equal_transformers_on_any_number_of_ranks(
     name: str, size: int, quantized: dict[str, Made]
@@ -273,6 +278,19 @@ def test_quantized_models_equal_transformers_on_any_number_of_ranks(
     assert torch.equal(logits.argmax(-1), made.logits.argmax(-1))
 
 
+def test_layers_that_draft_are_not_loaded(tmp_path: Path) -> None:
+    """Files of Qwen 3.5 count them as layers."""
+    case = CASES["qwen35"]
+    model = _model(case)
+    drafting = {f"blk.2.{name}.weight": np.zeros((48, 48), np.float32) for name in ("nextn.eh_proj", "attn_k")}
+    keys = {"block_count": 3, "nextn_predict_layers": 1}
+    file = write_model(model, case.arch, tmp_path / "m.gguf", tensors=drafting, **keys)
+    ids = zoo.prompt()
+    served = load_model(describe(file), SingleRank(), open_backend(torch.float32, CPU))
+    expected = zoo.reference_logits(model, ids)
+    assert (served.logits(Engine(served).run(ids, []))[:, : expected.shape[1]] - expected).abs().max() <= 1e-4
+
+
 def test_a_stored_head_is_used(tmp_path: Path) -> None:
     made = _make("llama", CASES["llama"], tmp_path)
     assert not read_spec(made.file).tied
@@ -280,7 +298,6 @@ def test_a_stored_head_is_used(tmp_path: Path) -> None:
 
 _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown architecture": ({"general.architecture": "rwkv7"}, r"general.architecture: 'rwkv7' is not implemented"),
-    "a family in safetensors": ({"general.architecture": "qwen35"}, r"from safetensors, Qwen3_5ForCausalLM; known"),
     "an unknown key": ({"llama.attention.clamp_kqv": 8.0}, r"llama.attention.clamp_kqv: 8.0 is not implemented"),
     "heads of two sizes": ({"llama.attention.value_length": 24}, r"attention.value_length: expected .* 12, found 24"),
     "a part of a head": ({"llama.rope.dimension_count": 6}, r"rope.dimension_count: expected 12, .* found 6"),
