@@ -20,11 +20,11 @@ from services.compute.backends.draws import Chances
 from services.compute.backends.frames import FrameAttention, StepFrames
 from services.compute.backends.kv_cache import CacheWriter, KvCache, Rotation
 from services.compute.backends.kv_format import KvFormat
-from services.compute.backends.names import Activation, Gate
+from services.compute.backends.names import Activation
 from services.compute.backends.parking import Restore
-from services.compute.backends.recurrent import Convolution, GatedNorm, HeadDecays, StateSpace
+from services.compute.backends.recurrent import RecurrentOps
 from services.compute.backends.shapes import AttentionShape, ExpertsShape
-from services.compute.backends.states import ScanTokens, StatePlan
+from services.compute.backends.states import StatePlan
 from services.compute.backends.transfers import Transfers
 from services.compute.backends.weights import Stacked, Weight
 
@@ -123,7 +123,7 @@ class LogitShard(Protocol):
         ...
 
 
-class Ops(CacheWriter, Protocol):
+class Ops(CacheWriter, RecurrentOps, Protocol):
     """The computations of a layer, on rows of one dtype on one device."""
 
     min_rows: int  # every linear layer pads fewer rows; a caller with many layers pads them once
@@ -195,22 +195,6 @@ class Ops(CacheWriter, Protocol):
 
     def add_norm(self, x: Tensor, added: Tensor, scale: float, norm: Norm) -> tuple[Tensor, Tensor]:
         """Return x + scale * added, and its `norm`; `x` [n, size] may be overwritten."""
-        ...
-
-    def scan(self, tokens: ScanTokens, state: Tensor, plan: StatePlan) -> Tensor:
-        """Return the results [n_rows, n_heads, height] of a step's tokens; `state`, rows of the store, is advanced."""
-        ...
-
-    def convolution(self, weight: Tensor, bias: Tensor | None) -> Convolution:
-        """Return the causal convolution with `weight` [n_channels, kernel] and `bias` [n_channels], both float32."""
-        ...
-
-    def state_space(self, decays: HeadDecays) -> StateSpace:
-        """Return the scan of a state-space layer."""
-        ...
-
-    def gated_norm(self, weight: Tensor | None, n_groups: int, eps: float, gate: Gate) -> GatedNorm:
-        """Return the gate and RMS norm, of each of `n_groups`, with `weight` [size] float32; None: there is no norm."""
         ...
 
     def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:

@@ -8,6 +8,13 @@ from typing import Any
 import torch
 
 
+def _scanned(tokens: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
+    """Return addresses and strides of x, b, c and dt; b and c have one stride."""
+    x, b, c, dt = tokens
+    assert b.stride(0) == c.stride(0)
+    return x.data_ptr(), x.stride(0), b.data_ptr(), c.data_ptr(), b.stride(0), dt.data_ptr(), dt.stride(0)
+
+
 class RecurrentKernels:
     """What `Bfloat16Kernels` computes of layers with a state.
 
@@ -61,7 +68,7 @@ class RecurrentKernels:
         self,
         states: torch.Tensor,
         rows: torch.Tensor,
-        tokens: tuple[torch.Tensor, torch.Tensor],
+        tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
         numbers: Sequence[torch.Tensor],
         least_step: float,
         n_groups: int,
@@ -69,15 +76,55 @@ class RecurrentKernels:
     ) -> None:
         """Advance `states` [.., n_heads, head_dim, n_states] float32; `out` [n, n_heads * head_dim] gets the results.
 
-        `tokens`: the heads' inputs, b and c [n, channels], and dt [n, n_heads]. `numbers`: rate, bias of the steps and
-        skip, [n_heads] float32 each.
+        `tokens`: the heads' inputs [n, n_heads * head_dim], b and c of the groups, and dt [n, n_heads]. `numbers`: rate,
+        bias of the steps and skip, [n_heads] float32 each.
         """
-        (x, dt), n = tokens, len(rows)
         n_heads, head_dim, n_states = states.shape[1:]
         self._library.rz_state_space(
-            *(x.data_ptr(), x.stride(0), dt.data_ptr(), dt.stride(0), *(each.data_ptr() for each in numbers)),
-            *(least_step, states.data_ptr(), rows.data_ptr(), n, len(out) // n, out.data_ptr()),
+            *(*_scanned(tokens), *(each.data_ptr() for each in numbers), least_step),
+            *(states.data_ptr(), rows.data_ptr(), len(rows), len(out) // len(rows), out.data_ptr()),
             *(n_heads, head_dim, n_groups, n_states),
+        )
+
+    def channel_space_(
+        self,
+        states: torch.Tensor,
+        rows: torch.Tensor,
+        tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+        numbers: Sequence[torch.Tensor],
+        out: torch.Tensor,
+    ) -> None:
+        """Advance `states` [.., n_channels, n_states] float32; `out` [n, n_channels] gets the results.
+
+        `tokens`: the channels' inputs [n, n_channels], b and c [n, n_states], and dt [n, n_channels]. `numbers`: rates
+        [n_channels, n_states], bias of the steps and skip [n_channels], all float32.
+        """
+        self._library.rz_channel_space(
+            *(*_scanned(tokens), *(each.data_ptr() for each in numbers)),
+            *(states.data_ptr(), rows.data_ptr(), len(rows), len(out) // len(rows), out.data_ptr(), *states.shape[1:]),
+        )
+
+    def delta_rule_(
+        self,
+        states: torch.Tensor,
+        rows: torch.Tensor,
+        tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        numbers: tuple[torch.Tensor, torch.Tensor],
+        n_key_heads: int,
+        out: torch.Tensor,
+    ) -> None:
+        """Advance `states` [.., n_heads, value_dim, key_dim] float32; `out` [n, n_heads * value_dim] gets the results.
+
+        `tokens`: queries, keys and values [n, channels], dt and the rates of corrections [n, n_heads], of one stride.
+        `numbers`: rate and bias of the steps, [n_heads] float32.
+        """
+        x, dt, rate = tokens
+        assert dt.stride(0) == rate.stride(0)
+        n_heads, height, width = states.shape[1:]
+        self._library.rz_delta_rule(
+            *(x.data_ptr(), x.stride(0), dt.data_ptr(), rate.data_ptr(), dt.stride(0)),
+            *(*(each.data_ptr() for each in numbers), states.data_ptr(), rows.data_ptr(), len(rows)),
+            *(len(out) // len(rows), out.data_ptr(), n_heads, n_heads // n_key_heads, height, width),
         )
 
     def gated_norm(
@@ -90,13 +137,14 @@ class RecurrentKernels:
         out: torch.Tensor,
         *,
         outside: bool,
+        sigmoid: bool,
     ) -> None:
         """Write norm(x * silu(z)) to `out` [n, size] or, `outside`, norm(x) * silu(z).
 
-        The norm is that of each group, with `weight` [size] float32; None: there is none.
+        `sigmoid`: that of z takes silu's place. The norm is that of each group, with `weight` [size] float32; None: there is none.
         """
         n, size = out.shape
         self._library.rz_gated_norm(
             *(x.data_ptr(), x.stride(0), z.data_ptr(), z.stride(0), None if weight is None else weight.data_ptr()),
-            *(n_groups, eps, outside, out.data_ptr(), n, size // n_groups),
+            *(n_groups, eps, outside, sigmoid, out.data_ptr(), n, size // n_groups),
         )

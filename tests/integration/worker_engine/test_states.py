@@ -30,7 +30,13 @@ def continuation(model: transformers.PreTrainedModel, ids: list[int]) -> list[in
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("variant", "ranks"), [("lfm2", 1), ("zamba2", 2), ("qwen3_5", 1), ("minimax", 1)])
+@pytest.mark.parametrize(
+    ("variant", "ranks"),
+    [  # each kind of layer with a state, attention beside one, and a model without attention
+        *[("lfm2", 1), ("zamba2", 2), ("qwen3_5", 1), ("minimax", 1)],
+        *[("jamba", 2), ("kimi_linear", 1), ("falcon_h1", 2), ("mamba2", 1)],
+    ],
+)
 async def test_texts_equal_transformers_in_chunks_after_preemptions_and_from_snapshots(
     variant: str, ranks: int, tmp_path: Path
 ) -> None:

@@ -29,10 +29,24 @@ from services.compute.backends.cpu.linear import KernelLinear, PackedLinear
 from services.compute.backends.cpu.logit_shard import KernelLogitShard
 from services.compute.backends.cpu.low_rank import KernelLowRank
 from services.compute.backends.cpu.quantized import QuantizedLinear, stays_integer
-from services.compute.backends.cpu.recurrent import KernelConvolution, KernelGatedNorm, KernelStateSpace
+from services.compute.backends.cpu.recurrent import (
+    KernelChannelSpace,
+    KernelConvolution,
+    KernelDeltaRule,
+    KernelGatedNorm,
+    KernelStateSpace,
+)
 from services.compute.backends.kv_cache import KvLayer, Rotation, rows_to_store
-from services.compute.backends.names import Activation, Gate
-from services.compute.backends.recurrent import Convolution, GatedNorm, HeadDecays, StateSpace
+from services.compute.backends.names import Activation, Gate, GateCurve
+from services.compute.backends.recurrent import (
+    ChannelDecays,
+    Convolution,
+    DeltaDecays,
+    DeltaRule,
+    GatedNorm,
+    HeadDecays,
+    StateSpace,
+)
 from services.compute.backends.shapes import ExpertsShape
 from services.compute.backends.states import ScanTokens, StatePlan, in_turn
 from services.compute.backends.torch.experts import ExpertLoop, Router
@@ -154,13 +168,21 @@ class KernelOps(OneDnnOps):
         """Return the convolution by our kernel."""
         return KernelConvolution(self._kernels, weight, bias)
 
-    def state_space(self, decays: HeadDecays) -> StateSpace:
-        """Return the scan by our kernel."""
+    def state_space(self, decays: HeadDecays | ChannelDecays) -> StateSpace:
+        """Return the scan by our kernels."""
+        if isinstance(decays, ChannelDecays):
+            return KernelChannelSpace(self._kernels, decays)
         return KernelStateSpace(self._kernels, decays)
 
-    def gated_norm(self, weight: Tensor | None, n_groups: int, eps: float, gate: Gate) -> GatedNorm:
+    def delta_rule(self, decays: DeltaDecays) -> DeltaRule:
+        """Return the scan by our kernels."""
+        return KernelDeltaRule(self._kernels, decays) if decays.step_bias.dim() == 1 else super().delta_rule(decays)
+
+    def gated_norm(
+        self, weight: Tensor | None, n_groups: int, eps: float, gate: Gate, curve: GateCurve = "silu"
+    ) -> GatedNorm:
         """Return the gate and the norm by our kernel."""
-        return KernelGatedNorm(self._kernels, weight, n_groups, eps, gate)
+        return KernelGatedNorm(self._kernels, weight, n_groups, eps, gate, curve)
 
     def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
         """Return the product with `weight`, whose integers stay integers."""

@@ -24,15 +24,29 @@ from services.compute.backends.base import (
     Rope,
 )
 from services.compute.backends.kv_cache import KvLayer, Rotation, rows_to_store
-from services.compute.backends.names import Activation, Gate
-from services.compute.backends.recurrent import Convolution, GatedNorm, HeadDecays, StateSpace
+from services.compute.backends.names import Activation, Gate, GateCurve
+from services.compute.backends.recurrent import (
+    ChannelDecays,
+    Convolution,
+    DeltaDecays,
+    DeltaRule,
+    GatedNorm,
+    HeadDecays,
+    StateSpace,
+)
 from services.compute.backends.shapes import ExpertsShape
 from services.compute.backends.states import ScanTokens, StatePlan
 from services.compute.backends.torch.experts import ExpertStack, Router, TorchExperts, sigmoid
 from services.compute.backends.torch.logit_shard import TorchLogitShard
 from services.compute.backends.torch.low_rank import LinearPairs
 from services.compute.backends.torch.pages import summarise
-from services.compute.backends.torch.recurrent import TorchConvolution, TorchGatedNorm, TorchStateSpace
+from services.compute.backends.torch.recurrent import (
+    TorchChannelSpace,
+    TorchConvolution,
+    TorchDeltaRule,
+    TorchGatedNorm,
+    TorchStateSpace,
+)
 from services.compute.backends.torch.scans import scan
 from services.compute.backends.weights import Dense, Stacked, Weight
 
@@ -193,13 +207,21 @@ class TorchOps:
         """Return the causal convolution with `weight` [n_channels, kernel]."""
         return TorchConvolution(weight, bias)
 
-    def state_space(self, decays: HeadDecays) -> StateSpace:
+    def state_space(self, decays: HeadDecays | ChannelDecays) -> StateSpace:
         """Return the scan of a state-space layer."""
+        if isinstance(decays, ChannelDecays):
+            return TorchChannelSpace(decays, self.scan)
         return TorchStateSpace(decays, self.scan)
 
-    def gated_norm(self, weight: Tensor | None, n_groups: int, eps: float, gate: Gate) -> GatedNorm:
-        """Return the gate and the norm of a state-space layer's results."""
-        return TorchGatedNorm(weight, n_groups, eps, gate)
+    def delta_rule(self, decays: DeltaDecays) -> DeltaRule:
+        """Return the scan of a gated delta rule."""
+        return TorchDeltaRule(decays, self.scan)
+
+    def gated_norm(
+        self, weight: Tensor | None, n_groups: int, eps: float, gate: Gate, curve: GateCurve = "silu"
+    ) -> GatedNorm:
+        """Return the gate and the norm of a layer's results."""
+        return TorchGatedNorm(weight, n_groups, eps, gate, curve)
 
     def sigmoid(self, x: Tensor) -> Tensor:
         """Return 1 / (1 + exp(-x))."""

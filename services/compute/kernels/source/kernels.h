@@ -53,11 +53,15 @@ REPLAYED void rz_quantized_linear(const void *inputs, long stride, row_count m, 
                                   void *y, long ldy, int wide);
 REPLAYED void rz_convolve(const bf16 *x, long ldx, long n, int gated, const float *taps, const float *bias, long kernel, bf16 *state,
                           const int64_t *rows, sequence_count sequences, long length, bf16 *y);
-REPLAYED void rz_state_space(const bf16 *x, long ldx, const bf16 *dt, long ldt, const float *rate, const float *bias, const float *skip,
-                             float least, float *states, const int64_t *rows, sequence_count sequences, long length, bf16 *y,
-                             long n_heads, long height, long groups, long width);
+REPLAYED void rz_state_space(const bf16 *x, long ldx, const bf16 *b, const bf16 *c, long ldb, const bf16 *dt, long ldt,
+                             const float *rate, const float *bias, const float *skip, float least, float *states,
+                             const int64_t *rows, sequence_count sequences, long length, bf16 *y, long n_heads, long height,
+                             long groups, long width);
+REPLAYED void rz_delta_rule(const bf16 *x, long ldx, const bf16 *dt, const bf16 *corrected, long ldt, const float *rate,
+                            const float *bias, float *states, const int64_t *rows, sequence_count sequences, long length,
+                            bf16 *y, long n_heads, long group, long height, long width);
 REPLAYED void rz_gated_norm(const bf16 *x, long ldx, const bf16 *z, long ldz, const float *weight, long groups, float eps, int outside,
-                            bf16 *y, row_count m, long n);
+                            int sigmoid, bf16 *y, row_count m, long n);
 
 // Only in the libraries made from fma/.
 void rz_attend_float(const float *q, long ldq, float *out, long ldo, const float *cache, long n_kv, long group, long head_dim,
@@ -71,6 +75,9 @@ void rz_look_up(const void *codes, int bits, int input_bits, const void *scales,
                 long k, long block, const int32_t *order, long n_in, const int64_t *rows, bf16 *y, long m);
 void rz_scan(float *states, const int64_t *rows, long sequences, long length, const float *inputs, const float *b, const float *c,
              const float *decay, long decays, const float *rate, float *y, long n_heads, long height, long width);
+void rz_channel_space(const bf16 *x, long ldx, const bf16 *b, const bf16 *c, long ldb, const bf16 *dt, long ldt,
+                      const float *rates, const float *bias, const float *skip, float *states, const int64_t *rows, long sequences,
+                      long length, bf16 *y, long n_channels, long width);
 void rz_draw(const float *logits, long ld, long m, long n, long first_id, const float *temperature, const uint64_t *seeds,
              const int64_t *positions, int64_t *keys);
 void rz_pick(const float *logits, long ld, long m, long n, long first_id, long width, int64_t *keys);

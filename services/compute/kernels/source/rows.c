@@ -234,8 +234,10 @@ typedef struct {
     bf16 *y;
     long ldx, ldz, groups, n, m;
     float eps;
-    int outside;
+    int outside, sigmoid;
 } gated_norm;
+
+static inline vec curve(const gated_norm *p, vec z) { return p->sigmoid ? sigmoid_of(z) : silu(z); }
 
 static void normalize_gated(const gated_norm *p, const bf16 *x, const bf16 *z, const float *weight, bf16 *y) {
     float rows[p->n + WIDTH];
@@ -243,7 +245,7 @@ static void normalize_gated(const gated_norm *p, const bf16 *x, const bf16 *z, c
     for (long j = 0; j < p->n; j += WIDTH) {
         lanes mask = first_lanes(p->n - j);
         vec v = load_bf16_tail(x + j, mask);
-        if (!p->outside) v *= silu(load_bf16_tail(z + j, mask));
+        if (!p->outside) v *= curve(p, load_bf16_tail(z + j, mask));
         squares = fma_of(v, v, squares);
         store(rows + j, v);
     }
@@ -252,7 +254,7 @@ static void normalize_gated(const gated_norm *p, const bf16 *x, const bf16 *z, c
         lanes mask = first_lanes(p->n - j);
         vec v = load(rows + j) * scale;
         if (weight) v *= load_tail(weight + j, mask);
-        if (p->outside) v *= silu(load_bf16_tail(z + j, mask));
+        if (p->outside) v *= curve(p, load_bf16_tail(z + j, mask));
         store_bf16_tail(y + j, v, mask);
     }
 }
@@ -267,9 +269,9 @@ static void gate_norm(const void *context, long index) {
 }
 
 // y = norm(x * silu(z)) or, `outside`, norm(x) * silu(z), of x, y and z [m, groups * n]. norm: rz_rms_norm's of each group, with weight
-// [groups * n]; without a weight (null), there is none.
+// [groups * n]; without a weight (null), there is none. `sigmoid`: that of z takes the place of silu.
 EXPORT void rz_gated_norm(const bf16 *x, long ldx, const bf16 *z, long ldz, const float *weight, long groups, float eps, int outside,
-                          bf16 *y, long m, long n) {
-    gated_norm p = {x, z, weight, y, ldx, ldz, groups, n, m, eps, outside};
+                          int sigmoid, bf16 *y, long m, long n) {
+    gated_norm p = {x, z, weight, y, ldx, ldz, groups, n, m, eps, outside, sigmoid};
     share_pieces(gate_norm, &p, m, PIECE);
 }

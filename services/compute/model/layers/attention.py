@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from services.compute.backends.base import Attention, Norm, Ops, RmsNorm, Step
+from services.compute.backends.base import Attention, Norm, RmsNorm, Step
 from services.compute.backends.collectives import Communicator
-from services.compute.model.layers.adapters import AdaptedLinear, Product
+from services.compute.backends.recurrent import GatedNorm
+from services.compute.model.layers.adapters import Product
 from services.compute.model.layers.embedding import pad_rows
 from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.layers.norm import load_divided_norm
@@ -114,18 +115,6 @@ class FullNorm:
 QkNorm = HeadNorm | FullNorm
 
 
-@dataclass(frozen=True, slots=True)
-class OutputGate:
-    """Multiplies the results of attention by the sigmoid of a product with the row."""
-
-    project: AdaptedLinear
-    ops: Ops
-
-    def apply(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Return the gated results of [n, n_q * head_dim]; `gate` has as many rows, or more."""
-        return attended * self.ops.sigmoid(gate[: len(attended)].contiguous())
-
-
 class AttentionLayer:
     """Projects, rotates, caches and attends. The result is this rank's summand."""
 
@@ -137,11 +126,14 @@ class AttentionLayer:
         qk_norm: QkNorm | None,
         norm_last: bool,
         sub_norm: Norm | None,
-        gate: OutputGate | None,
+        gate: GatedNorm | None,
         attention: Attention[Any],
         places: StepPlaces,
     ) -> None:
-        """`norm_last`: rotate, then normalise. `sub_norm`: of the results of attention. `gate`: of the results."""
+        """`norm_last`: rotate, then normalise. `sub_norm`: of the results of attention.
+
+        `gate`: of the results, by numbers that `qkv` has before the queries; None: it has none.
+        """
         self._gate = gate
         self._index, self._qkv, self._o, self._qk_norm = places.cached, qkv, o, qk_norm
         self._norm_last, self._sub_norm = norm_last, sub_norm
@@ -149,39 +141,45 @@ class AttentionLayer:
         self._rotation, self._scaling = places.rotation, places.scaling
         self._n_q = len(heads.q)
         self._n_rotated, self._head_dim = len(heads.q) + len(heads.kv), heads.head_dim
-        self._q_size = len(heads.q) * heads.head_dim
+        self._n_gate = 0 if gate is None else len(heads.q)
 
     @property
     def query_size(self) -> int:
         """Numbers of a row that `project` returns."""
-        return self._q_size * (1 if self._gate is None else 2)
+        return (self._n_gate + self._n_q) * self._head_dim
 
     def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """Write the rows' keys and values to the cache; return their queries, [n_rows, n_q * head_dim]."""
-        qkv = self._qkv(x, step.adapters)  # [n_rows, (n_q + 2 n_kv) * head_dim]
+        """Write the rows' keys and values to the cache; return their queries, [n_rows, n_q * head_dim].
+
+        With a gate, its numbers come before the queries.
+        """
+        qkv = self._qkv(x, step.adapters)  # [n_rows, (n_gate + n_q + 2 n_kv) * head_dim]
         # The view comes before the slice, because otherwise a single row would get another stride.
-        qk = qkv.view(len(qkv), -1, self._head_dim)[:, : self._n_rotated]
+        qk = qkv.view(len(qkv), -1, self._head_dim)[:, self._n_gate : self._n_gate + self._n_rotated]
         rotation = None if self._rotation is None else step.rotations[self._rotation]
         if self._qk_norm is not None:
             if rotation is not None and self._norm_last:
                 rotation(qk)
                 rotation = None
             self._qk_norm.normalise_(qk)
+        if rotation is not None and self._n_gate:  # the cache would rotate all that comes before the values
+            rotation(qk)
+            rotation = None
         step.cache.store(self._index, step.batch.kv_slots, qkv, rotation)
         if self._scaling is not None:
             step.rotations[self._scaling](qk[:, : self._n_q])
-        q = qkv[:, : self._q_size]
-        return q if self._gate is None else torch.cat((q, self._gate.project(x, step.adapters)), dim=-1)
+        return qkv[:, : self.query_size]
 
     def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:
         """Attend with the rows' queries; returns [n_rows, hidden_size], to be summed over the ranks."""
         plan = step.plans[self._plan]
-        queries = q[:, : self._q_size]
+        gate_size = self._n_gate * self._head_dim
+        queries = q[:, gate_size:]
         attended = self._attention.attend(queries, step.cache, self._index, plan)
         if step.frames is not None:
             step.frames.attend(queries, attended, step.cache, self._index, self._plan)
         if self._gate is not None:
-            attended = self._gate.apply(attended, q[:, self._q_size :])
+            attended = self._gate(attended, q[: len(attended), :gate_size])
         return self._o(attended if self._sub_norm is None else self._sub_norm(attended), step.adapters)
 
 
@@ -200,13 +198,14 @@ def load_attention(
     """Load layer `index`'s attention."""
     heads, key, hidden = Heads.of_rank(spec, load.comm), f"layers.{index}.", spec.hidden_size
     q_out = spec.n_heads * spec.head_dim
-    qkv = load.build(qkv_shards(spec, heads, key))
+    shards, gate = qkv_shards(spec, heads, key), None
+    if spec.attention_gate:
+        of_gate = Shard(f"{key}attention_gate", (q_out, hidden), heads.elements(heads.q), Span(0, hidden))
+        shards, gate = [of_gate, *shards], load.backend.ops.gated_norm(None, 1, spec.norm_eps, "plain", "sigmoid")
+    qkv = load.build(shards)
     o = load.row_parallel(f"{key}o", hidden, q_out)
     qk_norm = _load_qk_norm(spec, load, index, heads)
     sub_norm = load_divided_norm(load, f"{key}o_norm", q_out, spec.norm_eps) if spec.sub_norm else None
-    gate = None
-    if spec.attention_gate:
-        gate = OutputGate(load.column_parallel([f"{key}attention_gate"], q_out, hidden), load.backend.ops)
     return AttentionLayer(heads, qkv, o, qk_norm, spec.qk_norm_rotated, sub_norm, gate, attention, places)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.compute.backends.base import Ops, RmsNorm, Step
+from services.compute.backends.base import Step
 from services.compute.backends.batch import AdapterRows
-from services.compute.backends.curves import sigmoid, silu, softplus
-from services.compute.backends.recurrent import Convolution
-from services.compute.backends.states import ScanTokens
+from services.compute.backends.names import GateCurve
+from services.compute.backends.recurrent import Convolution, DeltaDecays, DeltaRule, GatedNorm
 from services.compute.model.layers.adapters import AdaptedLinear
 from services.compute.model.layers.convolution import load_conv
 from services.compute.model.layers.embedding import pad_rows
@@ -17,14 +16,6 @@ from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.mixers import DeltaNet
 from services.compute.model.shard import Shard, Span
 from services.compute.model.spec import ModelSpec
-
-_EPS = 1e-6  # epsilon of the lengths of queries and keys
-
-
-def _scaled(x: Tensor, factor: float = 1.0) -> Tensor:
-    """Return the vectors [..., size] with length `factor`."""
-    return x * (torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS) * factor)
-
 
 class LowRankGates:
     """The gate and the steps of the decays of this rank's heads, as products of few numbers of a row."""
@@ -49,17 +40,13 @@ class DeltaLayer:
         project: AdaptedLinear,
         gates: LowRankGates | None,
         conv: Convolution,
-        decay: tuple[Tensor, Tensor],
-        norm: RmsNorm,
+        rule: DeltaRule,
+        norm: GatedNorm,
         out: AdaptedLinear,
-        ops: Ops,
     ) -> None:
-        """`decay`: the rates and the biases of its steps, float32, of a token's shape. `norm`: of a head.
-
-        `gates`: None if `project` has z and the steps.
-        """
-        self._index, self._mixer, self._ranks, self._ops = index, mixer, ranks, ops
-        self._project, self._gates, self._conv, self._decay = project, gates, conv, decay
+        """`gates`: None if `project` has z and the steps. `norm`: of each head."""
+        self._index, self._mixer, self._ranks = index, mixer, ranks
+        self._project, self._gates, self._conv, self._rule = project, gates, conv, rule
         self._norm, self._out = norm, out
 
     def project(self, x: Tensor, step: Step) -> Tensor:
@@ -68,25 +55,16 @@ class DeltaLayer:
         assert step.cache.states is not None
         n_rows, plan, mixer = len(x), step.states, self._mixer
         keys, values, n_heads = (n // self._ranks for n in (mixer.keys, mixer.values, mixer.n_value_heads))
-        projected = self._project(x, step.adapters)[: plan.n_rows]
+        products, channels = self._project(x, step.adapters)[: plan.n_rows], 2 * keys + values
         if self._gates is None:
-            mixed, z, rate, dt = torch.split(projected, [2 * keys + values, values, n_heads, n_heads], dim=-1)
+            z, rest = products[:, channels : channels + values], products[:, channels + values :]
+            rate, dt = rest[:, :n_heads], rest[:, n_heads:]
         else:
-            mixed, rate = torch.split(projected, [2 * keys + values, n_heads], dim=-1)
+            rate = products[:, channels:]
             z, dt = (part[: plan.n_rows] for part in self._gates(x, step.adapters))
         inputs, heads = step.cache.states.layers[self._index]
-        mixed = self._conv.activated(mixed, inputs, plan).float()
-        q, k, v = torch.split(mixed, [keys, keys, values], dim=-1)
-        group = mixer.n_value_heads // mixer.n_key_heads
-        q, k = (part.reshape(plan.n_rows, -1, mixer.key_dim).repeat_interleave(group, dim=1) for part in (q, k))
-        rates, biases = self._decay
-        decay = torch.exp(rates * softplus(dt.float().view(plan.n_rows, *biases.shape) + biases))
-        q, k, v = _scaled(q, mixer.key_dim**-0.5), _scaled(k), v.reshape(plan.n_rows, n_heads, mixer.value_dim)
-        tokens = ScanTokens(v, k, q, decay, sigmoid(rate.float()))
-        y = self._ops.scan(tokens, heads, plan).to(x.dtype)
-        gate = silu if self._gates is None else sigmoid
-        gated = self._norm(y).float() * gate(z.float()).view(y.shape)
-        return pad_rows(gated.to(x.dtype).flatten(1), n_rows)
+        mixed = self._conv.activated(products[:, :channels], inputs, plan)
+        return pad_rows(self._norm(self._rule(mixed, dt, rate, heads, plan), z), n_rows)
 
     def attend(self, mixed: Tensor, step: Step) -> Tensor:
         """Return [n_rows, hidden_size], to be summed over the ranks."""
@@ -111,16 +89,18 @@ def load_delta(spec: ModelSpec, mixer: DeltaNet, load: LinearLoader, index: int)
     def of_heads(name: str) -> Tensor:
         return load.source.vector(key + name, mixer.n_value_heads, heads).float().to(device)
 
-    weight = load.source.vector(f"{key}delta_norm", mixer.value_dim).float().to(device)
-    norm = load.backend.ops.rms_norm(weight.expand(len(heads), -1).contiguous(), spec.norm_eps)
-    rates = -torch.exp(of_heads("delta_a"))
+    weight, ops = load.source.vector(f"{key}delta_norm", mixer.value_dim).float().to(device), load.backend.ops
+    curve: GateCurve = "sigmoid" if mixer.rank else "silu"
+    norm = ops.gated_norm(weight.repeat(len(heads)), len(heads), spec.norm_eps, "outside", curve)
     if mixer.rank:
         biases = load.source.vector(f"{key}delta_step", mixer.keys, load.share(mixer.keys)).float().to(device)
-        decay = rates.unsqueeze(-1), biases.view(-1, mixer.key_dim)
+        biases = biases.view(-1, mixer.key_dim)
     else:
-        decay = rates, of_heads("delta_step")
+        biases = of_heads("delta_step")
+    sizes_of_heads = mixer.n_key_heads // load.comm.size, mixer.key_dim, mixer.value_dim
+    rule = ops.delta_rule(DeltaDecays(-torch.exp(of_heads("delta_a")), biases, *sizes_of_heads))
     out = load.row_parallel(f"{key}delta_out", hidden, mixer.values)
-    return DeltaLayer(index, mixer, load.comm.size, project, gates, conv, decay, norm, out, load.backend.ops)
+    return DeltaLayer(index, mixer, load.comm.size, project, gates, conv, rule, norm, out)
 
 
 def _load_gates(mixer: DeltaNet, load: LinearLoader, key: str, hidden: int) -> LowRankGates:

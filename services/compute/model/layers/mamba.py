@@ -7,10 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from services.compute.backends.base import Norm, Ops, Step
-from services.compute.backends.curves import silu, softplus
-from services.compute.backends.recurrent import Convolution
-from services.compute.backends.states import ScanTokens, StatePlan
+from services.compute.backends.base import Norm, Step
+from services.compute.backends.recurrent import ChannelDecays, Convolution, GatedNorm, StateSpace
 from services.compute.model.layers.adapters import AdaptedLinear
 from services.compute.model.layers.convolution import load_conv
 from services.compute.model.layers.embedding import pad_rows
@@ -18,24 +16,6 @@ from services.compute.model.layers.linear import LinearLoader
 from services.compute.model.mixers import Mamba
 from services.compute.model.shard import Shard, Span
 from services.compute.model.spec import ModelSpec
-
-
-class ChannelDecays:
-    """What a token does to the channels' states: state = exp(step * rates) * state + step * x * b; y = state c."""
-
-    def __init__(self, rates: Tensor, step_bias: Tensor, skip: Tensor, ops: Ops) -> None:
-        """`rates`: [n_channels, n_states]; `step_bias`, `skip`: [n_channels]. All float32."""
-        self._rates, self._step_bias, self._skip, self._ops = rates.unsqueeze(0), step_bias, skip, ops
-
-    def scan(self, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
-        """Return [n_rows, n_channels] of a step, in float32; `state` [rows of the store, ...] is advanced.
-
-        `x`, `dt`: [n_rows, n_channels]; `b`, `c`: [n_rows, n_states]. All float32.
-        """
-        steps = softplus(dt + self._step_bias)
-        inputs, b, c, decay = (part.unsqueeze(1) for part in (x * steps, b, c, steps))  # channels are rows of one head
-        tokens = ScanTokens(inputs, b, c, decay, rates=self._rates)
-        return self._ops.scan(tokens, state.unsqueeze(1), plan).squeeze(1) + self._skip * x
 
 
 class MambaLayer:
@@ -50,12 +30,13 @@ class MambaLayer:
         select: AdaptedLinear,
         steps: AdaptedLinear,
         norms: tuple[Norm, Norm, Norm],
-        decays: ChannelDecays,
+        scan: StateSpace,
+        gate: GatedNorm,
         out: AdaptedLinear,
     ) -> None:
-        """`norms`: of the steps' numbers, b and c."""
+        """`norms`: of the steps' numbers, b and c. `gate` has no norm."""
         self._index, self._mixer, self._project, self._conv, self._select = index, mixer, project, conv, select
-        self._steps, self._norms, self._decays, self._out = steps, norms, decays, out
+        self._steps, self._norms, self._scan, self._gate, self._out = steps, norms, scan, gate, out
 
     def project(self, x: Tensor, step: Step) -> Tensor:
         """Advance the state by the step's rows; return what `attend` projects, [n_rows, channels]."""
@@ -68,9 +49,8 @@ class MambaLayer:
         chosen = step.reduce(self._select(pad_rows(mixed, n_rows), step.adapters))
         parts = torch.split(chosen, [mixer.step_rank, mixer.n_states, mixer.n_states], dim=-1)
         numbers, b, c = (norm(part.contiguous()) for norm, part in zip(self._norms, parts, strict=True))
-        dt, b, c = (part[: plan.n_rows].float() for part in (self._steps(numbers, step.adapters), b, c))
-        y = self._decays.scan(mixed.float(), b, c, dt, channels, plan)
-        return pad_rows((y * silu(z.float())).to(x.dtype), n_rows)
+        dt, b, c = (part[: plan.n_rows] for part in (self._steps(numbers, step.adapters), b, c))
+        return pad_rows(self._gate(self._scan(mixed, b, c, dt, channels, plan), z), n_rows)
 
     def attend(self, mixed: Tensor, step: Step) -> Tensor:
         """Return [n_rows, hidden_size], to be summed over the ranks."""
@@ -105,6 +85,7 @@ def load_mamba(spec: ModelSpec, mixer: Mamba, load: LinearLoader, index: int) ->
         load.row_parallel(f"{key}ssm_select", rank + 2 * states, size),
         load.build([Shard(f"{key}ssm_dt", (size, rank), mine, Span(0, rank))], bias=False),
         (norm("step_norm", rank), norm("b_norm", states), norm("c_norm", states)),
-        ChannelDecays(-torch.exp(rates.dense(torch.float32, device)), step_bias, skip, load.backend.ops),
+        load.backend.ops.state_space(ChannelDecays(-torch.exp(rates.dense(torch.float32, device)), step_bias, skip)),
+        load.backend.ops.gated_norm(None, 1, spec.norm_eps, "plain"),
         load.row_parallel(f"{key}ssm_out", hidden, size),
     )

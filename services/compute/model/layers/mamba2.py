@@ -44,13 +44,15 @@ class Mamba2Layer:
         assert step.states is not None
         assert step.cache.states is not None
         n_rows, plan, mixer = len(x), step.states, self._mixer
-        size, end = mixer.size // self._ranks, mixer.size // self._ranks + mixer.channels(self._ranks)
+        size, states = mixer.size // self._ranks, mixer.groups(self._ranks) * mixer.n_states
+        end = size + mixer.channels(self._ranks)
         products = self._project(x, step.adapters)[: plan.n_rows]
         if self._factors is not None:
             products = products * self._factors
         inputs, heads = step.cache.states.layers[self._index]
         mixed = self._conv.activated(products[:, size:end], inputs, plan)
-        y = self._scan(mixed, products[:, end:], heads, plan)
+        x, b, c = mixed[:, :size], mixed[:, size : size + states], mixed[:, size + states :]
+        y = self._scan(x, b, c, products[:, end:], heads, plan)
         return pad_rows(self._gate(y, products[:, :size]), n_rows)
 
     def attend(self, mixed: Tensor, step: Step) -> Tensor:

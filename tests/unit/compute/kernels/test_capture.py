@@ -70,6 +70,15 @@ RECURRENT = {  # only decodes are replayed
         mamba_d_head=32,
         mamba_d_state=32,
     ),
+    "delta_rules": _config(
+        "Qwen3_5TextConfig",
+        head_dim=64,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=48,
+    ),
 }
 COMPUTED = {
     "experts": _config("MixtralConfig", num_experts_per_tok=2, num_local_experts=4),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from services.compute.backends.base import Ops
 from services.compute.backends.cpu.ops import KernelOps
-from services.compute.backends.names import Gate
-from services.compute.backends.recurrent import HeadDecays
+from services.compute.backends.names import Gate, GateCurve
+from services.compute.backends.recurrent import ChannelDecays, DeltaDecays, HeadDecays
 from services.compute.backends.states import ScanTokens, StatePlan, StateRows
 from services.compute.backends.torch.ops import TorchOps
 from services.compute.backends.torch.scans import scan
@@ -104,12 +104,40 @@ def state_space(n_heads: int, head_dim: int, n_groups: int, n_states: int) -> Ca
     """The same of a scan."""
     rate, step_bias, skip = (normal(seed, n_heads, dtype=torch.float32) for seed in (1, 2, 3))
     decays = HeadDecays(-rate.exp(), step_bias, skip, 0.05, head_dim, n_groups, n_states)
-    channels = n_heads * head_dim + 2 * n_groups * n_states
+    sizes = [n_heads * head_dim, n_groups * n_states, n_groups * n_states, n_heads]
 
     def compute(ops: Ops, x: torch.Tensor, state: torch.Tensor, plan: StatePlan) -> torch.Tensor:
-        return ops.state_space(decays)(x[:, :channels], 10 * x[:, channels:], state, plan)
+        inputs, b, c, dt = torch.split(x, sizes, dim=1)
+        return ops.state_space(decays)(inputs, b, c, 10 * dt, state, plan)
 
-    return compute, channels + n_heads, (n_heads, head_dim, n_states), torch.float32
+    return compute, sum(sizes), (n_heads, head_dim, n_states), torch.float32
+
+
+def channel_space(n_channels: int, n_states: int) -> Case:
+    """The same of a scan of channels."""
+    rates = -normal(1, n_channels, n_states, dtype=torch.float32).exp()
+    step_bias, skip = (normal(seed, n_channels, dtype=torch.float32) for seed in (2, 3))
+    sizes = [n_channels, n_states, n_states, n_channels]
+
+    def compute(ops: Ops, x: torch.Tensor, state: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+        inputs, b, c, dt = torch.split(x, sizes, dim=1)
+        return ops.state_space(ChannelDecays(rates, step_bias, skip))(inputs, b, c, 10 * dt, state, plan)
+
+    return compute, sum(sizes), (n_channels, n_states), torch.float32
+
+
+def delta_rule(n_key_heads: int, group: int, key_dim: int, value_dim: int) -> Case:
+    """The same of a gated delta rule."""
+    n_heads = n_key_heads * group
+    rate, step_bias = (normal(seed, n_heads, dtype=torch.float32) for seed in (1, 2))
+    decays = DeltaDecays(-rate.exp(), step_bias, n_key_heads, key_dim, value_dim)
+    sizes = [2 * n_key_heads * key_dim + n_heads * value_dim, n_heads, n_heads]
+
+    def compute(ops: Ops, x: torch.Tensor, state: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+        mixed, dt, corrected = torch.split(x, sizes, dim=1)
+        return ops.delta_rule(decays)(mixed, dt, corrected, state, plan)
+
+    return compute, sum(sizes), (n_heads, value_dim, key_dim), torch.float32
 
 
 RECURRENT = {
@@ -119,6 +147,10 @@ RECURRENT = {
     "short_convolution": convolution(16, 2, gated=False, biased=False),
     "state_space": state_space(6, 20, 2, 24),
     "one_group": state_space(5, 32, 1, 70),
+    "channels": channel_space(300, 16),
+    "few_channels": channel_space(7, 20),
+    "delta_rule": delta_rule(2, 3, 32, 40),
+    "short_keys": delta_rule(3, 1, 10, 7),
 }
 
 
@@ -150,12 +182,14 @@ def test_rows_of_states_have_the_same_bits_in_pieces_and_beside_another_sequence
     assert torch.equal(alone[4], whole[0])
 
 
+@pytest.mark.parametrize("curve", ["silu", "sigmoid"])
 @pytest.mark.parametrize("gate", ["inside", "outside", "plain"])
 @given(n=st.integers(1, 40), size=st.integers(1, 70), groups=st.integers(1, 4))
-def test_gated_norm(kernels: Bfloat16Kernels, gate: Gate, n: int, size: int, groups: int) -> None:
+def test_gated_norm(kernels: Bfloat16Kernels, gate: Gate, curve: GateCurve, n: int, size: int, groups: int) -> None:
     weight = None if gate == "plain" else normal(1, groups * size, dtype=torch.float32)
     y, z = normal(2, n, groups * size), normal(3, n, 2 * groups * size + 3)[:, 3 : 3 + groups * size]
     found, expected = (
-        ops.gated_norm(weight, groups, 1e-5, gate)(y, z) for ops in (KernelOps(kernels), TorchOps(torch.bfloat16, CPU))
+        ops.gated_norm(weight, groups, 1e-5, gate, curve)(y, z)
+        for ops in (KernelOps(kernels), TorchOps(torch.bfloat16, CPU))
     )
     torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-6)

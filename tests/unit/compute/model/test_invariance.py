@@ -97,6 +97,9 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         linear_key_head_dim=32,
         linear_value_head_dim=48,
     ),
+    "mamba": lambda: transformers.MambaConfig(
+        vocab_size=300, num_hidden_layers=2, hidden_size=128, time_step_rank=32, tie_word_embeddings=True
+    ),
     "minimax": lambda: transformers.MiniMaxConfig(
         **_SHAPE,
         hidden_size=128,
@@ -123,6 +126,7 @@ _STORED = {f"{name}{suffix}": (dtype, kv) for name, dtype in _DTYPES.items() for
 _CASES = [
     *((name, dtype) for name in CONFIGS for dtype in _DTYPES),
     *(("gemma2", f"{dtype}_int8") for dtype in _DTYPES),
+    ("granitemoehybrid", "bf16_int8"),
 ]
 
 
@@ -247,7 +251,7 @@ def test_leftovers_in_free_blocks_cannot_leak(stored: str, load: Load) -> None:
     assert torch.equal(engine.run(_ids(4, 90), [30, 1, 50]), _alone(model, _ids(4, 90)))
 
 
-@pytest.mark.parametrize("name", ["lfm2", "granitemoehybrid", "qwen3_5"])
+@pytest.mark.parametrize("name", ["lfm2", "granitemoehybrid", "qwen3_5", "mamba"])
 def test_leftovers_in_a_slot_cannot_leak(name: str, load: Load) -> None:
     """A slot handed on holds another request's state, even NaN, until a sequence begins in it."""
     model = load(name, "bf16")
