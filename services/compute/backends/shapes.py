@@ -89,9 +89,10 @@ class ExpertRouting:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsShape:
-    """One rank's gated experts of a mixture, and how rows are sent to those of all ranks."""
+    """One rank's experts of a mixture, and how rows are sent to those of all ranks."""
 
     numbers: range  # this rank's range among all experts
     hidden_size: int
     ffn_size: int
     routing: ExpertRouting
+    gated: bool = True  # their first product is that of the gate, then that of `up`; False: that of `up` alone

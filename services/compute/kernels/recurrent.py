@@ -76,8 +76,8 @@ class RecurrentKernels:
     ) -> None:
         """Advance `states` [.., n_heads, head_dim, n_states] float32; `out` [n, n_heads * head_dim] gets the results.
 
-        `tokens`: the heads' inputs [n, n_heads * head_dim], b and c of the groups, and dt [n, n_heads]. `numbers`: rate,
-        bias of the steps and skip, [n_heads] float32 each.
+        `tokens`: the heads' inputs [n, n_heads * head_dim], b and c of the groups, and dt [n, n_heads]. `numbers`:
+        rate, bias of the steps and skip, [n_heads] float32 each.
         """
         n_heads, head_dim, n_states = states.shape[1:]
         self._library.rz_state_space(
@@ -113,7 +113,7 @@ class RecurrentKernels:
         n_key_heads: int,
         out: torch.Tensor,
     ) -> None:
-        """Advance `states` [.., n_heads, value_dim, key_dim] float32; `out` [n, n_heads * value_dim] gets the results.
+        """Advance `states` [.., n_heads, value_dim, key_dim] float32; `out` [n, n_heads * value_dim] gets results.
 
         `tokens`: queries, keys and values [n, channels], dt and the rates of corrections [n, n_heads], of one stride.
         `numbers`: rate and bias of the steps, [n_heads] float32.

@@ -151,15 +151,16 @@ def matrix_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
     """Return the number of elements of a rank's matrices. Vectors are too small to matter."""
     total = sum(layer.mixer.elements(spec.hidden_size, ranks) for layer in spec.layers if layer.mixer is not None)
     total += sum(_own_elements(spec, layer.block, ranks) for layer in spec.layers if layer.block is not None)
+    products = 3 if spec.mlp == "gated" else 2
     for layer in spec.unshared:
         total += _attention_elements(spec, ranks) if layer.attends else 0
         if not layer.has_mlp:
             continue
         if layer.moe is not None:
             columns = layer.moe.n_experts // ranks * layer.moe.ffn_size + layer.moe.shared_size // ranks
-            total += spec.hidden_size * (layer.moe.n_experts + layer.moe.shared_gate + 3 * columns)
+            total += spec.hidden_size * (layer.moe.n_experts + layer.moe.shared_gate + products * columns)
         else:
-            total += spec.hidden_size * (3 if spec.mlp == "gated" else 2) * _ffn_columns(spec, layer, ranks)
+            total += spec.hidden_size * products * _ffn_columns(spec, layer, ranks)
     return total + table_elements(spec, ranks, two_tables=two_tables)
 
 

@@ -32,7 +32,8 @@ def units(spec: ModelSpec, index: int, stored: Container[str]) -> tuple[Unit, ..
     moe = spec.layers[index].moe
     if moe is not None:
         experts = [f"experts.{number}." for number in range(moe.n_experts)] + ["shared."] * bool(moe.shared_size)
-        return attending + tuple(unit for name in experts for unit in _expert(name, key + name))
+        gated = spec.mlp == "gated"
+        return attending + tuple(unit for name in experts for unit in _expert(name, key + name, gated=gated))
     inputs = (f"{key}gate", f"{key}up") if spec.mlp == "gated" else (f"{key}up",)
     return (
         *attending,
@@ -42,7 +43,8 @@ def units(spec: ModelSpec, index: int, stored: Container[str]) -> tuple[Unit, ..
     )
 
 
-def _expert(name: str, key: str) -> tuple[Unit, Unit]:
+def _expert(name: str, key: str, *, gated: bool) -> tuple[Unit, Unit]:
     # The norm also makes the router's inputs, and the router stays as it is: factors cannot go through the norm.
-    up = Unit(f"{name}up", (f"{key}gate", f"{key}up"), mixed=True)
-    return up, Unit(f"{name}down", (f"{key}down",), maker=f"{key}up", mixed=True)
+    inputs = (f"{key}gate", f"{key}up") if gated else (f"{key}up",)
+    maker = f"{key}up" if gated else ""
+    return Unit(f"{name}up", inputs, mixed=True), Unit(f"{name}down", (f"{key}down",), maker=maker, mixed=True)

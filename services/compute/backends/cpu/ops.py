@@ -95,7 +95,7 @@ class OneDnnOps(TorchOps):
         self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation, correction: Tensor | None = None
     ) -> Experts:
         """Return the experts with these `weights`: the host is the device, so it may ask which are chosen."""
-        gate = self.gate(activation)
+        gate = self._between(activation, shape)
         router = Router(shape.routing, correction)
         return ExpertLoop([self._expert(expert, gate) for expert in weights], shape, router)
 

@@ -297,7 +297,8 @@ class TritonOps(CudaOps):
         if self._grouped is None:
             return super().experts(weights, shape, activation, correction)
         stack = ExpertStack.of(weights, shape, self._dtype, self._device)
-        return GroupedExperts(self._grouped, stack, shape, Router(shape.routing, correction), self.gate(activation))
+        router, gate = Router(shape.routing, correction), self._between(activation, shape)
+        return GroupedExperts(self._grouped, stack, shape, router, gate)
 
     def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
         """Return the shard of the columns from token `first_id` on."""

@@ -66,7 +66,7 @@ class CudaOps(TorchOps):
         self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation, correction: Tensor | None = None
     ) -> Experts:
         """Return the experts with these `weights`."""
-        gate, router = self.gate(activation), Router(shape.routing, correction)
+        gate, router = self._between(activation, shape), Router(shape.routing, correction)
         return CudaExperts(ExpertStack.of(weights, shape, self._dtype, self._device), shape, router, gate)
 
     def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:

@@ -16,7 +16,7 @@ from services.compute.backends.shapes import ExpertRouting, ExpertsShape
 class ExpertStack:
     """The weights of several experts."""
 
-    gate_up: Tensor  # [n_experts, 2 * ffn_size, hidden_size]
+    gate_up: Tensor  # [n_experts, 2 * ffn_size, hidden_size]; [n_experts, ffn_size, hidden_size] of `up` without a gate
     down: Tensor  # [n_experts, hidden_size, ffn_size]
     gate_up_bias: Tensor | None  # [n_experts, 1, 2 * ffn_size]
     down_bias: Tensor | None  # [n_experts, 1, hidden_size]
@@ -27,7 +27,7 @@ class ExpertStack:
     ) -> ExpertStack:
         """Return the experts with these weights, one after the other for each of `shape.numbers`."""
         n, hidden, ffn = len(shape.numbers), shape.hidden_size, shape.ffn_size
-        gate_up = torch.empty(n, 2 * ffn, hidden, dtype=dtype, device=device)
+        gate_up = torch.empty(n, (1 + shape.gated) * ffn, hidden, dtype=dtype, device=device)
         down = torch.empty(n, hidden, ffn, dtype=dtype, device=device)
         biases = list[tuple[Tensor, Tensor]]()
         for index, expert in enumerate(weights):

@@ -245,7 +245,11 @@ class TorchOps:
         """Return the experts with these `weights`."""
         router = Router(shape.routing, correction)
         stack = ExpertStack.of(weights, shape, self._dtype, self._device)
-        return TorchExperts(stack, shape, router, self.gate(activation))
+        return TorchExperts(stack, shape, router, self._between(activation, shape))
+
+    def _between(self, activation: Activation, shape: ExpertsShape) -> Elementwise:
+        """Return the function between the products of experts."""
+        return self.gate(activation) if shape.gated else self.activation(activation)
 
     def add(self, x: Tensor, added: Tensor, scale: float) -> Tensor:
         """Return x + scale * added."""

@@ -19,15 +19,19 @@ def with_grouped_experts(config: Config, spec: ModelSpec, *, dense: int, normali
 
     `dense` and `normalise` are the defaults of first_k_dense_replace and norm_topk_prob.
     """
+    return with_experts(config, spec, read_grouped_routing(config, normalise=normalise), dense=dense)
+
+
+def read_grouped_routing(config: Config, *, normalise: bool) -> ExpertRouting:
+    """Return sigmoid routing by groups; `normalise` is the default of norm_topk_prob. Raises ModelError."""
     config.require("scoring_func", "sigmoid")
     config.require("topk_method", "noaux_tc")
     n_groups, n_kept = read_groups(config)
     normalise = config.flag("norm_topk_prob", normalise)
     n_active, scale = config.integer("num_experts_per_tok"), config.number("routed_scaling_factor", 1.0)
-    routing = ExpertRouting(n_active, normalise, "sigmoid", True, n_groups, n_kept, "top2", scale)
     if n_groups > 1 and config.integer("n_routed_experts") < 2 * n_groups:
         raise config.error("n_group", f"expected groups of two experts and more, found {n_groups}")
-    return with_experts(config, spec, routing, dense=dense)
+    return ExpertRouting(n_active, normalise, "sigmoid", True, n_groups, n_kept, "top2", scale)
 
 
 def read_groups(config: Config) -> tuple[int, int]:

@@ -209,15 +209,14 @@ def _layer_refs(spec: ModelSpec, index: int, key: str, module: str, names: Layer
     for norm in norms:
         if there[norm.partition("_")[0]]:
             refs |= _norm_refs(spec, key + norm, module + getattr(names, norm))
-    moe = layer.moe
+    moe, parts = layer.moe, ("gate", "up", "down") if spec.mlp == "gated" else ("up", "down")
     if not layer.has_mlp:
         return refs
     if moe is None:
-        parts = ("gate", "up", "down") if spec.mlp == "gated" else ("up", "down")
         for part in parts:
             refs |= linear_refs(key + part, module + getattr(names, part), spec.mlp_bias)
         return refs
-    return refs | _moe_refs(moe, key, module, names)
+    return refs | _moe_refs(moe, key, module, names, parts)
 
 
 def _attention_refs(spec: ModelSpec, key: str, module: str, names: LayerNames) -> Refs:
@@ -231,7 +230,7 @@ def _attention_refs(spec: ModelSpec, key: str, module: str, names: LayerNames) -
     return refs
 
 
-def _moe_refs(moe: MoeSpec, key: str, module: str, names: LayerNames) -> Refs:
+def _moe_refs(moe: MoeSpec, key: str, module: str, names: LayerNames, parts: tuple[str, ...]) -> Refs:
     refs = {f"{key}router": TensorRef(f"{module}{names.router}.weight")}
     if moe.routing.corrected:
         refs[f"{key}router_correction"] = TensorRef(module + names.router_correction)
@@ -241,6 +240,6 @@ def _moe_refs(moe: MoeSpec, key: str, module: str, names: LayerNames) -> Refs:
     if moe.shared_size:
         experts[f"{key}shared"] = module + names.shared
     for expert, stored in experts.items():
-        for part in ("gate", "up", "down"):
+        for part in parts:
             refs[f"{expert}.{part}"] = TensorRef(f"{stored}.{getattr(names, f'expert_{part}')}.weight")
     return refs

@@ -1,14 +1,15 @@
-"""Nemotron-H: layers that are a state-space layer (Mamba 2), attention without a rope, or an MLP alone."""
+"""Nemotron-H: layers that are a state-space layer (Mamba 2), attention without a rope, an MLP or experts alone."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.llama import ACTIVATIONS, base_spec
+from services.compute.model.families.llama import ACTIVATIONS, base_spec, read_moe
+from services.compute.model.families.mixtures import read_grouped_routing
 from services.compute.model.families.naming import Family, LayerNames, Refs, standard_refs
 from services.compute.model.families.statespace import ATTENTION, STATE, read_mamba2, with_mamba2
-from services.compute.model.spec import LayerSpec, ModelSpec
+from services.compute.model.spec import LayerSpec, ModelSpec, MoeSpec
 
 _SPELLING = {
     "mamba_n_heads": "mamba_num_heads",
@@ -23,9 +24,13 @@ _NAMES = LayerNames(
     **{part: f"mixer.{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")},
     attn_norm="norm",
     mlp_norm="norm",
+    router="mixer.gate",
+    router_correction="mixer.gate.e_score_correction_bias",
+    shared="mixer.shared_experts",
+    experts="mixer.experts",
 )
 _PATTERN = {"M": STATE[0], "*": ATTENTION[0], "-": "mlp", "E": "moe"}
-# Settings of draft layers and of mixtures, which are refused by their layers.
+# Settings of draft layers, and those of mixtures, which `_read_mixture` reads where a layer is one.
 _UNUSED = (
     *("mtp_layers_block_type", "mtp_hybrid_override_pattern", "time_step_min", "mamba_hidden_act", "hidden_act"),
     *("n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size"),
@@ -53,6 +58,7 @@ def read_spec(config: Config) -> ModelSpec:
     mixer = read_mamba2(config, spec.hidden_size, least_step=config.number("time_step_min", 0.001))
     of_kind = {
         "mlp": LayerSpec(attends=False),
+        "moe": LayerSpec(attends=False, moe=_read_mixture(config) if "moe" in kinds else None),
         **dict.fromkeys(ATTENTION, LayerSpec(has_mlp=False)),
         **dict.fromkeys(STATE, LayerSpec(attends=False, has_mlp=False, mixer=mixer)),
     }
@@ -65,6 +71,17 @@ def read_spec(config: Config) -> ModelSpec:
     )
 
 
+def _read_mixture(config: Config) -> MoeSpec:
+    """Return the mixture, whose experts have no gate. Raises ModelError."""
+    config.require("moe_latent_size")
+    config.require("n_shared_experts", 1)
+    config.require("mlp_bias", False)
+    config.fill("num_experts_per_tok", 2)
+    routing = read_grouped_routing(config, normalise=True)
+    moe = read_moe(config, "n_routed_experts", ffn_size=config.integer("moe_intermediate_size"), normalise=True)
+    return replace(moe, routing=routing, shared_size=config.integer("moe_shared_expert_intermediate_size"))
+
+
 def _kinds(config: Config) -> list[str]:
     """Return the kind of every layer. Raises ModelError."""
     key = config.first_of("layers_block_type", "layer_types", "hybrid_override_pattern")
@@ -73,7 +90,7 @@ def _kinds(config: Config) -> list[str]:
     kinds = config.raw(key)
     if isinstance(kinds, str):
         kinds = [_PATTERN.get(letter, letter) for letter in kinds]
-    known = ("mlp", *ATTENTION, *STATE)
+    known = ("mlp", "moe", *ATTENTION, *STATE)
     if not isinstance(kinds, list) or not kinds or any(kind not in known for kind in kinds):
         unknown = sorted({str(kind) for kind in kinds if kind not in known}) if isinstance(kinds, list) else kinds
         raise config.error(key, f"expected layers of {', '.join(known)}, found {unknown!r}")
@@ -94,4 +111,5 @@ FAMILY = Family(
     optional_prefix="backbone.",
     prefixes=(("model.", "backbone."),),
     spelling=_SPELLING,
+    stacked=None,
 )

@@ -74,7 +74,8 @@ class LinearLoader:
     def expert(self, key: str, shape: ExpertsShape) -> Expert:
         """Return the weights of one expert, whose keys begin with `key`."""
         hidden, ffn = shape.hidden_size, shape.ffn_size
-        gate_up = [Shard.whole(key + part, (ffn, hidden)) for part in ("gate", "up")]
+        parts = ("gate", "up") if shape.gated else ("up",)
+        gate_up = [Shard.whole(key + part, (ffn, hidden)) for part in parts]
         down = [Shard.whole(f"{key}down", (hidden, ffn))]
         return Expert(
             self.weight(gate_up, dense=True), self.weight(down, dense=True), self.bias(gate_up), self.bias(down)

@@ -35,7 +35,8 @@ class MoeMlp:
 def load_moe(spec: ModelSpec, moe: MoeSpec, load: LinearLoader, prefix: str) -> MoeMlp:
     """Load the router, this rank's experts and its share of the shared expert. Raises ModelError."""
     mine = load.share(moe.n_experts)
-    shape = ExpertsShape(range(mine.start, mine.stop), spec.hidden_size, moe.ffn_size, moe.routing)
+    of_rank, gated = range(mine.start, mine.stop), spec.mlp == "gated"
+    shape = ExpertsShape(of_rank, spec.hidden_size, moe.ffn_size, moe.routing, gated)
     correction = None
     if moe.routing.corrected:
         correction = load.source.vector(f"{prefix}router_correction", moe.n_experts).to(load.backend.device)

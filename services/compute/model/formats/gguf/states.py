@@ -47,7 +47,7 @@ def of_states(keys: Keys, file: GgufFile, hub: str, values: Mapping[str, Any]) -
 
 
 def _without_drafts(keys: Keys) -> dict[str, Any]:
-    """Return the number of layers without the last ones, which only draft tokens, and their number. Raises ModelError."""
+    """Return the number of layers without the last ones, which only draft tokens, and theirs. Raises ModelError."""
     n_drafts, n_layers = keys.integer(_DRAFTS, 0), keys.integer("block_count", 0)
     if not n_drafts:
         return {}
