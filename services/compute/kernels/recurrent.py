@@ -141,7 +141,8 @@ class RecurrentKernels:
     ) -> None:
         """Write norm(x * silu(z)) to `out` [n, size] or, `outside`, norm(x) * silu(z).
 
-        `sigmoid`: that of z takes silu's place. The norm is that of each group, with `weight` [size] float32; None: there is none.
+        `sigmoid`: that of z takes silu's place. The norm is that of each group, with `weight` [size] float32; None:
+        there is none.
         """
         n, size = out.shape
         self._library.rz_gated_norm(
