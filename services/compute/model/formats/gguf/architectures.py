@@ -50,6 +50,15 @@ _SHARED_EXPERT = {
 }
 _SECTIONS = "rope.dimension_sections"  # which numbers of a head turn by a place in an image: in texts all are one
 _SSM_BIASES = {"mamba_conv_bias": "ssm_conv1d.bias", "mamba_proj_bias": "ssm_in.bias"}
+_LONE_EXPERTS = {  # experts without a gate, in layers of their own
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_weights_scale": "routed_scaling_factor",
+}
+_GROUPS = {"expert_group_count": "n_group", "expert_group_used_count": "topk_group"}
 _UNMIXED = {"embedding_length": "hidden_size", "block_count": "num_hidden_layers", _RMS_NORM: "layer_norm_epsilon"}
 _ROPE = ("rope.dimension_count", "rope.freq_base")  # written by converters for attention that has no rope
 _NO_ROPE = {key: name for key, name in _LLAMA.items() if key != "rope.freq_base"}
@@ -181,6 +190,19 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _NO_ROPE | _MAMBA2 | {_RMS_NORM: "layer_norm_epsilon"},
         needed=(_RMS_NORM, *_MAMBA2),
         biases={"mlp_bias": "ffn_up.bias"} | _SSM_BIASES,
+        sparse=(*_SOME_ATTEND, "feed_forward_length"),
+        passed=_ROPE,
+        names={"mlp_norm": "attn_norm"},
+    ),
+    "nemotron_h_moe": Architecture(
+        "NemotronHForCausalLM",
+        _NO_ROPE
+        | _MAMBA2
+        | _LONE_EXPERTS
+        | _GROUPS
+        | {_RMS_NORM: "layer_norm_epsilon", "expert_shared_count": "n_shared_experts"},
+        needed=(_RMS_NORM, *_MAMBA2, *_LONE_EXPERTS),
+        biases=_SSM_BIASES,
         sparse=(*_SOME_ATTEND, "feed_forward_length"),
         passed=_ROPE,
         names={"mlp_norm": "attn_norm"},

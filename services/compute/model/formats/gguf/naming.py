@@ -85,7 +85,7 @@ def _refs(spec: ModelSpec, architecture: Architecture) -> Refs:
         if architecture.one_gate_up:
             refs |= concatenated(f"{module}ffn_up", {f"{key}gate": spec.ffn_size, f"{key}up": spec.ffn_size})
         if layer.moe is not None:
-            refs |= _experts(key, module, layer.moe)
+            refs |= _experts(key, module, layer.moe, gated=spec.mlp == "gated")
     return refs
 
 
@@ -105,9 +105,9 @@ def _attention(key: str, module: str, spec: ModelSpec, architecture: Architectur
     return refs
 
 
-def _experts(key: str, module: str, moe: MoeSpec) -> Refs:
+def _experts(key: str, module: str, moe: MoeSpec, *, gated: bool) -> Refs:
     """Return the references of experts: those of a layer are one tensor for each projection."""
-    parts, shared = ("gate", "up", "down"), Refs()
+    parts, shared = ("gate",) * gated + ("up", "down"), Refs()
     if moe.shared_size:
         shared = {f"{key}shared.{part}": TensorRef(f"{module}ffn_{part}_shexp.weight") for part in parts}
     if moe.shared_gate:

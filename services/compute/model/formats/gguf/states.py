@@ -24,17 +24,18 @@ def of_states(keys: Keys, file: GgufFile, hub: str, values: Mapping[str, Any]) -
     """Return the keys of config.json that describe layers with a state, by Bamba's names. Raises ModelError."""
     match hub:
         case "Lfm2ForCausalLM" | "Lfm2MoeForCausalLM":
-            if hub == "Lfm2MoeForCausalLM" and (gating := keys.integer("expert_gating_func", _SIGMOID)) != _SIGMOID:
-                raise keys.error(
-                    "expert_gating_func", f"{gating} is not implemented here; allowed: {_SIGMOID} (sigmoid)"
-                )
+            if hub == "Lfm2MoeForCausalLM":
+                _require_sigmoid(keys)
             return {"layer_types": _kinds(keys, "conv")}
         case "GraniteMoeHybridForCausalLM":
             shared = values.get("shared_intermediate_size") or values.get("intermediate_size")
             sizes = {"shared_intermediate_size": shared, "num_local_experts": values.get("num_local_experts") or 0}
             return sizes | {"layer_types": _kinds(keys, STATE[0])} | _of_heads(keys, values)
         case "NemotronHForCausalLM":
-            return {"layers_block_type": _lone_parts(keys)} | _of_heads(keys, values)
+            mlp = "moe" if "n_routed_experts" in values else "mlp"
+            if mlp == "moe":
+                _require_sigmoid(keys)
+            return {"layers_block_type": _lone_parts(keys, mlp)} | _of_heads(keys, values)
         case "Mamba2ForCausalLM":
             return _of_heads(keys, values)
         case "MambaForCausalLM" | "FalconMambaForCausalLM":
@@ -56,6 +57,12 @@ def _without_drafts(keys: Keys) -> dict[str, Any]:
     return {"num_hidden_layers": n_layers - n_drafts, "num_nextn_predict_layers": n_drafts}
 
 
+def _require_sigmoid(keys: Keys) -> None:
+    """Raise ModelError for another function of the router's logits."""
+    if (gating := keys.integer("expert_gating_func", _SIGMOID)) != _SIGMOID:
+        raise keys.error("expert_gating_func", f"{gating} is not implemented here; allowed: {_SIGMOID} (sigmoid)")
+
+
 def _of_jamba(keys: Keys, file: GgufFile) -> dict[str, Any]:
     """Return in which layers attention and experts are. Raises ModelError."""
     mixed = [f"blk.{index}{_ROUTER}" in file.tensors for index in range(keys.integer("block_count", 0))]
@@ -70,10 +77,10 @@ def _kinds(keys: Keys, other: str) -> list[str]:
     return [ATTENTION[1] if attends else other for attends in keys.layers(_KV_HEADS)]
 
 
-def _lone_parts(keys: Keys) -> list[str]:
-    """Return the kind of each layer, which is attention, an MLP or a state-space layer. Raises ModelError."""
+def _lone_parts(keys: Keys, mlp: str) -> list[str]:
+    """Return the kind of each layer, which is attention, an `mlp` or a state-space layer. Raises ModelError."""
     parts = zip(keys.layers(_KV_HEADS), keys.layers("feed_forward_length"), strict=True)
-    kinds = {(True, False): ATTENTION[1], (False, True): "mlp", (False, False): STATE[1]}
+    kinds = {(True, False): ATTENTION[1], (False, True): mlp, (False, False): STATE[1]}
     of_layers = [kinds.get(part, "") for part in parts]
     if "" in of_layers:
         problem = f"layer {of_layers.index('')} also has KV heads; allowed: one of both"

@@ -68,7 +68,7 @@ def write_model(
         if (name == "lm_head.weight" and config.tie_word_embeddings) or name.endswith((".attn.bias", "inv_freq")):
             continue
         for stored, part, order in _parts(name, tensor, arch, config):
-            published = name.replace("model.", "backbone.", 1) if arch == "nemotron_h" else name
+            published = name.replace("model.", "backbone.", 1) if arch.startswith("nemotron_h") else name
             stored = stored or names.get_name(published, (".weight", ".bias"))
             assert stored, f"gguf has no name for {name}"
             assert stored not in written, f"{stored} twice"
@@ -108,6 +108,8 @@ def _experts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     prefix = f"blk.{name.split('.')[2]}.ffn_"
     if name.endswith("down_proj"):
         return [(f"{prefix}down_exps.weight", tensor)]
+    if name.endswith(".up_proj"):
+        return [(f"{prefix}up_exps.weight", tensor)]
     gate, up = tensor.chunk(2, dim=1)
     return [(f"{prefix}gate_exps.weight", gate), (f"{prefix}up_exps.weight", up)]
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 STATEFUL = (
     *("lfm2", "lfm2moe", "granitehybrid", "falcon-h1", "nemotron_h", "jamba", "mamba", "mamba2"),
-    *("qwen3next", "qwen35", "qwen35moe"),
+    *("nemotron_h_moe", "qwen3next", "qwen35", "qwen35moe"),
 )
 _ATTENTION = ("attention", "full_attention")
-_COLUMNS = ("granitehybrid", "falcon-h1", "nemotron_h", "mamba2")  # numbers of heads are rows of one
+_COLUMNS = ("granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe", "mamba2")  # numbers of heads are rows of one
 _NEVER_QUANTIZED = ("ssm_a", "ssm_d", "norm.weight", "conv1d.weight", "conv.weight")
 
 
@@ -63,6 +63,7 @@ def state_parts(name: str, tensor: Tensor, arch: str, config: Any) -> list[Part]
 
 _NAMES = {  # those that `gguf` has for other names of the hub
     ".expert_bias": "exp_probs_b.bias",
+    ".e_score_correction_bias": "exp_probs_b.bias",
     ".block_sparse_moe.router.weight": "ffn_gate_inp.weight",
     ".dt_bias": "ssm_dt.bias",
     "conv1d.weight": "ssm_conv1d.weight",
@@ -213,15 +214,17 @@ def _write_attention(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     ffn_size = getattr(config, "intermediate_size", None)
     if arch == "nemotron_h":
         writer.add_feed_forward_length([ffn_size if kind == "mlp" else 0 for kind in kinds])
+    elif arch == "nemotron_h_moe":
+        writer.add_feed_forward_length([config.moe_intermediate_size if kind == "moe" else 0 for kind in kinds])
     elif ffn_size is not None:
         alone = arch == "granitehybrid" and not config.num_local_experts
         writer.add_feed_forward_length(config.shared_intermediate_size if alone else ffn_size)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if arch in ("nemotron_h", "falcon-h1") or arch.startswith("qwen3"):
+    if arch.startswith(("nemotron_h", "qwen3")) or arch == "falcon-h1":
         writer.add_key_length(head)
         writer.add_value_length(head)
     rope = getattr(config, "rope_parameters", None)
-    if rope and arch not in ("jamba", "nemotron_h"):
+    if rope and arch not in ("jamba", "nemotron_h", "nemotron_h_moe"):
         writer.add_rope_freq_base(rope["rope_theta"])
     if arch.startswith("qwen3"):
         writer.add_rope_dimension_count(int(head * rope["partial_rotary_factor"]))
@@ -247,7 +250,14 @@ def _write_experts(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if arch == "granitehybrid":
         writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
-    if arch in ("lfm2moe", "qwen3next", "qwen35moe"):
+    if arch == "nemotron_h_moe":
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    if arch in ("lfm2moe", "nemotron_h_moe", "qwen3next", "qwen35moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if arch in ("qwen3next", "qwen35moe"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)

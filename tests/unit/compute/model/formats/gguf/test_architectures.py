@@ -114,6 +114,7 @@ CASES = {
     "falcon-h1": Case("falcon-h1", "falcon_h1"),
     "falcon-h1_normed": Case("falcon-h1", "falcon_h1_normed", {"mamba_norm_before_gate": False}),
     "nemotron_h": Case("nemotron_h", "nemotron_h"),
+    "nemotron_h_moe": Case("nemotron_h_moe", "nemotron_h_moe"),
     "jamba": Case("jamba", "jamba"),
     "mamba": Case("mamba", "mamba", {"use_bias": False}),
     "falconmamba": Case("mamba", "falcon_mamba"),
