@@ -12,7 +12,6 @@ from services.compute.backends.names import Gate, GateCurve
 from services.compute.backends.recurrent import ChannelDecays, DeltaDecays, HeadDecays
 from services.compute.backends.states import ScanTokens, StatePlan, in_turn
 
-
 _EPS = 1e-6  # epsilon of the lengths of queries and keys
 
 

@@ -17,6 +17,7 @@ from services.compute.model.mixers import DeltaNet
 from services.compute.model.shard import Shard, Span
 from services.compute.model.spec import ModelSpec
 
+
 class LowRankGates:
     """The gate and the steps of the decays of this rank's heads, as products of few numbers of a row."""
 
