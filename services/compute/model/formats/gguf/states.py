@@ -32,10 +32,7 @@ def of_states(keys: Keys, file: GgufFile, hub: str, values: Mapping[str, Any]) -
             sizes = {"shared_intermediate_size": shared, "num_local_experts": values.get("num_local_experts") or 0}
             return sizes | {"layer_types": _kinds(keys, STATE[0])} | _of_heads(keys, values)
         case "NemotronHForCausalLM":
-            mlp = "moe" if "n_routed_experts" in values else "mlp"
-            if mlp == "moe":
-                _require_sigmoid(keys)
-            return {"layers_block_type": _lone_parts(keys, mlp)} | _of_heads(keys, values)
+            return _of_nemotron(keys, values) | _of_heads(keys, values)
         case "Mamba2ForCausalLM":
             return _of_heads(keys, values)
         case "MambaForCausalLM" | "FalconMambaForCausalLM":
@@ -77,15 +74,18 @@ def _kinds(keys: Keys, other: str) -> list[str]:
     return [ATTENTION[1] if attends else other for attends in keys.layers(_KV_HEADS)]
 
 
-def _lone_parts(keys: Keys, mlp: str) -> list[str]:
-    """Return the kind of each layer, which is attention, an `mlp` or a state-space layer. Raises ModelError."""
+def _of_nemotron(keys: Keys, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the kind of each layer: attention, a state-space layer, an MLP or experts. Raises ModelError."""
+    mlp = "moe" if "n_routed_experts" in values else "mlp"
+    if mlp == "moe":
+        _require_sigmoid(keys)
     parts = zip(keys.layers(_KV_HEADS), keys.layers("feed_forward_length"), strict=True)
     kinds = {(True, False): ATTENTION[1], (False, True): mlp, (False, False): STATE[1]}
     of_layers = [kinds.get(part, "") for part in parts]
     if "" in of_layers:
         problem = f"layer {of_layers.index('')} also has KV heads; allowed: one of both"
         raise keys.error("feed_forward_length", problem)
-    return of_layers
+    return {"layers_block_type": of_layers}
 
 
 def _of_heads(keys: Keys, values: Mapping[str, Any]) -> dict[str, Any]:
