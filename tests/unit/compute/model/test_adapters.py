@@ -102,13 +102,14 @@ def test_logits_equal_those_of_merged_weights(
         model.adapters.put(1, model.adapters.read(adapter))
         return model.logits(AdaptedEngine(model, comm, 1).run(ids, [7, 1, 20, 1]))
 
-    assert (logits(SingleRank())[:, : expected.shape[1]] - expected).abs().max() <= 1e-4
+    most = 1e-4 * expected.abs().max()
+    assert (logits(SingleRank())[:, : expected.shape[1]] - expected).abs().max() <= most
     assert (sample(variant).logits - expected).abs().max() > 0.1
     if case != "patterns" and backend.device == CPU:
         for size in (2, 4) if case == "separate" else (2,):
             parts = run_ranks(size, lambda rank: logits(rank))
             together = torch.cat(parts, dim=-1)[:, : expected.shape[1]]
-            assert (together - expected).abs().max() <= 1e-4
+            assert (together - expected).abs().max() <= most
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
