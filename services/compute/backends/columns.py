@@ -51,12 +51,12 @@ class TakenColumns:
 
 
 def _grouped(weight: Grouped, columns: Tensor) -> Grouped:
-    kept, groups = _neighbours(weight.groups[columns])
-    zero, offset = (None if part is None else part.index_select(1, kept) for part in (weight.zero, weight.offset))
-    return Grouped(weight.codes.index_select(1, columns), weight.scale.index_select(1, kept), zero, groups, offset)
+    stored, groups = _neighbours(weight.groups[columns])
+    zero, offset = (None if part is None else part.index_select(1, stored) for part in (weight.zero, weight.offset))
+    return Grouped(weight.codes.index_select(1, columns), weight.scale.index_select(1, stored), zero, groups, offset)
 
 
 def _neighbours(groups: Tensor) -> tuple[Tensor, Tensor]:
     """Return the groups of runs of inputs, in order, and the run of each input."""
-    kept, runs = torch.unique_consecutive(groups, return_inverse=True)
-    return kept, runs
+    stored, runs = torch.unique_consecutive(groups, return_inverse=True)
+    return stored, runs
