@@ -24,6 +24,8 @@ _SUMS = {
     "input": "input_tokens",
     "cached": "input_cached_tokens",
     "output": "output_tokens",
+    "accepted": "accepted_prediction_tokens",
+    "rejected": "rejected_prediction_tokens",
 }
 _REPORTS = ("usage/completions", "usage/embeddings", "costs")
 _STARTS = {"1m": "%Y-%m-%d %H:%M", "1h": "%Y-%m-%d %H:%M", "1d": "%Y-%m-%d"}

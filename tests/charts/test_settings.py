@@ -14,6 +14,7 @@ import pytest
 from services.common.settings import ServiceSettings
 from services.common.tls.issuing import Authority
 from services.finetuner.settings import FinetunerSettings
+from services.gateway.billing.prices import Price, read_prices
 from services.gateway.names.route import read_route, read_routes
 from services.gateway.settings import GatewaySettings
 from services.kv_coordinator.settings import CoordinatorSettings
@@ -318,3 +319,14 @@ def test_gateways_read_routes_and_the_schema_refuses_wrong_fields() -> None:
     for name, url in (("a_b", "http://a"), ("a", "ftp://a"), ("a", "https://user@a/v1")):
         with pytest.raises(RenderError, match=rf"externals\.{name}"):
             render(inline=json.dumps({"externals": {name: {"baseUrl": url}}}))
+
+
+def test_gateways_read_the_prices_of_the_chart_and_the_schema_refuses_wrong_fields() -> None:
+    price = {"input": 0.5, "cached_input": 0.1, "output": 1.5, "batch_factor": 0.5}
+    (gateway,) = render(inline=json.dumps({"gateway": {"prices": {"a": price, "*": {}}}})).pods_of("gateway")
+    read = read_prices(environment(gateway.containers[0])["RYZANSTEIN_PRICES"])
+    assert read == {"a": Price(**price), "*": Price()}
+    assert price.keys() == set(Price.__struct_fields__)
+    for wrong in ({"outptu": 1}, {"input": -1}, {"batch_factor": 2}):
+        with pytest.raises(RenderError, match="prices"):
+            render(inline=json.dumps({"gateway": {"prices": {"a": wrong}}}))

@@ -29,10 +29,11 @@ from tests.unit.monitoring.panels import EVENTS, panels, shows
 MODEL = str(Path(__file__).parents[2] / "models" / "ryzanstein-tiny")
 COMPONENTS = ("gateway", "router", "coordinator", "worker")
 OF_OTHERS = {"rz-k8s"}
-# The worker here has a host cache, and a gateway counts canaries from 0.
+# The worker here has a host cache, a gateway counts canaries from 0, and its models have prices.
 EMPTY = EVENTS - {
     *("rz-kv: Blocks below the device", "rz-kv: Bytes kept", "rz-kv: Blocks not kept or not loaded"),
     *("rz-kv: Bytes to and from them", "rz-overview: Canaries"),
+    *("rz-usage: Cost", "rz-usage: Cost by tenant", "rz-usage: Cost by model"),
 }
 IN_FLIGHT = 'ryzanstein_gateway_in_flight_requests{api="rest",route="/v1/completions"} 1.0'
 
@@ -164,6 +165,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             "ROUTER_ADDRESSES": router.address,
             "GATEWAY_PORT": str(ports["gateway"]),
             "METRICS_PORT": str(metrics["gateway"]),
+            "PRICES": '{"*": {"input": 1, "output": 2}}',
         }
         pids = {
             module: stack.enter_context(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
-from charts.tools.dashboards import gateway, kubernetes, kv, overview, pods, router, workers
+from charts.tools.dashboards import gateway, kubernetes, kv, overview, pods, router, usage, workers
 from charts.tools.dashboards.grafana import Dashboard, to_json
 
 DASHBOARDS: tuple[Dashboard, ...] = (
     overview.DASHBOARD,
     gateway.DASHBOARD,
+    usage.DASHBOARD,
     router.DASHBOARD,
     kv.DASHBOARD,
     workers.DASHBOARD,

@@ -46,16 +46,6 @@ DASHBOARD = Dashboard(
                     *quantiles("ryzanstein_gateway_completion_length_tokens", 0.5, 0.99, by="model", where=_MODEL),
                     about="In tokens.",
                 ),
-                graph(
-                    "Tokens and costs by tenant",
-                    "short",
-                    (f"topk(10, {rate('ryzanstein_gateway_tokens_total', 'tenant', _MODEL)})", "{{tenant}}, tokens/s"),
-                    (
-                        f"topk(10, 3600 * {rate('ryzanstein_gateway_cost_total', 'tenant', _MODEL)})",
-                        "{{tenant}}, cost/h",
-                    ),
-                    about="The ten largest; costs in the currency of the prices, where models have prices.",
-                ),
             ),
         ),
         (
@@ -96,14 +86,6 @@ DASHBOARD = Dashboard(
                     ("sum (ryzanstein_gateway_websocket_connections{@})", "open"),
                     (rate("ryzanstein_gateway_websocket_closes_total", "code"), "closed/s with {{code}}"),
                     about="1005: lost without a close, 1012: the gateway ends.",
-                ),
-                graph(
-                    "Usage that Redis does not have",
-                    "short",
-                    ("sum (ryzanstein_gateway_usage_waiting_tokens{@})", "tokens that wait"),
-                    (rate("ryzanstein_gateway_unaccounted_tokens_total"), "tokens lost/s"),
-                    (rate("ryzanstein_gateway_unlogged_requests_total"), "requests/s that the log for plans lacks"),
-                    about="Redis is or was away. " + runbook("redis-lost"),
                 ),
             ),
         ),

@@ -81,16 +81,6 @@ DASHBOARD = Dashboard(
                     about="Of as many as it may have. " + runbook("overload"),
                 ),
                 graph(
-                    "Power",
-                    "watt",
-                    (
-                        "sum by (instance, device) "
-                        f'(rate(ryzanstein_worker_energy_joules_total{{@,component=~"$component"}}[{INTERVAL}]))',
-                        "{{instance}} {{device}}",
-                    ),
-                    about="Where the kernel (RAPL) or NVML counts it, for all that runs on a worker's machine.",
-                ),
-                graph(
                     "Event loop lag",
                     "s",
                     (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from services.gateway.billing.account import Account, Counts, Kind
 from services.gateway.billing.ledger import UsageLedger
-from services.gateway.billing.prices import Prices
+from services.gateway.billing.prices import Cost, Prices
 from services.gateway.tenants.tenant import Tenant
 from services.gateway.usage import Usage
 
@@ -22,9 +22,12 @@ class Meter:
 
     def priced(self, model: str, usage: Usage) -> Usage:
         """A usage with its cost, if the model has a price."""
-        return replace(usage, cost=self.prices.cost(model, usage).total) if self.prices.knows(model) else usage
+        return replace(usage, cost=self._cost(model, usage).total) if self.prices.knows(model) else usage
 
     def count(self, kind: Kind, tenant: Tenant, model: str, usage: Usage) -> asyncio.Event:
         """Count a request; returns what is set when Redis has the count, or is away."""
         account = Account(kind, tenant.name, tenant.key_id, model, self.batch)
-        return self.ledger.add(account, Counts.of(usage, self.prices.cost(model, usage)))
+        return self.ledger.add(account, Counts.of(usage, self._cost(model, usage)))
+
+    def _cost(self, model: str, usage: Usage) -> Cost:
+        return self.prices.cost(model, usage, batch=self.batch)

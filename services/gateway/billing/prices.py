@@ -36,6 +36,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     input: Amount = 0.0
     cached_input: Amount | None = None  # None: as `input`
     output: Amount = 0.0
+    batch_factor: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0  # part of the price that tokens of batches cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +50,17 @@ class Prices:
         """Whether a model has a price."""
         return model in self.by_model or ANY_MODEL in self.by_model
 
-    def cost(self, model: str, usage: Usage) -> Cost:
-        """What a request costs."""
+    def cost(self, model: str, usage: Usage, *, batch: bool = False) -> Cost:
+        """What a request costs; `batch`: it is one of a batch."""
         price = self.by_model.get(model) or self.by_model.get(ANY_MODEL)
         if price is None:
             return Cost()
         cached_price = price.input if price.cached_input is None else price.cached_input
+        factor = price.batch_factor if batch else 1.0
         return Cost(
-            _nanos(usage.prompt_tokens - usage.cached_tokens, price.input),
-            _nanos(usage.cached_tokens, cached_price),
-            _nanos(usage.completion_tokens, price.output),
+            _nanos(usage.prompt_tokens - usage.cached_tokens, factor * price.input),
+            _nanos(usage.cached_tokens, factor * cached_price),
+            _nanos(usage.completion_tokens, factor * price.output),
         )
 
 

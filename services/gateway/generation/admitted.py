@@ -236,7 +236,8 @@ class AdmittedRequest:
         """Stop whatever still runs, and say what was used."""
         if self._work is not None:
             self.prepared.close()
-            self.used = self.prepared.usage()
+            if self._counted is None:  # else it is final, and has its cost
+                self.used = self.prepared.usage()
 
     async def _collect(self, new_choice: Callable[[], Choice]) -> Sequence[Choice]:
         generations = self.prepared.generations

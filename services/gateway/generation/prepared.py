@@ -24,6 +24,7 @@ class Prepared:
     billed: Callable[[Generation], Usage]
     per_prompt: int = 1  # choices that share a prompt: it is counted once
     include_workers: bool = False
+    include_cost: bool = False
 
     def usage(self) -> Usage:
         """The tokens that the sequences have used so far; a prompt counts once one of its sequences has begun."""

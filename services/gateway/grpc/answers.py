@@ -17,7 +17,7 @@ class ResponseWriter:
     """Writes the messages of a generation, created at the first chunk, when the model is final."""
 
     def __init__(self, request: AdmittedRequest, body: ChatBody | CompletionBody) -> None:
-        self._prepared = request.prepared
+        self._request, self._prepared = request, request.prepared
         self._echo = isinstance(body, CompletionBody) and bool(body.echo)
         self._prompt = ""
         if isinstance(body, CompletionBody) and self._echo:
@@ -49,7 +49,7 @@ class ResponseWriter:
             response.finish_reason = FinishReason.LENGTH if self._silent else chunk.finish
             self._running -= 1
             if not self._running:
-                response.usage.CopyFrom(usage_message(self._prepared.usage()))
+                response.usage.CopyFrom(usage_message(self._request.used))
         return response
 
     def _add(self, response: inference_pb2.GenerateResponse, chunk: OutputChunk) -> None:
@@ -90,4 +90,6 @@ def usage_message(usage: Usage) -> inference_pb2.Usage:
     if usage.prediction is not None:
         message.accepted_prediction_tokens = usage.prediction.accepted_tokens
         message.rejected_prediction_tokens = usage.prediction.rejected_tokens
+    if usage.cost is not None:
+        message.cost = usage.cost
     return message

@@ -19,7 +19,7 @@ from services.gateway.http.chunks import ChunkSerializer
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.text.codec import ServedModel
 from services.gateway.tools.calls import CallDelta, call_deltas, call_json, function_json, join_calls
-from services.gateway.usage import Usage, usage_json
+from services.gateway.usage import Usage
 
 DOCUMENTED = Documentation(
     summary="Continue a conversation; server-sent events with `stream`",
@@ -105,7 +105,7 @@ class ChatSerializer(ChunkSerializer[ChatBody]):
             **self._common,
             "object": "chat.completion",
             "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
-            "usage": usage_json(usage),
+            "usage": self._used(usage),
         }
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:

@@ -56,8 +56,11 @@ class ChunkSerializer(Serializer[Body]):
         """See :class:`Serializer`."""
         if not self._usage_field:
             return DONE
-        used = usage_json(usage) | ({"cost": usage.cost} if self._with_cost else {})
-        return b"data: " + encode({**self._common, "choices": [], "usage": used}) + b"\n\n" + DONE
+        return b"data: " + encode({**self._common, "choices": [], "usage": self._used(usage)}) + b"\n\n" + DONE
+
+    def _used(self, usage: Usage) -> dict[str, object]:
+        """The usage of the whole answer."""
+        return usage_json(usage) | ({"cost": usage.cost} if self._with_cost else {})
 
     def failure(self, error: ApiError) -> bytes:
         """See :class:`Serializer`."""

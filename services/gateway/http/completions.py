@@ -18,7 +18,7 @@ from services.gateway.generation.request import Caller
 from services.gateway.http.chunks import ChunkSerializer
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.text.codec import ServedModel
-from services.gateway.usage import Usage, usage_json
+from services.gateway.usage import Usage
 
 DOCUMENTED = Documentation(
     summary="Continue a text; server-sent events with `stream`",
@@ -94,7 +94,7 @@ class CompletionSerializer(ChunkSerializer[CompletionBody]):
             self._choice(index, choice, generation)
             for index, (choice, generation) in enumerate(zip(choices, generations, strict=True))
         ]
-        return {**self._common, "choices": written, "usage": usage_json(usage)}
+        return {**self._common, "choices": written, "usage": self._used(usage)}
 
     def _choice(self, index: int, choice: Choice, generation: Generation) -> dict[str, Any]:
         text = "" if self._silent else choice.text

@@ -29,7 +29,7 @@ Server to client:
   With ``stream_options.include_workers``, the first message after a change of the worker has ``worker``.
 * ``waiting``: ``{"type": "waiting", "id", "stage", "estimate_s"}``, about once a second while the generation waits for
   a model that starts, if its client wants such events; ``estimate_s`` is null where it is not known.
-* ``done``: ``{"type": "done", "id", "finish_reason", "usage"}``.
+* ``done``: ``{"type": "done", "id", "finish_reason", "usage"}``; ``usage`` has ``cost`` with ``stream_options.include_cost``.
 * ``error``: ``{"type": "error", "id", "error": {...}}`` with OpenAI's error object; ``id`` is empty when the message
   itself could not be read. An error ends its generation, not the connection.
 
@@ -40,6 +40,7 @@ Indices have no gaps and never decrease, with one exception: after ``resume``, t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -129,7 +130,6 @@ def _check_body(body: SamplingBody) -> None:
         ("echo", getattr(body, "echo", None)),
         ("prompt_logprobs", getattr(body, "prompt_logprobs", None) is not None),
         ("stream_options.continuous_usage_stats", options is not None and options.continuous_usage_stats),
-        ("stream_options.include_cost", options is not None and options.include_cost),
     ):
         if given:
             raise invalid(f"`{name}` is not supported on a WebSocket.", name, "unsupported_field")
@@ -157,7 +157,8 @@ class SingleSequence(Generic[Body]):
         prepared = await self._preparer.prepare(body, model, caller)
         if len(prepared.generations) != 1:
             raise invalid("A generation is one sequence: one prompt, and `n` of 1.", "n", "invalid_value")
-        return prepared
+        options = body.stream_options
+        return replace(prepared, include_cost=options is not None and options.include_cost is True)
 
     def logprobs(self, prepared: Prepared, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
         """The logprobs of tokens, in REST's shape for this kind."""

@@ -99,7 +99,8 @@ class ReplayBuffer:
         """The `done` or `error` message."""
         if self.error is not None:
             return {"type": "error", "id": name, **self.error.body()}
-        usage = usage_json(self._request.prepared.usage())
+        used = self._request.used
+        usage = usage_json(used) | ({"cost": used.cost} if self._request.prepared.include_cost else {})
         return {"type": "done", "id": name, "finish_reason": self.finish, "usage": usage}
 
     def follow(self, on_news: Callable[[], None]) -> None:

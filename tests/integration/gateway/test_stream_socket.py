@@ -114,7 +114,6 @@ async def test_field_unsupported_over_websocket_is_rejected_by_name(stack: Stack
             ("echo", {"echo": True, "max_tokens": 0}),
             ("prompt_logprobs", {"prompt_logprobs": 0}),
             ("stream_options.continuous_usage_stats", {"stream_options": {"continuous_usage_stats": True}}),
-            ("stream_options.include_cost", {"stream_options": {"include_cost": True}}),
         ):
             await client.send(type="start", id="a", kind="completion", request={"prompt": PROMPT, **fields})
             error = (await client.until("error", "a"))["error"]

@@ -43,11 +43,11 @@ from tests.integration.gateway.usage import (
 )
 
 
-async def cancel_on_socket(stack: Stack, key: str) -> dict[str, Any]:
+async def cancel_on_socket(stack: Stack, key: str, **fields: Any) -> dict[str, Any]:
     """What a generation has used that its client cancels after some tokens."""
     address = f"ws{stack.url[4:]}/v1/stream"
     async with websockets.connect(address, proxy=None, additional_headers=authorized(key)) as socket:
-        body = {"prompt": "Cancel me", "max_tokens": 200}
+        body = {"prompt": "Cancel me", "max_tokens": 200} | fields
         await socket.send(json.dumps({"type": "start", "id": "a", "kind": "completion", "request": body}))
         cancelled = False
         while (message := json.loads(await socket.recv()))["type"] != "done":
@@ -58,7 +58,7 @@ async def cancel_on_socket(stack: Stack, key: str) -> dict[str, Any]:
 
 
 async def call(port: int, key: str) -> dict[str, Any]:
-    """What a gRPC call has used."""
+    """What a gRPC call has used, and its cost if its model has a price."""
     async with open_channel(f"127.0.0.1:{port}") as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         options = pb.GenerationOptions(max_tokens=9)
@@ -68,7 +68,7 @@ async def call(port: int, key: str) -> dict[str, Any]:
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        }
+        } | ({"cost": usage.cost} if usage.HasField("cost") else {})
 
 
 async def test_usage_sums_equal_sums_of_answers_of_every_api(server: RedisServer) -> None:
@@ -148,7 +148,8 @@ async def test_failed_stream_counts_the_tokens_of_its_error(server: RedisServer)
 
 
 async def test_batch_and_drafted_tokens_are_counted_apart(server: RedisServer) -> None:
-    async with running_stack([Worker("w0", sizes=(1, 4, 2))], redis_url=server.url) as stack:
+    prices = '{"*": {"output": 1000, "batch_factor": 0.5}}'
+    async with running_stack([Worker("w0", sizes=(1, 4, 2))], redis_url=server.url, prices=prices) as stack:
         done = await over(stack.client, await begin(stack.client, [request("a"), request("b")]))
         body = {"prompt": "a", "prediction": "A list is a sequence", "max_tokens": 10, "seed": 1}
         answer = await stack.complete(**body)
@@ -163,6 +164,11 @@ async def test_batch_and_drafted_tokens_are_counted_apart(server: RedisServer) -
         assert {name: single[name] for name in details} == details
         grouped = sums(await read(stack.http, group_by="batch"), "batch")
         assert {batch: counts["num_model_requests"] for (batch,), counts in grouped.items()} == {True: 2, False: 1}
+        costs = {one["batch"]: one["amount"]["value"] for one in results(await read(stack.http, COSTS, group_by="batch"))}
+        assert costs == pytest.approx({True: batched["output_tokens"] / 2000, False: single["output_tokens"] / 1000})
+        printed = (await asyncio.to_thread(CliRunner().invoke, app, ["usage", "--csv", "--url", stack.url])).output
+        (row,) = csv.DictReader(printed.splitlines())
+        assert (int(row["accepted"]), int(row["rejected"])) == tuple(details.values())
 
 
 async def test_buckets_are_pruned_by_age(server: RedisServer) -> None:
@@ -279,25 +285,29 @@ async def test_costs_are_those_of_the_prices_by_kind_of_token(server: RedisServe
 
 async def test_answers_say_their_cost(stack: Stack) -> None:
     assert "x-ryzanstein-cost" not in (await stack.complete(prompt="a")).headers, "its model has no price"
-    async with running_stack([Worker("w0")], prices='{"*": {"input": 1000, "output": 10000}}') as priced:
+    prices, port = '{"*": {"input": 1000, "output": 10000}}', free_port()
+    async with running_stack([Worker("w0", step_s=0.001)], prices=prices, grpc_port=port) as priced:
+        cancelled = await cancel_on_socket(priced, "", stream_options={"include_cost": True})
+        for usage in (cancelled, await call(port, "")):
+            assert usage["cost"] == pytest.approx(usage["prompt_tokens"] / 1000 + usage["completion_tokens"] / 100)
         for path, body in (*BODIES, ("/v1/embeddings", {"input": ["some", "texts"]})):
             answer = await priced.http.post(path, json=body)
             bill = Bill()
             bill.add("", answer.json()["usage"])
             cost = bill.of[""]["input_tokens"] / 1000 + bill.of[""]["output_tokens"] / 100
             assert float(answer.headers["x-ryzanstein-cost"]) == pytest.approx(cost)
-            if "completions" in path or "responses" in path:
-                options = {"stream": True, "stream_options": {"include_cost": True}}
-                streamed = await priced.http.post(path, json=body | options)
-                assert last_usage(streamed.text)["cost"] == pytest.approx(cost)
-            if "responses" in path:
-                whole = await priced.http.post(path, json=body | options | {"stream": False})
-                assert whole.json()["usage"]["cost"] == pytest.approx(cost)
-            elif "completions" in path:
-                plain = await priced.http.post(
-                    path, json=body | {"stream": True, "stream_options": {"include_usage": True}}
-                )
-                assert "cost" not in last_usage(plain.text)
+            if "embeddings" in path:
+                continue
+            in_messages = path.endswith("messages")
+            wish = {"include_cost": True} if in_messages else {"stream_options": {"include_cost": True}}
+            whole = await priced.http.post(path, json=body | wish)
+            streamed = await priced.http.post(path, json=body | wish | {"stream": True})
+            for usage in (whole.json()["usage"], last_usage(streamed.text)):
+                assert usage["cost"] == pytest.approx(cost)
+            plain = {} if in_messages or "responses" in path else {"stream_options": {"include_usage": True}}
+            unasked = await priced.http.post(path, json=body | plain | {"stream": True})
+            for usage in (answer.json()["usage"], last_usage(unasked.text)):
+                assert "cost" not in usage
 
 
 async def test_official_client_reads_usage_and_costs(server: RedisServer) -> None:

@@ -69,10 +69,19 @@ def test_cached_tokens_have_the_price_of_input_by_default() -> None:
     assert prices.cost("a", usage).total == pytest.approx(25e-6), "rejected tokens of a prediction cost nothing"
     assert prices.cost("other", usage).total == pytest.approx(20e-6)
     assert Prices().cost("a", usage).total == 0
+    halved = Prices(read_prices('{"*": {"input": 1, "output": 3, "batch_factor": 0.5}}'))
+    assert halved.cost("a", usage, batch=True).total == pytest.approx(12.5e-6)
+    assert halved.cost("a", usage).total == pytest.approx(25e-6)
 
 
 @pytest.mark.parametrize(
-    ("text", "named"), [("[]", "object"), ('{"a": {"outptu": 1}}', "outptu"), ('{"a": {"input": -1}}', ">= 0")]
+    ("text", "named"),
+    [
+        ("[]", "object"),
+        ('{"a": {"outptu": 1}}', "outptu"),
+        ('{"a": {"input": -1}}', ">= 0"),
+        ('{"a": {"batch_factor": 2}}', "<= 1"),
+    ],
 )
 def test_wrong_prices_are_refused_by_name(text: str, named: str) -> None:
     with pytest.raises(ValueError, match=named):

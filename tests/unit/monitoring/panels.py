@@ -10,7 +10,8 @@ from tests.unit.monitoring.exported import dashboards
 
 Query = Callable[[str], list[dict[str, Any]]]
 # Those of what the tests' loads do not do: lose streams, wait, have limits, pull blocks from another worker or keep
-# them below the devices, use TLS; and of counters that not every machine has.
+# them below the devices, use TLS, have prices; and of counters that not
+# every machine has.
 EVENTS = frozenset(
     {
         "rz-overview: Pauses that clients saw",
@@ -20,7 +21,8 @@ EVENTS = frozenset(
         "rz-workers: Time of a load",
         "rz-pods: Certificate ends in",
         "rz-overview: Canaries",
-        "rz-pods: Power",
+        *("rz-usage: Power", "rz-usage: Energy of a generated token"),
+        *("rz-usage: Cost", "rz-usage: Cost by tenant", "rz-usage: Cost by model"),
         *("rz-kv: Blocks below the device", "rz-kv: Bytes kept", "rz-kv: Blocks not kept or not loaded"),
         *("rz-kv: Bytes to and from them", "rz-kv: Speed of a load"),
         *("rz-router: Demand", "rz-router: Replicas", "rz-router: Changes, by reason"),  # pools that routers scale

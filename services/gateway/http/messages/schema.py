@@ -197,6 +197,7 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
     keep_alive: KeepAlive | None = None
     attention: AttentionName | None = None
+    include_cost: Annotated[bool, Meta(description="Adds `cost` to the usage of the whole answer")] | None = None
     service_tier: Annotated[Any, ADVISORY] = None
     inference_geo: Annotated[Any, ADVISORY] = None
     diagnostics: Annotated[Any, ADVISORY] = None

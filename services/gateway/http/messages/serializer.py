@@ -64,13 +64,13 @@ class MessagesSerializer(Serializer[MessagesBody]):
             chat = replace(chat, max_tokens=room)
         prepared = await self._chats.prepare(chat, model, caller, new_id("msg"), prompt)
         self._head = {"id": prepared.request_id, "type": "message", "role": "assistant", "model": model.name}
-        self._thoughts = _thoughts(body)
+        self._thoughts, self._with_cost = _thoughts(body), bool(body.include_cost)
         self._blocks = _Blocks()
         return prepared
 
     def opening(self, index: int, generation: Generation) -> bytes:
         """See :class:`Serializer`."""
-        message = self._message([], None, None, Usage(generation.usage.prompt_tokens))
+        message = self._message([], None, None, _usage(Usage(generation.usage.prompt_tokens)))
         return _event({"type": "message_start", "message": message})
 
     def frame(self, index: int, chunk: OutputChunk, generation: Generation) -> bytes:
@@ -87,14 +87,14 @@ class MessagesSerializer(Serializer[MessagesBody]):
             frames += blocks.call(call)
         if chunk.finish is None:
             return frames
-        reason, sequence = self._stop(chunk.finish, generation, called=blocks.called)
-        delta = {"stop_reason": reason, "stop_sequence": sequence}
-        usage = _usage(generation.usage)
-        return frames + blocks.end() + _event({"type": "message_delta", "delta": delta, "usage": usage})
+        self._stopped = self._stop(chunk.finish, generation, called=blocks.called)
+        return frames + blocks.end()
 
     async def ending(self, usage: Usage) -> bytes:
         """See :class:`Serializer`."""
-        return _event({"type": "message_stop"})
+        delta = dict(zip(("stop_reason", "stop_sequence"), self._stopped, strict=True))
+        last = _event({"type": "message_delta", "delta": delta, "usage": self._used(usage)})
+        return last + _event({"type": "message_stop"})
 
     def failure(self, error: ApiError) -> bytes:
         """See :class:`Serializer`."""
@@ -111,13 +111,17 @@ class MessagesSerializer(Serializer[MessagesBody]):
             content.append(_text(choice.text))
         content += [_tool_use(call, _input(call.arguments)) for call in choice.calls]
         reason, sequence = self._stop(choice.finish, generation, called=bool(choice.calls))
-        return self._message(content, reason, sequence, usage)
+        return self._message(content, reason, sequence, self._used(usage))
 
     def _message(
-        self, content: list[dict[str, Any]], reason: str | None, sequence: str | None, usage: Usage
+        self, content: list[dict[str, Any]], reason: str | None, sequence: str | None, usage: dict[str, Any]
     ) -> dict[str, Any]:
         stop = {"stop_reason": reason, "stop_sequence": sequence}
-        return {**self._head, "content": content, **stop, "usage": _usage(usage)}
+        return {**self._head, "content": content, **stop, "usage": usage}
+
+    def _used(self, usage: Usage) -> dict[str, Any]:
+        """The usage of the whole answer."""
+        return _usage(usage) | ({"cost": usage.cost} if self._with_cost else {})
 
     def _stop(self, finish: FinishReason, generation: Generation, *, called: bool) -> tuple[str, str | None]:
         """Why the answer has ended, and which stop sequence did it."""
