@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -71,11 +72,21 @@ def test_calls_of_a_killed_worker(stack: RunningStack) -> None:
     stack.wait_serving(3)
 
 
+def counted(stack: RunningStack) -> Counter[str]:
+    """The sums of the last hour, from the usage API."""
+    query = {"start_time": int(time.time()) - 3600, "bucket_width": "1m", "limit": 1440}
+    page = httpx.get(f"{stack.url}/v1/organization/usage/completions", params=query, timeout=120).json()
+    names = {"num_model_requests", "input_tokens", "output_tokens"}
+    found = [result for bucket in page["data"] for result in bucket["results"]]
+    return Counter({name: sum(result[name] for result in found) for name in names})
+
+
 def through_a_kill(stack: RunningStack, expected: str, **body: Any) -> dict[str, Any]:
     """Stream an answer, whose first worker is killed in the middle; return its usage.
 
-    Its text is `expected`, and another worker has gone on with it.
+    Its text is `expected`, another worker has gone on with it, and it is counted once.
     """
+    before = counted(stack)
     options = {"include_usage": True, "include_workers": True}
     streamed = {"model": stack.model(), **body, "stream": True, "stream_options": options}
     text = ""
@@ -94,6 +105,8 @@ def through_a_kill(stack: RunningStack, expected: str, **body: Any) -> dict[str,
     assert text == expected
     assert len(set(workers)) == 3
     assert usage["completion_tokens"] == body["max_tokens"]
+    once = {"num_model_requests": 1, "input_tokens": usage["prompt_tokens"], "output_tokens": body["max_tokens"]}
+    assert counted(stack) - before == once
     return usage
 
 
