@@ -298,9 +298,9 @@ def clients() -> str:
     lines = [
         "# Clients",
         "",
-        "Made by `make reference` from `docs/reference/clients.toml`. A script talks through each library to the",
-        "bundled model (`tests/e2e/test_clients.py`). Each coding agent has called a tool and read its result through",
-        "a gateway; the requests that it sends are a test (`tests/integration/gateway/test_clients.py`).",
+        "Made by `make reference` from `docs/reference/clients.toml`. The nightly workflow installs and runs each of",
+        "them (`tests/e2e/test_clients.py`): a script through a library, a program without a terminal. The requests of",
+        "four coding agents are also a test of their own (`tests/integration/gateway/test_clients.py`).",
         "",
         "| client | version | API | what works |",
         "|---|---|---|---|",
