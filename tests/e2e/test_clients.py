@@ -1,8 +1,8 @@
 """Public clients, each as its users have it: its own pins, a process.
 
 RYZANSTEIN_TEST_CLIENTS names those to run: folders of tests/e2e/clients, comma-separated, `python` or `all`. A folder's
-`talk` talks to the bundled model. Its `agent`, a script or the command of a program, needs a model that calls tools when
-it should, and has one that obeys (`obedient.py`); it is installed apart from the others, and not among `python`.
+`talk` talks to the bundled model. Its `agent`, a script or the command of a program, needs a model that calls tools and
+has one that obeys (`obedient.py`); it is installed apart from the others, and not among `python`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,14 @@ def asked_for(names: list[str]) -> list[object]:
 def run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, limit_s: float = 280) -> str:
     """The output of a command."""
     done = subprocess.run(
-        command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout

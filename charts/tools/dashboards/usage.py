@@ -46,7 +46,9 @@ DASHBOARD = Dashboard(
             "Tokens",
             (
                 graph("By kind", "short", (rate(_TOKENS, "kind", _MODEL), "{{kind}}"), about="Tokens a second."),
-                graph("By tenant", "short", (f"topk(10, {rate(_TOKENS, 'tenant', _MODEL)})", "{{tenant}}"), about=_MINUTE),
+                graph(
+                    "By tenant", "short", (f"topk(10, {rate(_TOKENS, 'tenant', _MODEL)})", "{{tenant}}"), about=_MINUTE
+                ),
                 graph("By model", "short", (f"topk(10, {rate(_TOKENS, 'model', _MODEL)})", "{{model}}"), about=_MINUTE),
             ),
         ),
@@ -69,8 +71,7 @@ DASHBOARD = Dashboard(
                     "Refused by quota or budget",
                     "reqps",
                     (
-                        rate("ryzanstein_gateway_limited_total", "limit", 'limit=~"quota|budget"')
-                        + " or vector(0)",
+                        rate("ryzanstein_gateway_limited_total", "limit", 'limit=~"quota|budget"') + " or vector(0)",
                         "{{limit}}",
                     ),
                     about="Of the tenant's key.",

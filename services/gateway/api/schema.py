@@ -34,7 +34,9 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_cost: (
-        Annotated[bool, Meta(description="Adds `cost` to the usage of the whole answer; null for a model without a price")]
+        Annotated[
+            bool, Meta(description="Adds `cost` to the usage of the whole answer; null for a model without a price")
+        ]
         | None
     ) = None
     include_workers: (

@@ -29,7 +29,8 @@ Server to client:
   With ``stream_options.include_workers``, the first message after a change of the worker has ``worker``.
 * ``waiting``: ``{"type": "waiting", "id", "stage", "estimate_s"}``, about once a second while the generation waits for
   a model that starts, if its client wants such events; ``estimate_s`` is null where it is not known.
-* ``done``: ``{"type": "done", "id", "finish_reason", "usage"}``; ``usage`` has ``cost`` with ``stream_options.include_cost``.
+* ``done``: ``{"type": "done", "id", "finish_reason", "usage"}``, with the cost in ``usage`` if
+  ``stream_options.include_cost`` is set.
 * ``error``: ``{"type": "error", "id", "error": {...}}`` with OpenAI's error object; ``id`` is empty when the message
   itself could not be read. An error ends its generation, not the connection.
 

@@ -164,7 +164,9 @@ async def test_batch_and_drafted_tokens_are_counted_apart(server: RedisServer) -
         assert {name: single[name] for name in details} == details
         grouped = sums(await read(stack.http, group_by="batch"), "batch")
         assert {batch: counts["num_model_requests"] for (batch,), counts in grouped.items()} == {True: 2, False: 1}
-        costs = {one["batch"]: one["amount"]["value"] for one in results(await read(stack.http, COSTS, group_by="batch"))}
+        costs = {
+            one["batch"]: one["amount"]["value"] for one in results(await read(stack.http, COSTS, group_by="batch"))
+        }
         assert costs == pytest.approx({True: batched["output_tokens"] / 2000, False: single["output_tokens"] / 1000})
         printed = (await asyncio.to_thread(CliRunner().invoke, app, ["usage", "--csv", "--url", stack.url])).output
         (row,) = csv.DictReader(printed.splitlines())

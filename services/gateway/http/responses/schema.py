@@ -252,7 +252,9 @@ class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
 
     include_obfuscation: Annotated[Any, ADVISORY] = None
     include_cost: (
-        Annotated[bool, Meta(description="Adds `cost` to the usage of the whole answer; null for a model without a price")]
+        Annotated[
+            bool, Meta(description="Adds `cost` to the usage of the whole answer; null for a model without a price")
+        ]
         | None
     ) = None
 

@@ -28,9 +28,7 @@ async def main() -> None:
         message = types.Content(role="user", parts=[types.Part(text="CALL get_weather?city=Rome")])
         texts: list[str] = []
         config = RunConfig(streaming_mode=mode)
-        async for event in runner.run_async(
-            user_id="u", session_id=session.id, new_message=message, run_config=config
-        ):
+        async for event in runner.run_async(user_id="u", session_id=session.id, new_message=message, run_config=config):
             if event.is_final_response() and event.content:
                 texts += [part.text or "" for part in event.content.parts or ()]
         assert "21 in the shade" in "".join(texts), (mode, texts)
