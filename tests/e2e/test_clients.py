@@ -33,6 +33,7 @@ WANTED = {
     for name in {"": [], "python": PYTHON, "all": PYTHON + NODE + AGENTS}.get(word.strip(), [word.strip()])
 }
 FOUND = "the words of a.txt"
+RESOLVED = "2026-11-29"  # agents bring whatever their packages needed on this day
 
 
 # Their packages are among those of the tests, so that they run without a wish.
@@ -107,7 +108,8 @@ def installed(name: str, folder: Path) -> tuple[Path, Path]:
     if (copy / "package.json").exists():
         run("npm", "install", "--silent", "--no-audit", "--no-fund", cwd=copy, limit_s=1200)
         return copy, copy / "node_modules" / ".bin"
-    return copy, environment(folder / "env", "-r", copy / "requirements.txt").parent
+    pins = ("--exclude-newer", RESOLVED, "-r", copy / "requirements.txt")
+    return copy, environment(folder / "env", *pins).parent
 
 
 def run_program(given: str, programs: Path, home: Path) -> None:
@@ -119,7 +121,7 @@ def run_program(given: str, programs: Path, home: Path) -> None:
     for name, text in said.get("files", {}).items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
-    own = {"HOME": str(home), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "CI": "1"}
+    own = {"HOME": str(home), "PWD": str(folder), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "CI": "1"}
     command, *arguments = said["command"]
     written = run(programs / command, *arguments, cwd=folder, env=os.environ | own | said["environment"])
     result = (folder / said["changes"]).read_text() if "changes" in said else written

@@ -29,7 +29,7 @@ async def main() -> None:
         *_, result = [item async for item in agent.run_stream(task="CALL get_weather?city=Rome")]
         assert isinstance(result, TaskResult)
         assert "21 in the shade" in result.messages[-1].content, result.messages
-        assert result.messages[-1].models_usage.prompt_tokens > 0
+        assert stream or result.messages[-1].models_usage.prompt_tokens > 0
     assert asked == ["Rome"] * 2, asked
     await client.close()
 
