@@ -123,10 +123,11 @@ def test_a_worker_killed_during_drafts(stack: RunningStack) -> None:
     stack.wait_serving(3)
 
 
-def test_stream_of_a_model_with_states_outlives_its_killed_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["granitemoehybrid", "qwen3_5"])
+def test_stream_of_a_model_with_states_outlives_its_killed_worker(variant: str, tmp_path: Path) -> None:
     """The state is gone with the worker, so the survivor computes that of the whole text."""
     model = tmp_path / "hybrid"
-    write_with_tokenizer("granitemoehybrid", model, max_position_embeddings=2048)
+    write_with_tokenizer(variant, model, max_position_embeddings=2048)
     body = SAMPLED | {"prompt": "class Stack:\n", "max_tokens": 700}
     with running_stack(tmp_path, "--workers", "2", model=str(model)) as stack:
         stack.wait_serving(2)
