@@ -28,11 +28,11 @@ async def batches(queue: asyncio.Queue[T | None]) -> AsyncIterator[list[T]]:
     """
     item = await queue.get()
     while item is not None:
-        batch, n_bytes = [item], item.ByteSize()
-        while len(batch) < MAX_BATCH and n_bytes < MAX_BATCH_BYTES and not queue.empty():
-            if (item := queue.get_nowait()) is None:
+        batch, n_bytes = [item], 0
+        while len(batch) < MAX_BATCH and not queue.empty():
+            n_bytes += batch[-1].ByteSize()  # it costs as much as to serialize; a single item is not measured
+            if n_bytes >= MAX_BATCH_BYTES or (item := queue.get_nowait()) is None:
                 break
             batch.append(item)
-            n_bytes += item.ByteSize()
         yield batch
         item = await queue.get() if item is not None else None

@@ -26,20 +26,21 @@ class Roster:
         message = message or kv_pb2.Roster()
         self.version = message.version
         self._places = [(each.worker_id, each.incarnation, each.place) for each in message.places]
-        self._located: WeakKeyDictionary[Pool, tuple[int, Indices, Indices]] = WeakKeyDictionary()
+        self.below_devices = any(place != worker_pb2.KV_PLACE_DEVICE for *_, place in self._places)
+        self._located: WeakKeyDictionary[Pool, tuple[int, Indices]] = WeakKeyDictionary()
 
-    def locate(self, pool: Pool) -> tuple[Indices, Indices]:
-        """The row and the column of each number in depths of a pool; the column after the last is no worker's."""
+    def locate(self, pool: Pool) -> Indices:
+        """The cell of each number in the flat depths of a pool, [places, n_workers + 1]; no worker has the last column."""
         known = self._located.get(pool)
         if known is None or known[0] != pool.version:
-            rows, columns = np.zeros((2, len(self._places)), dtype=np.intp)
-            columns[:] = len(pool.members)
+            width = len(pool.members) + 1
+            cells = np.full(len(self._places), width - 1, dtype=np.intp)
             for number, (worker_id, incarnation, place) in enumerate(self._places):
                 member = pool.members.get(worker_id)
                 if member is not None and member.incarnation == incarnation and place in PLACES:
-                    rows[number], columns[number] = place, member.index
-            known = self._located[pool] = pool.version, rows, columns
-        return known[1:]
+                    cells[number] = place * width + member.index
+            known = self._located[pool] = pool.version, cells
+        return known[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,8 +74,8 @@ class HeldPrefixes:
         """
         depths = np.zeros((len(PLACES), len(pool.members) + 1))
         if self.held:
-            rows, columns = self.roster.locate(pool)
-            masks = np.frombuffer(b"".join(each.places for each in self.held), np.uint8).reshape(len(self.held), -1)
-            which, numbers = np.unpackbits(masks, axis=1, count=len(rows), bitorder="little").nonzero()
-            depths[rows[numbers], columns[numbers]] = np.array([each.blocks for each in self.held])[which]
+            cells = self.roster.locate(pool)
+            masks = np.frombuffer(b"".join([each.places for each in self.held]), np.uint8).reshape(len(self.held), -1)
+            which, numbers = np.unpackbits(masks, axis=1, count=len(cells), bitorder="little").nonzero()
+            depths.ravel()[cells[numbers]] = np.array([float(each.blocks) for each in self.held])[which]
         return depths[:, :-1]

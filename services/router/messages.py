@@ -19,38 +19,37 @@ _BREAKERS = {
 }
 
 
-def placement_message(placed: Placement, policy: str) -> routing_pb2.Decision:
-    """The decision, with the estimates of the chosen worker."""
+def write_placement(decision: routing_pb2.Decision, placed: Placement, policy: str) -> None:
+    """Write the decision, with the estimates of the chosen worker. In place: a copy costs more than the fields."""
     choice = placed.choice
-    return routing_pb2.Decision(
-        policy=policy,
-        worker_id=placed.member.worker_id,
-        reason=choice.reason,
-        queue_ms=int(placed.queued_s * 1000),
-        candidates=[_candidate(placed.evaluation, choice.estimates, choice.costs, choice.index)],
-    )
+    decision.policy, decision.worker_id, decision.reason = policy, placed.member.worker_id, choice.reason
+    decision.queue_ms = int(placed.queued_s * 1000)
+    _add_candidate(decision, placed.evaluation, choice.estimates, choice.costs, choice.index)
 
 
 def explanation_message(evaluation: Evaluation, policy: Policy) -> routing_pb2.Decision:
     """The decision as it would be, with the estimates of every worker, the cheapest first."""
     chosen = evaluation.choice
     estimates, costs = policy.weigh(evaluation.snapshot, evaluation.query)
-    order = np.lexsort((costs, evaluation.why_not != 0)).tolist()
-    return routing_pb2.Decision(
+    decision = routing_pb2.Decision(
         policy=policy.name,
         worker_id=evaluation.snapshot.worker_ids[chosen.index] if chosen else "",
         reason=chosen.reason if chosen else "no worker is eligible",
-        candidates=[_candidate(evaluation, estimates, costs, i) for i in order],
     )
+    for i in np.lexsort((costs, evaluation.why_not != 0)).tolist():
+        _add_candidate(decision, evaluation, estimates, costs, i)
+    return decision
 
 
-def _candidate(evaluation: Evaluation, estimates: Estimates, costs: Floats, i: int) -> routing_pb2.Candidate:
+def _add_candidate(
+    decision: routing_pb2.Decision, evaluation: Evaluation, estimates: Estimates, costs: Floats, i: int
+) -> None:
     snapshot, why_not, query = evaluation.snapshot, evaluation.why_not[i], evaluation.query
     adapter, offloaded = query.adapter, query.offloaded
-    return routing_pb2.Candidate(
+    decision.candidates.add(
         worker_id=snapshot.worker_ids[i],
         eligible=not why_not,
-        why_not=IneligibleReason(why_not).text,
+        why_not=IneligibleReason(why_not).text if why_not else "",
         queued_tokens=int(snapshot.queued_tokens[i]),
         matched_tokens=int(estimates.matched_tokens[i]),
         ttft_ms=estimates.ttft_ms[i],

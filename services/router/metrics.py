@@ -78,6 +78,7 @@ class RouterMetrics:
         )
         self._series: dict[str, _ModelSeries] = {}  # by model
         self._placed: dict[tuple[str, str], Counter] = {}  # by model and reason
+        self._bindings: dict[str, Counter] = {}  # by result
         self._shown: set[str] = set()  # models with gauges
         self.queued = Gauge(
             "ryzanstein_router_queue_length", "Requests waiting for a worker", ["model"], registry=registry
@@ -154,7 +155,9 @@ class RouterMetrics:
         count.inc()
         self.seconds.observe(seconds - placed.queued_s)
         if placed.session is not None:
-            self.bindings.labels(placed.session).inc()
+            if (bound := self._bindings.get(placed.session)) is None:
+                bound = self._bindings[placed.session] = self.bindings.labels(placed.session)
+            bound.inc()
         if placed.queued_s:
             self.queue_seconds.observe(placed.queued_s)
         series = self._series.get(model) or self._series_of(model)

@@ -244,7 +244,11 @@ class Routing:
 
     def _evaluate(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Evaluation:
         snapshot = pool.snapshot()
-        depths = known.prefixes.depths(pool) if known.prefixes else None
+        prefixes, depths, offloaded = known.prefixes, None, None
+        if prefixes:
+            depths = prefixes.depths(pool)
+            if prefixes.roster.below_devices:
+                offloaded = offloaded_prefix(pool.members, depths, snapshot.speeds.token_ms)
         query = Query(
             prompt_tokens=request.prompt_tokens,
             max_tokens=request.max_tokens,
@@ -253,7 +257,7 @@ class Routing:
             bound=_index_of(pool, known.held.binding if known.held else None),
             bindings_known=known.bindings_known,
             matched_tokens=None if depths is None else depths[worker_pb2.KV_PLACE_DEVICE] * HASH_BLOCK_TOKENS,
-            offloaded=None if depths is None else offloaded_prefix(pool.members, depths, snapshot.speeds.token_ms),
+            offloaded=offloaded,
             adapter=pool.adapters.loads(request.adapter) if request.adapter else None,
             excluded=tuple(pool.members[w].index for w in request.excluded_workers if w in pool.members),
             turn=self._turn,

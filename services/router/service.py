@@ -22,11 +22,11 @@ from services.common.tasks import end_tasks
 from services.common.tls.credentials import Tls
 from services.common.tracing import current_metadata, remote_context, span_in
 from services.router.fleet import Fleet, UnavailableError, UnknownModelError
-from services.router.messages import brief_view, explanation_message, placement_message, worker_view
+from services.router.messages import brief_view, explanation_message, worker_view, write_placement
 from services.router.metrics import RouterMetrics
 from services.router.pulls import pull_hint
 from services.router.residency import Residency
-from services.router.routing import OverloadedError, Routing
+from services.router.routing import OverloadedError, Placement, Routing
 from services.router.scaling.arrivals import Arrivals
 from services.router.settings import RouterSettings
 from services.router.snapshot import matched_at
@@ -75,8 +75,9 @@ class RouterService(routing_pb2_grpc.RouterServicer):
 
     async def Route(self, request: routing_pb2.RouteRequest, context: Context) -> routing_pb2.RouteResponse:  # noqa: N802
         """Place one request."""
-        parent = remote_context(context.invocation_metadata())
-        return await self._or_abort(context, self._route(request, parent))
+        response, parent = routing_pb2.RouteResponse(), remote_context(context.invocation_metadata())
+        await self._or_abort(context, self._route(request, parent, response))
+        return response
 
     async def RouteMany(  # noqa: N802
         self, messages: AsyncIterator[routing_pb2.RouteFrames], context: Context
@@ -99,16 +100,18 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         heart = asyncio.create_task(self._beat(deciding, answers))
 
         async def decide(frame: routing_pb2.RouteFrame) -> None:
-            answers.put_nowait(await self._answer(frame))
+            try:
+                answers.put_nowait(await self._answer(frame))
+            finally:
+                deciding.pop(frame.tag, None)
 
         try:
             async with asyncio.TaskGroup() as group:
                 async for message in messages:
                     for frame in message.frames:
                         if frame.WhichOneof("frame") == "route":
-                            task = deciding[frame.tag] = group.create_task(decide(frame))
-                            task.add_done_callback(lambda _, tag=frame.tag: deciding.pop(tag, None))  # type: ignore[misc]
-                        elif waiting := deciding.get(frame.tag):
+                            deciding[frame.tag] = group.create_task(decide(frame))
+                        elif waiting := deciding.pop(frame.tag, None):  # it may not have begun
                             waiting.cancel()
         finally:
             heart.cancel()
@@ -129,38 +132,46 @@ class RouterService(routing_pb2_grpc.RouterServicer):
 
     async def _answer(self, frame: routing_pb2.RouteFrame) -> routing_pb2.RouteAnswer:
         parent = remote_context([("traceparent", frame.traceparent)]) if frame.traceparent else None
+        answer = routing_pb2.RouteAnswer(tag=frame.tag)
         try:
-            return routing_pb2.RouteAnswer(tag=frame.tag, placed=await self._route(frame.route, parent))
+            await self._route(frame.route, parent, answer.placed)
+            return answer
         except _REFUSALS as error:
             return _refused(frame.tag, str(error), *self._refuse(error))
         except Exception as error:  # an error of one request must not end the call for the others
             log.exception("decision failed", extra={"request_id": frame.route.request_id})
             return _refused(frame.tag, repr(error), grpc.StatusCode.INTERNAL)
 
-    async def _route(self, request: routing_pb2.RouteRequest, parent: TraceContext | None) -> routing_pb2.RouteResponse:
+    async def _route(
+        self, request: routing_pb2.RouteRequest, parent: TraceContext | None, response: routing_pb2.RouteResponse
+    ) -> None:
+        """Place a request, and write where."""
         began = time.monotonic()
         with span_in(self._tracer, "route", parent) as span:
             with self._arrivals.placing(self._fleet.known(request.model), request.prompt_tokens) as arriving:
                 placed = await self._routing.route(request)
                 query = placed.evaluation.query
                 arriving.placed(query.prompt_tokens - matched_at(query, placed.choice.index), time.monotonic())
-            decision = placement_message(placed, self._routing.policy.name)
+            self._write(response, request, placed)
             if span.is_recording():
-                span.set_attributes(_attributes(request, decision))
+                span.set_attributes(_attributes(request, response.decision))
         keep_alive_s = request.keep_alive_s if request.HasField("keep_alive_s") else None
         self._residency.placed(placed.binding.worker_id, keep_alive_s)
         self._metrics.placed(placed, time.monotonic() - began)
         if request.session:
             self._count_session((request.tenant, request.session), placed.binding.incarnation)
-        return routing_pb2.RouteResponse(
-            worker_id=placed.binding.worker_id,
-            incarnation=placed.binding.incarnation,
-            address=placed.member.address,
-            ticket=worker_pb2.DispatchTicket(router_id=self._settings.router_id, seq=placed.seq),
-            decision=decision,
-            pull=pull_hint(placed.evaluation.pool, placed.evaluation.snapshot, placed.choice),
-            standby=standby_of(request, placed),
-        )
+
+    def _write(
+        self, response: routing_pb2.RouteResponse, request: routing_pb2.RouteRequest, placed: Placement
+    ) -> None:
+        response.worker_id, response.incarnation = placed.binding.worker_id, placed.binding.incarnation
+        response.address = placed.member.address
+        response.ticket.router_id, response.ticket.seq = self._settings.router_id, placed.seq
+        write_placement(response.decision, placed, self._routing.policy.name)
+        if pull := pull_hint(placed.evaluation.pool, placed.evaluation.snapshot, placed.choice):
+            response.pull.CopyFrom(pull)
+        if standby := standby_of(request, placed):
+            response.standby.CopyFrom(standby)
 
     async def Explain(self, request: routing_pb2.RouteRequest, context: Context) -> routing_pb2.Decision:  # noqa: N802
         """Estimates of every candidate, without any effect."""

@@ -27,7 +27,7 @@ from services.common.tracing import traceparent_of
 from services.gateway.upstream.channels import became_ready
 from services.gateway.upstream.connection import WorkerRef
 from services.gateway.upstream.patience import StartPatience
-from services.gateway.upstream.workers import WorkerList
+from services.gateway.upstream.workers import WorkerList, weight
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,10 @@ class _Endpoint:
 
 
 class RouterClient:
-    """Asks one router, the others when it is away; decides by the last list of workers when all are away."""
+    """Asks one router, the others when it is away; decides by the last list of workers when all are away.
+
+    All gateways ask the same router about a session, so that it may remember the session's worker.
+    """
 
     def __init__(
         self,
@@ -180,7 +183,7 @@ class RouterClient:
     async def _route(self, request: routing_pb2.RouteRequest, patience_s: float) -> Assignment:
         timeout_s = max(self._route_timeout_s, patience_s / _PATIENCE_USED + 1)
         request.timeout_ms = int(timeout_s * 1000)
-        for endpoint in self._by_health():
+        for endpoint in self._by_health(f"{request.tenant}\0{request.session}" if request.session else ""):
             if not await self._reachable(endpoint):
                 continue
             try:
@@ -272,9 +275,15 @@ class RouterClient:
         """Close all channels."""
         await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints))
 
-    def _by_health(self) -> list[_Endpoint]:
+    def _by_health(self, session: str = "") -> list[_Endpoint]:
+        """The routers in the order in which to ask them; '': a request without a session."""
         now = time.monotonic()
-        return sorted(self._endpoints, key=lambda endpoint: endpoint.silent or endpoint.down_until > now)
+
+        def order(endpoint: _Endpoint) -> tuple[bool, bytes]:
+            away = endpoint.silent or endpoint.down_until > now
+            return away, weight(session, endpoint.address) if session else b""
+
+        return sorted(self._endpoints, key=order)
 
     async def _reachable(self, endpoint: _Endpoint) -> bool:
         if endpoint.silent:

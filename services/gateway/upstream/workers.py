@@ -61,7 +61,7 @@ class WorkerList:
     def pick(self, model: str, key: str, excluded: Collection[str]) -> WorkerRef | None:
         """Pick a worker by rendezvous hashing (Thaler and Ravishankar 1998): the same one on all gateways."""
         eligible = self._eligible(model, excluded)
-        best = max(eligible, key=lambda view: _weight(key, view.worker_id), default=None)
+        best = max(eligible, key=lambda view: weight(key, view.worker_id), default=None)
         return None if best is None else ref_of(best)
 
     def serves(self, model: str, excluded: Collection[str]) -> bool:
@@ -84,5 +84,6 @@ def ref_of(view: routing_pb2.WorkerView) -> WorkerRef:
     return WorkerRef(view.worker_id, view.state.incarnation, view.address)
 
 
-def _weight(key: str, worker_id: str) -> bytes:
-    return blake2b(f"{key}\0{worker_id}".encode(), digest_size=8).digest()
+def weight(key: str, name: str) -> bytes:
+    """The weight of a name for a key in rendezvous hashing: the same on all gateways."""
+    return blake2b(f"{key}\0{name}".encode(), digest_size=8).digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -48,6 +49,11 @@ async def routers() -> AsyncIterator[tuple[Router, Router]]:
     await two.stop()
 
 
+async def route(client: RouterClient, session: str = "", tenant: str = "") -> None:
+    request = routing_pb2.RouteRequest(request_id="r", model="test-model", session=session, tenant=tenant)
+    await client.route(request, StartPatience())
+
+
 @asynccontextmanager
 async def following(name: Name) -> AsyncIterator[RouterClient]:
     addresses = RouterAddresses([f"dns:routers.test:{PORT}"], name.resolve)
@@ -62,8 +68,8 @@ async def following(name: Name) -> AsyncIterator[RouterClient]:
 async def routed(client: RouterClient, *to: Router) -> list[int]:
     """How many of ten requests each router has decided."""
     before = [len(router.routes) for router in to]
-    for number in range(10):
-        await client.route(routing_pb2.RouteRequest(request_id=str(number), model="test-model"), StartPatience())
+    for _ in range(10):
+        await route(client)
     return [len(router.routes) - count for router, count in zip(to, before, strict=True)]
 
 
@@ -78,6 +84,23 @@ async def test_new_routers_are_used_and_removed_routers_are_dropped() -> None:
             name.behind, asked = None, name.asked
             await eventually(lambda: name.asked > asked + 1)
             assert await routed(client, one, two) == [0, 10], "a name that is not resolved stands for what it did"
+
+
+async def test_all_gateways_ask_the_same_router_about_a_session_and_another_one_while_it_is_away() -> None:
+    async with routers() as (one, two):
+        names = Name(one.address, two.address), Name(two.address, one.address)
+        async with following(names[0]) as here, following(names[1]) as there:
+            for number in range(40):
+                for client in (here, there, there):
+                    await route(client, session=f"s{number // 2}", tenant=f"t{number % 2}")
+            asked = [Counter((each.tenant, each.session) for each in router.routes) for router in (one, two)]
+            assert not asked[0].keys() & asked[1].keys()
+            assert all(asked), "sessions spread"
+            assert {*asked[0].values(), *asked[1].values()} == {3}
+            await one.stop()
+            for tenant, session in asked[0]:
+                await route(here, session, tenant)
+            assert {(each.tenant, each.session) for each in two.routes} == asked[0].keys() | asked[1].keys()
 
 
 async def test_every_router_behind_the_name_gets_the_reports() -> None:
