@@ -37,7 +37,7 @@ def process_registry() -> CollectorRegistry:
 def service_registries() -> dict[str, CollectorRegistry]:
     """What each service exports, by its title."""
     router, coordinator, worker = new_registry("router"), new_registry("kv-coordinator"), new_registry("worker")
-    RouterMetrics(router, None)
+    RouterMetrics(router, ())
     CoordinatorMetrics(coordinator, SyncCounters())
     LifeMetrics(worker)
     worker.register(EngineTotals([EngineCounters()], [lambda: EngineState(worker_pb2.PHASE_LOADING, "")]))

@@ -180,7 +180,7 @@ def status(
     if not router:
         state = read_state(port)
         router, coordinator = state.router, state.coordinator
-    command.show(router, coordinator, as_json=as_json)
+    command.show(router, [coordinator] if coordinator else [], as_json=as_json)
 
 
 @app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -45,7 +45,7 @@ _DRAFTS = "drafts accepted"  # a column where workers have drafted
 
 def show(
     router: str,
-    coordinator: str,
+    coordinators: Sequence[str],
     *,
     as_json: bool,
     tls: Tls | None = None,
@@ -56,7 +56,8 @@ def show(
     `certificates`: when each one of the services ends, seconds since the epoch.
     """
     workers = asyncio.run(_list_workers(router, tls))
-    index = asyncio.run(_index(coordinator, tls)) if coordinator else None
+    answers = [asyncio.run(_index(coordinator, tls)) for coordinator in coordinators]
+    index = _joined([answer for answer in answers if answer is not None])
     if as_json:
         state = _as_json(workers, index) | {"certificates": dict(certificates)}
         print(json.dumps(state, indent=2))  # noqa: T201
@@ -69,8 +70,9 @@ def show(
             f"KV coordinator: {index.blocks} distinct prefix blocks known, {index.entries} entries, "
             f"{index.resyncs} resyncs"
         )
-    elif coordinator:
-        console.print("KV coordinator: does not answer; placement goes on without prefix credit", style="red")
+    if silent := answers.count(None):
+        which = f"{silent} of {len(answers)} do" if len(answers) > 1 else "does"
+        console.print(f"KV coordinator: {which} not answer; placement goes on without prefix credit", style="red")
     if certificates:
         first = min(certificates, key=lambda name: certificates[name])
         days = (certificates[first] - time.time()) / _DAY_S
@@ -93,6 +95,20 @@ async def _index(coordinator: str, tls: Tls | None) -> kv_pb2.StatsResponse | No
             return await kv_pb2_grpc.KvCoordinatorStub(channel).Stats(kv_pb2.StatsRequest(), timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return None
+
+
+def _joined(answers: Sequence[kv_pb2.StatsResponse]) -> kv_pb2.StatsResponse | None:
+    """The sums over coordinators that divide the workers; None without an answer."""
+    if not answers:
+        return None
+    joined = kv_pb2.StatsResponse()
+    for answer in answers:
+        joined.blocks, joined.entries = joined.blocks + answer.blocks, joined.entries + answer.entries
+        joined.events, joined.gaps = joined.events + answer.events, joined.gaps + answer.gaps
+        joined.resyncs += answer.resyncs
+        joined.workers.extend(answer.workers)
+        joined.hot.extend(answer.hot)
+    return joined
 
 
 def _as_json(workers: routing_pb2.ListWorkersResponse, index: kv_pb2.StatsResponse | None) -> dict[str, Any]:

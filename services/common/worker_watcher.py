@@ -27,12 +27,14 @@ class WorkerHooks:
     """The functions of a service that handle workers.
 
     `follow` runs until cancelled and handles an unreachable worker itself. `connected` returns whether the worker's
-    stream is alive. `lost` is called after `follow` has been cancelled because the worker is gone.
+    stream is alive. `lost` is called after `follow` has been cancelled because the worker is gone. `concerns` returns
+    whether the service follows a worker at all, by its id.
     """
 
     follow: Callable[[Lease], Coroutine[None, None, None]]
     connected: Callable[[str], bool]
     lost: Callable[[str], None]
+    concerns: Callable[[str], bool] = lambda worker_id: True
 
 
 def _same_place(old: Lease, new: Lease) -> bool:
@@ -77,6 +79,7 @@ class WorkerWatcher:
                 await end_tasks([watched.task for watched in self._watched.values()])
 
     async def _reconcile(self, group: asyncio.TaskGroup, leases: dict[str, Lease]) -> None:
+        leases = {worker_id: lease for worker_id, lease in leases.items() if self._hooks.concerns(worker_id)}
         for worker_id, lease in leases.items():
             watched = self._watched.get(worker_id)
             if watched is not None and not _same_place(watched.lease, lease):

@@ -54,7 +54,7 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
     redis = open_redis(settings.redis, READ_TIMEOUT_S)
     workers = WorkerWatcher(
         LeaseWatcher(redis, RedisKeys(settings.namespace), settings.redis),
-        WorkerHooks(subscriptions.follow, connected=subscriptions.connected, lost=subscriptions.lost),
+        WorkerHooks(subscriptions.follow, subscriptions.connected, subscriptions.lost, settings.follows),
     )
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(tracing("kv-coordinator"))  # before any part gets a tracer

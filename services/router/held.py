@@ -67,6 +67,16 @@ class HeldPrefixes:
             ],
         )
 
+    @staticmethod
+    def joined(answers: Sequence[HeldPrefixes], pool: Pool) -> Floats | None:
+        """The depths by the answers of several coordinators; None without an answer."""
+        if not answers:
+            return None
+        depths = answers[0].depths(pool)
+        for answer in answers[1:]:  # while their number changes, two may follow a worker
+            np.maximum(depths, answer.depths(pool), out=depths)
+        return depths
+
     def depths(self, pool: Pool) -> Floats:
         """Leading blocks that each place of each worker holds, [places, n_workers].
 

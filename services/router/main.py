@@ -140,13 +140,13 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         stack.enter_context(tracing("router", settings.router_id))
         stack.push_async_callback(lease_redis.aclose)
         stack.push_async_callback(session_redis.aclose)
-        prefixes = None
-        if settings.coordinator_address:
+        prefixes = []
+        for address in settings.coordinator_address:
             channel = await stack.enter_async_context(
-                open_channel(settings.coordinator_address, to="coordinator", tls=tls, small_messages=True)
+                open_channel(address, to="coordinator", tls=tls, small_messages=True)
             )
-            prefixes = Prefixes(channel, settings.lookup_timeout_ms / 1000)
-            stack.push_async_callback(prefixes.close)
+            prefixes.append(Prefixes(channel, settings.lookup_timeout_ms / 1000))
+            stack.push_async_callback(prefixes[-1].close)
         metrics = RouterMetrics(registry, prefixes)
         export_end(registry, tls)
         arrivals, api = Arrivals(settings.router_id), ApiServer(Path(settings.service_account_folder))
@@ -187,8 +187,8 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             while True:
                 await health.set_serving(not waits_for())
                 sessions.connect()
-                if prefixes is not None:
-                    prefixes.connect()
+                for coordinator in prefixes:
+                    coordinator.connect()
                 gone = fleet.forget([pool.model for pool in routing.wanted()])
                 routing.forget(gone)
                 arrivals.forget(gone)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -35,7 +36,7 @@ class _ModelSeries:
 class RouterMetrics:
     """All metrics of the router, in one registry."""
 
-    def __init__(self, registry: CollectorRegistry, prefixes: Prefixes | None) -> None:
+    def __init__(self, registry: CollectorRegistry, prefixes: Sequence[Prefixes]) -> None:
         self.decisions = Counter(
             "ryzanstein_router_decisions",
             "Requests placed, by model and reason",
@@ -142,7 +143,7 @@ class RouterMetrics:
             "ryzanstein_router_lookups",
             "Questions to the coordinator",
             "result",
-            lambda: {kind: getattr(prefixes, kind) if prefixes else 0 for kind in ("answered", "failed")},
+            lambda: {kind: sum(getattr(each, kind) for each in prefixes) for kind in ("answered", "failed")},
             registry,
         )
 

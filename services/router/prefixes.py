@@ -1,4 +1,4 @@
-"""Asks the KV-cache coordinator how much of a prompt each worker has cached."""
+"""Asks a KV-cache coordinator how much of a prompt each of its workers has cached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.router.held import HeldPrefixes, Roster
 
 
 class Prefixes:
-    """Look-ups at the coordinator. If it is slow or away, decisions are made without prefixes."""
+    """Look-ups at a coordinator. If it is slow or away, decisions are made without the prefixes of its workers."""
 
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
         self._stub = kv_pb2_grpc.KvCoordinatorStub(channel)

@@ -76,9 +76,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The answers of the coordinator and of Redis about a request."""
+    """The answers of the coordinators and of Redis about a request."""
 
-    prefixes: HeldPrefixes | None  # None: the coordinator was not asked, or did not answer
+    prefixes: Sequence[HeldPrefixes]  # of each coordinator that was asked and answered
     held: Held | None
     bindings_known: bool
 
@@ -110,7 +110,7 @@ class Routing:
     fleet: Fleet
     policy: Policy
     sessions: Sessions
-    prefixes: Prefixes | None
+    prefixes: Sequence[Prefixes]  # a coordinator's each
     queue_size: int
     queue_timeout_s: float
     queues: dict[str, RouteQueue[Placement]] = field(default_factory=dict)
@@ -196,9 +196,10 @@ class Routing:
     async def _learn(self, request: routing_pb2.RouteRequest, *, touch: bool) -> _Known:
         wants_session = bool(request.session) and self.policy.uses_sessions
         wants_prefixes = bool(request.block_hashes) and self.policy.uses_prefixes
-        lookup = self.prefixes.look_up(request.block_hashes) if self.prefixes and wants_prefixes else None
+        lookups = [each.look_up(request.block_hashes) for each in self.prefixes] if wants_prefixes else []
         held, known = await self._held(request, touch=touch) if wants_session else (None, True)
-        return _Known(await lookup if lookup else None, held, known)
+        answers = [await lookup for lookup in lookups]
+        return _Known([answer for answer in answers if answer is not None], held, known)
 
     async def _held(self, request: routing_pb2.RouteRequest, *, touch: bool) -> tuple[Held | None, bool]:
         try:
@@ -244,11 +245,9 @@ class Routing:
 
     def _evaluate(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Evaluation:
         snapshot = pool.snapshot()
-        prefixes, depths, offloaded = known.prefixes, None, None
-        if prefixes:
-            depths = prefixes.depths(pool)
-            if prefixes.roster.below_devices:
-                offloaded = offloaded_prefix(pool.members, depths, snapshot.speeds.token_ms)
+        depths, offloaded = HeldPrefixes.joined(known.prefixes, pool), None
+        if depths is not None and any(answer.roster.below_devices for answer in known.prefixes):
+            offloaded = offloaded_prefix(pool.members, depths, snapshot.speeds.token_ms)
         query = Query(
             prompt_tokens=request.prompt_tokens,
             max_tokens=request.max_tokens,

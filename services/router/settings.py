@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from services.common.router_addresses import router_address
-from services.common.settings import PREFIX, CommaList, PeerAddress, ServiceSettings
+from services.common.settings import PREFIX, CommaList, ServiceSettings, peer_address
 from services.router.policies.configuration import PolicySetting
 
 
@@ -23,8 +23,10 @@ class RouterSettings(ServiceSettings):
 
     router_port: int = Field(default=50052, ge=0, le=65535, description="gRPC port; 0 picks a free one")
     router_id: str = Field(default_factory=_default_router_id, min_length=1, description="Unique among live routers")
-    coordinator_address: PeerAddress = Field(
-        default="", description="host:port of the KV-cache coordinator; empty: no prefix credit"
+    coordinator_address: CommaList = Field(
+        default=(),
+        description="host:port of the KV-cache coordinator, or of all of them, comma-separated, where they divide the "
+        "workers; empty: no prefix credit",
     )
     expected_models: CommaList = Field(
         default=(),
@@ -71,6 +73,11 @@ class RouterSettings(ServiceSettings):
         gt=0,
         description="A command that takes longer is given up, sessions are hashed then, away from their caches",
     )
+
+    @field_validator("coordinator_address")
+    @classmethod
+    def _coordinators(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(peer_address(entry) for entry in entries)
 
     @field_validator("router_peers")
     @classmethod

@@ -213,6 +213,23 @@ def test_services_know_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expected_models(render()) == [bundled]
 
 
+def test_coordinators_divide_the_workers_and_routers_know_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = render(inline="coordinator: {shards: 3}")
+    (pod,), (router,) = rendered.pods_of("coordinator"), rendered.pods_of("router")
+    service = rendered.named("Service", pod.owner["spec"]["serviceName"])
+    assert (pod.owner["kind"], pod.owner["spec"]["replicas"]) == ("StatefulSet", 3)
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= pod.labels.items()
+    name = f"{pod.owner['metadata']['name']}-{{}}.{service['metadata']['name']}.serving.svc.cluster.local:50053"
+    assert _settings(router, monkeypatch).coordinator_address == tuple(name.format(shard) for shard in range(3))
+    for shard in range(3):
+        monkeypatch.setitem(FIELDS, "metadata.name", f"ryzanstein-coordinator-{shard}")
+        settings = _settings(pod, monkeypatch)
+        assert (settings.coordinator_shard, settings.coordinator_shards) == (shard, 3)
+    with pytest.raises(RenderError, match=r"coordinator\.shards"):
+        render(inline="coordinator: {env: {RYZANSTEIN_COORDINATOR_SHARDS: '2'}}")
+
+
 def test_routers_may_watch_the_models_and_do_no_more() -> None:
     rendered = render()
     (router,) = rendered.pods_of("router")

@@ -64,7 +64,8 @@ workers.pools.{{ $pool }}.settings.adapters: {{ quote $name }} has the folder {{
   "RYZANSTEIN_SERVICE_ACCOUNT_FOLDER" "router"
   "RYZANSTEIN_FINETUNER_MODELS" "finetuner.pools" "RYZANSTEIN_FINETUNER_FOLDER" "finetuner.storage"
   "RYZANSTEIN_FINETUNER_JOB_TEMPLATE" "finetuner.job" "RYZANSTEIN_FINETUNER_QUANTIZATIONS" "finetuner.job.device"
-  "RYZANSTEIN_ROUTER_ADDRESSES" "router" "RYZANSTEIN_ROUTER_PEERS" "router" "RYZANSTEIN_COORDINATOR_ADDRESS" "coordinator" -}}
+  "RYZANSTEIN_ROUTER_ADDRESSES" "router" "RYZANSTEIN_ROUTER_PEERS" "router" "RYZANSTEIN_COORDINATOR_ADDRESS" "coordinator"
+  "RYZANSTEIN_COORDINATOR_SHARD" "coordinator.shards" "RYZANSTEIN_COORDINATOR_SHARDS" "coordinator.shards" -}}
 {{- $configs := dict "podDefaults" .Values.podDefaults "gateway" .Values.gateway "router" .Values.router "coordinator" .Values.coordinator "finetuner" .Values.finetuner -}}
 {{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
 {{- $_ := set $configs (printf "workers.pools.%s" $name) $pool -}}

@@ -30,12 +30,12 @@ _POLL_S = 0.5
 def show_status(namespace: str, release: str, *, as_json: bool) -> None:
     """Show what `ryzanstein status` shows, through port-forwards."""
     with _router(namespace, release) as (router, tls), ExitStack() as stack:
-        coordinators = ready_pods(namespace, release, "coordinator")
-        coordinator = ""
-        if coordinators:
-            coordinator = stack.enter_context(forwarded(namespace, name(coordinators[0]), _COORDINATOR))
+        coordinators = [
+            stack.enter_context(forwarded(namespace, name(pod), _COORDINATOR))
+            for pod in ready_pods(namespace, release, "coordinator")
+        ]
         ends = ends_of(certificates(namespace, release)) if tls else {}
-        status.show(router, coordinator, as_json=as_json, tls=tls, certificates=ends)
+        status.show(router, coordinators, as_json=as_json, tls=tls, certificates=ends)
 
 
 def drain(namespace: str, release: str, pod: str, grace_s: float, *, keep: bool) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, worker_pb2
 
+from services.kv_coordinator.settings import CoordinatorSettings
 from tests.integration.router.conftest import RouterRig, ask
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import coordinator_process, until
@@ -56,6 +57,29 @@ async def test_cached_prefixes_attract_until_the_coordinator_dies(fleet: RouterR
     placed = await router.Route(request)
     assert placed.worker_id != "holder"
     assert not any(c.matched_tokens for c in placed.decision.candidates)
+
+
+async def test_coordinators_that_divide_the_workers_are_all_asked_and_one_may_be_away(fleet: RouterRig) -> None:
+    chain = list(range(1, 65))
+    names = [f"w{i}" for i in range(8)]
+    for name in names:
+        (await fleet.worker(name)).store(chain)
+    url = fleet.redis_server.url_of("coordinator")
+    shards = [coordinator_process(url, COORDINATOR_SHARD=str(n), COORDINATOR_SHARDS="2") for n in range(2)]
+    addresses = ",".join(shard.address for shard in shards)
+    router = await fleet.router(workers=8, COORDINATOR_ADDRESS=addresses, LOOKUP_TIMEOUT_MS="2000")
+    request = ask(prompt_tokens=1600, block_hashes=chain)
+
+    async def holders(expected: Sequence[str]) -> bool:
+        candidates = (await router.Explain(request)).candidates
+        return sorted(c.worker_id for c in candidates if c.matched_tokens == 1024) == list(expected)
+
+    await until(lambda: holders(names))
+    shards[0].kill()
+    of_second = [name for name in names if CoordinatorSettings(coordinator_shard=1, coordinator_shards=2).follows(name)]
+    assert 0 < len(of_second) < len(names)
+    await until(lambda: holders(of_second))
+    shards[1].kill()
 
 
 async def test_worker_of_a_moved_session_gets_a_pull_hint_to_the_cache(fleet: RouterRig) -> None:

@@ -105,7 +105,7 @@ async def test_failed_decision_returns_an_error_without_hurting_its_neighbours()
             raise UnavailableError("nobody")
 
     fleet = Fleet("router", 30.0, BreakerLimits(), lambda: None)
-    metrics = RouterMetrics(CollectorRegistry(), None)
+    metrics = RouterMetrics(CollectorRegistry(), ())
     service = RouterService(
         RouterSettings(), fleet, cast("Routing", Failing()), metrics, Residency(fleet), Arrivals("r")
     )
