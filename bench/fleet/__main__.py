@@ -96,6 +96,7 @@ def main(
     per_process: Annotated[int, typer.Option(help="Workers of one process.")] = 100,
     routers: int = 1,
     gateways: int = 1,
+    coordinators: int = 1,
     workload: WorkloadName = "plain",
     rate: Annotated[float, typer.Option(help="Requests a second.")] = 20.0,
     seconds: float = 10.0,
@@ -122,7 +123,7 @@ def main(
     for n_workers in sizes:
         began = time.monotonic()
         source = Workload(workload, language, language.words, lengths, random.Random(faults or 0))
-        size = FleetSize(n_workers, per_process, routers, gateways, model, arguments)
+        size = FleetSize(n_workers, per_process, routers, gateways, model, arguments, coordinators=coordinators)
         runs.append(asyncio.run(run(size, load, source, striking, 0.0 if striking else idle_seconds)))
         typer.echo(f"{n_workers:,} workers: {time.monotonic() - began:.0f} s", err=True)
     tokenizer = Tokenizer.from_buffer(simulated.model.tokenizer_json)

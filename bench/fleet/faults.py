@@ -17,6 +17,7 @@ from bench.fleet.usage import gateway_samples
 _STALL_S = 0.6  # below the limit at which ranks count as lost
 _LONG_STALL_S = 30.0
 _DOWN_S = 0.3
+_CUT_OFF_S = 3.0  # above the silence after which gateways go on elsewhere, below the end of a lease
 _LOOK_S = 0.02
 _LEVELS = ("running", "waiting", "kv_blocks_used", "queued_prefill_tokens")
 _ROUTE = "/v1/completions"
@@ -32,6 +33,16 @@ class FleetFault(StrEnum):
     KILL_WORKERS = "a process of workers is killed"
     KILL_ROUTER = "a router is killed"
     KILL_REDIS = "Redis is killed and starts empty"
+    KILL_COORDINATOR = "a coordinator is killed"
+    ROLL_WORKERS = "a process of workers drains, ends and starts"
+    CUT_OFF = "a process of workers is cut off and comes back"
+
+
+_KILLED = {
+    FleetFault.KILL_ROUTER: "router",
+    FleetFault.KILL_WORKERS: WORKERS,
+    FleetFault.KILL_COORDINATOR: "kv-coordinator",
+}
 
 
 async def strike(fleet: Fleet, load: Load, draw: random.Random, every_s: float) -> list[FleetFault]:
@@ -62,8 +73,17 @@ async def _strike(fleet: Fleet, fault: FleetFault, draw: random.Random) -> None:
             fleet.redis.kill()
             await asyncio.sleep(_DOWN_S)
             await asyncio.to_thread(fleet.redis.start)
-        case FleetFault.KILL_ROUTER | FleetFault.KILL_WORKERS:
-            victim = draw.choice(fleet.of("router" if fault is FleetFault.KILL_ROUTER else WORKERS))
+        case FleetFault.ROLL_WORKERS:
+            victim = draw.choice(fleet.of(WORKERS))
+            await asyncio.to_thread(victim.end)
+            victim.start()
+        case FleetFault.CUT_OFF:
+            victim = draw.choice(fleet.of(WORKERS))
+            victim.usage.suspend()
+            await asyncio.sleep(_CUT_OFF_S)
+            victim.usage.resume()
+        case FleetFault.KILL_ROUTER | FleetFault.KILL_WORKERS | FleetFault.KILL_COORDINATOR:
+            victim = draw.choice(fleet.of(_KILLED[fault]))
             victim.kill()
             await asyncio.sleep(_DOWN_S)
             victim.start()

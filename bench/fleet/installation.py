@@ -27,6 +27,7 @@ from tests.integration.router.processes import RedisServer
 
 HOST = "127.0.0.1"
 WORKERS = "workers"
+_DRAIN_S = 0.5  # so that most requests of a process that ends are handed off
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class FleetSize:
     model: Path
     engine_args: Mapping[str, object]
     settings: Mapping[str, str] = field(default_factory=dict)  # every service's, without RYZANSTEIN_
+    coordinators: int = 1
 
 
 @dataclass(slots=True)
@@ -72,6 +74,12 @@ class FleetProcess:
         self.process.kill()
         self.process.wait()
 
+    def end(self) -> None:
+        """Tell it to end, as a rollout does, and wait until it has."""
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait()
+
     def order(self, line: str) -> None:
         """Give a process of workers a fault."""
         assert self.process is not None
@@ -94,18 +102,20 @@ class Fleet:
         self.processes: list[FleetProcess] = []
         self.router_addresses = [f"{HOST}:{free_port()}" for _ in range(size.routers)]
         self.urls = [f"http://{HOST}:{free_port()}" for _ in range(size.gateways)]
-        self._coordinator = free_port()
+        self._coordinators = [free_port() for _ in range(size.coordinators)]
         self._joined = 0  # processes of workers
 
     def start(self) -> None:
         """Start all processes but Redis."""
-        self._add("kv-coordinator", "services.kv_coordinator", COORDINATOR_PORT=str(self._coordinator))
+        for number, port in enumerate(self._coordinators):
+            shard = {"COORDINATOR_SHARD": str(number), "COORDINATOR_SHARDS": str(self.size.coordinators)}
+            self._add("kv-coordinator", "services.kv_coordinator", COORDINATOR_PORT=str(port), **shard)
         for address in self.router_addresses:
             self._add(
                 "router",
                 "services.router",
                 ROUTER_PORT=address.rpartition(":")[2],
-                COORDINATOR_ADDRESS=f"{HOST}:{self._coordinator}",
+                COORDINATOR_ADDRESS=",".join(f"{HOST}:{port}" for port in self._coordinators),
                 METRICS_PORT=str(free_port()),
             )
         for url in self.urls:
@@ -132,6 +142,7 @@ class Fleet:
             ENGINE_ARGS=json.dumps(dict(self.size.engine_args)),
             VIRTUAL_WORKERS=str(n_workers),
             WORKER_ID=name,
+            DRAIN_S=str(_DRAIN_S),
             METRICS_PORT="0",
         )
 

@@ -111,7 +111,7 @@ def _measured(run: FleetRun, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
     ]
     decisions = [quantile(run.decided_before, run.decided, share) * 1e3 for share in (0.5, 0.99, 0.999)]
     best_hits = best_hit_rate(requests, run.workload.language.block_tokens)
-    yield "routers, gateways", f"{size.routers}, {size.gateways}"
+    yield "routers, gateways, coordinators", f"{size.routers}, {size.gateways}, {size.coordinators}"
     yield "requests", f"{len(answers)} in {run.load.seconds:g} s ({run.load.rate:g}/s, {run.workload.name})"
     yield "lost, altered, leaked", f"{n_lost}, {n_altered}, {len(run.held)}"
     yield "generator late, p99", f"{run.late_s * 1e3:.1f} ms{late}"

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from bench.fleet import report
 from bench.fleet.__main__ import sizes_of
 from bench.fleet.counted import Messages
+from bench.fleet.faults import FleetFault
 from bench.fleet.installation import FleetSize
 from bench.fleet.load import FleetAnswer, Load
 from bench.fleet.report import FleetRun
@@ -38,7 +39,7 @@ def cell(table: str, name: str) -> str:
 @pytest.mark.timeout(700)
 def test_fleet_loses_and_alters_no_answer_under_every_fault(tmp_path: Path) -> None:
     """The long form is `make test-fleet`. Answers take longer than the pause between faults, which wait for them."""
-    sizes = ("--workers", "6", "--per-process", "3", "--routers", "2", "--rate", "4", "--seconds", "1.3")
+    sizes = ("--workers", "6", "--per-process", "3", "--routers", "2", "--coordinators", "2", "--rate", "4", "--seconds", "1.9")
     answers = ("--speed", "0.15", "--answer-tokens", "20", "--workload", "agents")
     faults = ("--faults", "3", "--fault-every", "0.2", "--json", str(tmp_path / "readings.json"))
     command = [sys.executable, "-m", "bench.fleet", *sizes, *answers, *faults]
@@ -46,7 +47,7 @@ def test_fleet_loses_and_alters_no_answer_under_every_fault(tmp_path: Path) -> N
     assert ran.returncode == 0, ran.stdout + ran.stderr
     table = ran.stdout
     assert cell(table, "lost, altered, leaked") == "0, 0, 0"
-    assert cell(table, "faults").count("1 x") == 6, "every kind once"
+    assert cell(table, "faults").count("1 x") == len(FleetFault), "every kind once"
     assert int(cell(table, "attempts that went on elsewhere")) > 0, "faults that hit no request show nothing"
     assert cell(table, "faults during an answer, at most") == "1", "a request that loses three workers counts as poison"
     for component in ("redis", "kv-coordinator", "router", "gateway", "workers"):
@@ -98,7 +99,7 @@ def test_larger_fleets_are_on_the_line_through_three_sizes() -> None:
     both = report.table([fleet_run(10), fleet_run(100)], tokenizer)
     assert "by a line" not in both, "two sizes always lie on a line"
     table = report.table([fleet_run(workers) for workers in (10, 100, 300)], tokenizer)
-    assert cell(table, "routers, gateways") == "1, 1 | 1, 1 | 1, 1"
+    assert cell(table, "routers, gateways, coordinators") == "1, 1, 1 | 1, 1, 1 | 1, 1, 1"
     for workers, loaded, idle in (("10", "11.0", "11.0"), ("300", "301.0", "301.0"), ("1,000 by a line", "", "1001.0")):
         row = re.search(rf"^\| router \| {workers} \| .*$", table, re.MULTILINE)
         assert row, table
