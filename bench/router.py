@@ -152,9 +152,7 @@ def ticking(every_s: float) -> Iterator[asyncio.Event]:
         loop.remove_signal_handler(signal.SIGALRM)
 
 
-async def paced(
-    route: Callable[[int], Awaitable[object]], rate: float, seconds: float, first: int = 0
-) -> list[float]:
+async def paced(route: Callable[[int], Awaitable[object]], rate: float, seconds: float, first: int = 0) -> list[float]:
     """Latencies in ms of requests that are sent at even intervals, without waiting for earlier ones."""
     latencies: list[float] = []
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ryzanstein.v1 import kv_pb2, worker_pb2
 
+from services.router.membership import Member
 from services.router.pool import Pool
 from services.router.snapshot import Floats
 
@@ -28,9 +29,18 @@ class Roster:
         self._places = [(each.worker_id, each.incarnation, each.place) for each in message.places]
         self.below_devices = any(place != worker_pb2.KV_PLACE_DEVICE for *_, place in self._places)
         self._located: WeakKeyDictionary[Pool, tuple[int, Indices]] = WeakKeyDictionary()
+        self._devices = {
+            (worker_id, incarnation): number
+            for number, (worker_id, incarnation, place) in enumerate(self._places)
+            if place == worker_pb2.KV_PLACE_DEVICE
+        }
+
+    def device_of(self, member: Member) -> int:
+        """The number of the device of a worker's process; -1 if it has none."""
+        return self._devices.get((member.worker_id, member.incarnation), -1)
 
     def locate(self, pool: Pool) -> Indices:
-        """The cell of each number in the flat depths of a pool, [places, n_workers + 1]; no worker has the last column."""
+        """The cell of each number in a pool's flat depths, [places, n_workers + 1]. No worker has the last column."""
         known = self._located.get(pool)
         if known is None or known[0] != pool.version:
             width = len(pool.members) + 1
@@ -66,6 +76,20 @@ class HeldPrefixes:
                 for number, (_, blocks) in enumerate(held)
             ],
         )
+
+    @staticmethod
+    def deepest_at(answers: Sequence[HeldPrefixes], member: Member) -> int | None:
+        """Leading blocks on a worker's device; None if another place may hold more, or may load some."""
+        own = deepest = 0
+        for answer in answers:
+            if answer.roster.below_devices:
+                return None
+            number = answer.roster.device_of(member)
+            for each in answer.held:
+                deepest = max(deepest, each.blocks)
+                if number >= 0 and number >> 3 < len(each.places) and each.places[number >> 3] >> (number & 7) & 1:
+                    own = each.blocks
+        return own if own == deepest else None
 
     @staticmethod
     def joined(answers: Sequence[HeldPrefixes], pool: Pool) -> Floats | None:

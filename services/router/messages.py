@@ -10,7 +10,7 @@ from services.router.membership import Member
 from services.router.policies.policy import Policy
 from services.router.pool import Pool
 from services.router.routing import Evaluation, Placement
-from services.router.snapshot import Estimates, Floats, IneligibleReason
+from services.router.snapshot import ChosenEstimates, IneligibleReason
 
 _BREAKERS = {
     BreakerState.CLOSED: routing_pb2.WorkerView.BREAKER_CLOSED,
@@ -24,7 +24,7 @@ def write_placement(decision: routing_pb2.Decision, placed: Placement, policy: s
     choice = placed.choice
     decision.policy, decision.worker_id, decision.reason = policy, placed.member.worker_id, choice.reason
     decision.queue_ms = int(placed.queued_s * 1000)
-    _add_candidate(decision, placed.evaluation, choice.estimates, choice.costs, choice.index)
+    _add_candidate(decision, placed.evaluation, choice.index, choice.chosen)
 
 
 def explanation_message(evaluation: Evaluation, policy: Policy) -> routing_pb2.Decision:
@@ -37,13 +37,11 @@ def explanation_message(evaluation: Evaluation, policy: Policy) -> routing_pb2.D
         reason=chosen.reason if chosen else "no worker is eligible",
     )
     for i in np.lexsort((costs, evaluation.why_not != 0)).tolist():
-        _add_candidate(decision, evaluation, estimates, costs, i)
+        _add_candidate(decision, evaluation, i, estimates.at(i, costs))
     return decision
 
 
-def _add_candidate(
-    decision: routing_pb2.Decision, evaluation: Evaluation, estimates: Estimates, costs: Floats, i: int
-) -> None:
+def _add_candidate(decision: routing_pb2.Decision, evaluation: Evaluation, i: int, estimates: ChosenEstimates) -> None:
     snapshot, why_not, query = evaluation.snapshot, evaluation.why_not[i], evaluation.query
     adapter, offloaded = query.adapter, query.offloaded
     decision.candidates.add(
@@ -51,12 +49,12 @@ def _add_candidate(
         eligible=not why_not,
         why_not=IneligibleReason(why_not).text if why_not else "",
         queued_tokens=int(snapshot.queued_tokens[i]),
-        matched_tokens=int(estimates.matched_tokens[i]),
-        ttft_ms=estimates.ttft_ms[i],
-        itl_ms=estimates.itl_ms[i],
-        cost_ms=costs[i],
+        matched_tokens=int(estimates.matched_tokens),
+        ttft_ms=estimates.ttft_ms,
+        itl_ms=estimates.itl_ms,
+        cost_ms=estimates.cost_ms,
         session_bound=i == query.bound,
-        pulled_tokens=int(estimates.pulled_tokens[i]),
+        pulled_tokens=int(estimates.pulled_tokens),
         adapter_ms=adapter.load_ms[i] if adapter else 0.0,
         offloaded_tokens=int(offloaded.tokens[i]) if offloaded else 0,
     )

@@ -15,7 +15,7 @@ from services.router.breaker import BreakerState
 from services.router.fleet import Fleet
 from services.router.prefixes import Prefixes
 from services.router.routing import Placement, Routing
-from services.router.snapshot import IneligibleReason, matched_at
+from services.router.snapshot import IneligibleReason
 
 _REDIS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5)
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1, 5, 10)
@@ -162,9 +162,9 @@ class RouterMetrics:
         if placed.queued_s:
             self.queue_seconds.observe(placed.queued_s)
         series = self._series.get(model) or self._series_of(model)
-        series.expected_ttft.observe(float(placed.choice.estimates.ttft_ms[placed.choice.index]) / 1000)
+        series.expected_ttft.observe(placed.choice.chosen.ttft_ms / 1000)
         series.prompt_tokens.inc(query.prompt_tokens)
-        series.matched_tokens.inc(matched_at(query, placed.choice.index))
+        series.matched_tokens.inc(placed.choice.chosen.matched_tokens)
 
     def _series_of(self, model: str) -> _ModelSeries:
         series = self._series[model] = _ModelSeries(

@@ -67,15 +67,15 @@ def worthwhile_pulls(snapshot: Snapshot, query: Query) -> Pulls | None:
 
 def pull_hint(pool: Pool, snapshot: Snapshot, choice: Decision) -> worker_pb2.PullHint | None:
     """The source of the prompt's prefix for the chosen worker; None if it should compute the prefix."""
-    estimates = choice.estimates
-    if not estimates.pulled_tokens[choice.index]:
+    chosen = choice.chosen
+    if not chosen.pulled_tokens:
         return None
-    source = pool.members.get(snapshot.worker_ids[estimates.pull_source])
+    source = pool.members.get(snapshot.worker_ids[chosen.pull_source])
     if source is None:
         return None
     return worker_pb2.PullHint(
         worker_id=source.worker_id,
         incarnation=source.incarnation,
         address=source.address,
-        tokens=int(estimates.matched_tokens[estimates.pull_source]),
+        tokens=int(chosen.source_tokens),
     )

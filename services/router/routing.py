@@ -27,11 +27,11 @@ from services.router.queue import QueueFullError, RouteQueue
 from services.router.sessions import Binding, Held, Sessions, SessionsAway
 from services.router.snapshot import (
     Decision,
+    Floats,
     IneligibleReason,
     Query,
     Snapshot,
     hash64,
-    matched_at,
     why_not_for,
 )
 from services.router.starts import StartEstimate, Starts, serves
@@ -134,7 +134,7 @@ class Routing:
     async def explain(self, request: routing_pb2.RouteRequest) -> Evaluation:
         """The decision as it would be now, without any effect."""
         pool = self.fleet.pool(request.model)
-        return self._evaluate(pool, request, await self._learn(request, touch=False))
+        return self._evaluate(pool, pool.snapshot(), request, await self._learn(request, touch=False))
 
     @property
     def anybody_waits(self) -> bool:
@@ -243,8 +243,7 @@ class Routing:
         estimate = self.starts.estimate(pool)
         return UnavailableError(message, math.ceil(estimate.seconds or 0) if estimate else 0)
 
-    def _evaluate(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Evaluation:
-        snapshot = pool.snapshot()
+    def _evaluate(self, pool: Pool, snapshot: Snapshot, request: routing_pb2.RouteRequest, known: _Known) -> Evaluation:
         depths, offloaded = HeldPrefixes.joined(known.prefixes, pool), None
         if depths is not None and any(answer.roster.below_devices for answer in known.prefixes):
             offloaded = offloaded_prefix(pool.members, depths, snapshot.speeds.token_ms)
@@ -255,7 +254,7 @@ class Routing:
             session_key=hash64(f"{request.tenant}\0{request.session}") if request.session else 0,
             bound=_index_of(pool, known.held.binding if known.held else None),
             bindings_known=known.bindings_known,
-            matched_tokens=None if depths is None else depths[worker_pb2.KV_PLACE_DEVICE] * HASH_BLOCK_TOKENS,
+            matched_tokens=_matched_tokens(depths),
             offloaded=offloaded,
             adapter=pool.adapters.loads(request.adapter) if request.adapter else None,
             excluded=tuple(pool.members[w].index for w in request.excluded_workers if w in pool.members),
@@ -267,13 +266,37 @@ class Routing:
         return Evaluation(pool, snapshot, query, why_not, self.policy.choose(snapshot, query, why_not))
 
     def _book(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Placement | None:
-        evaluation = self._evaluate(pool, request, known)
+        snapshot = pool.snapshot()
+        evaluation = self._keep(pool, snapshot, request, known) or self._evaluate(pool, snapshot, request, known)
         return self._book_at(evaluation, evaluation.choice) if evaluation.choice else None
+
+    def _keep(
+        self, pool: Pool, snapshot: Snapshot, request: routing_pb2.RouteRequest, known: _Known
+    ) -> Evaluation | None:
+        """The evaluation of a session that obviously stays at its worker, at a fraction of the work; None: unknown."""
+        bound = _index_of(pool, known.held.binding if known.held else None)
+        if bound < 0 or request.excluded_workers or request.adapter:
+            return None
+        member = pool.members[snapshot.worker_ids[bound]]
+        if (blocks := HeldPrefixes.deepest_at(known.prefixes, member)) is None:
+            return None
+        # A standby is chosen by what all workers hold.
+        standby = 0 < member.state.standby_tokens <= request.prompt_tokens + request.max_tokens
+        depths = HeldPrefixes.joined(known.prefixes, pool) if standby else None
+        query = Query(
+            prompt_tokens=request.prompt_tokens,
+            max_tokens=request.max_tokens,
+            session_key=hash64(f"{request.tenant}\0{request.session}"),
+            bound=bound,
+            matched_tokens=_matched_tokens(depths),
+        )
+        choice = self.policy.keep(snapshot, query, float(blocks * HASH_BLOCK_TOKENS) if known.prefixes else None)
+        return Evaluation(pool, snapshot, query, snapshot.why_not, choice) if choice else None
 
     def _book_at(self, evaluation: Evaluation, choice: Decision) -> Placement:
         pool, query = evaluation.pool, evaluation.query
         member = pool.members[evaluation.snapshot.worker_ids[choice.index]]
-        tokens = query.prompt_tokens - int(matched_at(query, choice.index))
+        tokens = query.prompt_tokens - int(choice.chosen.matched_tokens)
         seq = next(self._seqs)
         self._turn += 1
         pool.book(member.worker_id, seq, max(tokens, 0), query.adapter.digest if query.adapter else "")
@@ -307,8 +330,14 @@ class Routing:
         if snapshot.worker_ids != evaluation.snapshot.worker_ids or why_not_for(snapshot, evaluation.query)[index]:
             return None
         pool.unbook(placed.binding.worker_id, placed.seq)
-        choice = replace(placed.choice, index=index, reason="session bound by another router")
+        estimates, costs = self.policy.weigh(evaluation.snapshot, evaluation.query)
+        choice = Decision(index, "session bound by another router", estimates.at(index, costs))
         return self._book_at(evaluation, choice)
+
+
+def _matched_tokens(depths: Floats | None) -> Floats | None:
+    """Prefix tokens on the workers' devices, [n_workers], of depths in blocks."""
+    return None if depths is None else depths[worker_pb2.KV_PLACE_DEVICE] * HASH_BLOCK_TOKENS
 
 
 def _same(one: Binding, other: Binding) -> bool:

@@ -29,7 +29,6 @@ from services.router.residency import Residency
 from services.router.routing import OverloadedError, Placement, Routing
 from services.router.scaling.arrivals import Arrivals
 from services.router.settings import RouterSettings
-from services.router.snapshot import matched_at
 from services.router.standbys import standby_of
 
 # A drain lasts longer than its grace: the worker then hands its requests off.
@@ -150,8 +149,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         with span_in(self._tracer, "route", parent) as span:
             with self._arrivals.placing(self._fleet.known(request.model), request.prompt_tokens) as arriving:
                 placed = await self._routing.route(request)
-                query = placed.evaluation.query
-                arriving.placed(query.prompt_tokens - matched_at(query, placed.choice.index), time.monotonic())
+                arriving.placed(request.prompt_tokens - placed.choice.chosen.matched_tokens, time.monotonic())
             self._write(response, request, placed)
             if span.is_recording():
                 span.set_attributes(_attributes(request, response.decision))
@@ -161,9 +159,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         if request.session:
             self._count_session((request.tenant, request.session), placed.binding.incarnation)
 
-    def _write(
-        self, response: routing_pb2.RouteResponse, request: routing_pb2.RouteRequest, placed: Placement
-    ) -> None:
+    def _write(self, response: routing_pb2.RouteResponse, request: routing_pb2.RouteRequest, placed: Placement) -> None:
         response.worker_id, response.incarnation = placed.binding.worker_id, placed.binding.incarnation
         response.address = placed.member.address
         response.ticket.router_id, response.ticket.seq = self._settings.router_id, placed.seq

@@ -88,6 +88,7 @@ class Speeds:
     token_ms: Floats  # 1000 / similar_rate
     step_ms: Floats  # a decode step with the batch that the worker reported
     batch_ms: Floats  # a decode step, divided by (its batch + batch_doubles)
+    least_batch_ms: float  # the least of batch_ms
     batch_doubles: float  # batch size at which step time doubles its intercept
     max_request_tokens: Floats  # 0: unknown
     smallest_limit: float  # the smallest known max_request_tokens
@@ -142,9 +143,16 @@ class Query:
     turn: int = 0  # number of the router's decisions so far
 
 
-def matched_at(query: Query, index: int) -> float:
-    """Prefix tokens that a worker has cached; 0 if unknown."""
-    return float(query.matched_tokens[index]) if query.matched_tokens is not None else 0.0
+class ChosenEstimates(NamedTuple):
+    """Estimates for a request at one worker."""
+
+    matched_tokens: float  # cached at the worker; 0 if unknown
+    ttft_ms: float
+    itl_ms: float
+    cost_ms: float  # the weighted sum of the policy's scorers
+    pulled_tokens: float = 0.0  # pulled from another worker instead of computed, ...
+    pull_source: int = -1  # ... which is this one, ...
+    source_tokens: float = 0.0  # ... and has so many cached
 
 
 class Estimates(NamedTuple):
@@ -156,15 +164,26 @@ class Estimates(NamedTuple):
     ttft_ms: Floats
     itl_ms: Floats
 
+    def at(self, index: int, costs: Floats) -> ChosenEstimates:
+        """The estimates at one worker; `costs` are those of all, [n_workers]."""
+        return ChosenEstimates(
+            float(self.matched_tokens[index]),
+            float(self.ttft_ms[index]),
+            float(self.itl_ms[index]),
+            float(costs[index]),
+            float(self.pulled_tokens[index]),
+            self.pull_source,
+            float(self.matched_tokens[self.pull_source]),
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """A policy's decision, with its estimates and costs."""
+    """A policy's decision, with the estimates at the chosen worker."""
 
     index: int
     reason: str
-    estimates: Estimates
-    costs: Floats  # [n_workers], the weighted sum of the policy's scorers in milliseconds
+    chosen: ChosenEstimates
 
 
 def why_not_for(snapshot: Snapshot, query: Query) -> NDArray[np.uint8]:

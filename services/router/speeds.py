@@ -94,6 +94,7 @@ def speeds_of(reported: ReportedSpeeds) -> Speeds:
         token_ms=1000.0 / similar_rate,
         step_ms=batch_ms * batch,
         batch_ms=batch_ms,
+        least_batch_ms=float(batch_ms.min(initial=np.inf)),
         batch_doubles=reported.batch_doubles,
         max_request_tokens=limits,
         smallest_limit=limits[limits > 0].min(initial=np.inf),

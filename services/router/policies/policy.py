@@ -8,10 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.router.estimates import estimate
+from services.router.estimates import estimate, expected_output
 from services.router.policies.base import Candidates, Filter, Pick, Picker, Scorer
+from services.router.policies.filters.keep_session import KEPT, KeepSession
+from services.router.policies.scorers.adapter_load import AdapterLoad
 from services.router.policies.scorers.decode_time import DecodeTime
-from services.router.snapshot import Decision, Estimates, Floats, Query, Snapshot
+from services.router.policies.scorers.time_to_first_token import TimeToFirstToken
+from services.router.snapshot import ChosenEstimates, Decision, Estimates, Floats, Query, Snapshot
 
 
 class Policy:
@@ -25,6 +28,10 @@ class Policy:
         self.uses_prefixes = any(part.uses_prefixes for part in parts)
         self.uses_sessions = any(part.uses_sessions for part in parts)
         self._decode_weight = sum(scorer.weight for scorer in scorers if isinstance(scorer, DecodeTime))
+        self._first_token_weight = sum(scorer.weight for scorer in scorers if isinstance(scorer, TimeToFirstToken))
+        first = filters[0] if filters else None
+        bounded = all(isinstance(scorer, TimeToFirstToken | DecodeTime | AdapterLoad) for scorer in scorers)
+        self._keeping = first if isinstance(first, KeepSession) and not first.busy_only and bounded else None
         self._filters = filters
         self._filters_without_session = tuple(part for part in filters if not part.sessions_only)
         self._first, *self._others = (_Weighted(scorer.score, scorer.weight, scorer.scale) for scorer in scorers)
@@ -39,7 +46,30 @@ class Policy:
         eligible = why_not == 0 if n_ineligible else None
         masked = costs if eligible is None else np.where(eligible, costs, np.inf)
         worker, reason = self._pick(Candidates(snapshot, query, masked, eligible, self._decode_weight))
-        return Decision(worker, reason, estimates, costs)
+        return Decision(worker, reason, estimates.at(worker, costs))
+
+    def keep(self, snapshot: Snapshot, query: Query, matched: float | None) -> Decision | None:
+        """The decision of `choose` for a session whose worker is obviously cheap enough to stay; None: ask `choose`.
+
+        `matched` is what the worker has cached, and no worker more; None if it is not known. The others' costs are only
+        needed to find the cheapest one. Its answer takes at least the fastest decode steps without other requests. If
+        the session's worker is cheap even in comparison with these, no vector operation is needed.
+        """
+        part, speeds, bound = self._keeping, snapshot.speeds, query.bound
+        needed = query.prompt_tokens + max(query.max_tokens, 1)
+        if part is None or bound < 0 or snapshot.why_not[bound] or needed > speeds.smallest_limit:
+            return None
+        cached, token_ms, fixed = matched or 0.0, float(speeds.token_ms[bound]), speeds.batch_doubles + 1.0
+        ttft_ms = (float(snapshot.queued_tokens[bound]) + max(query.prompt_tokens - cached, 1.0)) * token_ms
+        itl_ms = (float(snapshot.load[bound]) + fixed) * float(speeds.batch_ms[bound])
+        decode = self._decode_weight * expected_output(query)
+        cost_ms = ttft_ms * self._first_token_weight + itl_ms * decode
+        presumed_ms = query.prompt_tokens * token_ms if matched is None else 0.0
+        if not part.bears(cost_ms - presumed_ms, fixed * speeds.least_batch_ms * decode):
+            return None
+        if part.too_much(snapshot, bound, query.prompt_tokens - cached + decode):
+            return None
+        return Decision(bound, KEPT, ChosenEstimates(cached, ttft_ms, itl_ms, cost_ms))
 
     def weigh(self, snapshot: Snapshot, query: Query) -> tuple[Estimates, Floats]:
         """Estimates and costs of every worker, eligible or not."""
@@ -65,7 +95,7 @@ class Policy:
             return pick
         if query.bound < 0:
             return Pick(pick.worker, "session bound")
-        return Pick(pick.worker, "session kept" if pick.worker == query.bound else candidates.departure)
+        return Pick(pick.worker, KEPT if pick.worker == query.bound else candidates.departure)
 
 
 class _Weighted(NamedTuple):

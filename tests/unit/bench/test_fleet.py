@@ -39,10 +39,11 @@ def cell(table: str, name: str) -> str:
 @pytest.mark.timeout(700)
 def test_fleet_loses_and_alters_no_answer_under_every_fault(tmp_path: Path) -> None:
     """The long form is `make test-fleet`. Answers take longer than the pause between faults, which wait for them."""
-    sizes = ("--workers", "6", "--per-process", "3", "--routers", "2", "--coordinators", "2", "--rate", "4", "--seconds", "1.9")
+    sizes = ("--workers", "6", "--per-process", "3", "--routers", "2", "--coordinators", "2")
+    load = ("--rate", "4", "--seconds", "1.9")
     answers = ("--speed", "0.15", "--answer-tokens", "20", "--workload", "agents")
     faults = ("--faults", "3", "--fault-every", "0.2", "--json", str(tmp_path / "readings.json"))
-    command = [sys.executable, "-m", "bench.fleet", *sizes, *answers, *faults]
+    command = [sys.executable, "-m", "bench.fleet", *sizes, *load, *answers, *faults]
     ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     table = ran.stdout

@@ -11,7 +11,7 @@ import pytest
 
 from services.router.policies import make_policy
 from services.router.policies.registry import PolicyName
-from services.router.snapshot import Query, hash64, matched_at, why_not_for
+from services.router.snapshot import Query, hash64, why_not_for
 from tests.unit.router.fleets import Lab
 
 TICK_S = 0.01  # simulation's tick, a decode step, and the pace of states
@@ -88,7 +88,7 @@ class Simulation:
         worker_id = self.bindings[client.session] = snapshot.worker_ids[choice.index]
         self.later, self.kept = self.later + bool(bound), self.kept + (worker_id == bound)
         computed = client.prompt - cached[choice.index] // 16 * 16
-        self.lab.pool.book(worker_id, self.seq, client.prompt - int(matched_at(query, choice.index)))
+        self.lab.pool.book(worker_id, self.seq, client.prompt - int(choice.chosen.matched_tokens))
         self.workers[worker_id].prefills.append(([computed], client))
         self.workers[worker_id].acked = self.seq
 

@@ -64,3 +64,27 @@ def test_numbers_and_names_give_the_same_depths() -> None:
     numbered = HeldPrefixes(roster(*((f"w{i}", "first", place) for i, place in numbers)), by_number).depths(lab.pool)
     assert np.count_nonzero(numbered) == len(held)
     assert (numbered == HeldPrefixes.by_worker(by_name).depths(lab.pool)).all()
+
+
+def test_blocks_of_one_worker_are_known_without_those_of_others_if_none_holds_more() -> None:
+    draw, lab = random.Random(5), Lab()
+    for i in range(20):
+        lab.join(f"w{i}")
+    first = [roster(*((f"w{i}", "first", DEVICE) for i in range(start, 20, 2))) for start in (0, 1)]
+    for _ in range(50):
+        numbers = [draw.sample(range(10), k=6) for _ in first]
+        answers = [
+            HeldPrefixes(places, [prefix(draw.randrange(1, 4), *some[:3], size=2), prefix(4, *some[3:5], size=2)])
+            for places, some in zip(first, numbers, strict=True)
+        ]
+        depths = HeldPrefixes.joined(answers, lab.pool)
+        assert depths is not None
+        for member in lab.pool.members.values():
+            own = depths[DEVICE, member.index]
+            assert HeldPrefixes.deepest_at(answers, member) == (own if own == depths.max() else None)
+    below = HeldPrefixes(roster(("w0", "first", DEVICE), ("w1", "first", HOST)), [prefix(4, 0)])
+    member = lab.pool.members["w0"]
+    assert HeldPrefixes.deepest_at([below], member) is None, "a load may take less than computing"
+    assert HeldPrefixes.deepest_at([], member) == 0
+    lab.tell("w0", incarnation="second")
+    assert HeldPrefixes.deepest_at([HeldPrefixes(first[0], [prefix(4, 0)])], member) is None

@@ -20,7 +20,7 @@ from services.router.policies import make_policy
 from services.router.policies.base import Filter, Picker, PolicyPart, Scorer
 from services.router.policies.registry import PARTS, Composition, PolicyName
 from services.router.settings import RouterSettings
-from services.router.snapshot import Decision, Query, Snapshot, hash64, why_not_for
+from services.router.snapshot import Decision, Floats, Query, Snapshot, hash64, why_not_for
 from tests.unit.router.fleets import Worker, situations, snapshot_of
 
 FOLDER = Path(policies.__file__).parent
@@ -30,6 +30,10 @@ def decide(snapshot: Snapshot, query: Query, **parts: Any) -> Decision:
     choice = make_policy(Composition.model_validate(parts)).choose(snapshot, query, why_not_for(snapshot, query))
     assert choice is not None
     return choice
+
+
+def costs_of(snapshot: Snapshot, query: Query, *scorers: dict[str, Any]) -> Floats:
+    return make_policy(Composition.model_validate({"scorers": scorers})).weigh(snapshot, query)[1]
 
 
 def left_by(snapshot: Snapshot, query: Query, *filters: dict[str, Any], **parts: Any) -> set[int]:
@@ -141,8 +145,7 @@ def test_scorers_score_the_quantity_of_their_name(scorer: dict[str, Any], deares
     matched = np.array([500.0, 500.0, 0.0, 500.0])
     snapshot = snapshot_of([Worker(queued=9000), Worker(load=60), Worker(), Worker(share=1.5)])
     query = Query(1000, 100, session_key=5, bound=3, matched_tokens=matched)
-    costs = decide(snapshot, query, scorers=[{**scorer, "weight": 2}]).costs
-    single = decide(snapshot, query, scorers=[{**scorer, "weight": 1}]).costs
+    costs, single = (costs_of(snapshot, query, {**scorer, "weight": weight}) for weight in (2, 1))
     assert costs == pytest.approx(2 * single)
     if dearest is None:
         assert single.tolist() == [1, 1, 1, 0]
@@ -153,7 +156,7 @@ def test_scorers_score_the_quantity_of_their_name(scorer: dict[str, Any], deares
 
 def test_scores_are_weighted_and_added_up() -> None:
     snapshot = snapshot_of([Worker(queued=100, load=5), Worker(load=7)])
-    costs = decide(snapshot, Query(1), scorers=[{"type": "queue"}, {"type": "load", "weight": 10}]).costs
+    costs = costs_of(snapshot, Query(1), {"type": "queue"}, {"type": "load", "weight": 10})
     assert costs.tolist() == [60, 70]
 
 
@@ -210,7 +213,7 @@ def test_a_composition_is_read_from_the_environment(monkeypatch: pytest.MonkeyPa
     snapshot = snapshot_of([Worker(load=2), Worker(load=1)])
     choice = policy.choose(snapshot, Query(1), snapshot.why_not)
     assert choice is not None
-    assert (policy.name, choice.index, choice.costs.tolist()) == ("mine", 1, [14, 7])
+    assert (policy.name, choice.index, choice.chosen.cost_ms) == ("mine", 1, 7)
     assert configured("weighted", monkeypatch).policy == "weighted"
 
 

@@ -45,6 +45,18 @@ def test_a_too_small_worker_is_chosen_only_when_every_worker_is_too_small(
         assert ((limits > 0) & (limits < needed)).all()
 
 
+def test_session_is_kept_without_a_look_at_all_workers_while_its_own_is_near_an_idle_one() -> None:
+    query = Query(2000, 128, session_key=1, bound=1)
+    near, far = ([Worker(load=1), Worker(load=3, queued=queued), Worker(why_not=3)] for queued in (500, 50_000))
+    policy = make_policy("cost")
+    assert policy.keep(snapshot_of(near), query, 1600.0) is not None
+    assert policy.keep(snapshot_of(far), query, 1600.0) is None, "an idle worker may be better"
+    assert policy.keep(snapshot_of(near), replace(query, bound=2), 1600.0) is None, "its worker is not eligible"
+    shared = [Worker(load=1), Worker(load=3, share=2.0, load_share=2.0, excess=1e6)]
+    assert policy.keep(snapshot_of(shared), query, 1600.0) is None, "it has had more than its share"
+    assert make_policy("least_loaded").keep(snapshot_of(near), query, 1600.0) is None
+
+
 def eligible_costs(snapshot: Snapshot, query: Query) -> np.ndarray:  # type: ignore[type-arg]
     return np.where(why_not_for(snapshot, query) == 0, make_policy("cost").weigh(snapshot, query)[1], np.inf)
 

@@ -116,7 +116,7 @@ def test_the_hint_names_the_process_that_holds_the_prefix() -> None:
 
     def hint_for(chosen: int, query: Query) -> worker_pb2.PullHint | None:
         estimates = estimate(snapshot, query)
-        return pull_hint(lab.pool, snapshot, Decision(chosen, "", estimates, estimates.ttft_ms))
+        return pull_hint(lab.pool, snapshot, Decision(chosen, "", estimates.at(chosen, estimates.ttft_ms)))
 
     hint = hint_for(0, query_of(0, 3000))
     assert hint is not None

@@ -45,7 +45,7 @@ def standbys(
         excluded=excluded,
     )
     member, estimates = lab.pool.members[chosen], estimate(snapshot, query)
-    choice = Decision(member.index, "", estimates, estimates.ttft_ms)
+    choice = Decision(member.index, "", estimates.at(member.index, estimates.ttft_ms))
     evaluation = Evaluation(lab.pool, snapshot, query, why_not_for(snapshot, query), choice)
     placed = Placement(evaluation, choice, member, Binding(chosen, member.incarnation), 1)
     hint = standby_of(routing_pb2.RouteRequest(prompt_tokens=prompt, max_tokens=16), placed)

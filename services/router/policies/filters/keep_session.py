@@ -6,7 +6,9 @@ from typing import ClassVar, Literal
 
 from services.router.estimates import expected_output
 from services.router.policies.base import Amount, Candidates, Factor, Filter, Pick
-from services.router.snapshot import Query, Snapshot, matched_at
+from services.router.snapshot import Query, Snapshot
+
+KEPT = "session kept"
 
 
 class KeepSession(Filter):
@@ -34,23 +36,29 @@ class KeepSession(Filter):
         query, costs = candidates.query, candidates.costs
         if not (query.session_key and query.bindings_known) or query.bound < 0:
             return None
-        if costs[query.bound] - _kept_ms(candidates.snapshot, query) > self.factor * candidates.cheapest() + self.ms:
+        snapshot, bound, matched = candidates.snapshot, query.bound, query.matched_tokens
+        if not self.bears(float(costs[bound]) - _kept_ms(snapshot, query), candidates.cheapest()):
             return None
-        if self._too_much(candidates):
+        cached = 0.0 if matched is None else float(matched[bound])
+        own = query.prompt_tokens - cached + candidates.decode_weight * expected_output(query)
+        if self.too_much(snapshot, bound, own):
             candidates.departure = "session evened out"
             return None
-        return Pick(query.bound, "session kept")
+        return Pick(bound, KEPT)
 
-    def _too_much(self, candidates: Candidates) -> bool:
+    def bears(self, cost_ms: float, cheapest_ms: float) -> bool:
+        """Whether the session's worker is within the limits of cost, if the cheapest one costs as much."""
+        return cost_ms <= self.factor * cheapest_ms + self.ms
+
+    def too_much(self, snapshot: Snapshot, bound: int, own_tokens: float) -> bool:
         """Whether the bound worker has had more than its share of recent work, and has more than its share of load now.
 
-        Both are needed: recent work decays slowly, and all sessions would leave the worker meanwhile.
+        Both are needed: recent work decays slowly, and all sessions would leave the worker meanwhile. `own_tokens` is
+        the work of the request.
         """
-        snapshot, query = candidates.snapshot, candidates.query
-        if not snapshot.busy or snapshot.share[query.bound] <= self.fair_share or snapshot.load_share[query.bound] <= 1:
+        if not snapshot.busy or snapshot.share[bound] <= self.fair_share or snapshot.load_share[bound] <= 1:
             return False
-        own = query.prompt_tokens - matched_at(query, query.bound) + candidates.decode_weight * expected_output(query)
-        return bool(snapshot.excess[query.bound] > self.fair_requests * own)
+        return bool(snapshot.excess[bound] > self.fair_requests * own_tokens)
 
 
 def _kept_ms(snapshot: Snapshot, query: Query) -> float:
