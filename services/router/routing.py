@@ -78,7 +78,7 @@ class Placement:
 class _Known:
     """The answers of the coordinators and of Redis about a request."""
 
-    prefixes: Sequence[HeldPrefixes]  # of each coordinator that was asked and answered
+    prefixes: Sequence[HeldPrefixes]  # answers of coordinators
     held: Held | None
     bindings_known: bool
 

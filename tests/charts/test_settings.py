@@ -213,7 +213,7 @@ def test_services_know_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expected_models(render()) == [bundled]
 
 
-def test_coordinators_divide_the_workers_and_routers_know_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinators_divide_the_workers_and_routers_know_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = render(inline="coordinator: {shards: 3}")
     (pod,), (router,) = rendered.pods_of("coordinator"), rendered.pods_of("router")
     service = rendered.named("Service", pod.owner["spec"]["serviceName"])

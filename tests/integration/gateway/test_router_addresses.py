@@ -86,7 +86,7 @@ async def test_new_routers_are_used_and_removed_routers_are_dropped() -> None:
             assert await routed(client, one, two) == [0, 10], "a name that is not resolved stands for what it did"
 
 
-async def test_all_gateways_ask_the_same_router_about_a_session_and_another_one_while_it_is_away() -> None:
+async def test_all_gateways_ask_the_same_router_about_a_session_and_the_next_router_after_a_stop() -> None:
     async with routers() as (one, two):
         names = Name(one.address, two.address), Name(two.address, one.address)
         async with following(names[0]) as here, following(names[1]) as there:

@@ -66,7 +66,7 @@ def test_numbers_and_names_give_the_same_depths() -> None:
     assert (numbered == HeldPrefixes.by_worker(by_name).depths(lab.pool)).all()
 
 
-def test_blocks_of_one_worker_are_known_without_those_of_others_if_none_holds_more() -> None:
+def test_depth_of_one_worker_is_known_while_no_other_place_holds_more() -> None:
     draw, lab = random.Random(5), Lab()
     for i in range(20):
         lab.join(f"w{i}")
