@@ -70,9 +70,10 @@ def show(
             f"KV coordinator: {index.blocks} distinct prefix blocks known, {index.entries} entries, "
             f"{index.resyncs} resyncs"
         )
-    if silent := answers.count(None):
-        which = f"{silent} of {len(answers)} do" if len(answers) > 1 else "does"
-        console.print(f"KV coordinator: {which} not answer; placement goes on without prefix credit", style="red")
+    if coordinators and index is None:
+        console.print("KV coordinator: does not answer; placement goes on without prefix credit", style="red")
+    elif silent := answers.count(None):
+        console.print(f"KV coordinator: {silent} of {len(answers)} do not answer", style="red")
     if certificates:
         first = min(certificates, key=lambda name: certificates[name])
         days = (certificates[first] - time.time()) / _DAY_S
