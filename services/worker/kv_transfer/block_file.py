@@ -23,6 +23,7 @@ from services.worker.scheduling.places import BlockName
 _MAGIC = b"RZKV\x01\x00"
 _HEAD = struct.Struct("<6sH32s32s32sQI")
 _MOST_HASHES = 256
+_LONGEST_HEAD = _HEAD.size + 8 * _MOST_HASHES + 4
 TEMPORARY = ".part"
 
 
@@ -55,7 +56,7 @@ def write_block(path: Path, identity: bytes, name: BlockName, content: bytes) ->
 def read_name(path: Path, identity: bytes) -> BlockName:
     """The name of a block by its file's header. Raises DamagedError, OSError."""
     with path.open("rb") as file:
-        name, size, _crc, start = _parse(file.read(_HEAD.size + 8 * _MOST_HASHES), identity)
+        name, size, _crc, start = _parse(file.read(_LONGEST_HEAD), identity)
         if os.fstat(file.fileno()).st_size != start + size:
             raise DamagedError("the file's size is not the block's")
     if path.name != name.digest.hex():
@@ -65,9 +66,10 @@ def read_name(path: Path, identity: bytes) -> BlockName:
 
 def read_block(path: Path, identity: bytes, digest: bytes, n_bytes: int) -> bytes:
     """The contents of a block of `n_bytes`. Raises DamagedError, OSError."""
-    data = path.read_bytes()
-    name, size, crc, start = _parse(data, identity)
-    content = data[start:]
+    with path.open("rb", buffering=0) as file:  # a block is copied once, from the page cache
+        name, size, crc, start = _parse(file.read(_LONGEST_HEAD), identity)
+        file.seek(start)
+        content = file.readall()
     if name.digest != digest:
         raise DamagedError("the file holds another block")
     if not size == len(content) == n_bytes:
