@@ -1,4 +1,4 @@
-"""The base with a LoRA adapter on all linear layers of attention and MLPs."""
+"""The base with a LoRA adapter on its linear layers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from services.common.fine_tuning.records import Order
 
+# Models whose fused kernels read the weight of `out_proj` without calling the layer: PEFT refuses an adapter on it.
+_FUSED = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 _LARGE = 10**9  # parameters, from which activations are computed again instead of kept
 
 
@@ -20,7 +22,7 @@ def load_model(base: Path, order: Order, device: torch.device, checkpoint: Path 
     torch.manual_seed(order.seed)
     # Most CPUs multiply bfloat16 several times slower than float32.
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
+    options: dict[str, Any] = {"dtype": dtype}
     if order.quantization == "nf4":
         options["quantization_config"] = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
             load_in_4bit=True,
@@ -41,7 +43,7 @@ def load_model(base: Path, order: Order, device: torch.device, checkpoint: Path 
         model.enable_input_require_grads()  # type: ignore[no-untyped-call]
     config = LoraConfig(
         r=order.lora_rank, lora_alpha=2 * order.lora_rank, lora_dropout=0.0, target_modules="all-linear",
-        task_type="CAUSAL_LM", bias="none",
+        exclude_modules=["out_proj"] if model.config.model_type in _FUSED else None, task_type="CAUSAL_LM", bias="none",
     )  # fmt: skip
     tuned = get_peft_model(model, config)
     if checkpoint is not None:

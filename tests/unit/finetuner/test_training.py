@@ -13,12 +13,15 @@ from transformers import AutoTokenizer
 
 from services.cli.stack.default_model import TINY_MODEL
 from services.common.fine_tuning.records import Order
+from services.compute.model.adapters.served import read_adapter
+from services.compute.model.registry import describe
 from services.finetuner.training.checkpoints import Checkpoints
 from services.finetuner.training.examples import Tokenizer
 from services.finetuner.training.messages import RefusedError, Voice
 from services.finetuner.training.model import load_model
 from services.finetuner.training.plan import TrainingPlan, groups
 from services.finetuner.training.run import Training, TrainingLimits
+from tests.unit.compute.model.zoo import VARIANTS, write_checkpoint
 
 ORDER = Order(
     id="ftjob-1", tenant="", model="tiny", training_file="a", validation_file=None, suffix=None, seed=7, n_epochs=2,
@@ -75,6 +78,15 @@ def test_a_resumed_job_has_the_losses_of_an_uninterrupted_job(tmp_path: Path, to
     assert whole.losses[-1] < whole.losses[0]
     written = [(tmp_path / one / "adapters" / "ftjob-1" / "adapter_model.safetensors").read_bytes() for one in "ab"]
     assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("variant", ["lfm2", "mamba2", "qwen3_5"])
+def test_adapter_of_a_model_with_states_fits_its_base(variant: str, tmp_path: Path) -> None:
+    base, out = tmp_path / "base", tmp_path / "adapter"
+    write_checkpoint(VARIANTS[variant](), base)
+    load_model(base, ORDER, LIMITS.device, None).save_pretrained(str(out))
+    changed = {target.key.rpartition(".")[2] for target in read_adapter(out, describe(base), 4).targets}
+    assert changed & {"conv_x", "ssm_x", "delta_q"}
 
 
 def test_only_the_assistants_turns_are_trained(tokenizer: Tokenizer) -> None:
