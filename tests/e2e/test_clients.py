@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -32,7 +33,7 @@ WANTED = {
     for word in WORDS
     for name in {"": [], "python": PYTHON, "all": PYTHON + NODE + AGENTS}.get(word.strip(), [word.strip()])
 }
-FOUND = "the words of a.txt"
+SECRET = "the words of a.txt"
 RESOLVED = "2026-11-29"  # agents bring whatever their packages needed on this day
 
 
@@ -116,29 +117,36 @@ def run_program(given: str, programs: Path, home: Path) -> None:
     """Run a program as its agent.toml says, in a folder of its own; what it finds in a.txt has to come back."""
     folder = home / "work"
     folder.mkdir(parents=True)
-    (folder / "a.txt").write_text(FOUND)
-    said = tomllib.loads(given.replace("{home}", str(home)).replace("{folder}", str(folder)))
-    for name, text in said.get("files", {}).items():
+    (folder / "a.txt").write_text(SECRET)
+    program = tomllib.loads(given.replace("{home}", str(home)).replace("{folder}", str(folder)))
+    for name, text in program.get("files", {}).items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
     own = {"HOME": str(home), "PWD": str(folder), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "CI": "1"}
-    command, *arguments = said["command"]
-    written = run(programs / command, *arguments, cwd=folder, env=os.environ | own | said["environment"])
-    result = (folder / said["changes"]).read_text() if "changes" in said else written
-    assert FOUND in result, written
+    command, *arguments = program["command"]
+    written = run(programs / command, *arguments, cwd=folder, env=os.environ | own | program["environment"])
+    result = (folder / program["changes"]).read_text() if "changes" in program else written
+    assert SECRET in result, written
+
+
+@pytest.fixture
+def emptied(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is emptied after the test: an agent and its packages take up to 7 GB."""
+    yield tmp_path
+    shutil.rmtree(tmp_path, ignore_errors=True)
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.needs("npm")
 @pytest.mark.parametrize("name", asked_for(AGENTS))
-async def test_an_agent(tmp_path: Path, name: str) -> None:
+async def test_an_agent(emptied: Path, name: str) -> None:
     """A tool is called, and its result is in the answer."""
-    folder, programs = await asyncio.to_thread(installed, name, tmp_path)
+    folder, programs = await asyncio.to_thread(installed, name, emptied)
     async with obedient_stack() as stack:
         if (folder / "agent.toml").exists():
             given = (folder / "agent.toml").read_text().replace("{url}", stack.url).replace("{model}", MODEL)
-            given = given.replace("{words}", quote(FOUND))
-            await asyncio.to_thread(run_program, given, programs, tmp_path / "home")
+            given = given.replace("{words}", quote(SECRET))
+            await asyncio.to_thread(run_program, given, programs, emptied / "home")
         else:
             script = next(folder.glob("agent.*"))
             interpreter = "node" if script.suffix == ".mjs" else programs / "python"
