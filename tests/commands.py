@@ -87,7 +87,7 @@ NOT_TYPED = {
         ),
         "tests/e2e/test_by_hand.py starts the services so": (
             *("python -m services.kv_coordinator", "python -m services.router"),
-            *("python -m services.worker.api", "python -m services.gateway"),
+            *("python -m services.worker", "python -m services.gateway"),
         ),
         "tests/e2e/test_simulate.py types it at a free port, with fewer workers": (
             "ryzanstein simulate --workers 100",

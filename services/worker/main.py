@@ -120,5 +120,5 @@ async def _open_engines(
 
 
 def main() -> None:
-    """Entry point of `python -m services.worker.api`."""
+    """Entry point of `python -m services.worker`."""
     run_service("worker", WorkerSettings, serve)

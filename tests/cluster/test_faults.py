@@ -37,7 +37,7 @@ def test_a_control_service_killed_with_force(installed: Installation, disturbed:
 
 @pytest.mark.parametrize(
     ("component", "module"),
-    [("worker", "services.worker.api"), ("router", "services.router")],
+    [("worker", "services.worker"), ("router", "services.router")],
     ids=["worker", "router"],
 )
 def test_a_frozen_process(

@@ -88,7 +88,7 @@ class Faults:
             "worker pod deleted with force": lambda: self._delete("worker", force=True),
             "worker pod deleted": lambda: self._delete("worker", force=False),
             "rank killed": lambda: self._signal("worker", "services.worker.rank", signal.SIGKILL),
-            "worker frozen": lambda: self._signal("worker", "services.worker.api", signal.SIGSTOP),
+            "worker frozen": lambda: self._signal("worker", "services.worker", signal.SIGSTOP),
             "router frozen": lambda: self._signal("router", "services.router", signal.SIGSTOP),
             "router pod deleted with force": lambda: self._delete("router", force=True),
             "coordinator pod deleted with force": lambda: self._delete("coordinator", force=True),

@@ -54,7 +54,7 @@ def embedder(float32_stack: RunningStack, folder: Path, tmp_path_factory: pytest
     }
     log = tmp_path_factory.mktemp("embedder") / "log"
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "services.worker.api"]
+        command = [sys.executable, "-m", "services.worker"]
         process = subprocess.Popen(command, env=os.environ | variables, stdout=output, stderr=output)
     try:
         wait_for_models(stack, 2, log)

@@ -173,7 +173,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
                     module, sys.executable, "-m", f"services.{module}", folder=folder, REDIS_URL=redis.url, **settings
                 )
             )
-            for module, settings in (("worker.api", worker), ("gateway", gateway))
+            for module, settings in (("worker", worker), ("gateway", gateway))
         }
         stack.enter_context(_prometheus(folder, ports["prometheus"], metrics))
         url = f"http://127.0.0.1:{ports['gateway']}"
@@ -187,7 +187,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             f"http://127.0.0.1:{ports['prometheus']}",
             f"http://127.0.0.1:{ports['jaeger']}",
             redis,
-            pids["worker.api"],
+            pids["worker"],
         )
 
 

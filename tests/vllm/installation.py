@@ -51,6 +51,6 @@ def start_worker(
     }
     given = {f"RYZANSTEIN_{key}": value for key, value in (places | dict(settings)).items()}
     with (stack.folder / "logs" / f"{name}.log").open("w") as log:
-        command = [*python, "-m", "services.worker.api"]
+        command = [*python, "-m", "services.worker"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", **given}
         return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)

@@ -100,7 +100,7 @@ def _worker(options: StackOptions, model: UpModel, index: int, port: int, shared
         "RYZANSTEIN_PINNED": str(model.pinned),
         "RYZANSTEIN_PRIORITY": str(model.priority),
     }
-    spec = _service(f"worker-{index}", "worker.api", "worker_port", port, env, 15.0, options.engine_python)
+    spec = _service(f"worker-{index}", "worker", "worker_port", port, env, 15.0, options.engine_python)
     return replace(spec, model=model)
 
 

@@ -48,7 +48,7 @@ def lay_out(settings: PoolSettings, tls: Tls | None) -> tuple[ModelProcess, ...]
         specs.append(
             ModelProcess(
                 name=worker.worker_id,
-                command=(sys.executable, "-m", "services.worker.api"),
+                command=(sys.executable, "-m", "services.worker"),
                 address=address,
                 ready=grpc_serving(address, COMPONENT, tls),
                 alive=grpc_alive(address, COMPONENT, tls),

@@ -192,7 +192,7 @@ WRONG = {"REDIS_USERNAME": "services", "REDIS_PASSWORD": "wrong"}
     ("away", "said"),
     [(True, "127.0.0.1:1"), (False, "refuses the password in RYZANSTEIN_REDIS_PASSWORD for the user 'services'")],
 )
-@pytest.mark.parametrize("module", ["worker.api", "router", "kv_coordinator", "gateway"])
+@pytest.mark.parametrize("module", ["worker", "router", "kv_coordinator", "gateway"])
 async def test_without_redis_every_service_runs_on_and_says_why(
     server: SecuredRedis, tmp_path: Path, module: str, away: bool, said: str
 ) -> None:

@@ -47,7 +47,7 @@ def server_process(folder: Path, redis_url: str, **env: str) -> Iterator[ServerP
     environment = os.environ | {f"RYZANSTEIN_{key}": value for key, value in variables.items()}
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "services.worker.api"],
+            [sys.executable, "-m", "services.worker"],
             cwd=PROJECT,
             env=environment | {"OMP_NUM_THREADS": "1"},
             stdout=stream,

@@ -66,7 +66,7 @@ class RunningPool:
         pids = {}
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.Error):  # it has just ended
-                if "services.worker.api" in child.cmdline():
+                if "services.worker" in child.cmdline():
                     pids[child.environ()["RYZANSTEIN_SERVED_MODEL_NAME"]] = child.pid
         return pids
 

@@ -1,4 +1,4 @@
-"""The product: `python -m services.worker.api` with torchrun ranks on the bundled model."""
+"""The product: `python -m services.worker` with torchrun ranks on the bundled model."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from services.router.settings import RouterSettings
 from services.worker.settings import WorkerSettings
 from tests.shell import captured
 
-SERVICES = ("gateway", "router", "kv_coordinator", "worker.api")
+SERVICES = ("gateway", "router", "kv_coordinator", "worker")
 
 
 def test_settings_come_from_the_environment_and_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_installations_and_tenants_share_no_keys_and_sessions_are_not_stored_in_
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_link_is_reported_in_one_line(service: str) -> None:
-    variable = {"kv_coordinator": "COORDINATOR_PORT", "worker.api": "WORKER_PORT"}.get(service)
+    variable = {"kv_coordinator": "COORDINATOR_PORT"}.get(service)
     variable = f"RYZANSTEIN_{variable or f'{service.upper()}_PORT'}"
     environment = {
         **os.environ,

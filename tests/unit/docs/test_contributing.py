@@ -47,6 +47,22 @@ def test_the_only_table_of_rooms_has_every_room() -> None:
     assert "| `scheduling" not in (PROJECT / "docs" / "architecture.md").read_text(), "a second table"
 
 
+def test_the_worker_has_few_rooms_and_few_imports_between_them() -> None:
+    """None leads up: the contract of its layers exempts no import."""
+    worker = PROJECT / "services" / "worker"
+    rooms = {path.parent.name for path in worker.glob("*/__init__.py")}
+    imported = re.compile(r"^ *(?:from|import) services\.worker\.(\w+)", re.MULTILINE)
+    arrows = {
+        (room, other)
+        for room in rooms
+        for file in (worker / room).rglob("*.py")
+        for other in imported.findall(file.read_text())
+        if other in rooms - {room}
+    }
+    assert len(rooms) <= 14
+    assert len(arrows) <= 32, sorted(arrows)
+
+
 def named_by(module: str) -> set[str]:
     """The files of services/ that import a module."""
     package, _, name = module.rpartition(".")
