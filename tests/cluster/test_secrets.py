@@ -45,15 +45,6 @@ def test_release_runs_under_any_user_id(arbitrary_uid: Installation) -> None:
     assert not any(count for name, count in arbitrary_uid.kube.restarts().items() if "-secrets-" not in name)
 
 
-def test_the_password_is_made_once(arbitrary_uid: Installation) -> None:
-    before = password(arbitrary_uid, 1)
-    assert len(before) >= 32
-    arbitrary_uid.kube.kubectl("delete", "job", "-l", "app.kubernetes.io/component=secrets")
-    arbitrary_uid.install(*settings(VALUES))
-    arbitrary_uid.kube.wait("job", "-l", "app.kubernetes.io/component=secrets", condition="condition=Complete")
-    assert password(arbitrary_uid, 1) == before
-
-
 def test_another_password_without_downtime(arbitrary_uid: Installation) -> None:
     traffic = Traffic.undisturbed(arbitrary_uid.url, streams=6, tokens=100, shorts=2)
     with Load(traffic) as load:

@@ -15,13 +15,6 @@ def _scale(kube: Kube, count: int) -> None:
     kube.kubectl("scale", GATEWAY, f"--replicas={count}")
 
 
-def test_helm_3_takes_the_field_back(namespace: Kube) -> None:
-    install(namespace, "gateway.replicas=2")
-    _scale(namespace, 3)
-    upgrade(namespace, "gateway.replicas=4")
-    assert replicas(namespace, GATEWAY) == 4
-
-
 @pytest.mark.parametrize("recovery", ["--force-conflicts", "--server-side=false"])
 def test_helm_4_refuses_until_told(namespace: Kube, recovery: str) -> None:
     install(namespace, "gateway.replicas=2", major=4)
@@ -31,17 +24,6 @@ def test_helm_4_refuses_until_told(namespace: Kube, recovery: str) -> None:
     assert replicas(namespace, GATEWAY) == 3
     upgrade(namespace, "gateway.replicas=4", major=4, args=(recovery,))
     assert replicas(namespace, GATEWAY) == 4
-
-
-def test_an_edited_field_is_a_conflict_too(namespace: Kube) -> None:
-    install(namespace, major=4)
-    patch = '[{"op": "replace", "path": "/spec/template/spec/terminationGracePeriodSeconds", "value": 7}]'
-    namespace.kubectl("patch", GATEWAY, "--type=json", "-p", patch, "--field-manager=kubectl-edit")
-    with pytest.raises(CommandError, match="terminationGracePeriodSeconds"):
-        upgrade(namespace, "gateway.drain.streamSeconds=300", major=4)
-    upgrade(namespace, "gateway.drain.streamSeconds=300", major=4, args=("--force-conflicts",))
-    grace = namespace.get(*GATEWAY.split("/"))["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace > 300
 
 
 @pytest.mark.parametrize("major", [3, 4])

@@ -74,15 +74,6 @@ def test_the_job_makes_the_password_once(installed: Kube, tmp_path: Path) -> Non
     assert len(base64.b64decode(passwords[0])) >= 32
 
 
-def test_certificate_job_is_denied_foreign_secrets(installed: Kube, tmp_path: Path) -> None:
-    config = kubeconfig_of(installed, MAKER, tmp_path)
-    command = [part.replace(SECRET, "somebody-elses") for part in _command(installed)]
-    done = _ryzanstein(command, config)
-    assert done.returncode != 0
-    assert "somebody-elses" in done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
-
-
 def test_audit_log_holds_only_permitted_requests(installed: Kube, tmp_path: Path) -> None:
     """By the audit log, where the cluster keeps one beside its kubeconfig."""
     log = installed.kubeconfig.parent / "audit.log"

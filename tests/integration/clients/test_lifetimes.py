@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 from ryzanstein_client import AsyncClient, Client, ProtocolError, StreamInterrupted
@@ -82,15 +81,6 @@ async def test_a_cancelled_task_cancels_its_generation(slow: Served) -> None:
             await eventually(lambda before=before: len(slow.stack.workers[0].submits) > before)
             task.cancel()
             await eventually(lambda: slow.stack.workers[0].cancelled)
-
-
-async def test_the_completion_of_a_stream_that_was_read(slow: Served) -> None:
-    async with slow.client("rest-async") as client:
-        assert isinstance(client, AsyncClient)
-        stream = client.stream_completion(PROMPT, seed=1, max_tokens=4)
-        _ = [chunk async for chunk in stream]
-        whole = await client.complete(PROMPT, seed=1, max_tokens=4)
-        assert stream.completion() == replace(whole, request_id=stream.completion().request_id)
 
 
 def test_urls_are_checked() -> None:

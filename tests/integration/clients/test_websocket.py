@@ -19,7 +19,6 @@ from ryzanstein_client import (
     StreamInterrupted,
     TimedOut,
     Tool,
-    ToolCallDelta,
     Unauthorized,
     Unavailable,
 )
@@ -251,23 +250,6 @@ async def test_completions_have_logprobs_and_follow_grammars(gateway: Served) ->
 
 def token(index: int, text: str, ids: list[int], **fields: object) -> str:
     return json.dumps({"type": "token", "id": "g", "index": index, "text": text, "ids": ids, **fields})
-
-
-def test_thoughts_and_calls_are_not_repeated_either() -> None:
-    generation = Generation("chat", {})
-    generation.read('{"type": "started", "id": "g", "token": "t", "model": "m", "prompt_tokens": 1}')
-
-    def call(arguments: str, **begun: str) -> dict[str, object]:
-        name = {"name": begun.pop("name")} if begun else {}
-        return {"index": 0, **begun, "function": {"arguments": arguments, **name}}
-
-    generation.read(token(0, "", [1], reasoning_content="so "))
-    begun = call('{"a', id="c", name="f")
-    generation.read(token(1, "", [2], reasoning_content="be it", tool_calls=[begun]))
-    generation.opening()
-    rest = generation.read(token(1, "", [2, 3], reasoning_content="be it.", tool_calls=[begun, call('":1}')]))
-    expected = ToolCallDelta(0, arguments='":1}')
-    assert rest == Chunk(token_ids=(3,), reasoning=".", tool_calls=(expected,), model="m")
 
 
 def test_repeated_tokens_of_a_resumed_stream_are_dropped_by_index() -> None:

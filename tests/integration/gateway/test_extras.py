@@ -90,30 +90,6 @@ async def test_chat_without_a_limit_may_fill_the_context(stack: Stack) -> None:
     assert submit.sampling.max_tokens == 256 - len(submit.prompt_ids)
 
 
-async def test_completion_logprobs(stack: Stack) -> None:
-    answer = await stack.client.completions.create(model=MODEL, prompt=PROMPT, seed=1, max_tokens=6, logprobs=3)
-    choice = answer.choices[0]
-    logprobs = choice.logprobs
-    assert "".join(t for t in logprobs.tokens if not t.startswith("bytes:"))
-    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 6
-    assert all(len(top) >= 3 for top in logprobs.top_logprobs)
-    assert logprobs.text_offset[0] == 0
-    assert logprobs.text_offset == sorted(logprobs.text_offset)
-
-
-async def test_streamed_logprobs_equal_unstreamed_logprobs(stack: Stack) -> None:
-    ask = {"model": MODEL, "prompt": PROMPT, "seed": 4, "max_tokens": 12, "logprobs": 2, "stop": ["zzz", "e"]}
-    whole = (await stack.client.completions.create(**ask)).choices[0]
-    tokens, offsets, text = [], [], ""
-    async for chunk in await stack.client.completions.create(**ask, stream=True):
-        choice = chunk.choices[0]
-        text += choice.text
-        if choice.logprobs is not None:
-            tokens += choice.logprobs.tokens
-            offsets += choice.logprobs.text_offset
-    assert (text, tokens, offsets) == (whole.text, whole.logprobs.tokens, whole.logprobs.text_offset)
-
-
 async def test_chat_logprobs(stack: Stack) -> None:
     answer = await stack.client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "hi"}], seed=1, max_tokens=5, logprobs=True, top_logprobs=2
@@ -179,11 +155,6 @@ async def test_streamed_token_ids_begin_with_the_prompts(stack: Stack) -> None:
     assert [token_id for choice in choices for token_id in choice["token_ids"]] == whole["token_ids"]
 
 
-async def test_prompt_logprobs_are_rejected_in_streams(stack: Stack) -> None:
-    answer = await stack.complete(prompt=PROMPT, prompt_logprobs=1, stream=True)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
-
-
 async def test_prompt_logprobs_in_vllms_shape(stack: Stack) -> None:
     answer = await stack.complete(prompt=PROMPT, prompt_logprobs=1, max_tokens=1)
     ids = byte_level().encode(PROMPT).ids
@@ -229,12 +200,6 @@ async def test_the_router_hears_the_prompts_blocks(stack: Stack) -> None:
     route = stack.router.routes[-1]
     assert list(route.block_hashes) == wire_chain(f"{MODEL}-root", "", ids)
     assert (route.prompt_tokens, route.max_tokens, route.model) == (len(ids), 3, MODEL)
-
-
-async def test_cached_tokens_are_in_the_usage(stack: Stack) -> None:
-    stack.workers[0].cached_tokens = 16
-    answer = await stack.complete(prompt=PROMPT)
-    assert answer.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
 
 
 async def test_embeddings_as_floats_and_as_base64(stack: Stack) -> None:

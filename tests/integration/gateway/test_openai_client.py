@@ -21,15 +21,6 @@ def expected_text(prompt: str, seed: int, count: int) -> str:
     return tokenizer.decode([scripted_token(ids, seed, position) for position in range(count)])
 
 
-async def test_a_whole_completion(stack: Stack) -> None:
-    answer = await stack.client.completions.create(model=MODEL, prompt=PROMPT, seed=5, max_tokens=12)
-    assert answer.choices[0].text == expected_text(PROMPT, 5, 12)
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 12
-    assert answer.usage.prompt_tokens == len(byte_level().encode(PROMPT).ids)
-
-
 async def test_streamed_completion_equals_the_unstreamed_completion() -> None:
     async with running_stack([Worker("w0", step_s=0.02)]) as stack:
         stream = await stack.client.completions.create(

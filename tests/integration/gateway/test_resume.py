@@ -203,22 +203,6 @@ async def test_deaths_far_apart_are_not_poison() -> None:
         assert (await stream_once(stack, 4, 200))[1] == expected_ids(4, 200)
 
 
-async def test_a_failed_stream_ends_with_an_error_event_and_its_usage() -> None:
-    workers = [Worker(f"w{i}", faults=[Fault("break", 3), Fault("break", 3)]) for i in range(2)]
-    async with (
-        running_stack(workers) as stack,
-        stack.http.stream(
-            "POST", "/v1/completions", json={"prompt": PROMPT, "max_tokens": COUNT, "stream": True}
-        ) as response,
-    ):
-        assert response.status_code == 200
-        events = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
-        assert events[-1] == "[DONE]"
-        failure = json.loads(events[-2])
-        assert failure["error"]["code"] == "poison"
-        assert failure["usage"]["completion_tokens"] == 3
-
-
 async def test_a_refusal_is_final() -> None:
     async with running_stack([Worker(f"w{i}", faults=[Fault("refuse", 0)]) for i in range(2)]) as stack:
         answer = await stack.complete(prompt=PROMPT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import subprocess
@@ -18,7 +17,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from services.cli.chat import _deltas, error_message
+from services.cli.chat import error_message
 from services.cli.errors import CommandError
 from services.cli.finetune import curve
 from services.cli.main import app
@@ -40,12 +39,6 @@ def state_of(pid: int, created: float) -> StackState:
     return StackState(
         pid, created, "http://127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", {"gateway": pid}, supervised=True
     )
-
-
-def test_a_running_installation_is_found() -> None:
-    me = psutil.Process(os.getpid())
-    write_state(run_dir(8123), state_of(me.pid, me.create_time()))
-    assert read_state(8123).processes == {"gateway": me.pid}
 
 
 def test_a_reused_pid_is_not_taken_for_the_supervisor() -> None:
@@ -254,10 +247,6 @@ def test_in_a_terminal_the_start_is_a_table_that_is_gone_afterwards() -> None:
     assert shown.getvalue().endswith("\x1b[2K"), "the last lines are erased"
 
 
-def test_a_hub_id_passes_without_asking_the_hub() -> None:
-    check(StackOptions(model=["owner/name"], port=free_port()))
-
-
 def test_a_curve_has_the_highest_loss_above_and_the_lowest_below() -> None:
     assert curve([(1, 2.0)]) == []
     lines = curve([(1, 4.0), (2, 3.0), (3, 1.0)])
@@ -266,19 +255,6 @@ def test_a_curve_has_the_highest_loss_above_and_the_lowest_below() -> None:
     assert lines[-2].endswith("•")
     assert lines[-1].endswith("step 3")
     assert "".join(lines).count("•") == 3
-
-
-def test_chat_reads_deltas_and_ignores_lines_without_data() -> None:
-    def event(content: str | None) -> str:
-        return "data: " + json.dumps({"choices": [{"delta": {"content": content}}]})
-
-    lines = [": ping", "", event("a"), event(None), event("b"), 'data: {"choices": []}', "data: [DONE]"]
-    assert list(_deltas(iter(lines))) == ["a", "b"]
-
-
-def test_chat_reports_an_error_in_the_stream() -> None:
-    with pytest.raises(CommandError, match="worker lost"):
-        list(_deltas(iter(['data: {"error": {"message": "worker lost"}}'])))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 from ryzanstein.v1 import routing_pb2, worker_pb2
 from typer.testing import CliRunner
 
@@ -16,7 +15,6 @@ from services.cli.keys import _LIMITS
 from services.cli.main import app
 from services.cli.stack.layout import StackProcess
 from services.cli.status import _COLUMNS, _print_accounts, _print_workers
-from services.cli.tables import print_whole
 from services.cli.up import _example, _processes_table
 from services.common.processes.process import ManagedProcess
 from tests.programs import CHART
@@ -157,15 +155,6 @@ def test_a_list_of_keys_shows_whole_ids_in_a_pipe_of_80_columns(monkeypatch: pyt
     assert all(str(key[name]) in lines[0] for name in ("id", "name")), lines
     assert model in lines[0]
     assert "…" not in text
-
-
-def test_a_table_is_whole_in_a_pipe() -> None:
-    stream = io.StringIO()
-    terminal = Console(file=stream, width=40)
-    table = Table("id", "about")
-    table.add_row("x" * 50, "y" * 50)
-    print_whole(terminal, table)
-    assert any("x" * 50 in line and "y" * 50 in line for line in stream.getvalue().splitlines())
 
 
 def test_no_command_prints_a_table_that_may_be_cut() -> None:

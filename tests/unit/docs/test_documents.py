@@ -126,11 +126,6 @@ def test_the_files_of_a_recipe_exist() -> None:
             assert path.parent.is_dir() if "<" in path.name else path.exists(), f"{recipe['what']}: {file}"
 
 
-def test_there_are_recipes_for_common_additions() -> None:
-    named = {recipe["what"] for recipe in RECIPES.finditer((PROJECT / "CONTRIBUTING.md").read_text())}
-    assert named >= {"A model family", "A routing policy", "A format of quantized weights", "A metric", "An endpoint"}
-
-
 def test_every_dependency_has_its_reason() -> None:
     import tomllib
 

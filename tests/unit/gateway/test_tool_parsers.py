@@ -269,10 +269,3 @@ def test_an_enforced_call_cut_off_before_its_name_is_no_content() -> None:
             mark = "<tool_call>"
             assert content == (text[:at] if form is ENFORCED_HERMES and at < len(mark) else "")
             assert any(one.calls for one in found) == (at > begun)
-
-
-def test_the_chat_template_selects_the_tool_format() -> None:
-    signs = {"... [TOOL_CALLS] ...": "mistral", "<|tool_call|>": "granite", "<tool_call>": "hermes", "": "generic"}
-    for template, name in signs.items():
-        assert parser_for(template, "auto") is PARSERS[name]
-    assert parser_for("<tool_call>", "pythonic") is PARSERS["pythonic"]

@@ -41,13 +41,6 @@ def test_add(kernels: Bfloat16Kernels, n: int, size: int, scale: float, seed: in
     assert torch.equal(x[n], beyond)
 
 
-def test_sums_that_threads_share(kernels: Bfloat16Kernels) -> None:
-    x, added = normal(0, 150, 1001), normal(1, 150, 1001)
-    exact = x.double() + added.double()
-    kernels.add_(x, added, 1.0)
-    assert_rounded(x, exact)
-
-
 @given(data=st.data(), n=N, heads=st.integers(1, 5), head_dim=st.integers(2, 256), seed=st.integers(0, 99))
 def test_rotate(kernels: Bfloat16Kernels, data: st.DataObject, n: int, heads: int, head_dim: int, seed: int) -> None:
     half = data.draw(st.integers(1, head_dim // 2))
