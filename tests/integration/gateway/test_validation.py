@@ -55,6 +55,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"prompt": "a", "stop": [""]}, 400, "stop[0]", "length >= 1"),
     ({"prompt": "a", "stop": ["x"] * 17}, 400, "stop", "at most 16"),
     ({"prompt": "a", "logprobs": 21}, 400, "logprobs", "<= 20"),
+    ({"prompt": "a", "prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs", "not available with `stream`"),
     ({"prompt": "a", "logit_bias": {"5": 101}}, 400, "logit_bias[...]", "<= 100"),
     ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias", "expected `int`"),
     ({"prompt": "a", "logit_bias": {"999999": 1}}, 400, "logit_bias", "names token 999999"),

@@ -7,14 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.compute.model.formats.grids import _unpack
-from services.compute.model.layout import Packing
 from services.tools.quantizer.choice import Candidate, choose
 from services.tools.quantizer.grid import range_grid
 from services.tools.quantizer.methods.base import Inputs, Repeats
 from services.tools.quantizer.methods.registry import METHODS
 from services.tools.quantizer.scheme import Scheme
-from services.tools.quantizer.storing import pack
 
 
 def _inputs(n_in: int, seed: int) -> Inputs:
@@ -69,12 +66,6 @@ def test_no_number_moves_further_than_half_a_step(
     # A rounded scale loses up to 2^-9 of the range at its ends, and a symmetric range one code.
     slack = step * (1.0 if symmetric else 0.5) + step * grid.scheme.levels * 2**-8
     assert ((grid.numbers(grid.round(weight)) - weight).abs() <= slack).all()
-
-
-@pytest.mark.parametrize(("bits", "size"), [(4, 24), (4, 9), (8, 5)])
-def test_packed_codes_are_read_back(bits: int, size: int) -> None:
-    codes = torch.randint(0, 2**bits, (3, size), generator=torch.Generator().manual_seed(7), dtype=torch.uint8)
-    assert torch.equal(_unpack(pack(codes, bits), Packing(bits, dim=1))[:, :size].to(torch.uint8), codes)
 
 
 def test_bytes_go_where_the_error_falls_most_per_byte() -> None:

@@ -53,41 +53,6 @@ def test_rows_and_columns(tmp_path: Path) -> None:
     assert torch.equal(_read(folder, TensorRef("a"), Span(2, 7), Span(1, 3)), A[2:7, 1:3])
 
 
-def test_a_transposed_weight(tmp_path: Path) -> None:
-    folder = _one_file(tmp_path, a=A.T)
-    assert torch.equal(_read(folder, TensorRef("a", transposed=True), Span(2, 7), Span(1, 3)), A[2:7, 1:3])
-
-
-def test_a_projection_is_read_below_another_in_a_fused_tensor(tmp_path: Path) -> None:
-    ref = TensorRef("a", start=4, n_stored=12)
-    assert torch.equal(_read(_one_file(tmp_path, a=A), ref, Span(1, 3)), A[5:7])
-
-
-def test_projections_fused_in_turns(tmp_path: Path) -> None:
-    """Heads of 2 rows: q0 k0 v0 q1 k1 v1."""
-    folder = _one_file(tmp_path, a=A)
-    k = TensorRef("a", unit=2, part=1, n_parts=3)
-    assert torch.equal(_read(folder, k), A[[2, 3, 8, 9]])
-    assert torch.equal(_read(folder, k, Span(2, 4)), A[[8, 9]])
-
-
-def test_vectors(tmp_path: Path) -> None:
-    folder = _one_file(tmp_path, b=A[:, 0])
-    refs = {"all": TensorRef("b"), "k": TensorRef("b", unit=2, part=1, n_parts=3)}
-    with _opened(folder, refs) as source:
-        assert torch.equal(source.vector("all", 12, Span(3, 5)), A[3:5, 0])
-        assert torch.equal(source.vector("k", 4), A[[2, 3, 8, 9], 0])
-
-
-def test_shards_are_found_by_their_index(tmp_path: Path) -> None:
-    save_file({"a": A}, tmp_path / "model-1.safetensors")
-    save_file({"b": A + 1}, tmp_path / "model-2.safetensors")
-    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with _opened(tmp_path, {"x": TensorRef("a"), "y": TensorRef("b")}) as source:
-        assert torch.equal(_matrix(source, "y", rows=Span(1, 2)), A[1:2] + 1)
-
-
 def test_the_index_decides_which_of_several_files_holds_a_tensor(tmp_path: Path) -> None:
     save_file({"a": A, "c": A + 2}, tmp_path / "1.safetensors")
     save_file({"a": A + 1, "b": A + 2}, tmp_path / "2.safetensors")
@@ -168,12 +133,6 @@ def test_weights_that_the_served_dtype_cannot_hold_are_refused_by_name(tmp_path:
         pytest.raises(ModelError, match=r"a: holds 96256\.0, which is not finite in torch\.float16"),
     ):
         _matrix(source, "x")
-
-
-def test_a_prefix_that_some_checkpoints_leave_out(tmp_path: Path) -> None:
-    folder = _one_file(tmp_path, **{"h.0.w": A})
-    with _opened(folder, {"x": TensorRef("transformer.h.0.w")}, (), "transformer.") as source:
-        assert torch.equal(_matrix(source, "x"), A)
 
 
 def test_errors_name_file_and_key(tmp_path: Path) -> None:
