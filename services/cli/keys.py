@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -57,8 +57,7 @@ def create(
     token_file: TokenFile = None,
 ) -> None:
     """Create a key and print it: it is not stored, and never shown again."""
-    given = (requests_per_minute, tokens_per_minute, tokens_per_month, budget_per_month, max_concurrent)
-    limits = dict(zip(_LIMITS, given, strict=True))
+    limits = (requests_per_minute, tokens_per_minute, tokens_per_month, budget_per_month, max_concurrent)
     body = {"name": name, "admin": admin} | _changes(model, limits, hours, days, timezone)
     if expires_in is not None:
         body["expires_in_s"] = seconds_of("--expires-in", expires_in)
@@ -129,8 +128,7 @@ def limit(
     token_file: TokenFile = None,
 ) -> None:
     """Change limits of a key; the ones that are not named stay."""
-    given = (requests_per_minute, tokens_per_minute, tokens_per_month, budget_per_month, max_concurrent)
-    limits = dict(zip(_LIMITS, given, strict=True))
+    limits = (requests_per_minute, tokens_per_minute, tokens_per_month, budget_per_month, max_concurrent)
     call_admin("PATCH", url, f"/admin/keys/{key_id}", token, token_file, _changes(model, limits, hours, days, timezone))
 
 
@@ -146,10 +144,10 @@ def revoke(
 
 
 def _changes(
-    models: list[str] | None, limits: Mapping[str, float | None], hours: str | None, days: str | None, timezone: str
+    models: list[str] | None, limits: Sequence[float | None], hours: str | None, days: str | None, timezone: str
 ) -> dict[str, Any]:
     """The fields of a body that options name. An empty value is refused: it may be an unset variable of a shell."""
-    body: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    body: dict[str, Any] = {name: value for name, value in zip(_LIMITS, limits, strict=True) if value is not None}
     if models:
         if not all(models):
             raise CommandError("--model: expected the name of a model; without the option all are allowed")

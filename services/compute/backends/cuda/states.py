@@ -80,54 +80,30 @@ class TritonStates:
         return out
 
     def _token_by_token(self, turn: StateTurn, tokens: ScanTokens, state: Tensor, out: Tensor) -> None:
-        _, n_heads, height, width = state.shape
-        n_columns = power_of_two(width)
+        height, n_columns, rates = state.shape[2], power_of_two(state.shape[3]), tokens.rates
         tile_height = min(power_of_two(height), max(1, _HELD // n_columns))
-        rate, rates = tokens.rate, tokens.rates
-        self._kernels.scan[(len(turn.segments), n_heads, -(-height // tile_height))](
-            turn.segments,
-            tokens.inputs,
-            tokens.b,
-            tokens.c,
-            tokens.decay,
-            tokens.decay if rate is None else rate,
-            tokens.decay if rates is None else rates,
-            state,
-            out,
-            n_heads=n_heads,
-            height=height,
-            width=width,
-            n_columns=n_columns,
-            tile_height=tile_height,
-            own=rates is None and tokens.decay.dim() == 3,
-            has_rate=rate is not None,
-            has_rates=rates is not None,
-            num_warps=4,
-        )
+        more = {"own": rates is None and tokens.decay.dim() == 3, "has_rates": rates is not None, "num_warps": 4}
+        given = (tokens.decay if rates is None else rates, state, out)
+        _launch(self._kernels.scan, turn, tokens, given, n_columns=n_columns, tile_height=tile_height, **more)
 
     def _in_chunks(self, turn: StateTurn, tokens: ScanTokens, state: Tensor, out: Tensor) -> None:
-        _, n_heads, height, width = state.shape
-        n_columns = max(_TILE, power_of_two(width))
-        self._kernels.chunks[(len(turn.segments), n_heads, -(-height // _TILE))](
-            turn.segments,
-            tokens.inputs,
-            tokens.b,
-            tokens.c,
-            tokens.decay,
-            tokens.decay if tokens.rate is None else tokens.rate,
-            state,
-            out,
-            n_heads=n_heads,
-            height=height,
-            width=width,
-            n_columns=n_columns,
-            tile_height=_TILE,
-            n_tokens=_TILE,
-            own=tokens.decay.dim() == 3,
-            has_rate=tokens.rate is not None,
-            num_warps=4 if n_columns <= 128 else 8,
-            num_stages=1,
-        )
+        n_columns = max(_TILE, power_of_two(state.shape[3]))
+        more = {"own": tokens.decay.dim() == 3, "num_warps": 4 if n_columns <= 128 else 8, "num_stages": 1}
+        sizes = {"n_columns": n_columns, "tile_height": _TILE, "n_tokens": _TILE}
+        _launch(self._kernels.chunks, turn, tokens, (state, out), **sizes, **more)
+
+
+def _launch(
+    kernel: Any, turn: StateTurn, tokens: ScanTokens, given: tuple[Tensor, ...], *, tile_height: int, **more: int
+) -> None:
+    """Launch a program for each segment, head and tile of rows; `given` ends with the state and the results."""
+    _, n_heads, height, width = given[-2].shape
+    rate = tokens.decay if tokens.rate is None else tokens.rate
+    kernel[(len(turn.segments), n_heads, -(-height // tile_height))](
+        *(turn.segments, tokens.inputs, tokens.b, tokens.c, tokens.decay, rate, *given),
+        **{"n_heads": n_heads, "height": height, "width": width, "tile_height": tile_height, **more},
+        has_rate=tokens.rate is not None,
+    )
 
 
 def states_error(ours: TritonStates, reference: Ops, dtype: torch.dtype, device: torch.device) -> float:

@@ -21,6 +21,21 @@ def _segment(segments):
     return tl.load(places), tl.load(places + 1), tl.load(places + 2), tl.load(places + 3)
 
 
+@triton.jit
+def _tile(rows, columns, height: tl.constexpr, width: tl.constexpr):
+    """The places of a tile of this program's head in a state, and which of them are there."""
+    places = (tl.program_id(1) * height + rows[:, None]) * width + columns[None, :]
+    return places, (rows < height)[:, None] & (columns < width)[None, :]
+
+
+@triton.jit
+def _keep(state, row, copy, size: tl.constexpr, places, numbers, inside):
+    """Store a tile in its state, and in the copy that the segment asks for."""
+    tl.store(state + row * size + places, numbers, mask=inside)
+    if copy >= 0:
+        tl.store(state + copy * size + places, numbers, mask=inside)
+
+
 @triton.jit(do_not_specialize=["x_stride"])
 def convolve(
     segments,
@@ -106,12 +121,10 @@ def scan(
     first, end, row, copy = _segment(segments)
     if row < 0:
         return
-    head = tl.program_id(1)
+    head, size = tl.program_id(1), n_heads * height * width
     rows, columns = tl.program_id(2) * tile_height + tl.arange(0, tile_height), tl.arange(0, n_columns)
     there, real = rows < height, columns < width
-    inside = there[:, None] & real[None, :]
-    places = (head * height + rows[:, None]) * width + columns[None, :]
-    size = n_heads * height * width
+    places, inside = _tile(rows, columns, height, width)
     numbers = tl.load(state + row * size + places, mask=inside, other=0.0)
     if has_rates:
         own_rates = tl.load(rates + places, mask=inside, other=0.0)
@@ -131,9 +144,7 @@ def scan(
             x = (x - tl.sum(numbers * key, 1)) * tl.load(rate + at)
         numbers += x[:, None] * key
         tl.store(out + at * height + rows, tl.sum(numbers * query, 1), mask=there)
-    tl.store(state + row * size + places, numbers, mask=inside)
-    if copy >= 0:
-        tl.store(state + copy * size + places, numbers, mask=inside)
+    _keep(state, row, copy, size, places, numbers, inside)
 
 
 @triton.jit
@@ -187,12 +198,10 @@ def chunks(
     first, end, row, copy = _segment(segments)
     if row < 0:
         return
-    head = tl.program_id(1)
+    head, size = tl.program_id(1), n_heads * height * width
     rows, columns = tl.program_id(2) * tile_height + tl.arange(0, tile_height), tl.arange(0, n_columns)
     there, real = rows < height, columns < width
-    inside = there[:, None] & real[None, :]
-    places = (head * height + rows[:, None]) * width + columns[None, :]
-    size = n_heads * height * width
+    places, inside = _tile(rows, columns, height, width)
     numbers = tl.load(state + row * size + places, mask=inside, other=0.0)
     steps = tl.arange(0, n_tokens)
     upto, earlier = steps[:, None] >= steps[None, :], steps[:, None] > steps[None, :]
@@ -233,6 +242,4 @@ def chunks(
         y += tl.dot(tl.where(upto, scores, 0.0), u, input_precision=_PRECISION)
         numbers = numbers * passed + tl.dot(tl.trans(u * added), lasting, input_precision=_PRECISION)
         tl.store(out + at[:, None] * height + rows[None, :], y, mask=given[:, None] & there[None, :])
-    tl.store(state + row * size + places, numbers, mask=inside)
-    if copy >= 0:
-        tl.store(state + copy * size + places, numbers, mask=inside)
+    _keep(state, row, copy, size, places, numbers, inside)
