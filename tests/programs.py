@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import httpx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,6 +98,14 @@ def find(name: str) -> str | None:
             if path and (not wanted.asked or re.search(wanted.answers, _answer(path, wanted.asked))):
                 return path
     return None
+
+
+def answers(url: str) -> bool:
+    """Whether a started program serves this yet."""
+    try:
+        return httpx.get(url, timeout=2).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
 
 
 def _answer(path: str, asked: str) -> str:

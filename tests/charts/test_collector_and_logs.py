@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -28,7 +27,7 @@ from services.gateway.spans import FIRST_TOKEN_MS
 from tests.charts.network import Edge, edges, rules
 from tests.charts.rendering import Object, Rendered, RenderError, environment, render
 from tests.otlp import Collector, collecting
-from tests.programs import program
+from tests.programs import answers, program
 
 SERVICES = ("gateway", "router", "coordinator", "worker")
 COLLECTOR = "monitoring: {collector: {enabled: true, waitSeconds: 1}}\ntracing: {ratio: 0}"
@@ -69,20 +68,13 @@ def _running(config: Object, folder: Path) -> Iterator[int]:
     with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as collector:
         try:
             deadline = time.monotonic() + 180
-            while not _answers(f"http://127.0.0.1:{health}/status"):
+            while not answers(f"http://127.0.0.1:{health}/status"):
                 assert collector.poll() is None, (folder / "log").read_text()
                 assert time.monotonic() < deadline, "the collector"
                 time.sleep(0.1)
             yield port
         finally:
             collector.terminate()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
 
 
 @pytest.fixture

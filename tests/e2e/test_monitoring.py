@@ -21,7 +21,7 @@ import yaml
 
 from services.common.ports import free_port
 from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running
-from tests.programs import CHART, program
+from tests.programs import CHART, answers, program
 from tests.stack import ryzanstein
 from tests.unit.monitoring.exported import rules
 from tests.unit.monitoring.panels import EVENTS, panels, shows
@@ -78,13 +78,6 @@ def process(name: str, *command: str, folder: Path, **environment: str) -> Itera
                 started.wait()
 
 
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
-
-
 @contextmanager
 def _jaeger(folder: Path, otlp: int, query: int) -> Iterator[None]:
     """With the configuration of the chart, on other ports."""
@@ -95,7 +88,7 @@ def _jaeger(folder: Path, otlp: int, query: int) -> Iterator[None]:
     (folder / "jaeger.yaml").write_text(text)
     jaeger = program("jaeger")
     with process("jaeger", jaeger, "--config", str(folder / "jaeger.yaml"), folder=folder):
-        wait("Jaeger", lambda: _answers(f"http://127.0.0.1:{health}/status"))
+        wait("Jaeger", lambda: answers(f"http://127.0.0.1:{health}/status"))
         yield
 
 
@@ -126,7 +119,7 @@ def _prometheus(folder: Path, port: int, targets: dict[str, int]) -> Iterator[No
     )
     prometheus = program("prometheus")
     with process("prometheus", prometheus, *args, folder=folder):
-        wait("Prometheus", lambda: _answers(f"http://{listen}/-/ready"))
+        wait("Prometheus", lambda: answers(f"http://{listen}/-/ready"))
         yield
 
 
@@ -178,7 +171,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         stack.enter_context(_prometheus(folder, ports["prometheus"], metrics))
         url = f"http://127.0.0.1:{ports['gateway']}"
         try:
-            wait("the installation", lambda: _answers(f"{url}/health"))
+            wait("the installation", lambda: answers(f"{url}/health"))
         except AssertionError as late:
             logs = (f"{module}: {(folder / f'{module}.log').read_text()[-4_000:]}" for module in pids)
             raise AssertionError("\n".join([*late.args, *logs, *map(str, router.logs()[-20:])])) from late

@@ -272,16 +272,21 @@ Truncation = Annotated[
 ]
 
 
-class EmbeddingBody(Struct, kw_only=True, forbid_unknown_fields=True):
+class TextsBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of every request that reads texts and writes none."""
+
+    model: str | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
+
+
+class EmbeddingBody(TextsBody, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/embeddings."""
 
     input: str | list[str | TokenId | list[TokenId]]
-    model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, description="Only the model's own size")] | None = None
-    user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
-    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
-    truncate_prompt_tokens: Truncation | None = None
     prompt_name: (
         Annotated[str, Meta(description="The model's text before each text, as `query`; default: the publisher's")]
         | None
@@ -289,30 +294,17 @@ class EmbeddingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: Annotated[Any, neutral(True)] = None
 
 
-class ClassifyBody(Struct, kw_only=True, forbid_unknown_fields=True):
+class ClassifyBody(TextsBody, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/classify."""
 
     input: str | list[str | TokenId | list[TokenId]]
-    model: str | None = None
-    user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
-    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
-    truncate_prompt_tokens: Truncation | None = None
     add_special_tokens: Annotated[Any, neutral(True)] = None
-
-
-class ComparisonBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that score and rerank share."""
-
-    model: str | None = None
-    truncate_prompt_tokens: Truncation | None = None
-    user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
-    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
 
 
 Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_TEXTS)]
 
 
-class ScoreBody(ComparisonBody, kw_only=True, forbid_unknown_fields=True):
+class ScoreBody(TextsBody, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/score: one text and many, or pairs."""
 
     text_1: Annotated[str | Texts, Meta(description="A text, or as many as text_2 holds")]
@@ -326,7 +318,7 @@ class Document(Struct, forbid_unknown_fields=True):
     text: str
 
 
-class RerankBody(ComparisonBody, kw_only=True, forbid_unknown_fields=True):
+class RerankBody(TextsBody, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/rerank."""
 
     query: str

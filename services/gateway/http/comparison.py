@@ -15,7 +15,7 @@ from operator import mul
 from typing import Any, Generic, Protocol, TypeVar
 
 from services.gateway.api.decode import BodyDecoder
-from services.gateway.api.schema import ComparisonBody, RerankBody, ScoreBody
+from services.gateway.api.schema import RerankBody, ScoreBody, TextsBody
 from services.gateway.errors import invalid
 from services.gateway.generation.abilities import require_score
 from services.gateway.generation.admitted import AdmittedRequest, named_session
@@ -28,7 +28,7 @@ from services.gateway.http.exchange import Exchange, UntilDisconnect
 from services.gateway.ids import new_id
 from services.gateway.text.codec import ServedModel
 
-Body = TypeVar("Body", bound=ComparisonBody)
+Body = TypeVar("Body", bound=TextsBody)
 _INLINE_FLOATS = 8_192  # up to here the products take at most a millisecond
 SCORE = Documentation(
     summary="Likeness of texts, one with many or pair by pair; also at /score",

@@ -92,6 +92,12 @@ class Kind:
         return 0.0 if self.library in ("avx512", "avx2", "neon") else HALF_ULP * 1.01
 
 
+def opened(what: str, load: Load) -> Kind:
+    library, _, dtype = what.partition(":")
+    load(what, 3)
+    return Kind(getattr(torch, dtype or "bfloat16"), library, functools.partial(load, what))
+
+
 @pytest.fixture(
     params=[
         "amx",
@@ -100,9 +106,7 @@ class Kind:
     ]
 )
 def kind(request: pytest.FixtureRequest, load: Load) -> Kind:
-    library, _, dtype = request.param.partition(":")
-    load(request.param, 3)
-    return Kind(getattr(torch, dtype or "bfloat16"), library, functools.partial(load, request.param))
+    return opened(request.param, load)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
@@ -25,6 +23,7 @@ from tests.unit.compute.kernels.test_attention import (
     cases,
     exactly,
     lay_out,
+    opened,
     slots_of,
 )
 
@@ -39,9 +38,7 @@ _slow = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, Hea
     params=["amx", "avx512_bf16", "avx512", "avx2", "avx2:float32", "avx512:float32", "neon_bf16", "neon:float32"]
 )
 def kind(request: pytest.FixtureRequest, load: Load) -> Kind:
-    library, _, dtype = request.param.partition(":")
-    load(request.param, 3)
-    return Kind(getattr(torch, dtype or "bfloat16"), library, functools.partial(load, request.param))
+    return opened(request.param, load)
 
 
 def as_numbers(case: Case, data: Data) -> Data:
