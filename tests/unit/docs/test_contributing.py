@@ -47,7 +47,7 @@ def test_the_only_table_of_rooms_has_every_room() -> None:
     assert "| `scheduling" not in (PROJECT / "docs" / "architecture.md").read_text(), "a second table"
 
 
-def test_the_worker_has_few_rooms_and_few_imports_between_them() -> None:
+def test_the_worker_has_few_rooms_and_few_imports() -> None:
     """None leads up: the contract of its layers exempts no import."""
     worker = PROJECT / "services" / "worker"
     rooms = {path.parent.name for path in worker.glob("*/__init__.py")}
