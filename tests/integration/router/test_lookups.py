@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
+import pytest
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, worker_pb2
 
+from services.cli import status
 from services.kv_coordinator.settings import CoordinatorSettings
 from tests.integration.router.conftest import RouterRig, ask
 from tests.integration.router.fake_worker import FakeWorker
-from tests.integration.router.processes import coordinator_process, until
+from tests.integration.router.processes import coordinator_process, router_process, until
 
 
 async def test_the_coordinators_call_is_open_before_the_first_request(fleet: RouterRig) -> None:
@@ -59,15 +62,22 @@ async def test_cached_prefixes_attract_until_the_coordinator_dies(fleet: RouterR
     assert not any(c.matched_tokens for c in placed.decision.candidates)
 
 
-async def test_coordinators_that_divide_the_workers_are_all_asked_and_one_may_be_away(fleet: RouterRig) -> None:
+async def test_coordinators_that_divide_the_workers_are_all_asked_and_one_may_be_away(
+    fleet: RouterRig, capsys: pytest.CaptureFixture[str]
+) -> None:
     chain = list(range(1, 65))
     names = [f"w{i}" for i in range(8)]
     for name in names:
         (await fleet.worker(name)).store(chain)
     url = fleet.redis_server.url_of("coordinator")
     shards = [coordinator_process(url, COORDINATOR_SHARD=str(n), COORDINATOR_SHARDS="2") for n in range(2)]
-    addresses = ",".join(shard.address for shard in shards)
-    router = await fleet.router(workers=8, COORDINATOR_ADDRESS=addresses, LOOKUP_TIMEOUT_MS="2000")
+    addresses = [shard.address for shard in shards]
+    process = fleet.process(
+        router_process(
+            fleet.redis_server.url_of("router"), COORDINATOR_ADDRESS=",".join(addresses), LOOKUP_TIMEOUT_MS="2000"
+        )
+    )
+    router = await fleet.stub(process)
     request = ask(prompt_tokens=1600, block_hashes=chain)
 
     async def holders(expected: Sequence[str]) -> bool:
@@ -75,10 +85,15 @@ async def test_coordinators_that_divide_the_workers_are_all_asked_and_one_may_be
         return sorted(c.worker_id for c in candidates if c.matched_tokens == 1024) == list(expected)
 
     await until(lambda: holders(names))
+    await asyncio.to_thread(status.show, process.address, addresses, as_json=True)
+    index = json.loads(capsys.readouterr().out)["kv_coordinator"]
+    assert (int(index["entries"]), len(index["workers"])) == (8 * len(chain), 8)
     shards[0].kill()
     of_second = [name for name in names if CoordinatorSettings(coordinator_shard=1, coordinator_shards=2).follows(name)]
     assert 0 < len(of_second) < len(names)
     await until(lambda: holders(of_second))
+    await asyncio.to_thread(status.show, process.address, addresses, as_json=False)
+    assert "1 of 2 do not answer" in capsys.readouterr().out
     shards[1].kill()
 
 
