@@ -159,10 +159,16 @@ class Residency:
         async with self._locks[host]:
             if self._observe(use).awake:
                 return
-            while len(self._awake_beside(use)) >= (use.member.state.max_awake or math.inf):
+            while True:
+                await self._until_loaded(use)
+                if len(self._awake_beside(use)) < (use.member.state.max_awake or math.inf) and await self._wake(use):
+                    return
                 await self._free_one(use)
-            while not await self._wake(use):
-                await self._free_one(use)
+
+    async def _until_loaded(self, use: WorkerUse) -> None:
+        """Return once no other worker of the host wakes: what it still takes, no prediction of memory would see."""
+        while any(other.phase == worker_pb2.PHASE_WAKING for other in self._awake_beside(use)):
+            await self._next_change(CHECK_S)
 
     def _awake_beside(self, use: WorkerUse) -> list[WorkerUse]:
         """The awake workers of the same host."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -160,10 +160,10 @@ class WeightFiles:
 FileStates = tuple[tuple[str, int, int, int], ...]  # each file: path, inode, bytes, time of the last change in ns
 
 
-def file_states(model: Path) -> FileStates:
-    """Return the states of the weights' files of a folder, or of a GGUF file. Raises ModelError."""
+def file_states(files: Iterable[Path]) -> FileStates:
+    """Return the states of files. Raises ModelError."""
     try:
-        stats = [(str(file), file.stat()) for file in ((model,) if model.is_file() else weight_files(model).files)]
+        stats = [(str(file), file.stat()) for file in files]
     except OSError as error:
         raise ModelError(f"{error.filename}: {error.strerror}") from error
     return tuple((file, stat.st_ino, stat.st_size, stat.st_mtime_ns) for file, stat in stats)

@@ -10,9 +10,9 @@ from typing import Any
 from services.common.heap import freeze_started
 from services.compute.backends.base import DeviceMemory, Memory
 from services.compute.backends.parking import Restore
-from services.compute.model.files import FileStates
 from services.compute.model.footprint import Footprint
 from services.compute.model.layers.head import Head
+from services.compute.model.loading.folder import KnownFiles
 from services.compute.model.spec import ModelError
 from services.compute.sampling.grammar import Vocabulary, no_vocabulary
 from services.worker.protocol.event_codec import ModelFacts
@@ -40,7 +40,7 @@ class LoadedModel:
     vocabulary: Vocabulary = no_vocabulary  # for grammars
     head: Head = ()  # layers over pooled states
     embeds: bool = False  # there are no logits
-    files: FileStates = ()  # states of the files whose weights are known to be finite
+    files: KnownFiles | None = None  # what a wake need not read again
     tower: Tower | None = None  # encodes frames of images; None: the model reads text only
     load_adapter: Callable[[AdapterOrder], None] = refuse_adapter  # into a slot; raises ModelError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,12 +10,11 @@ from services.compute.backends.base import ModelBackend
 from services.compute.backends.collectives import Communicator
 from services.compute.model.adapters.served import read_adapter
 from services.compute.model.build import load_model
-from services.compute.model.files import FileStates, file_states
 from services.compute.model.footprint import footprint
 from services.compute.model.layers.adapters import AdapterLayers, AdapterTensors
 from services.compute.model.layers.head import load_dense
 from services.compute.model.layers.towers import load_tower
-from services.compute.model.loading.folder import open_folder
+from services.compute.model.loading.folder import KnownFiles, open_folder
 from services.compute.model.loading.vocabulary import read_vocabulary
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.protocol.event_codec import ModelFacts
@@ -22,13 +22,17 @@ from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.rank.awake import LoadedModel, refuse_adapter
 
 
-def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend, checked: FileStates = ()) -> LoadedModel:
+def load(
+    config: RankGroupConfig, comm: Communicator, backend: ModelBackend, known: KnownFiles | None = None
+) -> LoadedModel:
     """Read this rank's share of the checkpoint at `config.model_path`. Raises ModelError.
 
-    Weights in files of the states `checked` are known to be finite.
+    What is `known` of its files is read and checked again only if they have changed.
     """
     folder, layers = open_folder(Path(config.model_path)), AdapterLayers(config.adapter_slots, config.adapter_max_rank)
-    files = file_states(folder.path)
+    states, unchanged = folder.states, False
+    if known is not None and known.states == states:
+        folder, unchanged = replace(folder, described=known.description), True
     decoder = load_model(
         folder.description,
         comm,
@@ -36,9 +40,9 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend, che
         config.max_model_len,
         config.quantization,
         layers,
-        checked=files == checked,
+        checked=unchanged,
     )
-    spec = decoder.spec
+    spec, files = decoder.spec, KnownFiles.of(folder, states)
 
     by_digest = dict[str, AdapterTensors]()
 
@@ -48,7 +52,7 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend, che
         if not order.folder:
             layers.put(order.slot, by_digest[order.digest])
             return
-        tensors = layers.read(read_adapter(Path(order.folder), folder.description, config.adapter_max_rank))
+        tensors = layers.read(read_adapter(Path(order.folder), files.description, config.adapter_max_rank))
         layers.put(order.slot, tensors)
         if order.keep:
             by_digest[order.digest] = tensors

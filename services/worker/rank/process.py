@@ -17,7 +17,7 @@ from services.compute.backends.base import Backend, DeviceMemory, ModelBackend
 from services.compute.backends.collectives import Communicator, StepCommunicator
 from services.compute.backends.kv_format import find_kv_format
 from services.compute.backends.opening import open_backend
-from services.compute.model.files import FileStates
+from services.compute.model.loading.folder import KnownFiles
 from services.compute.model.loading.pooling import Pooling
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.protocol.event_codec import RankStarted, encode_event
@@ -44,9 +44,9 @@ class Loader(Protocol):
     """Reads this rank's share of a model."""
 
     def __call__(
-        self, config: RankGroupConfig, comm: Communicator, backend: ModelBackend, checked: FileStates = ()
+        self, config: RankGroupConfig, comm: Communicator, backend: ModelBackend, known: KnownFiles | None = None
     ) -> LoadedModel:
-        """Return the model, distributed and packed. Weights in files of the states `checked` are known to be finite."""
+        """Return the model, distributed and packed. `known`: by an earlier load."""
         ...
 
 
@@ -132,21 +132,21 @@ class Build:
         block_bytes = 0 if config.has_state else awake.copier.block_bytes
         return awake, RankStarted(rank, os.getpid(), phases.seconds, account, n_blocks, model.facts, block_bytes)
 
-    def again(self, n_blocks: int, checked: FileStates, model: LoadedModel | None) -> Awake:
+    def again(self, n_blocks: int, known: KnownFiles | None, model: LoadedModel | None) -> Awake:
         """Rebuild after a sleep, from the files without a `model`. Raises ModelError, NotEnoughMemoryError.
 
-        `checked`: the states of the files that the start has read.
+        `known`: by the start.
         """
-        model = model or self._read(checked)
+        model = model or self._read(known)
         with naming_what_to_lower("the KV cache", LOWER_STEP):
             awake = self._awaken(model, n_blocks)
         if self.config.device == "cuda":  # on CPUs a request that waits would wait for the warm-up as well
             self._warm_up(awake, n_blocks)
         return awake
 
-    def _read(self, checked: FileStates = ()) -> LoadedModel:
+    def _read(self, known: KnownFiles | None = None) -> LoadedModel:
         with naming_what_to_lower("the weights", LOWER_WEIGHTS):
-            model = self.load(self.config, self.comm, self.backend, checked)
+            model = self.load(self.config, self.comm, self.backend, known)
             self.backend.memory.release()  # what was needed only while weights were packed
         return model
 

@@ -49,6 +49,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.drains: list[int] = []
         self.refuses = ""  # why it does not drain
         self.cannot_wake = ""  # why its memory does not suffice
+        self.woken_phase = pb.PHASE_SERVING  # the phase that follows the order to wake
         self.naps: list[str] = []  # the calls that changed its phase
         self.cannot_sleep = ""
         self.refused_sleeps = 0
@@ -212,7 +213,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self.cannot_wake)
         if self.state.phase == pb.PHASE_SLEEPING:
             self.naps.append("wake")
-            self.update(phase=pb.PHASE_SERVING)
+            self.update(phase=self.woken_phase)
         return pb.WakeResponse()
 
 

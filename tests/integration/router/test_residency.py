@@ -13,7 +13,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.common.tasks import end_tasks
 from services.router.breaker import BreakerLimits
 from services.router.fleet import Fleet
-from services.router.residency import Residency, WakeError
+from services.router.residency import CHECK_S, Residency, WakeError
 from tests.integration.router.conftest import RouterRig, ask, lists
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import until
@@ -165,6 +165,18 @@ async def test_worker_gives_its_memory_when_the_memory_does_not_suffice(host: Ho
     wanted.cannot_wake = ""
     await host.residency.wake(wanted.worker_id)
     assert (idle.naps, wanted.naps) == (["sleep"], ["wake"])
+
+
+async def test_worker_wakes_only_after_the_one_that_takes_its_memory_now(host: Host) -> None:
+    first, second = [await host.worker(name, max_awake=0) for name in ("first", "second")]
+    first.woken_phase = pb.PHASE_WAKING
+    await host.residency.wake(first.worker_id)
+    waking = host.run(host.residency.wake(second.worker_id))
+    await asyncio.wait([waking], timeout=3 * CHECK_S)
+    assert (first.naps, second.naps) == (["wake"], []), "a prediction would not see what the first one still takes"
+    first.update(phase=SERVING)
+    await waking
+    assert second.naps == ["wake"]
 
 
 async def test_request_for_a_model_that_cannot_wake_is_refused_with_the_reason(fleet: RouterRig) -> None:

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from services.compute.model.families.config import MAX_INTEGER, Config
-from services.compute.model.files import end_tokens, identity, read_header, read_json, weight_files
+from services.compute.model.files import (
+    FileStates,
+    end_tokens,
+    file_states,
+    identity,
+    read_header,
+    read_json,
+    weight_files,
+)
 from services.compute.model.formats.gguf.hub_files import HubFiles, hub_files
 from services.compute.model.formats.gguf.parts import files_of
 from services.compute.model.loading.chat_template import chat_template_of, read_chat_template
@@ -49,6 +57,7 @@ class ModelFolder:
     path: Path
     whole: bool = True  # False: the weights are not there
     vocab_size: int | None = None  # rows of the embedding, for an architecture of any family; None: the spec's
+    described: Description | None = None  # known from an earlier reader
 
     @cached_property
     def problems(self) -> tuple[str, ...]:
@@ -82,7 +91,7 @@ class ModelFolder:
     @cached_property
     def description(self) -> Description:
         """The architecture, of a family of ours."""
-        return describe(self.path)
+        return self.described or describe(self.path)
 
     @property
     def spec(self) -> ModelSpec:
@@ -103,6 +112,11 @@ class ModelFolder:
     def weights(self) -> tuple[Path, ...]:
         """The files of the weights; none if they are not there."""
         return weight_files(self.path).files if self.whole else ()
+
+    @property
+    def states(self) -> FileStates:
+        """The states of the weights' files now."""
+        return file_states(self.weights)
 
     @cached_property
     def identity(self) -> str:
@@ -223,6 +237,11 @@ class GgufModel(ModelFolder):
         """No file of safetensors."""
         return ()
 
+    @property
+    def states(self) -> FileStates:
+        """The states of the model's files now."""
+        return file_states(files_of(self.path))
+
     @cached_property
     def identity(self) -> str:
         """A digest, equal for equal models in any folder."""
@@ -264,6 +283,22 @@ class GgufModel(ModelFolder):
     def embedding(self) -> EmbeddingFiles:
         """No file of sentence-transformers."""
         return EmbeddingFiles()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFiles:
+    """What is known of a model's files for as long as they are unchanged: the weights are finite."""
+
+    states: FileStates
+    description: Description  # without a vocabulary
+
+    @classmethod
+    def of(cls, folder: ModelFolder, states: FileStates) -> KnownFiles:
+        """Return what a reader of the folder and of all weights knows, whose files had these `states` before."""
+        description = folder.description
+        if description.gguf is not None:
+            description = replace(description, gguf=description.gguf.without_vocabulary())
+        return cls(states, description)
 
 
 def open_folder(path: Path, *, whole: bool = True, vocab_size: int | None = None) -> ModelFolder:

@@ -19,8 +19,8 @@ from services.compute.backends.batch import StepBatch
 from services.compute.backends.collectives import Communicator
 from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
 from services.compute.backends.torch.logit_shard import TorchLogitShard
-from services.compute.model.files import FileStates
 from services.compute.model.footprint import Footprint
+from services.compute.model.loading.folder import KnownFiles
 from services.compute.ranks.config import RankGroupConfig
 from services.compute.ranks.memory import MemoryAccount
 from services.worker.protocol.event_codec import ModelFacts
@@ -132,7 +132,9 @@ def _load_adapter(order: AdapterOrder) -> None:
     time.sleep(SLOW_S)
 
 
-def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend, checked: FileStates = ()) -> LoadedModel:
+def load(
+    config: RankGroupConfig, comm: Communicator, backend: ModelBackend, known: KnownFiles | None = None
+) -> LoadedModel:
     return LoadedModel(
         StandinDecoder(comm, misbehave=config.model_path == "misbehave"),
         ModelFacts(VOCAB, HIDDEN),

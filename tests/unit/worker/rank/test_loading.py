@@ -1,4 +1,4 @@
-"""What a wake need not do again: weights whose files have not changed are known to be finite."""
+"""What a wake need not do again: files that have not changed are known."""
 
 from __future__ import annotations
 
@@ -12,26 +12,56 @@ from safetensors.torch import load_file, save_file
 
 from services.compute.backends.collectives import SingleRank
 from services.compute.backends.opening import open_backend
+from services.compute.model.loading import folder as folders
+from services.compute.model.loading.folder import KnownFiles
+from services.compute.model.registry import describe
 from services.compute.model.spec import ModelError
 from services.compute.ranks.config import RankGroupConfig
+from services.tools.converter.run import AUTO, ConversionOptions, convert
+from services.worker.rank.awake import LoadedModel
 from services.worker.rank.loading import load
 from tests.models import BUNDLED_MODEL
 
 
+def load_from(path: Path, known: KnownFiles | None = None) -> LoadedModel:
+    config = RankGroupConfig(str(path), kv_tokens=1024, max_model_len=256, dtype="float32")
+    backend = open_backend(torch.float32, torch.device("cpu"), None, triton=False, graphs=False)
+    return load(config, SingleRank(), backend, known)
+
+
 def test_weights_are_checked_again_only_if_their_files_have_changed(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(BUNDLED_MODEL, tmp_path / "model"))
-    config = RankGroupConfig(str(folder), kv_tokens=1024, max_model_len=256, dtype="float32")
-    backend, comm = open_backend(torch.float32, torch.device("cpu"), None, triton=False, graphs=False), SingleRank()
-    first = load(config, comm, backend)
+    first = load_from(folder)
     file = folder / "model.safetensors"
     before, tensors = file.stat(), load_file(file)
     next(iter(tensors.values())).view(-1)[0] = float("nan")
     save_file(tensors, tmp_path / "broken", {"format": "pt"})
     file.write_bytes((tmp_path / "broken").read_bytes())
     with pytest.raises(ModelError, match="which is not finite"):
-        load(config, comm, backend, first.files)
+        load_from(folder, first.files)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     if file.stat().st_size == before.st_size:
-        assert load(config, comm, backend, first.files).files == first.files, "the same file, as far as its state says"
+        assert load_from(folder, first.files).files == first.files, "the same file, as far as its state says"
     with pytest.raises(ModelError, match="which is not finite"):
-        load(config, comm, backend)
+        load_from(folder)
+
+
+def test_header_of_an_unchanged_file_is_read_once_and_kept_without_its_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model.gguf"
+    convert(ConversionOptions(BUNDLED_MODEL, file, AUTO, shard_bytes=1 << 30, force=False), lambda *_: None)
+    reads: list[Path] = []
+    monkeypatch.setattr(folders, "describe", lambda path: reads.append(path) or describe(path))
+    first = load_from(file)
+    again = load_from(file, first.files)
+    assert (reads, again.files) == ([file], first.files)
+    assert again.facts == first.facts
+    assert first.files is not None
+    assert first.files.description.gguf is not None
+    kept = first.files.description.gguf.metadata
+    assert "tokenizer.ggml.model" in kept
+    assert "tokenizer.ggml.tokens" not in kept
+    file.touch()
+    load_from(file, first.files)
+    assert reads == [file, file]

@@ -53,6 +53,10 @@ class GgufFile:
     metadata: GgufMetadata
     tensors: Mapping[str, TensorInfo]
 
+    def without_vocabulary(self) -> GgufFile:
+        """Return the header without its lists for a tokenizer, which are nearly all of its memory."""
+        return GgufFile(self.metadata.without_lists("tokenizer."), self.tensors)
+
 
 def read_container(file: Path) -> GgufFile:
     """Read the header of one file. Raises ModelError naming the file and what is wrong with it."""

@@ -28,6 +28,11 @@ class GgufMetadata(Mapping[str, Value]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def without_lists(self, prefix: str) -> GgufMetadata:
+        """Return the metadata without the lists whose keys begin with `prefix`."""
+        kept = {key: value for key, value in self.items() if not (isinstance(value, tuple) and key.startswith(prefix))}
+        return GgufMetadata(self.file, kept)
+
     def error(self, key: str, problem: str) -> ModelError:
         """Return an error that names this file and `key`."""
         return ModelError(f"{self.file}: {key}: {problem}")
