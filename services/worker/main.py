@@ -17,7 +17,7 @@ from services.common.tls.credentials import Tls, export_end
 from services.common.tracing import tracing
 from services.compute.model.loading.hub import Download
 from services.worker.api.card import EngineIdentity, SharedHost
-from services.worker.api.download_report import reporting
+from services.common.download_report import reporting
 from services.worker.api.energy import EnergyMetrics, nvml_devices, rapl_packages
 from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,25 @@ def test_each_model_has_a_folder_in_a_volume_or_the_image() -> None:
                 assert root in ("app", "opt")
         names = [each["name"] for each in workers.all_containers]
         assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("mode", ["off", "generated"])
+def test_each_fetch_may_tell_routers_how_far_it_is(mode: str) -> None:
+    rendered = render(VALUES, inline=f'tls: {{mode: "{mode}"}}')
+    reporting = set()
+    for workers in rendered.pods_of("worker"):
+        (worker,) = workers.containers
+        for fetch in workers.all_containers[:-1]:
+            told, of_worker = environment(fetch), environment(worker)
+            reporting.add(told.pop("RYZANSTEIN_SERVED_MODEL_NAME"))
+            shared = {name: value for name, value in told.items() if name.startswith("RYZANSTEIN_")}
+            assert shared == {name: of_worker[name] for name in shared}
+            files = {path for name, path in shared.items() if name.endswith("_FILE")}
+            mounts = {mount["mountPath"] for mount in fetch["volumeMounts"]}
+            assert all(mounts & {file, str(Path(file).parent)} for file in files)
+            assert "/etc/ryzanstein/tls" not in mounts, "it needs no key of the worker's"
+    assert reporting
+    assert reporting <= set(expected_models(rendered))
 
 
 def test_routers_expect_and_scale_by_all_models_of_a_pool() -> None:

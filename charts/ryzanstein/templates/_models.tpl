@@ -177,6 +177,10 @@ resources: {requests: {storage: {{ .size }}}}
 {{- $root := index . 0 -}}
 {{- $pool := index . 1 -}}
 {{- $env := dict "HF_HOME" "/tmp/huggingface" "USER" "ryzanstein" -}}
+{{- /* Routers hear how far it is, by Redis. */ -}}
+{{- $_ := set $env "RYZANSTEIN_NAMESPACE" (include "ryzanstein.redis.namespace" $root) -}}
+{{- $_ := set $env "RYZANSTEIN_SERVED_MODEL_NAME" (include "ryzanstein.model.name" $pool) -}}
+{{- $env = merge $env (include "ryzanstein.redis.user" (list $root "worker") | fromYaml) (include "ryzanstein.redis.env" $root | fromYaml) -}}
 {{- with $pool.fetch.endpoint -}}
 {{- $_ := set $env "HF_ENDPOINT" . -}}
 {{- end -}}
@@ -195,4 +199,8 @@ env:
 volumeMounts:
   - {name: tmp, mountPath: /tmp}
   - {name: models, mountPath: /models}
+  {{- include "ryzanstein.redis.mounts" $root | trim | nindent 2 }}
+  {{- if include "ryzanstein.redis.tls.used" $root }}
+  - {name: tls, mountPath: /etc/ryzanstein/tls/ca.crt, subPath: ca.crt, readOnly: true}
+  {{- end }}
 {{- end }}

@@ -56,9 +56,9 @@ def progress(folder: Path, listing: Listing, say: Callable[[str], None], every_s
     done = threading.Event()
 
     def watch() -> None:
-        before, then = _size(folder), time.monotonic()
+        before, then = size_of_folder(folder), time.monotonic()
         while not done.wait(every_s):
-            there, now = _size(folder), time.monotonic()
+            there, now = size_of_folder(folder), time.monotonic()
             share = min(1.0, there / max(1, listing.size))
             rate = max(0, there - before) / (now - then) / 1e6
             say(f"{there / _GB:.1f} of {listing.size / _GB:.1f} GB ({share:.0%}), {rate:.0f} MB/s")
@@ -100,7 +100,8 @@ def _check(folder: Path, file: RemoteFile) -> None:
         raise DamagedFileError(f"{digest.name} of {file.name} is {digest.hexdigest()}, the hub says {expected}")
 
 
-def _size(folder: Path) -> int:
+def size_of_folder(folder: Path) -> int:
+    """Return the bytes of all files of a folder, which may come and go meanwhile."""
     return sum(_size_of(Path(parent, name)) for parent, _, names in os.walk(folder) for name in names)
 
 

@@ -10,6 +10,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from services.cli.errors import CommandError
 from services.cli.fetch.download import DamagedFileError, download, progress
+from services.cli.fetch.report import FolderDownload, reported
 from services.cli.fetch.repository import ModelReference
 from services.cli.fetch.store import Complete, ModelStore
 from services.common.hub import first_line, list_files, why_hopeless
@@ -61,7 +62,7 @@ def _fetch(
     folder = store.commit_folder(reference, listing.commit)
     if Complete.read(folder) is None:
         staging = store.staging(reference, listing.commit, adopt=alone)
-        with progress(staging, listing, say, _PROGRESS_S):
+        with progress(staging, listing, say, _PROGRESS_S), reported(FolderDownload(staging, listing.size)):
             download(api, reference.model, listing, staging)
         folder = store.publish(staging, reference, listing.commit, listing.size)
     store.name(reference, name, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -12,14 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from services.cli.errors import CommandError
 from services.cli.fetch.download import progress
 from services.cli.fetch.repository import ModelReference
 from services.common.hub import Listing, RemoteFile
+from services.common.keys import RedisKeys
 from services.compute.model.loading.hub import resolve_model
+from services.router.start_reports import read_download
 from services.worker.native.startup import model_revision
 from tests.integration.cli.hub import COMMIT, NEXT_COMMIT, Hub, running
+from tests.integration.router.processes import RedisServer
 
 COMMAND = str(Path(sys.executable).parent / "ryzanstein")
 WEIGHTS = random.Random(0).randbytes(400_000)
@@ -117,6 +122,24 @@ def test_two_at_once_download_once(hub: Hub, tmp_path: Path) -> None:
         out, err = process.communicate(timeout=300)
         assert (process.returncode, out) == (0, f"{tmp_path}/{name}\n"), err
     assert hub.sent["model.safetensors"] == 1
+
+
+def test_routers_hear_of_a_download_in_a_pod(hub: Hub, tmp_path: Path, redis_server: RedisServer) -> None:
+    hub.behind_gate = "model.safetensors"
+    pod = {"RYZANSTEIN_SERVED_MODEL_NAME": "tiny", "RYZANSTEIN_REDIS_URL": redis_server.url_of("worker")}
+    process = start(hub, tmp_path / "models", **pod)
+    with Redis.from_url(redis_server.url) as client:
+        key = RedisKeys("default").download("tiny")
+        while not (text := client.get(key)) or not json.loads(text)["done"]:
+            assert process.poll() is None
+            threading.Event().wait(0.05)
+        assert json.loads(text)["of"] == sum(len(FILES[name]) for name in WANTED - {".complete"})
+        assert (report := read_download(text))
+        assert report.stage == "fetching"
+    redis_server.kill()
+    hub.open_gate.set()
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
 
 
 @pytest.mark.parametrize(

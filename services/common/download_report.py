@@ -1,4 +1,4 @@
-"""Tells routers how far the download of a model is, before the worker has a lease."""
+"""Tells routers how far the download of a model is, before a worker has a lease."""
 
 from __future__ import annotations
 
