@@ -133,6 +133,13 @@ def read_once(model: Path) -> tuple[float, int]:
     return time.perf_counter() - began, total
 
 
+def cpu_seconds() -> tuple[float, float]:
+    """Seconds that this process and its ranks have computed, and that the kernel has for them."""
+    own = psutil.Process(os.getpid())
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return sum(each.user for each in times), sum(each.system for each in times)
+
+
 def memory() -> tuple[float, float, float]:
     """MiB of this process and its ranks: with mapped files, with their parts of shared pages, and their own."""
     sizes = [0.0] * len(_SIZES)
@@ -150,15 +157,19 @@ async def measure(settings: WorkerSettings, rounds: int) -> list[Reading]:
     table = Table("", "RSS", "PSS", "own", title="MiB of server and ranks", title_justify="left")
     async with serving(settings) as engine:
         await first_token(engine)
-        seconds, asleep = [], memory()
+        seconds, spent, asleep = [], list[tuple[float, float]](), memory()
         table.add_row("before", *(f"{size:.0f}" for size in memory()))
         for _ in range(rounds):
             await engine.sleep(1)
-            asleep = memory()
+            asleep, before = memory(), cpu_seconds()
             seconds.append(await woken(engine))
+            after = cpu_seconds()
+            spent.append((after[0] - before[0], after[1] - before[1]))
         table.add_row("asleep", *(f"{size:.0f}" for size in asleep))
         table.add_row("after", *(f"{size:.0f}" for size in memory()))
+    began = time.process_time()
     reading, n_bytes = read_once(Path(settings.model))
+    read_cpu, wake_cpu = time.process_time() - began, median([sum(each) for each in spent])
     console = Console()
     console.print(table)
     console.print(
@@ -166,8 +177,15 @@ async def measure(settings: WorkerSettings, rounds: int) -> list[Reading]:
         f"{median(seconds) / reading:.2f}x of reading {n_bytes / _MIB:.0f} MiB once, {reading:.3f} s",
         highlight=False,
     )
+    user, system = (median([each[part] for each in spent]) for part in (0, 1))
+    console.print(
+        f"CPU time: {wake_cpu:.2f} s (computing {user:.2f} s, the kernel {system:.2f} s), "
+        f"{wake_cpu / read_cpu:.2f}x of the reading's {read_cpu:.3f} s",
+        highlight=False,
+    )
     return [
         lower("sleep/from asleep to the first token", median(seconds), "s"),
+        lower("sleep/CPU time from asleep to the first token", wake_cpu, "s"),
         lower("sleep/own memory asleep", asleep[2], "MiB"),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
@@ -15,9 +16,12 @@ import pytest
 from ryzanstein.v1 import worker_pb2
 
 from services.cli.stack.default_model import TINY_MODEL
+from services.worker.native.offline import LLM
 from tests.stack import RunningStack, running_stack
 
+REQUESTS = int(os.environ.get("RYZANSTEIN_TEST_REQUESTS", "6"))
 NAMES = ["one", "two", "three"]
+MAX_TOKENS = 24
 SERVING, SLEEPING = worker_pb2.PHASE_SERVING, worker_pb2.PHASE_SLEEPING
 PROMPT = "class Stack:\n    def push("
 
@@ -39,21 +43,36 @@ def stack(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield stack
 
 
-def answer(stack: RunningStack, model: str, **fields: object) -> tuple[str, str]:
+@pytest.fixture(scope="module")
+def alone(models: list[str]) -> dict[str, str]:
+    """The continuation by each model, from ranks of its own."""
+    texts = {}
+    for name, model in zip(NAMES, models, strict=True):
+        path, _, quantization = model.partition(":")
+        llm = LLM(path, tensor_parallel=1, **({"quantization": quantization} if quantization else {}))
+        (texts[name],) = llm.generate([PROMPT], max_tokens=MAX_TOKENS)
+        llm.close()
+    return texts
+
+
+def answer(stack: RunningStack, model: str, **fields: object) -> tuple[str, str, list[float]]:
     """The model that answered, and the likeliest continuation with the log-probabilities of its tokens."""
-    body = {"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "logprobs": 0, **fields}
+    body = {"model": model, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0, "logprobs": 0, **fields}
     told = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=300).raise_for_status().json()
-    return told["model"], json.dumps([told["choices"][0]["text"], told["choices"][0]["logprobs"]["token_logprobs"]])
+    (choice,) = told["choices"]
+    return told["model"], choice["text"], choice["logprobs"]["token_logprobs"]
 
 
-def test_each_model_answers_with_its_weights_and_only_as_many_as_allowed_are_awake(stack: RunningStack) -> None:
+def test_each_model_answers_as_alone_and_only_as_many_as_allowed_are_awake(
+    stack: RunningStack, alone: dict[str, str]
+) -> None:
     assert phases(stack) == [SERVING, SLEEPING, SLEEPING], "the first model is awake at the start"
     listed = httpx.get(f"{stack.url}/v1/models", timeout=60).json()["data"]
     assert sorted(model["id"] for model in listed) == sorted(NAMES)
     expected = {name: answer(stack, name) for name in NAMES}
-    assert [model for model, _ in expected.values()] == NAMES
-    assert len({text for _, text in expected.values()}) == len(NAMES), "differently rounded weights"
-    order = random.Random(53).choices(NAMES, k=6)
+    assert [(model, text) for model, text, _ in expected.values()] == list(alone.items())
+    assert len({tuple(logprobs) for _, _, logprobs in expected.values()}) == len(NAMES), "differently rounded weights"
+    order = random.Random(53).choices(NAMES, k=REQUESTS)
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda name: answer(stack, name), order))
     assert answers == [expected[name] for name in order]

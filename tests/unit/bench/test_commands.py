@@ -35,6 +35,7 @@ SMALL = {
         "700/window(16, 128)/perplexity",
     ),
     "make_checkpoint": (["15m", "OUT"], ""),
+    "neighbours": ([TINY, "--neighbour", TINY, "--rounds", "1", "--tokens", "16"], "a neighbour wakes"),
     "sleep": ([TINY, "--rounds", "1"], "first token"),
     "standstill": (["--seconds", "0.1"], ""),
     "tiers": (
