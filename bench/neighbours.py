@@ -131,7 +131,9 @@ def report(steps: dict[str, list[float]]) -> list[Reading]:
     console.print(table)
     usual = median(steps["alone"])
     cost, longest = (median(steps[what]) / usual for what in ("neighbours awake", "a neighbour wakes"))
-    console.print(f"neighbours that are awake: {cost - 1:+.1%}; while one wakes: {longest - 1:+.1f} steps", highlight=False)
+    console.print(
+        f"neighbours that are awake: {cost - 1:+.1%}; while one wakes: {longest - 1:+.1f} steps", highlight=False
+    )
     return readings
 
 

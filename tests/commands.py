@@ -23,7 +23,7 @@ OTHERS = (
         "fine-tuning",
         "images",
     ),
-    *("performance", "quantizing", "releasing", "routes", "serving", "structured-output", "tools"),
+    *("performance", "quantizing", "releasing", "serving", "structured-output", "tools"),
 )
 PAGES = sorted(
     page
@@ -68,7 +68,13 @@ NOT_TYPED = {
     for reason, group in {
         "a name in the text, not a whole command": (
             *("helm install", "helm upgrade", "helm upgrade --install --atomic", "helm test", "kubectl scale"),
-            *("ryzanstein keys", "ryzanstein routes", "ryzanstein plan", "ryzanstein plan --schedule"),
+            *(
+                "ryzanstein keys",
+                "ryzanstein routes",
+                "ryzanstein routes set",
+                "ryzanstein plan",
+                "ryzanstein plan --schedule",
+            ),
             *("kubectl edit", "kubectl port-forward", "kubectl logs", "docker compose logs", "pip install", "curl -v"),
             *(
                 "cp -rL",
@@ -97,7 +103,10 @@ NOT_TYPED = {
             "ryzanstein plan --target first_token_p95=1s --target pace_p95=50ms",
             "python -m bench.engine models/ryzanstein-tiny --batches 1,2,4 --rounds 1 --curve int8.json",
         ),
-        "tests/integration/gateway/test_canaries.py has a canary for it": ("ryzanstein canary status",),
+        "tests/e2e/test_documents.py has started its installation so": (
+            "(umask 077; openssl rand -hex 32 > admin-token)",
+        ),
+        "it needs a load that outlives workers": ("python -m bench.fallback",),
         "tests/integration/worker_server/test_pool.py starts it as the chart does": ("python -m services.worker.pool",),
         "tests/unit/bench/test_commands.py runs it with few requests": ("python -m bench.fidelity",),
         "tests/unit/bench/test_fleet.py runs it with fewer workers": (

