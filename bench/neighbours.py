@@ -1,6 +1,6 @@
 """Measures what the models of one machine cost each other: the steps of a stream that decodes among other models.
 
-    python -m bench.neighbours models/ryzanstein-tiny --neighbour models/ryzanstein-tiny --neighbour models/ryzanstein-tiny
+    python -m bench.neighbours models/ryzanstein-tiny --neighbour /tmp/llama-0.5b --neighbour c.gguf
 
 The stream runs alone, next to neighbours that are awake without requests, while they wake in turn, and with a stream
 of each of them.
@@ -41,12 +41,14 @@ class Stream(FirstToken):
     def __init__(self) -> None:
         super().__init__()
         self.times: list[float] = []
-        self.ended = asyncio.Event()
+        self.begun, self.ended = asyncio.Event(), asyncio.Event()
 
     def add(self, request: EngineRequest, output: Output) -> None:
         """Take a step's output."""
         super().add(request, output)
         self.times.append(perf_counter())
+        if len(self.times) == _BEGIN:
+            self.begun.set()
         if output.finish is not None:
             self.ended.set()
 
@@ -83,8 +85,7 @@ async def during_a_wake(engine: Engine, neighbour: Engine, tokens: int) -> Gaps:
     """The steps of a stream that a neighbour's wake touches."""
     await neighbour.sleep(1)
     async with decoding(engine, tokens) as stream:
-        while len(stream.times) < _BEGIN:
-            await asyncio.sleep(1e-3)
+        await stream.begun.wait()
         began = perf_counter()
         neighbour.wake()
         with neighbour.changes.watch() as changed:

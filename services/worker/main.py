@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from services.common.download_report import reporting
 from services.common.gguf_files import model_name
 from services.common.lifecycle import StartupError, run_service
 from services.common.metrics import new_registry, serve_metrics
@@ -17,7 +18,6 @@ from services.common.tls.credentials import Tls, export_end
 from services.common.tracing import tracing
 from services.compute.model.loading.hub import Download
 from services.worker.api.card import EngineIdentity, SharedHost
-from services.common.download_report import reporting
 from services.worker.api.energy import EnergyMetrics, nvml_devices, rapl_packages
 from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics

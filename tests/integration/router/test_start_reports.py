@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from services.common.download_report import reporting
 from services.common.keys import RedisKeys
 from services.common.redis_client import RedisAccess, open_redis
 from services.common.settings import ServiceSettings
@@ -17,7 +18,6 @@ from services.common.tasks import end_tasks
 from services.router.api_server import ApiServer
 from services.router.start_reports import StartReports, read_download, stage_of_pods
 from services.router.starts import StartReport, Starts
-from services.common.download_report import reporting
 from tests.integration.router.config_maps import ConfigMaps, Object
 from tests.integration.router.processes import RedisServer, until
 
