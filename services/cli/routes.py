@@ -64,6 +64,10 @@ def set_route(
         float | None,
         typer.Option(min=0.05, max=60, help="Longest search for a worker, in seconds, before a fallback takes over."),
     ] = None,
+    patience_s: Annotated[
+        float | None,
+        typer.Option(min=0, max=86_400, help="Longest wait for a model that starts, in seconds."),
+    ] = None,
     file: Annotated[str, typer.Option(metavar="FILE", help="JSON of the whole route instead; -: standard input.")] = "",
     if_version: Version = None,
     url: Url = HERE,
@@ -77,7 +81,8 @@ def set_route(
     if not file:
         route |= {"fallbacks": [_fallback(text) for text in fallback or ()]}
         route |= {"mirror": _mirror(mirror)} if mirror else {}
-        route |= {} if wait_s is None else {"wait_s": wait_s}
+        given = {"wait_s": wait_s, "patience_s": patience_s}
+        route |= {field: seconds for field, seconds in given.items() if seconds is not None}
     live = call_admin("PUT", url, _path(name, if_version), token, token_file, route)
     print(f"{name}: version {live['version']}")  # noqa: T201
 

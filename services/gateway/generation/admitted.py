@@ -284,7 +284,10 @@ class AdmittedRequest:
 
     def _new_chain(self, name: str | None, session: str) -> Chain:
         origin = Origin(self.tenant.name, session, self._draw)
-        return self.models.chain(name or "", self.tenant, origin, outside=self.may_leave)
+        chain = self.models.chain(name or "", self.tenant, origin, outside=self.may_leave)
+        if chain.patience_s is not None:
+            self.patience.limit(chain.patience_s)
+        return chain
 
     async def _fall_back(self, error: ApiError) -> None:
         """Start again on the next model of the chain; raises the error when none takes over."""

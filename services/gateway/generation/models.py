@@ -51,6 +51,7 @@ class Chain:
     links: tuple[ChainLink, ...]
     wait_s: float | None = None  # longest search for a worker where a later link would take over; None: no limit
     mirror: Mirror | None = None  # None also for a request that is not drawn
+    patience_s: float | None = None  # longest wait for a model that starts; None: by the gateway's settings
 
     @property
     def routed(self) -> bool:
@@ -137,7 +138,7 @@ class Models:
         mirror = route.mirror
         if mirror and (mirror.model == first.model or fraction("mirror", name, origin.draw) >= mirror.share):
             mirror = None
-        return Chain(name, links, route.wait_s, mirror)
+        return Chain(name, links, route.wait_s, mirror, route.patience_s)
 
     async def find(self, chain: Chain, tenant: Tenant, patience: StartPatience) -> ServedModel:
         """The first model of a chain; raises :class:`ApiError`, such as 403 for a model that the tenant may not use."""

@@ -56,6 +56,8 @@ class ModelRoute(msgspec.Struct, frozen=True, kw_only=True):
     mirror: Mirror | None = None
     # Longest search for a worker in seconds where a fallback takes over on `no_worker` or `overloaded`.
     wait_s: Annotated[float, Meta(ge=0.05, le=60)] = WAIT_S
+    # Longest wait in seconds for a model that starts, unless the client names one; None: by the gateway's settings.
+    patience_s: Annotated[float, Meta(ge=0, le=86_400)] | None = None
 
     def __post_init__(self) -> None:
         if not any(target.weight for target in self.targets):

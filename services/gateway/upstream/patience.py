@@ -26,6 +26,11 @@ class StartPatience:
     _heard: str = ""  # the last stage
     _hears_at: float = 0.0  # when the same stage is told again
 
+    def limit(self, seconds: float) -> None:
+        """Wait for `seconds` in all, unless the client has set how long."""
+        if not self.by_client:
+            self.until = self.stream_until = self.began + seconds
+
     def tell(self, start: routing_pb2.ModelStart, now: float) -> None:
         """Tell how far the model's start is, unless the client has heard the same a moment ago."""
         if start.stage != self._heard or now >= self._hears_at:

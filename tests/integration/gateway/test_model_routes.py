@@ -333,6 +333,20 @@ async def test_request_has_its_whole_patience_when_no_fallback_has_a_worker(tmp_
         assert backed <= 500 < alone
 
 
+async def test_route_sets_the_patience_of_requests_whose_client_does_not(tmp_path: Path) -> None:
+    route = routes_file(tmp_path, **{BIG: to(BIG, patience_s=200)})
+    async with running_stack(workers(), routes_file=route, patience_s=60, stream_patience_s=100) as stack:
+        for stream in (False, True):
+            assert (await ask(stack.http, BIG, stream=stream)).status_code == 200
+        body, headers = {"model": BIG, "prompt": "hello", "max_tokens": 2}, {"x-ryzanstein-patience": "5"}
+        assert (await stack.http.post("/v1/completions", json=body, headers=headers)).status_code == 200
+        assert (await ask(stack.http, SMALL)).status_code == 200
+        plain, streamed, named, other = (route.patience_ms for route in stack.router.routes)
+    assert min(plain, streamed) > 100_000
+    assert max(plain, streamed) <= 200_000
+    assert named <= 5_000 < other <= 60_000
+
+
 async def test_fallback_model_does_not_cut_short_the_wake_of_a_model() -> None:
     async with running_stack(workers(), fallback_model=SMALL) as stack:
         assert (await ask(stack.http, BIG)).status_code == 200

@@ -185,6 +185,7 @@ def test_fine_tuning_names_its_missing_packages(monkeypatch: pytest.MonkeyPatch)
         "finetune create --learning-rate-multiplier inf",
         "kube drain-worker w --grace inf",
         "routes set a --wait-s inf",
+        "routes set a --patience-s -1",
     ],
 )
 def test_a_number_beyond_its_range_is_refused_by_its_option(command: str) -> None:
