@@ -44,7 +44,7 @@ def test_each_model_has_a_folder_in_a_volume_or_the_image() -> None:
 
 
 @pytest.mark.parametrize("mode", ["off", "generated"])
-def test_each_fetch_may_tell_routers_how_far_it_is(mode: str) -> None:
+def test_each_fetch_reports_its_download_to_routers(mode: str) -> None:
     rendered = render(VALUES, inline=f'tls: {{mode: "{mode}"}}')
     reporting = set()
     for workers in rendered.pods_of("worker"):

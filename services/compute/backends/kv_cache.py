@@ -12,6 +12,7 @@ from torch import Tensor
 from services.compute.backends.kv_format import KvFormat
 from services.compute.backends.shapes import KvShape
 from services.compute.backends.states import StateStore
+from services.compute.backends.zeros import take_memory, zeros
 
 Rotation = Callable[[Tensor], None]  # rotates the first rotary_dim elements of heads [n, n_heads, head_dim] in place
 
@@ -75,7 +76,8 @@ class KvCache:
         # [n_blocks + 1, n_kv_heads, 2, head_dim] of each layer; [] if none are kept.
         sizes = (n_blocks + 1, shape.n_kv_heads, 2, shape.head_dim)
         n_summarised = n_layers if summarised else 0
-        self.summaries = [torch.zeros(sizes, dtype=dtype, device=device) for _ in range(n_summarised)]
+        self.summaries = [zeros(sizes, dtype, device) for _ in range(n_summarised)]
+        take_memory((*self.layers, *self.summaries))
 
     def store(self, layer: int, slots: Tensor, qkv: Tensor, rotation: Rotation | None = None) -> None:
         """Rotate queries and keys of `qkv`, and write K and V to `slots` of a layer, as `CacheWriter.store` does."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from services.compute.backends.shapes import AttentionShape, KvShape
+from services.compute.backends.zeros import zeros
 
 _SCALE = torch.bfloat16  # has the range of float32; codes are made with the rounded scale, so its precision is enough
 _TINY = torch.finfo(torch.float32).tiny
@@ -79,7 +80,7 @@ class PlainNumbers:
         K and V of a token are adjacent, so that one copy writes and one gather reads both.
         """
         sizes = (n_blocks, shape.block_tokens, 2, shape.n_kv_heads, shape.head_dim)
-        return torch.zeros(sizes, dtype=self.numbers, device=device)
+        return zeros(sizes, self.numbers, device)
 
     def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
         """Write `rows` [n, width] to the positions `slots` [n]."""
@@ -114,7 +115,7 @@ class ScaledCodes:
     def allocate(self, n_blocks: int, shape: KvShape, device: torch.device) -> Tensor:
         """Return a layer whose positions all read as zeros; a block has an even number of positions."""
         run = shape.block_tokens * (shape.head_dim + _SCALE.itemsize)
-        return torch.zeros((n_blocks, 2 * shape.n_kv_heads, run), dtype=torch.int8, device=device)
+        return zeros((n_blocks, 2 * shape.n_kv_heads, run), torch.int8, device)
 
     def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
         """Quantize `rows` [n, width] and write them to the positions `slots` [n].

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.compute.backends.shapes import StateFormat
+from services.compute.backends.zeros import zeros
 
 Ints = NDArray[np.int64]
 
@@ -22,10 +23,7 @@ class StateStore:
     def __init__(self, state: StateFormat, n_rows: int, dtype: torch.dtype, device: torch.device) -> None:
         """`dtype` is the dtype of the computation. Rows take no memory of the host until they are written."""
         self.layers = [
-            tuple(
-                torch.zeros(n_rows, *part.shape, dtype=torch.float32 if part.exact else dtype, device=device)
-                for part in parts
-            )
+            tuple(zeros((n_rows, *part.shape), torch.float32 if part.exact else dtype, device) for part in parts)
             for parts in state.layers
         ]
 

@@ -333,7 +333,7 @@ async def test_request_has_its_whole_patience_when_no_fallback_has_a_worker(tmp_
         assert backed <= 500 < alone
 
 
-async def test_route_sets_the_patience_of_requests_whose_client_does_not(tmp_path: Path) -> None:
+async def test_route_sets_the_patience_of_requests_without_the_header(tmp_path: Path) -> None:
     route = routes_file(tmp_path, **{BIG: to(BIG, patience_s=200)})
     async with running_stack(workers(), routes_file=route, patience_s=60, stream_patience_s=100) as stack:
         for stream in (False, True):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bench.make_checkpoint import Shape, write_checkpoint
 from services.compute.backends.collectives import SingleRank
 from services.compute.backends.opening import open_backend
 from services.compute.model.loading import folder as folders
@@ -50,7 +51,8 @@ def test_header_of_an_unchanged_file_is_read_once_and_kept_without_its_vocabular
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "model.gguf"
-    convert(ConversionOptions(BUNDLED_MODEL, file, AUTO, shard_bytes=1 << 30, force=False), lambda *_: None)
+    write_checkpoint(Shape(64, 1, 2, 2, 128, 512, tied=True, head_dim=32), tmp_path / "folder")
+    convert(ConversionOptions(tmp_path / "folder", file, AUTO, shard_bytes=1 << 30, force=False), lambda *_: None)
     reads: list[Path] = []
     monkeypatch.setattr(folders, "describe", lambda path: reads.append(path) or describe(path))
     first = load_from(file)
@@ -59,9 +61,9 @@ def test_header_of_an_unchanged_file_is_read_once_and_kept_without_its_vocabular
     assert again.facts == first.facts
     assert first.files is not None
     assert first.files.description.gguf is not None
-    kept = first.files.description.gguf.metadata
-    assert "tokenizer.ggml.model" in kept
-    assert "tokenizer.ggml.tokens" not in kept
+    metadata = first.files.description.gguf.metadata
+    assert "tokenizer.ggml.model" in metadata
+    assert "tokenizer.ggml.tokens" not in metadata
     file.touch()
     load_from(file, first.files)
     assert reads == [file, file]

@@ -30,8 +30,8 @@ class GgufMetadata(Mapping[str, Value]):
 
     def without_lists(self, prefix: str) -> GgufMetadata:
         """Return the metadata without the lists whose keys begin with `prefix`."""
-        kept = {key: value for key, value in self.items() if not (isinstance(value, tuple) and key.startswith(prefix))}
-        return GgufMetadata(self.file, kept)
+        lists = {key for key, value in self.items() if isinstance(value, tuple) and key.startswith(prefix)}
+        return GgufMetadata(self.file, {key: value for key, value in self.items() if key not in lists})
 
     def error(self, key: str, problem: str) -> ModelError:
         """Return an error that names this file and `key`."""
