@@ -15,7 +15,7 @@ from services.compute.backends.collectives import SingleRank
 from services.compute.backends.opening import open_backend
 from services.compute.model.loading import folder as folders
 from services.compute.model.loading.folder import KnownFiles
-from services.compute.model.registry import describe
+from services.compute.model.registry import Description, describe
 from services.compute.model.spec import ModelError
 from services.compute.ranks.config import RankGroupConfig
 from services.tools.converter.run import AUTO, ConversionOptions, convert
@@ -54,7 +54,12 @@ def test_header_of_an_unchanged_file_is_read_once_and_kept_without_its_vocabular
     write_checkpoint(Shape(64, 1, 2, 2, 128, 512, tied=True, head_dim=32), tmp_path / "folder")
     convert(ConversionOptions(tmp_path / "folder", file, AUTO, shard_bytes=1 << 30, force=False), lambda *_: None)
     reads: list[Path] = []
-    monkeypatch.setattr(folders, "describe", lambda path: reads.append(path) or describe(path))
+
+    def counted(path: Path) -> Description:
+        reads.append(path)
+        return describe(path)
+
+    monkeypatch.setattr(folders, "describe", counted)
     first = load_from(file)
     again = load_from(file, first.files)
     assert (reads, again.files) == ([file], first.files)
