@@ -47,7 +47,7 @@ class Stream(FirstToken):
         """Take a step's output."""
         super().add(request, output)
         self.times.append(perf_counter())
-        if len(self.times) == _BEGIN:
+        if len(self.times) == _BEGIN or output.finish is not None:
             self.begun.set()
         if output.finish is not None:
             self.ended.set()
@@ -149,7 +149,13 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:
     """Print the steps of MODEL's stream, alone and next to its neighbours."""
-    chosen = {"tensor_parallel": ranks, "quantization": quantization, "kv_tokens": kv_tokens, "log_level": "warning"}
+    chosen = {
+        "tensor_parallel": ranks,
+        "quantization": quantization,
+        "kv_tokens": kv_tokens,
+        "log_level": "warning",
+        "speculation": "off",
+    }
     settings = [WorkerSettings.model_validate({"model": each, **chosen}) for each in (model, *neighbour)]
     readings = report(asyncio.run(measure(settings, rounds, tokens)))
     if json_file:
