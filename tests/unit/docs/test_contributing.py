@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 from services.compute.model.registry import FAMILIES
@@ -63,18 +64,22 @@ def test_the_worker_has_few_rooms_and_few_imports() -> None:
     assert len(arrows) <= 32, sorted(arrows)
 
 
+@cache
+def services() -> dict[str, str]:
+    folder = PROJECT / "services"
+    return {str(file.relative_to(folder)): file.read_text() for file in folder.rglob("*.py")}
+
+
 def named_by(module: str) -> set[str]:
     """The files of services/ that import a module."""
     package, _, name = module.rpartition(".")
     pattern = re.compile(rf"from {re.escape(module)} import|from {re.escape(package)} import[^#]*?\b{name}\b")
-    files = (PROJECT / "services").rglob("*.py")
-    return {str(file.relative_to(PROJECT / "services")) for file in files if pattern.search(file.read_text())}
+    return {file for file, text in services().items() if name in text and pattern.search(text)}
 
 
 def test_a_family_is_named_by_families_alone() -> None:
     """Else it would be more than one file."""
-    for family in FAMILIES.values():
-        module = family.read_spec.__module__
+    for module in {family.read_spec.__module__ for family in FAMILIES.values()}:
         assert not {name for name in named_by(module) if "compute/model/families/" not in name}, module
 
 
