@@ -16,6 +16,7 @@ PRONOUN = re.compile(
     r"no_one|(?:no|any|every|some)(?:thing|body)|(?:any|every|some)one|ones|others|those_(?:that|who))(?=_|$)"
 )
 VAGUE = ("found", "asked", "said", "kept")  # a result has the name of its value
+CLASS = re.compile(r" *class ([^\W_]\w*)[(:]")
 FRAGMENT = re.compile(r"\S {2}# of ")
 
 
@@ -27,15 +28,15 @@ def repeated_classes(sources: Mapping[str, str]) -> dict[str, list[str]]:
     """The public classes that several places define, each with these places; `sources` are texts by path."""
     places = defaultdict[str, list[str]](list)
     for path, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(f"{path}:{node.lineno}")
+        for number, line in enumerate(source.splitlines(), 1):
+            if defined := CLASS.match(line):
+                places[defined[1]].append(f"{path}:{number}")
     return {name: where for name, where in places.items() if len(where) > 1}
 
 
 def vague_names(source: str) -> list[int]:
     """The lines that assign to a vague name, a class's field included, or take an argument of it."""
-    nodes = ast.walk(ast.parse(source))
+    nodes = ast.walk(ast.parse(source)) if any(name in source for name in VAGUE) else ()
     return sorted(
         node.lineno
         for node in nodes
