@@ -87,7 +87,7 @@ async def test_killed_gateways_and_workers_lose_and_repeat_no_count(tmp_path: Pa
         async def client(number: int) -> None:
             key = list(ALIKE)[number % len(ALIKE)]
             path, body = ALIKE[key]
-            for turn in range(REQUESTS // 24):
+            for turn in range(-(-REQUESTS // 24)):
                 stream, victim = turn % 2 == 0, gateways.victim
                 gateway = victim if turn % 4 < 2 and victim.process.returncode is None else gateways.survivor
                 try:
