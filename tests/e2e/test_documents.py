@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -87,14 +88,15 @@ def admin_token(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stack(
     redis: int, admin: int, admin_token: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningStack]:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RYZANSTEIN_ALLOWED_ORIGINS", ORIGIN)
-        environment.setenv("RYZANSTEIN_ADMIN_PORT", str(admin))
-        environment.setenv("RYZANSTEIN_ADMIN_TOKEN_FILE", str(admin_token))
-        options = ("--tensor-parallel", "1", "--redis", f"redis://127.0.0.1:{redis}/0")
-        with running_stack(tmp_path_factory.mktemp("run"), *options) as running:
-            assert "redis" not in running.state["processes"], "your own is used"
-            yield running
+    options = ("--tensor-parallel", "1", "--redis", f"redis://127.0.0.1:{redis}/0")
+    with ExitStack() as running_until_the_end:
+        with pytest.MonkeyPatch.context() as environment:  # of this installation, not of those that benches start
+            environment.setenv("RYZANSTEIN_ALLOWED_ORIGINS", ORIGIN)
+            environment.setenv("RYZANSTEIN_ADMIN_PORT", str(admin))
+            environment.setenv("RYZANSTEIN_ADMIN_TOKEN_FILE", str(admin_token))
+            running = running_until_the_end.enter_context(running_stack(tmp_path_factory.mktemp("run"), *options))
+        assert "redis" not in running.state["processes"], "your own is used"
+        yield running
 
 
 @pytest.fixture(scope="module")
