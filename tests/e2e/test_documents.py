@@ -90,7 +90,7 @@ def stack(
 ) -> Iterator[RunningStack]:
     options = ("--tensor-parallel", "1", "--redis", f"redis://127.0.0.1:{redis}/0")
     with ExitStack() as running_until_the_end:
-        with pytest.MonkeyPatch.context() as environment:  # of this installation, not of those that benches start
+        with pytest.MonkeyPatch.context() as environment:  # not for the installations that benches start
             environment.setenv("RYZANSTEIN_ALLOWED_ORIGINS", ORIGIN)
             environment.setenv("RYZANSTEIN_ADMIN_PORT", str(admin))
             environment.setenv("RYZANSTEIN_ADMIN_TOKEN_FILE", str(admin_token))
