@@ -28,7 +28,8 @@ _LEARNT = 1 / 30  # share of the older steps with proposals that is forgotten wi
 _FORGOTTEN = 1 / 100  # and with each step without any
 _PRIOR_ROWS = 8.0
 _PLAIN_STEPS = 8  # steps without proposals that are measured before the first with some
-_REMEASURED = 64, 2  # after so many steps with proposals so many without; the first of these is not planned ahead
+_REMEASURED_AFTER = 64  # steps with proposals
+_REMEASURED = 2  # steps without proposals that follow them; the first of these is not planned ahead
 _WAIT_S = DraftCost().wait_s  # before it is measured, and at least: `_usual` is below the mean
 _ENOUGH_STEPS, _ENOUGH_SPREAD = 10.0, 0.25  # steps, and their relative spread, needed to learn the fixed part
 _LEAST_SLOPE = 1 / 64  # smaller slopes, relative to the mean cost of a row, are noise
@@ -47,7 +48,7 @@ class StepCost:
 
 @dataclass(slots=True)
 class _Drafting:
-    """What proposals cost beside about one number of decodes: a row that is free beside one may be dear beside 16."""
+    """The cost of proposals in steps of about the same number of decodes. With more decodes a proposal costs more."""
 
     draft_s: float = 0.0  # decaying sum of the seconds that proposals added
     draft_rows: float = 0.0  # and of their number
@@ -60,9 +61,8 @@ class _Drafting:
         self.draft_s += added_s
         self.draft_rows += n_proposals
         self.n_steps += 1
-        after, n_plain = _REMEASURED
-        if self.n_steps % after == 0:
-            self.n_plain = n_plain
+        if self.n_steps % _REMEASURED_AFTER == 0:
+            self.n_plain = _REMEASURED
 
     def plain(self) -> None:
         """A step without proposals was measured. A cost that prevents proposals is measured again in time."""
@@ -90,9 +90,7 @@ class StepTimer:
         self._prefill_rows = 0.0  # average number of prefill rows of steps with prompts
         self._prefill_s = 0.0  # average seconds of these steps
         self._decode_s: dict[int, float] = {}  # usual seconds of a decode step, by the bit length of its decodes
-        self._plain_s: dict[
-            int, float
-        ] = {}  # the same by the number of its decodes, by which gains of drafts are judged
+        self._plain_s: dict[int, float] = {}  # the same by the number of its decodes, which judges drafts
         self._drafting: defaultdict[int, _Drafting] = defaultdict(_Drafting)  # by the bit length of the decodes
         self._draft_wait_s = _WAIT_S  # usual seconds for which the ranks wait for a plan with proposals
         self._prompts = FittedLine(_PROMPT_STEPS)  # seconds that prompts add to a step, without their keys, by rows

@@ -34,7 +34,7 @@ class BlockCopier:
         index = torch.from_numpy(order.blocks).to(self._layers[0].device, torch.int64)
         for i, layer in enumerate(self._layers):
             if order.out and layer.device == staged.device:
-                torch.index_select(layer, 0, index, out=staged[:, i])  # a tensor between would take eight times as long
+                torch.index_select(layer, 0, index, out=staged[:, i])  # without a tensor between
             elif order.out:
                 staged[:, i] = layer[index].to(staged.device)
             else:

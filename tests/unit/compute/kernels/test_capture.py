@@ -38,6 +38,8 @@ from tests.unit.compute.model.harness import CPU, Engine, Request, lone_rank, ru
 from tests.unit.compute.model.zoo import prompt
 
 _VOCABULARY = 203
+_SCANS = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32}
 _SLIDES = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 40}
 
 
@@ -65,20 +67,12 @@ RECURRENT = {  # only decodes are replayed
         num_local_experts=0,
         num_experts_per_tok=0,
         shared_intermediate_size=192,
-        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        **_SCANS,
         mamba_n_heads=8,
         mamba_d_head=32,
         mamba_d_state=32,
     ),
-    "delta_rules": _config(
-        "Qwen3_5TextConfig",
-        head_dim=64,
-        layer_types=["linear_attention", "full_attention", "linear_attention"],
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=32,
-        linear_value_head_dim=48,
-    ),
+    "delta_rules": _config("Qwen3_5TextConfig", **_SCANS, **_DELTA, linear_value_head_dim=48, head_dim=64),
 }
 COMPUTED = {
     "experts": _config("MixtralConfig", num_experts_per_tok=2, num_local_experts=4),

@@ -30,6 +30,14 @@ _FALCON_H1: dict[str, Any] = {
     "embedding_multiplier": 2.0,
     "lm_head_multiplier": 0.3,
 }
+_NEMOTRON_H: dict[str, Any] = {
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 10,
+    "ssm_state_size": 16,
+    "n_groups": 4,
+    "chunk_size": 16,
+}
 _DELTA: dict[str, Any] = {
     "num_hidden_layers": 3,
     "head_dim": 16,
@@ -112,24 +120,14 @@ def variants(
         "nemotron_h": make(
             "NemotronHConfig",
             layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
-            head_dim=16,
-            mamba_num_heads=8,
-            mamba_head_dim=10,
-            ssm_state_size=16,
-            n_groups=4,
-            chunk_size=16,
+            **_NEMOTRON_H,
             mlp_bias=True,
             use_bias=True,
         ),
         "nemotron_h_moe": make(
             "NemotronHConfig",
             layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
-            head_dim=16,
-            mamba_num_heads=8,
-            mamba_head_dim=10,
-            ssm_state_size=16,
-            n_groups=4,
-            chunk_size=16,
+            **_NEMOTRON_H,
             n_routed_experts=8,
             n_group=4,
             topk_group=2,
