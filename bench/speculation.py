@@ -6,8 +6,10 @@
 
 Every round starts two installations, with speculation and without, and sends each the same requests in turns, so that
 one computes at a time. Answers of the two are compared byte for byte; the exit status is 1 if any differ. A speed is
-the tokens of all answers over the time from the first request to the last answer, prompts included; for requests
-alone, the tables show it without prompts also. They have medians over the rounds.
+the tokens of all answers over the mean time of an answer, prompts included, times the number at once: the throughput
+of so many clients who always ask again. The end of a run, when fewer are left, would count against answers that end
+at different times. For requests alone, the tables show the speed without prompts also. They have medians over the
+rounds.
 
 A small model repeats some files and gets lost in others. So before the rounds, an installation without speculation
 edits `--candidates` files, and the rounds edit those that it repeated best. The table shows which share of the answers'
@@ -78,22 +80,23 @@ class Target:
     async def send(self, asks: Sequence[Ask], concurrency: int) -> Run:
         """Send the requests; raises RuntimeError for an answer that is an error."""
         limit = asyncio.Semaphore(concurrency)
+        durations: list[float] = []
         async with httpx.AsyncClient(trust_env=False, timeout=3600) as client:
 
             async def post(ask: Ask) -> dict[str, Any]:
                 async with limit:
+                    began = time.perf_counter()
                     got = await client.post(f"{self.url}/v1/{ask.path}", json={"model": self.model, **ask.body})
+                    durations.append(time.perf_counter() - began)
                 if got.is_error:
                     raise RuntimeError(f"{self.url}/v1/{ask.path}: {got.status_code} {got.text}")
                 body: dict[str, Any] = got.json()
                 return body
 
             before = await self._totals(client)
-            began = time.perf_counter()
             bodies = await asyncio.gather(*map(post, asks))
-            seconds = time.perf_counter() - began
             after = await self._totals(client)
-        answers = [_read(body) for body in bodies]
+        answers, seconds = [_read(body) for body in bodies], sum(durations) / concurrency
         if not self.metrics_url:
             return Run(answers, seconds, _llama_totals(bodies))
         return Run(answers, seconds, after.since(before))

@@ -40,7 +40,7 @@ class Run:
     """Requests that ran together."""
 
     answers: Sequence[Answer]
-    seconds: float
+    seconds: float  # of all answers, over the number at once
     totals: Totals
 
     @property
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens over the time from the first request to the last answer."""
+        """Output tokens of all clients together, while none of them pauses."""
         return self.n_tokens / self.seconds
 
     @property
