@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.llama import ACTIVATIONS, base_spec
+from services.compute.model.families.llama import base_spec
 from services.compute.model.families.naming import UNUSED, Family, LayerNames, Refs, TensorRef, standard_refs
 from services.compute.model.families.rope import fill_rope
 from services.compute.model.spec import ModelSpec
@@ -20,13 +20,11 @@ _NUMBERS = ("alpha_p", "alpha_n", "beta")
 
 def read_spec(config: Config) -> ModelSpec:
     """Read an Apertus config.json. Raises ModelError."""
-    bias = config.flag("attention_bias", False)
     fill_rope(config, _ROPE)
     config.require("post_norm", False)
     config.require("qk_norm", True)
-    spec = base_spec(config, "apertus", norm_eps=1e-5, theta=12e6)
-    activation = config.choice("hidden_act", ACTIVATIONS, "xielu")
-    return replace(spec, qkv_bias=bias, o_bias=bias, mlp="plain", activation=activation, qk_norm="head")
+    spec = base_spec(config, "apertus", norm_eps=1e-5, theta=12e6, attention_bias=False, activation="xielu")
+    return replace(spec, mlp="plain", qk_norm="head")
 
 
 def refs(spec: ModelSpec) -> Refs:

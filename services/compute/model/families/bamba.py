@@ -20,15 +20,12 @@ _NAMES = LayerNames(
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a Bamba config.json. Raises ModelError."""
-    bias = config.flag("attention_bias", False)
     config.pass_over("attn_rotary_emb")  # repeats the rotated part
-    spec = base_spec(config, "bamba", norm_eps=1e-5, partial=0.5)
-    spec = replace(spec, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False))
-    key, attending = config.first_of("layer_types", "attn_layer_indices"), config.raw("attn_layer_indices") or []
-    kinds = config.raw("layer_types")
-    if kinds is None and isinstance(attending, list):
-        kinds = [ATTENTION[0] if index in attending else STATE[0] for index in range(spec.n_layers)]
-    return replace(spec, layers=mixed_layers(config, spec, key, kinds, read_mamba2(config, spec.hidden_size)))
+    spec = base_spec(config, "bamba", norm_eps=1e-5, partial=0.5, attention_bias=False, mlp_bias=False)
+    attending = config.raw("attn_layer_indices") or []
+    listed = isinstance(attending, list)
+    default = [ATTENTION[0] if index in attending else STATE[0] for index in range(spec.n_layers)] if listed else None
+    return replace(spec, layers=mixed_layers(config, spec, read_mamba2(config, spec.hidden_size), default))
 
 
 def refs(spec: ModelSpec) -> Refs:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.llama import ACTIVATIONS, base_spec
+from services.compute.model.families.llama import base_spec
 from services.compute.model.families.naming import Family, Refs, TensorRef, standard_refs
 from services.compute.model.spec import ModelSpec
 
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a BitNet config.json. Raises ModelError."""
-    bias = config.flag("attention_bias", False)
-    spec = base_spec(config, "bitnet", norm_eps=1e-5, theta=500_000.0)
-    activation = config.choice("hidden_act", ACTIVATIONS, "relu2")
-    return replace(spec, qkv_bias=bias, o_bias=bias, activation=activation, sub_norm=True)
+    spec = base_spec(config, "bitnet", norm_eps=1e-5, theta=500_000.0, attention_bias=False, activation="relu2")
+    return replace(spec, sub_norm=True)
 
 
 def refs(spec: ModelSpec) -> Refs:
@@ -28,5 +26,5 @@ def refs(spec: ModelSpec) -> Refs:
     return refs
 
 
-# The alias is the name beside the published weights' own code.
+# The alias is the name in the code that the weights were published with.
 FAMILY = Family("BitNetForCausalLM", "bitnet", read_spec, refs, aliases=("BitnetForCausalLM",))

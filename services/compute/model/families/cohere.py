@@ -14,15 +14,12 @@ from services.compute.model.spec import ModelSpec
 def read_common(config: Config, family: str, theta: float) -> ModelSpec:
     """Return the spec of the keys that Command R and R 2 share. `theta`: the rope's, if absent. Raises ModelError."""
     config.require("use_qk_norm", False)
-    bias = config.flag("attention_bias", False)
     return replace(
-        base_spec(config, family, tied=True, theta=theta),
+        base_spec(config, family, tied=True, theta=theta, attention_bias=False),
         norm="layer",
         norm_eps=config.number("layer_norm_eps", 1e-5),
         parallel_residual=True,
         shared_norm=True,
-        qkv_bias=bias,
-        o_bias=bias,
         logit_scale=config.number("logit_scale", 0.0625),
     )
 

@@ -13,7 +13,7 @@ from services.compute.model.spec import ModelSpec
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a Command R7B config.json. Raises ModelError."""
-    # What its first program could do in another way.
+    # Options of its first program for another computation.
     for key in ("use_embedding_sharing", "use_gated_activation", "use_parallel_block", "use_parallel_embedding"):
         config.require(key, True)
     config.require("position_embedding_type", "rope_gptj")

@@ -141,6 +141,11 @@ class Config:
         if self._values.get(key) is None:
             self._values[key] = value
 
+    def fill_spelled(self, spelling: Mapping[str, str]) -> None:
+        """Set absent keys from the family's names for them; `spelling` has these by the usual ones."""
+        for key, spelled in spelling.items():
+            self.fill(key, self.raw(spelled))
+
     def fill_absent(self, **values: Any) -> None:
         """Set those keys that are absent; null is a value of its own."""
         self._values = values | self._values

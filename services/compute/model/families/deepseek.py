@@ -1,4 +1,4 @@
-"""DeepSeek 2, 3 and models of their form (Kimi K2): latent attention, experts in groups beside shared ones."""
+"""DeepSeek 2, 3 and models of their form (Kimi K2): latent attention, experts in groups and shared ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dots.llm1: experts in groups beside shared ones, normalised q and k, a window on the last layers."""
+"""dots.llm1: experts in groups and shared ones, normalised q and k, a window on the last layers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from services.compute.model.spec import ModelSpec
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a dots.llm1 config.json. Raises ModelError."""
-    spec, bias = base_spec(config, "dots1"), config.flag("attention_bias", False)
+    spec = base_spec(config, "dots1", attention_bias=False)
     slides = config.raw("sliding_window") is not None
     first = config.integer("max_window_layers", spec.n_layers)
     default = [SLIDING if slides and index >= first else FULL for index in range(spec.n_layers)]
     layers = with_windows(config, spec, read_layer_types(config, spec.n_layers, default))
-    spec = replace(spec, layers=layers, qk_norm="head", qkv_bias=bias, o_bias=bias)
+    spec = replace(spec, layers=layers, qk_norm="head")
     return replace(spec, layers=with_grouped_experts(config, spec, dense=0, normalise=False))
 
 

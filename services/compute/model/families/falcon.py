@@ -1,4 +1,4 @@
-"""Falcon 7B, 11B, 40B and 180B: attention and MLP side by side, q heads stored beside the KV head that they share."""
+"""Falcon 7B, 11B, 40B and 180B: attention and MLP side by side, q heads stored next to the KV head that they share."""
 
 from __future__ import annotations
 

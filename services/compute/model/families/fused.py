@@ -57,7 +57,7 @@ def stacked_refs(
 ) -> Refs:
     """Return the references of mixtures in the form of transformers 5: the experts of a layer are one tensor.
 
-    transformers 4 stored the matrices of some architectures as [in, out], under the same names: `shape` tells them.
+    transformers 4 stored the matrices of some architectures as [in, out], under the same names: `shape` shows which.
     """
     refs: Refs = {}
     if names is None:

@@ -20,16 +20,13 @@ _SANDWICH = LayerNames(
 
 
 def _common(config: Config, family: str, ropes: dict[str, RopeSpec] | None = None) -> ModelSpec:
-    bias = config.flag("attention_bias", False)
-    spec = base_spec(config, family, ropes=ropes, tied=True)
+    spec = base_spec(config, family, ropes=ropes, tied=True, attention_bias=False)
     config.raw("hidden_act")  # hidden_activation overrides it
     return replace(
         spec,
         norm_offset=1.0,
         activation=config.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
         embedding_scale=math.sqrt(spec.hidden_size),
-        qkv_bias=bias,
-        o_bias=bias,
     )
 
 

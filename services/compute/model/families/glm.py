@@ -24,8 +24,8 @@ def read_glm4(config: Config) -> ModelSpec:
 
 
 def _common(config: Config, family: str) -> ModelSpec:
-    spec = base_spec(config, family, norm_eps=1.5625e-07, partial=0.5)
-    return replace(spec, qkv_bias=config.flag("attention_bias", True))
+    spec = base_spec(config, family, norm_eps=1.5625e-07, partial=0.5, attention_bias=True)
+    return replace(spec, o_bias=False)
 
 
 def refs(spec: ModelSpec) -> Refs:

@@ -1,4 +1,4 @@
-"""GLM 4.5 and 4.6: experts in groups beside shared ones, a rope on half of the head."""
+"""GLM 4.5 and 4.6: experts in groups and shared ones, a rope on half of the head."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ def read_spec(config: Config) -> ModelSpec:
     config.pass_over("initial_context_length", "experts_per_token")  # repeat other keys
     config.fill("head_dim", 64)
     fill_rope(config, _ROPE)
-    bias = config.flag("attention_bias", True)
-    spec = base_spec(config, "gpt_oss", norm_eps=1e-5, theta=150_000.0)
+    spec = base_spec(config, "gpt_oss", norm_eps=1e-5, theta=150_000.0, attention_bias=True)
     moe = read_moe(config, "num_local_experts", ffn_size=spec.ffn_size, normalise=True)
     moe = replace(moe, bias=True)
     default = [FULL if index % 2 else SLIDING for index in range(spec.n_layers)]
@@ -35,8 +34,6 @@ def read_spec(config: Config) -> ModelSpec:
     return replace(
         spec,
         layers=tuple(replace(layer, moe=moe) for layer in layers),
-        qkv_bias=bias,
-        o_bias=bias,
         activation="clamped_silu",
         sinks=True,
     )

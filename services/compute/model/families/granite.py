@@ -16,13 +16,11 @@ def scaled_sums(layers: tuple[LayerSpec, ...], scale: float) -> tuple[LayerSpec,
     return tuple(replace(layer, mixing_sum=factors, mlp_sum=factors) for layer in layers)
 
 
-def read_multipliers(config: Config, spec: ModelSpec) -> ModelSpec:
-    """Return `spec` with Granite's multipliers and biases. Raises ModelError."""
-    bias = config.flag("attention_bias", False)
+def read_granite(config: Config, family: str, *, mlp_bias: bool | None = None) -> ModelSpec:
+    """Return the spec with Granite's multipliers; `mlp_bias` as in `base_spec`. Raises ModelError."""
+    spec = base_spec(config, family, attention_bias=False, mlp_bias=mlp_bias)
     return replace(
         spec,
-        qkv_bias=bias,
-        o_bias=bias,
         embedding_scale=config.number("embedding_multiplier"),
         attention_scale=config.number("attention_multiplier"),
         layers=scaled_sums(spec.layers, config.number("residual_multiplier")),
@@ -32,8 +30,7 @@ def read_multipliers(config: Config, spec: ModelSpec) -> ModelSpec:
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a Granite config.json. Raises ModelError."""
-    spec = read_multipliers(config, base_spec(config, "granite"))
-    return replace(spec, mlp_bias=config.flag("mlp_bias", False))
+    return read_granite(config, "granite", mlp_bias=False)
 
 
 FAMILY = Family("GraniteForCausalLM", "granite", read_spec, standard_refs)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.granite import read_multipliers
-from services.compute.model.families.llama import base_spec, read_moe
+from services.compute.model.families.granite import read_granite
+from services.compute.model.families.llama import read_moe
 from services.compute.model.families.naming import Family, LayerNames, Refs, StackedNames, TensorRef, standard_refs
 from services.compute.model.spec import ModelSpec
 
@@ -16,7 +16,7 @@ NAMES = LayerNames(router=f"{_MODULE}router.layer")
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a Granite MoE config.json. Raises ModelError."""
-    spec = read_multipliers(config, base_spec(config, "granitemoe"))
+    spec = read_granite(config, "granitemoe")
     # A softmax over the chosen ones is one over all, divided by their sum.
     moe = read_moe(config, "num_local_experts", ffn_size=spec.ffn_size, normalise=True)
     return replace(spec, layers=tuple(replace(layer, moe=moe) for layer in spec.layers))

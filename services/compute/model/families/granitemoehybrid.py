@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.granite import read_multipliers
+from services.compute.model.families.granite import read_granite
 from services.compute.model.families.granitemoe import NAMES, with_stacked_experts
-from services.compute.model.families.llama import base_spec, read_moe
+from services.compute.model.families.llama import read_moe
 from services.compute.model.families.naming import Family, Refs, TensorRef, standard_refs
 from services.compute.model.families.statespace import mixed_layers, read_mamba2, with_mamba2
 from services.compute.model.spec import ModelSpec
@@ -18,7 +18,7 @@ def read_spec(config: Config) -> ModelSpec:
     config.require("position_embedding_type", "nope", "rope")
     config.pass_over("init_method", "normalization_function")
     rotates = config.raw("position_embedding_type") == "rope"
-    spec = read_multipliers(config, base_spec(config, "granitemoehybrid"))
+    spec = read_granite(config, "granitemoehybrid")
     shared = config.integer("shared_intermediate_size", 1024)
     layers = spec.layers
     if config.raw("num_local_experts") == 0:
@@ -30,9 +30,7 @@ def read_spec(config: Config) -> ModelSpec:
     if not rotates:
         layers = tuple(replace(layer, rope=None) for layer in layers)
     spec = replace(spec, layers=layers)
-    kinds = config.raw("layer_types")
-    mixer = read_mamba2(config, spec.hidden_size)
-    return replace(spec, layers=mixed_layers(config, spec, "layer_types", kinds, mixer))
+    return replace(spec, layers=mixed_layers(config, spec, read_mamba2(config, spec.hidden_size)))
 
 
 def refs(spec: ModelSpec) -> Refs:

@@ -13,9 +13,8 @@ from services.compute.model.spec import ModelSpec
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a Helium config.json. Raises ModelError."""
-    bias = config.flag("attention_bias", False)
-    spec = base_spec(config, "helium", norm_eps=1e-8, theta=100_000.0)
-    return replace(spec, qkv_bias=bias, mlp_bias=config.flag("mlp_bias", False))
+    spec = base_spec(config, "helium", norm_eps=1e-8, theta=100_000.0, attention_bias=False, mlp_bias=False)
+    return replace(spec, o_bias=False)
 
 
 FAMILY = Family("HeliumForCausalLM", "helium", read_spec, refs)

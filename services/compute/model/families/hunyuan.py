@@ -27,9 +27,9 @@ def read_spec(config: Config) -> ModelSpec:
     config.pass_over("pretraining_tp", "cla_share_factor", "org_vocab_size", "class_num", "dense_list", "pool_type")
     config.pass_over(*(f"{token}_id" for token in ("pad", "eod_token", "image_token", "mask_init", "im_newline")))
     config.pass_over(*(f"{mode}_{edge}_id" for mode in ("im", "text", "video") for edge in ("start", "end")))
-    bias = config.flag("attention_bias", False)
-    spec = base_spec(config, "hunyuan_v1_dense", norm_eps=1e-5, ropes={"": _read_rope(config)})
-    return replace(spec, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_rotated=True)
+    ropes = {"": _read_rope(config)}
+    spec = base_spec(config, "hunyuan_v1_dense", norm_eps=1e-5, ropes=ropes, attention_bias=False)
+    return replace(spec, qk_norm="head", qk_norm_rotated=True)
 
 
 def _read_rope(config: Config) -> RopeSpec:

@@ -5,25 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.llama import ACTIVATIONS, base_spec
+from services.compute.model.families.llama import base_spec
 from services.compute.model.families.naming import Family, standard_refs
 from services.compute.model.spec import ModelSpec
 
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a Jais 2 config.json. Raises ModelError."""
-    bias = config.flag("attention_bias", True)
-    return replace(
-        base_spec(config, "jais2"),
-        norm="layer",
-        norm_eps=config.number("layer_norm_eps", 1e-5),
-        norm_bias=True,
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=config.flag("mlp_bias", True),
-        mlp="plain",
-        activation=config.choice("hidden_act", ACTIVATIONS, "relu2"),
-    )
+    spec = base_spec(config, "jais2", attention_bias=True, mlp_bias=True, activation="relu2")
+    norm_eps = config.number("layer_norm_eps", 1e-5)
+    return replace(spec, norm="layer", norm_eps=norm_eps, norm_bias=True, mlp="plain")
 
 
 FAMILY = Family("Jais2ForCausalLM", "jais2", read_spec, standard_refs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from services.compute.model.families.config import Config
 from services.compute.model.families.deepseek import latent_refs, with_latents
@@ -17,6 +16,7 @@ from services.compute.model.families.naming import (
     linear_refs,
     standard_refs,
 )
+from services.compute.model.families.windows import read_kinds
 from services.compute.model.mixers import DeltaNet
 from services.compute.model.spec import LayerSpec, ModelSpec
 
@@ -54,8 +54,7 @@ _SIZES |= {"short_conv_kernel_size": "linear_conv_kernel_dim"}  # keys of the se
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a Kimi Linear config.json, the publisher's or transformers'. Raises ModelError."""
-    for key, spelled in _SPELLING.items():
-        config.fill(key, config.raw(spelled))
+    config.fill_spelled(_SPELLING)
     for key, value in _DEFAULTS.items():
         config.fill(key, value)
     config.override("head_dim", config.integer("qk_rope_head_dim"))  # nothing reads the publisher's value
@@ -64,14 +63,14 @@ def read_spec(config: Config) -> ModelSpec:
     config.require("use_grouped_topk", True)
     config.require("hidden_act", "silu")
     kinds = _read_section(config)
-    mlps = config.raw("mlp_layer_types")
-    if mlps is not None:
+    stated = config.raw("mlp_layer_types") is not None
+    if stated:
         config.pass_over("first_k_dense_replace")
         config.override("first_k_dense_replace", 0)
     spec = with_latents(config, "kimi_linear")
     sparse = with_grouped_experts(config, spec, dense=1, normalise=True)
-    if mlps is not None:
-        _check_kinds(config, "mlp_layer_types", mlps, spec.n_layers, (_DENSE, _SPARSE))
+    if stated:
+        mlps = read_kinds(config, spec.n_layers, (_DENSE, _SPARSE), key="mlp_layer_types")
         sparse = tuple(
             layer if kind == _SPARSE else replace(layer, moe=None) for layer, kind in zip(sparse, mlps, strict=True)
         )
@@ -104,20 +103,12 @@ def _read_section(config: Config) -> list[str] | None:
 def _with_deltas(config: Config, kinds: list[str] | None, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
     size, n_heads = config.integer("linear_head_dim", 128), config.integer("linear_num_heads", 32)
     mixer = DeltaNet(n_heads, n_heads, size, size, config.integer("linear_conv_kernel_dim", 4), rank=size)
-    stated: Any = config.raw("layer_types")
-    if stated is None:
-        stated = kinds or [_DELTA if index % 4 or not index else _ATTENTION for index in range(len(layers))]
-    _check_kinds(config, "layer_types", stated, len(layers), (_ATTENTION, _DELTA))
+    default = kinds or [_DELTA if index % 4 or not index else _ATTENTION for index in range(len(layers))]
+    stated = read_kinds(config, len(layers), (_ATTENTION, _DELTA), default)
     return tuple(
         replace(layer, rope=None) if kind == _ATTENTION else replace(layer, rope=None, attends=False, mixer=mixer)
         for layer, kind in zip(layers, stated, strict=True)
     )
-
-
-def _check_kinds(config: Config, key: str, kinds: Any, n_layers: int, known: tuple[str, str]) -> None:
-    if not isinstance(kinds, list) or len(kinds) != n_layers or not {*kinds} <= {*known}:
-        named = " or ".join(map(repr, known))
-        raise config.error(key, f"expected num_hidden_layers {n_layers} times {named}, found {kinds!r}")
 
 
 def refs(spec: ModelSpec) -> Refs:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
 from services.compute.model.families.config import Config
 from services.compute.model.families.llama import base_spec
 from services.compute.model.families.naming import Family, LayerNames, Refs, TensorRef, linear_refs, standard_refs
+from services.compute.model.families.windows import read_kinds
 from services.compute.model.mixers import ShortConv
 from services.compute.model.spec import LayerSpec, ModelSpec
 
@@ -31,13 +33,10 @@ NAMES = LayerNames(
 
 def read_layers(config: Config, spec: ModelSpec) -> tuple[LayerSpec, ...]:
     """Return the layers: attention where the config names it, else a convolution. Raises ModelError."""
-    kinds, attending = config.raw("layer_types"), config.raw("full_attn_idxs")
-    if kinds is None and isinstance(attending, list):
-        kinds = [_ATTENTION if index in attending else _CONVOLUTION for index in range(spec.n_layers)]
-    if not isinstance(kinds, list) or len(kinds) != spec.n_layers or not {*kinds} <= {_ATTENTION, _CONVOLUTION}:
-        named = f"{_ATTENTION!r} or {_CONVOLUTION!r}"
-        problem = f"expected num_hidden_layers {spec.n_layers} times {named}, found {kinds!r}"
-        raise config.error("layer_types", problem)
+    attending: Any = config.raw("full_attn_idxs")
+    listed = isinstance(attending, list)
+    default = [_ATTENTION if index in attending else _CONVOLUTION for index in range(spec.n_layers)] if listed else None
+    kinds = read_kinds(config, spec.n_layers, (_ATTENTION, _CONVOLUTION), default)
     mixer = ShortConv(spec.hidden_size, config.integer("conv_L_cache", 3), config.flag("conv_bias", False))
     convolution = LayerSpec(attends=False, mixer=mixer)
     return tuple(layer if kind == _ATTENTION else convolution for layer, kind in zip(spec.layers, kinds, strict=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 from services.compute.backends.names import Activation
 from services.compute.backends.shapes import ExpertRouting
@@ -37,11 +36,15 @@ def base_spec(
     norm_eps: float = 1e-6,
     theta: float = 10_000.0,
     partial: float | None = None,
+    attention_bias: bool | None = None,
+    mlp_bias: bool | None = None,
+    activation: str = "silu",
 ) -> ModelSpec:
     """Return the spec from the keys that all Llama-like configurations share; layers share one rope.
 
     `ropes` are ropes that were read already. The other arguments are the family's defaults for absent keys: `tied`
-    (whether the head is the embedding), `norm_eps`, the rope's `theta`, and `partial`, the rotated part of a head.
+    (whether the head is the embedding), `norm_eps`, the rope's `theta`, `partial`, the rotated part of a head, the
+    biases of attention and of MLPs (None: the key is not read), and the `activation`.
     """
     hidden_size, n_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     given = config.raw("head_dim") is not None
@@ -52,6 +55,7 @@ def base_spec(
             "num_key_value_heads", f"expected a divisor of num_attention_heads {n_heads}, found {n_kv_heads}"
         )
     rope = one_rope(config, ropes or read_ropes(config, head_dim, default_theta=theta, partial=partial))
+    bias = attention_bias is not None and config.flag("attention_bias", attention_bias)
     return ModelSpec(
         family=family,
         dtype=read_dtype(config),
@@ -64,7 +68,10 @@ def base_spec(
         max_positions=_reach(config, rope),
         layers=(LayerSpec(rope=rope),) * config.integer("num_hidden_layers", at_most=MAX_LAYERS),
         norm_eps=config.number("rms_norm_eps", norm_eps),
-        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=mlp_bias is not None and config.flag("mlp_bias", mlp_bias),
+        activation=config.choice("hidden_act", ACTIVATIONS, activation),
         tied=config.flag("tie_word_embeddings", tied),
         attention_scale=1 / math.sqrt(head_dim),
         eos_token_ids=read_eos(config),
@@ -115,11 +122,9 @@ def read_eos(config: Config) -> tuple[int, ...]:
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a Llama config.json. Raises ModelError."""
-    bias = config.flag("attention_bias", False)
     # The first conversions of Llama use another key for the context length.
     config.fill("max_position_embeddings", config.raw("max_sequence_length"))
-    spec = base_spec(config, "llama")
-    return replace(spec, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False))
+    return base_spec(config, "llama", attention_bias=False, mlp_bias=False)
 
 
 # The alias is the name in the first conversions.

@@ -1,4 +1,4 @@
-"""Llama 4 (text): attention in chunks, layers without a rope, experts beside a shared one that scale their inputs."""
+"""Llama 4 (text): attention in chunks, layers without a rope, a shared expert and others that scale their inputs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from services.compute.model.families.fused import paired
 from services.compute.model.families.llama import base_spec, read_moe
 from services.compute.model.families.naming import Family, LayerNames, Refs, TensorRef, standard_refs
 from services.compute.model.families.smollm3 import read_rotated
+from services.compute.model.families.windows import read_kinds
 from services.compute.model.spec import ModelSpec, QueryScale
 
 _CHUNKED, _FULL = "chunked_attention", "full_attention"
@@ -26,9 +27,8 @@ def read_spec(config: Config) -> ModelSpec:
     """Read a Llama 4 text config.json. Raises ModelError."""
     for key in ("router_jitter_noise", "for_llm_compressor"):
         config.pass_over(key)
-    bias = config.flag("attention_bias", False)
     config.fill("head_dim", 128)
-    spec = base_spec(config, "llama4_text", norm_eps=1e-5, theta=500_000.0)
+    spec = base_spec(config, "llama4_text", norm_eps=1e-5, theta=500_000.0, attention_bias=False)
     dense_size = config.integer("intermediate_size_mlp", 16_384)
     moe = read_moe(config, "num_local_experts", ffn_size=spec.ffn_size, normalise=False)
     routing = ExpertRouting(moe.routing.n_active, False, "sigmoid", on_inputs=True)
@@ -54,8 +54,6 @@ def read_spec(config: Config) -> ModelSpec:
         spec,
         layers=layers,
         ffn_size=dense_size,
-        qkv_bias=bias,
-        o_bias=bias,
         qk_norm="unit" if normed else None,
         qk_norm_rotated=normed,
     )
@@ -63,13 +61,8 @@ def read_spec(config: Config) -> ModelSpec:
 
 def _read_chunks(config: Config, spec: ModelSpec, rotated: list[bool]) -> list[int | None]:
     """Return the chunk of every layer; by default those with a rope have one."""
-    n_layers, kinds = spec.n_layers, config.raw("layer_types")
-    if kinds is None:
-        kinds = [_CHUNKED if rotates else _FULL for rotates in rotated]
-    if not isinstance(kinds, list) or len(kinds) != n_layers or any(kind not in (_CHUNKED, _FULL) for kind in kinds):
-        raise config.error(
-            "layer_types", f"expected num_hidden_layers {n_layers} times {_CHUNKED!r} or {_FULL!r}, found {kinds!r}"
-        )
+    default = [_CHUNKED if rotates else _FULL for rotates in rotated]
+    kinds = read_kinds(config, spec.n_layers, (_CHUNKED, _FULL), default)
     chunk = config.integer("attention_chunk_size", 8192)
     reaches = chunk if chunk < spec.max_positions else None
     return [reaches if kind == _CHUNKED else None for kind in kinds]

@@ -44,8 +44,7 @@ def read_mamba(config: Config) -> Mamba:
 
 
 def _read(config: Config) -> Mamba:
-    for key, spelled in _SPELLING.items():
-        config.fill(key, config.raw(spelled))
+    config.fill_spelled(_SPELLING)
     return read_mamba(config)
 
 

@@ -23,8 +23,7 @@ _POSITIONS = 131_072  # a state has no largest position; tables of tokens have
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a Mamba 2 config.json. Raises ModelError."""
-    for key, spelled in _SPELLING.items():
-        config.fill(key, config.raw(spelled))
+    config.fill_spelled(_SPELLING)
     config.fill("mamba_n_groups", 8)
     config.fill("mamba_d_state", 128)
     config.pass_over("norm_before_gate", "rms_norm", "time_step_min", "time_step_init_scheme", "time_step_scale")

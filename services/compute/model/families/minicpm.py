@@ -15,12 +15,9 @@ def read_spec(config: Config) -> ModelSpec:
     """Read a MiniCPM config.json. Raises ModelError."""
     config.require("sparse_config")
     config.pass_over("pretraining_tp", "mup_denominator")  # used by another program's products, and in training only
-    spec = base_spec(config, "minicpm", tied=True)
-    bias = config.flag("attention_bias", False)
+    spec = base_spec(config, "minicpm", tied=True, attention_bias=False)
     return replace(
         spec,
-        qkv_bias=bias,
-        o_bias=bias,
         embedding_scale=config.number("scale_emb", 1.0),
         layers=scaled_sums(spec.layers, config.number("scale_depth", 1.0) / spec.n_layers**0.5),
         logit_scale=config.number("dim_model_base", 1.0) / spec.hidden_size,

@@ -8,7 +8,7 @@ from services.compute.model.families.config import Config
 from services.compute.model.families.llama import base_spec, read_moe
 from services.compute.model.families.mixtral import NAMES
 from services.compute.model.families.naming import UNUSED, Family, Refs, TensorRef, standard_refs
-from services.compute.model.families.windows import same_window
+from services.compute.model.families.windows import read_kinds, same_window
 from services.compute.model.mixers import Lightning
 from services.compute.model.spec import LayerSpec, ModelSpec, SumFactors
 
@@ -75,12 +75,8 @@ def _kinds(config: Config, n_layers: int) -> list[str]:
     numbers = config.raw("attn_type_list")
     if isinstance(numbers, list):
         config.fill("layer_types", [{0: _LIGHTNING, 1: _ATTENTION}.get(number, number) for number in numbers])
-    config.fill("layer_types", [(_ATTENTION, _LIGHTNING)[index % 2] for index in range(n_layers)])
-    kinds = config.raw("layer_types")
-    if not isinstance(kinds, list) or len(kinds) != n_layers or any(k not in (_ATTENTION, _LIGHTNING) for k in kinds):
-        named = f"{_ATTENTION!r} or {_LIGHTNING!r}"
-        raise config.error("layer_types", f"expected num_hidden_layers {n_layers} times {named}, found {kinds!r}")
-    return kinds
+    default = [(_ATTENTION, _LIGHTNING)[index % 2] for index in range(n_layers)]
+    return read_kinds(config, n_layers, (_ATTENTION, _LIGHTNING), default)
 
 
 def refs(spec: ModelSpec) -> Refs:

@@ -29,7 +29,7 @@ def read_ministral3(config: Config) -> ModelSpec:
     beta, period, scale = settings.get("llama_4_scaling_beta"), spec.ropes[0].original_max_positions, None
     if beta is not None:
         if not is_positive(beta) or not period:
-            problem = f"expected a number above 0 beside original_max_position_embeddings, found {beta!r}"
+            problem = f"expected a number above 0 with original_max_position_embeddings, found {beta!r}"
             raise config.error("rope_parameters", f"llama_4_scaling_beta: {problem}")
         scale = QueryScale(float(beta), period)
     layers = same_window(config, spec)

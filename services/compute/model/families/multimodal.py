@@ -40,7 +40,7 @@ _UNUSED_KEYS = (
     ),
 )
 _OUTER_KEYS = ("model_type", "architectures", "tie_word_embeddings", "dtype", "torch_dtype")  # precede the text's
-# What the first configurations of Gemma 3 leave to the program's defaults.
+# Keys that the first configurations of Gemma 3 leave to the program's defaults.
 _GEMMA3_DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,

@@ -41,8 +41,7 @@ _UNUSED = (
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a Nemotron-H config.json. Raises ModelError."""
-    for key, spelled in _SPELLING.items():
-        config.fill(key, config.raw(spelled))
+    config.fill_spelled(_SPELLING)
     config.fill("mamba_n_groups", 8)
     config.fill("head_dim", config.raw("attention_head_dim"))
     config.override("mamba_proj_bias", config.flag("use_bias", False))

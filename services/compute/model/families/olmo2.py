@@ -17,21 +17,19 @@ _NAMES = LayerNames(attn_post_norm="post_attention_layernorm", mlp_post_norm="po
 
 def read_spec(config: Config) -> ModelSpec:
     """Read an OLMo 2 config.json. Raises ModelError."""
-    bias = config.flag("attention_bias", False)
-    spec = base_spec(config, "olmo2", norm_eps=1e-5)
-    return replace(spec, pre_norm=False, post_norm=True, qk_norm="full", qkv_bias=bias, o_bias=bias)
+    spec = base_spec(config, "olmo2", norm_eps=1e-5, attention_bias=False)
+    return replace(spec, pre_norm=False, post_norm=True, qk_norm="full")
 
 
 def read_olmo3(config: Config) -> ModelSpec:
     """Read an OLMo 3 config.json: its layers with a window have a rope that is not scaled. Raises ModelError."""
     n_layers, ropes = config.integer("num_hidden_layers"), _olmo3_ropes(config)
-    bias = config.flag("attention_bias", False)
-    spec = base_spec(config, "olmo3", norm_eps=1e-5, ropes={"": ropes[FULL]})
+    spec = base_spec(config, "olmo3", norm_eps=1e-5, ropes={"": ropes[FULL]}, attention_bias=False)
     default = [SLIDING if (index + 1) % 4 else FULL for index in range(n_layers)]
     kinds = read_layer_types(config, n_layers, default)
     spec = replace(spec, layers=tuple(LayerSpec(rope=ropes[kind]) for kind in kinds))
     layers = with_windows(config, spec, kinds)
-    return replace(spec, layers=layers, pre_norm=False, post_norm=True, qk_norm="full", qkv_bias=bias, o_bias=bias)
+    return replace(spec, layers=layers, pre_norm=False, post_norm=True, qk_norm="full")
 
 
 def _olmo3_ropes(config: Config) -> dict[str, RopeSpec]:

@@ -13,12 +13,10 @@ from services.compute.model.spec import ModelSpec
 def read_spec(config: Config) -> ModelSpec:
     """Read an OLMoE config.json. Raises ModelError."""
     config.require("clip_qkv")
-    bias = config.flag("attention_bias", False)
-    spec = base_spec(config, "olmoe", norm_eps=1e-5)
+    spec = base_spec(config, "olmoe", norm_eps=1e-5, attention_bias=False)
     experts = config.first_of("num_experts", "num_local_experts")
     moe = read_moe(config, experts, ffn_size=spec.ffn_size, normalise=config.flag("norm_topk_prob", False))
-    layers = tuple(replace(layer, moe=moe) for layer in spec.layers)
-    return replace(spec, layers=layers, qk_norm="full", qkv_bias=bias, o_bias=bias)
+    return replace(spec, layers=tuple(replace(layer, moe=moe) for layer in spec.layers), qk_norm="full")
 
 
 FAMILY = Family("OlmoeForCausalLM", "olmoe", read_spec, standard_refs)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.llama import ACTIVATIONS, base_spec
+from services.compute.model.families.llama import base_spec
 from services.compute.model.families.naming import Family, LayerNames, standard_refs
 from services.compute.model.spec import ModelSpec
 
@@ -17,7 +17,7 @@ def read_spec(config: Config) -> ModelSpec:
     """Read a Phi config.json. Raises ModelError."""
     config.require("qk_layernorm", False)
     return replace(
-        base_spec(config, "phi", partial=0.5),
+        base_spec(config, "phi", partial=0.5, activation="gelu_new"),
         norm="layer",
         norm_eps=config.number("layer_norm_eps", 1e-5),
         norm_bias=True,
@@ -28,7 +28,6 @@ def read_spec(config: Config) -> ModelSpec:
         mlp_bias=True,
         head_bias=True,
         mlp="plain",
-        activation=config.choice("hidden_act", ACTIVATIONS, "gelu_new"),
     )
 
 

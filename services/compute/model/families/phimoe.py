@@ -20,8 +20,7 @@ _FACTORS = ("short_mscale", "long_mscale")  # factors of cos and sin
 def read_spec(config: Config) -> ModelSpec:
     """Read a Phi 3.5 MoE config.json. Raises ModelError."""
     config.pass_over("input_jitter_noise")  # used in training only
-    bias, head_bias = config.flag("attention_bias", False), config.flag("lm_head_bias", False)
-    spec = base_spec(config, "phimoe", norm_eps=1e-5, ropes={"": _read_rope(config)})
+    spec = base_spec(config, "phimoe", norm_eps=1e-5, ropes={"": _read_rope(config)}, attention_bias=False)
     moe = read_moe(config, "num_local_experts", ffn_size=spec.ffn_size, normalise=False)
     config.require("num_experts_per_tok", 2)
     jitter = config.number("router_jitter_noise", 0.01)
@@ -31,9 +30,7 @@ def read_spec(config: Config) -> ModelSpec:
         layers=tuple(replace(layer, moe=moe) for layer in same_window(config, spec)),
         norm="layer",
         norm_bias=True,
-        qkv_bias=bias,
-        o_bias=bias,
-        head_bias=head_bias,
+        head_bias=config.flag("lm_head_bias", False),
     )
 
 
@@ -51,7 +48,7 @@ def _read_rope(config: Config) -> RopeSpec:
     return replace(rope, attention_factor=short, long_attention_factor=long)
 
 
-# The alias is the name beside the published weights' own code.
+# The alias is the name in the code that the weights were published with.
 FAMILY = Family(
     "PhimoeForCausalLM",
     "phimoe",

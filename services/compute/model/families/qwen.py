@@ -56,9 +56,8 @@ def with_experts(config: Config, spec: ModelSpec, **shared: Any) -> ModelSpec:
 
 
 def _qwen3(config: Config, family: str) -> ModelSpec:
-    bias = config.flag("attention_bias", False)
     config.require("use_qk_norm", True)
-    return replace(base_spec(config, family), qk_norm="head", qkv_bias=bias, o_bias=bias)
+    return replace(base_spec(config, family, attention_bias=False), qk_norm="head")
 
 
 def _with_windows(config: Config, spec: ModelSpec) -> ModelSpec:

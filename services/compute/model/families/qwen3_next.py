@@ -9,6 +9,7 @@ from services.compute.model.families.config import Config
 from services.compute.model.families.llama import base_spec
 from services.compute.model.families.naming import Family, LayerNames, Refs, TensorRef, standard_refs
 from services.compute.model.families.qwen import with_experts
+from services.compute.model.families.windows import read_kinds
 from services.compute.model.mixers import DeltaNet
 from services.compute.model.spec import LayerSpec, ModelSpec
 
@@ -18,21 +19,12 @@ _NAMES = LayerNames(shared="mlp.shared_expert")
 
 def _base(config: Config, family: str) -> ModelSpec:
     """Return the spec with delta rules and attention, before its experts. Raises ModelError."""
-    bias = config.flag("attention_bias", False)
+    config.require("attention_bias", False)
     config.require("attn_output_gate", True)
     config.pass_over("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     config.require("hidden_act", "silu")
     config.fill("head_dim", 256)
-    spec = replace(
-        base_spec(config, family, partial=0.25),
-        norm_offset=1.0,
-        qk_norm="head",
-        attention_gate=True,
-        qkv_bias=bias,
-        o_bias=bias,
-    )
-    if bias:
-        raise config.error("attention_bias", "True is not implemented; allowed: False")
+    spec = replace(base_spec(config, family, partial=0.25), norm_offset=1.0, qk_norm="head", attention_gate=True)
     mixer = DeltaNet(
         config.integer("linear_num_key_heads", 16),
         config.integer("linear_num_value_heads", 32),
@@ -47,13 +39,9 @@ def _base(config: Config, family: str) -> ModelSpec:
 
 
 def _layers(config: Config, spec: ModelSpec, mixer: DeltaNet) -> tuple[LayerSpec, ...]:
-    kinds, interval = config.raw("layer_types"), config.integer("full_attention_interval", 4)
-    if kinds is None:
-        kinds = [_DELTA if (index + 1) % interval else _ATTENTION for index in range(spec.n_layers)]
-    if not isinstance(kinds, list) or len(kinds) != spec.n_layers or not {*kinds} <= {_ATTENTION, _DELTA}:
-        named = f"{_ATTENTION!r} or {_DELTA!r}"
-        problem = f"expected num_hidden_layers {spec.n_layers} times {named}, found {kinds!r}"
-        raise config.error("layer_types", problem)
+    interval = config.integer("full_attention_interval", 4)
+    default = [_DELTA if (index + 1) % interval else _ATTENTION for index in range(spec.n_layers)]
+    kinds = read_kinds(config, spec.n_layers, (_ATTENTION, _DELTA), default)
     delta = LayerSpec(attends=False, mixer=mixer)
     return tuple(layer if kind == _ATTENTION else delta for layer, kind in zip(spec.layers, kinds, strict=True))
 

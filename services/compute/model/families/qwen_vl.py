@@ -23,7 +23,7 @@ _PREFIXES = (("model.visual.", "visual."), *TEXT_PREFIXES)
 _UNUSED = ("tokens_per_second", "spatial_patch_size", "out_hidden_size")
 _ROPES = tuple({"rope_type": kind, "rope_theta": 10_000.0} for kind in ("axial", "default"))
 _MOST_PATCHES = 1 << 16
-# What transformers takes for absent keys.
+# Defaults of transformers for absent keys.
 _TOWER2_5: Mapping[str, Any] = {
     "depth": 32,
     "hidden_size": 3584,

@@ -15,17 +15,13 @@ def read_spec(config: Config) -> ModelSpec:
     """Read a SmolLM 3 config.json. Raises ModelError."""
     for unused in ("pretraining_tp", "max_window_layers"):  # published, but without effect in this architecture
         config.raw(unused)
-    bias = config.flag("attention_bias", False)
-    spec = base_spec(config, "smollm3", tied=True, theta=2e6)
+    spec = base_spec(config, "smollm3", tied=True, theta=2e6, attention_bias=False, mlp_bias=False)
     rotated = read_rotated(config, spec.n_layers)
     slides = config.flag("use_sliding_window", False) and config.raw("sliding_window") is not None
     default = [SLIDING if slides and not rotates else FULL for rotates in rotated]
     layers = with_windows(config, spec, read_layer_types(config, spec.n_layers, default))
     return replace(
         spec,
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=config.flag("mlp_bias", False),
         layers=tuple(
             layer if rotates else replace(layer, rope=None) for layer, rotates in zip(layers, rotated, strict=True)
         ),

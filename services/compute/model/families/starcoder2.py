@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from services.compute.model.families.config import Config
-from services.compute.model.families.llama import ACTIVATIONS, base_spec
+from services.compute.model.families.llama import base_spec
 from services.compute.model.families.naming import Family, LayerNames, standard_refs
 from services.compute.model.families.windows import same_window
 from services.compute.model.spec import ModelSpec
@@ -22,7 +22,8 @@ def read_spec(config: Config) -> ModelSpec:
     config.pass_over("activation_function", "layer_norm_epsilon", "scale_attn_weights")
     config.pass_over("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
     config.pass_over("residual_dropout", "embedding_dropout")
-    spec, bias = base_spec(config, "starcoder2", tied=True), config.flag("use_bias", True)
+    bias = config.flag("use_bias", True)
+    spec = base_spec(config, "starcoder2", tied=True, activation="gelu_pytorch_tanh")
     return replace(
         spec,
         layers=same_window(config, spec),
@@ -33,7 +34,6 @@ def read_spec(config: Config) -> ModelSpec:
         o_bias=bias,
         mlp_bias=bias,
         mlp="plain",
-        activation=config.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
     )
 
 

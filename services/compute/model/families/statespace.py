@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from services.compute.model.families.config import Config
 from services.compute.model.families.naming import Refs, TensorRef, linear_refs
+from services.compute.model.families.windows import read_kinds
 from services.compute.model.mixers import Mamba2
 from services.compute.model.spec import LayerSpec, ModelSpec
 
@@ -51,15 +51,9 @@ def _refuse_limits(config: Config, least_step: float) -> None:
         raise config.error("time_step_limit", f"expected [0.0, Infinity], found {limit!r}")
 
 
-def mixed_layers(config: Config, spec: ModelSpec, key: str, kinds: object, mixer: Mamba2) -> tuple[LayerSpec, ...]:
-    """Return the layers with `mixer` in place of attention where `kinds`, the value of `key`, says so.
-
-    Raises ModelError.
-    """
-    known = (*ATTENTION, *STATE)
-    if not isinstance(kinds, Sequence) or len(kinds) != spec.n_layers or any(kind not in known for kind in kinds):
-        problem = f"expected num_hidden_layers {spec.n_layers} times one of {', '.join(known)}, found {kinds!r}"
-        raise config.error(key, problem)
+def mixed_layers(config: Config, spec: ModelSpec, mixer: Mamba2, default: object = None) -> tuple[LayerSpec, ...]:
+    """Return the layers, with `mixer` in place of attention where they are of such a kind. Raises ModelError."""
+    kinds = read_kinds(config, spec.n_layers, (*ATTENTION, *STATE), default)
     return tuple(
         layer if kind in ATTENTION else replace(layer, rope=None, attends=False, mixer=mixer)
         for layer, kind in zip(spec.layers, kinds, strict=True)

@@ -1,4 +1,4 @@
-"""Sliding windows of a config.json."""
+"""Kinds of layers of a config.json, and its sliding windows."""
 
 from __future__ import annotations
 
@@ -11,15 +11,24 @@ from services.compute.model.spec import LayerSpec, ModelSpec
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def read_layer_types(config: Config, n_layers: int, default: Sequence[str]) -> list[str]:
-    """Return the kind of every layer; `default` is the family's default for an absent key. Raises ModelError."""
-    kinds = config.raw("layer_types")
-    kinds = list(default) if kinds is None else kinds
-    if not isinstance(kinds, list) or len(kinds) != n_layers or any(kind not in (SLIDING, FULL) for kind in kinds):
-        raise config.error(
-            "layer_types", f"expected num_hidden_layers {n_layers} times {SLIDING!r} or {FULL!r}, found {kinds!r}"
-        )
+def read_kinds(
+    config: Config, n_layers: int, known: Sequence[str], default: object = None, key: str = "layer_types"
+) -> list[str]:
+    """Return the kind of every layer, each of the `known` ones; `default` stands in for an absent key.
+
+    Raises ModelError.
+    """
+    kinds = config.raw(key)
+    kinds = default if kinds is None else kinds
+    if not isinstance(kinds, list) or len(kinds) != n_layers or any(kind not in known for kind in kinds):
+        named = " or ".join(map(repr, known))
+        raise config.error(key, f"expected num_hidden_layers {n_layers} times {named}, found {kinds!r}")
     return kinds
+
+
+def read_layer_types(config: Config, n_layers: int, default: Sequence[str]) -> list[str]:
+    """Return whether every layer slides; `default` is the family's default for an absent key. Raises ModelError."""
+    return read_kinds(config, n_layers, (SLIDING, FULL), default)
 
 
 def with_windows(config: Config, spec: ModelSpec, kinds: Sequence[str]) -> tuple[LayerSpec, ...]:

@@ -8,6 +8,7 @@ from services.compute.model.families.config import Config
 from services.compute.model.families.llama import base_spec
 from services.compute.model.families.naming import Family, Refs, TensorRef, linear_refs, standard_refs
 from services.compute.model.families.statespace import STATE, mamba2_refs, read_mamba2
+from services.compute.model.families.windows import read_kinds
 from services.compute.model.mixers import Mamba2
 from services.compute.model.spec import LayerSpec, ModelSpec, SharedBlock
 
@@ -70,10 +71,7 @@ def _mixer(config: Config, bias: bool) -> Mamba2:
 def _layers(config: Config, n_layers: int, hybrid: LayerSpec) -> tuple[LayerSpec, ...]:
     """Return the layers: `hybrid` ones with the shared blocks in turn, the others with its mixer alone."""
     key = config.first_of("layer_types", "layers_block_type")
-    kinds, known = config.raw(key), (_HYBRID, *STATE)
-    if not isinstance(kinds, list) or len(kinds) != n_layers or any(kind not in known for kind in kinds):
-        problem = f"expected num_hidden_layers {n_layers} times one of {', '.join(known)}, found {kinds!r}"
-        raise config.error(key, problem)
+    kinds = read_kinds(config, n_layers, (_HYBRID, *STATE), key=key)
     places = [index for index, kind in enumerate(kinds) if kind == _HYBRID]
     config.require("hybrid_layer_ids", places)
     n_blocks, rank = config.integer("num_mem_blocks", 1), config.integer("adapter_rank", 128)
