@@ -9,7 +9,8 @@ from urllib.parse import quote
 import typer
 from rich.table import Table
 
-from services.cli.admin import HERE, Token, TokenFile, Url, call_admin, shown_time
+from services.cli.admin import Admin, shown_time
+from services.cli.options import takes_options
 from services.cli.routes import AsJson, Name, parsed_share
 from services.cli.tables import plain_console, print_whole
 
@@ -17,25 +18,26 @@ canary = typer.Typer(no_args_is_help=True, help="New models behind a name, compa
 
 
 @canary.command()
+@takes_options
 def start(
     name: Name,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The new model.")],
     share: Annotated[str, typer.Option(metavar="SHARE", help="Mirrored part of the requests.")] = "5%",
     sequences: Annotated[int, typer.Option(min=20, help="Compared sequences for each step.")] = 200,
-    url: Url = HERE,
-    token: Token = "",
-    token_file: TokenFile = None,
+    *,
+    gateway: Admin,
 ) -> None:
     """Mirror a share of the requests for NAME to MODEL; promote it by steps to all requests, or roll it back."""
     body = {"model": model, "share": parsed_share("--share", share), "sequences": sequences}
-    call_admin("PUT", url, _path(name), token, token_file, body)
+    gateway.call("PUT", _path(name), body)
     print(f"{name}: {share} of the requests are mirrored to {model}")  # noqa: T201
 
 
 @canary.command()
-def status(as_json: AsJson = False, url: Url = HERE, token: Token = "", token_file: TokenFile = None) -> None:
+@takes_options
+def status(as_json: AsJson = False, *, gateway: Admin) -> None:
     """Show all canaries: their state, its reason, and what was compared since the last step."""
-    canaries = call_admin("GET", url, "/admin/canaries", token, token_file)["canaries"]
+    canaries = gateway.call("GET", "/admin/canaries")["canaries"]
     if as_json:
         print(json.dumps(canaries, indent=1))  # noqa: T201
         return
@@ -49,9 +51,10 @@ def status(as_json: AsJson = False, url: Url = HERE, token: Token = "", token_fi
 
 
 @canary.command()
-def stop(name: Name, url: Url = HERE, token: Token = "", token_file: TokenFile = None) -> None:
+@takes_options
+def stop(name: Name, *, gateway: Admin) -> None:
     """Stop the canary of NAME: the route is what it was before."""
-    call_admin("DELETE", url, _path(name), token, token_file)
+    gateway.call("DELETE", _path(name))
 
 
 def _compared(each: dict[str, Any]) -> tuple[str, str, str]:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.prompt import Prompt
 
 from services.cli.errors import CommandError
+from services.cli.gateway import ask, authorization, error_message
 
 
 @dataclass(slots=True)
@@ -67,31 +68,12 @@ def _deltas(lines: Iterator[str]) -> Iterator[str]:
                 yield content
 
 
-def error_message(answer: httpx.Response) -> str:
-    """The message of an OpenAI-shaped error, else the body; for an empty one, the status."""
-    try:
-        return str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return answer.text or f"{answer.url} answered {answer.status_code}"
-
-
 def first_model(url: str, api_key: str = "") -> str:
     """The first model that the gateway serves; raises :class:`CommandError` if the gateway does not answer."""
-    try:
-        response = httpx.get(f"{url}/v1/models", headers=authorization(api_key), timeout=5, trust_env=False)
-    except httpx.HTTPError as error:
-        raise CommandError(f"{url} does not answer: {error}") from error
-    if response.is_error:
-        raise CommandError(error_message(response))
-    models = response.json()["data"]
+    models = ask("GET", url, "/v1/models", api_key, timeout=5)["data"]
     if not models:
         raise CommandError(f"{url} serves no model")
     return str(models[0]["id"])
-
-
-def authorization(api_key: str) -> dict[str, str]:
-    """The header that carries a key."""
-    return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def run(conversation: ChatSession) -> None:

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.chat import error_message
 from services.cli.errors import CommandError
+from services.cli.gateway import ask
 
 _LOOK_S = 1.0
 _OVER = ("succeeded", "failed", "cancelled", "paused")
@@ -32,16 +31,7 @@ class GatewayApi:
 
     def ask(self, method: str, path: str, **request: Any) -> Any:
         """Send a request; returns the answer's JSON. Raises CommandError."""
-        headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        try:
-            answer = httpx.request(
-                method, f"{self.url}/v1/{path}", headers=headers, timeout=60, trust_env=False, **request
-            )
-        except httpx.HTTPError as error:
-            raise CommandError(f"{self.url} does not answer: {error}") from error
-        if answer.is_error:
-            raise CommandError(error_message(answer))
-        return answer.json()
+        return ask(method, self.url, f"/v1/{path}", self.api_key, **request)
 
     def upload(self, path: Path) -> str:
         """Upload a file of conversations; returns its id."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 from rich.table import Table
 
-from services.cli.admin import HERE, Token, TokenFile, Url, call_admin, shown_time
+from services.cli.admin import Admin, shown_time
 from services.cli.errors import CommandError
+from services.cli.options import takes_options
 from services.cli.tables import plain_console, print_whole
 
 keys = typer.Typer(no_args_is_help=True, help="API keys of an installation.")
@@ -24,59 +25,81 @@ _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _UTC = "UTC"
 _MOST = 2**53
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_month", "budget_per_month", "max_concurrent")
+KeyId = Annotated[str, typer.Argument(metavar="ID")]
 
-Model = Annotated[list[str] | None, typer.Option(help="A model that it may use, again for each; default: all.")]
-PerMinute = Annotated[int | None, typer.Option(min=0, max=_MOST, help="Requests a minute; 0: no limit.")]
-TokensPerMinute = Annotated[int | None, typer.Option(min=0, max=_MOST, help="Tokens a minute; 0: no limit.")]
-TokensPerMonth = Annotated[int | None, typer.Option(min=0, max=_MOST, help="Tokens a month; 0: no limit.")]
-Budget = Annotated[
-    float | None, typer.Option(min=0, max=1e9, help="Cost a month, in the prices' currency; 0: no limit.")
-]
-Concurrent = Annotated[int | None, typer.Option(min=0, max=_MOST, help="Requests at once; 0: no limit.")]
-Hours = Annotated[str | None, typer.Option(metavar="HH:MM-HH:MM", help="Hours in which it is valid; default: always.")]
-Days = Annotated[str | None, typer.Option(metavar="mon,tue,...", help="Days on which these hours begin; default: all.")]
-Timezone = Annotated[str, typer.Option(help="Time zone of the hours.")]
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """Limits of a key, as options of a command; those that are not named stay."""
+
+    model: Annotated[list[str] | None, typer.Option(help="A model that it may use, again for each; default: all.")] = (
+        None
+    )
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=0, max=_MOST, help="Requests a minute; 0: no limit.")
+    ] = None
+    tokens_per_minute: Annotated[int | None, typer.Option(min=0, max=_MOST, help="Tokens a minute; 0: no limit.")] = (
+        None
+    )
+    tokens_per_month: Annotated[int | None, typer.Option(min=0, max=_MOST, help="Tokens a month; 0: no limit.")] = None
+    budget_per_month: Annotated[
+        float | None, typer.Option(min=0, max=1e9, help="Cost a month, in the prices' currency; 0: no limit.")
+    ] = None
+    max_concurrent: Annotated[int | None, typer.Option(min=0, max=_MOST, help="Requests at once; 0: no limit.")] = None
+    hours: Annotated[
+        str | None, typer.Option(metavar="HH:MM-HH:MM", help="Hours in which it is valid; default: always.")
+    ] = None
+    days: Annotated[
+        str | None, typer.Option(metavar="mon,tue,...", help="Days on which these hours begin; default: all.")
+    ] = None
+    timezone: Annotated[str, typer.Option(help="Time zone of the hours.")] = _UTC
+
+    def body(self) -> dict[str, Any]:
+        """The named fields of a body; raises :class:`CommandError`, also for an empty value.
+
+        That may be an unset variable of a shell.
+        """
+        body: dict[str, Any] = {name: value for name in _LIMITS if (value := getattr(self, name)) is not None}
+        if self.model:
+            if not all(self.model):
+                raise CommandError("--model: expected the name of a model; without the option all are allowed")
+            body["models"] = self.model
+        if self.hours is not None:
+            body["hours"] = _window(self.hours, self.days, self.timezone)
+        elif self.days is not None or self.timezone != _UTC:
+            option = "--timezone" if self.days is None else "--days"
+            raise CommandError(f"{option} needs --hours, such as --hours 08:00-18:00")
+        return body
 
 
 @keys.command()
+@takes_options
 def create(
     name: Annotated[str, typer.Argument(metavar="TENANT", help="Whose key it is; a tenant may have several.")],
-    model: Model = None,
-    requests_per_minute: PerMinute = None,
-    tokens_per_minute: TokensPerMinute = None,
-    tokens_per_month: TokensPerMonth = None,
-    budget_per_month: Budget = None,
-    max_concurrent: Concurrent = None,
-    hours: Hours = None,
-    days: Days = None,
-    timezone: Timezone = _UTC,
+    *,
+    limits: KeyLimits,
     expires_in: Annotated[str | None, typer.Option(metavar="TIME", help="30d, 12h; default: never.")] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="May administrate keys, too.")] = False,
-    url: Url = HERE,
-    token: Token = "",
-    token_file: TokenFile = None,
+    admin: Annotated[bool, typer.Option("--admin", help="May also administrate keys.")] = False,
+    gateway: Admin,
 ) -> None:
     """Create a key and print it: it is not stored, and never shown again."""
-    limits = (requests_per_minute, tokens_per_minute, tokens_per_month, budget_per_month, max_concurrent)
-    body = {"name": name, "admin": admin} | _changes(model, limits, hours, days, timezone)
+    body = {"name": name, "admin": admin} | limits.body()
     if expires_in is not None:
         body["expires_in_s"] = seconds_of("--expires-in", expires_in)
         if not body["expires_in_s"]:
             raise CommandError(
                 f"--expires-in {expires_in}: expected at least 1s; without the option it is valid for ever"
             )
-    print(call_admin("POST", url, "/admin/keys", token, token_file, body)["key"])  # noqa: T201
+    print(gateway.call("POST", "/admin/keys", body)["key"])  # noqa: T201
 
 
 @keys.command("list")
+@takes_options
 def list_keys(
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-    url: Url = HERE,
-    token: Token = "",
-    token_file: TokenFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False, *, gateway: Admin
 ) -> None:
     """Show the keys: their beginnings, tenants and limits."""
-    issued = call_admin("GET", url, "/admin/keys", token, token_file)["keys"]
+    issued = gateway.call("GET", "/admin/keys")["keys"]
     if as_json:
         print(json.dumps(issued, indent=1))  # noqa: T201
         return
@@ -99,65 +122,32 @@ def list_keys(
 
 
 @keys.command()
+@takes_options
 def rotate(
-    key_id: Annotated[str, typer.Argument(metavar="ID")],
-    overlap: Annotated[str, typer.Option(metavar="TIME", help="How long the old key is valid beside the new.")] = "1h",
-    url: Url = HERE,
-    token: Token = "",
-    token_file: TokenFile = None,
+    key_id: KeyId,
+    overlap: Annotated[
+        str, typer.Option(metavar="TIME", help="How long the old key stays valid with the new one.")
+    ] = "1h",
+    *,
+    gateway: Admin,
 ) -> None:
     """Print a new key with the limits of an old one, which ends after the overlap."""
     body = {"overlap_s": seconds_of("--overlap", overlap)}
-    print(call_admin("POST", url, f"/admin/keys/{key_id}/rotate", token, token_file, body)["key"])  # noqa: T201
+    print(gateway.call("POST", f"/admin/keys/{key_id}/rotate", body)["key"])  # noqa: T201
 
 
 @keys.command()
-def limit(
-    key_id: Annotated[str, typer.Argument(metavar="ID")],
-    model: Model = None,
-    requests_per_minute: PerMinute = None,
-    tokens_per_minute: TokensPerMinute = None,
-    tokens_per_month: TokensPerMonth = None,
-    budget_per_month: Budget = None,
-    max_concurrent: Concurrent = None,
-    hours: Hours = None,
-    days: Days = None,
-    timezone: Timezone = _UTC,
-    url: Url = HERE,
-    token: Token = "",
-    token_file: TokenFile = None,
-) -> None:
+@takes_options
+def limit(key_id: KeyId, *, limits: KeyLimits, gateway: Admin) -> None:
     """Change limits of a key; the ones that are not named stay."""
-    limits = (requests_per_minute, tokens_per_minute, tokens_per_month, budget_per_month, max_concurrent)
-    call_admin("PATCH", url, f"/admin/keys/{key_id}", token, token_file, _changes(model, limits, hours, days, timezone))
+    gateway.call("PATCH", f"/admin/keys/{key_id}", limits.body())
 
 
 @keys.command()
-def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID")],
-    url: Url = HERE,
-    token: Token = "",
-    token_file: TokenFile = None,
-) -> None:
+@takes_options
+def revoke(key_id: KeyId, *, gateway: Admin) -> None:
     """Take a key back: every gateway refuses it within two seconds."""
-    call_admin("DELETE", url, f"/admin/keys/{key_id}", token, token_file)
-
-
-def _changes(
-    models: list[str] | None, limits: Sequence[float | None], hours: str | None, days: str | None, timezone: str
-) -> dict[str, Any]:
-    """The fields of a body that options name. An empty value is refused: it may be an unset variable of a shell."""
-    body: dict[str, Any] = {name: value for name, value in zip(_LIMITS, limits, strict=True) if value is not None}
-    if models:
-        if not all(models):
-            raise CommandError("--model: expected the name of a model; without the option all are allowed")
-        body["models"] = models
-    if hours is not None:
-        body["hours"] = _window(hours, days, timezone)
-    elif days is not None or timezone != _UTC:
-        option = "--timezone" if days is None else "--days"
-        raise CommandError(f"{option} needs --hours, such as --hours 08:00-18:00")
-    return body
+    gateway.call("DELETE", f"/admin/keys/{key_id}")
 
 
 def _window(hours: str, days: str | None, timezone: str) -> dict[str, Any]:

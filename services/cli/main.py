@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import psutil
 import typer
@@ -21,9 +22,10 @@ from services.cli.checkpoints import checkpoints
 from services.cli.errors import CommandError
 from services.cli.keys import keys, seconds_of
 from services.cli.kube.commands import kube
+from services.cli.options import takes_options
 from services.cli.routes import routes
 from services.cli.stack.default_model import ChosenModel, default_model
-from services.cli.stack.options import HOST, StackOptions, takes_options
+from services.cli.stack.options import HOST, StackOptions
 from services.cli.stack.state import read_state
 
 _DOWN_S = 60.0
@@ -78,22 +80,24 @@ def describe(
 @takes_options
 def up(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
-    **options: Any,
+    *,
+    options: StackOptions,
 ) -> None:
     """Start a whole installation on this machine; Ctrl-C stops it."""
     from services.cli import up as command  # imported here, so that other commands start faster
 
-    models: list[str] = options.pop("model") or arguments or []
+    models = options.model or arguments or []
     if arguments and arguments != models:
         raise CommandError(f"MODEL {' '.join(arguments)} and --model {' '.join(models)}: give one of them")
     if models:
-        command.run(StackOptions(models, **options))
+        command.run(replace(options, model=models))
         return
     chosen = default_model()
     if chosen.note:
         Console().print(chosen.note, highlight=False, soft_wrap=True)
-    name = options.pop("served_model_name") or ([chosen.name] if chosen.name else None)
-    command.run(StackOptions([chosen.model], name, **options, generation_config=chosen.generation_config))
+    name = options.served_model_name or ([chosen.name] if chosen.name else None)
+    config = chosen.generation_config
+    command.run(replace(options, model=[chosen.model], served_model_name=name, generation_config=config))
 
 
 @app.command()

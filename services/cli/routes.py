@@ -11,8 +11,9 @@ from urllib.parse import quote
 import typer
 from rich.table import Table
 
-from services.cli.admin import HERE, Token, TokenFile, Url, call_admin, shown_time
+from services.cli.admin import Admin, shown_time
 from services.cli.errors import CommandError
+from services.cli.options import takes_options
 from services.cli.tables import plain_console, print_whole
 
 routes = typer.Typer(no_args_is_help=True, help="Names for models, with shares and fallbacks.")
@@ -27,9 +28,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
 @routes.command("list")
-def list_routes(as_json: AsJson = False, url: Url = HERE, token: Token = "", token_file: TokenFile = None) -> None:
+@takes_options
+def list_routes(as_json: AsJson = False, *, gateway: Admin) -> None:
     """Show all routes: those of the installation's file, and the live ones, which win."""
-    listed = call_admin("GET", url, "/admin/routes", token, token_file)["routes"]
+    listed = gateway.call("GET", "/admin/routes")["routes"]
     if as_json:
         print(json.dumps(listed, indent=1))  # noqa: T201
         return
@@ -41,6 +43,7 @@ def list_routes(as_json: AsJson = False, url: Url = HERE, token: Token = "", tok
 
 
 @routes.command("set")
+@takes_options
 def set_route(
     name: Name,
     target: Annotated[
@@ -70,9 +73,8 @@ def set_route(
     ] = None,
     file: Annotated[str, typer.Option(metavar="FILE", help="JSON of the whole route instead; -: standard input.")] = "",
     if_version: Version = None,
-    url: Url = HERE,
-    token: Token = "",
-    token_file: TokenFile = None,
+    *,
+    gateway: Admin,
 ) -> None:
     """Create or replace a live route; all gateways follow within two seconds."""
     if bool(file) == bool(target):
@@ -83,30 +85,29 @@ def set_route(
         route |= {"mirror": _mirror(mirror)} if mirror else {}
         given = {"wait_s": wait_s, "patience_s": patience_s}
         route |= {field: seconds for field, seconds in given.items() if seconds is not None}
-    live = call_admin("PUT", url, _path(name, if_version), token, token_file, route)
+    live = gateway.call("PUT", _path(name, if_version), route)
     print(f"{name}: version {live['version']}")  # noqa: T201
 
 
 @routes.command()
-def delete(
-    name: Name, if_version: Version = None, url: Url = HERE, token: Token = "", token_file: TokenFile = None
-) -> None:
+@takes_options
+def delete(name: Name, if_version: Version = None, *, gateway: Admin) -> None:
     """Remove a live route; one of the file with its name counts again."""
-    call_admin("DELETE", url, _path(name, if_version), token, token_file)
+    gateway.call("DELETE", _path(name, if_version))
 
 
 @routes.command()
+@takes_options
 def history(
     name: Annotated[str, typer.Argument(metavar="[NAME]")] = "",
     limit: Annotated[int, typer.Option(min=1, help="Changes to show.")] = 20,
     as_json: AsJson = False,
-    url: Url = HERE,
-    token: Token = "",
-    token_file: TokenFile = None,
+    *,
+    gateway: Admin,
 ) -> None:
     """Show the last changes of live routes: who made which one, and when."""
     path = f"/admin/route-changes?limit={limit}&name={quote(name, safe='')}"
-    changes = call_admin("GET", url, path, token, token_file)["changes"]
+    changes = gateway.call("GET", path)["changes"]
     if as_json:
         print(json.dumps(changes, indent=1))  # noqa: T201
         return

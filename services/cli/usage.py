@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
-import httpx
 from rich.table import Table
 
-from services.cli.chat import authorization, error_message
 from services.cli.errors import CommandError
+from services.cli.gateway import ask
 from services.cli.tables import plain_console, print_whole
 
 GROUPS = {"tenant": "project_id", "key": "api_key_id", "model": "model", "batch": "batch"}
@@ -43,7 +43,7 @@ class TableQuery:
     width: str
     by: Sequence[str]  # some of GROUPS
 
-    def buckets(self, report: str, client: httpx.Client) -> Iterator[dict[str, Any]]:
+    def buckets(self, report: str) -> Iterator[dict[str, Any]]:
         """The buckets of one report, page after page; raises :class:`CommandError`."""
         query: dict[str, Any] = {
             "start_time": int(time.time()) - self.since_s,
@@ -51,14 +51,7 @@ class TableQuery:
             "group_by": [GROUPS[name] for name in self.by],
         }
         while query:
-            address = f"{self.url}/v1/organization/{report}"
-            try:
-                answer = client.get(address, params=query, headers=authorization(self.api_key))
-            except httpx.HTTPError as error:
-                raise CommandError(f"{self.url} does not answer: {error}") from error
-            if answer.is_error:
-                raise CommandError(error_message(answer))
-            page = answer.json()
+            page = ask("GET", self.url, f"/v1/organization/{report}", self.api_key, params=query)
             yield from page["data"]
             query = {**query, "page": page["next_page"]} if page["has_more"] else {}
 
@@ -75,17 +68,15 @@ def run(query: TableQuery, *, as_csv: bool) -> None:
     """Print the report."""
     rows: dict[Row, Counter[str]] = {}
     currency = ""
-    with httpx.Client(timeout=30, trust_env=False) as client:
-        for report in _REPORTS:
-            for bucket in query.buckets(report, client):
-                start = datetime.fromtimestamp(bucket["start_time"], UTC).strftime(_STARTS[query.width])
-                for result in bucket["results"]:
-                    row = start, *(_shown(result[GROUPS[name]]) for name in query.by)
-                    sums = rows.setdefault(row, Counter())
-                    sums.update({name: result.get(field, 0) for name, field in _SUMS.items()})
-                    if amount := result.get("amount"):
-                        currency = amount["currency"]
-                        sums["cost"] += amount["value"]
+    for bucket in chain.from_iterable(map(query.buckets, _REPORTS)):
+        start = datetime.fromtimestamp(bucket["start_time"], UTC).strftime(_STARTS[query.width])
+        for result in bucket["results"]:
+            row = start, *(_shown(result[GROUPS[name]]) for name in query.by)
+            sums = rows.setdefault(row, Counter())
+            sums.update({name: result.get(field, 0) for name, field in _SUMS.items()})
+            if amount := result.get("amount"):
+                currency = amount["currency"]
+                sums["cost"] += amount["value"]
     titles = ["start (UTC)", *query.by, *_SUMS, f"cost ({currency})" if currency else "cost"]
     lines = [[*row, *(str(sums[name]) for name in _SUMS), f"{sums['cost']:.6f}"] for row, sums in sorted(rows.items())]
     (_print_csv if as_csv else _print_table)(titles, lines)

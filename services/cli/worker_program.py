@@ -24,8 +24,8 @@ class WorkerProgram:
     module: str
     extras: str  # extras of the package ryzanstein that install `needed`
     needed: tuple[str, ...]
-    phases: Mapping[str, str]  # what is shown, by the phase's name
-    interrupted: str  # what Ctrl-C leaves
+    phases: Mapping[str, str]  # the shown text, by the phase's name
+    interrupted: str  # the message after Ctrl-C
 
     def run(self, arguments: Sequence[str], out: str) -> None:
         """Run to the end and print `out`; raises CommandError."""

@@ -82,7 +82,7 @@ def run(before_file: Path, after_file: Path, *, everything: bool) -> bool:
 def _read(path: Path) -> Results:
     results = read_results(path)
     if results.rounds < 2:
-        raise CommandError(f"{path} holds one round: without a spread nothing can be told from noise")
+        raise CommandError(f"{path} holds one round: without a spread no change can be distinguished from noise")
     return results
 
 

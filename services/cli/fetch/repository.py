@@ -1,4 +1,4 @@
-"""What `ryzanstein fetch` is asked for."""
+"""The model that `ryzanstein fetch` downloads: its repository, revision and choice of file."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from services.common.tls.issuing import Issued
 
 @dataclass(frozen=True, slots=True)
 class CertificatePlan:
-    """Whose certificates there are, and where: secrets `prefix`-ca and `prefix`-COMPONENT."""
+    """The components that have certificates, and their secrets: `prefix`-ca and `prefix`-COMPONENT."""
 
     namespace: str
     prefix: str

@@ -21,7 +21,7 @@ class ChosenModel:
     """A folder, a file or a hub id, with what is said of it when it is not the user's choice."""
 
     model: str
-    name: str = ""  # what clients call it; "": its own
+    name: str = ""  # its name for clients; "": its own
     generation_config: str = ""  # JSON of sampling parameters; "": its own
     note: str = ""  # a line for the user that says why it is served
 

@@ -10,16 +10,16 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
 from services.cli.errors import CommandError
+from services.cli.options import option_parameters
 from services.cli.stack.models import UpModel, read_models
 from services.common.adapters import check_name, check_path
 from services.common.cores import usable_cores
@@ -127,7 +127,7 @@ class StackOptions:
 
     def settings_of(self, service: str) -> dict[str, str]:
         """The environment of a service by its options; it chooses itself what is empty or 0."""
-        names = [each.name for each in option_parameters() if service in each.annotation.__metadata__]
+        names = [each.name for each in option_parameters(StackOptions) if service in each.annotation.__metadata__]
         return {variable(name): str(value) for name in names if (value := getattr(self, name))}
 
     @property
@@ -139,19 +139,6 @@ class StackOptions:
     def adapters(self) -> dict[str, str]:
         """LoRA adapters: names and absolute folders."""
         return dict(_named_folder(text) for text in self.adapter or ())
-
-
-def option_parameters() -> list[Parameter]:
-    """The fields of :class:`StackOptions` that are options, as parameters of a function."""
-    parameters = signature(StackOptions, eval_str=True).parameters.values()
-    return [each for each in parameters if hasattr(each.annotation, "__metadata__")]
-
-
-def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace `**options` of a command by the options of :class:`StackOptions`, for Typer to read."""
-    *own, _ = signature(command, eval_str=True).parameters.values()
-    command.__signature__ = Signature([*own, *option_parameters()])  # type: ignore[attr-defined]
-    return command
 
 
 def variable(setting: str) -> str:

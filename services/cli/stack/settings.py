@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from services.cli.errors import CommandError
-from services.cli.stack.options import option_parameters, pair, variable
+from services.cli.options import option_parameters
+from services.cli.stack.options import StackOptions, pair, variable
 from services.finetuner.settings import FinetunerSettings
 from services.gateway.settings import GatewaySettings
 from services.kv_coordinator.settings import CoordinatorSettings
@@ -27,7 +28,7 @@ def read_settings(given: Iterable[str], own: Container[str]) -> dict[str, str]:
     `own`: the variables that the installation sets itself.
     """
     names = {name for settings in _SERVICES for name in settings.model_fields} - _NOT_HERE
-    names -= {each.name for each in option_parameters()}
+    names -= {each.name for each in option_parameters(StackOptions)}
     known = sorted(name for name in names if variable(name) not in own)
     environment = {}
     for text in given:

@@ -29,12 +29,12 @@ class Hub:
     truncate: Counter[str] = field(default_factory=Counter)  # file: how often it is cut off
     damage: Counter[str] = field(default_factory=Counter)  # file: how often one byte is wrong
     fail: Counter[str] = field(default_factory=Counter)  # path: how often it is 503
-    gated: bool = False  # who asks must have asked for access on its page
+    gated: bool = False  # access has to be requested on its page
     open_gate: threading.Event = field(default_factory=threading.Event)
     behind_gate: str = ""  # half of this file is held back until the gate opens
     waiting: threading.Event = field(default_factory=threading.Event)  # set when a download waits at the gate
     sent: Counter[str] = field(default_factory=Counter)  # bodies by file
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     def siblings(self) -> list[dict[str, Any]]:
         return [{"rfilename": name, **self._told(name, "blobId", "sha256")} for name in self.files]
@@ -44,10 +44,10 @@ class Hub:
 
     def _told(self, name: str, git: str, large: str) -> dict[str, Any]:
         content = self.files[name]
-        told: dict[str, Any] = {"size": len(content), git: git_sha1(content)}
+        reported: dict[str, Any] = {"size": len(content), git: git_sha1(content)}
         if name.endswith((".safetensors", ".gguf")):
-            told["lfs"] = {large: hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
-        return told
+            reported["lfs"] = {large: hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+        return reported
 
 
 def git_sha1(content: bytes) -> str:
@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hub, path = self.hub, unquote(urlsplit(self.path).path)
-        hub.asked.append(path)
+        hub.requests.append(path)
         if take(hub.fail, path):
             self._answer(503, b"")
         elif hub.gated:
@@ -79,8 +79,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
             self._answer(401, b"{}", {"X-Error-Code": "RepoNotFound"})
         elif path in {f"/api/models/{hub.repository}/revision/{name}" for name in hub.revisions}:
-            told = {"id": hub.repository, "modelId": hub.repository, "sha": hub.commit, "siblings": hub.siblings()}
-            self._json(told)
+            reported = {"id": hub.repository, "modelId": hub.repository, "sha": hub.commit, "siblings": hub.siblings()}
+            self._json(reported)
         elif path.startswith(f"/api/models/{hub.repository}/tree/"):
             self._json(hub.tree())
         elif path.startswith(f"/{hub.repository}/resolve/{hub.commit}/"):

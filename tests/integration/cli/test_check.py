@@ -20,11 +20,11 @@ def test_a_hub_id_is_checked_without_its_weights(tmp_path: Path) -> None:
     with running(Hub(files)) as hub:
         environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HOME": str(tmp_path)}
         environment.pop("HF_HUB_OFFLINE", None)
-        asked = [PROGRAM, "check", hub.repository, "--ranks", "1,2,7", "--device", "cpu", "--json"]
-        done = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=500, check=False)
+        command = [PROGRAM, "check", hub.repository, "--ranks", "1,2,7", "--device", "cpu", "--json"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
         report = json.loads(done.stdout)
         assert (done.returncode, report["servable"], report["problems"]) == (3, False, []), done.stderr
-        problems = {found["ranks"]: found["problem"] for found in report["ranks"]}
+        problems = {each["ranks"]: each["problem"] for each in report["ranks"]}
         assert (problems[1], problems[2]) == ("", "")
         assert "1, 2, 4 or 8 ranks work" in problems[7]
         assert report["nearest"] == ["--tensor-parallel 4"]

@@ -15,23 +15,23 @@ from services.common.keys import RedisKeys
 from services.common.rpc import open_channel
 from tests.integration.router.conftest import eligible
 from tests.integration.router.fake_worker import FakeWorker
-from tests.integration.router.processes import RedisServer, router_process, running, until
+from tests.integration.router.processes import KillableRedis, router_process, running, until
 
 POD = "ryzanstein-workers-default-0"
 
 
 @pytest.fixture(params=[POD, f"{POD}.1"], ids=["one model", "one of several models"])
-async def worker(redis_server: RedisServer, request: pytest.FixtureRequest) -> AsyncIterator[FakeWorker]:
+async def worker(redis_server: KillableRedis, request: pytest.FixtureRequest) -> AsyncIterator[FakeWorker]:
     client = redis.from_url(redis_server.url)
-    found = FakeWorker(request.param)
-    found.update(running=2)
-    await found.start(client, RedisKeys("default"))
-    yield found
-    await found.stop()
+    actual = FakeWorker(request.param)
+    actual.update(running=2)
+    await actual.start(client, RedisKeys("default"))
+    yield actual
+    await actual.stop()
     await client.aclose()
 
 
-async def test_drain_command_waits_for_the_last_request(redis_server: RedisServer, worker: FakeWorker) -> None:
+async def test_drain_command_waits_for_the_last_request(redis_server: KillableRedis, worker: FakeWorker) -> None:
     async def told() -> bool:
         return bool(worker.drains)
 

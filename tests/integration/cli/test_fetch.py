@@ -24,7 +24,7 @@ from services.compute.model.loading.hub import resolve_model
 from services.router.start_reports import read_download
 from services.worker.native.startup import model_revision
 from tests.integration.cli.hub import COMMIT, NEXT_COMMIT, Hub, running
-from tests.integration.router.processes import RedisServer
+from tests.integration.router.processes import KillableRedis
 
 COMMAND = str(Path(sys.executable).parent / "ryzanstein")
 WEIGHTS = random.Random(0).randbytes(400_000)
@@ -78,10 +78,10 @@ def test_a_model_is_fetched_once_and_then_needs_no_network(hub: Hub, tmp_path: P
         name: FILES[name] for name in WANTED & FILES.keys()
     }
     assert leftovers(tmp_path) == []
-    asked = len(hub.asked)
+    requests = len(hub.requests)
     hub.commit = NEXT_COMMIT  # main moves on: what is there stays, so that all workers have the same
     assert fetch(hub, tmp_path, HF_HUB_OFFLINE="1")[:2] == (0, f"{tmp_path}/org--tiny\n")
-    assert len(hub.asked) == asked
+    assert len(hub.requests) == requests
     code, out, _ = fetch(hub, tmp_path, "--as", "chat")
     assert (code, out) == (0, f"{tmp_path}/chat\n")
     assert str((tmp_path / "chat").readlink()) == f"org--tiny@{NEXT_COMMIT[:12]}"
@@ -124,7 +124,7 @@ def test_two_at_once_download_once(hub: Hub, tmp_path: Path) -> None:
     assert hub.sent["model.safetensors"] == 1
 
 
-def test_routers_hear_of_a_download_in_a_pod(hub: Hub, tmp_path: Path, redis_server: RedisServer) -> None:
+def test_routers_hear_of_a_download_in_a_pod(hub: Hub, tmp_path: Path, redis_server: KillableRedis) -> None:
     hub.behind_gate = "model.safetensors"
     pod = {"RYZANSTEIN_SERVED_MODEL_NAME": "tiny", "RYZANSTEIN_REDIS_URL": redis_server.url_of("worker")}
     process = start(hub, tmp_path / "models", **pod)
@@ -224,14 +224,14 @@ def test_chosen_gguf_model_is_fetched_with_all_parts_and_served(hub: Hub, tmp_pa
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     listing = Listing(COMMIT, (RemoteFile("model.safetensors", 2_000_000_000, "", ""),))
-    with progress(tmp_path, listing, told.append, 0.02):
+    with progress(tmp_path, listing, reported.append, 0.02):
         (tmp_path / "part").write_bytes(b"")
         os.truncate(tmp_path / "part", 500_000_000)
-        while not told:
+        while not reported:
             threading.Event().wait(0.01)
-    assert any(line.startswith("0.5 of 2.0 GB (25%), ") for line in told)
+    assert any(line.startswith("0.5 of 2.0 GB (25%), ") for line in reported)
 
 
 def test_the_worker_reads_a_fetched_folder_without_the_hubs_code(hub: Hub, tmp_path: Path) -> None:

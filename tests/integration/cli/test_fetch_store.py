@@ -34,7 +34,7 @@ def hub() -> Iterator[Hub]:
 
 
 class Fetching:
-    """What `ryzanstein fetch` does, in this process."""
+    """`ryzanstein fetch`, in this process."""
 
     def __init__(self, hub: Hub, to: Path) -> None:
         self.hub, self.to = hub, to
@@ -152,11 +152,11 @@ async def test_a_gated_model_says_where_to_ask(fetching: Fetching, worker: Calla
 
 def test_file_that_differs_from_its_listing_is_removed(hub: Hub, tmp_path: Path) -> None:
     api, name = HfApi(endpoint=hub.url), "model.safetensors"
-    for file, said in (
+    for file, message in (
         (RemoteFile(name, 8, "", ""), f"{name} has 7 bytes, the hub says 8"),
         (RemoteFile("other.safetensors", 1, "", ""), "other.safetensors did not come"),
     ):
-        with pytest.raises(DamagedFileError, match=said):
+        with pytest.raises(DamagedFileError, match=message):
             download(api, "org/tiny", Listing(COMMIT, (file,)), tmp_path)
         assert not (tmp_path / file.name).exists()
     with pytest.raises(CommandError, match=r"1000000000\.0 GB are needed and .* GB are free"):

@@ -23,13 +23,13 @@ def test_wrong_numbers_of_ranks_are_named(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [(["--device", "tpu"], "'tpu' is not one of"), (["--ranks", "none"], "expected numbers from 1 to 999")],
 )
-def test_a_wrong_option_is_no_answer_about_the_model(options: list[str], said: str) -> None:
+def test_a_wrong_option_is_no_answer_about_the_model(options: list[str], message: str) -> None:
     answered = CliRunner().invoke(app, ["check", str(TINY_MODEL), *options])
     assert answered.exit_code == 2, answered.output
-    assert said in " ".join(answered.output.split())
+    assert message in " ".join(answered.output.split())
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

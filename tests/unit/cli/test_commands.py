@@ -1,4 +1,4 @@
-"""What the commands say when something is wrong, and what they read from the wire."""
+"""Errors of the commands, and their reading of the wire."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from services.cli.chat import error_message
 from services.cli.errors import CommandError
 from services.cli.finetune import curve
+from services.cli.gateway import error_message
 from services.cli.main import app
 from services.cli.stack.default_model import TINY_MODEL
 from services.cli.stack.options import StackOptions, check
@@ -61,19 +61,19 @@ def test_the_run_directory_of_another_user_is_not_used(monkeypatch: pytest.Monke
 
 def test_an_installation_that_does_not_stop_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.cli.main._DOWN_S", 0.1)
-    command = ("bash", "-c", "trap '' TERM; echo ready; exec sleep 60")  # what is ignored stays ignored
+    command = ("bash", "-c", "trap '' TERM; echo ready; exec sleep 60")  # ignored signals stay ignored
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         write_state(run_dir(8123), state_of(process.pid, psutil.Process(process.pid).create_time()))
         answer = CliRunner().invoke(app, ["down", "--port", "8123"])
         process.kill()
-    said = f"the installation on port 8123 (pid {process.pid}) did not stop in 0 s"
-    assert (answer.exit_code, answer.stderr) == (1, f"ryzanstein: {said}\n")
+    reason = f"the installation on port 8123 (pid {process.pid}) did not stop in 0 s"
+    assert (answer.exit_code, answer.stderr) == (1, f"ryzanstein: {reason}\n")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "reason"),
     [
         ({"model": ["/no/such"]}, "no such folder"),
         ({"model": [" "]}, "' ': empty; allowed: a folder"),
@@ -116,8 +116,8 @@ def test_an_installation_that_does_not_stop_is_named(monkeypatch: pytest.MonkeyP
         ({"model": [str(TINY_MODEL)], "host": "no.such.host.invalid"}, "--host no.such.host.invalid"),
     ],
 )
-def test_wrong_options_name_the_option(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(CommandError, match=said):
+def test_wrong_options_name_the_option(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(CommandError, match=reason):
         check(StackOptions(**{"port": free_port(), **options}))
 
 
@@ -196,7 +196,7 @@ def test_a_number_beyond_its_range_is_refused_by_its_option(command: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "reason"),
     [
         ("up a/b --engine-arg seed", "--engine-arg seed: expected KEY=VALUE"),
         ("keys create t --days mon", "--days needs --hours, such as --hours 08:00-18:00"),
@@ -224,17 +224,17 @@ def test_a_number_beyond_its_range_is_refused_by_its_option(command: str) -> Non
             "keys create t --expires-in 5x",
             "--expires-in 5x: expected a number and a unit, such as 90s",
         ),
-        ("keys list --url http://127.0.0.1:9", "http://127.0.0.1:9/admin/keys: "),
+        ("keys list --url http://127.0.0.1:9", "http://127.0.0.1:9 does not answer: "),
         ("chat --model m --url http://127.0.0.1:9", "http://127.0.0.1:9 does not answer: "),
         ("status --router 127.0.0.1:9", "the router at 127.0.0.1:9 does not answer: "),
         ("fetch a/b --to . --as c/d", "--as c/d: a name in DIR, without slashes"),
         ("fetch a/b --to /dev/null/x", "--to /dev/null/x: Not a directory"),
     ],
 )
-def test_an_error_is_printed_in_one_line(command: str, said: str) -> None:
+def test_an_error_is_printed_in_one_line(command: str, reason: str) -> None:
     answer = CliRunner().invoke(app, command.split(), input="a question")
     assert (answer.exit_code, answer.stdout) == (1, "")
-    assert answer.stderr.startswith(f"ryzanstein: {said}")
+    assert answer.stderr.startswith(f"ryzanstein: {reason}")
     assert answer.stderr.count("\n") == 1
 
 
@@ -259,7 +259,7 @@ def test_a_curve_has_the_highest_loss_above_and_the_lowest_below() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "reason"),
     [
         (b'{"error": {"message": "no"}}', "no"),
         (b"<html>", "<html>"),
@@ -268,9 +268,9 @@ def test_a_curve_has_the_highest_loss_above_and_the_lowest_below() -> None:
         (b"", "http://x/y answered 502"),
     ],
 )
-def test_error_bodies_of_any_form_are_read(body: bytes, said: str) -> None:
+def test_error_bodies_of_any_form_are_read(body: bytes, reason: str) -> None:
     answer = httpx.Response(502, content=body, request=httpx.Request("GET", "http://x/y"))
-    assert error_message(answer) == said
+    assert error_message(answer) == reason
 
 
 @pytest.mark.parametrize(
@@ -279,10 +279,10 @@ def test_error_bodies_of_any_form_are_read(body: bytes, said: str) -> None:
 def test_a_missing_package_is_named_in_one_line(command: list[str]) -> None:
     without = "import sys; sys.modules['kubernetes'] = None; from services.cli.main import app; app()"
     run = [sys.executable, "-c", without, "kube", *command]
-    said = subprocess.run(run, capture_output=True, text=True, timeout=300, check=False)
-    assert said.returncode == 1
+    reason = subprocess.run(run, capture_output=True, text=True, timeout=300, check=False)
+    assert reason.returncode == 1
     needed = f"this needs the Python package kubernetes: {sys.executable} -m pip install kubernetes"
-    assert said.stderr == f"ryzanstein: {needed}\n"
+    assert reason.stderr == f"ryzanstein: {needed}\n"
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -302,8 +302,8 @@ def test_serve_is_up_and_the_model_needs_no_option() -> None:
 
 @pytest.mark.parametrize("model", ["/no/such", "./no.gguf", "no such id", "gpt2"])
 def test_a_missing_model_has_the_same_words_in_every_command(model: str) -> None:
-    said = f"{model}: no such folder or GGUF file, and not a hub id like owner/name"
-    with pytest.raises(ModelError, match=re.escape(said)):
+    reason = f"{model}: no such folder or GGUF file, and not a hub id like owner/name"
+    with pytest.raises(ModelError, match=re.escape(reason)):
         local_model(model)
-    with pytest.raises(CommandError, match=re.escape(f"--model {said}")):
+    with pytest.raises(CommandError, match=re.escape(f"--model {reason}")):
         check(StackOptions(model=[model], port=free_port()))

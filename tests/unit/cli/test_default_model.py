@@ -1,4 +1,4 @@
-"""What is served when no model is named, with the wheel of the default model and without."""
+"""The model that is served when none is named, with the wheel of the default model and without."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from services.cli.stack.options import StackOptions
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[StackOptions]:
-    """What would be started."""
-    found: list[StackOptions] = []
-    monkeypatch.setattr(up, "run", found.append)
-    return found
+    """The programs that would be started."""
+    actual: list[StackOptions] = []
+    monkeypatch.setattr(up, "run", actual.append)
+    return actual
 
 
 @pytest.fixture

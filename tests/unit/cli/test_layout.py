@@ -155,11 +155,11 @@ def test_the_gateway_speaks_tls_with_files_that_are_tried_first(tmp_path: Path) 
     assert gateway.address.startswith("https://")
     assert gateway.env["RYZANSTEIN_GATEWAY_TLS_CERTIFICATE"] == files["tls_cert"]
     assert gateway.env["RYZANSTEIN_GATEWAY_TLS_KEY"] == files["tls_key"]
-    for wrong, said in (
+    for wrong, message in (
         ({"tls_cert": files["tls_cert"]}, "give both"),
         ({**files, "tls_key": "/none"}, "no certificate"),
     ):
-        with pytest.raises(CommandError, match=f"--tls-key.*{said}"):
+        with pytest.raises(CommandError, match=f"--tls-key.*{message}"):
             check(StackOptions(model=[str(BUNDLED_MODEL)], **wrong))
 
 

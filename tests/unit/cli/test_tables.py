@@ -147,7 +147,7 @@ def test_a_list_of_keys_shows_whole_ids_in_a_pipe_of_80_columns(monkeypatch: pyt
     model = "[m]:cat:" + "m" * 60  # neither markup nor an emoji
     key = {"id": "k" * 24, "name": "n" * 40, "models": [model], "created_at": 1, "until": 0, "admin": True}
     shown = key | {"hours": None} | dict.fromkeys(_LIMITS, 10**9)
-    monkeypatch.setattr("services.cli.keys.call_admin", lambda *_: {"keys": [shown]})
+    monkeypatch.setattr("services.cli.admin.Admin.call", lambda *_: {"keys": [shown]})
     monkeypatch.setenv("COLUMNS", "80")
     text = CliRunner().invoke(app, ["keys", "list"]).stdout
     lines = [line for line in text.splitlines() if key["id"] in line]
@@ -160,5 +160,5 @@ def test_a_list_of_keys_shows_whole_ids_in_a_pipe_of_80_columns(monkeypatch: pyt
 def test_no_command_prints_a_table_that_may_be_cut() -> None:
     """Tables go through `print_whole`, save those of `up`, whose cells are folded."""
     printed = re.compile(r"print\(\s*(?:table\)|_\w*table\()")
-    found = {path.name for path in CLI.rglob("*.py") if printed.search(path.read_text())}
-    assert found == {"tables.py", "up.py"}
+    actual = {path.name for path in CLI.rglob("*.py") if printed.search(path.read_text())}
+    assert actual == {"tables.py", "up.py"}

@@ -15,7 +15,7 @@ _PULL = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverP
 _STEADY_S = 300.0  # Kubernetes's longest delay between two restarts
 _OOM, _KILLED = "OOMKilled", 137
 _MEMORY_LIMIT = re.compile(r"set the container's memory limit to ([\d,]+) MiB")  # logged before loading
-# What the chart's Job makes, by a part of the secret's name.
+# Secrets that the chart's Job makes, by a part of their names.
 _REDIS_PASSWORDS = {
     "redis-auth": ("password",),
     "redis-users": ("gateway", "router", "coordinator", "worker", "finetuner"),

@@ -62,7 +62,7 @@ def event(kind: str, name: str, reason: str, message: str) -> Object:
 
 
 def healthy() -> dict[str, list[Object]]:
-    """What `helm install` with default values looks like when it is well."""
+    """The objects of `helm install` with default values when all is well."""
     names = {"gateway": "ryzanstein-gateway-6d5f-x", "router": "ryzanstein-router-0", "redis": "ryzanstein-redis-0"}
     pods = [pod(name, component) for component, name in names.items()]
     pods += [pod("ryzanstein-coordinator-77b-y", "coordinator"), pod("ryzanstein-prometheus-1-z", "prometheus")]
@@ -97,7 +97,7 @@ def snapshot(objects: dict[str, list[Object]], *unread: str) -> ClusterSnapshot:
     return ClusterSnapshot(NAMESPACE, RELEASE, objects, frozenset(unread))
 
 
-class Broken:
+class BrokenInstallation:
     """A copy of the healthy installation that a test changes."""
 
     def __init__(self) -> None:
@@ -111,25 +111,25 @@ class Broken:
         )
 
     def pending(self, component: str, message: str) -> Object:
-        found = self.pod(component)
-        del found["spec"]["nodeName"]
+        target = self.pod(component)
+        del target["spec"]["nodeName"]
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-        found["status"] = {"phase": "Pending", "conditions": [condition]}
-        return found
+        target["status"] = {"phase": "Pending", "conditions": [condition]}
+        return target
 
     def waiting(self, component: str, reason: str, message: str) -> Object:
-        found = self.pod(component)
-        found["status"]["conditions"][1]["status"] = "False"
+        target = self.pod(component)
+        target["status"]["conditions"][1]["status"] = "False"
         waits = container(
             component, ready=False, started=False, state={"waiting": {"reason": reason, "message": message}}
         )
-        found["status"]["containerStatuses"] = [waits]
-        return found
+        target["status"]["containerStatuses"] = [waits]
+        return target
 
     def not_ready(self, component: str) -> Object:
-        found = self.pod(component)
-        found["status"]["conditions"][1]["status"] = "False"
-        return found
+        target = self.pod(component)
+        target["status"]["conditions"][1]["status"] = "False"
+        return target
 
     def event(self, component: str, reason: str, message: str) -> None:
         self.objects["events"].append(event("Pod", self.pod(component)["metadata"]["name"], reason, message))
@@ -139,8 +139,8 @@ class Broken:
         return snapshot(self.objects)
 
 
-def one(broken: Broken) -> Finding:
+def one(broken: BrokenInstallation) -> Finding:
     """The only finding that is not merely a Service whose pods are not ready."""
-    found = [each for each in diagnose(broken.snapshot) if not each.where.startswith("service/")]
-    assert len(found) == 1, found
-    return found[0]
+    findings = [each for each in diagnose(broken.snapshot) if not each.where.startswith("service/")]
+    assert len(findings) == 1, findings
+    return findings[0]

@@ -31,7 +31,7 @@ def ensure(*options: str) -> set[str]:
 
 
 def mounted(api: KubeApi, component: str, folder: Path) -> Certificate:
-    """What a component reads."""
+    """A component's secret as it reads it."""
     folder.mkdir(exist_ok=True)
     for key, value in api.objects["secrets", f"rz-tls-{component}"]["data"].items():
         (folder / key).write_bytes(base64.b64decode(value))
@@ -79,14 +79,14 @@ def test_certificates_are_made_kept_and_renewed(api: KubeApi, tmp_path: Path, cl
     assert mounted(api, "gateway", tmp_path / "gateway").ends > first.ends + 60 * DAY
 
 
-@pytest.mark.parametrize(("asked", "days"), [(True, 0), (False, 1300)])
+@pytest.mark.parametrize(("forced", "days"), [(True, 0), (False, 1300)])
 def test_a_new_ca_is_trusted_before_issuing(
-    api: KubeApi, tmp_path: Path, clock: list[float], asked: bool, days: int
+    api: KubeApi, tmp_path: Path, clock: list[float], forced: bool, days: int
 ) -> None:
     ensure()
     (old,) = authorities(before := mounted(api, "worker", tmp_path / "worker"))
     clock[0] = days * DAY
-    ensure(*(["--new-authority"] if asked else []))
+    ensure(*(["--new-authority"] if forced else []))
     trusting = mounted(api, "worker", tmp_path / "worker")
     (new,) = authorities(trusting) - {old}
     assert issuer(trusting) == issuer(before) == old

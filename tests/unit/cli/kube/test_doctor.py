@@ -17,7 +17,7 @@ from services.cli.main import app
 from services.common.tls.certificate import Identity
 from services.common.tls.issuing import Authority
 from tests.kube_api import KubeApi
-from tests.unit.cli.kube.objects import Broken, healthy, labels, one, pod, snapshot
+from tests.unit.cli.kube.objects import BrokenInstallation, healthy, labels, one, pod, snapshot
 
 
 def test_a_healthy_release_has_no_findings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,11 +27,11 @@ def test_a_healthy_release_has_no_findings(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_findings_are_for_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.pending("worker", "0/1 nodes are available: 1 Insufficient memory.")
     assert report(broken.snapshot, as_json=True)
-    (found,) = json.loads(capsys.readouterr().out)["findings"]
-    assert found["where"] == "pod/ryzanstein-workers-default-0"
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["where"] == "pod/ryzanstein-workers-default-0"
 
 
 def test_a_missing_release_names_the_installed_releases() -> None:
@@ -39,12 +39,12 @@ def test_a_missing_release_names_the_installed_releases() -> None:
     for each in objects["pods"]:
         each["metadata"]["labels"]["app.kubernetes.io/instance"] = "other"
     objects["services"] = objects["networkpolicies"] = []
-    (found,) = diagnose(snapshot(objects))
-    assert "releases here: other" in found.why
+    (finding,) = diagnose(snapshot(objects))
+    assert "releases here: other" in finding.why
 
 
 def test_a_rollout_that_waits_for_a_pod_of_the_old_template() -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     worker = broken.not_ready("worker")
     worker["metadata"]["ownerReferences"] = [{"kind": "StatefulSet", "name": "ryzanstein-workers-default"}]
     worker["metadata"]["labels"]["controller-revision-hash"] = "ryzanstein-workers-default-old"
@@ -60,17 +60,17 @@ def test_a_rollout_that_waits_for_a_pod_of_the_old_template() -> None:
 
 
 def test_a_policy_that_lets_no_prometheus_in() -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.objects["pods"].remove(broken.pod("prometheus"))
     broken.objects["networkpolicies"][0]["spec"]["ingress"] = [{"ports": [{"port": 8000}]}]
-    found = diagnose(broken.snapshot)
-    assert {each.what for each in found} == {"unscraped"}
-    assert len(found) == 4
-    assert any("networkPolicy.metricsFrom" in step for step in found[0].do)
+    findings = diagnose(broken.snapshot)
+    assert {each.what for each in findings} == {"unscraped"}
+    assert len(findings) == 4
+    assert any("networkPolicy.metricsFrom" in step for step in findings[0].do)
 
 
 def test_a_monitor_that_no_prometheus_selects() -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.objects["podmonitors"] = [{"metadata": {"name": "ryzanstein", "labels": labels("monitoring")}}]
     broken.objects["prometheuses"] = [
         {
@@ -78,19 +78,19 @@ def test_a_monitor_that_no_prometheus_selects() -> None:
             "spec": {"podMonitorSelector": {"matchLabels": {"release": "kube-prometheus-stack"}}},
         }
     ]
-    found = one(broken)
-    assert found.what == "unscraped"
-    assert "monitoring.operator.labels.release=kube-prometheus-stack" in found.do[0]
+    finding = one(broken)
+    assert finding.what == "unscraped"
+    assert "monitoring.operator.labels.release=kube-prometheus-stack" in finding.do[0]
     broken.objects["podmonitors"][0]["metadata"]["labels"]["release"] = "kube-prometheus-stack"
     assert diagnose(broken.snapshot) == []
 
 
 def test_a_monitor_without_a_prometheus() -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.objects["podmonitors"] = [{"metadata": {"name": "ryzanstein", "labels": labels("monitoring")}}]
-    found = one(broken)
-    assert (found.where, found.what) == ("podmonitor/ryzanstein", "unscraped")
-    assert "monitoring.mode=bundled" in found.do[0]
+    finding = one(broken)
+    assert (finding.where, finding.what) == ("podmonitor/ryzanstein", "unscraped")
+    assert "monitoring.mode=bundled" in finding.do[0]
     assert diagnose(snapshot(broken.objects, "prometheuses")) == []
 
 
@@ -108,7 +108,7 @@ def test_a_monitor_without_a_prometheus() -> None:
     ],
 )
 def test_a_selector_selects_as_in_kubernetes(selector: Object | None, selected: bool) -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     meta = {"name": "ryzanstein", "labels": labels("monitoring", team="llm")}
     broken.objects["podmonitors"] = [{"metadata": meta}]
     broken.objects["prometheuses"] = [{"metadata": {"name": "k"}, "spec": {"podMonitorSelector": selector}}]
@@ -130,8 +130,8 @@ def reached(wanted: str | None) -> Object:
 
 
 def route(*conditions: tuple[str, str]) -> Object:
-    said = [{"type": kind, "status": status, "reason": "NotAllowed"} for kind, status in conditions]
-    parents = [{"parentRef": {"name": "public"}, "conditions": said}] if said else []
+    listed = [{"type": kind, "status": status, "reason": "NotAllowed"} for kind, status in conditions]
+    parents = [{"parentRef": {"name": "public"}, "conditions": listed}] if listed else []
     return {"metadata": {"name": "r", "labels": labels("gateway")}, "status": {"parents": parents}}
 
 
@@ -162,11 +162,11 @@ DEFAULT: Object = {"metadata": {"name": "a", "annotations": {"ingressclass.kuber
     ],
 )
 def test_ways_in_that_lead_nowhere(objects: dict[str, list[Object]], where: str, why: str) -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.objects |= objects
-    found = diagnose(broken.snapshot)
-    assert [each.where for each in found] == [where] * bool(where)
-    assert all(why in each.why for each in found)
+    findings = diagnose(broken.snapshot)
+    assert [each.where for each in findings] == [where] * bool(where)
+    assert all(why in each.why for each in findings)
 
 
 @pytest.mark.parametrize("others", [[], [reached("other")], [ingress("nginx")]])
@@ -174,11 +174,11 @@ def test_ingress_without_an_address_is_no_failure_when_its_controller_gives_no_a
     others: list[Object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As behind a NodePort or hostPort, where it may well answer."""
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.objects |= {"ingresses": [ingress("nginx")], "ingressclasses": [NGINX], "ingresses anywhere": others}
-    found = one(broken)
-    assert (found.where, found.what) == ("ingress/i", "without an address")
-    assert "NodePort or hostPort" in found.why
+    finding = one(broken)
+    assert (finding.where, finding.what) == ("ingress/i", "without an address")
+    assert "NodePort or hostPort" in finding.why
     assert not report(broken.snapshot, as_json=False)
     assert "is well: 6 pods" in capsys.readouterr().out
 
@@ -188,18 +188,18 @@ def test_ingress_without_an_address_is_no_failure_when_its_controller_gives_no_a
     [("worker", 0, "without pods"), ("worker", 1, "unreachable"), ("gateway", 0, "unreachable")],
 )
 def test_a_pool_that_is_scaled_to_zero_is_no_failure(component: str, replicas: int, what: str) -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     selector = labels(component) | {"ryzanstein.dev/pool": "night"}
     meta = {"name": "s", "labels": selector}
     broken.objects["services"] = [{"metadata": meta, "spec": {"selector": selector}}]
     made = {"metadata": meta, "spec": {"replicas": replicas, "template": {}}, "status": {"replicas": replicas}}
     broken.objects["statefulsets"] = [*broken.objects.get("statefulsets", []), made]
-    (found,) = diagnose(broken.snapshot)
-    assert (found.where, found.what, found.harmless) == ("service/s", what, what == "without pods")
+    (finding,) = diagnose(broken.snapshot)
+    assert (finding.where, finding.what, finding.harmless) == ("service/s", what, what == "without pods")
 
 
 def test_the_job_that_makes_the_secrets_has_failed() -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     failed = {"conditions": [{"type": "Failed", "status": "True"}], "failed": 10}
     broken.objects["jobs"] = [
         {"metadata": {"name": "ryzanstein-secrets-1", "labels": labels("secrets")}, "spec": {}, "status": failed},
@@ -209,34 +209,34 @@ def test_the_job_that_makes_the_secrets_has_failed() -> None:
             "status": {"conditions": [{"type": "Complete", "status": "True"}], "succeeded": 1},
         },
     ]
-    found = one(broken)
-    assert (found.where, found.what) == ("job/ryzanstein-secrets-1", "failed")
-    assert found.do[0] == "kubectl -n serving logs job/ryzanstein-secrets-1"
+    finding = one(broken)
+    assert (finding.where, finding.what) == ("job/ryzanstein-secrets-1", "failed")
+    assert finding.do[0] == "kubectl -n serving logs job/ryzanstein-secrets-1"
 
 
 @pytest.mark.parametrize(
-    ("reason", "said", "do"),
+    ("reason", "message", "do"),
     [
         ("FailedGetResourceMetric", "unable to get resource metric cpu", "kubectl top pods"),
         ("FailedGetExternalMetric", "unable to fetch metrics from keda", "see keda.prometheusUrl"),
         ("ScalingDisabled", "scaling is disabled since the replica count is zero", ""),
     ],
 )
-def test_an_autoscaler_that_sees_no_metric(reason: str, said: str, do: str) -> None:
-    broken = Broken()
-    blind = {"type": "ScalingActive", "status": "False", "reason": reason, "message": said}
+def test_an_autoscaler_that_sees_no_metric(reason: str, message: str, do: str) -> None:
+    broken = BrokenInstallation()
+    blind = {"type": "ScalingActive", "status": "False", "reason": reason, "message": message}
     able = {"type": "AbleToScale", "status": "True"}
     broken.objects["horizontalpodautoscalers"] = [
         {"metadata": {"name": "workers", "labels": labels("worker")}, "status": {"conditions": [able, blind]}}
     ]
-    found = diagnose(broken.snapshot)
-    assert [(each.where, each.what, each.why, each.do[-1]) for each in found] == (
-        [("hpa/workers", "not scaling", said, do)] if do else []
+    findings = diagnose(broken.snapshot)
+    assert [(each.where, each.what, each.why, each.do[-1]) for each in findings] == (
+        [("hpa/workers", "not scaling", message, do)] if do else []
     )
 
 
 def test_terminating_and_completed_pods_are_healthy() -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.not_ready("gateway")["metadata"]["deletionTimestamp"] = "2026-11-25T10:00:00Z"
     broken.objects["pods"].append(pod("ryzanstein-gateway-6d5f-new", "gateway"))
     job = pod("ryzanstein-secrets-1", "secrets")
@@ -247,7 +247,7 @@ def test_terminating_and_completed_pods_are_healthy() -> None:
 
 @pytest.mark.parametrize(("days", "what"), [(-1, "a certificate that has ended"), (3, "a certificate that ends soon")])
 def test_certificates_are_renewed_in_time(days: float, what: str) -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     now = broken.snapshot.now
     authority = Authority.new(timedelta(days=100), now)
     lives = {"ryzanstein-tls-router": timedelta(days=days), "ryzanstein-tls-gateway": timedelta(days=60)}
@@ -261,9 +261,9 @@ def test_certificates_are_renewed_in_time(days: float, what: str) -> None:
     renewal = {"metadata": {"name": "ryzanstein-secrets-renewal", "labels": labels("secrets")}}
     for renewals, do in (([renewal], "--from=cronjob/ryzanstein-secrets-renewal"), ([], "by whatever has made it")):
         broken.objects["cronjobs"] = renewals
-        found = one(broken)
-        assert (found.where, found.what) == ("secret/ryzanstein-tls-router", what)
-        assert do in found.do[-1]
+        finding = one(broken)
+        assert (finding.where, finding.what) == ("secret/ryzanstein-tls-router", what)
+        assert do in finding.do[-1]
 
 
 def test_forbidden_resources_are_reported_as_unknown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,7 +285,7 @@ def doctor(*arguments: str) -> Result:
 
 
 def test_absent_resource_kinds_are_skipped(api: KubeApi) -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     for kind in ("podmonitors", "prometheuses", "httproutes"):
         api.refused[kind] = 404  # a cluster without these kinds
     for kind, objects in broken.objects.items():
@@ -305,20 +305,20 @@ def test_absent_resource_kinds_are_skipped(api: KubeApi) -> None:
 
 
 @pytest.mark.parametrize(
-    ("refused", "status", "said"),
+    ("refused", "status", "expected"),
     [
         ("pods", 403, "pods of namespace llm can't be listed: does it exist, and may you read it?"),
         ("events", 500, "events can't be listed: InternalError (500)"),
         ("secrets", 500, "secret llm/rz-tls-worker: InternalError (500)"),
     ],
 )
-def test_missing_required_resources_are_named(api: KubeApi, refused: str, status: int, said: str) -> None:
+def test_missing_required_resources_are_named(api: KubeApi, refused: str, status: int, expected: str) -> None:
     worker = pod("w", "worker")
     worker["spec"]["volumes"] = [{"name": "tls", "secret": {"secretName": "rz-tls-worker"}}]
     api.put("pods", worker)
     api.refused[refused] = status
     done = doctor()
-    assert (done.exit_code, done.output) == (1, f"ryzanstein: {said}\n")
+    assert (done.exit_code, done.output) == (1, f"ryzanstein: {expected}\n")
 
 
 def test_certificates_are_read_without_their_keys(api: KubeApi) -> None:

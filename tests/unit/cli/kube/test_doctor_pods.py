@@ -17,7 +17,7 @@ from services.compute.model.footprint import footprint
 from services.worker.native.startup import group_config, read_model, require_room
 from services.worker.settings import WorkerSettings
 from tests.models import BUNDLED_MODEL
-from tests.unit.cli.kube.objects import Broken, event, labels, one
+from tests.unit.cli.kube.objects import BrokenInstallation, event, labels, one
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,17 @@ from tests.unit.cli.kube.objects import Broken, event, labels, one
     ],
 )
 def test_pending_for_want_of_a_node(message: str, why: str, do: str) -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.objects["nodes"][0]["status"]["allocatable"]["example.com/npu"] = "2"
     broken.pending("worker", message)
-    found = one(broken)
-    assert (found.where, found.what) == ("pod/ryzanstein-workers-default-0", "Pending")
-    assert why in found.why
-    assert any(do in step for step in found.do)
+    finding = one(broken)
+    assert (finding.where, finding.what) == ("pod/ryzanstein-workers-default-0", "Pending")
+    assert why in finding.why
+    assert any(do in step for step in finding.do)
 
 
 def test_a_pod_that_no_node_could_ever_take() -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     resources = broken.pending("worker", "0/1 nodes are available: 1 Insufficient memory.")["spec"]["containers"][0][
         "resources"
     ]
@@ -68,12 +68,12 @@ def test_a_pod_that_no_node_could_ever_take() -> None:
 
 
 def test_each_reason_of_the_scheduler_is_named() -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.pending("worker", "0/3 nodes are available: 1 Insufficient cpu, 2 Insufficient memory. preemption: none")
-    found = [each.why for each in diagnose(broken.snapshot)]
-    assert len(found) == 2
-    assert "cpu" in found[0]
-    assert "memory" in found[1]
+    findings = [each.why for each in diagnose(broken.snapshot)]
+    assert len(findings) == 2
+    assert "cpu" in findings[0]
+    assert "memory" in findings[1]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_each_reason_of_the_scheduler_is_named() -> None:
     ],
 )
 def test_a_claim_that_is_not_bound(storage_class: str | None, events: list[str], why: str) -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     pending = broken.pending("worker", "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
     pending["spec"]["volumes"] = [
         {"name": each, "persistentVolumeClaim": {"claimName": each}} for each in ("models", "bound")
@@ -95,30 +95,30 @@ def test_a_claim_that_is_not_bound(storage_class: str | None, events: list[str],
         {"metadata": {"name": each}, "spec": {"storageClassName": storage_class}, "status": {"phase": phase}}
         for each, phase in (("models", "Pending"), ("bound", "Bound"))
     ]
-    broken.objects["events"] = [event("PersistentVolumeClaim", "models", "Failed", said) for said in events]
-    found = one(broken)
-    assert found.where == "pvc/models"
-    assert why in found.why
+    broken.objects["events"] = [event("PersistentVolumeClaim", "models", "Failed", text) for text in events]
+    finding = one(broken)
+    assert finding.where == "pvc/models"
+    assert why in finding.why
     del broken.objects["persistentvolumeclaims"][0]
     assert one(broken).why == "the claim models does not exist"
 
 
 @pytest.mark.parametrize(
-    ("said", "why", "do"),
+    ("message", "why", "do"),
     [
         ("failed to resolve reference: ghcr.io/x: not found", "no such image", "image.tag"),
         ("unexpected status: 401 Unauthorized", "wants a password", "imagePullSecrets"),
         ("dial tcp: i/o timeout", "is not reached", "imageRegistry"),
     ],
 )
-def test_an_image_that_is_not_pulled(said: str, why: str, do: str) -> None:
-    broken = Broken()
+def test_an_image_that_is_not_pulled(message: str, why: str, do: str) -> None:
+    broken = BrokenInstallation()
     broken.waiting("gateway", "ImagePullBackOff", 'Back-off pulling image "x"')
-    broken.event("gateway", "Failed", f'Failed to pull image "x": {said}')
-    found = one(broken)
-    assert why in found.why
-    assert "gateway-0.1.0" in found.why
-    assert any(do in step for step in found.do)
+    broken.event("gateway", "Failed", f'Failed to pull image "x": {message}')
+    finding = one(broken)
+    assert why in finding.why
+    assert "gateway-0.1.0" in finding.why
+    assert any(do in step for step in finding.do)
 
 
 @pytest.mark.parametrize(
@@ -138,26 +138,26 @@ def test_an_image_that_is_not_pulled(said: str, why: str, do: str) -> None:
     ],
 )
 def test_a_volume_that_is_not_mounted(message: str, do: list[str]) -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.not_ready("router")["status"]["containerStatuses"][0] |= {
         "started": False,
         "state": {"waiting": {"reason": "ContainerCreating"}},
     }
     assert not diagnose(broken.snapshot), "it has just been placed"
     broken.event("router", "FailedMount", message)
-    found = one(broken)
-    assert (found.where, found.what) == ("pod/ryzanstein-router-0", "Pending")
-    assert message in found.why
-    assert len(found.do) == len(do)
-    assert all(words in step for words, step in zip(do, found.do, strict=True))
+    finding = one(broken)
+    assert (finding.where, finding.what) == ("pod/ryzanstein-router-0", "Pending")
+    assert message in finding.why
+    assert len(finding.do) == len(do)
+    assert all(words in step for words, step in zip(do, finding.do, strict=True))
 
 
 def test_a_container_without_its_secret_key_is_diagnosed() -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.waiting("router", "CreateContainerConfigError", "couldn't find key password in Secret llm/own")
-    found = one(broken)
-    assert found.why == "its container can't be made: couldn't find key password in Secret llm/own"
-    assert found.do == ("kubectl -n serving describe pod ryzanstein-router-0",)
+    finding = one(broken)
+    assert finding.why == "its container can't be made: couldn't find key password in Secret llm/own"
+    assert finding.do == ("kubectl -n serving describe pod ryzanstein-router-0",)
 
 
 @pytest.mark.parametrize(
@@ -168,15 +168,15 @@ def test_a_container_without_its_secret_key_is_diagnosed() -> None:
     ],
 )
 def test_a_pod_that_has_failed(status: dict[str, str], why: str) -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.pod("worker")["status"] = {"phase": "Failed", **status}
-    found = one(broken)
-    assert (found.what, found.why) == ("failed", why)
-    assert found.do[0] == "kubectl -n serving logs ryzanstein-workers-default-0"
+    finding = one(broken)
+    assert (finding.what, finding.why) == ("failed", why)
+    assert finding.do[0] == "kubectl -n serving logs ryzanstein-workers-default-0"
 
 
 def test_a_fetch_that_succeeded_at_its_second_attempt_is_over() -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     fetch = {"name": "fetch", "image": "cli", "restartCount": 1, "state": {"terminated": {"exitCode": 0}}}
     broken.pod("worker")["status"]["initContainerStatuses"] = [fetch]
     assert one(broken).harmless
@@ -185,26 +185,26 @@ def test_a_fetch_that_succeeded_at_its_second_attempt_is_over() -> None:
 
 
 def test_a_container_killed_for_memory() -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.pod("worker")["status"]["containerStatuses"][0] |= {
         "restartCount": 3,
         "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}},
     }
-    found = one(broken)
-    assert (found.what, found.why) == ("restarting", "killed for memory at its limit of 2Gi (3 times)")
-    assert "workers.pools.default.resources.limits.memory" in found.do[0]
+    finding = one(broken)
+    assert (finding.what, finding.why) == ("restarting", "killed for memory at its limit of 2Gi (3 times)")
+    assert "workers.pools.default.resources.limits.memory" in finding.do[0]
 
 
 def test_a_container_that_runs_well_since_its_restarts(capsys: pytest.CaptureFixture[str]) -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     worker = broken.pod("worker")["status"]["containerStatuses"][0]
     worker |= {"restartCount": 3, "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}
     started = datetime.fromisoformat(worker["state"]["running"]["startedAt"]).timestamp()
     assert not report(replace(broken.snapshot, now=started + 360), as_json=False)
-    said = capsys.readouterr().out
-    assert "pod/ryzanstein-workers-default-0 is well again, and was restarting" in said
-    assert "killed for memory at its limit of 2Gi (3 times)" in said
-    assert "is well: 6 pods" in said
+    output = capsys.readouterr().out
+    assert "pod/ryzanstein-workers-default-0 is well again, and was restarting" in output
+    assert "killed for memory at its limit of 2Gi (3 times)" in output
+    assert "is well: 6 pods" in output
     assert report(replace(broken.snapshot, now=started + 60), as_json=False)
     worker["ready"] = False
     assert report(replace(broken.snapshot, now=started + 360), as_json=False)
@@ -216,7 +216,7 @@ def test_an_out_of_memory_worker_is_diagnosed_with_its_own_numbers() -> None:
     config = replace(group_config(settings, files), device="cpu")
     with pytest.raises(StartupError) as refused:
         require_room(settings, files.spec, config, HostRoom(100 << 20, 2048 << 20))
-    broken = Broken()
+    broken = BrokenInstallation()
     waits = broken.waiting("worker", "CrashLoopBackOff", "back-off 5m0s restarting failed container")
     waits["status"]["containerStatuses"][0] |= {
         "restartCount": 2,
@@ -224,9 +224,9 @@ def test_an_out_of_memory_worker_is_diagnosed_with_its_own_numbers() -> None:
             "terminated": {"reason": "Error", "exitCode": 1, "message": json.dumps({"message": str(refused.value)})}
         },
     }
-    found = one(broken)
+    finding = one(broken)
     needed = footprint(files.spec, config).of_worker(2048).total / 2**20
-    assert f"workers.pools.default.resources.limits.memory={math.ceil(needed + 2048 - 100)}Mi" in found.do[0]
+    assert f"workers.pools.default.resources.limits.memory={math.ceil(needed + 2048 - 100)}Mi" in finding.do[0]
 
 
 @pytest.mark.parametrize(
@@ -237,19 +237,19 @@ def test_an_out_of_memory_worker_is_diagnosed_with_its_own_numbers() -> None:
     ],
 )
 def test_a_container_killed_by_a_probe(probe: str, why: str, do: str) -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.pod("worker")["status"]["containerStatuses"][0] |= {
         "restartCount": 1,
         "lastState": {"terminated": {"reason": "Error", "exitCode": 137}},
     }
     broken.event("worker", "Killing", f"Container worker failed {probe} probe, will be restarted")
-    found = one(broken)
-    assert why in found.why
-    assert do in found.do[0]
+    finding = one(broken)
+    assert why in finding.why
+    assert do in finding.do[0]
 
 
 @pytest.mark.parametrize(
-    ("log", "said"),
+    ("log", "expected"),
     [
         (
             '{"message": "starting"}\n{"level": "error", "message": "cannot start: no model in /m"}\n',
@@ -259,34 +259,34 @@ def test_a_container_killed_by_a_probe(probe: str, why: str, do: str) -> None:
         ("", ""),
     ],
 )
-def test_a_process_that_exits_is_diagnosed(log: str, said: str) -> None:
-    broken = Broken()
+def test_a_process_that_exits_is_diagnosed(log: str, expected: str) -> None:
+    broken = BrokenInstallation()
     waits = broken.waiting("router", "CrashLoopBackOff", "back-off 5m0s restarting failed container")
     waits["status"]["containerStatuses"][0] |= {
         "restartCount": 7,
         "lastState": {"terminated": {"reason": "Error", "exitCode": 1, "message": log}},
     }
-    found = one(broken)
-    assert found.why == f"its process ends with status 1 (7 times){said}"
-    assert "logs ryzanstein-router-0 -c router --previous" in found.do[0]
+    finding = one(broken)
+    assert finding.why == f"its process ends with status 1 (7 times){expected}"
+    assert "logs ryzanstein-router-0 -c router --previous" in finding.do[0]
 
 
 def test_a_running_pod_that_is_not_ready_waits_for_its_dependencies() -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     broken.not_ready("gateway")
     broken.not_ready("router")
     broken.event("gateway", "Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 503")
-    found = {each.where: each for each in diagnose(broken.snapshot)}
-    gateway = found["pod/ryzanstein-gateway-6d5f-x"]
+    findings = {each.where: each for each in diagnose(broken.snapshot)}
+    gateway = findings["pod/ryzanstein-gateway-6d5f-x"]
     assert "a router has answered" in gateway.why
     assert "not ready itself: router" in gateway.why
     assert "statuscode: 503" in gateway.why
-    assert "Redis" in found["pod/ryzanstein-router-0"].why
-    assert "none of its 1 pods is ready" in found["service/ryzanstein-gateway"].why
+    assert "Redis" in findings["pod/ryzanstein-router-0"].why
+    assert "none of its 1 pods is ready" in findings["service/ryzanstein-gateway"].why
 
 
 def test_a_model_that_is_being_fetched_is_said_to_be() -> None:
-    broken = Broken()
+    broken = BrokenInstallation()
     worker = broken.not_ready("worker")
     worker["status"]["initContainerStatuses"] = [{"name": "fetch", "image": "cli", "state": {"running": {}}}]
     worker["status"]["containerStatuses"][0] |= {"started": False, "state": {"waiting": {"reason": "PodInitializing"}}}
@@ -294,12 +294,12 @@ def test_a_model_that_is_being_fetched_is_said_to_be() -> None:
 
 
 def test_pods_rejected_at_creation_are_diagnosed() -> None:
-    for said, why in (
+    for message, why in (
         ('pods "x" is forbidden: exceeded quota: team, requested: cpu=1', "quota is used up"),
         ('pods "x" is forbidden: violates PodSecurity "restricted:latest"', "Pod Security refuses"),
         ('admission webhook "policy.example" denied the request', "its pods are refused: admission webhook"),
     ):
-        broken = Broken()
+        broken = BrokenInstallation()
         broken.objects["pods"].remove(broken.pod("worker"))
         broken.objects["statefulsets"] = [
             {
@@ -309,5 +309,5 @@ def test_pods_rejected_at_creation_are_diagnosed() -> None:
             }
         ]
         assert diagnose(broken.snapshot) == [], "its controller has not tried yet"
-        broken.objects["events"].append(event("StatefulSet", "ryzanstein-workers-default", "FailedCreate", said))
+        broken.objects["events"].append(event("StatefulSet", "ryzanstein-workers-default", "FailedCreate", message))
         assert why in one(broken).why

@@ -22,8 +22,8 @@ def shouting(name: str) -> Iterator[str]:
 
     class Shout(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            while said := self.request.recv(100):
-                self.request.sendall(f"{name}: ".encode() + said.upper())
+            while message := self.request.recv(100):
+                self.request.sendall(f"{name}: ".encode() + message.upper())
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Shout) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()

@@ -33,18 +33,18 @@ COMMANDS = (("doctor",), ("status",), ("drain-worker", "POD"))
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         (COMMANDS[0], "pod/r-router-0 is Pending"),
         (COMMANDS[1], "no router of r in llm is ready"),
         (COMMANDS[2], "no router of r in llm is ready"),
     ],
 )
-def test_the_only_release_needs_no_name(api: KubeApi, command: tuple[str, ...], said: str) -> None:
+def test_the_only_release_needs_no_name(api: KubeApi, command: tuple[str, ...], message: str) -> None:
     api.put("pods", *pods("r"))
     answer = kube(*command)
     assert answer.exit_code == 1
-    assert said in answer.output
+    assert message in answer.output
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,4 +1,4 @@
-"""`ryzanstein kube ensure-secrets`: passwords are made once, kept, and shown to nobody."""
+"""`ryzanstein kube ensure-secrets`: passwords are made once, kept, and never shown."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from tests.unit.cli.kube.objects import pod
 ROUTER, COORDINATOR, WORKER = "ryzanstein-router-0", "ryzanstein-coordinator-77b-y", "ryzanstein-workers-default-0"
 
 
-class Router(routing_pb2_grpc.RouterServicer):
+class DrainingRouter(routing_pb2_grpc.RouterServicer):
     """Knows a worker whose only request ends when it is asked to drain."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Coordinator(kv_pb2_grpc.KvCoordinatorServicer):
 
 
 @asynccontextmanager
-async def serving(router: Router, certificates: Path | None) -> AsyncIterator[dict[str, str]]:
+async def serving(router: DrainingRouter, certificates: Path | None) -> AsyncIterator[dict[str, str]]:
     """The addresses of a router and a coordinator, by pod and port."""
     addresses, servers = {}, []
     for component, place in (("router", f"{ROUTER}:50052"), ("coordinator", f"{COORDINATOR}:50053")):
@@ -70,9 +70,9 @@ async def serving(router: Router, certificates: Path | None) -> AsyncIterator[di
 
 
 @contextmanager
-def installed(api: KubeApi, certificates: Path | None = None) -> Iterator[Router]:
+def installed(api: KubeApi, certificates: Path | None = None) -> Iterator[DrainingRouter]:
     """An installation with a router, a coordinator and a worker, under mutual TLS where there are certificates."""
-    router, begun, ended = Router(), threading.Event(), threading.Event()
+    router, begun, ended = DrainingRouter(), threading.Event(), threading.Event()
 
     async def serve() -> None:
         async with serving(router, certificates) as addresses:
@@ -85,8 +85,8 @@ def installed(api: KubeApi, certificates: Path | None = None) -> Iterator[Router
     begun.wait()
     pods = [pod(ROUTER, "router"), pod(COORDINATOR, "coordinator"), pod(WORKER, "worker")]
     if certificates:
-        for found, component in zip(pods, ("router", "coordinator", "worker"), strict=True):
-            found["spec"]["volumes"] = [{"name": "tls", "secret": {"secretName": f"rz-tls-{component}"}}]
+        for actual, component in zip(pods, ("router", "coordinator", "worker"), strict=True):
+            actual["spec"]["volumes"] = [{"name": "tls", "secret": {"secretName": f"rz-tls-{component}"}}]
     api.put("pods", *pods)
     try:
         yield router
@@ -106,10 +106,10 @@ def kube(*arguments: str) -> Result:
 
 def test_status_shows_router_and_coordinator_reports(api: KubeApi) -> None:
     with installed(api):
-        told = kube("status")
-        assert told.exit_code == 0, told.output
-        assert WORKER in told.output
-        assert "KV coordinator: 7 distinct prefix blocks known, 9 entries" in told.output
+        status = kube("status")
+        assert status.exit_code == 0, status.output
+        assert WORKER in status.output
+        assert "KV coordinator: 7 distinct prefix blocks known, 9 entries" in status.output
         del api.objects["pods", COORDINATOR]
         alone = kube("status", "--json")
         assert alone.exit_code == 0, alone.output
@@ -128,9 +128,9 @@ def test_status_uses_the_administrators_certificate_under_mutual_tls(api: KubeAp
         api.put("secrets", {"metadata": {"name": "rz-tls-admin"}, "data": {}})
         assert "secret llm/rz-tls-admin: " in kube("status").output
         api.put("secrets", *map(secret, folder.iterdir()))
-        told = kube("status")
-        assert told.exit_code == 0, told.output
-        assert "mutual TLS: the first certificate to end is rz-tls-coordinator, in 0 days" in told.output
+        status = kube("status")
+        assert status.exit_code == 0, status.output
+        assert "mutual TLS: the first certificate to end is rz-tls-coordinator, in 0 days" in status.output
 
 
 def test_a_drained_worker_s_pod_is_deleted(api: KubeApi) -> None:
@@ -139,8 +139,8 @@ def test_a_drained_worker_s_pod_is_deleted(api: KubeApi) -> None:
         refused = kube("drain-worker", WORKER)
         assert (refused.exit_code, refused.output) == (1, "ryzanstein: the router refuses: worker does not answer\n")
         router.refusal = ""
-        kept = kube("drain-worker", WORKER, "--grace", "5", "--keep")
-        assert (kept.exit_code, kept.output) == (0, f"{WORKER} has no requests any more\n")
+        drained = kube("drain-worker", WORKER, "--grace", "5", "--keep")
+        assert (drained.exit_code, drained.output) == (0, f"{WORKER} has no requests any more\n")
         assert router.grace_ms == [5000]
         assert ("pods", WORKER) in api.objects
         api.refused["DELETE pods"] = 403
