@@ -1,25 +1,22 @@
 """Measures the collectives inside the ranks; `bench.collectives` starts it with torchrun.
 
 Our all-reduces and gloo's alternate, so that drift of the machine affects both alike.
-Rank 0 prints its report as JSON.
+Rank 0 prints its times as JSON.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from bench.decode_share import DecodeStep, measure_decode, predict_speedup
 from services.common.cores import usable_cores
 from services.common.lifeline import die_with_parent
 from services.compute.backends.collectives import GroupSeat, StepCommunicator
@@ -32,7 +29,7 @@ from services.worker.protocol.rank_config import GroupLayout
 
 _SPIN_S = 0.001
 _WARM_UP = 20
-_PREDICTED_RANKS = (2, 4, 8)
+_KIB = (4, 16, 64, 256, 1024, 4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +41,6 @@ class CollectiveTiming:
     shared_memory_p99: float
     gloo_p50: float
     gloo_p99: float
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The measurements of one run."""
-
-    ranks: int
-    timings: list[CollectiveTiming]
-    step: DecodeStep | None
-    share: float | None  # communication's share of a decode step
-    speedup: dict[int, float]  # by ranks, over one rank
 
 
 def time_all_reduce(comm: StepCommunicator, n_bytes: int, repeats: int) -> CollectiveTiming:
@@ -107,48 +93,24 @@ def join(config: RankGroupConfig, segment: Segment) -> StepCommunicator:
     return open_backend(getattr(torch, config.dtype), torch.device("cpu")).join(seat)
 
 
-def run(options: argparse.Namespace) -> Report:
-    """Measure. All ranks of the group call it; only rank 0's report is used."""
-    config = RankGroupConfig(
-        model_path=str(options.model or ""),
-        ranks=dist.get_world_size(),
-        dtype=options.dtype,
-        kv_tokens=options.batch * (options.prompt_tokens + options.decode_steps + 16),
-        max_running=options.batch,
-        max_model_len=options.prompt_tokens + options.decode_steps + 1,
-    )
+def run(repeats: int) -> list[CollectiveTiming]:
+    """Measure. All ranks of the group call it; only rank 0's times are used."""
+    config = RankGroupConfig(model_path="", ranks=dist.get_world_size(), dtype="bfloat16", kv_tokens=16)
     comm = join(config, share_memory(config))
-    timings = [time_all_reduce(comm, kib << 10, options.repeats) for kib in options.kib]
-    step = measure_decode(config, comm, options.batch, options.prompt_tokens) if options.model else None
-    share = step.share if step else options.share
-    speedup = {} if share is None else {n: predict_speedup(share, config.ranks, n) for n in _PREDICTED_RANKS}
+    timings = [time_all_reduce(comm, kib << 10, repeats) for kib in _KIB]
     dist.barrier()
-    return Report(config.ranks, timings, step, share, speedup)
+    return timings
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kib", type=int, nargs="+", default=[4, 16, 64, 256, 1024, 4096])
-    parser.add_argument("--repeats", type=int, default=300)
-    parser.add_argument("--model", type=Path, help="checkpoint folder whose decode steps are measured")
-    parser.add_argument("--share", type=float, help="instead: communication's share of a decode step")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--decode-steps", type=int, default=64)
-    return parser
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print the report on rank 0."""
+def main() -> int:
+    """Print the times of rank 0; the argument is the number of all-reduces of each size."""
     die_with_parent()
-    options = _parser().parse_args(arguments)
     torch.set_num_threads(max(1, usable_cores() // int(os.environ["WORLD_SIZE"])))
     dist.init_process_group("gloo")
     try:
-        report = run(options)
+        timings = run(int(sys.argv[1]))
         if dist.get_rank() == 0:
-            print(json.dumps(asdict(report)))
+            print(json.dumps([asdict(timing) for timing in timings]))
     finally:
         dist.destroy_process_group()
     return 0

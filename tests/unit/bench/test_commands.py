@@ -21,7 +21,7 @@ SMALL = {
     "engine": ([TINY, "--batches", "1,2", "--rounds", "1", "--prompt-tokens", "8", "--output-tokens", "16"], "decode"),
     "attention": ([TINY, "--lengths", "300", "--steps", "1", "--modes", "dense; top_k(4)"], "top_k(4)"),
     "coordinator": (["--workers", "4", "--blocks", "200", "--events", "20"], "lookup"),
-    "collectives": (["--share", "0.1", "--repeats", "2"], "all"),
+    "collectives": (["--repeats", "2"], "all"),
     "fidelity": (
         [TINY, "--curve", str(DEFAULT_CURVE), "--no-simulated", "--shares", "0.5", "--seconds", "1", "--rounds", "1"],
         "planned/pace p50",
@@ -69,7 +69,6 @@ NOT_RUN = {
     "gpu_trace": "needs a GPU",
     "hybrid": "needs another server",
     "llama_server": "needs llama.cpp",
-    "plane": "needs vLLM",
     "resume": "needs a load that outlives its workers",
     "serve": "needs an installation; `start` sends a request of it",
     "soak": "takes minutes; tests/cluster/test_soak.py runs it",

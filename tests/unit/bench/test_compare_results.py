@@ -109,11 +109,11 @@ def test_one_round_is_refused(tmp_path: Path) -> None:
     one = Metric(unit="ms", better=Better.LOWER, samples=(10,))
     shown = run(tmp_path, results(rounds=1, wait=one), results(rounds=1, wait=one))
     assert shown.exit_code == 1
-    assert "without a spread nothing can be told from noise" in shown.stderr
+    assert "without a spread no change can be distinguished from noise" in shown.stderr
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "not a file of `make bench`: the file"),
         ('{"format": 2}', "format"),
@@ -123,8 +123,8 @@ def test_one_round_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_file_is_refused_by_the_field(tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_file_is_refused_by_the_field(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(text)
-    with pytest.raises(CommandError, match=said):
+    with pytest.raises(CommandError, match=message):
         read_results(path)

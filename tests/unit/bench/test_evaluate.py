@@ -1,17 +1,14 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.evaluate import start_token
-from bench.evaluation.formats import Row
 from bench.evaluation.metrics import compare
 from bench.evaluation.offline import cut_prompts, score_offline
-from bench.evaluation.report import render, replace_between
 from bench.evaluation.served import Position, ScoredDocument
 from bench.evaluation.text import Document
 from services.worker.settings import WorkerSettings
@@ -57,23 +54,8 @@ async def test_scores_of_formats_equal_transformers() -> None:
     expected = math.exp(reference_nats(context=1_024))
     settings = WorkerSettings(model=str(BUNDLED_MODEL), dtype="float32", max_model_len=1_024, kv_tokens=2_048)
     prompts = [cut_prompts(BUNDLED_MODEL, [SHORT], start_token(BUNDLED_MODEL), window)[0] for window in (1_024, 10)]
-    found, part = await score_offline(settings, prompts)
-    assert found.document.text == SHORT.text
-    assert compare([found], [found]).perplexity.value == pytest.approx(expected, rel=1e-4)
+    actual, part = await score_offline(settings, prompts)
+    assert actual.document.text == SHORT.text
+    assert compare([actual], [actual]).perplexity.value == pytest.approx(expected, rel=1e-4)
     assert len(part.positions) == 9
     assert SHORT.text.startswith(part.document.text)
-
-
-def test_a_page_gets_the_table_between_its_marks(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- formats of x -->\nold\n<!-- end of formats of x -->\nafter\n")
-    found = [scored("a", position(0.5)), scored("b", position(0.25))]
-    table = render([(Row("bf16", BUNDLED_MODEL), compare(found, found))], "x", 192)
-    replace_between(page, "formats of x", table)
-    assert page.read_text() == f"before\n<!-- formats of x -->\n\n{table}\n<!-- end of formats of x -->\nafter\n"
-    assert (
-        "| bf16 | 14 | 2.828 | 1.0000 [1.0000, 1.0000] | 100.00% [100.00%, 100.00%] | 0.0e+00 [0.0e+00, 0.0e+00] |"
-        in table
-    )
-    with pytest.raises(ValueError, match="no marks <!-- formats of y -->"):
-        replace_between(page, "formats of y", table)

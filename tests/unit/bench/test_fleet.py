@@ -8,20 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import typer
 from tokenizers import Tokenizer
 
-from bench.fleet import report
-from bench.fleet.__main__ import sizes_of
-from bench.fleet.counted import Messages
 from bench.fleet.faults import FleetFault
-from bench.fleet.installation import FleetSize
-from bench.fleet.load import FleetAnswer, Load
-from bench.fleet.report import FleetRun
-from bench.fleet.usage import ComponentUse
+from bench.fleet.load import FleetAnswer
 from bench.fleet.workloads import Lengths, Workload
 from services.cli.stack.default_model import TINY_MODEL
 from services.worker.settings import WorkerSettings
@@ -31,9 +23,9 @@ PROJECT = Path(__file__).resolve().parents[3]
 
 
 def cell(table: str, name: str) -> str:
-    found = re.search(rf"^\| {name} \| (.*) \|$", table, re.MULTILINE)
-    assert found, table
-    return found[1]
+    actual = re.search(rf"^\| {name} \| (.*) \|$", table, re.MULTILINE)
+    assert actual, table
+    return actual[1]
 
 
 @pytest.mark.timeout(700)
@@ -78,41 +70,6 @@ def columns(table: str) -> dict[str, int]:
     """The places of the names in the head of the table of components."""
     (head,) = re.findall(r"^\| component \| .*$", table, re.MULTILINE)
     return {name: place for place, name in enumerate(head.split(" | "))}
-
-
-def use(at: float, messages: int) -> dict[str, ComponentUse]:
-    return {name: ComponentUse(at, 1, at, 0, Messages(messages, 0), 10.0, 30) for name in ("router", "workers")}
-
-
-def fleet_run(workers: int) -> FleetRun:
-    """A run whose components exchange a message a second without workers, and one more for each."""
-    size, load = FleetSize(workers, 100, 1, 1, TINY_MODEL, {}), Load((), "tiny", 1.0, 1.0)
-    language = SimpleNamespace(block_tokens=16)
-    workload = Workload("plain", language, (), Lengths(), random.Random(0))  # type: ignore[arg-type]
-    uses = [use(at, int(at) * (workers + 1)) for at in (0.0, 1.0, 2.0)]
-    none = {float("inf"): 0.0}
-    return FleetRun(size, load, workload, [], *uses, none, none, [0] * workers, [], [], 0, None)
-
-
-def test_larger_fleets_are_on_the_line_through_three_sizes() -> None:
-    model = asyncio.run(open_model(WorkerSettings(model=str(TINY_MODEL), engine="simulated"), TINY_MODEL))
-    tokenizer = Tokenizer.from_buffer(model.model.tokenizer_json)
-    both = report.table([fleet_run(10), fleet_run(100)], tokenizer)
-    assert "by a line" not in both, "two sizes always lie on a line"
-    table = report.table([fleet_run(workers) for workers in (10, 100, 300)], tokenizer)
-    assert cell(table, "routers, gateways, coordinators") == "1, 1, 1 | 1, 1, 1 | 1, 1, 1"
-    for workers, loaded, idle in (("10", "11.0", "11.0"), ("300", "301.0", "301.0"), ("1,000 by a line", "", "1001.0")):
-        row = re.search(rf"^\| router \| {workers} \| .*$", table, re.MULTILINE)
-        assert row, table
-        cells = row[0].split(" | ")
-        assert [cells[columns(table)[name]] for name in ("messages/s", "messages/s, idle")] == [loaded, idle]
-
-
-def test_sweep_takes_numbers_of_workers() -> None:
-    assert sizes_of("10, 300,10") == [10, 300]
-    for sweep in ("10,x", "0", "-1", "10;20", "10,", ","):
-        with pytest.raises(typer.BadParameter, match="10,100,300"):
-            sizes_of(sweep)
 
 
 def test_answer_is_altered_by_a_letter_and_lost_without_an_end() -> None:

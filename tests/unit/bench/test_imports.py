@@ -1,4 +1,4 @@
-"""What moves in services/, clients/ or tests/ breaks no bench and no load test unseen."""
+"""Moves in services/, clients/ or tests/ break no bench and no load test unseen."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def assert_imports_are_there(name: str) -> None:
         if module.split(".")[0] == "loadtest":
             assert names <= defined_in(module), module
         elif module.split(".")[0] in ("bench", "ryzanstein", "ryzanstein_client", "services", "tests"):
-            found = importlib.import_module(module)
-            assert [each for each in names if not hasattr(found, each)] == [], module
+            actual = importlib.import_module(module)
+            assert [each for each in names if not hasattr(actual, each)] == [], module

@@ -11,7 +11,7 @@ EXPECTED = Answer("abcd", (1, 2, 3, 4), "length")
 
 
 @pytest.mark.parametrize(
-    ("got", "found"),
+    ("got", "actual"),
     [
         (Answer("abcd", (1, 2, 3, 4), "length"), Difference.NONE),
         (Answer("abd", (1, 2, 4), "length"), Difference.LOST),
@@ -22,8 +22,8 @@ EXPECTED = Answer("abcd", (1, 2, 3, 4), "length")
         (Answer("abcd", (1, 2, 3, 4), "stop"), Difference.TEXT),
     ],
 )
-def test_differences_have_names(got: Answer, found: Difference) -> None:
-    assert difference(EXPECTED, got) is found
+def test_differences_have_names(got: Answer, actual: Difference) -> None:
+    assert difference(EXPECTED, got) is actual
 
 
 def served(case: int = 0, answer: Answer = EXPECTED, error: str = "") -> Served:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from bench.reading import lower
-from bench.suite import rounds
 from bench.suite.rounds import BenchError, gather, run_round
 from bench.suite.steps import Step
 from services.cli.benchmarks.results import Better, Results, read_results
@@ -55,26 +51,6 @@ async def test_a_bench_that_fails_is_named_with_its_last_words(tmp_path: Path) -
     broken = Step("engine", "bench.nothing", ())
     with pytest.raises(BenchError, match=r"engine ended with status 1:(.|\n)*No module named bench\.nothing"):
         await run_round((broken,), 0, tmp_path)
-
-
-async def test_a_bench_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "STEP_S", 2.0)
-    monkeypatch.setenv("STARTED_BY", str(tmp_path))
-    endless = Step("coordinator", "bench.coordinator", ("--events", "100000"))
-    with pytest.raises(BenchError, match=r"coordinator did not end within 2 s"):
-        async with asyncio.timeout(120):
-            await run_round((endless,), 0, tmp_path)
-    assert not started_by(tmp_path), "the process that sends events is ended, too"
-
-
-def started_by(folder: Path) -> list[list[str]]:
-    """Commands of the live processes that inherited the mark."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("STARTED_BY") == str(folder):
-                found.append(process.cmdline())
-    return found
 
 
 def test_a_metric_that_a_round_lacks_is_refused() -> None:
