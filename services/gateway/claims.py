@@ -49,7 +49,7 @@ class JobClaims:
     ) -> None:
         """`claim` takes an owner, and whether one of the `places` is free; `begin` the event that this gateway ends.
 
-        `woken` is set when a job was created or has to be ended; `count` is told how many jobs run.
+        `woken` is set when a job was created or has to be ended; `count` gets the number of running jobs.
         """
         self._claim = claim
         self._begin = begin

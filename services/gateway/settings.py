@@ -30,8 +30,8 @@ class GatewaySettings(AccessSettings, BillingSettings):
     grpc_max_connection_age_s: float = Field(
         default=300.0,
         ge=0,
-        description="A gRPC connection this old (10 % more or less) is given up gently, so that clients come to know "
-        "new gateways; its calls go on to their end; 0: never",
+        description="A gRPC connection this old (10 % more or less) is closed gracefully, so that clients reach new "
+        "gateways; its calls run to their end; 0: never",
     )
     gateway_tls_certificate: str = Field(
         default="",
@@ -73,14 +73,14 @@ class GatewaySettings(AccessSettings, BillingSettings):
     keep_alive_s: float = Field(
         default=620.0,
         gt=0,
-        description="An idle connection is closed after; must be longer than proxies keep theirs (Traefik 90 s, "
-        "Google's load balancers 600 s), or they lose requests over connections that are being closed",
+        description="Idle connections are closed after this time, which must be longer than that of proxies (Traefik "
+        "90 s, Google's load balancers 600 s), because requests over a connection that is being closed are lost",
     )
     sse_heartbeat_s: float = Field(
         default=15.0,
         gt=0,
-        description="A stream of events that is silent for so long sends a comment, so that no proxy takes it for "
-        "dead: in Messages a ping, in Responses an event after eight in a row or 120 s",
+        description="A stream of events that is silent for this long sends a comment, so that no proxy closes "
+        "it: in Messages a ping, in Responses an event after eight in a row or 120 s",
     )
 
     tool_parser: str = Field(
@@ -89,8 +89,8 @@ class GatewaySettings(AccessSettings, BillingSettings):
     )
     reasoning: Literal["auto", "off"] = Field(
         default="auto",
-        description="auto: what models write between the thinking tags of their templates is "
-        "`reasoning_content`; off: it is content",
+        description="auto: text between the thinking tags of a model's template is `reasoning_content`; off: it is "
+        "content",
     )
     grammar_timeout_s: float = Field(
         default=2.0, gt=0, description="A schema or grammar for structured output must be compiled within this time"
@@ -103,8 +103,8 @@ class GatewaySettings(AccessSettings, BillingSettings):
 
     image_hosts: Annotated[tuple[ImageHost, ...], NoDecode] = Field(
         default=(),
-        description="Hosts, comma-separated, whose images are fetched by https (host, host:port, *.domain) for models "
-        "that see; none: requests bring their images. Private addresses are never fetched from",
+        description="Hosts, comma-separated, whose images are fetched by https (host, host:port, *.domain) for vision "
+        "models; none: requests contain their images. Private addresses are never used",
     )
     image_timeout_s: float = Field(default=10.0, gt=0, description="Longest time to fetch an image")
     image_max_count: int = Field(default=32, ge=1, description="Most images of a request")
@@ -126,7 +126,8 @@ class GatewaySettings(AccessSettings, BillingSettings):
     gateway_replicas: int = Field(
         default=0,
         ge=0,
-        description="Gateways that share concurrency caps, and limits while Redis is away; 0: as many as beat in Redis",
+        description="Gateways that share concurrency caps, and limits while Redis is away; 0: the number of heartbeats "
+        "in Redis",
     )
     responses_ttl_s: int = Field(
         default=86_400, ge=0, description="How long /v1/responses keeps a response after its last use; 0: none is kept"
@@ -137,7 +138,7 @@ class GatewaySettings(AccessSettings, BillingSettings):
     responses_tenant_bytes: int = Field(
         default=32 * 1024 * 1024,
         ge=1024,
-        description="Most that Redis keeps of a tenant's responses; the least recently used ones make room",
+        description="Largest size of a tenant's kept responses; the least recently used ones are dropped",
     )
     responses_background: int = Field(
         default=32,
@@ -151,11 +152,9 @@ class GatewaySettings(AccessSettings, BillingSettings):
     batch_storage_bytes: int = Field(
         default=96 * 1024 * 1024,
         ge=0,
-        description="What the files of all batches may take in Redis, input and answers; 0: no files, no batches",
+        description="Largest size of all batches' files in Redis, inputs and answers; 0: no files, no batches",
     )
-    batch_tenant_bytes: int = Field(
-        default=64 * 1024 * 1024, ge=1024, description="What one tenant's files may take of it"
-    )
+    batch_tenant_bytes: int = Field(default=64 * 1024 * 1024, ge=1024, description="Largest size of one tenant's files")
     batch_file_bytes: int = Field(default=32 * 1024 * 1024, ge=1024, description="Largest file of a batch")
     batch_file_life_s: int = Field(
         default=7 * 24 * 3600,
@@ -184,27 +183,27 @@ class GatewaySettings(AccessSettings, BillingSettings):
         "that is scaled to zero; then 503",
     )
     stream_patience_s: float = Field(
-        default=300.0, ge=0, description="How long one waits that is streamed, whose client hears how far the start is"
+        default=300.0, ge=0, description="The same for streamed requests, whose clients see the progress of the start"
     )
     max_patience_s: float = Field(
-        default=900.0, ge=0, description="The most that a client may ask for in the header `x-ryzanstein-patience`"
+        default=900.0, ge=0, description="Largest value of the header `x-ryzanstein-patience`"
     )
     silence_timeout_s: float = Field(
         default=2.5,
         ge=1,
-        description="A worker that runs requests and says nothing, not even that it lives, is lost after",
+        description="A worker with running requests that sends nothing, not even a heartbeat, is lost after",
     )
     progress_timeout_s: float = Field(
         default=15.0,
         ge=1,
-        description="A request is stalled, and goes on with another worker, when nothing about it has moved for so "
-        "long: no token, no chunk of its prompt, no KV block, nothing of its adapter, no step that it waits for",
+        description="A request is stalled, and goes on with another worker, after this long without progress: no "
+        "token, no chunk of its prompt, no KV block, no file of its adapter, no step that it waits for",
     )
     request_timeout_s: float = Field(
         default=0.0,
         ge=0,
-        description="How long a request may take in all, its waiting included; then it ends with 504 "
-        "`deadline_exceeded`. Batches have their window instead; 0: as long as its client waits",
+        description="Longest time of a request in all, its wait included; then it ends with 504 "
+        "`deadline_exceeded`. Batches have their window instead; 0: no limit",
     )
     resume_deadline_s: float = Field(
         default=30.0, gt=0, description="Longest search for a worker that continues a stream"
@@ -214,23 +213,23 @@ class GatewaySettings(AccessSettings, BillingSettings):
     stream_resume_window_s: float = Field(
         default=30.0, ge=0, description="How long a WebSocket generation outlives its connection"
     )
-    stream_max_generations: int = Field(default=64, ge=1, description="Generations at once on one WebSocket")
+    stream_max_generations: int = Field(default=64, ge=1, description="Concurrent generations on one WebSocket")
     drain_delay_s: float = Field(
         default=0.0,
         ge=0,
-        description="After SIGTERM /readyz says 503, and for so long everything else goes on as before: as long as "
-        "load balancers need to notice",
+        description="After SIGTERM, /readyz answers 503 while everything else continues for this time, so that load "
+        "balancers notice",
     )
     drain_silence_s: float = Field(
         default=0.0,
         ge=0,
-        description="After that it goes on listening until no new request has come for so long, for half of "
-        "RYZANSTEIN_DRAIN_TIMEOUT_S at the most: balancers on a busy machine notice late",
+        description="After that it listens until this long without a new request, for half of "
+        "RYZANSTEIN_DRAIN_TIMEOUT_S at most: balancers on a busy machine notice late",
     )
     drain_timeout_s: float = Field(
         default=30.0,
         ge=0,
-        description="How long open requests may take after RYZANSTEIN_DRAIN_DELAY_S; then they end with an error",
+        description="Longest time of open requests after RYZANSTEIN_DRAIN_DELAY_S; then they end with an error",
     )
 
     @field_validator("tool_parser")

@@ -86,7 +86,7 @@ class GatewayMetrics:
         prefix, registry = "ryzanstein_gateway_", self.registry
         self.requests = Counter(
             f"{prefix}requests",
-            "Requests that are over, by the status that REST has for the outcome; 499: the client went away",
+            "Ended requests, by the status that REST has for the outcome; 499: the client disconnected",
             ["api", "route", "status", "model"],
             registry=registry,
         )
@@ -98,7 +98,7 @@ class GatewayMetrics:
         self.tokens = Counter(f"{prefix}tokens", "Tokens by kind", ["kind", "model", "tenant"], registry=registry)
         self.sequences = Counter(
             f"{prefix}sequences",
-            "Sequences with a first token that are over, by the reason; abort: by their client or an error",
+            "Ended sequences with a first token, by the reason; abort: by their client or an error",
             ["model", "finish"],
             registry=registry,
         )
@@ -107,7 +107,7 @@ class GatewayMetrics:
             self.resumes.labels(cause)
         self.fallbacks = Counter(
             f"{prefix}fallbacks",
-            "Requests that a fallback took over, by the model or route asked for",
+            "Requests that a fallback took over, by the requested model or route",
             ["model"],
             registry=registry,
         )
@@ -165,7 +165,7 @@ class GatewayMetrics:
         )
         self.drain_last_arrival = Gauge(
             f"{prefix}drain_last_request_seconds",
-            "From the time a gateway is not ready any more to its last new request or WebSocket, no probe; 0: none",
+            "From the end of a gateway's readiness to its last new request or WebSocket, probes excluded; 0: none",
             registry=registry,
         )
         self.ttft = Histogram(
@@ -214,7 +214,7 @@ class GatewayMetrics:
         )
         self.redis_seconds = Histogram(
             f"{prefix}redis_seconds",
-            "Time of an operation on Redis, failed ones too",
+            "Time of an operation on Redis, failed ones included",
             buckets=_REDIS_S,
             registry=registry,
         )
@@ -238,10 +238,10 @@ class GatewayMetrics:
             ["result"],
             registry=registry,
         )
-        self.batches_running = Gauge(f"{prefix}batches_running", "Batches this gateway works on", registry=registry)
-        self.batches_open = Gauge(f"{prefix}batches_open", "Batches of all that are not over", registry=registry)
+        self.batches_running = Gauge(f"{prefix}batches_running", "Batches that this gateway runs", registry=registry)
+        self.batches_open = Gauge(f"{prefix}batches_open", "Open batches of all gateways", registry=registry)
         self.batch_storage = Gauge(
-            f"{prefix}batch_storage_bytes", "What all files of batches take in Redis", registry=registry
+            f"{prefix}batch_storage_bytes", "Size of all files of batches in Redis", registry=registry
         )
 
         # The results of labels() are cached: one call costs as much as all other metrics of a request.

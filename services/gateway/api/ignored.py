@@ -20,7 +20,7 @@ IGNORED_HEADER = "x-ryzanstein-ignored"
 _MOST_NAMES = 32
 _MAX_NAME_CHARS = 96
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:$@/=\[\]-]")
-_Listed = str | list[Any] | None  # what has parts
+_Listed = str | list[Any] | None  # types with parts
 _FIELD = re.compile(r" - at `\$\.(?P<name>\w+)(?:\[(?P<index>\d+)\])?[^`]*`$")
 _LISTS = (inspect.ListType, inspect.VarTupleType)
 
@@ -74,7 +74,7 @@ class _Shape:
     unserved: bool = False  # other values become an `Unserved`, and so do texts without a tag
     texts: bool = False  # bare texts are served
     items: _Shape | None = None  # shape of a list's items
-    struct: type[Struct] | None = None  # what an object is decoded to
+    struct: type[Struct] | None = None  # the type that an object is decoded to
 
 
 @cache

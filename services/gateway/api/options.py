@@ -16,6 +16,9 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 MAX_SESSION_CHARS = 512
 Session = Annotated[str, Meta(max_length=MAX_SESSION_CHARS)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
+ChosenModel = Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")]
+Priority = Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")]
+Labels = Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
 FunctionName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}" + END)]
 KeepAlive = Annotated[
     str | Annotated[float, Meta(ge=-1e9, le=1e9)],

@@ -12,10 +12,13 @@ from services.gateway.api.fields import ADVISORY, neutral
 from services.gateway.api.ignored import Unserved
 from services.gateway.api.options import (
     MAX_TOOLS,
+    ChosenModel,
     FunctionDefinition,
     FunctionName,
     KeepAlive,
+    Labels,
     PredictedContent,
+    Priority,
     ReasoningOptions,
     Session,
     TextOptions,
@@ -48,16 +51,14 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 class SamplingBody(TextOptions, kw_only=True, forbid_unknown_fields=True):
     """Fields that completions and chat share."""
 
-    model: Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")] | None = (
-        None
-    )
+    model: ChosenModel | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=1024)] | None = None
     return_token_ids: Annotated[bool, Meta(description="Adds token_ids to each choice")] | None = None
     user: Annotated[Session, Meta(description="Keeps a user's requests on one worker without session_id")] | None = None
     session_id: Annotated[Session, Meta(description="Requests of a session stay on one worker")] | None = None
-    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
+    priority: Priority | None = None
     keep_alive: KeepAlive | None = None
     metadata: Annotated[Any, ADVISORY] = None
     client_metadata: Annotated[Any, ADVISORY] = None
@@ -278,7 +279,7 @@ class TextsBody(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     truncate_prompt_tokens: Truncation | None = None
     user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
-    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
+    priority: Priority | None = None
 
 
 class EmbeddingBody(TextsBody, kw_only=True, forbid_unknown_fields=True):
@@ -336,10 +337,7 @@ class BatchBody(Struct, kw_only=True, forbid_unknown_fields=True):
     input_file_id: Annotated[str, Meta(min_length=1, max_length=64)]
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
     completion_window: Annotated[str, Meta(pattern="^[1-9][0-9]{0,6}[smhd]" + END, description=_WINDOW)]
-    metadata: (
-        Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
-        | None
-    ) = None
+    metadata: Labels | None = None
     output_expires_after: Annotated[Any, ADVISORY] = None
 
 
@@ -378,8 +376,5 @@ class FineTuningBody(Struct, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     method: TrainingMethod | None = None
     hyperparameters: Annotated[Hyperparameters, Meta(description="Use `method`")] | None = None
-    metadata: (
-        Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
-        | None
-    ) = None
+    metadata: Labels | None = None
     integrations: Annotated[Any, neutral([])] = None

@@ -1,1 +1,1 @@
-"""What requests used and what that costs: counted once, kept by time, read by the usage API."""
+"""Usage of requests and its cost: counted once, kept by time, read by the usage API."""

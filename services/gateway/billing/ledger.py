@@ -148,7 +148,7 @@ class UsageLedger:
         await self._script(keys=[self._writer, *writes], args=[self._number, body, _WRITER_KEPT_S])
 
     def _writes(self) -> dict[str, dict[str, object]]:
-        """What the script adds, by key of Redis."""
+        """The sums that the script adds, by key of Redis."""
         hashes: dict[str, tuple[int, Counter[str]]] = {}
         months: Counter[str] = Counter()
         for (minute, account), counts in self._sending.items():

@@ -51,7 +51,7 @@ class Prices:
         return model in self.by_model or ANY_MODEL in self.by_model
 
     def cost(self, model: str, usage: Usage, *, batch: bool = False) -> Cost:
-        """What a request costs; `batch`: it is one of a batch."""
+        """A request's cost; `batch`: it is one of a batch."""
         price = self.by_model.get(model) or self.by_model.get(ANY_MODEL)
         if price is None:
             return Cost()

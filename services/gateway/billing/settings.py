@@ -28,13 +28,13 @@ class BillingSettings(ServiceSettings):
     """Read once, at start."""
 
     usage_minutes_s: int = Field(
-        default=2 * _DAY_S, ge=0, description="How long the usage of each minute is kept, in seconds; 0: it is not"
+        default=2 * _DAY_S, ge=0, description="Seconds for which the usage of each minute is kept; 0: it is not kept"
     )
     usage_hours_s: int = Field(
-        default=31 * _DAY_S, ge=0, description="How long the usage of each hour is kept, in seconds; 0: it is not"
+        default=31 * _DAY_S, ge=0, description="Seconds for which the usage of each hour is kept; 0: it is not kept"
     )
     usage_days_s: int = Field(
-        default=400 * _DAY_S, ge=0, description="How long the usage of each day is kept, in seconds; 0: it is not"
+        default=400 * _DAY_S, ge=0, description="Seconds for which the usage of each day is kept; 0: it is not kept"
     )
     prices: Annotated[str, AfterValidator(_check_prices)] = Field(
         default="{}",

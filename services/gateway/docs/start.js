@@ -1,2 +1,2 @@
-// Shows the OpenAPI document that is served beside this page.
+// Shows the OpenAPI document that is served with this page.
 SwaggerUIBundle({ url: new URL("openapi.json", document.baseURI).href, dom_id: "#operations", deepLinking: true });

@@ -29,7 +29,7 @@ from services.gateway.tenants.tenant import Tenant
 
 _INSTALL = (
     f"No fine-tuner runs in this installation: {pip_install('finetune')}, then `ryzanstein up --fine-tuning "
-    "DIR`, or `python -m services.finetuner` beside services that were started otherwise."
+    "DIR`, or `python -m services.finetuner` for services that were started otherwise."
 )
 _RANK = 16
 _METADATA = "`null`: only jobs without metadata; `metadata[KEY]=VALUE`, several times: only jobs with all of these"

@@ -1,4 +1,4 @@
-"""What a model can do: a decoder generates and embeds, an encoder embeds, a classifier gives numbers for labels."""
+"""Abilities of models: a decoder generates and embeds, an encoder embeds, a classifier gives numbers for labels."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class AdmittedRequest:
                 self.close()
                 await self.count("completions", self.model)
         finally:
-            self.patience.hear = lambda start: None  # what hears may keep the request: a cycle, for the collector
+            self.patience.hear = lambda start: None  # a listener may refer to the request: a cycle, for the collector
             await self.settle()
 
     async def settle(self) -> None:

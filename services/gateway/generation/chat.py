@@ -74,14 +74,14 @@ def _template_call(call: Call) -> dict[str, Any]:
     try:
         arguments: dict[str, Any] | str = msgspec.json.decode(call.arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
-        arguments = call.arguments  # what the model wrote was cut off, or is no JSON: it is shown as it is
+        arguments = call.arguments  # arguments that were cut off or are no JSON are shown unchanged
     function = {"name": call.name, "arguments": arguments}
     return {"type": "function", "function": function} | ({} if call.id is None else {"id": call.id})
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """What a model reads, and the tools that it may call."""
+    """A model's prompt, and the tools that it may call."""
 
     ids: list[int]
     tools: ToolUse | None

@@ -190,7 +190,7 @@ class Models:
         return named + [self._listed(name, route) for name, route in routes.items()]
 
     def get(self, name: str, tenant: Tenant) -> ListedModel:
-        """What a name means, without waiting; raises :class:`ApiError` 403 or 404."""
+        """The model of a name, without waiting; raises :class:`ApiError` 403 or 404."""
         route = self._routes(tenant).get(name)
         if route is not None:
             return self._listed(name, route)

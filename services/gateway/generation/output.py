@@ -31,7 +31,7 @@ class ScoredToken:
 
 @dataclass(slots=True)
 class OutputChunk:
-    """What a step added. With `finish` it is the last one."""
+    """The output of a step. With `finish` it is the last one."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Generation:
             after=request.prompt_ids, skip_special_tokens=options.skip_special_tokens
         )
         self._stops = StopBuffer(options.stop, include=options.include_stop) if options.stop else None
-        self._scored: list[ScoredToken] = []  # whose text is still held back
+        self._scored: list[ScoredToken] = []  # tokens with text that is still held back
         self.stopped: str | None = None  # the stop string that cut the text: what was held back is no part of it
         self._sent_chars = 0
         self._token_offset = 0  # where the text of the next token begins
@@ -249,6 +249,6 @@ class Generation:
 
 
 def _prediction_usage(batch: TokenBatch, n_kept: int) -> PredictionUsage:
-    """What was drafted from the prediction; accepted tokens behind a stop string are no part of the text."""
+    """Counts of tokens drafted from the prediction; accepted tokens behind a stop string are no part of the text."""
     accepted = min(batch.accepted_prediction, n_kept)
     return PredictionUsage(accepted, batch.rejected_prediction + batch.accepted_prediction - accepted)

@@ -1,4 +1,4 @@
-"""What a sequence has given, and when: for the comparison of two models that answer the same request."""
+"""The outputs of a sequence, with times: for the comparison of two models that answer the same request."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from services.gateway.generation.request import SamplingOptions
 from services.gateway.text.codec import ServedModel
 
 _ONE_TOKEN_P = 1e-9  # the likeliest token of any vocabulary has more
-_MAX_IDS = 1024  # what a worker takes
+_MAX_IDS = 1024  # a worker's limit
 _MAX_STOPS = 16
 _MAX_STOP_CHARS = 1024  # all of a stop string is compared with the text at every token
 

@@ -1,4 +1,4 @@
-"""What clients may say about their wait for a model that starts, and what streams hear of it."""
+"""Clients' limits on the wait for a model that starts, and its reports to streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.gateway.errors import invalid
 from services.gateway.upstream.patience import StartPatience
 
 PATIENCE_HEADER = "x-ryzanstein-patience"  # seconds
-EVENTS_HEADER = "x-ryzanstein-events"  # what a stream wants to hear of besides its answer
+EVENTS_HEADER = "x-ryzanstein-events"  # events that a stream requests besides its answer
 _WAITING = "waiting"  # the only such event
 
 
@@ -22,7 +22,7 @@ class PatienceLimits:
 
     plain_s: float = 60.0
     stream_s: float = 300.0
-    most_s: float = 900.0  # what a client may ask for
+    most_s: float = 900.0  # largest patience that a client may request
 
     def begin(self, header: str, now: float) -> StartPatience:
         """A request's patience from now on; raises :class:`ApiError` (400)."""

@@ -1,8 +1,8 @@
 """Closes objects: without `additionalProperties`, a schema forbids all properties that it does not name.
 
 A weak model would invent further properties until its token limit. If several schemas describe one object (`allOf`, or
-properties beside `anyOf` or `$ref`), each alone would forbid the properties of the others; so only the outermost schema
-is closed, and allows the names of all. An object whose schema names no property stays open: it is a free map.
+properties next to `anyOf` or `$ref`), each alone would forbid the properties of the others; so only the outermost
+schema is closed, and allows the names of all. An object whose schema names no property stays open: it is a free map.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class _Call:
     def say(self, start: routing_pb2.ModelStart) -> None:
         """Write how far a model's start is; left out while the client does not read."""
         if self.saying is None or self.saying.done():
-            told = waiting_json(start)
-            waiting = inference_pb2.Waiting(stage=told["stage"], estimate_s=told["estimate_s"] or 0)
+            fields = waiting_json(start)
+            waiting = inference_pb2.Waiting(stage=fields["stage"], estimate_s=fields["estimate_s"] or 0)
             self.saying = asyncio.create_task(self.write(inference_pb2.GenerateResponse(waiting=waiting)))
 
     def follow(self, request: AdmittedRequest) -> None:

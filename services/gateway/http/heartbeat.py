@@ -86,9 +86,9 @@ class Heartbeat:
 
 def _waiting(start: routing_pb2.ModelStart) -> bytes:
     """A comment. A blank line behind it would be an empty event to some clients."""
-    told = waiting_json(start)
-    seconds = f" {told['estimate_s']}s" if told["estimate_s"] else ""
-    return f": waiting {told['stage']}{seconds}\n".encode()
+    fields = waiting_json(start)
+    seconds = f" {fields['estimate_s']}s" if fields["estimate_s"] else ""
+    return f": waiting {fields['stage']}{seconds}\n".encode()
 
 
 def _waiting_event(start: routing_pb2.ModelStart) -> bytes:

@@ -111,7 +111,7 @@ async def _stream(
 
 
 def _sent(value: Any) -> Any:
-    """What a client has sent: a body without the fields that it did not set."""
+    """A body as a client sent it: without the fields that it did not set."""
     if isinstance(value, msgspec.Struct):
         names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         return {sent: _sent(field) for sent, name in names if (field := getattr(value, name)) is not None}

@@ -226,7 +226,7 @@ def _line_items(model: str, counts: Counts) -> list[tuple[str, int, int]]:
 
 
 def _selection(query: Query, tenant: Tenant, kinds: set[Kind] | None) -> Selection:
-    """What the caller asks for and may see; raises :class:`ApiError` (403)."""
+    """The selection of a query; only administrators select the usage of others. Raises :class:`ApiError` (403)."""
     projects: list[str] | None = query.project_ids or None
     if not tenant.admin:
         if projects not in (None, [tenant.name]):

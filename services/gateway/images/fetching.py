@@ -70,7 +70,7 @@ def _public_authorities() -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True)
 class FetchPolicy:
-    """What may be fetched."""
+    """Hosts that images may be fetched from, and the time for it."""
 
     hosts: tuple[str, ...] = ()  # host or host:port; *.domain: all hosts below it
     timeout_s: float = 10.0  # longest time of an image, redirects included

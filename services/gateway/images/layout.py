@@ -1,4 +1,4 @@
-"""What a kind of model makes of an image: frames, and the text around their rows."""
+"""The layout of an image for a kind of model: frames, and the text around their rows."""
 
 from __future__ import annotations
 

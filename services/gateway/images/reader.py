@@ -40,7 +40,7 @@ class SeenImage:
 
 
 def layout_of(model: ServedModel) -> ImageLayout | None:
-    """What a model makes of an image; None: it reads text only, or its kind is newer than this gateway."""
+    """A model's layout of images; None: it reads text only, or its kind is newer than this gateway."""
     return _LAYOUTS.get(model.card.images.layout) if model.card.HasField("images") else None
 
 

@@ -21,7 +21,7 @@ _MIRRORED = 16  # mirrored requests of a gateway at a time
 
 
 class CanaryOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an administrator asks for."""
+    """An administrator's order to start a canary."""
 
     model: ModelName
     share: Annotated[float, Meta(gt=0, le=1)] = 0.05  # mirrored part of the requests

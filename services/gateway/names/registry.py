@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal, TypeVar, cast
+from typing import Literal, cast
 
 import msgspec
 from redis.asyncio.client import Pipeline
-from redis.exceptions import NoPermissionError, WatchError
+from redis.exceptions import NoPermissionError
 
 from services.common.keys import RedisKeys
 from services.gateway.errors import ApiError
@@ -18,11 +18,9 @@ from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 MAX_LIVE = 1000  # live routes
 HISTORY = 1000  # changes that Redis keeps
-_TRIES = 5  # tries of a change that conflicts with concurrent ones
 
 
 class LiveRoute(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,25 +107,10 @@ class RouteRegistry:
 
         return await self._changed(name, attempt)
 
-    async def _changed(self, name: str, attempt: Callable[[Pipeline], Awaitable[T]]) -> T:
-        """Queue the commands of `attempt` and run them, again if another gateway has changed a route meanwhile."""
-
-        async def transaction() -> T | None:
-            async with self._guard.client.pipeline() as pipe:
-                await pipe.watch(self._keys.routes, self._keys.routes_version)
-                result = await attempt(pipe)
-                try:
-                    await pipe.execute()
-                except WatchError:
-                    return None
-                return result
-
-        for _ in range(_TRIES):
-            result = await self._guard.run(transaction)
-            if result is not None:
-                return result
-        message = f"The route `{name}` is being changed by others. Try again."
-        raise ApiError(409, message, "invalid_request_error", code="conflict", retry_after_s=1)
+    async def _changed(self, name: str, attempt: Callable[[Pipeline], Awaitable[LiveRoute]]) -> LiveRoute:
+        """Run the commands that `attempt` queues, again if another gateway has changed a route meanwhile."""
+        keys = (self._keys.routes, self._keys.routes_version)
+        return await self._guard.change(keys, f"The route `{name}`", attempt)
 
     async def _watched(self, pipe: Pipeline, name: str) -> LiveRoute | None:
         text = await pipe.hget(self._keys.routes, name)

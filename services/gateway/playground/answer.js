@@ -3,7 +3,7 @@
 import { element } from "./element.js";
 import { MarkdownWords, PlainWords } from "./words.js";
 
-// What a worker was lost by, in the words of the page.
+// Causes of a worker's loss, in the words of the page.
 const LOST = {
   connection_lost: "was lost",
   stall: "did not answer any more",

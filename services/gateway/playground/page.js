@@ -84,7 +84,7 @@ function failed(answer, error, aborted) {
   else answer.fail("The connection was lost", String(error));
 }
 
-// What the model said is part of the conversation; a question without an answer is none.
+// Answers are part of the conversation, questions without an answer are not.
 function remember(answer) {
   if (answer.calls.length) messages.push({ role: "assistant", content: answer.text || null, tool_calls: answer.calls });
   else if (answer.text) messages.push({ role: "assistant", content: answer.text });

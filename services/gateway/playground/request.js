@@ -60,7 +60,7 @@ function shared() {
   };
 }
 
-// What asks for the next message. Throws WrongField.
+// The request for the next message. Throws WrongField.
 export function chatRequest(messages) {
   const system = field("system").value.trim();
   return {
@@ -72,7 +72,7 @@ export function chatRequest(messages) {
   };
 }
 
-// What asks for more of a text. Throws WrongField.
+// The request that continues a text. Throws WrongField.
 export function completionRequest(prompt) {
   return { ...shared(), max_tokens: number("max_tokens"), prompt };
 }

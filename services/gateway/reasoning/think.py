@@ -35,7 +35,7 @@ class _Dropped:
         return out + text[: len(text) - n_held]
 
     def finish(self) -> str:
-        """What was held back."""
+        """The text that was held back."""
         held, self._held = self._held, ""
         return held
 

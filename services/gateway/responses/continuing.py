@@ -19,7 +19,7 @@ class DivergedError(Exception):
 class _Step:
     """An event, or the joined text of neighbouring deltas."""
 
-    place: tuple[Any, ...]  # what tells it from other events
+    place: tuple[Any, ...]  # key that distinguishes it from other events
     text: str
 
 
@@ -29,7 +29,7 @@ def is_delta(event: Event) -> bool:
 
 
 def place_of(event: Event) -> tuple[Any, ...]:
-    """What an event is about; deltas with the same place in a row are one text."""
+    """The subject of an event; deltas with the same place in a row are one text."""
     return event["type"], event.get("output_index"), event.get("content_index")
 
 

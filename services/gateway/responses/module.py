@@ -10,7 +10,7 @@ from services.gateway.responses.run import BackgroundContext, BackgroundRun
 
 
 def background_claims(queue: BackgroundQueue, routes: ASGIApp, places: int, gateway_id: str, drain: Drain) -> JobClaims:
-    """What claims and makes responses; `routes` take stored credentials, `places` are made at once."""
+    """The runner that claims and makes responses; `routes` take stored credentials, `places` are made at once."""
     context = BackgroundContext(queue, routes)
     return JobClaims(
         queue.claim,

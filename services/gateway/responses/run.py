@@ -67,7 +67,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundContext:
-    """What all jobs of a gateway share."""
+    """The resources that all jobs of a gateway share."""
 
     queue: BackgroundQueue
     routes: ASGIApp  # which take stored credentials

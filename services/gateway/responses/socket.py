@@ -83,7 +83,7 @@ class RecentTurns:
 
 @dataclass(frozen=True)
 class ResponsesSocket:
-    """What the connections of /v1/responses share."""
+    """The resources that the connections of /v1/responses share."""
 
     routes: ASGIApp  # POST /v1/responses
     drain: Drain
@@ -290,7 +290,7 @@ class _Events:
 
 
 def _read(data: bytes | str) -> _Kind:
-    """What kind of message it is; raises :class:`ApiError` (400)."""
+    """The kind of the message; raises :class:`ApiError` (400)."""
     try:
         kind = msgspec.json.decode(data, type=_Kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -130,7 +130,7 @@ def successor_of(fields: Fields, response_id: str) -> Fields:
 
 
 def required_outputs(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a response's calls wait for, without the outputs themselves."""
+    """The outputs that a response's calls require, without their contents."""
     required = []
     for item in items:
         if output := _OUTPUTS.get(item["type"]):

@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable
 
 import msgspec
-from redis.exceptions import WatchError
+from redis.asyncio.client import Pipeline
 
 from services.common.keys import RedisKeys
 from services.gateway.errors import ApiError
 from services.gateway.tenants.issued import IssuedKey, PresentedKey, new_id, new_secret, still_valid
 from services.gateway.tenants.redis_guard import RedisGuard
 from services.gateway.tenants.tenant import Tenant
-
-_TRIES = 5  # tries of an update that conflicts with concurrent updates
 
 
 class KeyRegistry:
@@ -82,27 +80,16 @@ class KeyRegistry:
     async def _change(self, key_id: str, change: Callable[[IssuedKey], IssuedKey]) -> IssuedKey:
         """Change a key unless another gateway changes it at the same time; then read it again."""
 
-        async def attempt() -> IssuedKey | None:
-            async with self._guard.client.pipeline() as pipe:
-                await pipe.watch(self._hash)
-                text = await pipe.hget(self._hash, key_id)
-                if text is None:
-                    raise _unknown(key_id)
-                changed = change(_decoded(text))
-                pipe.multi()  # type: ignore[no-untyped-call]
-                pipe.hset(self._hash, key_id, _encoded(changed))
-                try:
-                    await pipe.execute()
-                except WatchError:
-                    return None
-                return changed
+        async def attempt(pipe: Pipeline) -> IssuedKey:
+            text = await pipe.hget(self._hash, key_id)
+            if text is None:
+                raise _unknown(key_id)
+            changed = change(_decoded(text))
+            pipe.multi()  # type: ignore[no-untyped-call]
+            pipe.hset(self._hash, key_id, _encoded(changed))
+            return changed
 
-        for _ in range(_TRIES):
-            changed = await self._guard.run(attempt)
-            if changed is not None:
-                return changed
-        message = f"The key {key_id} is being changed by others. Try again."
-        raise ApiError(409, message, "invalid_request_error", code="conflict", retry_after_s=1)
+        return await self._guard.change((self._hash,), f"The key {key_id}", attempt)
 
 
 def _encoded(key: IssuedKey) -> bytes:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import redis.asyncio as redis
-from redis.exceptions import RedisError
+from redis.asyncio.client import Pipeline
+from redis.exceptions import RedisError, WatchError
 
 from services.common.redis_client import RedisAccess
 from services.common.redis_outage import RedisOutage
+from services.gateway.errors import ApiError
 from services.gateway.telemetry import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -21,6 +23,7 @@ T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
+_TRIES = 5  # tries of a change that conflicts with concurrent ones
 
 
 class RedisAwayError(Exception):
@@ -63,6 +66,29 @@ class RedisGuard:
         self._pause_s = 0.0
         self._metrics.redis_up.set(1)
         return result
+
+    async def change(self, keys: Sequence[str], subject: str, attempt: Callable[[Pipeline], Awaitable[T]]) -> T:
+        """Run the commands that `attempt` queues, again if others have changed one of the `keys` meanwhile.
+
+        Raises RedisAwayError, and :class:`ApiError` 409 while others keep changing the `subject`.
+        """
+
+        async def transaction() -> T | None:
+            async with self.client.pipeline() as pipe:
+                await pipe.watch(*keys)
+                result = await attempt(pipe)
+                try:
+                    await pipe.execute()
+                except WatchError:
+                    return None
+                return result
+
+        for _ in range(_TRIES):
+            result = await self.run(transaction)
+            if result is not None:
+                return result
+        message = f"{subject} is being changed by others. Try again."
+        raise ApiError(409, message, "invalid_request_error", code="conflict", retry_after_s=1)
 
     def skip_pause(self) -> None:
         """Let the next operation try Redis at once, for one that cannot come later."""

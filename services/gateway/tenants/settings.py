@@ -31,9 +31,9 @@ class AccessSettings(ServiceSettings):
     jwt_issuer: str = Field(
         default="", description="URL of an OpenID Connect issuer whose bearer tokens are accepted; empty: none are"
     )
-    jwt_audience: str = Field(default="", description="What the tokens' `aud` must name; needed with an issuer")
+    jwt_audience: str = Field(default="", description="Audience that tokens must name in `aud`; needed with an issuer")
     jwt_jwks_url: str = Field(
-        default="", description="URL of the issuer's keys; default: what its discovery document names"
+        default="", description="URL of the issuer's keys; default: the one in its discovery document"
     )
     jwt_tenant_claim: str = Field(default="sub", description="Claim that names the tenant")
     jwt_limits: str = Field(

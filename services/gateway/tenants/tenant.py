@@ -30,7 +30,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key_id(self) -> str:
-        """What names its key in reports; empty for a tenant that came without one."""
+        """The name of its key in reports; empty for a tenant without a key."""
         return ""
 
 

@@ -41,7 +41,7 @@ class ServedModel:
     tokenizer: Tokenizer
     vocabulary: Vocabulary
     template: ChatTemplate | None
-    adapter: RegisteredAdapter | None = None  # what the base runs with
+    adapter: RegisteredAdapter | None = None  # the base's adapter
     # Few threads, since they share the cores with the event loop.
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "text"))
 
@@ -164,7 +164,7 @@ class ServedModel:
     async def encode_pair(
         self, first: str, second: str, limit: int | None, second_limit: int | None
     ) -> tuple[list[int], int]:
-        """Token ids of two texts as the tokenizer joins them, and where the second one begins if the model is told.
+        """Token ids of two texts as the tokenizer joins them, and the second one's start if the model needs it.
 
         `limit` of all tokens and `second_limit` of the second text's cut the end of the second text.
         """

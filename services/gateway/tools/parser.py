@@ -36,7 +36,7 @@ class CallReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """What the reader of a call knows when it begins."""
+    """The mark of a call that begins, and the tools that it may name."""
 
     mark: str  # that begins the call; empty: it has none
     names: frozenset[str]  # tools that may be called

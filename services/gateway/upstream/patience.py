@@ -1,4 +1,4 @@
-"""How long a request waits for a model that starts, and who is told of the start meanwhile."""
+"""How long a request waits for a model that starts, and the reports of the start meanwhile."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class StartPatience:
 
     began: float = 0.0
     until: float | None = None  # None: as long as for a worker that is free, which is the routers' setting
-    stream_until: float | None = None  # the end for a client that is told of the start
+    stream_until: float | None = None  # the end for a client that gets reports of the start
     by_client: bool = False  # whether the client set it
     hear: Callable[[routing_pb2.ModelStart], None] = lambda start: None  # called at a change, and each second
     _heard: str = ""  # the last stage
-    _hears_at: float = 0.0  # when the same stage is told again
+    _hears_at: float = 0.0  # when the same stage is reported again
 
     def limit(self, seconds: float) -> None:
         """Wait for `seconds` in all, unless the client has set how long."""

@@ -21,7 +21,7 @@ _NO_CODE = 1005
 
 
 class SocketConnection(Protocol):
-    """What one path's API does with an accepted connection."""
+    """One path's API over an accepted connection."""
 
     async def handle(self, data: bytes | str) -> None:
         """Handle a client's message; errors become messages."""

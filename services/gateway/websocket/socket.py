@@ -51,7 +51,7 @@ class _Followed:
 
 @dataclass(frozen=True)
 class StreamSocket:
-    """What the connections of /v1/stream share; see :mod:`services.gateway.websocket.protocol`."""
+    """The resources that the connections of /v1/stream share; see :mod:`services.gateway.websocket.protocol`."""
 
     entrance: Entrance
     kinds: Mapping[str, SingleSequence[Any]]

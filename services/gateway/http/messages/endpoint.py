@@ -68,7 +68,7 @@ class MessagesDecoder(BodyDecoder[MessagesBody]):
 
 
 class CountHandler:
-    """Tells the tokens of a prompt, which are what `usage.input_tokens` of its answer will be."""
+    """Answers the number of tokens of a prompt, which is `usage.input_tokens` of its answer."""
 
     def __init__(self, chat: ChatPreparer) -> None:
         self._chat = chat

@@ -8,7 +8,16 @@ from msgspec import Meta, Struct
 
 from services.gateway.api.fields import ADVISORY, neutral
 from services.gateway.api.ignored import Unserved
-from services.gateway.api.options import MAX_TOOLS, AttentionName, FunctionName, KeepAlive, NonEmpty, Session
+from services.gateway.api.options import (
+    MAX_TOOLS,
+    AttentionName,
+    ChosenModel,
+    FunctionName,
+    KeepAlive,
+    NonEmpty,
+    Priority,
+    Session,
+)
 
 
 class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -154,9 +163,7 @@ class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens: what makes the prompt."""
 
     messages: Annotated[list[MessageParam], Meta(min_length=1)]
-    model: Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")] | None = (
-        None
-    )
+    model: ChosenModel | None = None
     system: str | list[TextualBlock] | None = None
     tools: (
         Annotated[
@@ -194,7 +201,7 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     metadata: Metadata | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     session_id: Annotated[Session, Meta(description="Requests of a session stay on one worker")] | None = None
-    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
+    priority: Priority | None = None
     keep_alive: KeepAlive | None = None
     attention: AttentionName | None = None
     include_cost: Annotated[bool, Meta(description="Adds `cost` to the usage of the whole answer")] | None = None

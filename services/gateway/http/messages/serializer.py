@@ -224,5 +224,5 @@ def _input(text: str) -> dict[str, Any]:
     try:
         arguments: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
-        return {"INVALID_JSON": text}  # what Anthropic tells clients to send back then
+        return {"INVALID_JSON": text}  # the form that Anthropic tells clients to send back
     return arguments

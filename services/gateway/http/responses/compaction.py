@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from services.gateway.api.fields import ADVISORY, neutral
-from services.gateway.api.options import KeepAlive, Session
+from services.gateway.api.options import ChosenModel, KeepAlive, Priority, Session
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.choice import Choice
 from services.gateway.generation.output import Generation
@@ -35,9 +35,7 @@ _OF_RESPONSES = ("input", "instructions", "previous_response_id", "conversation"
 class CompactBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/responses/compact: a conversation, as in POST /v1/responses."""
 
-    model: Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")] | None = (
-        None
-    )
+    model: ChosenModel | None = None
     input: Annotated[str | list[dict[str, Any]] | None, Meta(description="Needed without a kept conversation")] = None
     instructions: str | None = None
     previous_response_id: Annotated[ResponseId, Meta(description="A kept response to go on from")] | None = None
@@ -46,7 +44,7 @@ class CompactBody(Struct, kw_only=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1, description="Of the summary; default: a quarter of the context")] | None
     ) = None
     prompt_cache_key: Annotated[Session, Meta(description="Keeps requests on one worker")] | None = None
-    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
+    priority: Priority | None = None
     keep_alive: KeepAlive | None = None
     service_tier: Annotated[Any, ADVISORY] = None
     prompt_cache_options: Annotated[Any, ADVISORY] = None

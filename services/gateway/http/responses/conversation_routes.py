@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.ignored import IGNORED_HEADER, Ignored
+from services.gateway.api.options import Labels
 from services.gateway.asgi import ASGIMessage
 from services.gateway.errors import invalid
 from services.gateway.generation.admitted import AdmittedRequest
@@ -19,7 +20,7 @@ from services.gateway.http.identified import CallingTenant
 from services.gateway.http.responses.conversations import ConversationStore, KeptConversation, missing_item
 from services.gateway.http.responses.paging import PAGE, page_of, read_page
 from services.gateway.http.responses.reading import read_items
-from services.gateway.http.responses.schema import Metadata, ReferenceItem
+from services.gateway.http.responses.schema import ReferenceItem
 from services.gateway.http.responses.turns import listed_item
 
 PATH = "/v1/conversations"
@@ -31,11 +32,11 @@ class ConversationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/conversations."""
 
     items: Annotated[Items, Meta(max_length=_MAX_ITEMS)] | None = None
-    metadata: Metadata | None = None
+    metadata: Labels | None = None
 
 
 class _UpdateBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    metadata: Metadata | None
+    metadata: Labels | None
 
 
 class _ItemsBody(Struct, kw_only=True, forbid_unknown_fields=True):

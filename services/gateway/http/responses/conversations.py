@@ -118,14 +118,7 @@ class ConversationStore:
 
     async def listed(self, tenant: str, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
         """The last used conversations, or those behind `after`, and whether there are more."""
-        ids, page = await self._objects.ids(tenant, "conv_"), list[dict[str, Any]]()
-        for name in ids[ids.index(after) + 1 :] if after in ids else ids:
-            if (data := await self._objects.get(tenant, name)) is None:  # expired, and still in the index
-                continue
-            if len(page) == limit:
-                return page, True
-            page.append((await _decoded(data)).described())
-        return page, False
+        return await self._objects.listed(tenant, "conv_", after, limit, _brief)
 
     async def _read(self, tenant: str, conversation_id: str) -> tuple[KeptConversation, str]:
         data = await self._objects.get(tenant, conversation_id) if _ID.fullmatch(conversation_id) else None
@@ -139,6 +132,10 @@ class ConversationStore:
             message = f"A conversation may have at most {limit} bytes, this one would have {len(data)}."
             raise invalid(message, "items", "conversation_too_long")
         await self._objects.keep(tenant, conversation.id, data, digest)
+
+
+async def _brief(data: bytes) -> dict[str, Any]:
+    return (await _decoded(data)).described()
 
 
 async def _decoded(data: bytes) -> KeptConversation:

@@ -206,7 +206,7 @@ class ConversationSerializer(ResponseSerializer):
         return turn.listed() if len(turn.given) <= INLINE_ITEMS else await asyncio.to_thread(turn.listed)
 
     def _stored(self, response: dict[str, Any], listed: list[dict[str, Any]]) -> StoredResponse:
-        """What is kept of a response; it begins a conversation of its own where the turns before it are not kept."""
+        """The stored part of a response; it begins a conversation of its own where the turns before it are not kept."""
         turn = self._turn
         data = msgspec.Raw(msgspec.json.encode(response))
         size = turn.past.size + len(bytes(data)) + sum(len(msgspec.json.encode(item)) for item in listed)

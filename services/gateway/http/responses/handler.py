@@ -22,7 +22,7 @@ from services.gateway.http.responses.schema import ResponsesBody
 from services.gateway.http.responses.store import BackgroundPlan
 from services.gateway.http.responses.turns import not_kept_here
 
-Credential = Callable[[str], Awaitable[str]]  # what is stored, from an Authorization header
+Credential = Callable[[str], Awaitable[str]]  # the stored credential of an Authorization header
 
 
 class ResponsesHandler(GenerateHandler[ResponsesBody]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -93,6 +93,19 @@ class KeptObjects:
         members: Any = await self._guarded(lambda: self._guard.client.zrange(key, 0, -1, desc=True))
         return [name for member in members if (name := member.decode()).startswith(prefix)]
 
+    async def listed(
+        self, tenant: str, prefix: str, after: str, limit: int, brief: Callable[[bytes], Awaitable[dict[str, Any]]]
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """The last used objects, or those behind `after`, as `brief` describes them, and whether there are more."""
+        ids, page = await self.ids(tenant, prefix), list[dict[str, Any]]()
+        for name in ids[ids.index(after) + 1 :] if after in ids else ids:
+            if (data := await self.get(tenant, name)) is None:  # expired, and still in the index
+                continue
+            if len(page) == limit:
+                return page, True
+            page.append(await brief(data))
+        return page, False
+
     async def record(self, tenant: str, object_id: str, owner: str, events: Sequence[bytes]) -> int:
         """Append events to an object, as the owner of its job; returns how many it has.
 
@@ -129,7 +142,7 @@ class KeptObjects:
 
 
 def digest_of(data: bytes) -> str:
-    """SHA-1, which Redis's scripts can compute; it tells versions of an object apart, and is no secret."""
+    """SHA-1, which Redis's scripts can compute; it distinguishes versions of an object, and is no secret."""
     return hashlib.sha1(data, usedforsecurity=False).hexdigest()
 
 

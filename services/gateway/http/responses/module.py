@@ -1,4 +1,4 @@
-"""What the gateway keeps of responses: the responses, their conversations, and the jobs that make them."""
+"""The stores of the gateway for responses, their conversations, and the jobs that make them."""
 
 from __future__ import annotations
 

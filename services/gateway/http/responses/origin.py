@@ -36,7 +36,7 @@ class NoneRecent:
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """What a request knows that its body does not say."""
+    """The context of a request that its body does not state."""
 
     recent: Recent = field(default_factory=NoneRecent)
     response_id: str = ""  # the response that a job makes; empty: a new one

@@ -3,7 +3,7 @@
     queued -> in_progress -> completed, incomplete or failed
        \\----------\\---> cancelled
 
-The kept response has the truth: it is replaced once, by whoever ends it first. The job only says who works on it.
+The kept response has the truth: it is replaced once, by its first ending. The job only says who works on it.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class BackgroundQueue:
         return response
 
     async def _end(self, tenant: str, response_id: str) -> None:
-        """End a job whoever owns it: the owner notices when it renews its claim."""
+        """End a job of any owner, which notices when it renews its claim."""
         try:
             await self._queue.turn(self._member(tenant, response_id), _TURNS, {}, ends=True)
         except RedisAwayError as error:

@@ -11,10 +11,13 @@ from services.gateway.api.ignored import Unserved
 from services.gateway.api.options import (
     MAX_TOOLS,
     AttentionName,
+    ChosenModel,
     FunctionName,
     KeepAlive,
+    Labels,
     NonEmpty,
     Penalty,
+    Priority,
     Probability,
     Session,
 )
@@ -170,7 +173,7 @@ ITEMS: dict[str, type[Item | ReferenceItem]] = {
 TOOL_ITEMS = ("additional_tools", "tool_search_output")  # offer the model the tools that they list
 COMMANDS = ("compaction_trigger", "configuration_update")  # items that are no history: they change the answer
 
-# --- what else a body holds ----------------------------------------------------------------------------------------
+# --- other parts of a body -----------------------------------------------------------------------------------------
 
 
 class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -276,13 +279,10 @@ INCLUDABLE = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
-]
 
 
-class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/responses. null means the default everywhere."""
+class PromptBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of a response that make its prompt."""
 
     input: (
         Annotated[
@@ -294,9 +294,7 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
         ]
         | None
     ) = None
-    model: Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")] | None = (
-        None
-    )
+    model: ChosenModel | None = None
     instructions: Annotated[str, Meta(description="Before everything else; not kept for the next turn")] | None = None
     previous_response_id: Annotated[ResponseId, Meta(description="A kept response to go on from")] | None = None
     conversation: (
@@ -306,21 +304,6 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
         ]
         | None
     ) = None
-    background: (
-        Annotated[bool, Meta(description="Answer at once, and run on without the client; needs `store`")] | None
-    ) = None
-    generate: Annotated[bool, Meta(description="false: keep the input as a turn without an answer")] | None = None
-    store: (
-        Annotated[bool, Meta(description="true: keep, or fail; left out: keep if possible, the answer's `store` says")]
-        | None
-    ) = None
-    stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, description="Default: what fits")] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy")] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    include: Annotated[list[str], Meta(description=f"Only {LOGPROBS} and {SEALED} have an effect")] | None = None
     tools: (
         Annotated[
             list[dict[str, Any]],
@@ -342,12 +325,34 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     truncation: Annotated[Literal["auto", "disabled"], Meta(description="auto drops the oldest turns")] | None = None
-    metadata: Metadata | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
+    client_metadata: Annotated[Any, ADVISORY] = None
+
+
+class ResponsesBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses. null means the default everywhere."""
+
+    background: (
+        Annotated[bool, Meta(description="Answer at once, and run on without the client; needs `store`")] | None
+    ) = None
+    generate: Annotated[bool, Meta(description="false: keep the input as a turn without an answer")] | None = None
+    store: (
+        Annotated[bool, Meta(description="true: keep, or fail; left out: keep if possible, the answer's `store` says")]
+        | None
+    ) = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, description="Default: what fits")] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy")] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    include: Annotated[list[str], Meta(description=f"Only {LOGPROBS} and {SEALED} have an effect")] | None = None
+    metadata: Labels | None = None
     prompt_cache_key: Annotated[Session, Meta(description="Keeps requests on one worker")] | None = None
     user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
     safety_identifier: Annotated[Session, Meta(description="As `user`")] | None = None
     session_id: Annotated[Session, Meta(description="Requests of a session stay on one worker")] | None = None
-    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
+    priority: Priority | None = None
     keep_alive: KeepAlive | None = None
     attention: AttentionName | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -356,9 +361,7 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
     max_tool_calls: Annotated[Any, ADVISORY] = None
-    client_metadata: Annotated[Any, ADVISORY] = None
     service_tier: Annotated[Any, ADVISORY] = None
     prompt_cache_retention: Annotated[Any, ADVISORY] = None
     prompt_cache_options: Annotated[Any, ADVISORY] = None

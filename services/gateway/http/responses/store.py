@@ -134,17 +134,7 @@ class ResponseStore:
 
     async def listed(self, tenant: str, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
         """Id, time, status and model of responses, last used first, behind `after`; and whether there are more."""
-        ids, page = await self.objects.ids(tenant, "resp_"), list[dict[str, Any]]()
-        if after in ids:
-            ids = ids[ids.index(after) + 1 :]
-        for response_id in ids:
-            if (data := await self.objects.get(tenant, response_id)) is None:  # expired, and still in the index
-                continue
-            if len(page) == limit:
-                return page, True
-            brief = msgspec.json.decode((await _decoded(data)).response, type=_Listed)
-            page.append({"object": "response", **msgspec.to_builtins(brief)})
-        return page, False
+        return await self.objects.listed(tenant, "resp_", after, limit, _brief)
 
     async def past(self, tenant: str, response_id: str) -> Past:
         """The conversation up to a response, which lives on; raises 400 when a part of it is not kept any more."""
@@ -193,6 +183,11 @@ class ResponseStore:
             message = f"`{requested[:100]}` is not complete yet: poll it until it has ended."
             raise invalid(message, "previous_response_id", "previous_response_not_complete")
         return turns
+
+
+async def _brief(data: bytes) -> dict[str, Any]:
+    listed = msgspec.json.decode((await _decoded(data)).response, type=_Listed)
+    return {"object": "response", **msgspec.to_builtins(listed)}
 
 
 async def _decoded(data: bytes) -> StoredResponse:
