@@ -54,7 +54,7 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
             return
         node = node_of(settings)
         if node is not None and node.rank:
-            await follow(node, settings.model_copy(update={"model": str(folder)}), readiness, stop)
+            await follow(node, settings.model_copy(update={"model": str(folder)}), readiness.depends_on, stop)
             return
         life = LifeMetrics(registry)
         engines = await _open_engines(settings, folder, WorkerMetrics(registry), life, tls, open_engine)

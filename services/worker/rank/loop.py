@@ -6,41 +6,23 @@ the device has work while the host reads, sends and plans. Messages other than p
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from services.compute.model.spec import ModelError
 from services.worker.protocol.order_codec import AdapterOrder, CopyOrder, Order, SleepOrder, WakeOrder, encode_answer
 from services.worker.protocol.plan import StepResult
 from services.worker.protocol.plan_codec import PlanView
 from services.worker.protocol.result_codec import encode_result
 from services.worker.rank.awake import Sleeper
-from services.worker.rank.link import Received
+from services.worker.rank.link import ServerLink
 from services.worker.rank.runner import Launched
 from services.worker.rank.worst_step import naming_what_to_lower
 
 _LOOK_S = 20e-6  # between two looks at the device while no plan is there
 
 
-class Link(Protocol):
-    """The server."""
-
-    def receive(self) -> Received:
-        """Wait for the next message."""
-        ...
-
-    def waits(self, timeout_s: float) -> bool:
-        """Whether there is a message within `timeout_s` seconds."""
-        ...
-
-    def send(self, message: bytes | memoryview) -> None:
-        """Send a message."""
-        ...
-
-
 class StepLoop:
     """One rank's work from its start to the stop message."""
 
-    def __init__(self, link: Link, sleeper: Sleeper) -> None:
+    def __init__(self, link: ServerLink, sleeper: Sleeper) -> None:
         self._link, self._sleeper = link, sleeper
         self._awaited: Launched | None = None
 

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from services.common.lifecycle import read_settings
 from services.common.logs import configure_logging
@@ -25,18 +24,15 @@ COMMAND = (sys.executable, "-m", "services.worker.vllm.follower")
 log = logging.getLogger(__name__)
 
 
-class ReadinessProbe(Protocol):
-    """Answers probes."""
+async def follow(
+    node: Node, settings: WorkerSettings, depends_on: Callable[[Callable[[], str]], None], stop: asyncio.Event
+) -> None:
+    """Run ranks for the leader, again and again, until `stop` is set.
 
-    def depends_on(self, ask: Callable[[], str]) -> None:
-        """Get the reason why the machine is not ready from `ask`; empty: it is."""
-        ...
-
-
-async def follow(node: Node, settings: WorkerSettings, readiness: ReadinessProbe, stop: asyncio.Event) -> None:
-    """Run ranks for the leader, again and again, until `stop` is set. Ready while ranks run."""
+    `depends_on` gets a function that returns why the machine is not ready; empty while ranks run.
+    """
     follower = Follower(node, COMMAND, {"RYZANSTEIN_MODEL": settings.model})
-    readiness.depends_on(lambda: follower.state)
+    depends_on(lambda: follower.state)
     tasks = [asyncio.create_task(follower.run(), name="follower"), asyncio.create_task(stop.wait(), name="stop")]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -82,7 +78,7 @@ class Follower:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if process.returncode is None:
-                log.warning("the leader has ended the connection: its ranks end here, too")
+                log.warning("the leader has ended the connection: its ranks here also end")
             else:
                 log.error("the ranks have ended with status %d", process.returncode)
         finally:
