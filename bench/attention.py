@@ -59,16 +59,16 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write readings.")] = None,
 ) -> None:
     """Time decode steps."""
-    sizes, found = [int(length) for length in lengths.split(",")], []
+    sizes, results = [int(length) for length in lengths.split(",")], []
     chosen = [AttentionMode.parse(mode) for mode in modes.split(";")]
     forced = ForcedModel(model, max(sizes), kv_dtype)
     fill(forced)
     for length in sizes:
         for mode, ms in decode_ms(forced, length, chosen, steps).items():
             print(f"{length:>8,} keys  {mode!s:20} {ms:8.2f} ms")
-            found.append(lower(f"attention/{length}/{mode}", ms, "ms"))
+            results.append(lower(f"attention/{length}/{mode}", ms, "ms"))
     if json_file:
-        write_readings(json_file, found)
+        write_readings(json_file, results)
 
 
 if __name__ == "__main__":

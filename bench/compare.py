@@ -30,7 +30,7 @@ from bench.compare_formats import FORMATS, write_form
 from bench.compare_report import heading
 from bench.make_checkpoint import SHAPES, write_checkpoint
 from bench.serve import Load, Workload, drive, first_model
-from bench.servers import Asked, Peer, Server, read_peers, started
+from bench.servers import ModelTarget, Peer, Server, read_peers, started
 from bench.standstill import Watch, watch
 from bench.stats import median
 
@@ -86,7 +86,7 @@ class Entry:
 
     peer: Peer
     home: str
-    asked: Asked
+    target: ModelTarget
     weights: str = "bf16"
 
 
@@ -97,15 +97,15 @@ async def compare(
 
     If a server does not start or answer, its error is noted under `failed`, and the other servers are measured.
     """
-    found = {weights: _Found(wanted) for weights in dict.fromkeys(entry.weights for entry in entries)}
+    results_by_form = {weights: _Measurements(wanted) for weights in dict.fromkeys(entry.weights for entry in entries)}
     for turn in range(rounds):
         loads = {s.name: with_seed(s.load, 100 * turn + len(s.name)) for s in wanted}
         first = turn % len(entries)
         for entry in (*entries[first:], *entries[:first]):
-            results, name = found[entry.weights], entry.peer.name
+            results, name = results_by_form[entry.weights], entry.peer.name
             try:
                 log = logs / f"{name}-{entry.weights}.log"
-                async with started(entry.peer, entry.home, entry.asked, log) as server:
+                async with started(entry.peer, entry.home, entry.target, log) as server:
                     for scenario, run in (await measure(server, loads, machine)).items():
                         results.scenarios[scenario].setdefault(name, []).append(run)
                     results.start_s.setdefault(name, []).append(server.start_s)
@@ -113,10 +113,10 @@ async def compare(
             except (RuntimeError, OSError, EOFError, ValueError, LookupError) as error:
                 results.failed.setdefault(name, []).append(f"round {turn + 1}: {type(error).__name__}: {error}")
             await asyncio.sleep(settle_s)
-    return {weights: results.as_json() for weights, results in found.items()}
+    return {weights: results.as_json() for weights, results in results_by_form.items()}
 
 
-class _Found:
+class _Measurements:
     """Measurements by server."""
 
     def __init__(self, wanted: Sequence[Scenario]) -> None:
@@ -189,15 +189,17 @@ def main(
         entries = list(_entries(homes, asked_formats, checkpoint, ranks))
         logs = Path(tempfile.mkdtemp(prefix="compare-logs-"))
         with watch(os.sched_getaffinity(0)) as machine:
-            found = asyncio.run(compare(entries, loads, rounds, logs, machine, settle))
+            results_by_form = asyncio.run(compare(entries, loads, rounds, logs, machine, settle))
     taken = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    for weights, results in found.items():
+    for weights, results in results_by_form.items():
         results |= {"shape": shape, "format": weights, "ranks": ranks, "time": taken}
         show(results, Console())
     if out:
-        kept = json.loads(out.read_text()) if out.exists() else {}
-        out.write_text(json.dumps(kept | {heading(results): results for results in found.values()}, indent=1) + "\n")
-    raise typer.Exit(any(results["failed"] for results in found.values()))
+        stored = json.loads(out.read_text()) if out.exists() else {}
+        out.write_text(
+            json.dumps(stored | {heading(results): results for results in results_by_form.values()}, indent=1) + "\n"
+        )
+    raise typer.Exit(any(results["failed"] for results in results_by_form.values()))
 
 
 def _entries(homes: dict[str, str], asked_formats: list[str], checkpoint: Path, ranks: int) -> Iterator[Entry]:
@@ -212,7 +214,7 @@ def _entries(homes: dict[str, str], asked_formats: list[str], checkpoint: Path, 
             if (peer.form, weights) not in written:
                 written[peer.form, weights] = write_form(peer.form, checkpoint, weights)
             model = str(written[peer.form, weights])
-            yield Entry(peer, home, Asked(model, ranks, FORMATS[weights].quantization), weights)
+            yield Entry(peer, home, ModelTarget(model, ranks, FORMATS[weights].quantization), weights)
 
 
 if __name__ == "__main__":

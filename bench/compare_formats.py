@@ -15,7 +15,7 @@ from services.tools.converter.run import ConversionOptions, convert
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """What each server calls a format. Tables and heads have 8 bits in `int4`, too."""
+    """Names of a format in each server. Tables and heads have 8 bits also in `int4`."""
 
     quantization: str  # Ryzanstein's, which rounds while it loads
     gguf: str  # the type of llama.cpp's matrices
@@ -44,7 +44,7 @@ _INT8_CONFIG = {
 
 
 def write_form(form: str, checkpoint: Path, weights: str) -> Path:
-    """Write what peers of a `form` in peers.toml serve beside `checkpoint`, a folder in bfloat16; returns its path."""
+    """Write the form that peers of peers.toml serve next to `checkpoint`, a folder in bfloat16; returns its path."""
     if form == "gguf":
         out = checkpoint.with_name(f"{checkpoint.name}-{weights}.gguf")
         convert(ConversionOptions(checkpoint, out, FORMATS[weights].gguf, 1 << 40, force=False), lambda done, of: None)

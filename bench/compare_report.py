@@ -23,10 +23,10 @@ def rates(results: dict, scenario: str) -> dict[str, float]:
     return {peer: median([run["output_tokens_per_s"] for run in runs]) for peer, runs in by_peer.items()}
 
 
-def ratio(found: dict[str, float]) -> float | None:
+def ratio(measured: dict[str, float]) -> float | None:
     """Our rate over the best other one; None if either is missing, since a server may not have started."""
-    others = [rate for peer, rate in found.items() if peer != OURS]
-    return found[OURS] / max(others) if others and OURS in found else None
+    others = [rate for peer, rate in measured.items() if peer != OURS]
+    return measured[OURS] / max(others) if others and OURS in measured else None
 
 
 def heading(results: dict) -> str:
@@ -43,9 +43,9 @@ def markdown(results: dict) -> str:
         "|---|" + "---:|" * (len(peers) + 1),
     ]
     for scenario, by_peer in results["scenarios"].items():
-        found = rates(results, scenario)
-        cells = [_cell(by_peer[peer], found[peer]) for peer in peers]
-        over = ratio(found)
+        measured = rates(results, scenario)
+        cells = [_cell(by_peer[peer], measured[peer]) for peer in peers]
+        over = ratio(measured)
         lines.append(f"| {scenario} | {' | '.join(cells)} | {'' if over is None else f'{over:.2f}'} |")
     for name, title, unit in (("start_s", "start", "s"), ("memory_mib", "memory", "MiB")):
         cells = [
@@ -83,10 +83,10 @@ def _parameters(shape: str) -> float:
 
 
 def _rates_cell(results: dict, scenario: str, peers: list[str]) -> str:
-    found = rates(results, scenario)
-    over = ratio(found)
+    measured = rates(results, scenario)
+    over = ratio(measured)
     failed = sum(run["errors"] for runs in results["scenarios"][scenario].values() for run in runs)
-    cell = _each(found, peers, ",.0f") + ("" if over is None else f" (**{over:.2f}**)")
+    cell = _each(measured, peers, ",.0f") + ("" if over is None else f" (**{over:.2f}**)")
     return cell + (f", {failed} failed" if failed else "")
 
 
@@ -101,11 +101,11 @@ def _over_bf16(results: dict, files: list[dict]) -> str:
 
 def _largest_gaps(results: dict) -> dict[str, float]:
     """By server: the largest gap between tokens over the median gap, as median over rounds; the worst load counts."""
-    found: dict[str, float] = {}
+    measured: dict[str, float] = {}
     for by_peer in results["scenarios"].values():
         for peer, runs in by_peer.items():
-            found[peer] = max(found.get(peer, 0.0), median([run["largest_gap_over_median"] for run in runs]))
-    return found
+            measured[peer] = max(measured.get(peer, 0.0), median([run["largest_gap_over_median"] for run in runs]))
+    return measured
 
 
 def _each(values: dict[str, float], peers: list[str], form: str) -> str:
@@ -114,8 +114,8 @@ def _each(values: dict[str, float], peers: list[str], form: str) -> str:
 
 def read_results(file: Path) -> list[dict]:
     """The results of one machine, smallest model first, and bfloat16 before formats of fewer bits."""
-    found = json.loads(file.read_text()).values()
-    return sorted(found, key=lambda results: (_parameters(results["shape"]), heading(results) != results["shape"]))
+    measured = json.loads(file.read_text()).values()
+    return sorted(measured, key=lambda results: (_parameters(results["shape"]), heading(results) != results["shape"]))
 
 
 def main(

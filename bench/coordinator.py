@@ -111,7 +111,7 @@ def lookups(index: BlockIndex, chains: list[list[int]], n: int) -> dict[str, dic
     counters, metrics = SyncCounters(), CoordinatorMetrics(CollectorRegistry(), SyncCounters())
     service = CoordinatorService(index, Subscriptions(index, counters), counters, HotPrefixes(1024), Pins(1), metrics)
     results = {}
-    for name, tail in (("everybody has the system prompt", True), ("one worker has the prompt", False)):
+    for name, tail in (("all workers have the system prompt", True), ("one worker has the prompt", False)):
         times = []
         for i in range(n):
             chain = chains[i % len(chains)][0 if tail else SYSTEM_PROMPT :]
@@ -128,14 +128,14 @@ def lookups(index: BlockIndex, chains: list[list[int]], n: int) -> dict[str, dic
 def readings(results: dict[str, Any]) -> list[Reading]:
     """The results as readings."""
     name = f"coordinator/{results['workers']} workers x {results['blocks_per_worker']} blocks"
-    found = [
+    measured = [
         lower(f"{name}/memory per entry", results["bytes_per_entry"], "bytes"),
         lower(f"{name}/store a block", results["store_us_per_block"], "us"),
         lower(f"{name}/longest sweep slice", results["longest_sweep_slice_ms"], "ms"),
     ]
     timed = {"event to visible": results["event_to_visible_ms"]}
     timed |= {f"lookup, {what}": times for what, times in results["lookup_ms"].items()}
-    return found + [
+    return measured + [
         lower(f"{name}/{what} {cut}", value, "ms") for what, row in timed.items() for cut, value in row.items()
     ]
 

@@ -78,13 +78,13 @@ class _Recorder:
 
     async def decode_s(self, batch: int, prompt_tokens: int) -> float:
         """Median seconds of a step of `batch` decodes after prompts of this length."""
-        found = []
+        measured = []
         for _ in range(self._rounds):
             workload = Workload(prompt_tokens, _OUTPUTS, Sampling())
             requests = make_requests(batch, workload, self._engine.vocab_size, next(self._seed))
             steps = await self._engine.measure(requests)
-            found.append(summarise(batch, prompt_tokens, steps, 0.0).step_us / 1e6)
-        return median(found)
+            measured.append(summarise(batch, prompt_tokens, steps, 0.0).step_us / 1e6)
+        return median(measured)
 
     async def prefill_s(self, rows: int) -> float:
         """Median seconds of a step with a prompt of `rows` tokens."""
@@ -103,13 +103,13 @@ class _Recorder:
     async def _chunks(self, tokens: int) -> list[tuple[float, float, int]]:
         """Keys, seconds and rows of the steps of one prompt."""
         request = make_requests(1, Workload(tokens, 1, Sampling()), self._engine.vocab_size, next(self._seed))
-        began, found = time.perf_counter(), []
+        began, measured = time.perf_counter(), []
         for step in await self._engine.measure(request):
             (chunk,) = step.plan.chunks
             keys = chunk.n_tokens * (chunk.start + chunk.n_tokens / 2)
-            found.append((keys, step.returned - began, chunk.n_tokens))
+            measured.append((keys, step.returned - began, chunk.n_tokens))
             began = step.returned
-        return found
+        return measured
 
 
 def _points(rows: Sequence[int], seconds: Sequence[float]) -> tuple[CurvePoint, ...]:

@@ -195,27 +195,29 @@ async def measure(
             slots = replace(config, adapter_slots=adapters.most, adapter_max_rank=adapters.rank)
             adapted = await running.enter_async_context(open_engine(slots, workload))
             runs += [(str(count), count, adapted) for count in adapters.counts]
-        found = defaultdict[tuple[int, str], list[Measured]](list)
+        measured = defaultdict[tuple[int, str], list[Measured]](list)
         for batch, turn in itertools.product(batches, range(rounds)):
             for place, (name, count, engine) in enumerate(runs, 1):
                 seed = 1_000 * place + turn  # engines keep prefixes, so no two runs have the same prompts
                 requests = make_requests(batch, workload, engine.vocab_size, seed, count)
                 began = time.perf_counter()
                 steps = await engine.measure(requests)
-                found[batch, name].append(summarise(batch, workload.prompt_tokens, steps, began, name))
-    return [sorted(runs, key=lambda run: run.decode_tokens_per_s)[len(runs) // 2] for runs in found.values()]
+                measured[batch, name].append(summarise(batch, workload.prompt_tokens, steps, began, name))
+    return [sorted(runs, key=lambda run: run.decode_tokens_per_s)[len(runs) // 2] for runs in measured.values()]
 
 
 def readings(measured: list[Measured], where: str) -> list[Reading]:
     """The results as readings."""
-    found = []
+    measured = []
     for m in measured:
         name = f"{where}, {m.batch} at once" + ("" if m.adapters == "off" else f", {m.adapters} adapters")
         parts = ("step", "plan", "forward", "communication", "sample")
-        found += [higher(f"{name}/{at}", getattr(m, f"{at}_tokens_per_s"), "tokens/s") for at in ("prefill", "decode")]
-        found += [lower(f"{name}/{part}", getattr(m, f"{part}_us"), "us") for part in parts]
-        found.append(lower(f"{name}/largest step over median", m.largest_step_over_median, "x"))
-    return found
+        measured += [
+            higher(f"{name}/{at}", getattr(m, f"{at}_tokens_per_s"), "tokens/s") for at in ("prefill", "decode")
+        ]
+        measured += [lower(f"{name}/{part}", getattr(m, f"{part}_us"), "us") for part in parts]
+        measured.append(lower(f"{name}/largest step over median", m.largest_step_over_median, "x"))
+    return measured
 
 
 def main(
@@ -242,7 +244,7 @@ def main(
     rounds: int = 3,
     temperature: float = 0.0,
     top_p: float = 1.0,
-    adapters: Annotated[str, typer.Option(help="Numbers of adapters, beside none, such as 0,1,8.")] = "",
+    adapters: Annotated[str, typer.Option(help="Numbers of adapters in addition to none, such as 0,1,8.")] = "",
     adapter_rank: int = 16,
     curve: Annotated[Path | None, typer.Option(help="Record the times of steps there instead.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,

@@ -62,12 +62,12 @@ class Setup:
 
 def start_token(model: Path) -> int:
     """The token id at the start of a document; raises BadParameter if config.json has none."""
-    found = json.loads((model / "config.json").read_text())["bos_token_id"]
-    if not isinstance(found, int):
+    token_id = json.loads((model / "config.json").read_text())["bos_token_id"]
+    if not isinstance(token_id, int):
         raise typer.BadParameter(
-            f"{model}/config.json: bos_token_id is {found!r}, must be one token id", param_hint="--model"
+            f"{model}/config.json: bos_token_id is {token_id!r}, must be one token id", param_hint="--model"
         )
-    return found
+    return token_id
 
 
 def score(setup: Setup, documents: Sequence[Document], concurrency: int) -> list[ScoredDocument]:
@@ -85,11 +85,11 @@ def by_group(
 ) -> dict[str, Comparison]:
     """Comparisons over all documents (`all`) and per group of documents."""
     groups = ["all", *sorted({scored.document.group for scored in reference})]
-    found = {}
+    measured = {}
     for group in groups:
         chosen = [i for i, scored in enumerate(reference) if group in ("all", scored.document.group)]
-        found[group] = compare([reference[i] for i in chosen], [candidate[i] for i in chosen], seed)
-    return found
+        measured[group] = compare([reference[i] for i in chosen], [candidate[i] for i in chosen], seed)
+    return measured
 
 
 def show(results: dict[str, Comparison], candidate: Setup, reference: Setup, console: Console) -> None:
@@ -143,7 +143,7 @@ def main(
     documents = read_documents(text, limit)
     if formats or kv_dtype:
         scoring = Scoring(model, documents, window, work, seed, fresh)
-        names = [[name for name in asked.split(",") if name] for asked in (formats, kv_dtype)]
+        names = [[name for name in listed.split(",") if name] for listed in (formats, kv_dtype)]
         try:
             table = scoring.table(*names, stored)
         except ValueError as error:
@@ -178,21 +178,21 @@ class Scoring:
         return cut_prompts(self.model, self.documents, start_token(self.model), self.window)
 
     def table(self, names: Sequence[str], kv_formats: Sequence[str], stored: Path | None) -> str:
-        """Return the formats, each beside float32, as a table. Raises ValueError."""
+        """Return the formats, each against float32, as a table. Raises ValueError."""
         self.work.mkdir(parents=True, exist_ok=True)
         held_out = {document.path for document in self.documents}
         rows = find_rows(names, kv_formats, self.model, stored, self.work, held_out)
         reference = self._score(Row(REFERENCE, self.model, DENSE[REFERENCE]))
-        found = [(row, compare(reference, self._score(row), self.seed)) for row in rows]
-        return render(found, self.model.name, self.window)
+        measured = [(row, compare(reference, self._score(row), self.seed)) for row in rows]
+        return render(measured, self.model.name, self.window)
 
     def _score(self, row: Row) -> list[ScoredDocument]:
         """Return a row's scores: those in the folder, unless `fresh`."""
-        asked = f"{row}, {self.window}, {[document.path for document in self.documents]}"
-        file = self.work / f"{self.model.name}-{sha256(asked.encode()).hexdigest()[:16]}.scores"
+        listed = f"{row}, {self.window}, {[document.path for document in self.documents]}"
+        file = self.work / f"{self.model.name}-{sha256(listed.encode()).hexdigest()[:16]}.scores"
         if file.exists() and not self.fresh:
-            kept: list[ScoredDocument] = pickle.loads(file.read_bytes())
-            return kept
+            cached: list[ScoredDocument] = pickle.loads(file.read_bytes())
+            return cached
         lengths = {"max_model_len": self.window + 16, "kv_tokens": _KV_TOKENS}
         formats = {"dtype": row.dtype, "kv_dtype": row.kv_format, "quantization": row.quantization}
         settings = WorkerSettings(model=str(row.model), **formats, **lengths)

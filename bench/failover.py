@@ -119,13 +119,15 @@ async def run(
     answers = await asyncio.gather(*clients)
     if short := [a for a in answers if a.error or len(a.token_times) != plan.output_tokens]:
         raise RuntimeError(f"{len(short)} of {len(answers)} streams are not whole: {short[0].error or 'too short'}")
-    found = [divide(a, spans_of(collector, t), struck.at_ns, offset_ns) for a, t in zip(answers, traces, strict=True)]
-    return [pause for pause in found if pause is not None], loads
+    pauses_of = [
+        divide(a, spans_of(collector, t), struck.at_ns, offset_ns) for a, t in zip(answers, traces, strict=True)
+    ]
+    return [pause for pause in pauses_of if pause is not None], loads
 
 
 def measure(plan: Plan, rounds: int, console: Console) -> dict[FaultKind, list[Pause]]:
     """Run all rounds on one installation, alternating the kinds of kill."""
-    found: dict[FaultKind, list[Pause]] = {kind: [] for kind in KINDS}
+    pauses_of: dict[FaultKind, list[Pause]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory(prefix="rz-") as folder, collecting() as (collector, variables):
         os.environ.update(variables)
         with running_stack(Path(folder), "--workers", str(plan.workers), "--tensor-parallel", "1") as stack:
@@ -137,14 +139,14 @@ def measure(plan: Plan, rounds: int, console: Console) -> dict[FaultKind, list[P
                     console.print(
                         f"{kind}: {len(pauses)} streams moved; before it workers had {before}", highlight=False
                     )
-                    found[kind] += pauses
+                    pauses_of[kind] += pauses
             stack.wait_serving(plan.workers)
-    return found
+    return pauses_of
 
 
-def readings(found: dict[FaultKind, list[Pause]]) -> list[Reading]:
+def readings(pauses_of: dict[FaultKind, list[Pause]]) -> list[Reading]:
     """Medians, 95th percentiles and maxima, as readings."""
-    rows = [(f"failover/{kind}", part, values) for kind, pauses in found.items() for part, values in parts(pauses)]
+    rows = [(f"failover/{kind}", part, values) for kind, pauses in pauses_of.items() for part, values in parts(pauses)]
     return [
         lower(f"{name}/{part}, {which}", value, "ms")
         for name, part, values in rows
@@ -174,12 +176,12 @@ def main(
 ) -> None:
     """Kill workers of the bundled model in mid-stream."""
     console = Console(width=120)
-    found = measure(Plan(workers, streams, prompt_tokens, output_tokens, kill_after), rounds, console)
-    if not all(found.values()):
+    pauses_of = measure(Plan(workers, streams, prompt_tokens, output_tokens, kill_after), rounds, console)
+    if not all(pauses_of.values()):
         raise SystemExit("a kill met no stream: choose more streams, or another moment")
     if json_file:
-        write_readings(json_file, readings(found))
-    for kind, pauses in found.items():
+        write_readings(json_file, readings(pauses_of))
+    for kind, pauses in pauses_of.items():
         table = Table(title=f"{kind}: {len(pauses)} streams that moved, of {rounds} x {streams}; ms")
         for column in ("", "median", "p95", "longest"):
             table.add_column(column, justify="right" if column else "left")

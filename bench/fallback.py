@@ -67,7 +67,7 @@ class Switch:
 
 
 def judge(answers: Sequence[Answer], plan: Plan, killed_at: float, fallback: frozenset[str]) -> Switch:
-    """What a kill at `killed_at`, by time.perf_counter, did to the requests. `fallback`: ids of its workers."""
+    """The effect of a kill at `killed_at`, by time.perf_counter, on the requests. `fallback`: ids of its workers."""
     whole = [a for a in answers if not a.error and len(a.token_times) == plan.output_tokens]
     before = [a for a in whole if a.began + a.token_times[0] <= killed_at]
     after = [a for a in whole if a.began + a.token_times[0] > killed_at]

@@ -30,7 +30,7 @@ import typer
 from bench.mixture import MixedRequest, ServedRequest, draw_trace, send
 from bench.reading import Reading, lower, write_readings
 from bench.serve import complete
-from bench.servers import Asked, Peer, started
+from bench.servers import ModelTarget, Peer, started
 from bench.stats import percentile
 from bench.suite.machine import machine
 from services.cli.stack.default_model import default_model
@@ -101,7 +101,7 @@ def record_curve(model: str, workers: int, rounds: int, path: Path) -> None:
 
 
 def replay(curve: StepCurve, workers: int, trace: Sequence[MixedRequest]) -> Replayed:
-    """What the planner forecasts for a trace on workers that share this machine's cores."""
+    """The planner's forecast for a trace on workers that share this machine's cores."""
     kind = WorkerKind(curve, shared_cores=usable_cores())
     return VirtualFleet(kind, make_policy("cost"), workers).run([each.to_replay() for each in trace])
 
@@ -151,7 +151,7 @@ async def measure(model: str, curve: Path, workers: int, sides: Sequence[str], l
         for side in sides:
             peer = _peer(side, workers, *(simulated if side == SIMULATED else ()))
             log = curve.with_name(f"{side}.log")
-            server = await stack.enter_async_context(started(peer, sys.prefix, Asked(model), log))
+            server = await stack.enter_async_context(started(peer, sys.prefix, ModelTarget(model), log))
             urls[side] = server.url
             await _warm_up(server.url, workers)
         for turn, share in itertools.product(range(load.rounds), load.shares):

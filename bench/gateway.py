@@ -75,9 +75,9 @@ async def loop(target: Target, requests: int, clients: int, pace_us: int, *, str
 
     async def client() -> None:
         for _ in left:
-            asked = time.perf_counter()
+            asked_at = time.perf_counter()
             await target.ask(pace_us, stream=stream)
-            latencies.append((time.perf_counter() - asked) * 1000)
+            latencies.append((time.perf_counter() - asked_at) * 1000)
 
     began = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
@@ -106,9 +106,9 @@ async def overhead(targets: list[Target], rounds: int, share: float) -> dict[str
             for target in turns(targets, number):
                 ran = await loop(target, math.ceil(share * requests), clients, pace_us, stream=stream)
                 runs.setdefault((target.name, name), []).append(ran)
-    found = {key: middle(several) for key, several in runs.items()}
+    figures = {key: middle(several) for key, several in runs.items()}
     return {
-        t.name: Row(found[t.name, "alone"], found[t.name, "busy"], found[t.name, "streams"].per_s * ANSWER_TOKENS)
+        t.name: Row(figures[t.name, "alone"], figures[t.name, "busy"], figures[t.name, "streams"].per_s * ANSWER_TOKENS)
         for t in targets
     }
 
@@ -117,8 +117,8 @@ async def hold_streams(port: int, streams: int, pace_ms: int) -> dict[str, float
     """Run all streams at once. A gap lies between two arrivals of a stream; a missing token makes an error."""
     target = HttpTarget(OURS, port, answers=[])
     began = time.perf_counter()
-    asked = (target.ask(pace_ms * 1000, stream=True) for _ in range(streams))
-    ended = await asyncio.gather(*asked, return_exceptions=True)
+    asking = (target.ask(pace_ms * 1000, stream=True) for _ in range(streams))
+    ended = await asyncio.gather(*asking, return_exceptions=True)
     seconds = time.perf_counter() - began
     await target.close()
     expected = answer_text()
@@ -147,7 +147,7 @@ async def grpc_against_rest(rest_port: int, grpc_port: int, rounds: int, share: 
             for target in turns(targets, number):
                 ran = await loop(target, math.ceil(share * requests), clients, AT_ONCE, stream=False)
                 runs.setdefault((target.name, clients), []).append(ran)
-    found: dict[str, dict[str, object]] = {}
+    figures: dict[str, dict[str, object]] = {}
     for target, port in zip(targets, (rest_port, grpc_port), strict=True):
         relay = Relay(port)
         async with await relay.start():
@@ -157,14 +157,14 @@ async def grpc_against_rest(rest_port: int, grpc_port: int, rounds: int, share: 
             streamed = await bytes_per_request(relayed, relay, pace_us=WIRE_PACE_US, stream=True)
             await relayed.close()
             await asyncio.sleep(0.1)  # let the relay see the end of its connections
-        found[name] = {
+        figures[name] = {
             "alone": asdict(middle(runs[name, 1])),
             "busy": asdict(middle(runs[name, 32])),
             "whole_bytes_up_down": whole,
             "streamed_bytes_up_down": streamed,
         }
         await target.close()
-    return found
+    return figures
 
 
 @contextlib.contextmanager
@@ -330,7 +330,7 @@ def show(results: dict[str, Any]) -> str:
 
 def readings(results: dict[str, Any]) -> list[Reading]:
     """The gateway's results as readings; raises RuntimeError if a held stream lost a token."""
-    held, row, found = results["held"], results["overhead"][OURS], []
+    held, row, figures = results["held"], results["overhead"][OURS], []
     if held["errors"]:
         raise RuntimeError(f"{held['errors']} of {held['streams']} held streams were not whole")
     rows = [("REST", row), ("gRPC", results["protocols"]["gRPC"])]
@@ -339,21 +339,21 @@ def readings(results: dict[str, Any]) -> list[Reading]:
     for protocol, ran in rows:
         for clients, load in (("1 client", ran["alone"]), ("32 clients", ran["busy"])):
             name = f"gateway/{protocol}, {clients}"
-            found += [lower(f"{name}/answer {cut}", load[cut], "ms") for cut in ("p50", "p99")]
-            found.append(higher(f"{name}/answers", load["per_s"], "requests/s"))
-    found.append(higher("gateway/REST, 64 streams/output", row["tokens_per_s"], "tokens/s"))
+            figures += [lower(f"{name}/answer {cut}", load[cut], "ms") for cut in ("p50", "p99")]
+            figures.append(higher(f"{name}/answers", load["per_s"], "requests/s"))
+    figures.append(higher("gateway/REST, 64 streams/output", row["tokens_per_s"], "tokens/s"))
     streams = f"gateway/{held['streams']} held streams, {held['pace_ms']} ms pace"
-    found += [lower(f"{streams}/gap {cut}", held[f"gap_{cut}_ms"], "ms") for cut in ("p50", "p99", "max")]
+    figures += [lower(f"{streams}/gap {cut}", held[f"gap_{cut}_ms"], "ms") for cut in ("p50", "p99", "max")]
     for protocol, ran in results["protocols"].items():
-        found.append(
+        figures.append(
             lower(f"gateway/{protocol}, streamed/answer on the wire", sum(ran["streamed_bytes_up_down"]), "bytes")
         )
-    return found
+    return figures
 
 
 def _peer(text: str) -> tuple[str, str]:
-    name, found, home = text.partition("=")
-    if not found:
+    name, separator, home = text.partition("=")
+    if not separator:
         raise argparse.ArgumentTypeError(f"{text!r} is not name=home")
     return name, home
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from services.common.rpc import bind, new_server
 from services.common.tls.credentials import Tls
-from tests.integration.gateway.placing import Router
+from tests.integration.gateway.placing import PlacingRouter
 
 MODEL = "mock"
 ANSWER_TOKENS = 64
@@ -157,19 +157,19 @@ class MockBackend(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
         self._data += data
-        head, found, body = self._data.partition(b"\r\n\r\n")
+        head, separator, body = self._data.partition(b"\r\n\r\n")
         length = next(
             (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
         )
-        if not found or len(body) < length:
+        if not separator or len(body) < length:
             return
         self._data = body[length:]
         if head.startswith(b"GET"):
             self._send_json({"status": "ok", "data": [{"id": MODEL, "object": "model"}]})
             return
-        asked = json.loads(body[:length])
-        if asked.get("stream"):
-            self._answering = asyncio.create_task(self._stream((asked.get("seed") or 0) / 1e6))
+        question = json.loads(body[:length])
+        if question.get("stream"):
+            self._answering = asyncio.create_task(self._stream((question.get("seed") or 0) / 1e6))
         else:
             self._send_json(self._whole())
 
@@ -218,7 +218,7 @@ async def serve(certificates: Path | None) -> None:
     worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
     worker.address = f"127.0.0.1:{bind(server, '127.0.0.1', 0, of_worker)}"
     await server.start()
-    router = Router([worker])  # type: ignore[list-item]  # it needs only what the mock has
+    router = PlacingRouter([worker])  # type: ignore[list-item]  # it needs only what the mock has
     await router.start(of_router)
     tokenizer = Tokenizer.from_file(str(TOKENIZER_FOLDER / "tokenizer.json"))
     texts = [tokenizer.decode([token]) for token in answer_ids(tokenizer)]

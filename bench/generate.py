@@ -20,7 +20,7 @@ def seconds(model: PreTrainedModel, ids: torch.Tensor, tokens: int, static: bool
     """Time to generate `tokens` more tokens for each row of `ids`, greedily."""
     options = {"cache_implementation": "static"} if static else {}
     began = time.perf_counter()
-    found = model.generate(
+    outputs = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=tokens,
@@ -29,7 +29,7 @@ def seconds(model: PreTrainedModel, ids: torch.Tensor, tokens: int, static: bool
         pad_token_id=0,
         **options,
     )
-    assert found[:, -1].tolist()  # waits for the device
+    assert outputs[:, -1].tolist()  # waits for the device
     return time.perf_counter() - began
 
 

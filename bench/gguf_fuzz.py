@@ -56,10 +56,10 @@ def mutations(valid: bytes, seed: int, count: int) -> Iterator[bytes]:
     chance = random.Random(seed)
     header = valid.rindex(b"attn_q.weight") + 64
     for _ in range(count):
-        found = bytearray(valid)
+        mutant = bytearray(valid)
         for _ in range(chance.choice((1, 1, 2, 4))):
-            _mutate(found, chance, min(header, len(found)))
-        yield bytes(found)
+            _mutate(mutant, chance, min(header, len(mutant)))
+        yield bytes(mutant)
 
 
 def _mutate(data: bytearray, chance: random.Random, header: int) -> None:
@@ -91,7 +91,7 @@ def read_mutated(file: Path) -> str:
     size = file.stat().st_size
     tracemalloc.start()
     try:
-        found = read_container(file)
+        container = read_container(file)
     except ModelError as error:
         if not str(error).startswith(f"{file}: "):
             raise AssertionError(f"a refusal without the file's name: {error}") from error
@@ -101,7 +101,7 @@ def read_mutated(file: Path) -> str:
         tracemalloc.stop()
         assert peak < _MEMORY_FACTOR * size + _MEMORY_FLOOR, f"{peak} bytes of memory for a file of {size}"
     end = 0
-    for tensor in sorted(found.tensors.values(), key=lambda one: one.offset):
+    for tensor in sorted(container.tensors.values(), key=lambda one: one.offset):
         assert end <= tensor.offset, f"{tensor.name} overlaps"
         end = tensor.offset + tensor.n_bytes
         assert end <= size, f"{tensor.name} ends at {end} of {size}"
@@ -114,18 +114,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     started, outcomes = time.perf_counter(), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "mutated.gguf"
         valid = sample_file(file).read_bytes()
-        for mutated in mutations(valid, asked.seed, asked.files):
+        for mutated in mutations(valid, options.seed, options.files):
             file.write_bytes(mutated)
             outcome = read_mutated(file).removeprefix(f"{file}: ")
             outcomes["".join(letter for letter in outcome if not letter.isdigit())[:60]] += 1
     for outcome, count in outcomes.most_common(20):
         print(f"{count:7,}  {outcome}")
-    print(f"{asked.files:,} files in {time.perf_counter() - started:.1f} s: {outcomes['read']:,} read, no crash")
+    print(f"{options.files:,} files in {time.perf_counter() - started:.1f} s: {outcomes['read']:,} read, no crash")
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class Parting:
 
 
 class LlamaCpp:
-    """llama.cpp over one file, in this process. `exact`: keys and values in float32, products of attention, too."""
+    """llama.cpp over one file, in this process. `exact`: keys, values and products of attention in float32."""
 
     def __init__(self, file: Path, n_threads: int, *, exact: bool = False) -> None:
         params = xllamacpp.CommonParams()
@@ -82,10 +82,10 @@ class LlamaCpp:
 
     def greedy(self, ids: Sequence[int], n_tokens: int) -> list[dict[str, Any]]:
         """Return the tokens with their probabilities, most likely first."""
-        asked = {"prompt": list(ids), "max_tokens": n_tokens, "temperature": 0, "logprobs": _TOP, "ignore_eos": False}
-        answer = self._server.handle_completions(asked)
-        found: list[dict[str, Any]] = answer["choices"][0]["logprobs"]["content"]
-        return found
+        body = {"prompt": list(ids), "max_tokens": n_tokens, "temperature": 0, "logprobs": _TOP, "ignore_eos": False}
+        answer = self._server.handle_completions(body)
+        content: list[dict[str, Any]] = answer["choices"][0]["logprobs"]["content"]
+        return content
 
 
 def write_dequantized(file: Path, out: Path) -> Path:
@@ -126,8 +126,8 @@ def partings(
     with tempfile.TemporaryDirectory() as folder:
         theirs = write_dequantized(file, Path(folder) / file.name) if exact else file
         peer = LlamaCpp(theirs, n_threads, exact=exact)
-        for prompt, asked, mine in zip(prompts, ids, answers, strict=True):
-            yield _parting(prompt, mine, peer.greedy(asked, n_tokens))
+        for prompt, token_ids, mine in zip(prompts, ids, answers, strict=True):
+            yield _parting(prompt, mine, peer.greedy(token_ids, n_tokens))
 
 
 def _parting(prompt: str, mine: Sequence[int], theirs: Sequence[dict[str, Any]]) -> Parting:
@@ -148,18 +148,20 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--exact", action="store_true", help="compare numbers in float32")
     parser.add_argument("--threads", type=int, default=1, help="llama.cpp's; several wait for each other on busy cores")
-    asked = parser.parse_args()
-    tokenizer = Tokenizer.from_buffer(read_model(asked.file).tokenizer.json)
-    found = []
-    for one in partings(asked.file, PROMPTS[: asked.prompts], asked.tokens, exact=asked.exact, n_threads=asked.threads):
-        found.append(one)
-        said = f"equal for {one.n_equal} of {one.n_tokens} tokens"
+    options = parser.parse_args()
+    tokenizer = Tokenizer.from_buffer(read_model(options.file).tokenizer.json)
+    compared = []
+    for one in partings(
+        options.file, PROMPTS[: options.prompts], options.tokens, exact=options.exact, n_threads=options.threads
+    ):
+        compared.append(one)
+        verdict = f"equal for {one.n_equal} of {one.n_tokens} tokens"
         if one.ours is not None:
             pair = " and ".join(repr(tokenizer.decode([token])) for token in (one.ours, one.theirs))
-            said += f", then {pair}, margin {one.margin:.3f}"
-        print(f"{one.prompt[:30]!r:34} {said}", flush=True)
-    equal = sum(one.ours is None for one in found)
-    print(f"{equal} of {len(found)} texts equal; largest margin {max(one.margin for one in found):.3f}")
+            verdict += f", then {pair}, margin {one.margin:.3f}"
+        print(f"{one.prompt[:30]!r:34} {verdict}", flush=True)
+    equal = sum(one.ours is None for one in compared)
+    print(f"{equal} of {len(compared)} texts equal; largest margin {max(one.margin for one in compared):.3f}")
 
 
 if __name__ == "__main__":

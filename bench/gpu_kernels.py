@@ -68,7 +68,7 @@ class Launch:
         return any(isinstance(of, torch.Tensor) and of.dtype is torch.float8_e4m3fn for of in self.arguments.values())
 
     def source(self) -> ASTSource:
-        """What the compiler takes: the types of the arguments, and the values of those that are constants."""
+        """Arguments of the compiler: the types of the arguments, and the values of those that are constants."""
         from triton.compiler import ASTSource
 
         signature: dict[str, str] = {}
@@ -90,7 +90,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a kernel takes of a GPU."""
+    """A kernel's use of a GPU."""
 
     registers: int  # registers per thread
     spilled: int  # bytes of a thread: its stack, since the kernels keep nothing else there
@@ -115,7 +115,7 @@ def recorder(module: Any, launches: list[Launch]) -> SimpleNamespace:
 def attention_launches(
     shape: AttentionShape, dtype: torch.dtype, kv_format: str = "", block_tokens: int = 16
 ) -> Iterator[Launch]:
-    """What one mixed step launches: a short decode, a long one, one that chooses its blocks, and a prompt."""
+    """Launches of one mixed step: a short decode, a long one, one that chooses its blocks, and a prompt."""
     from services.compute.backends.cuda.kernels import attention, pages
 
     launches: list[Launch] = []
@@ -134,7 +134,7 @@ def attention_launches(
 
 
 def layer_launches(shape: AttentionShape, dtype: torch.dtype, hidden: int = 4096) -> Iterator[Launch]:
-    """What the small operations of a layer of that width launch, with a summary of a block, and a draw."""
+    """Launches of the small operations of a layer of that width, with a summary of a block, and a draw."""
     launches: list[Launch] = []
     ops = TritonOps(dtype, CPU)
     ops._kernels, ops._pages = recorder(ops._kernels, launches), recorder(ops._pages, launches)
@@ -156,7 +156,7 @@ def layer_launches(shape: AttentionShape, dtype: torch.dtype, hidden: int = 4096
 
 
 def cache_launches(shape: AttentionShape, dtype: torch.dtype, kv_format: str) -> Iterator[Launch]:
-    """What writes the keys and values of a layer to a cache of codes, and summarises its blocks."""
+    """Launches that write the keys and values of a layer to a cache of codes, and summarise its blocks."""
     from services.compute.backends.cuda.kernels import kv_codes, pages
 
     launches: list[Launch] = []
@@ -207,7 +207,7 @@ def expert_launches(dtype: torch.dtype, hidden: int = 2048, ffn: int = 1024) -> 
 
 
 def adapter_launches(dtype: torch.dtype, n_in: int = 4096, n_out: int = 4096) -> Iterator[Launch]:
-    """What adapters of the largest rank that is allowed by default add to a layer."""
+    """Launches that adapters of the largest rank that is allowed by default add to a layer."""
     from services.compute.backends.cuda.kernels import low_rank
 
     launches: list[Launch] = []
@@ -218,7 +218,7 @@ def adapter_launches(dtype: torch.dtype, n_in: int = 4096, n_out: int = 4096) ->
 
 
 def state_launches(dtype: torch.dtype) -> Iterator[Launch]:
-    """What layers with a state launch for decodes and a prompt, with the heads of families that are published."""
+    """Launches of layers with a state for decodes and a prompt, with the heads of published families."""
     from services.compute.backends.cuda.kernels import states
 
     launches: list[Launch] = []
@@ -247,13 +247,13 @@ def compiled(launch: Launch, target: int) -> Usage:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    found = triton.compile(launch.source(), target=GPUTarget("cuda", target, 32), options=launch.options)
+    compiled = triton.compile(launch.source(), target=GPUTarget("cuda", target, 32), options=launch.options)
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(found.asm["cubin"])
-        said = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
-    used = dict(re.findall(r"(REG|STACK):(\d+)", said.stdout))
-    return Usage(int(used["REG"]), int(used["STACK"]), found.metadata.shared)
+        Path(file.name).write_bytes(compiled.asm["cubin"])
+        message = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
+    used = dict(re.findall(r"(REG|STACK):(\d+)", message.stdout))
+    return Usage(int(used["REG"]), int(used["STACK"]), compiled.metadata.shared)
 
 
 def _shape(text: str) -> AttentionShape:

@@ -71,15 +71,15 @@ def main(
     decode(warm_up)
     step_ms = decode(steps // 2)
     on_gpu = [ProfilerActivity.CUDA] if where.type == "cuda" else []
-    with profile(activities=[ProfilerActivity.CPU, *on_gpu]) as found:
+    with profile(activities=[ProfilerActivity.CPU, *on_gpu]) as profiled:
         decode(steps // 2)
     by_time = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    averages = found.key_averages()
+    averages = profiled.key_averages()
     total_ms = sum(getattr(event, by_time) for event in averages) / 1e3 / (steps // 2)
     print(averages.table(sort_by=by_time, row_limit=25))
     print(f"{batch} rows of {keys} keys: a step {step_ms:.2f} ms, kernels {total_ms:.2f} ms")
     if trace is not None:
-        found.export_chrome_trace(str(trace))
+        profiled.export_chrome_trace(str(trace))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from bench.compare import SETTLE_S, Entry, compare, scenarios, show
 from bench.compare_formats import FORMATS
 from bench.make_checkpoint import byte_level_tokenizer
 from bench.serve import Load, drive, first_model
-from bench.servers import Asked, read_peers, started
+from bench.servers import ModelTarget, read_peers, started
 from bench.standstill import watch
 from services.tools.converter.vocabulary_keys import FolderTokenizer, vocabulary_keys
 from tests.unit.compute.model.formats.gguf.models import uniform, write_model
@@ -118,7 +118,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 async def long_over_short(entry: Entry, vocab: int, long: int, log: Path) -> tuple[float, float]:
     """Return the milliseconds between tokens with `_SHORT` tokens of context, and with `long`."""
-    async with started(entry.peer, entry.home, entry.asked, log) as server:
+    async with started(entry.peer, entry.home, entry.target, log) as server:
         model = await first_model(server.url)
         loads = [Load(1, 1, n, _OUTPUTS, vocab=vocab, seed=seed) for seed, n in enumerate((_SHORT, _SHORT, long))]
         paces = [(await drive(server.url, model, load)).tpot_ms_p50 for load in loads]  # the first one warms up
@@ -143,11 +143,11 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         peers, logs = read_peers(), Path(tempfile.mkdtemp(prefix="hybrid-logs-"))
         for weights in wanted:
-            asked = Asked(str(write_file(model, weights, Path(folder))))
-            entries = [Entry(peers[name], home, asked, weights) for name in ("ryzanstein", "xllamacpp")]
+            target = ModelTarget(str(write_file(model, weights, Path(folder))))
+            entries = [Entry(peers[name], home, target, weights) for name in ("ryzanstein", "xllamacpp")]
             with watch(os.sched_getaffinity(0)) as machine:
-                found = asyncio.run(compare(entries, scenarios(vocab)[:2], rounds, logs, machine, settle))
-            show(found[weights] | {"format": f"{model}, {weights}"}, Console(width=160))
+                results = asyncio.run(compare(entries, scenarios(vocab)[:2], rounds, logs, machine, settle))
+            show(results[weights] | {"format": f"{model}, {weights}"}, Console(width=160))
             if long:
                 near, far = asyncio.run(long_over_short(entries[0], vocab, long, logs / "long.log"))
                 print(f"{weights}: {near:.1f} ms a token with {_SHORT:,} of context, {far:.1f} with {long:,}")

@@ -178,9 +178,9 @@ def main(
     for size in sizes:
         began = time.monotonic()
         parts = [token_ids[index * max(sizes) :][: size - len(start)] for index in range(texts)]
-        found = [list(measuring.perplexities(part, forced)) for part in parts]
+        measured = [list(measuring.perplexities(part, forced)) for part in parts]
         facts = measuring.retrieved(token_ids[: size - len(start)], make_facts(seed))
-        for mode, n_retrieved, *of_texts in zip(chosen, facts, *found, strict=True):
+        for mode, n_retrieved, *of_texts in zip(chosen, facts, *measured, strict=True):
             results.append(Quality(size, mode, math.exp(sum(map(math.log, of_texts)) / texts), n_retrieved))
         typer.echo(f"{size:,} tokens: {time.monotonic() - began:.0f} s", err=True)
     written = table(results)

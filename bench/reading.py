@@ -36,11 +36,11 @@ def higher(name: str, value: float, unit: str) -> Reading:
 
 def write_readings(path: Path, readings: Iterable[Reading]) -> None:
     """Write readings as JSON; raises ValueError for a duplicate name."""
-    found = list(readings)
-    names = [reading.name for reading in found]
+    listed = list(readings)
+    names = [reading.name for reading in listed]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"readings with the same name: {', '.join(twice)}")
-    path.write_text(json.dumps([asdict(reading) for reading in found], indent=1))
+    path.write_text(json.dumps([asdict(reading) for reading in listed], indent=1))
 
 
 def read_readings(path: Path) -> list[Reading]:

@@ -48,7 +48,7 @@ from services.common.tls.issuing import Authority
 from services.router.load_tracker import UNACKNOWLEDGED_S
 from tests.certificates import DAY, write
 from tests.integration.router.fake_worker import FakeWorker
-from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running, until
+from tests.integration.router.processes import KillableRedis, coordinator_process, router_process, running, until
 
 PREFIX = list(range(1, 65))  # the shared system prompt: 1,024 tokens
 LEASES_AT_ONCE = 5
@@ -234,7 +234,7 @@ async def stack(n_workers: int, holders: int, tls: Path | None) -> AsyncIterator
     with contextlib.ExitStack() as processes:
         processes.enter_context(on(every - first or every))
         directory = processes.enter_context(tempfile.TemporaryDirectory())
-        server = RedisServer(Path(directory))
+        server = KillableRedis(Path(directory))
         server.start()
         processes.callback(server.kill)
         sizes = ["--workers", str(n_workers), "--holders", str(holders)]
@@ -335,14 +335,14 @@ def offered(options: argparse.Namespace) -> str:
 
 def readings(rows: dict[str, Row], options: argparse.Namespace) -> list[Reading]:
     """The results as readings."""
-    found = []
+    measured = []
     for kind, row in rows.items():
         name = f"router/{options.workers} workers, {offered(options)}, {kind}{', TLS' if options.tls else ''}"
-        found += [lower(f"{name}/decision {cut}", round(row[f"{cut}_ms"], 2), "ms") for cut in ("p50", "p99")]
-        found.append(lower(f"{name}/CPU per decision", round(row["cpu_ms"], 2), "ms"))
-        found.append(lower(f"{name}/CPU per decision, flat out", round(row["flat_out_cpu_ms"], 3), "ms"))
-        found.append(higher(f"{name}/flat out", round(row["flat_out_per_s"]), "decisions/s"))
-    return found
+        measured += [lower(f"{name}/decision {cut}", round(row[f"{cut}_ms"], 2), "ms") for cut in ("p50", "p99")]
+        measured.append(lower(f"{name}/CPU per decision", round(row["cpu_ms"], 2), "ms"))
+        measured.append(lower(f"{name}/CPU per decision, flat out", round(row["flat_out_cpu_ms"], 3), "ms"))
+        measured.append(higher(f"{name}/flat out", round(row["flat_out_per_s"]), "decisions/s"))
+    return measured
 
 
 def main() -> None:

@@ -79,8 +79,8 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a peer is to serve. All but the model are Ryzanstein's options."""
+class ModelTarget:
+    """A model for a peer to serve. All but the model are Ryzanstein's options."""
 
     model: str
     ranks: int = 1
@@ -88,20 +88,20 @@ class Asked:
 
 
 @asynccontextmanager
-async def started(peer: Peer, home: str, asked: Asked, log: Path) -> AsyncIterator[Server]:
+async def started(peer: Peer, home: str, target: ModelTarget, log: Path) -> AsyncIterator[Server]:
     """Run a peer while the block runs; raises RuntimeError or OSError if it does not start."""
-    server = await start(peer, home, asked, log)
+    server = await start(peer, home, target, log)
     try:
         yield server
     finally:
         await server.stop()
 
 
-async def start(peer: Peer, home: str, asked: Asked, log: Path) -> Server:
+async def start(peer: Peer, home: str, target: ModelTarget, log: Path) -> Server:
     """Start a peer and wait until it is ready; raises RuntimeError if it ends or is not ready in time."""
     port = free_port()
     cores = len(os.sched_getaffinity(0))
-    words = {"home": home, "port": port, "threads": cores, **asdict(asked)}
+    words = {"home": home, "port": port, "threads": cores, **asdict(target)}
     command = [word.format(**words) for word in shlex.split(peer.command)]
     environment = {name: value.format(**words) for name, value in peer.env.items()}
     began = time.perf_counter()

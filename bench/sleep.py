@@ -146,8 +146,8 @@ def memory() -> tuple[float, float, float]:
     for process in (psutil.Process(os.getpid()), *psutil.Process(os.getpid()).children(recursive=True)):
         text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
         for place, key in enumerate(_SIZES):
-            found = re.search(rf"^{key}:\s+(\d+) kB", text, re.MULTILINE)
-            sizes[place] += int(found.group(1)) / 1024 if found else 0.0
+            match = re.search(rf"^{key}:\s+(\d+) kB", text, re.MULTILINE)
+            sizes[place] += int(match.group(1)) / 1024 if match else 0.0
     rss, pss, own = sizes
     return rss, pss, own
 

@@ -39,7 +39,7 @@ from rich.console import Console
 
 from bench.reading import write_readings
 from bench.serve import first_model
-from bench.servers import LLAMA_DRAFTERS, Asked, Peer, started
+from bench.servers import LLAMA_DRAFTERS, ModelTarget, Peer, started
 from bench.speculation_report import Answer, Cell, Run, Totals, peer_table, readings, speed_table
 from bench.speculation_workloads import (
     CONCURRENCIES,
@@ -104,14 +104,14 @@ class Target:
     async def _totals(self, client: httpx.AsyncClient) -> Totals:
         """The worker's totals since its start."""
         text = (await client.get(self.metrics_url)).raise_for_status().text if self.metrics_url else ""
-        found = {f"ryzanstein_worker_{name}": Counter[str]() for name in ("drafted_tokens", "accepted_tokens")}
+        measured = {f"ryzanstein_worker_{name}": Counter[str]() for name in ("drafted_tokens", "accepted_tokens")}
         prompts_s = 0.0
         for sample in (sample for metric in text_string_to_metric_families(text) for sample in metric.samples):
-            if (totals := found.get(sample.name.removesuffix("_total"))) is not None:
+            if (totals := measured.get(sample.name.removesuffix("_total"))) is not None:
                 totals[sample.labels["drafter"]] += int(sample.value)
             elif sample.name == "ryzanstein_worker_ttft_seconds_sum":
                 prompts_s = sample.value
-        return Totals(*found.values(), prompts_s)
+        return Totals(*measured.values(), prompts_s)
 
 
 def _read(body: dict[str, Any]) -> Answer:
@@ -153,7 +153,7 @@ async def installation(model: str, speculation: Speculation) -> AsyncIterator[Ta
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
+    """A measured case."""
 
     model: str  # folder or file
     chat: bool
@@ -216,7 +216,7 @@ async def _measure_llama(model: str, drafter: str, asks: Sequence[Ask], log: Pat
     command = f"{sys.executable} -m bench.llama_server {{model}} --port {{port}} --threads {{threads}}"
     peer = Peer(f"llama.cpp, {drafter}", f"{command} --slots 1 --context 8192 --drafter {drafter}", "/health")
     plain = [replace(ask, body={name: ask.body[name] for name in _LLAMA_FIELDS if name in ask.body}) for ask in asks]
-    async with started(peer, "", Asked(model), log) as server:
+    async with started(peer, "", ModelTarget(model), log) as server:
         target = Target(server.url, await first_model(server.url))
         await target.send([warm_up(chat=False)], 1)
         return await target.send(plain, 1)

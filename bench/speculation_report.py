@@ -23,7 +23,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Totals:
-    """What a server counts: proposed and accepted tokens by drafter, seconds from requests to their first tokens."""
+    """Counts of a server: proposed and accepted tokens by drafter, seconds from requests to their first tokens."""
 
     proposed: Counter[str]
     accepted: Counter[str]

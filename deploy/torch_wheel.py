@@ -1,4 +1,4 @@
-"""Chooses torch's wheel: without a GPU nobody should download CUDA's libraries, which pip's default brings.
+"""Chooses torch's wheel: a machine without a GPU needs no CUDA libraries, which pip's default brings.
 
 ``python deploy/torch_wheel.py [auto|cpu|cuda [REQUIREMENTS]]`` prints the options for ``pip install`` and says on
 stderr what was chosen: `auto` takes what is installed already, then the CUDA wheel where a GPU is seen, else the CPU
@@ -28,7 +28,7 @@ PROBE_LIMIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """What pip is told, and what the user is told."""
+    """Arguments for pip, and a message for the user."""
 
     options: tuple[str, ...]
     about: str
@@ -71,8 +71,8 @@ def _offered(options: Sequence[str]) -> list[str]:
         done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, timeout=PROBE_LIMIT_S)
     except subprocess.TimeoutExpired:
         return []
-    [found, *_] = [line for line in done.stdout.splitlines() if line.startswith("Available versions:")] or [":"]
-    return [name.strip() for name in found.partition(":")[2].split(",")]
+    [listed, *_] = [line for line in done.stdout.splitlines() if line.startswith("Available versions:")] or [":"]
+    return [name.strip() for name in listed.partition(":")[2].split(",")]
 
 
 def sees_gpu(root: Path = Path("/")) -> bool:

@@ -31,7 +31,7 @@ def write_adapter(
         changes[name] = b @ a
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out / "adapter_model.safetensors")
-    said = {"peft_type": "LORA", "r": next(iter(modules.values())), "lora_alpha": 8, "bias": "none"}
-    said |= {"target_modules": sorted(modules), **config}
-    (out / "adapter_config.json").write_text(json.dumps(said))
+    settings = {"peft_type": "LORA", "r": next(iter(modules.values())), "lora_alpha": 8, "bias": "none"}
+    settings |= {"target_modules": sorted(modules), **config}
+    (out / "adapter_config.json").write_text(json.dumps(settings))
     return changes

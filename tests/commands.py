@@ -183,17 +183,28 @@ NOT_TYPED = {
 }
 
 
-class Place(StrEnum):
+class CommandPlace(StrEnum):
     """Where a command is typed."""
 
     CLUSTER = "cluster"
     MACHINE = "machine"
 
 
-# What the tests put in.
+# Values that the tests fill in.
 PLACEHOLDERS = {
-    Place.CLUSTER: ("NAMESPACE", "RELEASE", "POOL", "POD", "NODE", "REQUEST_ID", "N"),
-    Place.MACHINE: ("HOST", "PORT", "PID", "PATH", "NAMESPACE", "DIGEST", "TENANT", "YYYYMM", "USER", "PASSWORD"),
+    CommandPlace.CLUSTER: ("NAMESPACE", "RELEASE", "POOL", "POD", "NODE", "REQUEST_ID", "N"),
+    CommandPlace.MACHINE: (
+        "HOST",
+        "PORT",
+        "PID",
+        "PATH",
+        "NAMESPACE",
+        "DIGEST",
+        "TENANT",
+        "YYYYMM",
+        "USER",
+        "PASSWORD",
+    ),
 }
 
 
@@ -213,25 +224,25 @@ class Command:
         return re.split(r"\s+#|\n", self.text.strip())[0]
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> CommandPlace | None:
         """Where it is typed; None: nowhere, for the reason in NOT_TYPED."""
         if self.name in NOT_TYPED:
             return None
-        return Place.CLUSTER if ON_A_CLUSTER.search(self.text) else Place.MACHINE
+        return CommandPlace.CLUSTER if ON_A_CLUSTER.search(self.text) else CommandPlace.MACHINE
 
     def filled(self, values: dict[str, str]) -> str:
         """With values for placeholders."""
-        return PLACEHOLDER.sub(lambda found: values.get(found[0], found[0]), self.text)
+        return PLACEHOLDER.sub(lambda match: values.get(match[0], match[0]), self.text)
 
 
-def commands(page: Path, place: Place | None = None) -> list[Command]:
+def commands(page: Path, place: CommandPlace | None = None) -> list[Command]:
     """Those of a page, in its order; of one place, or all."""
     text = page.read_text()
-    found = [(block.start(), block["text"]) for block in BLOCK.finditer(text) if block["language"] == "sh"]
+    snippets = [(block.start(), block["text"]) for block in BLOCK.finditer(text) if block["language"] == "sh"]
     without = BLOCK.sub(lambda block: "\n" * len(block[0]), text)  # places stay
     spans = [(span.start(), span[1] or span[2]) for span in SPAN.finditer(without)]
-    found += [(start, " ".join(span.split())) for start, span in spans if COMMAND.match(span)]
-    every = [Command(page, text) for _, text in sorted(found)]
+    snippets += [(start, " ".join(span.split())) for start, span in spans if COMMAND.match(span)]
+    every = [Command(page, text) for _, text in sorted(snippets)]
     return [each for each in every if place is None or each.place is place]
 
 
@@ -242,7 +253,7 @@ def expressions(page: Path) -> list[str]:
         line for block in BLOCK.finditer(text) if block["language"] == "promql" for line in block["text"].splitlines()
     ]
     spans = [" ".join((span[1] or span[2]).split()) for span in SPAN.finditer(BLOCK.sub("", text))]
-    asked = [
+    typed = [
         span for span in spans if re.search(r"ryzanstein_\w+|process_\w+|__name__", span) and re.search(r"[({]", span)
     ]
-    return [each.strip() for each in (*blocks, *asked) if each.strip()]
+    return [each.strip() for each in (*blocks, *typed) if each.strip()]

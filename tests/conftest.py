@@ -19,7 +19,7 @@ pytest_plugins = ["tests.left_out"]
 
 ALONE = "tests/chaos/"  # its faults end within times that a busy machine does not keep
 SHARED = ("tests/e2e/", "tests/images/", "tests/charts/")  # folders whose files share a stack, or what Helm rendered
-STACKS = "tests/integration/"  # long, and mostly waiting: units fill the cores beside them
+STACKS = "tests/integration/"  # long, and mostly waiting: units fill the other cores
 
 # Speed lives in bench/, so that a slow machine is no failure. A commit is judged by the same examples each time;
 # `--hypothesis-profile drawn` draws others, as nightly runs do.
@@ -34,7 +34,7 @@ for transports in (httpx_transports, httpx2_transports):
 
 
 def _unit_of(nodeid: str) -> str:
-    """What a process takes as a whole: a file, or a folder whose files share a stack."""
+    """The unit of work of a process: a file, or a folder whose files share a stack."""
     for folder in (ALONE, *SHARED):
         if nodeid.startswith(folder):
             return folder
@@ -50,7 +50,7 @@ def _turn(item: pytest.Item) -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported is known afterwards."""
+    """Imported models are known afterwards."""
     gc.disable()  # for the millions of objects that imports make and that stay: no collection walks them
     try:
         return (yield)

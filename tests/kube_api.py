@@ -60,8 +60,8 @@ class KubeApi(ThreadingHTTPServer):
     def put(self, kind: str, *objects: Object) -> None:
         """Store objects of a kind, as if somebody had created or changed them."""
         with self._lock:
-            for found in objects:
-                self._keep(kind, copy.deepcopy(found))
+            for actual in objects:
+                self._keep(kind, copy.deepcopy(actual))
 
     def answer(self, verb: str, kind: str, name: str, body: Object | None, selector: str) -> tuple[int, Object | str]:
         """The status and the body of an answer; with NO_ANSWER the connection is closed."""
@@ -72,8 +72,8 @@ class KubeApi(ThreadingHTTPServer):
             return _status(status, f"{verb} of {kind} is refused")
         with self._lock:
             if verb == "LIST":
-                found = [each for (of, _), each in self.objects.items() if of == kind and _selects(selector, each)]
-                return 200, {"kind": "List", "items": found}
+                actual = [each for (of, _), each in self.objects.items() if of == kind and _selects(selector, each)]
+                return 200, {"kind": "List", "items": actual}
             if verb == "POST":
                 assert body is not None
                 return self._create(kind, body)
@@ -94,16 +94,16 @@ class KubeApi(ThreadingHTTPServer):
             return _status(409, "AlreadyExists")
         return 201, self._keep(kind, body)
 
-    def _keep(self, kind: str, found: Object) -> Object:
-        meta = found["metadata"]
+    def _keep(self, kind: str, actual: Object) -> Object:
+        meta = actual["metadata"]
         self.kept[kind] += 1
         meta["resourceVersion"] = str(self.kept.total())
         meta.setdefault("uid", f"{kind}-{self.kept[kind]}")
         meta.setdefault(
             "creationTimestamp", f"2026-11-25T10:{self.kept[kind] // 60 % 60:02}:{self.kept[kind] % 60:02}Z"
         )
-        self.objects[kind, meta["name"]] = found
-        return found
+        self.objects[kind, meta["name"]] = actual
+        return actual
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """A WebSocket is a port-forward, all else a request for objects."""
@@ -184,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _discovered(path: str) -> Object | None:
-    """What Helm reads of a server before it looks up objects; None for paths of objects."""
+    """The parts of a server that Helm reads before it looks up objects; None for paths of objects."""
     if path == "/version":
         return {"major": "1", "minor": "36", "gitVersion": "v1.36.0"}
     if path in ("/api", "/apis"):
@@ -208,9 +208,9 @@ def _about(path: str) -> tuple[str, str]:
     return parts[0], parts[1] if parts[1:] else ""
 
 
-def _selects(selector: str, found: Object) -> bool:
+def _selects(selector: str, actual: Object) -> bool:
     wanted = dict(each.split("=") for each in selector.split(",") if each)
-    return wanted.items() <= (found["metadata"].get("labels") or {}).items()
+    return wanted.items() <= (actual["metadata"].get("labels") or {}).items()
 
 
 def _status(code: int, message: str) -> tuple[int, Object]:

@@ -31,7 +31,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     def trace(self, trace_id: str) -> dict[str, tuple[str, Span]]:
         """Service and span by the span's name: of several with one name, the one that began last."""
         with self._lock:
-            spans = sorted(self._spans.get(trace_id, []), key=lambda found: found[1].start_time_unix_nano)
+            spans = sorted(self._spans.get(trace_id, []), key=lambda actual: actual[1].start_time_unix_nano)
         return {span.name: (service, span) for service, span in spans}
 
     def wait(
@@ -45,9 +45,9 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return self.trace(trace_id)
 
     def _missing(self, trace_id: str, names: set[str], late: Collection[str], since_ns: int) -> set[str]:
-        found = self.trace(trace_id)
-        early = {name for name in late if name in found and found[name][1].start_time_unix_nano < since_ns}
-        return (names - found.keys()) | early
+        actual = self.trace(trace_id)
+        early = {name for name in late if name in actual and actual[name][1].start_time_unix_nano < since_ns}
+        return (names - actual.keys()) | early
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ class Program:
 
     source: str
     files: tuple[str, ...] = ()
-    asked: str = ""
+    arguments: str = ""
     answers: str = ""  # a regular expression
 
 
@@ -95,7 +95,7 @@ def find(name: str) -> str | None:
     for file in wanted.files or (name,):
         for folder in search_path().split(os.pathsep):
             path = shutil.which(file, path=folder)
-            if path and (not wanted.asked or re.search(wanted.answers, _answer(path, wanted.asked))):
+            if path and (not wanted.arguments or re.search(wanted.answers, _answer(path, wanted.arguments))):
                 return path
     return None
 
@@ -108,5 +108,5 @@ def answers(url: str) -> bool:
         return False
 
 
-def _answer(path: str, asked: str) -> str:
-    return subprocess.run([path, *asked.split()], capture_output=True, text=True, check=False).stdout
+def _answer(path: str, arguments: str) -> str:
+    return subprocess.run([path, *arguments.split()], capture_output=True, text=True, check=False).stdout

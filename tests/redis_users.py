@@ -14,7 +14,7 @@ from tests.programs import CHART
 
 Command = tuple[str | int, ...]
 
-# What Redis says; of DEBUG and MODULE LOAD to everybody.
+# Messages of Redis; of DEBUG and MODULE LOAD to all users.
 REFUSED = "(?i)no permissions|can't (access at least one of the keys|run this command|publish to)|command not allowed"
 COMPONENTS = ("gateway", "router", "coordinator", "worker", "finetuner")
 PASSWORD = "pw"
@@ -42,7 +42,7 @@ def url_of(component: str, socket: Path) -> str:
     return f"unix://{component}:{PASSWORD}@{socket}"
 
 
-# What no component may do, as people type it; FOREIGN is a key of another installation.
+# Commands that no component may run, as people type them; FOREIGN is a key of another installation.
 _NOBODYS = """
 FLUSHALL
 FLUSHDB
@@ -163,7 +163,7 @@ _OTHERS = {
 
 
 def refused(component: str, keys: RedisKeys) -> list[Command]:
-    """What a component must not do: other components' work, and nobody's."""
+    """Commands that a component must not run: those of other components, and those of none."""
     own = {
         "gateway": keys.adapters,
         "router": keys.session("t", "s"),

@@ -126,7 +126,7 @@ class Seeing:
         tokenizer = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
         special = (self.row, *self.special)
         tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
-        if self.layout == "gemma3":  # whose processor in vLLM merges lines around images
+        if self.layout == "gemma3":  # its processor in vLLM merges lines around images
             tokenizer.add_tokens([AddedToken("\n" * n_lines, normalized=False) for n_lines in range(1, 5)])
         text = {"vocab_size": tokenizer.get_vocab_size(), **_TEXT, **shape}
         config = self.config(text, {**_TOWER}, tokenizer.token_to_id(self.row))
@@ -143,7 +143,7 @@ class Seeing:
         return model
 
     def inputs(self, folder: Path, text: str, images: list[Image.Image]) -> Any:
-        """What transformers' model takes for a text with images."""
+        """Inputs of transformers' model for a text with images."""
         if not self.any_sides:
             return self.processor(folder)(text=text, images=[images] if images else None, return_tensors="pt")
         # transformers' processor needs torchvision, for videos.

@@ -11,5 +11,5 @@ from typing import Any
 def captured(
     command: Sequence[str | Path], *, timeout: float = 300, check: bool = False, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """What a command prints, as text, and its status."""
+    """A command's output, as text, and its status."""
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=check, **options)

@@ -1,4 +1,4 @@
-"""What servers of an installation under mutual TLS must refuse: callers by methods, and strangers at every port."""
+"""Refusals of an installation under mutual TLS: callers by methods, and strangers at every port."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Trusting:
     authority: Authority
     domain: str
     addresses: Mapping[str, str]  # by component
-    # Whose servers are processes of their own. In a test's process gRPC may be there before the choice of its ciphers.
+    # Servers in processes of their own. In a test's process gRPC may be there before the choice of its ciphers.
     apart: Collection[str] = ("router", "coordinator", "worker")
 
 
@@ -126,9 +126,9 @@ async def _agreed(it: Trusting, to: str, newest: ssl.TLSVersion) -> str | None:
     context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
     context.maximum_version = newest
     context.set_alpn_protocols(["h2"])
-    asked = Identity(it.domain, to).host
+    server_name = Identity(it.domain, to).host
     try:
-        _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=asked)
+        _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=server_name)
     except (ssl.SSLError, ConnectionError):
         return "none"
     version: str | None = writer.get_extra_info("ssl_object").version()

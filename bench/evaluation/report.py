@@ -22,14 +22,14 @@ def render(rows: Sequence[tuple[Row, Comparison]], model: str, window: int) -> s
         _HEAD,
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for row, found in rows:
+    for row, measured in rows:
         cells = [
             row.name,
             f"{stored_mib(row):.0f}",
-            f"{found.perplexity.value:.3f}",
-            _cell(found.perplexity_ratio, "{:.4f}"),
-            _cell(found.top1_agreement, "{:.2%}"),
-            _cell(found.kl_nats, "{:.1e}"),
+            f"{measured.perplexity.value:.3f}",
+            _cell(measured.perplexity_ratio, "{:.4f}"),
+            _cell(measured.top1_agreement, "{:.2%}"),
+            _cell(measured.kl_nats, "{:.1e}"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -47,8 +47,8 @@ def replace_between(page: Path, mark: str, text: str) -> None:
     """Replace the part of `page` between the comments `mark` and `end of mark`. Raises ValueError without them."""
     begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->\n"
     whole = page.read_text()
-    before, found, rest = whole.partition(begin)
+    before, opened, rest = whole.partition(begin)
     _, closed, after = rest.partition(end)
-    if not (found and closed):
+    if not (opened and closed):
         raise ValueError(f"{page}: no marks {begin.strip()} and {end.strip()}")
     page.write_text(f"{before}{begin}\n{text}\n{end}{after}")

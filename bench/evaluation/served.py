@@ -37,7 +37,7 @@ class Scorer:
 
     client: httpx.AsyncClient
     model: str
-    start_token: int  # precedes a document, so that its first token has a probability, too
+    start_token: int  # precedes a document, so that its first token also has a probability
     context: int = 1_024
     stride: int = 512
 

@@ -104,25 +104,25 @@ async def _busy_worker(fleet: Fleet, draw: random.Random) -> tuple[FleetProcess,
 
 
 async def leaks(fleet: Fleet, within_s: float) -> Sequence[str]:
-    """What is still held after the last answer; waits up to `within_s` for it to be given back."""
+    """Resources still held after the last answer; waits up to `within_s` for their release."""
     deadline = time.monotonic() + within_s
-    while (found := await _held(fleet)) and time.monotonic() < deadline:  # noqa: ASYNC110  # in other processes
+    while (measured := await _held(fleet)) and time.monotonic() < deadline:  # noqa: ASYNC110  # in other processes
         await asyncio.sleep(0.2)
-    return found
+    return measured
 
 
 async def _held(fleet: Fleet) -> Sequence[str]:
-    found = []
+    measured = []
     for view in await fleet.views():
         state = view.state
         held = {name: getattr(state, name) for name in _LEVELS}
-        found += [f"{view.worker_id}: {name} {level}" for name, level in held.items() if level]
+        measured += [f"{view.worker_id}: {name} {level}" for name, level in held.items() if level]
         if view.unacknowledged:
-            found.append(f"{view.worker_id}: {view.unacknowledged} unacknowledged dispatches")
+            measured.append(f"{view.worker_id}: {view.unacknowledged} unacknowledged dispatches")
     # Those of other routes are the readings of the metrics themselves.
     in_flight = [each for each in await gateway_samples(fleet, _IN_FLIGHT) if each.labels["route"] == _ROUTE]
-    found += [f"{each.name} {each.value:g}" for each in in_flight if each.value]
-    return [*found, *await _endless_sessions(fleet.redis.url)]
+    measured += [f"{each.name} {each.value:g}" for each in in_flight if each.value]
+    return [*measured, *await _endless_sessions(fleet.redis.url)]
 
 
 async def _endless_sessions(redis_url: str) -> list[str]:

@@ -23,7 +23,7 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 from bench.fleet.counted import Messages
 from services.common.ports import free_port
 from services.common.rpc import open_channel
-from tests.integration.router.processes import RedisServer
+from tests.integration.router.processes import KillableRedis
 
 HOST = "127.0.0.1"
 WORKERS = "workers"
@@ -97,7 +97,7 @@ class FleetProcess:
 class Fleet:
     """A running installation."""
 
-    def __init__(self, size: FleetSize, folder: Path, redis: RedisServer) -> None:
+    def __init__(self, size: FleetSize, folder: Path, redis: KillableRedis) -> None:
         self.size, self._folder, self.redis = size, folder, redis
         self.processes: list[FleetProcess] = []
         self.router_addresses = [f"{HOST}:{free_port()}" for _ in range(size.routers)]
@@ -196,7 +196,7 @@ class Fleet:
 async def running_fleet(size: FleetSize, start_s: float) -> AsyncGenerator[Fleet, None]:
     """Start a fleet and wait until it serves; raises TimeoutError, after printing the ends of the logs."""
     with tempfile.TemporaryDirectory() as folder:
-        redis = RedisServer(Path(folder))
+        redis = KillableRedis(Path(folder))
         redis.start()
         fleet = Fleet(size, Path(folder), redis)
         try:

@@ -21,7 +21,7 @@ _AGAIN_S = 0.1
 
 @dataclass(slots=True)
 class FleetAnswer:
-    """What a client got for a request; times are seconds."""
+    """A client's answer to a request; times are seconds."""
 
     request: FleetRequest
     late_s: float  # between the arrival and its sending: the generator's own delay

@@ -1,4 +1,4 @@
-"""What a router with perfect knowledge would have reached: the bounds that a run is read beside."""
+"""The results of a router with perfect knowledge: the bounds to compare a run with."""
 
 from __future__ import annotations
 

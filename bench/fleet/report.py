@@ -59,7 +59,7 @@ class FleetRun:
     decided_before: Mapping[float, float]
     decided: Mapping[float, float]
     computed_tokens: Sequence[int]  # by worker
-    held: Sequence[str]  # what was held after the last answer
+    held: Sequence[str]  # resources held after the last answer
     faults: Sequence[FleetFault]
     resumes: int  # attempts that were interrupted, and went on elsewhere
     convergence: Convergence | None

@@ -1,4 +1,4 @@
-"""What the processes of a fleet use of the machine, and what their metrics say."""
+"""The machine's resources that the processes of a fleet use, and their metrics."""
 
 from __future__ import annotations
 

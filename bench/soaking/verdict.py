@@ -78,7 +78,7 @@ def judge(
     """Compare every answer with its reference, and summarise the run."""
     good = [one for one in served if not one.error]
     errors = [one.error for one in served if one.error]
-    found = Counter(difference(references[one.case], one.answer) for one in good)
+    measured = Counter(difference(references[one.case], one.answer) for one in good)
     ttft, total = [one.ttft * 1e3 for one in good], [(one.ended - one.began) * 1e3 for one in good]
     pauses = [one.longest_pause * 1e3 for one in good]
     return Verdict(
@@ -86,7 +86,7 @@ def judge(
         requests=len(served),
         errors=len(errors),
         first_error=errors[0] if errors else "",
-        differences={str(kind): count for kind, count in found.items() if kind is not Difference.NONE},
+        differences={str(kind): count for kind, count in measured.items() if kind is not Difference.NONE},
         ttft_ms_p50=percentile(ttft, 50),
         ttft_ms_p99=percentile(ttft, 99),
         total_ms_p50=percentile(total, 50),

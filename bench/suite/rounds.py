@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.make_checkpoint import SHAPES, write_checkpoint
 from bench.reading import Reading, read_readings
-from bench.servers import Asked, read_peers, start
+from bench.servers import ModelTarget, read_peers, start
 from bench.suite.machine import PROJECT
 from bench.suite.steps import RANDOM_100M, SHAPE, Step, turned
 from services.cli.benchmarks.results import Metric
@@ -30,16 +30,16 @@ async def run_round(steps: tuple[Step, ...], number: int, folder: Path) -> list[
 
     `folder` keeps files for all rounds: checkpoints and logs.
     """
-    found: list[Reading] = []
+    measured: list[Reading] = []
     for step in turned(steps, number):
         print(f"round {number + 1}: {step.name}", file=sys.stderr, flush=True)
-        found += await _serving(step, folder) if step.served else await _run(step, (), folder)
-    return found
+        measured += await _serving(step, folder) if step.served else await _run(step, (), folder)
+    return measured
 
 
 async def _serving(step: Step, folder: Path) -> list[Reading]:
     """Run a step against an installation of the bundled model that runs for this step alone."""
-    server = await start(read_peers()["ryzanstein"], sys.prefix, Asked(str(TINY_MODEL), 2), folder / "serve.log")
+    server = await start(read_peers()["ryzanstein"], sys.prefix, ModelTarget(str(TINY_MODEL), 2), folder / "serve.log")
     try:
         return await _run(step, ("--url", server.url), folder)
     finally:
@@ -87,6 +87,8 @@ def gather(rounds: Sequence[Sequence[Reading]]) -> dict[str, Metric]:
     if short := [name for name, readings in by_name.items() if len(readings) != len(rounds)]:
         raise ValueError(f"not measured once in every round: {', '.join(short)}")
     return {
-        name: Metric(unit=found[0].unit, better=found[0].better, samples=tuple(reading.value for reading in found))
-        for name, found in sorted(by_name.items(), key=lambda entry: entry[0].partition("/")[0])
+        name: Metric(
+            unit=measured[0].unit, better=measured[0].better, samples=tuple(reading.value for reading in measured)
+        )
+        for name, measured in sorted(by_name.items(), key=lambda entry: entry[0].partition("/")[0])
     }

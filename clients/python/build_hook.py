@@ -25,7 +25,7 @@ class GeneratedModules(BuildHookInterface):  # type: ignore[type-arg]
             runpy.run_path(str(Path(self.root) / "build_sync.py"))["build_sync"]()
 
     def _contracts(self) -> Path:
-        """`proto` beside this file in an sdist, at the repository's root in a clone."""
+        """`proto` next to this file in an sdist, at the repository's root in a clone."""
         here = Path(self.root)
         places = (here / "proto", here.parent.parent / "proto")
         for folder in places:

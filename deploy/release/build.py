@@ -65,8 +65,8 @@ def _bundle(out: Path, version: str, arch: str) -> None:
 
 def _helm() -> str:
     for name in ("helm", str(ROOT / "build/bin/helm4"), str(ROOT / "build/bin/helm3")):
-        if found := shutil.which(name):
-            return found
+        if program := shutil.which(name):
+            return program
     sys.exit("helm is needed to package the chart, and is not in PATH")
 
 

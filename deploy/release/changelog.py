@@ -8,11 +8,11 @@ UNRELEASED = "## Unreleased"
 
 
 def section(text: str, version: str) -> str | None:
-    """What the changelog says of `version`, or None."""
-    found = re.search(
+    """The changelog's section of `version`, or None."""
+    match = re.search(
         rf"^## {re.escape(version)} - \d{{4}}-\d\d-\d\d\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
     )
-    return found[1].strip() if found else None
+    return match[1].strip() if match else None
 
 
 def released(text: str, version: str, day: str) -> str:
@@ -22,7 +22,7 @@ def released(text: str, version: str, day: str) -> str:
     """
     if section(text, version) is not None:
         return text
-    found = re.search(rf"^{UNRELEASED}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    if not found or not re.search(r"^- ", found[1], re.MULTILINE):
+    match = re.search(rf"^{UNRELEASED}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    if not match or not re.search(r"^- ", match[1], re.MULTILINE):
         raise ValueError(f'CHANGELOG.md has neither a section of {version} nor a line under "{UNRELEASED}"')
-    return f"{text[: found.start()]}{UNRELEASED}\n\n## {version} - {day}\n{found[1]}{text[found.end() :]}"
+    return f"{text[: match.start()]}{UNRELEASED}\n\n## {version} - {day}\n{match[1]}{text[match.end() :]}"

@@ -29,12 +29,12 @@ def last_release(root: Path) -> str | None:
 
 
 def broken(before: Path, after: Path) -> list[str]:
-    """What is promised in the tree `before` and not kept in `after`, a line each."""
+    """Promises of the tree `before` that `after` breaks, a line each."""
     return [*contracts(before, after), *metrics(before, after), *values(before, after), *paths(before, after)]
 
 
 def contracts(before: Path, after: Path) -> list[str]:
-    """What `buf breaking` says of the protocol buffers' wire format, JSON names included."""
+    """Complaints of `buf breaking` about the protocol buffers' wire format, JSON names included."""
     config = json.dumps({"version": "v2", "breaking": {"use": ["WIRE_JSON"]}})
     command = [
         str(Path(sys.executable).parent / "buf"),

@@ -34,7 +34,7 @@ def _statement(digests: dict[str, str], root: Path, version: str) -> dict[str, o
                     {"uri": "git+https://github.com/ryzanstein/ryzanstein", "digest": {"gitCommit": revision}}
                 ],
             },
-            # The workflow's own address where it runs one; by hand there is nobody to vouch for the machine.
+            # The workflow's own address where it runs one; by hand no service vouches for the machine.
             "runDetails": {"builder": {"id": os.environ.get("RELEASE_BUILDER", "local")}},
         },
     }

@@ -30,7 +30,7 @@ def of_archive(archive: Path, name: str, version: str) -> str:
 
 def _files(archive: Path) -> dict[str, str]:
     """The texts of the layers that name packages, by path."""
-    found: dict[str, str] = {}
+    contents: dict[str, str] = {}
     with tarfile.open(archive) as outer:
         manifest = json.load(_member(outer, "manifest.json"))
         for layer in manifest[0]["Layers"]:
@@ -39,22 +39,22 @@ def _files(archive: Path) -> dict[str, str]:
                     path = item.name.removeprefix("./")
                     folder, _, leaf = path.rpartition("/")
                     if leaf.startswith(".wh."):
-                        _remove(found, f"{folder}/{leaf.removeprefix('.wh.')}")
+                        _remove(contents, f"{folder}/{leaf.removeprefix('.wh.')}")
                     elif item.isfile() and (_DISTRIBUTION.fullmatch(path) or _DEBIAN.fullmatch(path)):
-                        found[path] = _member(inner, item).read().decode(errors="replace")
-    return found
+                        contents[path] = _member(inner, item).read().decode(errors="replace")
+    return contents
 
 
 def _member(archive: tarfile.TarFile, item: str | tarfile.TarInfo) -> tarfile.ExFileObject:
     file = archive.extractfile(item)
     if file is None:
         raise ValueError(f"{archive.name}: {item} is no file")
-    return file  # type: ignore[return-value]  # what extractfile returns for files
+    return file  # type: ignore[return-value]  # extractfile returns a file object for files
 
 
-def _remove(found: dict[str, str], path: str) -> None:
-    for name in [name for name in found if name == path or name.startswith(f"{path}/")]:
-        del found[name]
+def _remove(contents: dict[str, str], path: str) -> None:
+    for name in [name for name in contents if name == path or name.startswith(f"{path}/")]:
+        del contents[name]
 
 
 def _components(files: dict[str, str]) -> Iterator[Component]:

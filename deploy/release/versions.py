@@ -59,7 +59,7 @@ def set_version(root: Path, version: str) -> None:
         path = root / place.file
         text = written.get(path) or path.read_text()
         value = python_version(version) if place.python else version
-        text, times = re.subn(place.pattern, lambda found, v=value: _with(found, v), text, flags=re.MULTILINE)
+        text, times = re.subn(place.pattern, lambda match, v=value: _with(match, v), text, flags=re.MULTILINE)
         if times != place.times:
             raise ValueError(f"{place.file}: {place.pattern} is found {times} times, not {place.times}")
         written[path] = text
@@ -67,6 +67,6 @@ def set_version(root: Path, version: str) -> None:
         path.write_text(text)
 
 
-def _with(found: re.Match[str], version: str) -> str:
-    start, end = found.span(1)
-    return found.string[found.start() : start] + version + found.string[end : found.end()]
+def _with(match: re.Match[str], version: str) -> str:
+    start, end = match.span(1)
+    return match.string[match.start() : start] + version + match.string[end : match.end()]

@@ -29,7 +29,7 @@ TOOL: Any = {
 
 
 @dataclass
-class Call:
+class StreamedCall:
     """One streamed call."""
 
     ids: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Call:
     finish: str | None = None
 
 
-async def _read(client: openai.AsyncOpenAI, index: int, call: Call, heard: Callable[[], None]) -> None:
+async def _read(client: openai.AsyncOpenAI, index: int, call: StreamedCall, heard: Callable[[], None]) -> None:
     stream = await client.chat.completions.create(
         model="ryzanstein-tiny",
         messages=[{"role": "user", "content": f"Take notes. # {index}"}],
@@ -63,7 +63,9 @@ async def _read(client: openai.AsyncOpenAI, index: int, call: Call, heard: Calla
             heard()
 
 
-async def _read_message(client: anthropic.AsyncAnthropic, index: int, call: Call, heard: Callable[[], None]) -> None:
+async def _read_message(
+    client: anthropic.AsyncAnthropic, index: int, call: StreamedCall, heard: Callable[[], None]
+) -> None:
     function = TOOL["function"]
     tools: Any = [{"name": function["name"], "input_schema": function["parameters"]}]
     one: Any = {"type": "any", "disable_parallel_tool_use": True}
@@ -81,7 +83,7 @@ async def _read_message(client: anthropic.AsyncAnthropic, index: int, call: Call
     call.finish = "tool_calls" if message.stop_reason == "tool_use" else message.stop_reason
 
 
-async def _read_response(client: openai.AsyncOpenAI, index: int, call: Call, heard: Callable[[], None]) -> None:
+async def _read_response(client: openai.AsyncOpenAI, index: int, call: StreamedCall, heard: Callable[[], None]) -> None:
     tools: Any = [{"type": "function", **TOOL["function"]}]
     async with client.responses.stream(
         model="ryzanstein-tiny",
@@ -105,12 +107,12 @@ async def _read_response(client: openai.AsyncOpenAI, index: int, call: Call, hea
     call.finish = "tool_calls" if response.status == "completed" else response.status
 
 
-async def run_calls(stack: RunningStack, count: int, started: asyncio.Event | None = None) -> list[Call]:
+async def run_calls(stack: RunningStack, count: int, started: asyncio.Event | None = None) -> list[StreamedCall]:
     """Open `count` streams at once, a third of them by each API, and read them to their ends.
 
     Sets `started` when all have some arguments.
     """
-    calls = [Call() for _ in range(count)]
+    calls = [StreamedCall() for _ in range(count)]
 
     def heard() -> None:
         if started is not None and all(len(call.arguments) > 40 for call in calls):

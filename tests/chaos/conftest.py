@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.streams import Stream, assert_undisturbed, run_streams
+from tests.chaos.streams import ClientStream, assert_undisturbed, run_streams
 from tests.stack import RunningStack, running_stack
 
 KILLER = [7, 11, 13, 17, 19, 23]  # the prompt that kills ranks
@@ -28,7 +28,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
 
 
 @pytest.fixture(scope="package")
-def reference(stack: RunningStack) -> list[Stream]:
+def reference(stack: RunningStack) -> list[ClientStream]:
     """Every case's stream, undisturbed."""
     streams = asyncio.run(run_streams(stack, CASES, TOKENS))
     assert_undisturbed(streams, streams)

@@ -22,7 +22,7 @@ PROMPTS = [
     '    """Return ',
     "if __name__ == ",
 ]
-CONSTRAINED = r"([a-z_]{2,9}( = [0-9]{1,4})?\n)*"  # what every other pair of cases must follow; it never has to end
+CONSTRAINED = r"([a-z_]{2,9}( = [0-9]{1,4})?\n)*"  # grammar of every other pair of cases; it never has to end
 TIMEOUT_S = 300  # time limit per stream on a busy machine
 CLEARING_TOKENS = 16  # so many after a death the gateway holds nothing against a stream
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
@@ -33,8 +33,8 @@ class BadAnswerError(Exception):
 
 
 @dataclass
-class Stream:
-    """What one client received, and by its own account from whom."""
+class ClientStream:
+    """The events that one client received, with the workers that sent them."""
 
     text: str = ""
     finish: str | None = None
@@ -66,7 +66,7 @@ class Stream:
         return met
 
 
-async def read(stack: RunningStack, index: int, tokens: int, stream: Stream) -> Stream:
+async def read(stack: RunningStack, index: int, tokens: int, stream: ClientStream) -> ClientStream:
     """Case `index`, streamed into `stream`: the even ones are greedy, the others sampled with a seed."""
     body = {
         "model": "ryzanstein-tiny",
@@ -112,21 +112,21 @@ async def _events(port: int, body: dict[str, Any]) -> AsyncGenerator[dict[str, A
         writer.close()
 
 
-async def run_streams(stack: RunningStack, count: int, tokens: int) -> list[Stream]:
+async def run_streams(stack: RunningStack, count: int, tokens: int) -> list[ClientStream]:
     """Open `count` streams at once and read them to their ends."""
     async with asyncio.TaskGroup() as group:
-        running = [group.create_task(read(stack, index, tokens, Stream())) for index in range(count)]
+        running = [group.create_task(read(stack, index, tokens, ClientStream())) for index in range(count)]
     return [stream.result() for stream in running]
 
 
 @dataclass
 class SteadyLoad:
-    """`count` clients, each of which asks its case again until it is told that the load is over."""
+    """`count` clients, each of which asks its case again until the load is over."""
 
     count: int
     tokens: int
     over: bool = False
-    answers: list[tuple[int, Stream]] = field(default_factory=list)  # the cases and what came of each asking
+    answers: list[tuple[int, ClientStream]] = field(default_factory=list)  # the cases and what came of each asking
 
     async def run(self, stack: RunningStack) -> None:
         """Ask until `over`, then read what is under way to its end."""
@@ -163,11 +163,11 @@ class SteadyLoad:
         return len(heard) == self.count and not any(stream.struck for stream in self.under_way)
 
     @property
-    def under_way(self) -> list[Stream]:
-        """What clients read now."""
+    def under_way(self) -> list[ClientStream]:
+        """The tokens that clients read now."""
         return [stream for _, stream in self.answers if stream.under_way]
 
-    def assert_undisturbed(self, reference: list[Stream]) -> None:
+    def assert_undisturbed(self, reference: list[ClientStream]) -> None:
         """Every client has had answers, and each is what its case gives without a fault."""
         assert {index for index, _ in self.answers} == set(range(self.count))
         for index, stream in self.answers:
@@ -175,7 +175,7 @@ class SteadyLoad:
 
     async def _repeat(self, stack: RunningStack, index: int) -> None:
         while not self.over:
-            stream = Stream()
+            stream = ClientStream()
             self.answers.append((index, stream))
             await read(stack, index, self.tokens, stream)
 
@@ -184,7 +184,7 @@ class SteadyLoad:
 class Strike:
     """A worker was lost."""
 
-    met: list[tuple[Stream, int]]  # the streams that it computed, and their workers so far
+    met: list[tuple[ClientStream, int]]  # the streams that it computed, and their workers so far
 
     @property
     def outlived(self) -> int:
@@ -192,13 +192,13 @@ class Strike:
         return sum(len(stream.workers) > before for stream, before in self.met)
 
 
-def assert_undisturbed(disturbed: list[Stream], reference: list[Stream]) -> None:
+def assert_undisturbed(disturbed: list[ClientStream], reference: list[ClientStream]) -> None:
     """Every client received exactly what it would have received without the fault."""
     for index, (got, expected) in enumerate(zip(disturbed, reference, strict=True)):
         assert_equal(got, expected, f"stream {index}")
 
 
-def assert_equal(got: Stream, expected: Stream, name: str) -> None:
+def assert_equal(got: ClientStream, expected: ClientStream, name: str) -> None:
     """One client received it."""
     assert not got.error, f"{name}: {got.error}"
     assert got.finish == expected.finish == "length", f"{name} ended with {got.finish}"

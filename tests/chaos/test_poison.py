@@ -1,4 +1,4 @@
-"""A request that kills ranks is convicted, after three at most; nobody else is, however many workers die."""
+"""A request that kills ranks is convicted, after three at most, and no other one, however many workers die."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.chaos.conftest import KILLER, TOKENS
-from tests.chaos.streams import SteadyLoad, Stream, Strike
+from tests.chaos.streams import ClientStream, SteadyLoad, Strike
 from tests.stack import RunningStack
 
 NEIGHBOURS, INNOCENTS = 40, 64
@@ -21,8 +21,8 @@ LEFT = 4  # streams still open on one of the two workers that took over
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_a_killer_beside_neighbours(stack: RunningStack, reference: list[Stream]) -> None:
-    load = SteadyLoad(NEIGHBOURS, TOKENS)  # whenever the killer is computed, others are beside it
+def test_a_killer_beside_neighbours(stack: RunningStack, reference: list[ClientStream]) -> None:
+    load = SteadyLoad(NEIGHBOURS, TOKENS)  # whenever the killer is computed, others are in its steps
 
     async def main() -> None:
         running = asyncio.create_task(load.run(stack))
@@ -41,7 +41,7 @@ def test_a_killer_beside_neighbours(stack: RunningStack, reference: list[Stream]
     asyncio.run(main())
     load.assert_undisturbed(reference)
     stack.wait_serving(3)  # their logs tell of the losses by then
-    assert losses(stack) - lost == 3, "two deaths among others, one beside no other suspect"
+    assert losses(stack) - lost == 3, "two deaths among others, one with no other suspect"
     assert (stack.resumes() - resumed)["ranks_lost"] > 3, "neighbours were in the plans that killed"
 
 
@@ -57,7 +57,7 @@ def losses(stack: RunningStack) -> int:
     return sum(log.read_text().count("ranks lost: ") for log in logs)
 
 
-def test_innocents_through_six_deaths_two_by_two(stack: RunningStack, reference: list[Stream]) -> None:
+def test_innocents_through_six_deaths_two_by_two(stack: RunningStack, reference: list[ClientStream]) -> None:
     load, strikes, stopped = SteadyLoad(INNOCENTS, TOKENS), list[Strike](), list[int]()
 
     def stop_server(worker: str) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.chaos.calls import Call, run_calls
+from tests.chaos.calls import StreamedCall, run_calls
 from tests.chaos.conftest import TOKENS
-from tests.chaos.streams import SteadyLoad, Stream
+from tests.chaos.streams import ClientStream, SteadyLoad
 from tests.stack import RunningStack, running_stack
 from tests.unit.compute.model.zoo import write_with_tokenizer
 
@@ -30,7 +30,7 @@ PAUSE_S = 8.0  # without a token: 2.5 s of silence and the way to another worker
 pytestmark = pytest.mark.timeout(900)
 
 
-def disturb(stack: RunningStack, reference: list[Stream], fault: Callable[[str], None]) -> Counter[str]:
+def disturb(stack: RunningStack, reference: list[ClientStream], fault: Callable[[str], None]) -> Counter[str]:
     """Let the fault happen to the worker that computes most streams, while clients ask.
 
     How many attempts were interrupted, by cause; all answers are those of an undisturbed run.
@@ -52,9 +52,9 @@ def disturb(stack: RunningStack, reference: list[Stream], fault: Callable[[str],
 
 
 def test_calls_of_a_killed_worker(stack: RunningStack) -> None:
-    """Arguments, too, are those of an undisturbed run; ids are drawn by the gateway, one for each call."""
+    """Arguments are also those of an undisturbed run; ids are drawn by the gateway, one for each call."""
 
-    async def main() -> list[Call]:
+    async def main() -> list[StreamedCall]:
         started = asyncio.Event()
         run = asyncio.create_task(run_calls(stack, CALLS, started))
         await started.wait()
@@ -77,8 +77,8 @@ def counted(stack: RunningStack) -> Counter[str]:
     query = {"start_time": int(time.time()) - 3600, "bucket_width": "1m", "limit": 1440}
     page = httpx.get(f"{stack.url}/v1/organization/usage/completions", params=query, timeout=120).json()
     names = {"num_model_requests", "input_tokens", "output_tokens"}
-    found = [result for bucket in page["data"] for result in bucket["results"]]
-    return Counter({name: sum(result[name] for result in found) for name in names})
+    actual = [result for bucket in page["data"] for result in bucket["results"]]
+    return Counter({name: sum(result[name] for result in actual) for name in names})
 
 
 def through_a_kill(stack: RunningStack, expected: str, **body: Any) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def test_stream_of_a_model_with_states_outlives_its_killed_worker(variant: str, 
         through_a_kill(stack, expected, **body)
 
 
-def test_a_stopped_rank(stack: RunningStack, reference: list[Stream]) -> None:
+def test_a_stopped_rank(stack: RunningStack, reference: list[ClientStream]) -> None:
     def fault(worker: str) -> None:
         (rank,) = stack.rank_pids(worker)
         os.kill(rank, signal.SIGSTOP)
@@ -145,7 +145,7 @@ def test_a_stopped_rank(stack: RunningStack, reference: list[Stream]) -> None:
     stack.wait_serving(3)
 
 
-def test_a_stopped_worker_server(stack: RunningStack, reference: list[Stream]) -> None:
+def test_a_stopped_worker_server(stack: RunningStack, reference: list[ClientStream]) -> None:
     stopped: dict[str, int] = {}
 
     def fault(worker: str) -> None:
@@ -162,9 +162,9 @@ def test_a_stopped_worker_server(stack: RunningStack, reference: list[Stream]) -
     stack.wait_serving(3)
 
 
-def test_rollout_of_all_workers_under_load_loses_no_tokens(stack: RunningStack, reference: list[Stream]) -> None:
-    """One worker after the other is told to end, as a rollout does; the next one when all serve again."""
-    load = SteadyLoad(STREAMS // 2, TOKENS)  # workers start beside it
+def test_rollout_of_all_workers_under_load_loses_no_tokens(stack: RunningStack, reference: list[ClientStream]) -> None:
+    """One worker after the other is asked to end, as in a rollout; the next one when all serve again."""
+    load = SteadyLoad(STREAMS // 2, TOKENS)  # workers start under it
 
     def roll_out() -> None:
         for name in ("worker-0", "worker-1", "worker-2"):
@@ -188,7 +188,7 @@ def test_rollout_of_all_workers_under_load_loses_no_tokens(stack: RunningStack, 
     assert (stack.resumes() - before)["drain"]
 
 
-def test_killed_control_services_break_no_stream(stack: RunningStack, reference: list[Stream]) -> None:
+def test_killed_control_services_break_no_stream(stack: RunningStack, reference: list[ClientStream]) -> None:
     """All at once: a stream needs none of them. When they are back, so is everything."""
     victims = {name: stack.pid_of(name) for name in ("router", "kv-coordinator", "redis")}
 

@@ -18,7 +18,7 @@ class Edge:
 
 
 HTTP, GRPC, ROUTER, COORDINATOR, WORKER, METRICS, REDIS = 8000, 50051, 50052, 50053, 50054, 9100, 6380
-# What the services call: addresses from the environment, and those that they learn from leases in Redis.
+# Addresses that the services call: addresses from the environment, and those that they learn from leases in Redis.
 CALLS = {
     Edge("gateway", "router", ROUTER),
     Edge("gateway", "worker", WORKER),

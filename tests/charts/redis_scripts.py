@@ -29,7 +29,7 @@ def running(rendered: Rendered, folder: Path, ports: dict[str, int]) -> Iterator
     }
     places = re.compile("|".join(map(re.escape, instead)))
     for name, text in config["data"].items():
-        (folder / name).write_text(places.sub(lambda found: instead[found[0]], text))
+        (folder / name).write_text(places.sub(lambda match: instead[match[0]], text))
     folders = f"{Path(program('redis 7')).parent}:{os.environ['PATH']}"
     with subprocess.Popen(["sh", folder / "start.sh"], stdout=subprocess.DEVNULL, env={"PATH": folders}) as redis:
         try:

@@ -69,20 +69,20 @@ class Pod:
 
 @dataclass(frozen=True)
 class Rendered:
-    """What one `helm template` wrote."""
+    """The output of one `helm template`."""
 
     text: str
 
     @cached_property
     def objects(self) -> list[Object]:
-        return [found for found in yaml.load_all(self.text, _LOADER) if found]
+        return [manifest for manifest in yaml.load_all(self.text, _LOADER) if manifest]
 
     def of(self, *kinds: str) -> list[Object]:
-        return [found for found in self.objects if found["kind"] in kinds]
+        return [manifest for manifest in self.objects if manifest["kind"] in kinds]
 
     def named(self, kind: str, name: str) -> Object:
-        (found,) = [found for found in self.of(kind) if found["metadata"]["name"] == name]
-        return found
+        (manifest,) = [manifest for manifest in self.of(kind) if manifest["metadata"]["name"] == name]
+        return manifest
 
     @cached_property
     def pods(self) -> list[Pod]:
@@ -107,7 +107,7 @@ def _pods(objects: list[Object]) -> Iterator[Pod]:
 
 
 def run_helm(*args: str, major: int = 3, stdin: str = "") -> str:
-    """What Helm writes; raises RenderError with its complaint."""
+    """Helm's output; raises RenderError with its complaint."""
     command = [program(f"helm {major}"), *args]
     alone = os.environ | {"GOGC": "off", "GOMAXPROCS": "1"}  # it ends before a collection or a second core pays
     done = subprocess.run(command, input=stdin, env=alone, capture_output=True, text=True, timeout=300, check=False)

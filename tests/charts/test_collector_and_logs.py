@@ -33,7 +33,7 @@ SERVICES = ("gateway", "router", "coordinator", "worker")
 COLLECTOR = "monitoring: {collector: {enabled: true, waitSeconds: 1}}\ntracing: {ratio: 0}"
 OTLP = "monitoring: {collector: {enabled: true}}\ntracing: {mode: otlp, endpoint: 'https://collector.example:4317'}"
 LOGS = "monitoring: {loki: {enabled: true}}"
-# What has to come through, last: all before it has been judged by then.
+# Traces that have to come through, last: all earlier ones have been judged by then.
 LAST = "last"
 
 
@@ -41,7 +41,7 @@ LAST = "last"
 class Running:
     """A collector with the chart's configuration, and what it let through."""
 
-    kept: Collector
+    collector: Collector
     provider: TracerProvider
 
     def trace(self, name: str, *, fails: bool = False, first_token_ms: int = 0, of_a_client: bool = False) -> str:
@@ -79,13 +79,13 @@ def _running(config: Object, folder: Path) -> Iterator[int]:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    with collecting() as (kept, variables):
+    with collecting() as (collector, variables):
         config = _config(render(inline=COLLECTOR))
         config["exporters"]["otlp"]["endpoint"] = variables["OTEL_EXPORTER_OTLP_ENDPOINT"]
         with _running(config, tmp_path) as port:
             provider = TracerProvider(resource=Resource({SERVICE_NAME: "ryzanstein-gateway"}))
             provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(f"http://127.0.0.1:{port}")))
-            yield Running(kept, provider)
+            yield Running(collector, provider)
             provider.shutdown()
 
 
@@ -97,16 +97,16 @@ def _config(rendered: Rendered) -> Object:
 
 def test_a_collector_keeps_failed_late_and_requested_traces(running: Running) -> None:
     dropped = {running.trace("quick"), running.trace("in time", first_token_ms=2500)}
-    kept = {
+    sampled = {
         running.trace("failed", fails=True),
         running.trace("late", first_token_ms=2501),
         running.trace("asked for", of_a_client=True),
     }
     time.sleep(2)  # longer than it waits for the spans of a trace
     last = running.trace(LAST, fails=True)
-    running.kept.wait(last, {LAST})
-    assert all(running.kept.trace(trace) for trace in kept)
-    assert not any(running.kept.trace(trace) for trace in dropped)
+    running.collector.wait(last, {LAST})
+    assert all(running.collector.trace(trace) for trace in sampled)
+    assert not any(running.collector.trace(trace) for trace in dropped)
 
 
 def test_with_a_collector_services_record_and_send_all_traces() -> None:
@@ -118,8 +118,8 @@ def test_with_a_collector_services_record_and_send_all_traces() -> None:
 
 def test_a_collector_stands_between() -> None:
     """It alone reaches what keeps traces: the Jaeger here, or the one that tracing.endpoint names."""
-    found = {edge for edge in edges(render(inline=COLLECTOR)) if {edge.source, edge.target} & {"collector", "jaeger"}}
-    assert found == {
+    present = {edge for edge in edges(render(inline=COLLECTOR)) if {edge.source, edge.target} & {"collector", "jaeger"}}
+    assert present == {
         *(Edge(service, "collector", 4317) for service in SERVICES),
         Edge("collector", "jaeger", 4317),
         Edge("grafana", "jaeger", 16686),
@@ -155,7 +155,7 @@ def test_logs_are_off_by_default_and_can_come_from_elsewhere() -> None:
     assert {pod.component for pod in render(inline=LOGS).pods} >= {"loki", "alloy"}
     alone = render(inline="monitoring: {loki: {enabled: true, alloy: {enabled: false}}}")
     assert not alone.pods_of("alloy")
-    assert not [found for found in alone.of("Role") if found["metadata"]["name"].endswith("-alloy")]
+    assert not [role for role in alone.of("Role") if role["metadata"]["name"].endswith("-alloy")]
 
 
 def test_a_log_reader_may_read_logs_and_write_to_loki() -> None:
@@ -165,8 +165,8 @@ def test_a_log_reader_may_read_logs_and_write_to_loki() -> None:
         (("pods",), ("get", "list", "watch")),
         (("pods/log",), ("get",)),
     }
-    found = {edge for edge in edges(rendered) if {edge.source, edge.target} & {"loki", "alloy"}}
-    assert found == {Edge("alloy", "loki", 3100), Edge("grafana", "loki", 3100)}
+    present = {edge for edge in edges(rendered) if {edge.source, edge.target} & {"loki", "alloy"}}
+    assert present == {Edge("alloy", "loki", 3100), Edge("grafana", "loki", 3100)}
 
 
 def test_logs_have_the_labels_of_metrics() -> None:
@@ -191,8 +191,8 @@ def test_a_line_leads_to_its_trace_and_a_span_to_its_lines() -> None:
     span = NonRecordingSpan(SpanContext(trace_id, 1, is_remote=False, trace_flags=TraceFlags(1)))
     with use_span(span):
         line = JsonFormatter("gateway").format(logging.makeLogRecord({"msg": "request interrupted"}))
-    (found,) = re.findall(field["matcherRegex"], line)
-    assert found == json.loads(line)["trace_id"] == f"{trace_id:032x}"
+    (extracted,) = re.findall(field["matcherRegex"], line)
+    assert extracted == json.loads(line)["trace_id"] == f"{trace_id:032x}"
     assert field["datasourceUid"] == sources["Jaeger"]["uid"]
     to_logs = sources["Jaeger"]["jsonData"]["tracesToLogsV2"]
     assert to_logs["datasourceUid"] == sources["Loki"]["uid"]

@@ -1,4 +1,4 @@
-"""`deploy/compose.yaml` and `skaffold.yaml` start what the chart starts: the same images, told the same."""
+"""`deploy/compose.yaml` and `skaffold.yaml` start what the chart starts: the same images in the same environment."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.charts.rendering import expected_models, render
 from tests.programs import CHART
 
 SERVICES = {"gateway": "gateway", "router": "router", "coordinator": "coordinator", "worker": "worker"}
-# What a pod has and a container of compose has not: a name of its own that outlives a restart, an address to be told.
-# Redis needs no password where only these containers reach it; drains are shorter where nobody balances load.
+# Variables of a pod that a container of compose lacks: an own name that outlives a restart, an address to announce.
+# Redis needs no password where only these containers reach it; drains are shorter without a load balancer.
 OF_PODS = {
     "worker": {"RYZANSTEIN_WORKER_ID", "RYZANSTEIN_ADVERTISE_HOST", "RYZANSTEIN_NODE"},
     "gateway": {"RYZANSTEIN_ROUTES_FILE"},  # its routes are live ones
@@ -75,7 +75,7 @@ def test_compose_lets_its_services_alone_reach_redis() -> None:
 
 
 def test_compose_has_the_images_of_the_chart() -> None:
-    # The command line makes secrets and runs `helm test`: nobody serves by it.
+    # The command line makes secrets and runs `helm test`, and serves no request.
     of_chart = {image for pod in render().pods if ":cli-" not in (image := pod.containers[0]["image"])}
     of_compose = {service["image"].replace("${RYZANSTEIN_VERSION:-", "").rstrip("}") for service in _compose().values()}
     assert of_compose == of_chart

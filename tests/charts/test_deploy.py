@@ -1,4 +1,4 @@
-"""What surrounds the chart gives it values that it takes: Terraform, Argo CD, Flux."""
+"""Terraform, Argo CD and Flux give the chart values that it takes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ EXAMPLES = sorted((TERRAFORM / "examples").iterdir())
 
 def _read(folder: Path) -> dict[str, list[Any]]:
     """All blocks of a folder's files by kind."""
-    found: dict[str, list[Any]] = {}
+    actual: dict[str, list[Any]] = {}
     for file in sorted(folder.glob("*.tf")):
         for kind, blocks in _plain(hcl2.loads(file.read_text())).items():
-            found.setdefault(kind, []).extend(blocks if isinstance(blocks, list) else [])
-    return found
+            actual.setdefault(kind, []).extend(blocks if isinstance(blocks, list) else [])
+    return actual
 
 
 def _plain(value: Any) -> Any:

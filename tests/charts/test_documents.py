@@ -1,4 +1,4 @@
-"""What the documents say of values is so: each that they name exists, and each that they show renders."""
+"""Values in the documents: each that they name exists, and each that they show renders."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ FILE = re.compile(r"\.(?:yaml|json|txt|tgz)$")
 
 
 def spans(page: Path) -> list[str]:
-    """What is set as code within the text."""
+    """The texts that are set as code."""
     return SPAN.findall(BLOCK.sub("", page.read_text()))
 
 
 def named() -> set[tuple[str, str]]:
     """Values by page and path, such as `redis.auth.generation`."""
-    found = [(page.name, NAME.fullmatch(span)) for page in PAGES for span in spans(page)]
+    actual = [(page.name, NAME.fullmatch(span)) for page in PAGES for span in spans(page)]
     return {
-        (page, name[1]) for page, name in found if name and name[1].split(".")[0] in TOP and not FILE.search(name[1])
+        (page, name[1]) for page, name in actual if name and name[1].split(".")[0] in TOP and not FILE.search(name[1])
     }
 
 
 def shown() -> list[Any]:
     """Mappings of values: within the text, or as blocks."""
-    found = []
+    actual = []
     for page in PAGES:
         blocks = [block["text"] for block in BLOCK.finditer(page.read_text()) if block["language"] == "yaml"]
         for text in [*spans(page), *blocks]:
             key = re.match(r"(\w+):(?: \{|\n)", text)
             if key and key[1] in TOP:
-                found.append(pytest.param(yaml.safe_load(text), id=f"{page.name}: {key[1]}"))
-    return found
+                actual.append(pytest.param(yaml.safe_load(text), id=f"{page.name}: {key[1]}"))
+    return actual
 
 
 def inside(schemas: list[dict[str, Any]], key: str) -> Iterator[dict[str, Any]]:
@@ -131,10 +131,10 @@ def test_the_notes_show_the_memory_left_for_a_model() -> None:
     """As the worker computes it; of the bundled model it is known to fit."""
     install = ("install", "notes", str(CHART), "--dry-run=client")  # without a cluster only Helm 4 writes notes
     set_ = ("--set", "workers.pools.default.model=hf://org/name", "--set", "workers.pools.default.tensorParallel=2")
-    said = run_helm(*install, *set_, "--set", "workers.pools.default.resources.limits.memory=4Gi", major=4)
+    message = run_helm(*install, *set_, "--set", "workers.pools.default.resources.limits.memory=4Gi", major=4)
     taken = 150 + 2 * 416 + 176
-    assert f"limit of 4Gi leaves {4096 - taken} MiB for weights and KV cache" in said
-    assert f"the workspace of a step take {taken} MiB" in said
+    assert f"limit of 4Gi leaves {4096 - taken} MiB for weights and KV cache" in message
+    assert f"the workspace of a step take {taken} MiB" in message
     assert "for weights and KV cache" not in run_helm(*install, major=4)
 
 

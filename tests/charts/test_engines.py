@@ -1,4 +1,4 @@
-"""Pools that vLLM computes: what their pods are told, read against the arguments of `vllm serve`."""
+"""Pools that vLLM computes: their pods' environment, compared with the arguments of `vllm serve`."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def test_two_nodes_of_eight_gpus_are_a_worker() -> None:
     (pod,) = rendered.pods_of("worker")
     (container,) = pod.containers
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
-    (pods,) = (found for found in rendered.of("StatefulSet") if "huge" in found["metadata"]["name"])
+    (pods,) = (manifest for manifest in rendered.of("StatefulSet") if "huge" in manifest["metadata"]["name"])
     name, spec = pods["metadata"]["name"], pods["spec"]
     assert (spec["replicas"], spec["podManagementPolicy"], spec["serviceName"]) == (4, "Parallel", name)
-    (service,) = (found for found in rendered.of("Service") if found["metadata"]["name"] == name)
+    (service,) = (manifest for manifest in rendered.of("Service") if manifest["metadata"]["name"] == name)
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
     env = environment(container)
     assert env["VLLM_HOST_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
@@ -114,8 +114,10 @@ def test_two_nodes_of_eight_gpus_are_a_worker() -> None:
         host = f"{name}-{leader}.{name}.{pods['metadata']['namespace']}.svc.cluster.local"
         assert [arguments[key] for key in multi_node] == [2, rank, host, 29501, "mp"]
         assert (arguments["tensor_parallel_size"], arguments["pipeline_parallel_size"]) == (8, 2)
-    # Ranks choose their ports: all are open between the pods of the pool, and to nobody else.
-    (policy,) = (found for found in rendered.of("NetworkPolicy") if found["metadata"]["name"] == f"{name}.nodes")
+    # Ranks choose their ports: all are open between the pods of the pool, and to no other pod.
+    (policy,) = (
+        manifest for manifest in rendered.of("NetworkPolicy") if manifest["metadata"]["name"] == f"{name}.nodes"
+    )
     peers = {"podSelector": {"matchLabels": spec["selector"]["matchLabels"]}}
     assert policy["spec"] == {
         **peers,

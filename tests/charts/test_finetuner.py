@@ -1,4 +1,4 @@
-"""Fine-tuning: off by default; what a training's Job is told, and that all who need the claim mount it in one place."""
+"""Fine-tuning: off by default; a training's Job, and one mount path of the claim for all pods that need it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def tuned() -> Rendered:
 
 
 def template(rendered: Rendered) -> Object:
-    found: Object = json.loads(rendered.named("ConfigMap", "ryzanstein-finetuner")["data"]["job.json"])
-    return found
+    manifest: Object = json.loads(rendered.named("ConfigMap", "ryzanstein-finetuner")["data"]["job.json"])
+    return manifest
 
 
 def mounts(pod: Pod) -> dict[str, Object]:
@@ -38,7 +38,7 @@ def mounts(pod: Pod) -> dict[str, Object]:
 def test_the_fine_tuner_is_off_by_default() -> None:
     rendered = render()
     assert rendered.pods_of("finetuner", "training") == []
-    assert not [found for found in rendered.objects if "finetun" in found["metadata"]["name"]]
+    assert not [manifest for manifest in rendered.objects if "finetun" in manifest["metadata"]["name"]]
     assert not [
         pod for pod in rendered.pods_of("worker") if "RYZANSTEIN_ADAPTER_SOURCES" in environment(pod.containers[0])
     ]
@@ -80,11 +80,11 @@ def test_a_training_finds_the_models_of_its_pools() -> None:
 def test_the_job_of_a_training_is_valid_in_kubernetes(version: str, tmp_path: Any) -> None:
     task = TrainingTask("tenant:ftjob-00061f0000000aabbccddeeff", "ftjob-00061f0000000aabbccddeeff", tmp_path, "/base")
     for rendered in (tuned(), render(inline=f"{{fullnameOverride: {'f' * 27}, finetuner: {{enabled: true}}}}")):
-        (found,) = [each["data"]["job.json"] for each in rendered.of("ConfigMap") if "job.json" in each["data"]]
-        job = build(json.loads(found), task, ["a", "b"], "uid")
+        (manifest,) = [each["data"]["job.json"] for each in rendered.of("ConfigMap") if "job.json" in each["data"]]
+        job = build(json.loads(manifest), task, ["a", "b"], "uid")
         kubernetes_validate.validate(job, version, strict=True)
         assert len(job["metadata"]["name"]) <= 63
-        assert job["metadata"]["name"] == name_of(json.loads(found), task.job_id)
+        assert job["metadata"]["name"] == name_of(json.loads(manifest), task.job_id)
         assert job["metadata"]["ownerReferences"][0]["uid"] == "uid"
 
 

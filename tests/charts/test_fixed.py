@@ -35,7 +35,7 @@ FIXED = {
     "Service": ("clusterIP", "loadBalancerClass"),
     "RoleBinding": ("roleRef",),
 }
-# What templates/_fixed.tpl refuses, beside the size of a claim, which may grow.
+# Refusals of templates/_fixed.tpl, but for the size of a claim, which may grow.
 REFUSED = {
     ("StatefulSet ryzanstein-workers-", "volumeClaimTemplates"),
     ("PersistentVolumeClaim ", "accessModes"),
@@ -110,10 +110,10 @@ def check(renderings: list[Rendered]) -> set[tuple[str, str]]:
 
 def fixed(rendered: Rendered) -> Iterator[tuple[tuple[str, str], object]]:
     """The fixed fields of all objects, by object and field, a missing one as None."""
-    for found in rendered.of(*FIXED):
-        content: Object = found.get("spec", found)
-        for field in FIXED[found["kind"]]:
-            yield (f"{found['kind']} {found['metadata']['name']}", field), content.get(field)
+    for manifest in rendered.of(*FIXED):
+        content: Object = manifest.get("spec", manifest)
+        for field in FIXED[manifest["kind"]]:
+            yield (f"{manifest['kind']} {manifest['metadata']['name']}", field), content.get(field)
 
 
 def test_every_kind_with_fixed_fields_is_looked_at(rendered: Rendered) -> None:
@@ -123,11 +123,11 @@ def test_every_kind_with_fixed_fields_is_looked_at(rendered: Rendered) -> None:
         "PodDisruptionBudget", "PodMonitor", "PrometheusRule", "Role", "ScaledObject", "ServiceAccount",
         "TriggerAuthentication", "Certificate", "Issuer", "Lease",
     }  # fmt: skip
-    assert {found["kind"] for found in rendered.objects} <= changeable | FIXED.keys()
+    assert {manifest["kind"] for manifest in rendered.objects} <= changeable | FIXED.keys()
 
 
 def test_redis_may_gain_and_lose_a_claim() -> None:
-    """The claim is beside the StatefulSet, and stays when the release does without it."""
+    """The claim is outside the StatefulSet, and stays when the release does without it."""
     off, on = render(), render(inline="redis: {persistence: {enabled: true, size: 3Gi}}")
     volumes = [volume for pod in on.pods_of("redis") for volume in pod.spec["volumes"] if volume["name"] == "data"]
     assert volumes == [{"name": "data", "persistentVolumeClaim": {"claimName": "data-ryzanstein-redis-0"}}]

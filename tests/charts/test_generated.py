@@ -1,4 +1,4 @@
-"""What is made from values.yaml is made anew when it changes, and says what values.yaml says."""
+"""Files that are generated from values.yaml are up to date and complete."""
 
 from __future__ import annotations
 

@@ -25,16 +25,18 @@ for read in (utils.schema_contents, utils.all_versions):  # it reads them for ev
 @pytest.mark.parametrize("version", VERSIONS)
 def test_objects_fit_their_schemas(rendered: Rendered, values: Path, version: str) -> None:
     """Kinds of others (Gateway API, KEDA, the Prometheus operator) are tried on a real API server."""
-    needed = re.match(r"kubernetes-([0-9.]+)", values.stem)  # what has an older one would refuse
+    needed = re.match(r"kubernetes-([0-9.]+)", values.stem)  # older versions would refuse the file's fields
     if needed and Version(version) < Version(needed[1]):
         return
-    for found in rendered.objects:
-        if _is_of_kubernetes(found):
-            _validated(json.dumps(found, sort_keys=True), version)
+    for manifest in rendered.objects:
+        if _is_of_kubernetes(manifest):
+            _validated(json.dumps(manifest, sort_keys=True), version)
 
 
 def test_a_wrong_field_is_found() -> None:
-    (gateway,) = [found for found in render().of("Deployment") if found["metadata"]["name"].endswith("-gateway")]
+    (gateway,) = [
+        manifest for manifest in render().of("Deployment") if manifest["metadata"]["name"].endswith("-gateway")
+    ]
     wrong = json.loads(json.dumps(gateway))
     wrong["spec"]["template"]["spec"]["containers"][0]["imagePolicy"] = "Always"
     with pytest.raises(kubernetes_validate.ValidationError, match="imagePolicy"):
@@ -47,8 +49,8 @@ def test_the_chart_declares_the_tested_versions() -> None:
     assert Version(VERSIONS[1]) >= Version("1.36")
 
 
-def _is_of_kubernetes(found: Object) -> bool:
-    group = found["apiVersion"].split("/")[0]
+def _is_of_kubernetes(manifest: Object) -> bool:
+    group = manifest["apiVersion"].split("/")[0]
     return "." not in group or (group.endswith(".k8s.io") and group != "gateway.networking.k8s.io")
 
 

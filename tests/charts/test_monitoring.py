@@ -30,8 +30,8 @@ def test_monitoring_modes_render_their_components() -> None:
     operator = render(inline=f"{OPERATOR}\ntracing: {{mode: otlp, endpoint: 'http://collector:4317'}}")
     assert _components(operator) == set()
     for kind in ("PodMonitor", "PrometheusRule"):
-        (found,) = operator.of(kind)
-        assert found["metadata"]["labels"]["release"] == "prometheus"
+        (manifest,) = operator.of(kind)
+        assert manifest["metadata"]["labels"]["release"] == "prometheus"
     dashboards = operator.named("ConfigMap", "ryzanstein-dashboards")
     assert dashboards["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert not render().of("PodMonitor", "PrometheusRule")

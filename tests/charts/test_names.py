@@ -28,8 +28,8 @@ workers: {pools: {claims: {model: 'hf://org/name', storage: {type: perPod}}}}
 
 
 def test_selectors_and_claim_templates_are_frozen() -> None:
-    found = {name: _frozen(render(inline=values)) for name, values in _golden_values().items()}
-    assert found == json.loads(GOLDEN.read_text())
+    frozen = {name: _frozen(render(inline=values)) for name, values in _golden_values().items()}
+    assert frozen == json.loads(GOLDEN.read_text())
 
 
 def _golden_values() -> dict[str, str]:
@@ -38,9 +38,9 @@ def _golden_values() -> dict[str, str]:
 
 def _frozen(rendered: Rendered) -> dict[str, Object]:
     frozen = {}
-    for found in rendered.of(*WORKLOADS):
-        spec = found["spec"]
-        frozen[f"{found['kind']} {found['metadata']['name']}"] = {
+    for manifest in rendered.of(*WORKLOADS):
+        spec = manifest["spec"]
+        frozen[f"{manifest['kind']} {manifest['metadata']['name']}"] = {
             key: spec[key]
             for key in ("selector", "serviceName", "podManagementPolicy", "volumeClaimTemplates")
             if key in spec
@@ -69,11 +69,11 @@ def test_selectors_match_their_own_pods_only(rendered: Rendered) -> None:
 
 
 def test_services_and_budgets_select_pods(rendered: Rendered) -> None:
-    for found in rendered.of("Service", "PodDisruptionBudget"):
-        selector = found["spec"].get("selector") or {}
+    for manifest in rendered.of("Service", "PodDisruptionBudget"):
+        selector = manifest["spec"].get("selector") or {}
         labels = selector.get("matchLabels", selector)
-        assert labels, found["metadata"]["name"]
-        assert any(labels.items() <= pod.labels.items() for pod in rendered.pods), found["metadata"]["name"]
+        assert labels, manifest["metadata"]["name"]
+        assert any(labels.items() <= pod.labels.items() for pod in rendered.pods), manifest["metadata"]["name"]
 
 
 def test_services_lead_to_ports_that_exist(rendered: Rendered) -> None:
@@ -87,18 +87,18 @@ def test_services_lead_to_ports_that_exist(rendered: Rendered) -> None:
 
 
 def test_sets_have_their_service(rendered: Rendered) -> None:
-    services = {found["metadata"]["name"] for found in rendered.of("Service")}
-    assert {found["spec"]["serviceName"] for found in rendered.of("StatefulSet")} <= services
+    services = {manifest["metadata"]["name"] for manifest in rendered.of("Service")}
+    assert {manifest["spec"]["serviceName"] for manifest in rendered.of("StatefulSet")} <= services
 
 
 def test_common_labels_reach_objects_and_pods() -> None:
     rendered = render(inline="commonLabels: {team: blue}")
-    assert {found["metadata"]["labels"].get("team") for found in rendered.objects} == {"blue"}
+    assert {manifest["metadata"]["labels"].get("team") for manifest in rendered.objects} == {"blue"}
     assert {pod.labels.get("team") for pod in rendered.pods} == {"blue"}
 
 
 def test_a_release_named_like_the_chart_has_the_name_once() -> None:
-    names = {found["metadata"]["name"] for found in render().objects}
+    names = {manifest["metadata"]["name"] for manifest in render().objects}
     assert "ryzanstein-gateway" in names
     assert not [name for name in names if name.count("ryzanstein") > 1]
 
@@ -106,8 +106,8 @@ def test_a_release_named_like_the_chart_has_the_name_once() -> None:
 def test_two_releases_share_a_namespace() -> None:
     one, two = (
         {
-            (found["kind"], found["metadata"]["name"])
-            for found in render(inline=f"{TWO_POOLS}\n{CLAIMS}", release=release).objects
+            (manifest["kind"], manifest["metadata"]["name"])
+            for manifest in render(inline=f"{TWO_POOLS}\n{CLAIMS}", release=release).objects
         }
         for release in ("ryzanstein", "other")
     )
@@ -131,18 +131,18 @@ def test_a_long_release_is_refused_with_the_way_out() -> None:
     """Cut silently, two releases could get one name."""
     with pytest.raises(RenderError, match="fullnameOverride"):
         render(release=LONGEST_RELEASE)
-    for found in render(release=LONGEST_RELEASE, inline="fullnameOverride: short").objects:
-        assert found["metadata"]["name"].startswith("short")
-        assert all(len(value) <= 63 for value in found["metadata"]["labels"].values()), found["metadata"]["name"]
+    for manifest in render(release=LONGEST_RELEASE, inline="fullnameOverride: short").objects:
+        assert manifest["metadata"]["name"].startswith("short")
+        assert all(len(value) <= 63 for value in manifest["metadata"]["labels"].values()), manifest["metadata"]["name"]
 
 
 def test_the_longest_names_fit() -> None:
     pool = "p" * 16
     values = f"{{fullnameOverride: {'f' * 27}, workers: {{pools: {{{pool}: {{servedName: m}}}}}}}}"
-    for found in render(inline=values, namespace="n" * 63).objects:
-        name = found["metadata"]["name"]
+    for manifest in render(inline=values, namespace="n" * 63).objects:
+        name = manifest["metadata"]["name"]
         assert LABEL.fullmatch(name), name
-        assert len(name) + (REVISION if found["kind"] == "StatefulSet" else 0) <= 63, name
+        assert len(name) + (REVISION if manifest["kind"] == "StatefulSet" else 0) <= 63, name
 
 
 def test_a_pool_name_that_does_not_fit_is_refused() -> None:
@@ -177,6 +177,6 @@ def test_adapter_names_with_hidden_characters_are_rejected() -> None:
 
 
 def test_names_are_dns_labels(rendered: Rendered) -> None:
-    for found in rendered.objects:
-        assert LABEL.fullmatch(found["metadata"]["name"].replace(".", "")), found["metadata"]["name"]
-        assert found["metadata"]["namespace"] == NAMESPACE
+    for manifest in rendered.objects:
+        assert LABEL.fullmatch(manifest["metadata"]["name"].replace(".", "")), manifest["metadata"]["name"]
+        assert manifest["metadata"]["namespace"] == NAMESPACE

@@ -13,7 +13,7 @@ FETCHED = "workers: {pools: {default: {model: 'hf://org/name'}}}"
 
 
 def test_only_services_reach_services(rendered: Rendered) -> None:
-    found = {edge for edge in edges(rendered) if {edge.source, edge.target} <= SERVICES}
+    present = {edge for edge in edges(rendered) if {edge.source, edge.target} <= SERVICES}
     if not rendered.of("NetworkPolicy"):
         return
     there = {pod.component for pod in rendered.pods}
@@ -22,11 +22,11 @@ def test_only_services_reach_services(rendered: Rendered) -> None:
     called |= {Edge(edge.source, "redis", port) for edge in CALLS - called for port in of_redis}
     of_workers = {port for pod in rendered.pods_of("worker") for port in ports(pod) if port >= WORKER}
     called |= {Edge(edge.source, "worker", port) for edge in called if edge.target == "worker" for port in of_workers}
-    assert found == {edge for edge in called if {edge.source, edge.target} <= there}
+    assert present == {edge for edge in called if {edge.source, edge.target} <= there}
 
 
 def test_the_defaults_are_policed() -> None:
-    """The tests here would hold of a chart without policies, too."""
+    """The tests here would also hold of a chart without policies."""
     rendered = render()
     there = {edge for edge in CALLS if edge.source != "finetuner"}
     assert {edge for edge in edges(rendered) if {edge.source, edge.target} <= SERVICES} == there
@@ -83,13 +83,13 @@ def test_every_pod_may_ask_for_names(rendered: Rendered) -> None:
     policies = rendered.of("NetworkPolicy")
     for pod in rendered.pods:
         if policed(policies, pod, "egress") and pod.component != "training":
-            asked = {
+            parameters = {
                 port.get("protocol", "TCP")
                 for rule in rules(policies, pod, "egress")
                 for port in rule.get("ports", ())
                 if port.get("port") in (53, 5353)  # OpenShift's
             }
-            assert asked == {"TCP", "UDP"}, pod
+            assert parameters == {"TCP", "UDP"}, pod
 
 
 def test_only_the_gateway_is_open_to_clients() -> None:
@@ -97,9 +97,11 @@ def test_only_the_gateway_is_open_to_clients() -> None:
     policies = rendered.of("NetworkPolicy")
     for pod in rendered.pods:
         opened = [rule for rule in rules(policies, pod, "ingress") if _is_foreign(rule, "from")]
-        found = {port["port"] for rule in opened for port in rule["ports"]}
+        present = {port["port"] for rule in opened for port in rule["ports"]}
         named = {each["name"]: each["containerPort"] for c in pod.containers for each in c.get("ports", ())}
-        assert {named.get(port, port) for port in found} == ({HTTP, GRPC} if pod.component == "gateway" else set()), pod
+        assert {named.get(port, port) for port in present} == ({HTTP, GRPC} if pod.component == "gateway" else set()), (
+            pod
+        )
 
 
 def test_clients_can_be_chosen() -> None:
@@ -113,12 +115,12 @@ def test_clients_can_be_chosen() -> None:
 def test_metrics_are_readable_from_configured_namespaces() -> None:
     rendered = render(inline="networkPolicy: {metricsFrom: [{namespaceSelector: {matchLabels: {team: red}}}]}")
     for pod in rendered.pods_of("gateway", "router", "coordinator", "worker"):
-        found = [
+        present = [
             rule
             for rule in rules(rendered.of("NetworkPolicy"), pod, "ingress")
             if {"namespaceSelector": {"matchLabels": {"team": "red"}}} in rule.get("from", ())
         ]
-        assert found, pod
+        assert present, pod
 
 
 def test_only_pools_that_fetch_reach_the_internet() -> None:
@@ -136,8 +138,8 @@ def test_gateways_reach_the_ports_of_configured_apis_outside() -> None:
     def outside(values: str) -> set[int]:
         rendered = render(inline=values)
         (gateway,) = rendered.pods_of("gateway")
-        found = [rule for rule in rules(rendered.of("NetworkPolicy"), gateway, "egress") if _is_outside(rule)]
-        return {port["port"] for rule in found for port in rule["ports"]}
+        present = [rule for rule in rules(rendered.of("NetworkPolicy"), gateway, "egress") if _is_outside(rule)]
+        return {port["port"] for rule in present for port in rule["ports"]}
 
     externals = "externals: {a: {baseUrl: 'https://api.example.org/v1'}, b: {baseUrl: 'http://10.0.0.1:8080/v1'}}"
     jwt = "{issuer: 'https://id.example.org:8443', audience: llm}"
@@ -149,8 +151,8 @@ def test_gateways_reach_the_ports_of_configured_apis_outside() -> None:
     peers = "{egressTo: [{ipBlock: {cidr: 203.0.113.0/24}}]}"
     rendered = render(inline=f"{externals}\ngateway: {peers}")
     (gateway,) = rendered.pods_of("gateway")
-    found = [rule for rule in rules(rendered.of("NetworkPolicy"), gateway, "egress") if _is_outside(rule)]
-    assert [rule["to"] for rule in found] == [[{"ipBlock": {"cidr": "203.0.113.0/24"}}]] * 2
+    present = [rule for rule in rules(rendered.of("NetworkPolicy"), gateway, "egress") if _is_outside(rule)]
+    assert [rule["to"] for rule in present] == [[{"ipBlock": {"cidr": "203.0.113.0/24"}}]] * 2
 
 
 def test_only_routers_the_secrets_job_and_prometheus_reach_the_api_server() -> None:
@@ -175,9 +177,9 @@ def test_a_training_has_no_network() -> None:
 
 def test_monitoring_is_let_through() -> None:
     rendered = render()
-    found = {edge for edge in edges(rendered) if {edge.source, edge.target} & {"prometheus", "grafana", "jaeger"}}
+    present = {edge for edge in edges(rendered) if {edge.source, edge.target} & {"prometheus", "grafana", "jaeger"}}
     services = ("gateway", "router", "coordinator", "worker")
-    assert found == {
+    assert present == {
         *(Edge("prometheus", service, METRICS) for service in services),
         *(Edge(service, "jaeger", 4317) for service in services),
         Edge("grafana", "prometheus", 9090),

@@ -1,4 +1,4 @@
-"""What holds for every pod, in every configuration."""
+"""Rules for every pod, in every configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TALK_TO_THE_API = {"router", "secrets", "finetuner", "prometheus", "alloy"}
 
 def test_objects_name_their_namespace(rendered: Rendered) -> None:
     """`helm template | kubectl apply` and Argo CD put them where Helm would."""
-    assert {found["metadata"].get("namespace") for found in rendered.objects} == {NAMESPACE}
+    assert {manifest["metadata"].get("namespace") for manifest in rendered.objects} == {NAMESPACE}
 
 
 def test_no_service_links(rendered: Rendered) -> None:
@@ -129,7 +129,7 @@ def test_kubectl_logs_finds_the_container(rendered: Rendered) -> None:
 
 def test_secrets_are_referred_to_never_written(rendered: Rendered) -> None:
     """Nothing rendered holds a password: neither a Secret's data nor a plain variable."""
-    assert [found["metadata"]["name"] for found in rendered.of("Secret") if found.get("data")] == []
+    assert [manifest["metadata"]["name"] for manifest in rendered.of("Secret") if manifest.get("data")] == []
     for pod in rendered.pods:
         for container in pod.all_containers:
             for name, value in environment(container).items():
@@ -144,7 +144,7 @@ def test_a_configuration_that_changes_restarts_no_serving_pod(rendered: Rendered
 
 @pytest.mark.parametrize("resource", ["cpu", "memory"])
 def test_the_defaults_fit_a_laptop(resource: str) -> None:
-    """A single-node cluster with 2 cores has little more than one left; a default that stays Pending helps nobody."""
+    """A single-node cluster with 2 cores has little more than one left; a default that stays Pending is useless."""
     pods = [pod for pod in render().pods if not pod.runs_to_completion]
     total = sum(_requested(pod, resource) for pod in pods)
     assert 0 < total <= {"cpu": 1.0, "memory": 2.5 * 2**30}[resource]

@@ -10,7 +10,7 @@ from tests.charts.rendering import Object, Pod, Rendered, RenderError, environme
 
 SERVICES = ("gateway", "router", "coordinator", "worker", "finetuner")
 METRICS = 9100
-# What /livez itself gives the event loop; a kubelet that gives up first would restart a busy pod.
+# The time that /livez itself gives the event loop; a kubelet that gives up first would restart a busy pod.
 LIVENESS_TIMEOUT_S = 5
 # Closing servers, exporting the last spans.
 MARGIN_S = 10
@@ -40,7 +40,7 @@ def test_one_container_in_a_service_pod(rendered: Rendered) -> None:
 
 
 def test_liveness_asks_the_metrics_port(rendered: Rendered) -> None:
-    """It is served by a thread of its own: load on the serving port kills nobody."""
+    """It is served by a thread of its own: load on the serving port kills no pod."""
     for pod, container in _services(rendered):
         probe = container["livenessProbe"]
         assert (_port(container, probe), probe["httpGet"]["path"]) == (METRICS, "/livez"), pod
@@ -114,4 +114,4 @@ def test_a_gateway_rollout_starts_new_pods_before_removing_pods() -> None:
 
 def test_sets_start_and_end_their_pods_together(rendered: Rendered) -> None:
     """OrderedReady would wait for a broken pod 0 for ever, also with its repair."""
-    assert {found["spec"].get("podManagementPolicy") for found in rendered.of("StatefulSet")} <= {"Parallel"}
+    assert {manifest["spec"].get("podManagementPolicy") for manifest in rendered.of("StatefulSet")} <= {"Parallel"}

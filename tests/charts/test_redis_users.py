@@ -95,7 +95,7 @@ def test_both_generations_of_a_components_password_are_accepted(port: int) -> No
     assert not any(accepted(port, who, f"{other} current") for who in COMPONENTS for other in {*COMPONENTS} - {who})
 
 
-# By what is mounted, beside the common password of now: the users whose passwords are accepted.
+# By mounted file, in addition to the common password of now: the users whose passwords are accepted.
 @pytest.mark.parametrize(
     ("values", "mounted", "users"),
     [

@@ -1,4 +1,4 @@
-"""Who decides how many pods there are, and how many may be away."""
+"""The number of pods, its owner, and the number that may be away."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from tests.programs import CHART
 TEMPLATES = sorted(
     [*CHART.rglob("templates/**/*.yaml"), *CHART.rglob("templates/**/*.tpl"), *CHART.glob("templates/*.txt")]
 )
-# What differs from one rendering or Kubernetes to the next, or needs the live cluster that `helm template` and Argo CD
-# do not have.
+# Functions with results that differ between renderings or versions of Kubernetes, or that need a live cluster, which
+# `helm template` and Argo CD do not have.
 UNREPEATABLE = re.compile(
     r"\b(lookup|Capabilities|rand\w+|gen(CA|\w*Cert\w*|PrivateKey)|uuidv4|now|htpasswd|bcrypt|getHostByName)\b"
 )
@@ -42,7 +42,7 @@ def test_there_is_a_values_file_for_the_defaults() -> None:
 
 @pytest.mark.parametrize("name", ["default", "everything", "pools", "gatewayapi"])
 def test_helm_3_and_4_render_the_same(name: str) -> None:
-    """That Helm 4 renders the other values, too, the test of their images shows."""
+    """The test of their images shows that Helm 4 also renders the other values."""
     three, four = (render(CHART / "ci" / f"{name}-values.yaml", major=major).objects for major in HELMS)
     assert sorted(map(_key, three)) == sorted(map(_key, four))
 
@@ -69,12 +69,12 @@ def test_templates_call_only_repeatable_functions() -> None:
 
 def test_hooks_are_tests_only(rendered: Rendered) -> None:
     """A hook that fails blocks upgrades, and Argo CD runs hooks at every sync."""
-    for found in rendered.objects:
-        assert (found["metadata"].get("annotations") or {}).get("helm.sh/hook", "test") == "test", _key(found)
+    for manifest in rendered.objects:
+        assert (manifest["metadata"].get("annotations") or {}).get("helm.sh/hook", "test") == "test", _key(manifest)
 
 
 def test_every_object_is_namespaced(rendered: Rendered) -> None:
-    assert [_key(found) for found in rendered.of(*CLUSTER_SCOPED)] == []
+    assert [_key(manifest) for manifest in rendered.of(*CLUSTER_SCOPED)] == []
 
 
 def test_the_release_fits_its_secret(values: Path) -> None:
@@ -85,5 +85,5 @@ def test_the_release_fits_its_secret(values: Path) -> None:
     assert len(base64.b64encode(base64.b64encode(gzip.compress(release)))) < HELM_SECRET_BYTES
 
 
-def _key(found: dict[str, object]) -> str:
-    return json.dumps(found, sort_keys=True)
+def _key(manifest: dict[str, object]) -> str:
+    return json.dumps(manifest, sort_keys=True)

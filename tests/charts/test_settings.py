@@ -1,4 +1,4 @@
-"""What the chart tells a service is what that service reads: names and values both."""
+"""The chart's environment of a service is what that service reads: names and values both."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "finetuner": FinetunerSettings,
 }
 PREFIX = "RYZANSTEIN_"
-# What Kubernetes fills in.
+# Fields that Kubernetes fills in.
 FIELDS = {"status.podIP": "10.0.0.7", "metadata.name": "pod-0", "metadata.namespace": "serving"}
 
 
@@ -53,7 +53,7 @@ def _fields(pod: Pod) -> set[str]:
 MOUNTED = "/etc/ryzanstein/"
 # Settings look into the files that they name; any certificates do.
 FILE = certifi.where()
-MOUNTED_AS: dict[str, str] = {}  # what stands for the mounted file or folder of a variable
+MOUNTED_AS: dict[str, str] = {}  # replacements of the mounted file or folder of a variable
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -270,7 +270,7 @@ def test_routers_may_scale_the_pools_of_mode_builtin_and_do_no_more() -> None:
 
 
 def test_routers_know_the_scaled_pools_and_their_targets() -> None:
-    """What the chart writes is what routers read, with the pool's own targets."""
+    """Routers read the chart's pools, with the pool's own targets."""
     values = "firstTokenSeconds: 1.5, tokenMilliseconds: 50, kvPercent: 70, scaleDownAfterSeconds: 60, idleSeconds: 90"
     values += ", schedule: [{hour: 8, min: 3, days: [mon, tue]}, {hour: 9, min: 5}]"
     pools = f"a: {{servedName: one, autoscaling: {{mode: builtin, min: 0, max: 7, {values}}}}}"

@@ -50,9 +50,9 @@ def test_each_fetch_reports_its_download_to_routers(mode: str) -> None:
     for workers in rendered.pods_of("worker"):
         (worker,) = workers.containers
         for fetch in workers.all_containers[:-1]:
-            told, of_worker = environment(fetch), environment(worker)
-            reporting.add(told.pop("RYZANSTEIN_SERVED_MODEL_NAME"))
-            shared = {name: value for name, value in told.items() if name.startswith("RYZANSTEIN_")}
+            of_fetch, of_worker = environment(fetch), environment(worker)
+            reporting.add(of_fetch.pop("RYZANSTEIN_SERVED_MODEL_NAME"))
+            shared = {name: value for name, value in of_fetch.items() if name.startswith("RYZANSTEIN_")}
             assert shared == {name: of_worker[name] for name in shared}
             files = {path for name, path in shared.items() if name.endswith("_FILE")}
             mounts = {mount["mountPath"] for mount in fetch["volumeMounts"]}
@@ -89,9 +89,9 @@ def test_each_worker_s_metrics_are_scraped_under_its_id(mode: str) -> None:
         rules = [(each["regex"], each["replacement"]) for each in endpoints[0]["relabelings"] if "replacement" in each]
     else:
         text = rendered.named("ConfigMap", "ryzanstein-prometheus")["data"]["prometheus.yml"]
-        kept = re.search(r"port_name\], regex: \"?([^\",}]+)", text) or re.search(r"regex: (metrics\S*)", text)
-        assert kept is not None
-        assert all(re.fullmatch(kept[1], port) for port in ports)
+        matched = re.search(r"port_name\], regex: \"?([^\",}]+)", text) or re.search(r"regex: (metrics\S*)", text)
+        assert matched is not None
+        assert all(re.fullmatch(matched[1], port) for port in ports)
         rules = re.findall(r"regex: (\(\.\+\);metrics-\S+)\n\s+replacement: (\S+)", text)
     ((regex, replacement),) = rules
     assert re.sub(f"^{regex}$", replacement.replace("$", "\\"), "pod-0;metrics-3") == "pod-0.3"

@@ -1,4 +1,4 @@
-"""Every service gets its own certificate, whoever makes it, and no other."""
+"""Every service gets its own certificate, from any issuer, and no other."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ REDIS = f"{RELEASE}-redis.{NAMESPACE}.svc.cluster.local"
 
 def mounted(rendered: Rendered) -> dict[str, str]:
     """The secrets in the folders that services read, by component."""
-    found = {}
+    actual = {}
     for pod in rendered.pods_of(*SERVICES, "redis"):
         (container,) = pod.containers
         folder = environment(container).get("RYZANSTEIN_TLS_FOLDER", "/etc/ryzanstein/tls")
         (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == folder]
         (volume,) = [volume for volume in pod.spec["volumes"] if volume["name"] == mount["name"]]
-        found[pod.component] = volume["secret"]["secretName"]
-    return found
+        actual[pod.component] = volume["secret"]["secretName"]
+    return actual
 
 
 def test_a_job_makes_certificates_and_may_change_no_other_secret() -> None:
@@ -37,12 +37,12 @@ def test_a_job_makes_certificates_and_may_change_no_other_secret() -> None:
     assert command == ["ryzanstein", "kube", "ensure-certificates"]
     options = [arg.removeprefix("--").split("=", 1) for arg in args]
     assert {value for name, value in options if name == "component"} == COMPONENTS
-    said = dict(options)
-    assert (said["domain"], said["namespace"], said["host"]) == (DOMAIN, NAMESPACE, f"redis={REDIS}")
-    assert mounted(rendered) == {component: f"{said['prefix']}-{component}" for component in COMPONENTS - {"admin"}}
+    chosen = dict(options)
+    assert (chosen["domain"], chosen["namespace"], chosen["host"]) == (DOMAIN, NAMESPACE, f"redis={REDIS}")
+    assert mounted(rendered) == {component: f"{chosen['prefix']}-{component}" for component in COMPONENTS - {"admin"}}
     (role,) = [role for role in rendered.of("Role") if role["metadata"]["name"].endswith("-secrets")]
     (changes,) = [rule for rule in role["rules"] if "update" in rule["verbs"]]
-    assert set(changes["resourceNames"]) == {f"{said['prefix']}-{name}" for name in COMPONENTS | {"ca"}}
+    assert set(changes["resourceNames"]) == {f"{chosen['prefix']}-{name}" for name in COMPONENTS | {"ca"}}
 
 
 KEDA_BY_ROUTERS = "workers: {defaults: {autoscaling: {mode: keda}}}"
@@ -99,7 +99,7 @@ def test_off_is_plain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ("tls: {mode: existing}", "tls.secretPrefix: tls.mode existing needs your secrets' names"),
         ("tls: {mode: generated, secretPrefix: own}", "tls.secretPrefix: has no effect with tls.mode generated"),
@@ -107,8 +107,8 @@ def test_off_is_plain() -> None:
         ("tls: {mode: 'off', phase: offer}", "tls.phase: has no effect with tls.mode off"),
     ],
 )
-def test_senseless_values_are_rejected(values: str, said: str) -> None:
-    with pytest.raises(RenderError, match=said):
+def test_senseless_values_are_rejected(values: str, message: str) -> None:
+    with pytest.raises(RenderError, match=message):
         render(inline=values)
 
 

@@ -143,7 +143,7 @@ SIZES = (
     "redis.persistence.size",
     "finetuner.storage.size",
 )
-# What a schema can't say: values that contradict each other.
+# Errors that a schema can't express: values that contradict each other.
 CONTRADICTIONS = {
     """
     redis: {mode: external}
@@ -287,8 +287,8 @@ def test_allowed_values_render() -> None:
         ("main", "org/name@main"),
         ("chosen", "org/name-GGUF:Q4_K_M@v1"),
     ):
-        found = environment(pods[pool].containers[0])["RYZANSTEIN_MODEL"]
-        assert found == f"/models/{ModelReference.parse(model).name}", "the init container puts it elsewhere"
+        actual = environment(pods[pool].containers[0])["RYZANSTEIN_MODEL"]
+        assert actual == f"/models/{ModelReference.parse(model).name}", "the init container puts it elsewhere"
 
 
 def test_a_pool_is_dropped_by_null() -> None:

@@ -1,4 +1,4 @@
-"""What every test of a cluster has: namespaces that are removed after it, and a report when it fails.
+"""Fixtures of every test of a cluster: namespaces that are removed after it, and a report when it fails.
 
 The suite takes any cluster: ``RYZANSTEIN_TEST_KUBECONFIG`` names its kubeconfig. Without one it is left out.
 """
@@ -15,22 +15,22 @@ import pytest
 
 from tests.cluster.installation import Installation
 from tests.cluster.kube import Kube
-from tests.cluster.load import Load, Traffic
+from tests.cluster.load import ClusterLoad, Traffic
 from tests.cluster.prometheus import Prometheus
 from tests.cluster.rig import Rig
 from tests.programs import left_out
 
 KUBECONFIG = os.environ.get("RYZANSTEIN_TEST_KUBECONFIG", "")
-# What the report of a failed test shows, unless the test has namespaces of its own.
+# Namespaces in the report of a failed test, unless the test has its own.
 IN_USE: pytest.StashKey[list[Kube]] = pytest.StashKey()
 
-# What was measured, by test; shown at the end.
+# Measurements by test; shown at the end.
 FIGURES: pytest.StashKey[dict[str, object]] = pytest.StashKey()
 
 collect_ignore_glob = [] if KUBECONFIG else ["*test_*.py"]
 
 Namespaces = Callable[..., Kube]
-Disturb = Callable[..., Load]
+Disturb = Callable[..., ClusterLoad]
 Restarts = Callable[[], dict[str, int]]
 
 # The alert that a test makes fire; others wait for as long as they say.
@@ -183,10 +183,10 @@ def restarts(installed: Installation) -> Iterator[Restarts]:
 def disturbed(
     installed: Installation, traffic: Traffic, figures: dict[str, object], request: pytest.FixtureRequest
 ) -> Disturb:
-    """The load with faults in its middle; everything is ready again at the end, and nobody was harmed."""
+    """The load with faults in its middle; everything is ready again at the end, and no request failed."""
 
-    def run(*faults: Callable[[], object], load: Traffic = traffic) -> Load:
-        with Load(load) as clients:
+    def run(*faults: Callable[[], object], load: Traffic = traffic) -> ClusterLoad:
+        with ClusterLoad(load) as clients:
             for fault in faults:
                 fault()
                 time.sleep(SETTLE_S)

@@ -55,15 +55,15 @@ class Installation:
 
     def workloads(self) -> list[str]:
         """As `kubectl rollout` names them."""
-        found = self.kube.items("deployments,statefulsets", f"app.kubernetes.io/instance={self.release}")
-        return [f"{item['kind'].lower()}/{item['metadata']['name']}" for item in found]
+        items = self.kube.items("deployments,statefulsets", f"app.kubernetes.io/instance={self.release}")
+        return [f"{item['kind'].lower()}/{item['metadata']['name']}" for item in items]
 
     def pods(self, component: str) -> list[Object]:
         """A component's pods."""
         return self.kube.pods(component, self.release)
 
     def redis(self, command: str) -> str:
-        """What the bundled Redis answers to a command."""
+        """The bundled Redis's answer to a command."""
         talk = f'printf "auth %s\\n%s\\n" "$(cat {PASSWORD})" "$1" | redis-cli -s /tmp/redis.sock'
         answers = self.kube.exec(self.pod("redis")["metadata"]["name"], "sh", "-c", talk, "sh", command)
         first, _, rest = answers.partition("\n")

@@ -25,7 +25,7 @@ NAME = "app.kubernetes.io/name=ryzanstein"
 LOG_LINES = 40
 
 
-class CommandError(AssertionError):
+class KubeCommandError(AssertionError):
     """A command ended with another status than 0; the text is what it wrote."""
 
 
@@ -55,12 +55,12 @@ class Kube:
     namespace: str
 
     def kubectl(self, *args: str, stdin: str = "", timeout_s: float = 60) -> str:
-        """What kubectl writes to its standard output; raises CommandError."""
+        """kubectl's standard output; raises KubeCommandError."""
         kubectl = program("kubectl")
         return self._run([kubectl, "--namespace", self.namespace, *args], stdin, timeout_s)
 
     def helm(self, *args: str, major: int = 3, timeout_s: float = 60) -> str:
-        """What Helm of this major version writes to its standard output; raises CommandError."""
+        """The standard output of Helm of this major version; raises KubeCommandError."""
         command = [program(f"helm {major}"), "--namespace", self.namespace, *args]
         return self._run(command, "", timeout_s)
 
@@ -69,14 +69,14 @@ class Kube:
         return self.kubectl("apply", *args, "-f", "-", stdin=yaml.safe_dump_all(objects))
 
     def get(self, kind: str, name: str) -> Object:
-        """One object; raises CommandError if it is not there."""
-        found: Object = json.loads(self.kubectl("get", kind, name, "-o", "json"))
-        return found
+        """One object; raises KubeCommandError if it is not there."""
+        items: Object = json.loads(self.kubectl("get", kind, name, "-o", "json"))
+        return items
 
     def items(self, kinds: str, selector: str = "") -> list[Object]:
         """All objects of these kinds (comma-separated) with these labels."""
-        found: list[Object] = json.loads(self.kubectl("get", kinds, "-l", selector, "-o", "json"))["items"]
-        return found
+        items: list[Object] = json.loads(self.kubectl("get", kinds, "-l", selector, "-o", "json"))["items"]
+        return items
 
     def pods(self, component: str, release: str = "ryzanstein") -> list[Object]:
         """A component's pods (gateway, router, coordinator, worker, redis, ...) that are not being deleted."""
@@ -148,7 +148,7 @@ class Kube:
         }
 
     def report(self) -> str:
-        """What somebody who looks at a failure wants to see: pods, events, and logs of what is not ready."""
+        """A report for a failure: pods, events, and logs of pods that are not ready."""
         parts = [
             self._shown("get", "pods", "-o", "wide"),
             self._shown("get", "deployments,statefulsets,jobs,persistentvolumeclaims"),
@@ -168,7 +168,7 @@ class Kube:
     def _shown(self, *args: str) -> str:
         try:
             output = self.kubectl(*args)
-        except CommandError as error:
+        except KubeCommandError as error:
             output = str(error)
         return f"== kubectl {' '.join(args)}\n{output}"
 
@@ -177,7 +177,7 @@ class Kube:
         try:
             done = captured(command, input=stdin, env=environment, timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
-            raise CommandError(f"{' '.join(command)}: not done after {timeout_s} s") from error
+            raise KubeCommandError(f"{' '.join(command)}: not done after {timeout_s} s") from error
         if done.returncode:
-            raise CommandError(f"{' '.join(command)}: status {done.returncode}\n{done.stderr}{done.stdout}")
+            raise KubeCommandError(f"{' '.join(command)}: status {done.returncode}\n{done.stderr}{done.stdout}")
         return done.stdout

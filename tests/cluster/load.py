@@ -22,7 +22,7 @@ _START_S = 60
 
 @dataclass(frozen=True)
 class Traffic:
-    """What clients ask at once, and the answers of an undisturbed run: what all later ones are held against."""
+    """Concurrent requests of clients, and their answers in an undisturbed run, which later answers must equal."""
 
     url: str
     streams: list[Case]
@@ -60,7 +60,7 @@ class Traffic:
 
 
 @dataclass
-class Load:
+class ClusterLoad:
     """All clients of a :class:`Traffic` ask their cases in a thread of its own until the block ends.
 
     Every case has a client. Those with short answers open a connection for each, as a script does; the others keep
@@ -91,7 +91,7 @@ class Load:
         self._end()
 
     def failures(self) -> list[str]:
-        """What went wrong: errors and changed bytes."""
+        """Errors and answers with changed bytes."""
         wrong = []
         for served in self.served:
             if served.error:
@@ -125,16 +125,16 @@ class Load:
 
     async def _run(self) -> None:
         traffic = self.traffic
-        async with open_client(traffic.url, len(traffic.streams)) as kept, asyncio.TaskGroup() as group:
+        async with open_client(traffic.url, len(traffic.streams)) as stored, asyncio.TaskGroup() as group:
             for index, case in enumerate(traffic.streams):
-                group.create_task(self._repeat(index, case, kept))
+                group.create_task(self._repeat(index, case, stored))
             for index, case in enumerate(traffic.shorts, len(traffic.streams)):
                 group.create_task(self._repeat(index, case, None))
 
-    async def _repeat(self, index: int, case: Case, kept: httpx.AsyncClient | None) -> None:
+    async def _repeat(self, index: int, case: Case, stored: httpx.AsyncClient | None) -> None:
         for _ in itertools.count():
-            if kept is not None:
-                self.served.append(await ask(kept, index, case))
+            if stored is not None:
+                self.served.append(await ask(stored, index, case))
             else:
                 async with open_client(self.traffic.url, 1) as client:
                     self.served.append(await ask(client, index, case))

@@ -24,8 +24,8 @@ class Prometheus:
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """The series that an expression has now."""
-        found: list[dict[str, Any]] = self.ask("query", query=expr)["result"]
-        return found
+        actual: list[dict[str, Any]] = self.ask("query", query=expr)["result"]
+        return actual
 
     def firing(self, name: str) -> list[Alert]:
         """The alerts of a rule that fire, not those that are pending."""

@@ -1,4 +1,4 @@
-"""What only a cluster on this machine can show: power, cables, and signals to processes of containers."""
+"""Faults that only a cluster on this machine allows: power, cables, and signals to processes of containers."""
 
 from __future__ import annotations
 

@@ -48,14 +48,14 @@ class Terminal:
         return cls(folder, folder / "kubeconfig")
 
     def run(self, text: str) -> subprocess.CompletedProcess[str]:
-        """What a shell makes of it that stops at the first failure."""
+        """Its output from a shell that stops at the first failure."""
         path = f"{self.folder / 'bin'}{os.pathsep}{search_path()}"
         environment = {**os.environ, "PATH": path, "KUBECONFIG": str(self.kubeconfig)}
         command = ["bash", "-euo", "pipefail", "-c", FORWARD.sub(FORWARDED, text)]
         return captured(command, cwd=self.folder, env=environment, timeout=600)
 
     def type(self, text: str) -> str:
-        """What it prints; it must succeed, and find what it asks for."""
+        """Its output; it must succeed, and contain the expected text."""
         done = self.run(text)
         shown = f"{text}\n{done.stdout}\n{done.stderr}"
         assert not done.returncode, shown

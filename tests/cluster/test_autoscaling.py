@@ -6,8 +6,8 @@ import pytest
 
 from tests.cluster.conftest import Namespaces, settings
 from tests.cluster.installation import Installation
-from tests.cluster.kube import CommandError, Kube
-from tests.cluster.load import Load, Traffic
+from tests.cluster.kube import Kube, KubeCommandError
+from tests.cluster.load import ClusterLoad, Traffic
 from tests.programs import left_out
 
 pytestmark = pytest.mark.timeout(600)
@@ -27,7 +27,7 @@ def scaled(namespaces: Namespaces) -> Installation:
     installation = Installation(namespaces("autoscaling"))
     try:
         installation.kube.kubectl("get", "--raw", "/apis/metrics.k8s.io/v1beta1/nodes")
-    except CommandError as error:
+    except KubeCommandError as error:
         left_out(f"the cluster has no metrics-server: {error}")
     installation.install(*settings(VALUES))
     return installation
@@ -44,11 +44,11 @@ def measures(kube: Kube) -> bool:
 
 
 def test_gateways_follow_their_load(scaled: Installation, figures: dict[str, object]) -> None:
-    """A start takes CPU, too: the test begins once it is over."""
+    """A start also takes CPU: the test begins once it is over."""
     kube = scaled.kube
     kube.until("one idle gateway", lambda: measures(kube) and wanted(kube) == 1, MEASURED_S, every_s=2)
     traffic = Traffic.undisturbed(scaled.url, streams=24, shorts=8)
-    with Load(traffic) as load:
+    with ClusterLoad(traffic) as load:
         kube.until("a second gateway is asked for", lambda: wanted(kube) == 2, MEASURED_S, every_s=2)
         scaled.wait_ready()
         assert len(scaled.pods("gateway")) == 2

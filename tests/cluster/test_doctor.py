@@ -59,9 +59,9 @@ def findings(installation: Installation, kubeconfig: Path) -> list[dict[str, Any
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in (0, 1), done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
-    assert bool(found) == bool(done.returncode)
-    return found
+    findings: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
+    assert bool(findings) == bool(done.returncode)
+    return findings
 
 
 def test_doctor_reports_no_findings_on_a_healthy_cluster(well: Installation, kubeconfig: Path) -> None:

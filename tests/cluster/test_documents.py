@@ -14,7 +14,7 @@ import yaml
 from tests.cluster.installation import Installation
 from tests.cluster.kube import Kube, Object, client_pod
 from tests.cluster.terminal import Terminal
-from tests.commands import ROOT, Place, commands
+from tests.commands import ROOT, CommandPlace, commands
 from tests.programs import CHART, program
 
 pytestmark = pytest.mark.timeout(900)
@@ -66,7 +66,7 @@ def follow(guide: Path, terminal: Terminal) -> list[str]:
     """Write the guide's files and run its commands; returns what each printed."""
     for file in FILE.finditer(guide.read_text()):
         (terminal.folder / file["name"]).write_text(file["text"])
-    return [terminal.type(command.filled(NAMES)) for command in commands(guide, Place.CLUSTER)]
+    return [terminal.type(command.filled(NAMES)) for command in commands(guide, CommandPlace.CLUSTER)]
 
 
 def test_the_deployment_guide(terminal: Terminal) -> None:
@@ -86,7 +86,7 @@ def test_how_to_upgrade(terminal: Terminal, earlier_chart: Path) -> None:
 
 
 def test_the_monitoring_page(terminal: Terminal, kubeconfig: Path) -> None:
-    """Bundled, then, anew, with an operator; nobody starts a second installation over the first."""
+    """Bundled, then, anew, with an operator; no second installation is started over the first."""
     terminal.type("kubectl create namespace llm")
     kube = Kube(kubeconfig, "llm")
     kube.apply(OPERATOR)
@@ -94,7 +94,7 @@ def test_the_monitoring_page(terminal: Terminal, kubeconfig: Path) -> None:
     kube.apply(PROMETHEUS)
     installation = Installation(kube)
     try:
-        for command in commands(ROOT / "docs/monitoring.md", Place.CLUSTER):
+        for command in commands(ROOT / "docs/monitoring.md", CommandPlace.CLUSTER):
             if command.text.startswith("helm install"):
                 terminal.type("helm uninstall ryzanstein --ignore-not-found --wait")
             shown = terminal.type(command.text)
@@ -114,7 +114,7 @@ def test_without_the_internet(terminal: Terminal, kubeconfig: Path) -> None:
     bring_model(kube)
     profile = (CHART / "profiles/airgap.yaml").read_text()
     (terminal.folder / "airgap.yaml").write_text(profile)
-    (install,) = commands(ROOT / "docs/air-gapped.md", Place.CLUSTER)
+    (install,) = commands(ROOT / "docs/air-gapped.md", CommandPlace.CLUSTER)
     assert terminal.run(install.text).returncode == 1, "nothing is ready yet"
 
     def named() -> bool:

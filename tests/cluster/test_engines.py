@@ -17,7 +17,7 @@ from tests.cluster import in_pods
 from tests.cluster.conftest import Namespaces
 from tests.cluster.installation import Installation
 from tests.cluster.kube import REPOSITORY, Kube
-from tests.cluster.load import Load, Traffic
+from tests.cluster.load import ClusterLoad, Traffic
 from tests.cluster.terminal import Terminal
 from tests.programs import CHART
 
@@ -112,7 +112,7 @@ def ready(kube: Kube, pod: str) -> bool:
 
 
 def workers(terminal: Terminal) -> dict[str, Any]:
-    """What `ryzanstein kube status` says of each worker. It gives the router of a busy node up after two seconds."""
+    """The state of each worker by `ryzanstein kube status`. It gives the router of a busy node up after two seconds."""
     for _ in range(STATUS_TRIES):
         shown = terminal.run("ryzanstein kube status --json")
         if not shown.returncode:
@@ -130,7 +130,7 @@ def ask(installation: Installation, model: str) -> httpx.Response:
 
 
 def in_gateway(installation: Installation, program: str, *args: str) -> str:
-    """What a program prints in the pod of the gateway."""
+    """A program's output in the pod of the gateway."""
     return installation.kube.exec(installation.pod("gateway")["metadata"]["name"], "python", "-c", program, *args)
 
 
@@ -149,7 +149,7 @@ def load_on_both(engines: Installation, figures: dict[str, object], what: str) -
         Traffic.undisturbed(engines.url, streams=streams, tokens=TOKENS, shorts=1, model=model)
         for model, streams in ((OURS, 2), (VLLMS, 6))
     )
-    with Load(exact) as ours, Load(approximate) as vllms:
+    with ClusterLoad(exact) as ours, ClusterLoad(approximate) as vllms:
         yield
     ours.assert_unharmed()
     assert_whole(vllms)
@@ -157,7 +157,7 @@ def load_on_both(engines: Installation, figures: dict[str, object], what: str) -
     figures[what] = {"resumed": resumed(engines) - before, "other texts": seen.pop("failed"), **seen}
 
 
-def assert_whole(load: Load) -> None:
+def assert_whole(load: ClusterLoad) -> None:
     """No request failed, and every stream has all its tokens; the client of the load compares their usage."""
     tokens = [case.tokens for case in load.traffic.cases]
     wrong = [
@@ -199,14 +199,14 @@ def test_cards_and_models_say_how_each_resumes(engines: Installation) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_chats_and_completions(engines: Installation, model: str) -> None:
     client = openai.OpenAI(base_url=f"{engines.url}/v1", api_key="unused", max_retries=0)
-    asked = {"model": model, "max_tokens": 24, "temperature": 0}
+    sent = {"model": model, "max_tokens": 24, "temperature": 0}
     question = [{"role": "user", "content": "Write a function."}]
-    chat = client.chat.completions.create(messages=question, extra_body={"ignore_eos": True}, **asked)
+    chat = client.chat.completions.create(messages=question, extra_body={"ignore_eos": True}, **sent)
     assert (chat.model, chat.usage.completion_tokens) == (model, 24)
-    stream = client.chat.completions.create(messages=question, stream=True, extra_body={"ignore_eos": True}, **asked)
+    stream = client.chat.completions.create(messages=question, stream=True, extra_body={"ignore_eos": True}, **sent)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
     assert text == chat.choices[0].message.content
-    completion = client.completions.create(prompt="def ", logprobs=1, extra_body={"ignore_eos": True}, **asked)
+    completion = client.completions.create(prompt="def ", logprobs=1, extra_body={"ignore_eos": True}, **sent)
     assert (completion.model, completion.usage.completion_tokens) == (model, 24)
     assert len(completion.choices[0].logprobs.token_logprobs) == 24
 

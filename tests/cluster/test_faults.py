@@ -10,7 +10,7 @@ from tests.cluster.conftest import Disturb, Restarts
 from tests.cluster.installation import Installation
 from tests.cluster.rig import Rig
 
-# What a silent peer may cost.
+# Longest pause after the loss of a silent peer.
 LONGEST_PAUSE_S = 4.0
 
 

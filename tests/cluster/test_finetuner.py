@@ -75,8 +75,8 @@ def test_job_finishes_and_is_served_when_its_pod_is_killed(
     begins = [event.message for event in events if event.message.startswith("Training ")]
     assert len(begins) == 2, begins
     assert "It goes on after step" in begins[0], "the latest first"
-    said = [event.data for event in events if isinstance(event.data, dict)]
-    steps = [data["step"] for data in said if data.keys() >= {"step", "train_loss"}]
+    reports = [event.data for event in events if isinstance(event.data, dict)]
+    steps = [data["step"] for data in reports if data.keys() >= {"step", "train_loss"}]
     assert set(steps) == set(range(1, 201)), "no step is missing"
     figures["a fine-tuning job with a killed pod, s"] = (done.finished_at or 0) - done.created_at
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.conftest import IMPATIENT
 from tests.cluster.installation import Installation
-from tests.cluster.load import Load, Traffic
+from tests.cluster.load import ClusterLoad, Traffic
 from tests.cluster.prometheus import Prometheus
 from tests.programs import CHART, search_path
 from tests.unit.monitoring.panels import EVENTS, panels, shows
@@ -50,7 +50,7 @@ def test_every_pod_is_scraped(installed: Installation, prometheus: Prometheus) -
 def test_every_panel_shows_data_and_every_rule_is_evaluated(
     installed: Installation, traffic: Traffic, prometheus: Prometheus
 ) -> None:
-    with Load(traffic):
+    with ClusterLoad(traffic):
         time.sleep(75)  # rates want several scrapes
         groups = prometheus.ask("rules")["groups"]
         assert {group["name"] for group in groups} == GROUPS
@@ -68,8 +68,8 @@ def test_a_trace_of_all_four_services(installed: Installation) -> None:
     with installed.kube.forward(f"{installed.release}-jaeger", 16686) as url:
 
         def services(trace_id: str) -> set[str]:
-            found = httpx.get(f"{url}/api/traces/{trace_id}", timeout=10).json().get("data") or [{}]
-            return {process["serviceName"] for process in found[0].get("processes", {}).values()}
+            actual = httpx.get(f"{url}/api/traces/{trace_id}", timeout=10).json().get("data") or [{}]
+            return {process["serviceName"] for process in actual[0].get("processes", {}).values()}
 
         def traced() -> bool:
             traces.append(os.urandom(16).hex())
@@ -106,7 +106,7 @@ def test_the_way_from_a_slow_request_to_its_trace(installed: Installation) -> No
 
 
 def test_an_alert_fires_and_resolves(installed: Installation, traffic: Traffic, prometheus: Prometheus) -> None:
-    """Redis goes: the service does without, somebody is told, and told where to read on; then it comes back."""
+    """Redis goes: the service does without, an alert with its runbook fires; then Redis comes back."""
     kube, redis = installed.kube, installed.workload("redis")
     assert not prometheus.firing(IMPATIENT)
     kube.kubectl("scale", redis, "--replicas=0")
@@ -116,7 +116,7 @@ def test_an_alert_fires_and_resolves(installed: Installation, traffic: Traffic, 
         page = RUNBOOKS / alert["annotations"]["runbook_url"].rpartition("/")[2]
         assert IMPATIENT in page.read_text()
         assert alert["labels"]["release"] == installed.release
-        with Load(traffic) as load:
+        with ClusterLoad(traffic) as load:
             pass
         load.assert_unharmed()
     finally:

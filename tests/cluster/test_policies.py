@@ -1,4 +1,4 @@
-"""Who reaches whom: every port of every pod, from the release's own pods, from its namespace, and from another one."""
+"""Reachability of every port of every pod, from the release's own pods, from its namespace, and from another one."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.conftest import Namespaces, settings
 from tests.cluster.installation import Installation
-from tests.cluster.load import Load, Traffic
+from tests.cluster.load import ClusterLoad, Traffic
 from tests.cluster.rig import Rig
 
 pytestmark = pytest.mark.timeout(300)
@@ -53,7 +53,7 @@ def test_worker_restarts_both_ranks_when_a_rank_is_killed(
     before = pools.kube.restarts()
     pair = [pod for pod in pools.pods("worker") if "-pair-" in pod["metadata"]["name"]]
     traffic = Traffic.undisturbed(pools.url, streams=8, tokens=150, shorts=2, model="tiny-pair")
-    with Load(traffic) as load:
+    with ClusterLoad(traffic) as load:
         rig.signal(pair[0], "services.worker.rank", signal.SIGKILL)
         time.sleep(5)
         pools.wait_ready()
@@ -86,7 +86,7 @@ def test_reinstalled_release_reuses_passwords_certificates_and_claim(namespaces:
     assert installation.kube.items(KINDS, "app.kubernetes.io/instance=ryzanstein") == []
     left = installation.kube.items("secrets,persistentvolumeclaims")
     certificates = {f"ryzanstein-tls-{name}" for name in ("ca", "admin", "redis", *SERVICES)}
-    kept = {"ryzanstein-redis-auth-1", "ryzanstein-redis-users-1", "data-ryzanstein-redis-0"} | certificates
-    assert {item["metadata"]["name"] for item in left} == kept
+    stored = {"ryzanstein-redis-auth-1", "ryzanstein-redis-users-1", "data-ryzanstein-redis-0"} | certificates
+    assert {item["metadata"]["name"] for item in left} == stored
     installation.install(*settings(KEPT))
     assert installation.redis("get kept") == "yes"

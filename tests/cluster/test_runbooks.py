@@ -1,4 +1,4 @@
-"""Every command that a page tells to type against a running installation: each works, and finds something."""
+"""Every command of a page for a running installation works, and finds something."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from tests.cluster.conftest import Namespaces, settings
 from tests.cluster.installation import Installation
 from tests.cluster.prometheus import Prometheus
 from tests.cluster.terminal import Terminal
-from tests.commands import PAGES, Command, Place, commands, expressions
+from tests.commands import PAGES, Command, CommandPlace, commands, expressions
 
 pytestmark = pytest.mark.timeout(400)
 # These begin with nothing; test_documents.py follows them.
 GUIDES = {"deployment", "security", "UPGRADING", "monitoring", "air-gapped"}
-FOLLOWED = [page for page in PAGES if page.stem not in GUIDES and (commands(page, Place.CLUSTER) or expressions(page))]
+FOLLOWED = [
+    page for page in PAGES if page.stem not in GUIDES and (commands(page, CommandPlace.CLUSTER) or expressions(page))
+]
 VALUES: dict[str, object] = {
     "workers.defaults.replicas": 2,
     "workers.defaults.resources.requests.cpu": "50m",
     "router.replicas": 2,
     "gateway.settings.logPrompts": "true",
 }
-# What some pages are about has to be there first.
+# Preparations for the pages that need some.
 PLANTED: dict[str, dict[str, object]] = {
     "pods": {"workers.pools.fetched.model": "hf://nobody/nothing"},
     "autoscaling": {
@@ -51,7 +53,7 @@ for process in pathlib.Path("/proc").glob("[0-9]*"):
 TAINT = "nvidia.com/gpu"
 # After these the installation is put back.
 CHANGES = re.compile(r"rollout restart|rollback|scale|cordon|taint|drain-worker|delete")
-# What a command shows, where that it shows something is not enough.
+# Expected output of commands, where any output is not enough.
 SHOWS = {
     "kubectl -n NAMESPACE get scaledobject,hpa": r"scaledobject.*workers-scaled(?s:.*)horizontalpodautoscaler.*gateway",
     "kubectl -n NAMESPACE get hpa": r"cpu: \d+%",
@@ -108,7 +110,7 @@ def planted(operated: Installation, page: Path) -> Iterator[Installation]:
     yield operated
     if page.stem in RESTARTED:  # the next doctor would ask why
         kube.kubectl("delete", "pod", "ryzanstein-workers-default-0", timeout_s=180)
-    if extra or any(CHANGES.search(command.text) for command in commands(page, Place.CLUSTER)):
+    if extra or any(CHANGES.search(command.text) for command in commands(page, CommandPlace.CLUSTER)):
         for node in kube.items("nodes"):
             kube.kubectl("uncordon", node["metadata"]["name"])
             if TAINT in json.dumps(node["spec"].get("taints")):
@@ -153,7 +155,7 @@ def pod(installation: Installation, command: Command) -> str:
 
 
 def typed(command: Command, terminal: Terminal, values: dict[str, str]) -> str:
-    """What it shows. Some things, such as spans and measurements, come with time."""
+    """Its output. Some results, such as spans and measurements, take time."""
     text = command.filled(values)
     if command.text in INSTEAD:
         text = text.replace(*INSTEAD[command.text])
@@ -179,7 +181,7 @@ def test_commands_of_a_runbook_work(page: Path, planted: Installation, terminal:
         "NODE": node["metadata"]["name"],
         "N": "3",
     }
-    for command in commands(page, Place.CLUSTER):
+    for command in commands(page, CommandPlace.CLUSTER):
         request = {"REQUEST_ID": ask(planted)} if "REQUEST_ID" in command.text else {}
         about = {"POD": pod(planted, command)} if "POD" in command.text else {}
         assert typed(command, terminal, {**values, **request, **about}).strip(), f"{command}: nothing"
@@ -187,8 +189,8 @@ def test_commands_of_a_runbook_work(page: Path, planted: Installation, terminal:
 
 def test_every_expression_of_the_pages_is_answered(operated: Installation) -> None:
     """It is PromQL; that its metrics exist is another test's."""
-    asked = [expression for page in FOLLOWED for expression in expressions(page)]
-    assert len(asked) > 10
+    sent = [expression for page in FOLLOWED for expression in expressions(page)]
+    assert len(sent) > 10
     with operated.kube.forward("ryzanstein-prometheus", 9090) as url:
-        for expression in asked:
+        for expression in sent:
             Prometheus(url).query(expression)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.conftest import Namespaces, settings
 from tests.cluster.installation import Installation
-from tests.cluster.load import Load, Traffic
+from tests.cluster.load import ClusterLoad, Traffic
 
 pytestmark = pytest.mark.timeout(300)
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -47,7 +47,7 @@ def test_release_runs_under_any_user_id(arbitrary_uid: Installation) -> None:
 
 def test_another_password_without_downtime(arbitrary_uid: Installation) -> None:
     traffic = Traffic.undisturbed(arbitrary_uid.url, streams=6, tokens=100, shorts=2)
-    with Load(traffic) as load:
+    with ClusterLoad(traffic) as load:
         arbitrary_uid.install(*settings({**VALUES, "redis.auth.generation": 2}))
         time.sleep(2)
     load.assert_unharmed()

@@ -24,7 +24,7 @@ from charts.tools.pictures import Source, pictures
 from tests.cluster.conftest import SETTLE_S, SHARED, Restarts, settings
 from tests.cluster.installation import Installation
 from tests.cluster.kube import Object
-from tests.cluster.load import Load, Traffic
+from tests.cluster.load import ClusterLoad, Traffic
 from tests.cluster.prometheus import Prometheus
 from tests.cluster.rig import Rig
 from tests.cluster.visitors import Visitors
@@ -35,7 +35,7 @@ AWAY_S = 8.0
 READY_S = 300.0
 # Clients rest, so that the cluster's cores are not the only thing that is shown.
 STREAMS, TOKENS, SHORTS, PAUSE_S = 8, 120, 3, 0.5
-# What a component's processes may gain while it lasts: caches fill, and nothing else.
+# Largest growth of a component's processes during the soak: caches fill, and nothing else.
 GROWTH = 0.25
 # Beside that: the segment that a worker's server shares with its ranks, whose pages count when they are first touched.
 SHARED_MIB = {"worker": 33.0}
@@ -52,7 +52,7 @@ pytestmark = [
 
 @dataclass
 class Faults:
-    """What happens, one after the other: every kind once, in an order of the seed's, before any comes again."""
+    """The faults in their order: every kind once, in an order of the seed's, before any comes again."""
 
     installed: Installation
     rig: Rig
@@ -124,13 +124,13 @@ def growths(prometheus: Prometheus, start: float, end: float) -> dict[str, dict[
     """By component: MiB that its processes have, and gain an hour, their first minutes left out."""
     samples: dict[str, dict[tuple[str, float], list[tuple[float, float]]]] = {}
     # A pod's series go on when its container is restarted; the process is another one.
-    asked = {"start": str(start), "end": str(end), "step": "15"}
+    sent = {"start": str(start), "end": str(end), "step": "15"}
     begun = {
         (series["metric"]["instance"], at): float(value)
-        for series in prometheus.ask("query_range", query="process_start_time_seconds", **asked)["result"]
+        for series in prometheus.ask("query_range", query="process_start_time_seconds", **sent)["result"]
         for at, value in series["values"]
     }
-    for series in prometheus.ask("query_range", query="process_resident_memory_bytes", **asked)["result"]:
+    for series in prometheus.ask("query_range", query="process_resident_memory_bytes", **sent)["result"]:
         instance, lives = series["metric"]["instance"], samples.setdefault(series["metric"]["component"], {})
         for at, value in series["values"]:
             began = begun.get((instance, at))
@@ -157,7 +157,7 @@ def test_soak(
     traffic = Traffic.undisturbed(installed.url, streams=STREAMS, tokens=TOKENS, shorts=SHORTS)
     faults = Faults(installed, rig, random.Random(0))
     start = time.time()
-    with Load(traffic, PAUSE_S) as load, Visitors(traffic.url) as visitors:
+    with ClusterLoad(traffic, PAUSE_S) as load, Visitors(traffic.url) as visitors:
         end = time.monotonic() + MINUTES * 60
         while time.monotonic() < end:
             began = time.monotonic()

@@ -29,7 +29,7 @@ from tests.cluster.conftest import Namespaces, settings
 from tests.cluster.in_pods import ASK, CALL, COMMAND, LISTEN
 from tests.cluster.installation import Installation
 from tests.cluster.kube import Object, client_pod
-from tests.cluster.load import Load, Traffic
+from tests.cluster.load import ClusterLoad, Traffic
 from tests.models import BUNDLED_MODEL
 from tests.redis_users import COMPONENTS as USERS
 from tests.redis_users import REFUSED, refused
@@ -41,7 +41,7 @@ VALUES = {
     "workers.defaults.resources.requests.cpu": "100m",
     "gateway.replicas": 2,
     "router.replicas": 2,
-    "networkPolicy.enabled": "false",  # what refuses a caller here is its certificate alone
+    "networkPolicy.enabled": "false",  # callers are refused by their certificates alone
     "monitoring.mode": "none",
     "tracing.mode": "none",
 }
@@ -77,7 +77,7 @@ def load(secured: Installation, figures: dict[str, object], request: pytest.Fixt
 
     def run(*steps: Callable[[], object], requests: int = 0, shorts: int = 2) -> None:
         traffic = Traffic.undisturbed(secured.url, streams=4, tokens=40, shorts=shorts, short_tokens=2)
-        with Load(traffic, pause_s=0.05) as clients:
+        with ClusterLoad(traffic, pause_s=0.05) as clients:
             for step in steps:
                 step()
             enough = f"{requests} requests are answered"
@@ -131,14 +131,14 @@ def test_pods_with_our_labels_are_known_by_their_certificates(secured: Installat
     ended = write(tmp_path / "ended", "gateway", trusting.authority, life=timedelta(seconds=-1), domain=trusting.domain)
     data = {file.name: base64.b64encode(file.read_bytes()).decode() for file in ended.iterdir()}
     kube.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "ended"}, "data": data})
-    said = {"domain": trusting.domain, "folder": FOLDER, "servers": trusting.addresses}
+    options = {"domain": trusting.domain, "folder": FOLDER, "servers": trusting.addresses}
     methods = {who: [each for each in CALLERS if (who, each) not in HARMFUL] for who in ("none", "ended", *COMPONENTS)}
     pods = {
         who: caller(
             secured,
             f"caller-{who}",
             {"ended": "ended", "none": f"{prefix}-gateway"}.get(who, f"{prefix}-{who}"),
-            {**said, "methods": [(at(each), each) for each in methods[who]], "shown": who != "none"},
+            {**options, "methods": [(at(each), each) for each in methods[who]], "shown": who != "none"},
         )
         for who in methods
     }
@@ -163,8 +163,8 @@ def test_redis_denies_each_component_the_commands_of_other_components(secured: I
     for component in set(USERS) - {"finetuner"}:  # this release has none
         tried = refused(component, keys)
         pod = secured.pod(component)["metadata"]["name"]
-        said = json.loads(kube.exec(pod, "python", "-c", COMMAND, json.dumps(tried)))
-        for command, refusal in zip(tried, said, strict=True):
+        refusals = json.loads(kube.exec(pod, "python", "-c", COMMAND, json.dumps(tried)))
+        for command, refusal in zip(tried, refusals, strict=True):
             assert re.search(REFUSED, refusal), (component, command, refusal)
 
 
@@ -236,7 +236,7 @@ def change(installation: Installation, phase: str, step: dict[str, str] | None =
 
 
 def overheard(installation: Installation) -> set[str]:
-    """What a node's wire carries of a prompt: its words, which go to Redis, or its tokens, which go to workers.
+    """Traces of a prompt on a node's wire: its words, which go to Redis, or its tokens, which go to workers.
 
     The prompt is sent within a gateway's pod, and the request that ends the listening comes in plain text.
     """
@@ -253,8 +253,8 @@ def overheard(installation: Installation) -> set[str]:
     try:
         kube.wait("pod/listener", condition="condition=Ready")
         kube.until("it listens", lambda: "listening" in kube.logs("listener", "main"))
-        asked = [("/v1/completions", {"prompt": prompt, "max_tokens": 4}), ("/v1/responses", {"input": prompt})]
-        kube.exec(gateway["metadata"]["name"], "python", "-c", ASK, json.dumps(asked))
+        requests = [("/v1/completions", {"prompt": prompt, "max_tokens": 4}), ("/v1/responses", {"input": prompt})]
+        kube.exec(gateway["metadata"]["name"], "python", "-c", ASK, json.dumps(requests))
         httpx.get(f"{installation.url}/{end}", timeout=60)
         kube.wait("pod/listener", condition="jsonpath={.status.phase}=Succeeded")
         heard: list[str] = json.loads(kube.logs("listener", "main").splitlines()[-1])

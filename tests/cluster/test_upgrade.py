@@ -11,7 +11,7 @@ import yaml
 from tests.cluster.conftest import Namespaces, settings
 from tests.cluster.installation import Installation
 from tests.cluster.kube import Object
-from tests.cluster.load import Load, Traffic
+from tests.cluster.load import ClusterLoad, Traffic
 
 pytestmark = pytest.mark.timeout(400)
 VALUES = {
@@ -30,7 +30,7 @@ def test_there_and_back(earlier_chart: Path, namespaces: Namespaces, figures: di
     installation = Installation(namespaces(f"upgrade-{major}"))
     installation.install(*settings({**VALUES, "image.tag": "previous"}), chart=earlier_chart, major=major)
     traffic = Traffic.undisturbed(installation.url, streams=8, tokens=150)
-    with Load(traffic) as load:
+    with ClusterLoad(traffic) as load:
         installation.install(*settings(VALUES), "--reset-values", major=major)
         time.sleep(5)
         installation.kube.helm("rollback", installation.release, "1", major=major)
@@ -58,7 +58,7 @@ def test_neighbouring_versions_serve_together(earlier_chart: Path, namespaces: N
 
 
 def workloads(installation: Installation, chart: Path) -> dict[str, Object]:
-    """What a chart of the earlier revision's images would have there, by name as kubectl knows it."""
+    """The earlier revision's images of each workload, by name as kubectl knows it."""
     values = [*installation.common(chart), *settings({**SECURED, "image.tag": "previous"})]
     rendered = yaml.safe_load_all(installation.kube.helm("template", installation.release, str(chart), *values))
     wanted = [item for item in rendered if item and item["kind"] in ("Deployment", "StatefulSet")]

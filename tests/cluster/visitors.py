@@ -1,4 +1,4 @@
-"""Clients beside the load that use what it does not: sessions, kept responses, WebSockets, bursts of long prompts."""
+"""Clients of features that the load does not use: sessions, kept responses, WebSockets, bursts of long prompts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Visitors:
         self._post("/v1/responses", {"input": f"What is a list of {number}?", "max_output_tokens": 8})
 
     def _long(self, number: int) -> None:
-        """Every second one begins as others do: whoever has not computed that yet may fetch it."""
+        """Every second prompt begins as others do: a worker that has not computed that yet may fetch it."""
         self._post("/v1/completions", {"prompt": (LONG if number % 2 else f"{number} {LONG}"), "max_tokens": 4})
 
     def _post(self, path: str, body: dict[str, Any]) -> None:

@@ -24,13 +24,13 @@ def patience() -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def grpc_port() -> int:
-    """Where `stack` listens, too."""
+    """Where `stack` also listens."""
     return free_port()
 
 
 @pytest.fixture(scope="package")
 def traces() -> Iterator[tuple[Collector, dict[str, str]]]:
-    """What gets the spans of `stack`, and the variables by which it does."""
+    """The receiver of the spans of `stack`, and its variables."""
     with collecting() as collector_and_variables:
         yield collector_and_variables
 

@@ -1,7 +1,7 @@
 """A gateway whose model does as it is asked, so that programs with an agent in them run to their end.
 
-Somewhere in its prompt stands `CALL name?argument=value&…`: the model calls this tool once, then repeats the result. Or
-`SAY text`: the model writes this. Values and texts are quoted as in a URL.
+For `CALL name?argument=value&…` in its prompt the model calls this tool once, then repeats the result. For `SAY text`
+it writes the text. Values and texts are quoted as in a URL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote
 from ryzanstein.v1 import worker_pb2
 
 from tests.integration.gateway.fleet import EOS, Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.integration.gateway.test_chat_prompts import text_of
 from tests.unit.gateway.made_tokenizers import byte_level
 
@@ -33,8 +33,8 @@ _RESULT = re.compile(r"<\|im_start\|>tool\n(.*?)<\|im_end\|>", re.DOTALL)
 
 def answer(prompt: str) -> str:
     """The answer to a prompt of `TEMPLATE`."""
-    if said := _SAY.findall(prompt):
-        return unquote(said[-1])
+    if message := _SAY.findall(prompt):
+        return unquote(message[-1])
     calls = list(_CALL.finditer(prompt))
     if calls and (results := _RESULT.findall(prompt, calls[-1].end())):
         return f"The tool says: {results[-1]}"
@@ -66,7 +66,7 @@ class ObedientWorker(Worker):
 
 
 @asynccontextmanager
-async def obedient_stack() -> AsyncIterator[Stack]:
+async def obedient_stack() -> AsyncIterator[GatewayStack]:
     """A gateway, a router and this worker."""
     card = worker_pb2.ModelCard(max_model_len=CONTEXT)
     async with running_stack([ObedientWorker("w0", template=TEMPLATE, abilities=card)]) as stack:

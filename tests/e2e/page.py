@@ -21,8 +21,8 @@ window.endSaying = () => event("[DONE]");
 """
 
 
-class Page:
-    """What a user sees and does."""
+class BrowserPage:
+    """The page as a user sees and uses it."""
 
     def __init__(self, browser: webdriver.Chrome, url: str) -> None:
         self.browser = browser
@@ -83,7 +83,7 @@ class Page:
         return self.told()
 
     def announced(self) -> str:
-        """What a screen reader says last; it is not seen."""
+        """The last text of the screen reader, which is not visible."""
         return str(self.find("#status").get_property("textContent"))
 
     def facts(self) -> str:

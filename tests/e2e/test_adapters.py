@@ -28,7 +28,7 @@ MODULES = {"q_proj": 4, "v_proj": 4, "o_proj": 4, "up_proj": 4}
 OK = httpx.codes.OK
 
 
-class Installation:
+class AdapterInstallation:
     """Two workers with the adapter `fixed`, and a folder of others."""
 
     def __init__(self, stack: RunningStack, folder: Path) -> None:
@@ -61,9 +61,9 @@ class Installation:
         deadline = time.monotonic() + 180
         while True:
             views = self.stack.workers()
-            found = {v.worker_id for v in views if any(a.name == name and a.in_slot for a in v.state.adapters)}
-            if len(found) >= slots_of or time.monotonic() > deadline:
-                return found
+            actual = {v.worker_id for v in views if any(a.name == name and a.in_slot for a in v.state.adapters)}
+            if len(actual) >= slots_of or time.monotonic() > deadline:
+                return actual
             time.sleep(0.02)
 
     def listed(self) -> dict[str, dict[str, Any]]:
@@ -71,7 +71,7 @@ class Installation:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdapterInstallation]:
     folder = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(("fixed", "one", "two")):
         write_adapter(TINY_MODEL, folder / name, MODULES, seed=seed)
@@ -79,10 +79,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RYZANSTEIN_ADAPTER_SLOTS", "3")  # fewer than there are adapters
         with running_stack(tmp_path_factory.mktemp("run"), *options) as stack:
-            yield Installation(stack, folder)
+            yield AdapterInstallation(stack, folder)
 
 
-def test_an_adapter_is_a_model_with_answers_of_its_own(served: Installation) -> None:
+def test_an_adapter_is_a_model_with_answers_of_its_own(served: AdapterInstallation) -> None:
     assert served.load("one", "one").status_code == OK
     texts = {name: served.text(name) for name in (BASE, "fixed", "one")}
     assert len(set(texts.values())) == 3, texts
@@ -94,7 +94,7 @@ def test_an_adapter_is_a_model_with_answers_of_its_own(served: Installation) -> 
     assert served.load(BASE, "two", load_inplace=True).status_code == httpx.codes.BAD_REQUEST
 
 
-def test_routers_know_the_workers_of_an_adapter_and_its_load_cost_elsewhere(served: Installation) -> None:
+def test_routers_know_the_workers_of_an_adapter_and_its_load_cost_elsewhere(served: AdapterInstallation) -> None:
     write_adapter(TINY_MODEL, served.folder / "near", MODULES, seed=30)
     assert served.load("near", "near").status_code == OK
     served.text("near", n=1)
@@ -108,7 +108,7 @@ def test_routers_know_the_workers_of_an_adapter_and_its_load_cost_elsewhere(serv
     assert min(loads.values()) > 0
 
 
-def test_pinned_adapter_is_loaded_on_every_worker_in_advance_and_never_evicted(served: Installation) -> None:
+def test_pinned_adapter_is_loaded_on_every_worker_in_advance_and_never_evicted(served: AdapterInstallation) -> None:
     assert served.load("pinned", "two", pinned=True).status_code == OK
     assert len(served.resident("pinned", 2)) == 2
     assert served.load("second", "one", pinned=True).status_code == OK
@@ -125,7 +125,7 @@ def test_pinned_adapter_is_loaded_on_every_worker_in_advance_and_never_evicted(s
         assert served.post("unload_lora_adapter", lora_name=name).status_code == OK
 
 
-def test_loads_and_unloads_break_no_stream_and_change_no_byte(served: Installation) -> None:
+def test_loads_and_unloads_break_no_stream_and_change_no_byte(served: AdapterInstallation) -> None:
     """Two hundred, while the base and another adapter stream; slots are few, so that adapters evict each other."""
     whole = {model: served.stream(model, 60) for model in (BASE, "fixed")}
     texts, over = list[tuple[str, str]](), Event()
@@ -153,7 +153,7 @@ def test_loads_and_unloads_break_no_stream_and_change_no_byte(served: Installati
     assert [text for model, text in texts if text != whole[model]] == []
 
 
-def test_reloaded_adapter_shares_no_kv_with_its_previous_version(served: Installation) -> None:
+def test_reloaded_adapter_shares_no_kv_with_its_previous_version(served: AdapterInstallation) -> None:
     assert served.load("again", "one").status_code == OK
     before, _ = served.text("again"), served.text("again")  # the prompt is cached
     expected = served.text("two") if served.load("two", "two").status_code == OK else ""
@@ -161,7 +161,7 @@ def test_reloaded_adapter_shares_no_kv_with_its_previous_version(served: Install
     assert served.text("again") == expected != before
 
 
-def test_inapplicable_adapter_is_rejected_without_falling_back_to_the_base_model(served: Installation) -> None:
+def test_inapplicable_adapter_is_rejected_without_falling_back_to_the_base_model(served: AdapterInstallation) -> None:
     assert served.ask("nobody").status_code == httpx.codes.NOT_FOUND
     write_adapter(TINY_MODEL, served.folder / "other", {"embed_tokens": 4})
     refused = served.load("other", "other")
@@ -174,7 +174,7 @@ def test_inapplicable_adapter_is_rejected_without_falling_back_to_the_base_model
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_overflowing_adapter_ends_its_requests_alone(served: Installation, stream: bool) -> None:
+def test_overflowing_adapter_ends_its_requests_alone(served: AdapterInstallation, stream: bool) -> None:
     write_adapter(TINY_MODEL, served.folder / "huge", MODULES, size=1e25)
     assert served.load("huge", "huge", load_inplace=True).status_code == OK
     expected = served.text(BASE)
@@ -196,7 +196,9 @@ def test_overflowing_adapter_ends_its_requests_alone(served: Installation, strea
     assert served.post("unload_lora_adapter", lora_name="huge").status_code == OK
 
 
-def test_an_adapter_holds_on_every_worker_and_a_stream_survives_the_death_of_its_worker(served: Installation) -> None:
+def test_an_adapter_holds_on_every_worker_and_a_stream_survives_the_death_of_its_worker(
+    served: AdapterInstallation,
+) -> None:
     """The worker that starts again has never heard of the adapter."""
     assert served.load("everywhere", "one").status_code == OK
     whole = served.text("everywhere", n=200)
@@ -220,16 +222,16 @@ def test_an_adapter_holds_on_every_worker_and_a_stream_survives_the_death_of_its
     assert served.text("everywhere", n=200, user="after") == whole
 
 
-def test_grammars_and_batches_of_choices_keep_the_adapter(served: Installation) -> None:
+def test_grammars_and_batches_of_choices_keep_the_adapter(served: AdapterInstallation) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["a", "bb", "ccc"]}}}
-    asked = {"messages": [{"role": "user", "content": "choose"}], "max_tokens": 20, "response_format": schema}
-    answer = served.post("chat/completions", model="fixed", n=2, **asked)
+    sent = {"messages": [{"role": "user", "content": "choose"}], "max_tokens": 20, "response_format": schema}
+    answer = served.post("chat/completions", model="fixed", n=2, **sent)
     assert answer.status_code == OK, answer.text
     assert answer.json()["model"] == "fixed"
     assert {choice["message"]["content"] for choice in answer.json()["choices"]} <= {'"a"', '"bb"', '"ccc"'}
 
 
-def test_a_changed_file_or_an_unloaded_name_is_an_error_not_another_answer(served: Installation) -> None:
+def test_a_changed_file_or_an_unloaded_name_is_an_error_not_another_answer(served: AdapterInstallation) -> None:
     shutil.copytree(served.folder / "two", served.folder / "gone")
     write_adapter(TINY_MODEL, served.folder / "gone", MODULES, seed=9)
     assert served.load("gone", "gone").status_code == OK

@@ -18,7 +18,7 @@ import pytest
 from services.cli.stack.default_model import TINY_MODEL
 from services.common.ports import free_port
 from tests.e2e.conftest import PROJECT
-from tests.integration.router.processes import RedisServer
+from tests.integration.router.processes import KillableRedis
 from tests.stack import START_S
 
 GUIDE = (PROJECT / "docs" / "operations.md").read_text()
@@ -33,7 +33,7 @@ class ByHand:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.redis = RedisServer(folder)
+        self.redis = KillableRedis(folder)
         self.ports = {name: free_port() for name in ("router", "KV-cache coordinator", "gateway")}
         self.variables = {
             "RYZANSTEIN_COORDINATOR_ADDRESS": f"127.0.0.1:{self.ports['KV-cache coordinator']}",

@@ -1,4 +1,4 @@
-"""What stands beside the weights of a checkpoint reaches the answers of the API."""
+"""The files next to the weights of a checkpoint reach the answers of the API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOS = byte_level().token_to_id("<|bos|>")
 
 
 def _write(folder: Path) -> transformers.PreTrainedModel:
-    """A LongRoPE model with a chat token, a BOS and a pooling that only the files beside it name."""
+    """A LongRoPE model with a chat token, a BOS and a pooling that only the files next to it name."""
     config = VARIANTS["phi3_longrope"]()
     config.vocab_size = TOKENS + 1
     model = write_checkpoint(config, folder)

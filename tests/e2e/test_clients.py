@@ -42,7 +42,7 @@ OFFICIAL = ("anthropic", "openai-python", "openai-responses")
 
 
 def asked_for(names: list[str]) -> list[object]:
-    """The clients, but for those that nobody has asked for."""
+    """The requested clients."""
     skip = pytest.mark.skip(reason="public clients are installed on request: RYZANSTEIN_TEST_CLIENTS=all")
     return [pytest.param(name, marks=() if name in WANTED else skip) for name in names]
 
@@ -74,8 +74,8 @@ def environment(folder: Path, *packages: str | Path) -> Path:
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the clients that are asked for: they agree on what they share."""
-    asked = [word for name in PYTHON if name in WANTED for word in ("-r", str(CLIENTS / name / "requirements.txt"))]
-    return environment(tmp_path_factory.mktemp("clients"), "-c", CLIENTS / "constraints.txt", *asked)
+    sent = [word for name in PYTHON if name in WANTED for word in ("-r", str(CLIENTS / name / "requirements.txt"))]
+    return environment(tmp_path_factory.mktemp("clients"), "-c", CLIENTS / "constraints.txt", *sent)
 
 
 def test_names_are_known() -> None:

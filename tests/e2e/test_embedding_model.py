@@ -1,4 +1,4 @@
-"""A real embedding model beside a model that generates: all-MiniLM-L6-v2, from the files of sentence-transformers."""
+"""A real embedding model next to a model that generates: all-MiniLM-L6-v2, from the files of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ PAIRS = (
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    found = find_spec(PACKAGE)
-    if found is None or found.origin is None:
+    actual = find_spec(PACKAGE)
+    if actual is None or actual.origin is None:
         pytest.skip("all-MiniLM-L6-v2 is not installed: make install")
-    return Path(found.origin).parent / "model"
+    return Path(actual.origin).parent / "model"
 
 
 @pytest.fixture(scope="module")
 def embedder(float32_stack: RunningStack, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a gateway whose worker generates, with a worker of the embedding model beside it."""
+    """The address of a gateway whose worker generates, with a second worker of the embedding model."""
     stack = float32_stack
     variables = {
         "RYZANSTEIN_REDIS_URL": f"unix://{stack.folder / 'redis.sock'}",
@@ -87,10 +87,10 @@ def test_vectors_equal_the_library_and_pairs_rank_right(embedder: str, folder: P
     with torch.no_grad():
         states, mask = model(**encoded).last_hidden_state, encoded["attention_mask"].unsqueeze(-1)
     expected = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=1)
-    found = embed(embedder, texts)
-    assert (found - expected).abs().max() <= 1e-5
-    assert torch.equal(found[:1], embed(embedder, texts[:1])), "a vector depends on what is computed beside it"
-    likeness = found[::2] @ found[1::2].T
+    actual = embed(embedder, texts)
+    assert (actual - expected).abs().max() <= 1e-5
+    assert torch.equal(actual[:1], embed(embedder, texts[:1])), "a vector depends on its batch"
+    likeness = actual[::2] @ actual[1::2].T
     assert likeness.argmax(1).tolist() == list(range(len(PAIRS)))
     body = {"model": NAME, "query": PAIRS[2][0], "documents": [other for _, other in PAIRS], "top_n": 1}
     ranked = httpx.post(f"{embedder}/v1/rerank", json=body, timeout=60).json()

@@ -18,5 +18,5 @@ from tests.unit.bench.test_evaluate import SHORT, reference_nats
 def test_served_perplexity_is_that_of_transformers(float32_stack: RunningStack) -> None:
     expected = math.exp(reference_nats(context=1_024))
     scored = score_all(float32_stack.url, float32_stack.model(), start_token(TINY_MODEL), [SHORT], concurrency=1)
-    (found,) = asyncio.run(scored)
-    assert compare([found], [found]).perplexity.value == pytest.approx(expected, rel=1e-4)
+    (actual,) = asyncio.run(scored)
+    assert compare([actual], [actual]).perplexity.value == pytest.approx(expected, rel=1e-4)

@@ -88,7 +88,7 @@ def test_a_file_becomes_a_model_that_answers_in_its_style(served: RunningStack) 
     assert last.step_number == 12
     assert client.files.content(done.result_files[0]).text.startswith("step,train_loss,valid_loss\n")
 
-    asked: Any = {"messages": [{"role": "user", "content": "Where is 77?"}], "max_tokens": 20, "temperature": 0}
+    request: Any = {"messages": [{"role": "user", "content": "Where is 77?"}], "max_tokens": 20, "temperature": 0}
     for served_as in (name, last.fine_tuned_model_checkpoint):
-        assert client.chat.completions.create(model=served_as, **asked).choices[0].message.content == ANSWER
-    assert client.chat.completions.create(model=TINY_MODEL.name, **asked).choices[0].message.content != ANSWER
+        assert client.chat.completions.create(model=served_as, **request).choices[0].message.content == ANSWER
+    assert client.chat.completions.create(model=TINY_MODEL.name, **request).choices[0].message.content != ANSWER

@@ -57,8 +57,8 @@ def test_chat_in_a_pipe_prints_the_answer_alone(stack: RunningStack) -> None:
     )
     assert answered.returncode == 0, answered.stderr
     ask = {"messages": [{"role": "user", "content": "What is a list?\n"}], "max_tokens": 16, "temperature": 0}
-    told = httpx.post(f"{stack.url}/v1/chat/completions", json={"model": stack.model(), **ask}, timeout=300)
-    assert answered.stdout == told.json()["choices"][0]["message"]["content"] + "\n"
+    response = httpx.post(f"{stack.url}/v1/chat/completions", json={"model": stack.model(), **ask}, timeout=300)
+    assert answered.stdout == response.json()["choices"][0]["message"]["content"] + "\n"
     assert answered.stderr == ""
 
 
@@ -117,7 +117,7 @@ def processes_of(stack: RunningStack) -> list[psutil.Process]:
 
 
 def typed(command: str) -> str:
-    """What a shell shows."""
+    """The output of a shell."""
     done = captured(["bash", "-c", command], env=os.environ | {"RYZANSTEIN_API_KEY": "a-key"}, check=True)
     return done.stdout
 

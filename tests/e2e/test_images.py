@@ -25,7 +25,7 @@ DIALECTS = ("chat/completions", "responses", "messages")
 
 
 @dataclass
-class Served:
+class ServedImages:
     stack: RunningStack
     model: str
     prompt: list[int]  # transformers', of both pictures and the question
@@ -56,7 +56,7 @@ class Served:
 
 # One family for each layout of frames: Qwen 2.5 VL shares that of Qwen 3 VL.
 @pytest.fixture(scope="module", params=[name for name in FAMILIES if name != "qwen2_5_vl"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedImages]:
     family, folder = FAMILIES[request.param], tmp_path_factory.mktemp(request.param)
     model = family.write(folder)
     text = f"<|endoftext|><|user|>\n{family.placeholder * 2}{QUESTION}<|end|>\n<|assistant|>\n"
@@ -65,14 +65,14 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     options = ("--workers", "2", "--dtype", "float32", "--speculation", "off", "--served-model-name", family.layout)
     with running_stack(tmp_path_factory.mktemp("run"), *options, model=str(folder)) as stack:
         stack.wait_serving(2)
-        yield Served(stack, family.layout, prompt, answer)
+        yield ServedImages(stack, family.layout, prompt, answer)
 
 
 def limit(dialect: str, n_tokens: int) -> dict[str, int]:
     return {"max_output_tokens" if dialect == "responses" else "max_tokens": n_tokens}
 
 
-def test_tokens_and_usage_equal_transformers_and_images_are_cached(served: Served) -> None:
+def test_tokens_and_usage_equal_transformers_and_images_are_cached(served: ServedImages) -> None:
     body = served.body("chat/completions", max_tokens=N_TOKENS, return_token_ids=True, temperature=0)
     for cached in (0, (len(served.prompt) - 1) // 16 * 16):
         answer = served.post("chat/completions", **body)
@@ -91,7 +91,7 @@ def test_tokens_and_usage_equal_transformers_and_images_are_cached(served: Serve
     assert count == {"input_tokens": len(served.prompt)}
 
 
-def test_answers_about_images_survive_the_death_of_their_worker(served: Served) -> None:
+def test_answers_about_images_survive_the_death_of_their_worker(served: ServedImages) -> None:
     """One death interrupts an answer in each dialect; the text is that of an undisturbed answer, which all share."""
     whole = served.post(DIALECTS[0], "whole", **served.body(DIALECTS[0], **limit(DIALECTS[0], N_LONG)))
     expected = str(whole["choices"][0]["message"]["content"])
@@ -105,7 +105,7 @@ def test_answers_about_images_survive_the_death_of_their_worker(served: Served) 
     assert sum(served.stack.resumes().values()) > resumes
 
 
-def _streamed(served: Served, dialect: str, begun: Barrier) -> str:
+def _streamed(served: ServedImages, dialect: str, begun: Barrier) -> str:
     """The text of a streamed answer; `begun` is awaited with its first piece."""
     body = served.body(dialect, stream=True, **limit(dialect, N_LONG))
     text, url = "", f"{served.stack.url}/v1/{dialect}"

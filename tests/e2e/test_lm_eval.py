@@ -79,7 +79,7 @@ def documents() -> list[dict[str, Any]]:
     ]
 
 
-class Reference:
+class TransformersScores:
     """The same scores from `transformers` alone."""
 
     def __init__(self) -> None:
@@ -113,13 +113,13 @@ class Reference:
 
 
 @pytest.fixture(scope="module")
-def reference() -> Reference:
-    return Reference()
+def reference() -> TransformersScores:
+    return TransformersScores()
 
 
 @pytest.fixture(scope="module")
 def results(float32_stack: RunningStack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What the command wrote for every document of every task, in the documents' order."""
+    """The command's results for every document of every task, in the documents' order."""
     folder = tmp_path_factory.mktemp("lm-eval")
     (folder / "documents.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents()))
     for name, task in TASKS.items():
@@ -131,37 +131,39 @@ def results(float32_stack: RunningStack, tmp_path_factory: pytest.TempPathFactor
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "cache"), "NO_PROXY": "*"}
     done = subprocess.run(command, env=os.environ | offline, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = {}
+    actual = {}
     for name in TASKS:
         (samples,) = (folder / "out").glob(f"**/samples_{name}_*.jsonl")
-        found[name] = sorted(map(json.loads, samples.read_text().splitlines()), key=lambda sample: sample["doc_id"])
-        assert len(found[name]) == DOCS
-    return found
+        actual[name] = sorted(map(json.loads, samples.read_text().splitlines()), key=lambda sample: sample["doc_id"])
+        assert len(actual[name]) == DOCS
+    return actual
 
 
 def test_likelihoods_of_endings_equal_those_of_transformers(
-    results: dict[str, list[dict[str, Any]]], reference: Reference
+    results: dict[str, list[dict[str, Any]]], reference: TransformersScores
 ) -> None:
     for document, sample in zip(documents(), results["endings"], strict=True):
         expected = [reference.ending(document["context"], ending) for ending in document["endings"]]
-        for (said, greedy), (likelihood, likeliest, tokens) in zip(sample["filtered_resps"], expected, strict=True):
-            assert float(said) == pytest.approx(likelihood, abs=TOLERANCE * tokens)
+        for (score, greedy), (likelihood, likeliest, tokens) in zip(sample["filtered_resps"], expected, strict=True):
+            assert float(score) == pytest.approx(likelihood, abs=TOLERANCE * tokens)
             assert (str(greedy) == "True") == likeliest
         best = max(range(len(expected)), key=lambda choice: expected[choice][0])
         assert sample["acc"] == float(best == document["right"])
 
 
 def test_bits_per_byte_of_texts_equal_those_of_transformers(
-    results: dict[str, list[dict[str, Any]]], reference: Reference
+    results: dict[str, list[dict[str, Any]]], reference: TransformersScores
 ) -> None:
     for document, sample in zip(documents(), results["texts"], strict=True):
         ids = reference.encode(document["text"])
         likelihood, _ = reference.score([reference.tokenizer.bos_token_id, *ids], len(ids))
-        said, size = sample["bits_per_byte"]
+        score, size = sample["bits_per_byte"]
         assert size == len(document["text"].encode())
-        assert float(said) == pytest.approx(likelihood, abs=TOLERANCE * len(ids))
+        assert float(score) == pytest.approx(likelihood, abs=TOLERANCE * len(ids))
 
 
-def test_generated_text_ends_at_the_stop_string(results: dict[str, list[dict[str, Any]]], reference: Reference) -> None:
+def test_generated_text_ends_at_the_stop_string(
+    results: dict[str, list[dict[str, Any]]], reference: TransformersScores
+) -> None:
     for document, sample in zip(documents(), results["lines"], strict=True):
         assert sample["filtered_resps"] == [reference.generate(document["context"])]

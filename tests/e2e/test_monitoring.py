@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from services.common.ports import free_port
-from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running
+from tests.integration.router.processes import KillableRedis, coordinator_process, router_process, running
 from tests.programs import CHART, answers, program
 from tests.stack import ryzanstein
 from tests.unit.monitoring.exported import rules
@@ -46,14 +46,14 @@ class Watched:
     gateway: str
     prometheus: str
     jaeger: str
-    redis: RedisServer
+    redis: KillableRedis
     worker: int  # its process
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         answer = httpx.get(f"{self.prometheus}/api/v1/query", params={"query": expr}, timeout=60).json()
         assert answer["status"] == "success", f"{expr}: {answer}"
-        found: list[dict[str, Any]] = answer["data"]["result"]
-        return found
+        actual: list[dict[str, Any]] = answer["data"]["result"]
+        return actual
 
 
 def wait(what: str, true: Any, within_s: float = 180.0) -> None:
@@ -74,7 +74,7 @@ def process(name: str, *command: str, folder: Path, **environment: str) -> Itera
             started.terminate()
             try:
                 started.wait(5)
-            except subprocess.TimeoutExpired:  # Jaeger takes up to half a minute, and nobody wants what it flushes
+            except subprocess.TimeoutExpired:  # Jaeger takes up to half a minute, and what it flushes is not read
                 started.kill()
                 started.wait()
 
@@ -129,7 +129,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("monitoring")
     metrics = {component: free_port() for component in COMPONENTS}
     ports = {name: free_port() for name in ("gateway", "otlp", "jaeger", "prometheus")}
-    redis = RedisServer(folder)
+    redis = KillableRedis(folder)
     with ExitStack() as stack:
         stack.enter_context(_jaeger(folder, ports["otlp"], ports["jaeger"]))
         environment = stack.enter_context(pytest.MonkeyPatch.context())
@@ -221,8 +221,8 @@ def test_a_trace_is_found_by_the_id_of_the_request_and_says_where_time_went(watc
         return ryzanstein("trace", request_id, "--jaeger", watched.jaeger, *options, runtime_dir=tmp_path)
 
     def spans() -> list[dict[str, Any]]:
-        found = trace("--json")
-        return json.loads(found.stdout) if found.returncode == 0 else []
+        actual = trace("--json")
+        return json.loads(actual.stdout) if actual.returncode == 0 else []
 
     wait(
         "all spans", lambda: {span["service"] for span in spans()} >= {"gateway", "router", "kv-coordinator", "worker"}
@@ -256,8 +256,8 @@ def test_a_planted_fault_is_found_by_the_trace(watched: Watched, tmp_path: Path)
         slow.result()
 
     def spans() -> list[dict[str, Any]]:
-        found = ryzanstein("trace", trace_id, "--jaeger", watched.jaeger, "--json", runtime_dir=tmp_path)
-        return json.loads(found.stdout) if found.returncode == 0 else []
+        actual = ryzanstein("trace", trace_id, "--jaeger", watched.jaeger, "--json", runtime_dir=tmp_path)
+        return json.loads(actual.stdout) if actual.returncode == 0 else []
 
     wait("the worker's spans", lambda: any(span["service"] == "worker" for span in spans()))
     (work,) = [span for span in spans() if span["name"] == "worker.request"]

@@ -19,7 +19,7 @@ ASK = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "session_id": "movi
 
 
 async def drain_the_holder(stack: RunningStack) -> str:
-    """Drain whoever has computed the prompt, once the coordinator knows of it."""
+    """Drain the worker that has computed the prompt, once the coordinator knows of it."""
     async with open_channel(stack.state["coordinator"]) as coordinator, open_channel(stack.state["router"]) as router:
         async with asyncio.timeout(120):
             while True:

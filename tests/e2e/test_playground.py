@@ -1,6 +1,6 @@
 """The pages in a real browser without internet: a key, a stream, a schema, a call, a worker killed while it answers.
 
-What no model can be made to say is put into the page as the gateway would send it (`Page.say`).
+What no model can be made to say is put into the page as the gateway would send it (`BrowserPage.say`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from services.cli.stack.default_model import TINY_MODEL
 from services.gateway.http.playground import PLAYGROUND
 from services.gateway.tenants.keys import digest_of
 from tests.adapters import write_adapter
-from tests.e2e.page import Page
+from tests.e2e.page import BrowserPage
 from tests.programs import program
 from tests.stack import RunningStack, running_stack
 
@@ -129,8 +129,8 @@ def browser() -> Iterator[webdriver.Chrome]:
 
 
 @pytest.fixture
-def page(browser: webdriver.Chrome, stack: RunningStack) -> Iterator[Page]:
-    page = Page(browser, stack.url)
+def page(browser: webdriver.Chrome, stack: RunningStack) -> Iterator[BrowserPage]:
+    page = BrowserPage(browser, stack.url)
     page.use_key(KEY)
     page.find("#model option:not([value])")
     yield page
@@ -153,18 +153,18 @@ def test_every_page_is_whole_without_internet(
 
 
 def test_wrong_key_shows_the_error_of_the_api(browser: webdriver.Chrome, stack: RunningStack) -> None:
-    page = Page(browser, stack.url)
+    page = BrowserPage(browser, stack.url)
     assert "An API key is needed" in page.find("#model-error").text
     page.use_key("wrong")
     page.ask("Hello?")
-    said = page.find(".turn.assistant:last-of-type .error").text
-    assert said.startswith("401")
-    assert '"code": "invalid_api_key"' in said
+    shown_error = page.find(".turn.assistant:last-of-type .error").text
+    assert shown_error.startswith("401")
+    assert '"code": "invalid_api_key"' in shown_error
     assert page.announced() == ""
     assert browser.execute_script("return [localStorage.length, Object.keys(sessionStorage)]") == [0, ["key"]]
 
 
-def test_a_chat_streams_and_says_how_fast(page: Page) -> None:
+def test_a_chat_streams_and_says_how_fast(page: BrowserPage) -> None:
     page.set("max_tokens", 60)
     page.set("temperature", 0)
     first = page.ask("What does os.path.join do?")
@@ -177,7 +177,7 @@ def test_a_chat_streams_and_says_how_fast(page: Page) -> None:
     assert page.ask("And os.path.split?") != first  # the conversation so far is part of the prompt
 
 
-def test_an_adapter_is_a_model_to_choose_after_all_bases(page: Page) -> None:
+def test_an_adapter_is_a_model_to_choose_after_all_bases(page: BrowserPage) -> None:
     page.set("max_tokens", 20)
     page.set("temperature", 0)
     of_base, models = page.ask("Where is it?"), Select(page.find("#model"))
@@ -187,7 +187,7 @@ def test_an_adapter_is_a_model_to_choose_after_all_bases(page: Page) -> None:
     assert page.ask("Where is it?") != of_base
 
 
-def test_json_schema_gives_conforming_json(page: Page) -> None:
+def test_json_schema_gives_conforming_json(page: BrowserPage) -> None:
     page.find("#schema-example").click()
     value = json.loads(page.ask("A thing"))
     schema = json.loads(page.find("#schema").get_property("value"))
@@ -199,7 +199,7 @@ def test_json_schema_gives_conforming_json(page: Page) -> None:
     assert "JSON" in page.find("#schema-error").text
 
 
-def test_a_call_is_shown_and_its_result_goes_on(page: Page) -> None:
+def test_a_call_is_shown_and_its_result_goes_on(page: BrowserPage) -> None:
     page.set("tools", json.dumps([CALL]))
     Select(page.find("#tool_choice")).select_by_visible_text("required")
     page.ask("How warm is it in Rome?")
@@ -217,7 +217,7 @@ def test_a_call_is_shown_and_its_result_goes_on(page: Page) -> None:
     assert page.announced().startswith("Answer complete, ")
 
 
-def test_a_killed_worker_is_noted_and_the_text_goes_on(page: Page, stack: RunningStack) -> None:
+def test_a_killed_worker_is_noted_and_the_text_goes_on(page: BrowserPage, stack: RunningStack) -> None:
     page.find("input[value=completion] + span").click()
     for field, value in {"max_tokens": 700, "temperature": 0.8, "seed": 7, "schema": json.dumps(LONG)}.items():
         page.set(field, value)
@@ -239,9 +239,9 @@ def test_a_killed_worker_is_noted_and_the_text_goes_on(page: Page, stack: Runnin
     assert page.find(".seam")
 
 
-def test_harmful_answer_is_shown_inert(page: Page, stack: RunningStack) -> None:
+def test_harmful_answer_is_shown_inert(page: BrowserPage, stack: RunningStack) -> None:
     page.say(HARMFUL)
-    told = page.end_saying()
+    reported = page.end_saying()
     assert page.browser.execute_script("return window.harmed") is None
     made = page.browser.execute_script("""return [...document.querySelectorAll('.markdown *')].map(node => [
         node.localName, node.getAttributeNames(), node.getAttribute('href')])""")
@@ -257,12 +257,12 @@ def test_harmful_answer_is_shown_inert(page: Page, stack: RunningStack) -> None:
         "<b>",
         "</code></pre><script>",
     ):
-        assert text in told
+        assert text in reported
     loaded = page.browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
     assert all(address.startswith(stack.url) for address in loaded), loaded
 
 
-def test_markdown_grows_in_place(page: Page) -> None:
+def test_markdown_grows_in_place(page: BrowserPage) -> None:
     """Piece by piece it becomes what it is at once; what is finished keeps its nodes, and its reader their place."""
     page.say(LONG_ANSWER)
     page.end_saying()
@@ -291,7 +291,7 @@ def test_markdown_grows_in_place(page: Page) -> None:
     assert page.browser.execute_script("return window.block === document.querySelector('.code-block:last-child')")
 
 
-def test_code_is_copied_and_a_seam_stands_where_the_other_worker_went_on(page: Page) -> None:
+def test_code_is_copied_and_a_seam_stands_where_the_other_worker_went_on(page: BrowserPage) -> None:
     page.browser.execute_cdp_cmd(
         "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
     )
@@ -330,11 +330,11 @@ def test_playground_works_below_a_path_and_serves_only_its_own_files(stack: Runn
         )
         library = client.get("/playground/vendor/markdown-it.esm.min.mjs")
         assert library.headers["content-type"].startswith(("text/javascript", "application/j"))
-        beside = (
+        named_paths = (
             "/../settings.py",
             "/%2e%2e/settings.py",
             "/vendor/../../settings.py",
             "/vendor/%2e%2e/%2e%2e/settings.py",
         )
-        for path in (*beside, "", "/x.js", "/vendor"):
+        for path in (*named_paths, "", "/x.js", "/vendor"):
             assert client.get(f"/playground{path}").status_code == 404

@@ -31,7 +31,7 @@ BIN = Path(sys.executable).parent
 
 
 @dataclass(frozen=True)
-class Block:
+class CodeBlock:
     """One fenced block of the README."""
 
     language: str
@@ -49,28 +49,28 @@ class Block:
 
 
 BLOCKS = [
-    Block(found["language"], found["text"], found["why"] or "")
-    for found in FENCE.finditer((PROJECT / "README.md").read_text())
+    CodeBlock(block["language"], block["text"], block["why"] or "")
+    for block in FENCE.finditer((PROJECT / "README.md").read_text())
 ]
 RUN = [block for block in BLOCKS if not block.why_not_run]
 
 
-def block_with(text: str) -> Block:
+def block_with(text: str) -> CodeBlock:
     """The block that is run and holds `text`."""
-    (found,) = [block for block in RUN if text in block.text]
-    return found
+    (only,) = [block for block in RUN if text in block.text]
+    return only
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """What `make run` starts, stopped by the README's own last command."""
+    """The installation of `make run`, stopped by the README's own last command."""
     if not find_spec(PACKAGE):
         pytest.skip("the default model is not installed: make install")
     with running_stack(tmp_path_factory.mktemp("run"), model="") as running:
         yield running
 
 
-def run(block: Block, stack: RunningStack) -> str:
+def run(block: CodeBlock, stack: RunningStack) -> str:
     ran = captured(
         block.at(stack.port),
         cwd=PROJECT,
@@ -114,7 +114,7 @@ def test_no_other_block_is_left_unrun() -> None:
     ],
 )
 def test_make_target_runs_the_tested_command(target: str, starts: str) -> None:
-    """What is not run is the setting-up; `ryzanstein up` is what the other tests here started."""
+    """The installing commands are not run; `ryzanstein up` was started by the other tests here."""
     assert f"make {target} " in BLOCKS[0].text
     plan = captured(
         [shutil.which("make") or "make", "--dry-run", "--no-print-directory", target],

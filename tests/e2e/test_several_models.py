@@ -58,9 +58,9 @@ def alone(models: list[str]) -> dict[str, str]:
 def answer(stack: RunningStack, model: str, **fields: object) -> tuple[str, str, list[float]]:
     """The model that answered, and the likeliest continuation with the log-probabilities of its tokens."""
     body = {"model": model, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0, "logprobs": 0, **fields}
-    told = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=300).raise_for_status().json()
-    (choice,) = told["choices"]
-    return told["model"], choice["text"], choice["logprobs"]["token_logprobs"]
+    reported = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=300).raise_for_status().json()
+    (choice,) = reported["choices"]
+    return reported["model"], choice["text"], choice["logprobs"]["token_logprobs"]
 
 
 def test_each_model_answers_as_alone_and_only_as_many_as_allowed_are_awake(

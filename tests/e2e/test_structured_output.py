@@ -120,9 +120,9 @@ def test_objects_are_closed_where_asked(client: httpx.Client) -> None:
     inner = {"type": "object", "properties": {"enum": {"const": 1}}, "required": ["enum"]}
     schema = {"type": "object", "properties": {"a": inner}, "required": ["a"]}
     for value in (schema, json.dumps(schema)):
-        asked = {"json": value, "disable_additional_properties": True}
+        constraint = {"json": value, "disable_additional_properties": True}
         for seed in range(3):
-            assert json.loads(complete(client, structured_outputs=asked, seed=seed)) == {"a": {"enum": 1}}
+            assert json.loads(complete(client, structured_outputs=constraint, seed=seed)) == {"a": {"enum": 1}}
 
 
 def test_tagged_structures_follow_their_schemas_in_free_text(client: httpx.Client) -> None:
@@ -132,7 +132,7 @@ def test_tagged_structures_follow_their_schemas_in_free_text(client: httpx.Clien
     for ask in ({"response_format": shape}, {"structured_outputs": {"structural_tag": json.dumps(shape)}}):
         (choice,) = choices(client, max_tokens=60, **ask)
         assert " " in choice["text"]
-        assert " <f>7</f>".startswith(found := re.findall(r" [^ ]*", choice["text"])[0][:9]), found
+        assert " <f>7</f>".startswith(actual := re.findall(r" [^ ]*", choice["text"])[0][:9]), actual
 
 
 def test_unenforced_schema_keywords_are_checked_at_the_end_of_the_text(client: httpx.Client) -> None:

@@ -44,14 +44,14 @@ def check(name: str, arguments: str) -> None:
 
 def test_arguments_have_only_the_named_properties(client: openai.OpenAI) -> None:
     lax = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
-    for parameters, found in ((None, [{}]), ({}, [{}]), (lax, [{"on": False}, {"on": True}])):
+    for parameters, actual in ((None, [{}]), ({}, [{}]), (lax, [{"on": False}, {"on": True}])):
         function = {"name": "f"} if parameters is None else {"name": "f", "parameters": parameters}
         tools: Any = [{"type": "function", "function": function}]
         for choice in ("required", {"type": "function", "function": {"name": "f"}}):
             for seed in range(3):
                 ask = {**COMMON, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False, "seed": seed}
                 (call,) = client.chat.completions.create(**ask, temperature=1.5).choices[0].message.tool_calls or []
-                assert json.loads(call.function.arguments) in found
+                assert json.loads(call.function.arguments) in actual
 
 
 def test_calls_that_violate_an_unenforced_schema_are_an_error(client: openai.OpenAI) -> None:
@@ -88,8 +88,8 @@ def test_no_choice_no_call_and_strict_tools_beside_text(client: openai.OpenAI) -
     pushed = [*ASK, {"role": "assistant", "content": "<tool_call>\n"}]
     ask = {**COMMON, "messages": pushed, "tools": strict}
     client.chat.completions.create(**ask)
-    beside: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "boolean"}}}
-    message = client.chat.completions.create(**COMMON, tools=strict, response_format=beside).choices[0].message
+    answer_format: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "boolean"}}}
+    message = client.chat.completions.create(**COMMON, tools=strict, response_format=answer_format).choices[0].message
     for call in message.tool_calls or []:
         check(call.function.name, call.function.arguments)
     assert message.tool_calls or isinstance(json.loads(message.content or ""), bool)

@@ -11,7 +11,7 @@ from typing import Any
 from deploy.docker.build import size
 
 USER = 1000730000  # as OpenShift gives them
-# What a container runtime does, for buildah: one file system, of which only /tmp can be written to.
+# A container runtime's setup, for buildah: one file system, of which only /tmp can be written to.
 BOX = """
 set -e
 mount --bind "$0" "$0"
@@ -37,8 +37,8 @@ class Image:
         """User, environment, command, labels and health check, as Docker names them."""
         kind = ["inspect", "--type", "image"] if self.builder[0] == "buildah" else ["image", "inspect"]
         done = subprocess.run([*self.builder, *kind, self.name], check=True, capture_output=True, text=True)
-        found = json.loads(done.stdout)
-        config: dict[str, Any] = found["Docker"]["config"] if self.builder[0] == "buildah" else found[0]["Config"]
+        actual = json.loads(done.stdout)
+        config: dict[str, Any] = actual["Docker"]["config"] if self.builder[0] == "buildah" else actual[0]["Config"]
         return config
 
     def size(self) -> int:
@@ -52,7 +52,7 @@ class Image:
         )
 
     def output(self, *command: str, env: dict[str, str] | None = None) -> str:
-        """What `command` prints; raises AssertionError when it fails."""
+        """The output of `command`; raises AssertionError when it fails."""
         with self.start(*command, env=env) as process:
             printed, _ = process.communicate(timeout=250)
         assert process.returncode == 0, printed

@@ -1,4 +1,4 @@
-"""What the images promise: small, for any user, without torch where it isn't needed, and they serve."""
+"""Promises of the images: small, for any user, without torch where it isn't needed, and they serve."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print([file for file in files if not os.path.exists(file)])
 """
 
 
-# What libraries keep goes below the home of whoever runs: for a user that no file lists it is what HOME says.
+# Files of libraries go below the user's home: for a user that no file lists it is what HOME says.
 WRITES = """
 import pathlib, tempfile
 for folder in (pathlib.Path.home(), pathlib.Path(tempfile.gettempdir())):
@@ -86,16 +86,16 @@ def test_only_the_worker_image_has_torch_and_no_image_has_cuda(image: Images) ->
 def test_the_worker_has_its_kernels(image: Images) -> None:
     """For four kinds of CPUs, and what a sleeping rank needs."""
     code = "from pathlib import Path; import services.compute.kernels as k; print(*Path(k.__path__[0]).glob('*.so'))"
-    found = image("worker-cpu").output("python", "-c", code).split()
-    assert len(found) == 5
-    assert any(path.endswith("librz_paging.so") for path in found)
+    actual = image("worker-cpu").output("python", "-c", code).split()
+    assert len(actual) == 5
+    assert any(path.endswith("librz_paging.so") for path in actual)
 
 
 def test_the_worker_has_two_models_and_the_licence_of_the_other_peoples(image: Images) -> None:
     listed = "from pathlib import Path; print(*Path('/app/models').rglob('*'))"
-    found = set(image("worker-cpu").output("python", "-c", listed).split())
+    actual = set(image("worker-cpu").output("python", "-c", listed).split())
     files = ("ryzanstein-tiny/model.safetensors", "smollm2-135m-instruct/SmolLM2-135M-Instruct.Q4_1.gguf")
-    assert found >= {f"/app/models/{name}" for name in (*files, "smollm2-135m-instruct/LICENSE")}
+    assert actual >= {f"/app/models/{name}" for name in (*files, "smollm2-135m-instruct/LICENSE")}
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def wait_ready(port: int, processes: dict[str, subprocess.Popen[str]]) -> None:
 
 
 def test_any_user_with_a_read_only_root_serves(image: Images, redis: str) -> None:
-    """All services from their images, each by its own command, told nothing but addresses; they end with 0."""
+    """All services from their images, each by its own command, with addresses alone; they end with 0."""
     router, coordinator, http = free_port(), free_port(), free_port()
     metrics = {name: free_port() for name in ("kv-coordinator", "router", "worker-cpu", "gateway")}
     variables = {

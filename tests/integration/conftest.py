@@ -18,8 +18,8 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[processes.RedisServer]:
-    server = processes.RedisServer(tmp_path)
+def redis_server(tmp_path: Path) -> Iterator[processes.KillableRedis]:
+    server = processes.KillableRedis(tmp_path)
     server.start()
     yield server
     server.kill()

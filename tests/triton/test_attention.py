@@ -26,7 +26,7 @@ PLAIN = AttentionShape(n_heads=6, n_kv_heads=2, head_dim=32, scale=0.3, softcap=
 
 
 @dataclass(frozen=True)
-class Step:
+class AttentionStep:
     """Sequences as (rows, keys), decodes first, over blocks in a random order."""
 
     work: tuple[tuple[int, int], ...]
@@ -85,13 +85,13 @@ class Step:
         cache, batch, q = self.cache(shape), self.batch(), self.queries(shape, padding=3)
         attention = PagedTriton(shape, self.dtype, DEVICE, cache.kv_format.coding)
         reference = ReferenceAttention(shape)
-        found = attention.attend(q, cache, 0, attention.plan(batch, self.block_tokens, self.window))
-        assert found.shape == q.shape
-        assert not found[-3:].any(), "padding"
+        actual = attention.attend(q, cache, 0, attention.plan(batch, self.block_tokens, self.window))
+        assert actual.shape == q.shape
+        assert not actual[-3:].any(), "padding"
         laid_out = attention.attend(q, cache, 0, self.in_tensors(attention))
-        assert torch.equal(laid_out, found), "a graph's layout with room for more"
+        assert torch.equal(laid_out, actual), "a graph's layout with room for more"
         exact = reference.attend(q[:-3].float(), cache, 0, reference.plan(batch, self.block_tokens, self.window))
-        return float((found[:-3].float() - exact).abs().max())
+        return float((actual[:-3].float() - exact).abs().max())
 
 
 def shapes() -> st.SearchStrategy[AttentionShape]:
@@ -104,13 +104,13 @@ def shapes() -> st.SearchStrategy[AttentionShape]:
     return st.builds(make, *sizes, st.sampled_from([None, 2.0]), st.sampled_from(["", "slopes", "sinks"]))
 
 
-def steps() -> st.SearchStrategy[Step]:
+def steps() -> st.SearchStrategy[AttentionStep]:
     decodes = st.lists(st.tuples(st.just(1), st.integers(1, 70)), max_size=2)
     prompts = st.lists(st.tuples(st.integers(2, 40), st.integers(0, 50)), max_size=2)
 
-    def make(decodes: list[tuple[int, int]], prompts: list[tuple[int, int]], **fields: object) -> Step:
+    def make(decodes: list[tuple[int, int]], prompts: list[tuple[int, int]], **fields: object) -> AttentionStep:
         work = (*decodes, *((n_rows, cached + n_rows) for n_rows, cached in prompts)) or ((1, 1),)
-        return Step(work, **fields)  # type: ignore[arg-type]
+        return AttentionStep(work, **fields)  # type: ignore[arg-type]
 
     windows = st.one_of(st.none(), st.integers(1, 60))
     fields = {"window": windows, "dtype": st.sampled_from([*LIMITS]), "kv_format": st.sampled_from(["", "int8", "fp8"])}
@@ -124,20 +124,20 @@ SUNK = replace(PLAIN, n_heads=4, sinks=((0.5, 1.5) * 2,))
 @settings(max_examples=6)
 @given(step=steps(), shape=shapes())
 @example(
-    step=Step(LONG, window=SPLIT_KEYS + 3, dtype=torch.bfloat16),
+    step=AttentionStep(LONG, window=SPLIT_KEYS + 3, dtype=torch.bfloat16),
     shape=replace(PLAIN, n_heads=4, sinks=((0.5, 1.5) * 2,)),
 )
-@example(step=Step(((1, 40), (150, 190)), window=70), shape=AttentionShape(1, 1, 256, 0.1, 5.0))
-@example(step=Step((*LONG, (20, 90)), dtype=torch.bfloat16, kv_format="int8"), shape=PLAIN)
-@example(step=Step((*LONG, (20, 90)), kv_format="fp8", window=300), shape=replace(PLAIN, head_dim=80))
-def test_every_step_matches_the_definition_of_attention(step: Step, shape: AttentionShape) -> None:
+@example(step=AttentionStep(((1, 40), (150, 190)), window=70), shape=AttentionShape(1, 1, 256, 0.1, 5.0))
+@example(step=AttentionStep((*LONG, (20, 90)), dtype=torch.bfloat16, kv_format="int8"), shape=PLAIN)
+@example(step=AttentionStep((*LONG, (20, 90)), kv_format="fp8", window=300), shape=replace(PLAIN, head_dim=80))
+def test_every_step_matches_the_definition_of_attention(step: AttentionStep, shape: AttentionShape) -> None:
     assert step.error(shape) <= LIMITS[step.dtype] * (
         2 if step.kv_format else 1
     )  # scales are factors of rounded weights
 
 
 def test_row_is_the_same_alone_beside_longer_rows_and_in_a_graph() -> None:
-    shape, step = replace(PLAIN, n_heads=2, n_kv_heads=1), Step(((1, SPLIT_KEYS + 9), (1, 3 * SPLIT_KEYS)))
+    shape, step = replace(PLAIN, n_heads=2, n_kv_heads=1), AttentionStep(((1, SPLIT_KEYS + 9), (1, 3 * SPLIT_KEYS)))
     cache, batch, q = step.cache(shape), step.batch(), step.queries(shape)
     attention = PagedTriton(shape, step.dtype, DEVICE)
     both = attention.attend(q, cache, 0, attention.plan(batch, 16, None))

@@ -57,9 +57,9 @@ def test_a_product_is_that_of_the_dense_weight(
     product = TritonOps(dtype, DEVICE).linear(weight, bias)
     assert isinstance(product, CodesLinear)
     exact = x.float() @ weight.dense(dtype, DEVICE).float().T + (0 if bias is None else bias.float())
-    for found in (product(x), product.in_float32(x)):
-        assert found.shape == exact.shape
-        assert not n or (found.float() - exact).abs().max() <= LIMITS[dtype] * (1 + exact.abs().max())
+    for actual in (product(x), product.in_float32(x)):
+        assert actual.shape == exact.shape
+        assert not n or (actual.float() - exact).abs().max() <= LIMITS[dtype] * (1 + exact.abs().max())
 
 
 def test_four_bit_weights_take_half_a_byte_and_unsupported_layouts_are_dense() -> None:

@@ -49,5 +49,5 @@ def test_experts(n: int, numbers: range, biased: bool, on_inputs: bool, dtype: t
     experts = TritonOps(dtype, DEVICE).experts(mixture(dtype, numbers, biased=biased), shape, "silu")
     assert isinstance(experts, GroupedExperts)
     reference = TorchOps(torch.float32, DEVICE).experts(mixture(dtype, numbers, biased=biased), shape, "silu")
-    found, exact = experts(x, logits), reference(x.float(), logits)
-    assert (found.float() - exact).abs().max() <= LIMITS[dtype] * (1 + exact.abs().max())
+    actual, exact = experts(x, logits), reference(x.float(), logits)
+    assert (actual.float() - exact).abs().max() <= LIMITS[dtype] * (1 + exact.abs().max())

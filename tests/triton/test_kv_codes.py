@@ -130,9 +130,9 @@ def test_heads_of_extreme_numbers(name: str, number: float) -> None:
     slots = torch.tensor([20, 21], device=DEVICE)
     for cache in (ours, reference):
         cache.store(0, slots, rows)
-    found, exact = ours.gather(0, slots), reference.gather(0, slots)
-    assert torch.equal(found.isnan(), exact.isnan())
-    assert torch.equal(found.nan_to_num(), exact.nan_to_num())
+    actual, exact = ours.gather(0, slots), reference.gather(0, slots)
+    assert torch.equal(actual.isnan(), exact.isnan())
+    assert torch.equal(actual.nan_to_num(), exact.nan_to_num())
     assert torch.equal(ours.layers[0][1, :, : 16 * 16], reference.layers[0][1, :, : 16 * 16]), "codes"
 
 

@@ -28,8 +28,8 @@ LIMITS = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 DTYPES = st.sampled_from([*LIMITS])
 
 
-def close(found: torch.Tensor, exact: torch.Tensor) -> bool:
-    return bool((found.float() - exact).abs().max() <= LIMITS[found.dtype] * (1 + exact.abs().max()))
+def close(actual: torch.Tensor, exact: torch.Tensor) -> bool:
+    return bool((actual.float() - exact).abs().max() <= LIMITS[actual.dtype] * (1 + exact.abs().max()))
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -45,9 +45,9 @@ def both(dtype: torch.dtype) -> tuple[TritonOps, TorchOps]:
 def test_a_sum_and_its_norm(n: int, size: int, scale: float, dtype: torch.dtype) -> None:
     ops, reference = both(dtype)
     weight, x, added = numbers(size, seed=1), numbers(n, size).to(dtype), numbers(n, size, seed=2).to(dtype)
-    found = ops.add_norm(x.clone(), added, scale, ops.rms_norm(weight, 1e-5))
+    actual = ops.add_norm(x.clone(), added, scale, ops.rms_norm(weight, 1e-5))
     exact = reference.add_norm(x.float(), added.float(), scale, reference.rms_norm(weight, 1e-5))
-    assert all(close(one, other) for one, other in zip(found, exact, strict=True))
+    assert all(close(one, other) for one, other in zip(actual, exact, strict=True))
 
 
 @pytest.mark.parametrize("size", [64, 16_400])
@@ -56,8 +56,8 @@ def test_a_norm_alone_also_of_rows_too_wide_for_a_program(size: int) -> None:
     weight, x, added = numbers(size, seed=1), numbers(2, size).bfloat16(), numbers(2, size, seed=2).bfloat16()
     norm, exact = ops.rms_norm(weight, 1e-5), reference.rms_norm(weight, 1e-5)
     assert close(norm(x), exact(x.float()))
-    found, wanted = ops.add_norm(x.clone(), added, 1.0, norm), reference.add_norm(x.float(), added.float(), 1.0, exact)
-    assert all(close(one, other) for one, other in zip(found, wanted, strict=True))
+    actual, wanted = ops.add_norm(x.clone(), added, 1.0, norm), reference.add_norm(x.float(), added.float(), 1.0, exact)
+    assert all(close(one, other) for one, other in zip(actual, wanted, strict=True))
     in_place = x.clone()
     norm.write(in_place, in_place)
     assert close(in_place, exact(x.float()))
@@ -105,9 +105,9 @@ def test_heads_are_normalised_rotated_and_cached(
 def test_gates(n: int, size: int, name: str, dtype: torch.dtype) -> None:
     ops, reference = both(dtype)
     x = 3 * numbers(n, 2 * size).to(dtype)
-    found, exact = ops.gate(name)(x), reference.gate(name)(x.float())  # type: ignore[arg-type]
-    assert found.shape == exact.shape
-    assert not n or close(found, exact)
+    actual, exact = ops.gate(name)(x), reference.gate(name)(x.float())  # type: ignore[arg-type]
+    assert actual.shape == exact.shape
+    assert not n or close(actual, exact)
 
 
 @pytest.mark.parametrize("n_columns", [48, 9008])
@@ -125,10 +125,10 @@ def test_sampled_tokens_equal_torch(n_columns: int) -> None:
         TritonOps(torch.float32, DEVICE).logit_shard(first_id, n_columns),
         CudaLogitShard(first_id, n_columns, DEVICE),
     ):
-        found = shard.sample(logits.clone(), drawn_by)
-        assert torch.equal(keys.token_ids_of(found), keys.token_ids_of(exact))
-        assert torch.allclose(keys.values_of(found), keys.values_of(exact), rtol=1e-5)
-        assert torch.equal(found[:2], exact[:2]), "greedy scores are the logits"
+        actual = shard.sample(logits.clone(), drawn_by)
+        assert torch.equal(keys.token_ids_of(actual), keys.token_ids_of(exact))
+        assert torch.allclose(keys.values_of(actual), keys.values_of(exact), rtol=1e-5)
+        assert torch.equal(actual[:2], exact[:2]), "greedy scores are the logits"
 
 
 @pytest.mark.parametrize("wrong", NOT_FINITE)

@@ -1,4 +1,4 @@
-"""What adapters add on GPUs: against the factors in float64, and alone as beside rows of other adapters."""
+"""The products of adapters on GPUs: against the factors in float64, alone and with rows of other adapters."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_each_row_gets_the_product_with_its_own_factors(
             continue
         a, b = (one.double() for one in factors[slot])
         exact = start.double() + b @ (a @ x[row].double())
-        for found in (wide, torchs):
-            assert (found[row, 3 : 3 + n_out] - exact).abs().max() <= LIMITS[dtype] * (1 + exact.abs().max())
+        for actual in (wide, torchs):
+            assert (actual[row, 3 : 3 + n_out] - exact).abs().max() <= LIMITS[dtype] * (1 + exact.abs().max())
         alone = start.clone().unsqueeze(0)
         layer.add_(alone, x[row : row + 1], AdapterRows(slots[row : row + 1], ()))
         assert torch.equal(alone[0], wide[row, 3 : 3 + n_out])

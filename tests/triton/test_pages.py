@@ -16,7 +16,7 @@ from services.compute.backends.kv_cache import KvLayer
 from services.compute.backends.kv_format import find_kv_format
 from services.compute.backends.shapes import KvShape
 from services.compute.backends.torch.attention import ReferenceAttention
-from tests.triton.test_attention import DEVICE, LIMITS, PLAIN, Step
+from tests.triton.test_attention import DEVICE, LIMITS, PLAIN, AttentionStep
 
 BLOCK = 16
 # (rows, keys) and pages: decodes that choose, one that fits, one that reads all, and a prompt.
@@ -29,7 +29,7 @@ WORK, PAGES = ((1, 170), (1, 85), (1, 64), (1, 40), (20, 50)), (6, 4, 4, 0, 0)
 )
 def test_chosen_blocks_are_those_of_the_reference(dtype: torch.dtype, kv_format: str, head_dim: int) -> None:
     """A row that reads all of its blocks has the bits of a dense step; a row has the same bits alone."""
-    shape, step = replace(PLAIN, head_dim=head_dim), Step(WORK, dtype=dtype, kv_format=kv_format)
+    shape, step = replace(PLAIN, head_dim=head_dim), AttentionStep(WORK, dtype=dtype, kv_format=kv_format)
     cache, reference = step.cache(shape, summarised=True), ReferenceAttention(shape)
     (expected,), (data,) = cache.summaries, cache.layers
     layer = KvLayer(cache.kv_format, KvShape(BLOCK, shape.n_kv_heads, head_dim), data)
@@ -39,14 +39,14 @@ def test_chosen_blocks_are_those_of_the_reference(dtype: torch.dtype, kv_format:
     torch.testing.assert_close(cache.summaries[0], expected, rtol=0.01, atol=0)  # the interpreter cuts to bfloat16
     batch, q = replace(step.batch(), pages=PAGES), step.queries(shape)
     attention = PagedTriton(shape, dtype, DEVICE, cache.kv_format.coding)
-    found = attention.attend(q, cache, 0, attention.plan(batch, BLOCK, None))
+    actual = attention.attend(q, cache, 0, attention.plan(batch, BLOCK, None))
     exact = reference.attend(q.float(), cache, 0, reference.plan(batch, BLOCK, None))
-    assert (found.float() - exact).abs().max() <= LIMITS[dtype] * (2 if kv_format else 1)
+    assert (actual.float() - exact).abs().max() <= LIMITS[dtype] * (2 if kv_format else 1)
     dense = attention.attend(q, cache, 0, attention.plan(replace(batch, pages=()), BLOCK, None))
-    same = [torch.equal(*rows) for rows in zip(found, dense, strict=True)]
+    same = [torch.equal(*rows) for rows in zip(actual, dense, strict=True)]
     assert same == [False, False, *[True] * (len(q) - 2)]
     _, alone = batch.alone([1])
-    assert torch.equal(attention.attend(q[1:2], cache, 0, attention.plan(alone, BLOCK, None))[0], found[1])
+    assert torch.equal(attention.attend(q[1:2], cache, 0, attention.plan(alone, BLOCK, None))[0], actual[1])
 
 
 def test_attention_that_chooses_other_blocks_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from services.compute.backends.torch.recurrent import TorchConvolution
 from services.compute.model.build import load_model
 from services.compute.model.registry import describe
 from tests.triton.test_attention import DEVICE, INTERPRETED
-from tests.unit.compute.model.harness import Engine
+from tests.unit.compute.model.harness import CachedDecoder
 from tests.unit.compute.model.zoo import prompt, reference_logits, write_variant
 
 # Decodes, a prompt of several chunks, and two pieces of a prompt; the first decode and the first piece are copied.
@@ -87,12 +87,12 @@ def scanned(ops: TritonOps, part: ScanTokens, sizes: Sizes, plan: StatePlan) -> 
 @example(sizes=(1, 16, 300))
 def test_scan(ops: TritonOps, kind: str, sizes: Sizes) -> None:
     part, plan = tokens(kind, sizes), StatePlan.of(SEGMENTS, DEVICE)
-    found, state = scanned(ops, part, sizes, plan)
+    actual, state = scanned(ops, part, sizes, plan)
     exact = numbers(N_STATES, *sizes, seed=7).double()
     wide = [None if each is None else each.double() for each in (part.inputs, part.b, part.c, part.decay, part.rate)]
     rates = None if part.rates is None else part.rates.double()
     expected = TorchOps(torch.float32, DEVICE).scan(ScanTokens(*wide, rates), exact, plan)  # type: ignore[arg-type]
-    assert (found - expected).abs().max() <= LIMIT
+    assert (actual - expected).abs().max() <= LIMIT
     assert (state - exact).abs().max() <= LIMIT
     untouched = [3, 4, 8]
     assert torch.equal(state[untouched], numbers(N_STATES, *sizes, seed=7)[untouched])
@@ -108,8 +108,8 @@ def test_sequence_has_the_same_bits_alone(ops: TritonOps, kind: str) -> None:
     for one in SEGMENTS[:3]:
         rows = list(range(one.first, one.end))
         plan = StatePlan.of([StateRows(0, len(rows), one.row)], DEVICE)
-        found, state = scanned(ops, of_rows(part, rows), sizes, plan)
-        assert torch.equal(found, together[rows])
+        actual, state = scanned(ops, of_rows(part, rows), sizes, plan)
+        assert torch.equal(actual, together[rows])
         assert torch.equal(state[one.row], advanced[one.row])
 
 
@@ -119,13 +119,13 @@ def test_convolution(dtype: torch.dtype, n_taps: int, n_channels: int, biased: b
     """Rows that lie in wider ones, as a product leaves them."""
     plan, x = StatePlan.of(SEGMENTS, DEVICE), numbers(N_ROWS, n_channels + 6).to(dtype)[:, :n_channels]
     weight, bias = numbers(n_channels, n_taps, seed=1), numbers(n_channels, seed=2) if biased else None
-    found, expected = (numbers(N_STATES, n_taps - 1, n_channels, seed=3).to(dtype) for _ in range(2))
+    actual, expected = (numbers(N_STATES, n_taps - 1, n_channels, seed=3).to(dtype) for _ in range(2))
     ours, reference = TritonOps(dtype, DEVICE).convolution(weight, bias), TorchConvolution(weight, bias)
     assert isinstance(ours, TritonConvolution)
-    y, exact = ours.filtered(x, found, plan), reference.filtered(x, expected, plan)
+    y, exact = ours.filtered(x, actual, plan), reference.filtered(x, expected, plan)
     assert y.dtype is torch.float32
     assert (y - exact).abs().max() <= 1e-5 * (1 + exact.abs().max())
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -135,10 +135,10 @@ def test_scan_in_float32_has_the_same_bits_in_pieces(own: bool, corrected: bool,
     sizes, ops = (1, 10, 20), TritonOps(torch.float32, DEVICE)
     rows = list(range(2, 37))
     part = of_rows(tokens(f"{'own' if own else 'one'}{' corrected' if corrected else ''}", sizes), rows)
-    found, state = scanned(ops, part, sizes, StatePlan.of([StateRows(0, 35, row=1)], DEVICE))
+    actual, state = scanned(ops, part, sizes, StatePlan.of([StateRows(0, 35, row=1)], DEVICE))
     pieces = StatePlan.of([StateRows(0, cut, row=1), StateRows(cut, 35, row=1)], DEVICE)
     outputs, in_pieces = scanned(ops, part, sizes, pieces)
-    assert torch.equal(outputs, found)
+    assert torch.equal(outputs, actual)
     assert torch.equal(in_pieces, state)
 
 
@@ -147,15 +147,15 @@ def test_padding_of_a_graph_touches_no_state(ops: TritonOps, kind: str) -> None:
     sizes, decodes = (2, 10, 20), [StateRows(0, 1, row=5, save=7), StateRows(1, 2, row=2)]
     part = of_rows(tokens(kind, sizes), [0, 1, 1, 1])
     padded = torch.cat((torch.from_numpy(segment_table(decodes)), torch.full((2, 4), -1))).to(DEVICE)
-    found, state = scanned(ops, part, sizes, StatePlan.of_singles(padded))
+    actual, state = scanned(ops, part, sizes, StatePlan.of_singles(padded))
     expected, exact = scanned(ops, of_rows(part, [0, 1]), sizes, StatePlan.of(decodes, DEVICE))
-    assert torch.equal(found[:2], expected)
+    assert torch.equal(actual[:2], expected)
     assert torch.equal(state, exact)
     convolution, x = ops.convolution(numbers(20, 3, seed=1), None), numbers(4, 20).bfloat16()
-    kept, of_two = (numbers(N_STATES, 2, 20, seed=3).bfloat16() for _ in range(2))
-    rows = convolution.activated(x, kept, StatePlan.of_singles(padded))
+    stored, of_two = (numbers(N_STATES, 2, 20, seed=3).bfloat16() for _ in range(2))
+    rows = convolution.activated(x, stored, StatePlan.of_singles(padded))
     assert torch.equal(rows[:2], convolution.activated(x[:2], of_two, StatePlan.of(decodes, DEVICE)))
-    assert torch.equal(kept, of_two)
+    assert torch.equal(stored, of_two)
 
 
 @pytest.mark.parametrize("variant", ["lfm2", "granitemoehybrid_dense", "qwen3_5", "jamba"])
@@ -165,7 +165,7 @@ def test_hybrid_model_equals_transformers(variant: str, tmp_path: Path) -> None:
     backend.ops = StatesAlone(TritonStates(states, exact=not INTERPRETED))
     expected = reference_logits(write_variant(variant, tmp_path), ids)
     model = load_model(describe(tmp_path), SingleRank(), backend)
-    logits = model.logits(Engine(model).run(ids, [5, 1, 17, 2, 1])).cpu()
+    logits = model.logits(CachedDecoder(model).run(ids, [5, 1, 17, 2, 1])).cpu()
     assert (logits[:, : expected.shape[1]] - expected).abs().max() <= 1e-4
 
 
@@ -177,7 +177,7 @@ def test_states_are_left_to_torch_when_kernels_disagree(
     ops, sizes, plan = TritonOps(torch.bfloat16, DEVICE), (1, 10, 8), StatePlan.of(SEGMENTS, DEVICE)
     assert not ops.replays_states
     assert "states are advanced by torch" in caplog.text
-    found, state = scanned(ops, tokens("own", sizes), sizes, plan)
+    actual, state = scanned(ops, tokens("own", sizes), sizes, plan)
     exact = numbers(N_STATES, *sizes, seed=7)
-    assert torch.equal(found, TorchOps(torch.bfloat16, DEVICE).scan(tokens("own", sizes), exact, plan))
+    assert torch.equal(actual, TorchOps(torch.bfloat16, DEVICE).scan(tokens("own", sizes), exact, plan))
     assert torch.equal(state, exact)

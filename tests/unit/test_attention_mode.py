@@ -45,7 +45,7 @@ def served(modes: list[str], default: worker_pb2.Attention | None = None) -> Ser
 
 
 def attention(text: str | None, model: ServedModel) -> worker_pb2.Attention | None:
-    """What a worker gets of a gRPC option, which becomes the field of a REST body."""
+    """A worker's value of a gRPC option, which becomes the field of a REST body."""
     options = inference_pb2.GenerationOptions(attention=text)
     body = completion_body(inference_pb2.GenerateRequest(model="m", options=options), "x", Ignored())
     sampling = sampling_options(body, model, max_tokens=5, logprobs=None).to_proto()

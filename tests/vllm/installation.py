@@ -40,7 +40,7 @@ def engine_pid(stack: RunningStack, worker: str) -> int:
 def start_worker(
     stack: RunningStack, name: str, python: Sequence[str], settings: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """One more worker beside those of the installation; `settings` by their names without RYZANSTEIN_."""
+    """One more worker than those of the installation; `settings` by their names without RYZANSTEIN_."""
     places = {
         "REDIS_URL": f"unix://{stack.folder / 'redis.sock'}",
         "NAMESPACE": f"up-{stack.port}",

@@ -35,7 +35,7 @@ DIALECTS = {"chat/completions": "max_tokens", "responses": "max_output_tokens", 
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedPictures:
     stack: RunningStack
     prompt: list[int]  # transformers', of both pictures and the text
     answer: list[int]
@@ -54,7 +54,7 @@ class Served:
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPictures]:
     family, folder = FAMILIES[request.param], tmp_path_factory.mktemp(request.param)
     model = family.write(folder, **SHAPE)
     as_published(folder)
@@ -66,7 +66,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     sizes = ("--dtype=float32", "--max-model-len=1024", "--kv-tokens=8192", f"--start-timeout={START_S}")
     options = (*engine, *sizes, "--served-model-name=sees")
     with running_stack(tmp_path_factory.mktemp("run"), *options, model=str(folder), start_s=START_S) as stack:
-        yield Served(stack, prompt, answer, spoken)
+        yield ServedPictures(stack, prompt, answer, spoken)
 
 
 def as_published(folder: Path) -> None:
@@ -76,7 +76,7 @@ def as_published(folder: Path) -> None:
     save_file({name.replace(old, new): tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
 
 
-def test_tokens_equal_transformers_and_prefixes_know_their_images(served: Served) -> None:
+def test_tokens_equal_transformers_and_prefixes_know_their_images(served: ServedPictures) -> None:
     first, again, other = (served.ask(image, SMALL) for image in (LARGE, LARGE, OTHER))
     for answer in (first, again):
         assert answer["choices"][0]["token_ids"] == served.answer
@@ -86,7 +86,7 @@ def test_tokens_equal_transformers_and_prefixes_know_their_images(served: Served
     assert cached == [0, (len(served.prompt) - 1) // BLOCK * BLOCK, 0]
 
 
-def test_coordinator_names_prefixes_with_images_as_gateways_do(served: Served) -> None:
+def test_coordinator_names_prefixes_with_images_as_gateways_do(served: ServedPictures) -> None:
     served.ask(LARGE, SMALL)
     (worker,) = served.stack.workers()
     with grpc.insecure_channel(worker.address) as channel:
@@ -110,7 +110,7 @@ def test_coordinator_names_prefixes_with_images_as_gateways_do(served: Served) -
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_all_dialects_show_the_same_images(served: Served, dialect: str) -> None:
+def test_all_dialects_show_the_same_images(served: ServedPictures, dialect: str) -> None:
     limit = {DIALECTS[dialect]: N_TOKENS, "temperature": 0}
     answer = served.post(dialect, question(dialect, [LARGE, SMALL], TEXT, **limit))
     assert answer.status_code == httpx.codes.OK, answer.text
@@ -119,7 +119,7 @@ def test_all_dialects_show_the_same_images(served: Served, dialect: str) -> None
     assert usage.get("prompt_tokens", usage.get("input_tokens")) == len(served.prompt)
 
 
-def test_more_images_than_vllm_s_limit_and_videos_are_refused_by_name(served: Served) -> None:
+def test_more_images_than_vllm_s_limit_and_videos_are_refused_by_name(served: ServedPictures) -> None:
     many = served.post("chat/completions", question("chat/completions", [SMALL] * 3, TEXT))
     assert (many.status_code, many.json()["error"]["param"]) == (400, "images")
     assert "limit_mm_per_prompt is 2" in many.json()["error"]["message"]

@@ -21,7 +21,7 @@ STREAMS, TOKENS = 16, 200
 
 
 @dataclass
-class Stream:
+class LossStream:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)  # between the two likeliest tokens
@@ -29,8 +29,8 @@ class Stream:
     usage: dict[str, int] = field(default_factory=dict)
 
 
-def read(stack: RunningStack, number: int) -> Stream:
-    found = Stream()
+def read(stack: RunningStack, number: int) -> LossStream:
+    actual = LossStream()
     body = {
         "model": stack.model(),
         "prompt": [5 + number, *range(40, 80)],
@@ -49,17 +49,17 @@ def read(stack: RunningStack, number: int) -> Stream:
                 continue
             event = json.loads(line.removeprefix("data: "))
             assert "error" not in event, event
-            found.usage = event.get("usage") or found.usage
+            actual.usage = event.get("usage") or actual.usage
             for choice in event["choices"]:
-                found.ids += choice.get("token_ids") or []
-                found.finish = choice["finish_reason"] or found.finish
+                actual.ids += choice.get("token_ids") or []
+                actual.finish = choice["finish_reason"] or actual.finish
                 for row in (choice.get("logprobs") or {}).get("top_logprobs") or ():
                     values = sorted(row.values(), reverse=True)
-                    found.margins.append(values[0] - values[1] if len(values) > 1 else 0.0)  # two tokens of one text
-    return found
+                    actual.margins.append(values[0] - values[1] if len(values) > 1 else 0.0)  # two tokens of one text
+    return actual
 
 
-def read_all(stack: RunningStack) -> list[concurrent.futures.Future[Stream]]:
+def read_all(stack: RunningStack) -> list[concurrent.futures.Future[LossStream]]:
     pool = concurrent.futures.ThreadPoolExecutor(STREAMS)
     return [pool.submit(read, stack, number) for number in range(STREAMS)]
 

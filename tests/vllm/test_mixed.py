@@ -30,7 +30,7 @@ UNDER_WAY = 8  # tokens of each stream before a fault
 
 @dataclass(frozen=True)
 class Mixed:
-    """The installation on vLLM, with two workers of our own engine beside."""
+    """The installation on vLLM, with two more workers of our own engine."""
 
     stack: RunningStack
     natives: dict[str, int]  # process ids by worker
@@ -74,8 +74,8 @@ def _wait_listed(stack: RunningStack) -> None:
 
 
 @dataclass
-class Answer:
-    """What the client has of an answer."""
+class ClientAnswer:
+    """The part of an answer that the client has."""
 
     text: str = ""
     pieces: int = 0
@@ -84,7 +84,7 @@ class Answer:
     tokens: int = 0  # by its usage
 
 
-async def ask(client: AsyncOpenAI, model: str, number: int, answer: Answer) -> None:
+async def ask(client: AsyncOpenAI, model: str, number: int, answer: ClientAnswer) -> None:
     stream = await client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": f"Write function number {number} of a module."}],
@@ -103,9 +103,9 @@ async def ask(client: AsyncOpenAI, model: str, number: int, answer: Answer) -> N
             answer.finish = choice.finish_reason or answer.finish
 
 
-async def chat(mixed: Mixed, fault: Callable[[str], None] | None = None) -> dict[str, list[Answer]]:
+async def chat(mixed: Mixed, fault: Callable[[str], None] | None = None) -> dict[str, list[ClientAnswer]]:
     """Ask both models at once. Once all answers of a model are under way, `fault` gets its busiest worker."""
-    answers = {model: [Answer() for _ in range(STREAMS)] for model in MODELS}
+    answers = {model: [ClientAnswer() for _ in range(STREAMS)] for model in MODELS}
     async with (
         AsyncOpenAI(base_url=f"{mixed.stack.url}/v1", api_key="unused", max_retries=0, timeout=START_S) as client,
         asyncio.TaskGroup() as group,
@@ -120,24 +120,24 @@ async def chat(mixed: Mixed, fault: Callable[[str], None] | None = None) -> dict
     return answers
 
 
-async def _strike(answers: list[Answer], fault: Callable[[str], None]) -> None:
+async def _strike(answers: list[ClientAnswer], fault: Callable[[str], None]) -> None:
     while any(answer.pieces < UNDER_WAY for answer in answers):  # noqa: ASYNC110  # the client says nothing of it
         await asyncio.sleep(0.005)
     fault(_busiest(answers))
 
 
-def _busiest(answers: list[Answer]) -> str:
+def _busiest(answers: list[ClientAnswer]) -> str:
     ((worker, _),) = Counter(str(answer.workers[-1]["id"]) for answer in answers).most_common(1)
     return worker
 
 
 @pytest.fixture(scope="module")
-def undisturbed(mixed: Mixed) -> dict[str, list[Answer]]:
+def undisturbed(mixed: Mixed) -> dict[str, list[ClientAnswer]]:
     return asyncio.run(chat(mixed))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_ranks_of_both_pools_are_lost(mixed: Mixed, undisturbed: dict[str, list[Answer]], number: int) -> None:
+def test_ranks_of_both_pools_are_lost(mixed: Mixed, undisturbed: dict[str, list[ClientAnswer]], number: int) -> None:
     began = len(mixed.gateway_log())
 
     before = mixed.stack.resumes()
@@ -153,7 +153,9 @@ def test_ranks_of_both_pools_are_lost(mixed: Mixed, undisturbed: dict[str, list[
     mixed.stack.wait_serving(4, timeout_s=START_S)
 
 
-def test_a_killed_router_breaks_no_stream_of_either_pool(mixed: Mixed, undisturbed: dict[str, list[Answer]]) -> None:
+def test_a_killed_router_breaks_no_stream_of_either_pool(
+    mixed: Mixed, undisturbed: dict[str, list[ClientAnswer]]
+) -> None:
     victim = mixed.stack.pid_of("router")
 
     def fault(worker: str) -> None:

@@ -83,8 +83,8 @@ def answer(stack: RunningStack, model: str) -> tuple[list[str], list[float]]:
     """Greedy tokens and their log-probabilities."""
     body = {"model": model, "prompt": "def f(x):", "max_tokens": 24, "temperature": 0, "logprobs": 1}
     response = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=300).raise_for_status()
-    found = response.json()["choices"][0]["logprobs"]
-    return found["tokens"], found["token_logprobs"]
+    actual = response.json()["choices"][0]["logprobs"]
+    return actual["tokens"], actual["token_logprobs"]
 
 
 def assert_same(one: tuple[list[str], list[float]], other: tuple[list[str], list[float]]) -> None:

@@ -238,14 +238,14 @@ def ask(stack: RunningStack, path: str, body: dict[str, Any], model: str) -> htt
 
 def unlike(theirs: httpx.Response, ours: httpx.Response) -> tuple[Any, Any] | None:
     """Both answers if they differ."""
-    found, wanted = theirs.json(), ours.json()
+    actual, wanted = theirs.json(), ours.json()
     same = theirs.status_code == ours.status_code and (
-        error_of(found) == error_of(wanted)
-        and found.get("usage") == wanted.get("usage")
-        and numbers(found) == pytest.approx(numbers(wanted), abs=1e-3)
-        and texts(found) == texts(wanted)
+        error_of(actual) == error_of(wanted)
+        and actual.get("usage") == wanted.get("usage")
+        and numbers(actual) == pytest.approx(numbers(wanted), abs=1e-3)
+        and texts(actual) == texts(wanted)
     )
-    return None if same else (found, wanted)
+    return None if same else (actual, wanted)
 
 
 def error_of(answer: dict[str, Any]) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def numbers(value: Any) -> list[float]:
 
 
 def texts(answer: dict[str, Any]) -> list[Any]:
-    """What the choices say, and call."""
+    """The texts of the choices, and their calls."""
     messages = [each.get("message", each) for each in answer.get("choices", ())]
     calls = [[call["function"] for call in message.get("tool_calls") or ()] for message in messages]
     return [

@@ -11,7 +11,7 @@ from ryzanstein_client import Client, Message, RyzansteinError, Settings
 
 
 def questions() -> Iterator[str]:
-    """What the user types, until an empty line, Ctrl-D or Ctrl-C."""
+    """The lines that the user types, until an empty line, Ctrl-D or Ctrl-C."""
     with suppress(EOFError, KeyboardInterrupt):
         while line := input("> "):
             yield line

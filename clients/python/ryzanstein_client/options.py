@@ -1,4 +1,4 @@
-"""What each call that generates may choose."""
+"""Options of each call that generates."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, Literal, Required, TypedDict
 
 
 class StructuredOutputs(TypedDict, total=False):
-    """What a text must follow: exactly one of json, regex, choice, grammar and json_object."""
+    """A constraint on a text: exactly one of json, regex, choice, grammar and json_object."""
 
     json: Mapping[str, Any] | str  # a JSON Schema
-    regex: str  # of the whole text
+    regex: str  # must match the whole text
     choice: Sequence[str]
     grammar: str  # Lark, or GBNF
     json_object: bool
@@ -57,7 +57,7 @@ class GenerationOptions(TypedDict, total=False):
     frequency_penalty: float
     repetition_penalty: float
     seed: int
-    logprobs: int  # how many likeliest tokens are reported beside each token; 0: only the token itself
+    logprobs: int  # how many likeliest tokens are reported with each token; 0: only the token itself
     session_id: str  # calls of a session go to one worker, which has their prefix in its cache
     priority: int  # lower runs first
     response_format: ResponseFormat

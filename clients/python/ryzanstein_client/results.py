@@ -1,4 +1,4 @@
-"""What calls return. Everything is frozen; every transport returns the same types."""
+"""Results of calls. All of them are frozen; every transport returns the same types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Usage:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt, not computed again
+    cached_tokens: int = 0  # prompt tokens that were not computed again
     accepted_prediction_tokens: int = 0  # tokens of the completion that were drafted from its prediction
     rejected_prediction_tokens: int = 0  # tokens that were drafted from it and are not in the completion
 
@@ -64,13 +64,13 @@ class Completion:
     token_ids: tuple[int, ...] = ()  # empty over REST
     request_id: str = ""
     model: str = ""  # that answered; empty over gRPC where none was named
-    reasoning: str = ""  # of a chat
+    reasoning: str = ""  # chats only
     tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What a generation has added. The last chunk, and no other, has a finish reason and usage."""
+    """A piece of a generation. The last chunk, and no other, has a finish reason and usage."""
 
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -81,7 +81,7 @@ class Chunk:
     model: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
-    response: Response | None = None  # of a streamed response, with the last chunk
+    response: Response | None = None  # the streamed response, with the last chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Page(Generic[Item]):
     """A part of a list."""
 
     items: tuple[Item, ...]
-    after: str | None  # of the call for the next page; None: there is none
+    after: str | None  # argument of the call for the next page; None: there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,12 @@ from ryzanstein_client.errors import ApiError, RyzansteinError, TimedOut
 class RetryPolicy:
     """How often and how soon."""
 
-    max_retries: int = 3  # of one call
+    max_retries: int = 3  # limit of one call
     first_pause_s: float = 0.25  # doubled for each further retry
     longest_pause_s: float = 8.0
     longest_retry_after_s: float = 30.0  # a server that asks for more patience is not asked again
-    saved_retries: int = 10  # what a client may spend at once; 0: never retry
-    retries_per_call: float = 0.1  # what each call adds to the budget
+    saved_retries: int = 10  # retries that a client may spend at once; 0: never retry
+    retries_per_call: float = 0.1  # retries that each call adds to the budget
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -109,13 +109,13 @@ class Call:
 
     def _pause(self, error: RyzansteinError) -> float:
         backoff = self._policy.first_pause_s * 2.0**self._retries
-        asked = error.retry_after if isinstance(error, ApiError) else None
-        if asked is None:
+        wanted_s = error.retry_after if isinstance(error, ApiError) else None
+        if wanted_s is None:
             return self._draw() * min(backoff, self._policy.longest_pause_s)
-        if asked > self._policy.longest_retry_after_s:
+        if wanted_s > self._policy.longest_retry_after_s:
             raise error
         # Never earlier than asked; the jitter comes on top.
-        return asked + self._draw() * self._policy.first_pause_s
+        return wanted_s + self._draw() * self._policy.first_pause_s
 
 
 class Calls:

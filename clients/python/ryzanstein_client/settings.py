@@ -1,4 +1,4 @@
-"""What a client is told once, and what a conversation is made of."""
+"""Settings of a client, and the parts of a conversation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Message:
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()  # of the assistant
+    tool_calls: tuple[ToolCall, ...] = ()  # only in messages of the assistant
     tool_call_id: str = ""  # that a tool's message answers
     name: str = ""
-    reasoning: str = ""  # of the assistant, for chat templates that show it again
+    reasoning: str = ""  # only in messages of the assistant, for chat templates that show it again
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class Settings:
     """A client's settings; the same for all transports."""
 
     api_key: str = ""
-    model: str = ""  # of calls that name none; may stay empty where one model is served
-    session_id: str = ""  # of calls that name none
-    timeout_s: float = 600.0  # of calls that name none: the whole call, its retries and its stream included
+    model: str = ""  # default of calls that name none; may stay empty where one model is served
+    session_id: str = ""  # default of calls that name none
+    timeout_s: float = 600.0  # default of calls that name none: the whole call, its retries and its stream included
     connect_timeout_s: float = 5.0
     max_connections: int = 100  # kept in the pool; more calls wait for a free one (REST only)
-    use_proxies: bool = True  # of the environment: HTTPS_PROXY and its kin
-    tls: SSLContext | None = None  # of https and wss; None: the usual authorities (gRPC takes credentials instead)
+    use_proxies: bool = True  # those of the environment: HTTPS_PROXY and its kin
+    tls: SSLContext | None = None  # for https and wss; None: the usual authorities (gRPC takes credentials instead)
     retries: RetryPolicy = field(default_factory=RetryPolicy)
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ AsyncSource = Callable[[Call], AsyncGenerator[Chunk, None]]
 
 
 class Transcript:
-    """What a stream has brought so far."""
+    """The content of a stream so far."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []

@@ -37,23 +37,23 @@ def _set(*pairs: str) -> list[str]:
 
 def owned(kube: Kube, release: str = RELEASE) -> dict[str, Object]:
     """The release's objects by kind and name."""
-    found = kube.items(KINDS, f"app.kubernetes.io/instance={release}")
-    return {f"{each['kind']} {each['metadata']['name']}": each for each in found if not _of_a_controller(each)}
+    manifest = kube.items(KINDS, f"app.kubernetes.io/instance={release}")
+    return {f"{each['kind']} {each['metadata']['name']}": each for each in manifest if not _of_a_controller(each)}
 
 
-def _of_a_controller(found: Object) -> bool:
-    return bool(found["metadata"].get("ownerReferences"))
+def _of_a_controller(manifest: Object) -> bool:
+    return bool(manifest["metadata"].get("ownerReferences"))
 
 
 def specs(kube: Kube) -> dict[str, Any]:
-    """What the release's objects say, without status, bookkeeping, and what the controller of Jobs adds to each."""
-    return {name: _said(found) for name, found in owned(kube).items()}
+    """The release's objects, without status, bookkeeping, and the additions of the controller of Jobs."""
+    return {name: _said(manifest) for name, manifest in owned(kube).items()}
 
 
-def _said(found: Object) -> Any:
-    if found["kind"] == "Job":
-        return found["spec"]["template"]["spec"]
-    return found.get("spec") or found.get("data") or found.get("rules")
+def _said(manifest: Object) -> Any:
+    if manifest["kind"] == "Job":
+        return manifest["spec"]["template"]["spec"]
+    return manifest.get("spec") or manifest.get("data") or manifest.get("rules")
 
 
 def rendered_names(namespace: str) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 from tests.charts.rendering import ALL_VALUES, render
 from tests.cluster.conftest import Namespaces
 from tests.cluster.control_plane.releases import RESTRICTED, install, owned, rendered_names
-from tests.cluster.kube import CommandError, Kube
+from tests.cluster.kube import Kube, KubeCommandError
 
 CARELESS_POD = """
 apiVersion: v1
@@ -54,12 +54,12 @@ def test_every_values_file_is_admitted(dry: Kube, unrestricted: Kube, values: Pa
 def test_a_field_that_the_server_does_not_know_is_refused(dry: Kube) -> None:
     """The test above would hold of an API server that takes anything."""
     text = render(namespace=dry.namespace).text.replace("podManagementPolicy:", "podManagement:")
-    with pytest.raises(CommandError, match="podManagement"):
+    with pytest.raises(KubeCommandError, match="podManagement"):
         dry.kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
 
 
 def test_the_namespace_would_refuse_a_careless_pod(restricted: Kube) -> None:
-    with pytest.raises(CommandError, match="violates PodSecurity"):
+    with pytest.raises(KubeCommandError, match="violates PodSecurity"):
         restricted.kubectl("create", "--dry-run=server", "-f", "-", stdin=CARELESS_POD)
 
 

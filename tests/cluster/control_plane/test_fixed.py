@@ -14,7 +14,7 @@ import yaml
 from tests.charts.rendering import ALL_VALUES, PROFILES, render
 from tests.charts.test_fixed import fixed
 from tests.cluster.control_plane.releases import KINDS, NOWHERE, RELEASE, install, upgrade
-from tests.cluster.kube import CommandError, Kube, Object
+from tests.cluster.kube import Kube, KubeCommandError, Object
 from tests.programs import CHART
 
 pytestmark = pytest.mark.timeout(600)
@@ -33,23 +33,23 @@ def versions(kube: Kube) -> dict[str, str]:
 
     Claims that a StatefulSet's controller makes are left out: they come in its own time.
     """
-    found = kube.items(KINDS, f"app.kubernetes.io/instance={RELEASE}")
+    manifest = kube.items(KINDS, f"app.kubernetes.io/instance={RELEASE}")
     return {
         f"{each['kind']} {each['metadata']['name']}": str(each["metadata"].get("generation", each.get("data")))
-        for each in found
+        for each in manifest
         if each["kind"] != "Secret" and not each["metadata"].get("ownerReferences") and not _made_later(each)
     }
 
 
-def _made_later(found: Object) -> bool:
-    of_release = "meta.helm.sh/release-name" in found["metadata"].get("annotations", {})
-    return found["kind"] == "PersistentVolumeClaim" and not of_release
+def _made_later(manifest: Object) -> bool:
+    of_release = "meta.helm.sh/release-name" in manifest["metadata"].get("annotations", {})
+    return manifest["kind"] == "PersistentVolumeClaim" and not of_release
 
 
 def refusal(kube: Kube, *sets: str, major: int = 3) -> str:
     """The words by which an upgrade is refused; it must have changed no object."""
     before = versions(kube)
-    with pytest.raises(CommandError) as refused:
+    with pytest.raises(KubeCommandError) as refused:
         upgrade(kube, MORE, *sets, major=major)
     assert UNCHANGED in str(refused.value)
     assert versions(kube) == before
@@ -62,7 +62,7 @@ def attempt(kube: Kube, values: Path, major: int) -> str:
     args = ("--reset-values", "--values", str(values), "--set", NOWHERE, "--set", prefix)
     try:
         kube.helm("upgrade", RELEASE, str(CHART), *args, major=major)
-    except CommandError as error:
+    except KubeCommandError as error:
         return str(error)
     return ""
 
@@ -77,8 +77,8 @@ def follow(kube: Kube, refused: str) -> None:
 
 def claims_of(values: Path) -> str:
     """The claims that values make, which alone can be refused."""
-    found = {str(key): field for key, field in fixed(render(values)) if key[1] in CLAIMS and field}
-    return json.dumps(found, sort_keys=True)
+    manifest = {str(key): field for key, field in fixed(render(values)) if key[1] in CLAIMS and field}
+    return json.dumps(manifest, sort_keys=True)
 
 
 def walk() -> Iterator[Path]:

@@ -1,11 +1,11 @@
-"""What happens to an upgrade after somebody changed a field of the chart by hand, and how one gets out of it."""
+"""Upgrades after a field of the chart was changed by hand, and the way out."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.cluster.control_plane.releases import install, replicas, upgrade
-from tests.cluster.kube import CommandError, Kube
+from tests.cluster.kube import Kube, KubeCommandError
 
 GATEWAY = "deployment/ryzanstein-gateway"
 BY_HAND = "gateway.replicasManaged=false"
@@ -19,7 +19,7 @@ def _scale(kube: Kube, count: int) -> None:
 def test_helm_4_refuses_until_told(namespace: Kube, recovery: str) -> None:
     install(namespace, "gateway.replicas=2", major=4)
     _scale(namespace, 3)
-    with pytest.raises(CommandError, match=r"conflict[\s\S]*\.spec\.replicas"):
+    with pytest.raises(KubeCommandError, match=r"conflict[\s\S]*\.spec\.replicas"):
         upgrade(namespace, "gateway.replicas=4", major=4)
     assert replicas(namespace, GATEWAY) == 3
     upgrade(namespace, "gateway.replicas=4", major=4, args=(recovery,))

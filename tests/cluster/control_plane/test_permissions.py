@@ -1,4 +1,4 @@
-"""What the release's service accounts may do, asked of the API server and done with their own tokens."""
+"""Rights of the release's service accounts, by the API server's answers and by calls with their own tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.conftest import Namespaces
 from tests.cluster.control_plane.releases import install, kubeconfig_of
-from tests.cluster.kube import CommandError, Kube
+from tests.cluster.kube import Kube, KubeCommandError
 
 SECRET = "ryzanstein-redis-auth-1"
 SERVING, MAKER, ROUTER = "ryzanstein", "ryzanstein-secrets", "ryzanstein-router"
@@ -31,7 +31,7 @@ def _may(kube: Kube, account: str, verb: str, what: str) -> bool:
     user = f"system:serviceaccount:{kube.namespace}:{account}"
     try:
         return kube.kubectl("auth", "can-i", verb, *what.split(" "), f"--as={user}").strip() == "yes"
-    except CommandError as error:
+    except KubeCommandError as error:
         if str(error).rstrip().endswith("no"):
             return False
         raise
@@ -75,7 +75,7 @@ def test_the_job_makes_the_password_once(installed: Kube, tmp_path: Path) -> Non
 
 
 def test_audit_log_holds_only_permitted_requests(installed: Kube, tmp_path: Path) -> None:
-    """By the audit log, where the cluster keeps one beside its kubeconfig."""
+    """By the audit log, where the cluster keeps one next to its kubeconfig."""
     log = installed.kubeconfig.parent / "audit.log"
     if not log.exists():
         pytest.skip(f"this cluster has no audit log at {log}")

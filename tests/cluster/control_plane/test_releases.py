@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.cluster.control_plane.releases import NOWHERE, RELEASE, install, owned, replicas, specs, upgrade
-from tests.cluster.kube import CommandError, Kube, Object, client_pod
+from tests.cluster.kube import Kube, KubeCommandError, Object, client_pod
 from tests.programs import CHART
 
 GATEWAY, ROUTER, WORKERS = (
@@ -40,8 +40,8 @@ def test_a_release_goes_through_its_life(namespace: Kube, first: int, then: int)
 
 def _generations(kube: Kube) -> dict[str, int]:
     """Counts the changes of each object's spec, where it has one."""
-    found = kube.items("deployments,statefulsets,jobs,networkpolicies")
-    return {f"{each['kind']} {each['metadata']['name']}": each["metadata"]["generation"] for each in found}
+    manifests = kube.items("deployments,statefulsets,jobs,networkpolicies")
+    return {f"{each['kind']} {each['metadata']['name']}": each["metadata"]["generation"] for each in manifests}
 
 
 OWN = "redis.auth.existingSecret.name=own"
@@ -49,7 +49,7 @@ BY_HAND = ("secrets.generate=false", "tls.mode=off")
 
 
 @pytest.mark.parametrize(
-    ("sets", "made", "said"),
+    ("sets", "made", "message"),
     [
         pytest.param(
             (OWN,), {"own": ["password", "gateway"]}, "router, coordinator, worker in the secret own", id="own"
@@ -66,7 +66,7 @@ BY_HAND = ("secrets.generate=false", "tls.mode=off")
     ],
 )
 def test_upgrade_without_component_passwords_is_rejected_before_any_change(
-    namespace: Kube, sets: tuple[str, ...], made: dict[str, list[str]], said: str
+    namespace: Kube, sets: tuple[str, ...], made: dict[str, list[str]], message: str
 ) -> None:
     install(namespace, *sets, "redis.auth.users=shared")
     before = specs(namespace)
@@ -74,7 +74,7 @@ def test_upgrade_without_component_passwords_is_rejected_before_any_change(
         data = dict.fromkeys(keys, "secret")
         namespace.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data})
     for major in (3, 4):
-        with pytest.raises(CommandError, match=said):
+        with pytest.raises(KubeCommandError, match=message):
             upgrade(namespace, *sets, major=major)
     assert specs(namespace) == before
     upgrade(namespace, *sets, "redis.auth.users=shared")
@@ -96,7 +96,7 @@ def test_upgrade_advances_tls_a_single_phase_beyond_the_last_pod(namespace: Kube
 
 
 def pod(name: str, component: str, phase: str, release: str = RELEASE) -> Object:
-    """One that the release could have: without a phase it speaks plain text; Redis is told none."""
+    """One that the release could have: without a phase it speaks plain text; Redis gets none."""
     labels = {"name": "ryzanstein", "instance": release, "component": component}
     made = client_pod(name, "cli", ("true",), {f"app.kubernetes.io/{key}": value for key, value in labels.items()})
     made["spec"]["nodeSelector"] = {"ryzanstein.dev/test": "none"}

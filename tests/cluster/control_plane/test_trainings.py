@@ -77,15 +77,15 @@ class Followed:
 
     async def pod(self, *, but: str = "") -> str:
         """The name of the Job's pod, another one than `but`."""
-        found: list[str] = []
+        actual: list[str] = []
 
         def look() -> bool:
             pods = self.kube.items("pods", TRAININGS)
-            found[:] = [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] == "Pending"]
-            return bool(found) and found != [but]
+            actual[:] = [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] == "Pending"]
+            return bool(actual) and actual != [but]
 
         await self.until("the Job has a pod", look)
-        return found[0]
+        return actual[0]
 
     async def end_pod(self, name: str, status: int, message: str = "") -> None:
         """Let a pod's container end."""
@@ -144,10 +144,10 @@ async def test_a_training_goes_on_with_the_next_fine_tuner_and_in_the_next_pod(
 
 async def test_unwanted_training_is_removed(kube: Kube, tuner: FinetunerSettings) -> None:
     async def wanted(member: str) -> bool:
-        asked.append(member)
+        claims.append(member)
         return False
 
-    asked: list[str] = []
+    claims: list[str] = []
     async with following(tuner, kube) as stopped:
         await stopped.job()
         stopped.run.stop()
@@ -156,7 +156,7 @@ async def test_unwanted_training_is_removed(kube: Kube, tuner: FinetunerSettings
     async with following(tuner, kube) as cancelled:
         await cancelled.job()
     await (await KubernetesRunner.open(tuner)).sweep(wanted)
-    assert asked == [MEMBER]
+    assert claims == [MEMBER]
     await cancelled.until("the Job is gone", lambda: not kube.items("jobs", TRAININGS))
     async with following(tuner, kube) as left:
         await left.job()

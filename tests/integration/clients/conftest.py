@@ -18,7 +18,7 @@ runpy.run_path(str(CLIENT / "build_sync.py"))["build_sync"]()  # tests are of th
 
 @pytest.fixture(scope="session")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is committed, as a system without symbolic links gets it."""
+    """The committed package, as a system without symbolic links gets it."""
     root = CLIENT.parents[1]
     folder = tmp_path_factory.mktemp("clone") / "ryzanstein"
     options = ["-c", "core.symlinks=false", "-c", "safe.directory=*"]

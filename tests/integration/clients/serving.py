@@ -14,7 +14,7 @@ from ryzanstein_client.grpc import AsyncGrpcClient, GrpcClient
 from services.common.ports import free_port
 from tests.integration.clients.breaking import Network, network
 from tests.integration.gateway.fleet import Worker, scripted_token
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
 PROMPT = "The quick brown fox"
@@ -41,7 +41,7 @@ def spelled(text: str, **options: Any) -> Worker:
 class Served:
     """A gateway and the networks to it."""
 
-    stack: Stack
+    stack: GatewayStack
     http: Network
     grpc: Network
 

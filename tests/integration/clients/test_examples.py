@@ -27,7 +27,7 @@ PROMPT = "Once upon a time"
 
 
 @dataclass(frozen=True)
-class Installation:
+class ExampleInstallation:
     http: str
     grpc: str
 
@@ -37,13 +37,13 @@ class Installation:
 
 
 @pytest.fixture(scope="module")
-def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExampleInstallation]:
     port = free_port()
     with running_stack(tmp_path_factory.mktemp("run"), "--grpc-port", str(port)) as stack:
-        yield Installation(stack.url, f"127.0.0.1:{port}")
+        yield ExampleInstallation(stack.url, f"127.0.0.1:{port}")
 
 
-async def test_every_transport_generates_the_same(installation: Installation) -> None:
+async def test_every_transport_generates_the_same(installation: ExampleInstallation) -> None:
     options = {"temperature": 0.0, "max_tokens": 12}
     with Client(installation.http, DIRECT) as rest, GrpcClient(installation.grpc, DIRECT) as grpc:
         assert rest.models() == grpc.models()
@@ -54,8 +54,8 @@ async def test_every_transport_generates_the_same(installation: Installation) ->
         talk = [Message("user", "What is a list?")]
         assert rest.chat(talk, **options).text == grpc.chat(talk, **options).text
         with rest.stream_response("What is a list?", store=False, **options) as stream:
-            told = "".join(chunk.text for chunk in stream)
-        assert told == stream.response().text == rest.respond("What is a list?", store=False, **options).text
+            reported = "".join(chunk.text for chunk in stream)
+        assert reported == stream.response().text == rest.respond("What is a list?", store=False, **options).text
         assert rest.count_input_tokens("What is a list?") == stream.response().usage.prompt_tokens
         vectors = [client.embed(PROMPT).vectors[0] for client in (rest, grpc)]
         assert vectors[0] == pytest.approx(vectors[1], rel=1e-5)
@@ -72,7 +72,7 @@ async def test_every_transport_generates_the_same(installation: Installation) ->
         ("websocket_stream", "[60 tokens]"),
     ],
 )
-def test_examples(installation: Installation, name: str, proof: str) -> None:
+def test_examples(installation: ExampleInstallation, name: str, proof: str) -> None:
     target = {"grpc_generate": installation.grpc, "websocket_stream": installation.ws}.get(name, installation.http)
     shown = _example(name, target, "What is a list?\n\n" if name == "chat" else "")
     assert shown.returncode == 0, shown.stderr
@@ -95,7 +95,7 @@ def installed(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_readme_installs_the_client_from_a_clone_and_runs(
-    installation: Installation, installed: Path, clone: Path
+    installation: ExampleInstallation, installed: Path, clone: Path
 ) -> None:
     ports = [address.rpartition(":")[2] for address in (installation.http, installation.grpc)]
     done = captured(
@@ -105,15 +105,15 @@ def test_readme_installs_the_client_from_a_clone_and_runs(
 
 
 def _typed(text: str, folder: Path, programs: Path) -> subprocess.CompletedProcess[str]:
-    """What a shell makes of `text` in `folder`, with `programs` first on its path."""
+    """The output of a shell for `text` in `folder`, with `programs` first on its path."""
     path = os.pathsep.join([str(programs), os.environ["PATH"]])
-    once = {"PIP_NO_COMPILE": "1"}  # what is installed is used once
+    once = {"PIP_NO_COMPILE": "1"}  # installed packages are used once
     return captured(
         ["bash", "-euo", "pipefail", "-c", text], cwd=folder, env={**os.environ, "PATH": path, **once}, timeout=500
     )
 
 
-def test_chat_ends_quietly_at_the_end_of_its_input(installation: Installation) -> None:
+def test_chat_ends_quietly_at_the_end_of_its_input(installation: ExampleInstallation) -> None:
     shown = _example("chat", installation.http, "What is a list?\n")
     assert (shown.returncode, shown.stderr) == (0, "")
 

@@ -1,4 +1,4 @@
-"""Connections are shared, and whatever is closed stops working for nobody."""
+"""Connections are shared, and closing one user's stops no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the REST clients have beyond the other transports: responses, files and batches, scores and ranks."""
+"""Parts of the REST clients that other transports lack: responses, files and batches, scores and ranks."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_a_batch_from_its_file_to_its_answers(gateway: Served, kind: str) 
         assert newest.items == (broken, short)
         assert (await call(client, "files", purpose="batch", after=newest.after)).items == (file,)
         written = (await call(client, "files", purpose="batch_output")).items
-        assert {found.id for found in written} == {whole.output_file_id, whole.error_file_id}
+        assert {actual.id for actual in written} == {whole.output_file_id, whole.error_file_id}
         assert await call(client, "delete_file", file.id)
         for method in ("file", "download_file", "batch"):
             with pytest.raises(NotFound):
@@ -105,10 +105,10 @@ async def test_a_batch_from_its_file_to_its_answers(gateway: Served, kind: str) 
 async def test_creating_calls_are_not_retried_automatically(gateway: Served, kind: str) -> None:
     patience = replace(DIRECT, retries=RetryPolicy(max_retries=3, first_pause_s=0.01))
     async with gateway.client(kind, patience) as client:
-        for method, asked in (("upload_file", (b"{}",)), ("create_batch", ("file-x", "/v1/completions"))):
+        for method, arguments in (("upload_file", (b"{}",)), ("create_batch", ("file-x", "/v1/completions"))):
             gateway.http.cuts = [0] * 9
             with pytest.raises(Unavailable):
-                await call(client, method, *asked)
+                await call(client, method, *arguments)
             assert len(gateway.http.cuts) == 8
         gateway.http.cuts = [0, 0]
         with pytest.raises(NotFound):
@@ -139,10 +139,10 @@ async def test_responses_go_on_from_each_other(gateway: Served, kind: str) -> No
 
 @one_client
 async def test_responses_have_tools_reasoning_and_schemas(kind: str) -> None:
-    said = '<think>Rome.</think><tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
+    message = '<think>Rome.</think><tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
     tools: list[Tool] = [{"name": "get_weather", "parameters": {"type": "object"}}]
-    count = len(byte_level().encode(said).ids)
-    async with served([spelled(said, end_at=count)]) as gateway, gateway.client(kind) as client:
+    count = len(byte_level().encode(message).ids)
+    async with served([spelled(message, end_at=count)]) as gateway, gateway.client(kind) as client:
         answer = await call(client, "respond", "hi", tools=tools, max_tokens=count + 1, reasoning_effort="low")
         (made,) = answer.tool_calls
         assert (made.name, json.loads(made.arguments), answer.reasoning) == ("get_weather", {"city": "Rome"}, "Rome.")
@@ -181,10 +181,10 @@ async def test_input_items_of_a_response_are_returned(gateway: Served, kind: str
         Message("developer", "naïve 🙂"),
     ]
     async with gateway.client(kind) as client:
-        kept = await call(client, "respond", given, max_tokens=1)
-        assert await call(client, "response_input", kept.id) == Page(tuple(given), None)
-        first = await call(client, "response_input", kept.id, limit=3)
-        rest = await call(client, "response_input", kept.id, limit=3, after=first.after)
+        response = await call(client, "respond", given, max_tokens=1)
+        assert await call(client, "response_input", response.id) == Page(tuple(given), None)
+        first = await call(client, "response_input", response.id, limit=3)
+        rest = await call(client, "response_input", response.id, limit=3, after=first.after)
         assert (first.items + rest.items, rest.after) == (tuple(given), None)
         with pytest.raises(NotFound):
             await call(client, "response_input", "resp_x")
@@ -201,10 +201,10 @@ async def test_tokenized_chat_equals_its_prompt(kind: str) -> None:
             {"max_tokens": 1, "tools": tools, "tool_choice": "none"},
         ):
             await call(client, "chat", [Message("user", "hi")], **options)
-            asked = len(submits)
+            n_before = len(submits)
             ids = await call(client, "tokenize_chat", [Message("user", "hi")], **options)
             assert ids == tuple(submits[-1].prompt_ids)
-            assert len(submits) == asked
+            assert len(submits) == n_before
         (model,) = await call(client, "models")
         assert await call(client, "model", model.id) == model
         with pytest.raises(NotFound, match="org/other"):
@@ -249,11 +249,11 @@ async def test_prompt_tokens_are_counted_without_generating(gateway: Served, kin
         second = await call(client, "respond", "more", previous_response_id=first.id, max_tokens=1)
         assert counted == second.usage.prompt_tokens
         talk = [Message("user", "?" * 100), Message("assistant", "?" * 100), Message("user", "?" * 100)]
-        kept = await call(client, "count_input_tokens", talk[2:])
+        n_tokens = await call(client, "count_input_tokens", talk[2:])
         with pytest.raises(BadRequest) as long:
             await call(client, "count_input_tokens", talk)
         assert long.value.code == "context_length_exceeded"
-        assert await call(client, "count_input_tokens", talk, truncation="auto") == kept
+        assert await call(client, "count_input_tokens", talk, truncation="auto") == n_tokens
 
 
 @both_clients

@@ -24,7 +24,7 @@ LOST = unreachable("gone")
 
 
 @dataclass
-class Clock:
+class RetryClock:
     now: float = 0.0
 
     def __call__(self) -> float:
@@ -33,7 +33,7 @@ class Clock:
 
 def new_call(policy: RetryPolicy = POLICY, timeout_s: float = 100, draw: float = 1.0, **parts: object) -> Call:
     budget = RetryBudget(policy)
-    return Call(policy, budget, timeout_s, **({"clock": Clock(), "draw": lambda: draw} | parts))
+    return Call(policy, budget, timeout_s, **({"clock": RetryClock(), "draw": lambda: draw} | parts))
 
 
 def limited(retry_after: float | None, code: str = "overloaded") -> RateLimited:
@@ -66,7 +66,7 @@ def test_permanent_error_is_not_retried(error: RyzansteinError) -> None:
 
 
 def test_no_retry_that_would_come_after_the_calls_time() -> None:
-    clock = Clock()
+    clock = RetryClock()
     call = new_call(timeout_s=3, clock=clock)
     assert call.pause_after(LOST) == 1
     clock.now = 1.5

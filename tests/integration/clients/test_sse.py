@@ -1,4 +1,4 @@
-"""Whatever pieces a stream of events arrives in, the events are the same."""
+"""The events of a stream are the same for all pieces in which it arrives."""
 
 from __future__ import annotations
 

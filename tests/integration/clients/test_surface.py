@@ -82,10 +82,10 @@ async def test_whole_and_streamed_generations_are_the_tokens(gateway: Served, ki
 async def test_predictions_are_sent_and_their_counts_read(gateway: Served, kind: str) -> None:
     gateway.stack.workers[0].sizes = (1, 3)
     async with gateway.client(kind) as client:
-        for whole, streamed, asked in (("complete", "stream_completion", PROMPT), ("chat", "stream_chat", TALK)):
-            used = (await call(client, whole, asked, max_tokens=8, prediction="a list")).usage
+        for whole, streamed, request in (("complete", "stream_completion", PROMPT), ("chat", "stream_chat", TALK)):
+            used = (await call(client, whole, request, max_tokens=8, prediction="a list")).usage
             assert (used.accepted_prediction_tokens, used.rejected_prediction_tokens) == (4, 12)
-            chunks = await read(client, streamed, asked, max_tokens=8, prediction="a list")
+            chunks = await read(client, streamed, request, max_tokens=8, prediction="a list")
             assert chunks[-1].usage == used
     for submit in gateway.stack.workers[0].submits:
         assert byte_level().decode(list(submit.prediction_ids)) == "a list"
@@ -94,15 +94,15 @@ async def test_predictions_are_sent_and_their_counts_read(gateway: Served, kind:
 @both_protocols
 async def test_structured_output_is_asked_for(gateway: Served, kind: str) -> None:
     async with gateway.client(kind) as client:
-        for asked in (
+        for request in (
             {"json": {"type": "integer"}},
             {"regex": "[a-f]+"},
             {"choice": ["a", "b"]},
             {"json_object": True},
         ):
-            await call(client, "complete", PROMPT, max_tokens=2, structured_outputs=asked)
+            await call(client, "complete", PROMPT, max_tokens=2, structured_outputs=request)
             submit = [submit for worker in gateway.stack.workers for submit in worker.submits][-1]
-            assert submit.sampling.grammar, asked
+            assert submit.sampling.grammar, request
         never = {"name": "n", "strict": True, "schema": {"uniqueItems": True}}
         strict = {"type": "json_schema", "json_schema": never}
         with pytest.raises(BadRequest, match="uniqueItems") as refused:
@@ -143,16 +143,16 @@ async def test_template_fields_reach_the_template_and_echo_returns_the_prompt(ki
         "{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
     )
     async with served([Worker("w0", template=template)]) as gateway, gateway.client(kind) as client:
-        told = [Message("user", "hi", name="Ada"), Message("assistant", "ho", reasoning="hm")]
+        reported = [Message("user", "hi", name="Ada"), Message("assistant", "ho", reasoning="hm")]
         submits = gateway.stack.workers[0].submits
         variables = {"reasoning_effort": "low", "chat_template_kwargs": {"tone": "dry"}}
-        await call(client, "chat", told, max_tokens=1, response_format={"type": "json_object"}, **variables)
+        await call(client, "chat", reported, max_tokens=1, response_format={"type": "json_object"}, **variables)
         assert byte_level().decode(list(submits[-1].prompt_ids)) == "lowdryAdahihmhoA:"
         assert submits[-1].sampling.grammar
         named = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {"uniqueItems": True}}}
         with pytest.raises(BadRequest, match="uniqueItems"):
-            await call(client, "chat", told, response_format=named)
-        await call(client, "chat", told, max_tokens=1, add_generation_prompt=False, continue_final_message=True)
+            await call(client, "chat", reported, response_format=named)
+        await call(client, "chat", reported, max_tokens=1, add_generation_prompt=False, continue_final_message=True)
         assert byte_level().decode(list(submits[-1].prompt_ids)) == "Adahihmho"
         plain = await call(client, "complete", PROMPT, seed=1, max_tokens=5, logprobs=1)
         echoed = await call(client, "complete", PROMPT, seed=1, max_tokens=5, logprobs=1, echo=True)
@@ -162,19 +162,19 @@ async def test_template_fields_reach_the_template_and_echo_returns_the_prompt(ki
         assert "".join(chunk.text for chunk in chunks) == echoed.text
         assert tuple(token for chunk in chunks for token in chunk.logprobs) == echoed.logprobs
         with pytest.raises(TypeError, match="ChatOptions has no echo"):
-            await call(client, "chat", told, echo=True)
+            await call(client, "chat", reported, echo=True)
 
 
 @both_protocols
 async def test_logprobs_are_the_same_whole_and_streamed(gateway: Served, kind: str) -> None:
     async with gateway.client(kind) as client:
-        for whole_call, stream_call, asked in (
+        for whole_call, stream_call, request in (
             ("complete", "stream_completion", PROMPT),
             ("chat", "stream_chat", TALK),
         ):
             options = {"seed": 3, "max_tokens": 6, "logprobs": 2}
-            whole = await call(client, whole_call, asked, **options)
-            chunks = await read(client, stream_call, asked, **options)
+            whole = await call(client, whole_call, request, **options)
+            chunks = await read(client, stream_call, request, **options)
             assert tuple(token for chunk in chunks for token in chunk.logprobs) == whole.logprobs
             assert len(whole.logprobs) == 6
             for token in whole.logprobs:
@@ -187,10 +187,10 @@ async def test_logprobs_are_the_same_whole_and_streamed(gateway: Served, kind: s
 async def test_embeddings_tokens_and_models(gateway: Served, kind: str) -> None:
     async with gateway.client(kind) as client:
         ids = [byte_level().encode(text).ids for text in ("first", "second text")]
-        found = await call(client, "embed", ["first", "second text"])
-        assert found.vectors == tuple((float(len(i)), float(sum(i) % 97), 0.5, -1.0) for i in ids)
-        assert found.usage.prompt_tokens == sum(map(len, ids))
-        assert (await call(client, "embed", "first")).vectors == found.vectors[:1]
+        actual = await call(client, "embed", ["first", "second text"])
+        assert actual.vectors == tuple((float(len(i)), float(sum(i) % 97), 0.5, -1.0) for i in ids)
+        assert actual.usage.prompt_tokens == sum(map(len, ids))
+        assert (await call(client, "embed", "first")).vectors == actual.vectors[:1]
         assert await call(client, "tokenize", PROMPT) == tuple(byte_level().encode(PROMPT).ids)
         assert await call(client, "detokenize", ids[1]) == "second text"
         assert await call(client, "models") == (Model(MODEL, 1_700_000_000, MAX_LEN),)
@@ -216,8 +216,8 @@ async def test_every_option_reaches_the_worker(gateway: Served, kind: str) -> No
         "include_stop_str_in_output": True, "skip_special_tokens": False, "session_id": "s", "priority": 3,
     }  # fmt: skip
     async with gateway.client(kind) as client:
-        for method, asked in (("complete", PROMPT), ("chat", TALK)):
-            await call(client, method, asked, **options)
+        for method, request in (("complete", PROMPT), ("chat", TALK)):
+            await call(client, method, request, **options)
             submit = gateway.stack.workers[0].submits[-1]
             names = options.keys() - {
                 "include_stop_str_in_output",
@@ -254,9 +254,9 @@ async def test_refusals_are_typed(gateway: Served, kind: str) -> None:
         assert (bad.value.param, bad.value.code) == ("temperature", "invalid_value")
         with pytest.raises(BadRequest, match="max_tokens"):
             await read(client, "stream_completion", PROMPT, max_tokens=-1 if kind.startswith("rest") else 0)
-        for method, asked in (("complete", PROMPT), ("embed", "x"), ("tokenize", "x"), ("detokenize", [9])):
+        for method, request in (("complete", PROMPT), ("embed", "x"), ("tokenize", "x"), ("detokenize", [9])):
             with pytest.raises(NotFound, match="nope"):
-                await call(client, method, asked, model="nope")
+                await call(client, method, request, model="nope")
         with pytest.raises(NotFound, match="nope"):
             await read(client, "stream_chat", TALK, model="nope")
         gateway.stack.router.busy = True

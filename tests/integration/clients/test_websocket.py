@@ -219,20 +219,20 @@ async def test_chat_equals_the_rest_chat_with_reasoning_calls_and_logprobs(cuts:
         gateway.http.cuts = list(cuts)
         stream = client.stream_chat([Message("user", "hi")], **ask)
         chunks = [chunk async for chunk in stream]
-        found = stream.completion()
+        actual = stream.completion()
         assert len(chunks) > 2
         assert gateway.http.connections >= 1 + len(cuts) // 2
-        assert [(call.name, call.arguments) for call in found.tool_calls] == [
+        assert [(call.name, call.arguments) for call in actual.tool_calls] == [
             (call.name, call.arguments) for call in expected.tool_calls
         ]
-        assert all(call.id for call in found.tool_calls)
+        assert all(call.id for call in actual.tool_calls)
         same = {"tool_calls": (), "request_id": "", "token_ids": ()}
-        assert replace(found, **same) == replace(expected, **same)
-        assert len(found.token_ids) == count
+        assert replace(actual, **same) == replace(expected, **same)
+        assert len(actual.token_ids) == count
         history = [
             Message("user", "hi"),
-            Message("assistant", found.text, found.tool_calls),
-            *[Message("tool", "21", tool_call_id=call.id) for call in found.tool_calls],
+            Message("assistant", actual.text, actual.tool_calls),
+            *[Message("tool", "21", tool_call_id=call.id) for call in actual.tool_calls],
         ]
         _ = [chunk async for chunk in client.stream_chat(history, **ask)]
         assert "get_weather" in byte_level().decode(list(gateway.stack.workers[0].submits[-1].prompt_ids))
@@ -263,7 +263,7 @@ def test_repeated_tokens_of_a_resumed_stream_are_dropped_by_index() -> None:
     assert generation.read(token(2, "two three ", [3, 4, 5])) is None
     with pytest.raises(ProtocolError, match="from 6"):
         generation.read(token(6, "", [9]))
-    # What comes after the last token begins where the next one would: it is repeated when the connection is lost then.
+    # A message after the last token begins at the next index: it is repeated when the connection is lost then.
     assert generation.read(token(5, "four", [])) == Chunk("four", model="m")
     generation.opening()
     assert generation.read(token(5, "four", [])) is None

@@ -20,7 +20,7 @@ async def call():
 
 asyncio.run(call())
 """
-EVENT_ENGINE, POLLER = "posix_engine/", "tcp_posix.cc:"  # what the lines of a trace of connections name
+EVENT_ENGINE, POLLER = "posix_engine/", "tcp_posix.cc:"  # names in the lines of a trace of connections
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from services.common.leases import Lease, LeaseKeeper, LeaseTable, LeaseWatcher
 from services.common.redis_client import Batcher, RedisAccess, open_redis
 from services.common.tasks import end_tasks
 from services.common.worker_watcher import WorkerHooks, WorkerWatcher
-from tests.integration.router.processes import RedisServer, until
+from tests.integration.router.processes import KillableRedis, until
 
 KEYS, ACCESS = RedisKeys("test"), RedisAccess("unix:///a")
-FAST_S = 0.5  # what a command may take
+FAST_S = 0.5  # longest time of a command
 
 
 def lease(worker_id: str, address: str = "host:1", phase: str = "serving") -> Lease:
@@ -29,15 +29,15 @@ def lease(worker_id: str, address: str = "host:1", phase: str = "serving") -> Le
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
+def server(tmp_path: Path) -> Iterator[KillableRedis]:
+    server = KillableRedis(tmp_path)
     server.start()
     yield server
     server.kill()
 
 
 @pytest.fixture
-async def client(server: RedisServer) -> AsyncIterator[redis.Redis]:
+async def client(server: KillableRedis) -> AsyncIterator[redis.Redis]:
     async with open_redis(RedisAccess(server.url), 5) as client:
         yield client
 
@@ -131,7 +131,7 @@ async def test_long_dead_workers_are_removed_when_a_worker_registers(client: red
     assert await client.hkeys(KEYS.leases) == [b"a"]
 
 
-async def test_a_keeper_outlives_redis(client: redis.Redis, server: RedisServer) -> None:
+async def test_a_keeper_outlives_redis(client: redis.Redis, server: KillableRedis) -> None:
     watcher = LeaseWatcher(client, KEYS, ACCESS)
     async with running(LeaseKeeper(client, KEYS, ACCESS, lambda: lease("a")).run()) as keeper:
         seen = []
@@ -269,7 +269,7 @@ async def test_bad_command_of_a_batch_fails_alone(client: redis.Redis) -> None:
         await bad
 
 
-async def test_stopped_redis_costs_a_single_time_out_for_any_number_of_callers(server: RedisServer) -> None:
+async def test_stopped_redis_costs_a_single_time_out_for_any_number_of_callers(server: KillableRedis) -> None:
     async with open_redis(RedisAccess(server.url), 5, timed_by_caller=True) as client:
         batcher = Batcher(client, 3.0)
         await batcher.run("SET", "key", "value")
@@ -286,7 +286,7 @@ async def test_stopped_redis_costs_a_single_time_out_for_any_number_of_callers(s
 
 
 @contextlib.asynccontextmanager
-async def far_away(server: RedisServer) -> AsyncIterator[RedisAccess]:
+async def far_away(server: KillableRedis) -> AsyncIterator[RedisAccess]:
     """A Redis whose connections take three times as long to make as a command may."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -298,7 +298,7 @@ async def far_away(server: RedisServer) -> AsyncIterator[RedisAccess]:
         yield RedisAccess(f"redis://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
 
 
-async def test_connecting_may_take_longer_than_a_command(server: RedisServer) -> None:
+async def test_connecting_may_take_longer_than_a_command(server: KillableRedis) -> None:
     """A name is looked up, TLS negotiated, a password checked; each time a connection breaks."""
     async with far_away(server) as access, open_redis(access, FAST_S, timed_by_caller=True) as client:
         batcher = Batcher(client, FAST_S)
@@ -313,7 +313,7 @@ async def test_connecting_may_take_longer_than_a_command(server: RedisServer) ->
             await client.connection_pool.disconnect()
 
 
-async def test_connection_of_an_abandoned_caller_serves_the_next_caller(server: RedisServer) -> None:
+async def test_connection_of_an_abandoned_caller_serves_the_next_caller(server: KillableRedis) -> None:
     async with far_away(server) as access, open_redis(access, 5, connects_beside=True) as client:
 
         async def impatient() -> bool:
@@ -336,7 +336,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     writer.close()
 
 
-async def test_a_batch_fails_as_a_whole_when_redis_is_gone(client: redis.Redis, server: RedisServer) -> None:
+async def test_a_batch_fails_as_a_whole_when_redis_is_gone(client: redis.Redis, server: KillableRedis) -> None:
     batcher = Batcher(client, 5)
     await batcher.run("PING")
     server.kill()

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.common.metrics import serve_metrics
 from services.common.ports import free_port
 from tests.integration.gateway.gateways import running_stack
-from tests.integration.router.processes import RedisServer, coordinator_process, page, router_process, running
+from tests.integration.router.processes import KillableRedis, coordinator_process, page, router_process, running
 from tests.integration.worker_server.conftest import running_worker
 
 TABLE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"
@@ -36,12 +36,12 @@ def documented() -> dict[str, Metrics]:
 
 def exported(text: str) -> dict[str, tuple[str, frozenset[str] | None]]:
     """Labels are None where there is no sample yet."""
-    found = {}
+    actual = {}
     for family in text_string_to_metric_families(text):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = [frozenset(sample.labels) - {"le"} for sample in family.samples]
-        found[name] = (family.type, labels[0] if labels else None)
-    return found
+        actual[name] = (family.type, labels[0] if labels else None)
+    return actual
 
 
 def check(service: str, text: str) -> None:
@@ -59,7 +59,7 @@ def require_frozen(text: str) -> None:
 
 
 async def test_metrics_table_equals_the_metrics_of_running_services(tmp_path: Path) -> None:
-    redis = RedisServer(tmp_path)
+    redis = KillableRedis(tmp_path)
     redis.start()
     ports = {service: free_port() for service in ("Router", "KV-cache coordinator", "Worker")}
     async with AsyncExitStack() as stack:

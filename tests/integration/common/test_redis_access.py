@@ -196,7 +196,7 @@ async def test_without_redis_every_service_runs_on_and_says_why(
 ) -> None:
     """Not a crash loop, and no silence: the log once, readiness as long as it lasts; a gateway serves without."""
     port, log = free_port(), tmp_path / "log"
-    said = "127.0.0.1:1" if away else "refuses the password in RYZANSTEIN_REDIS_PASSWORD for the user 'services'"
+    expected = "127.0.0.1:1" if away else "refuses the password in RYZANSTEIN_REDIS_PASSWORD for the user 'services'"
     url = "redis://127.0.0.1:1" if away else f"redis://127.0.0.1:{server.port}/0"
     fields = {"REDIS_URL": url, "METRICS_PORT": str(port), **({} if away else WRONG)}
     fields |= {"MODEL": str(BUNDLED_MODEL), "ROUTER_ADDRESSES": "127.0.0.1:1"}
@@ -217,11 +217,11 @@ async def test_without_redis_every_service_runs_on_and_says_why(
             status, why = await asyncio.to_thread(http_get, port, "/readyz")
         except OSError:
             return False
-        return status == 503 and bool(warnings()) and (said in why or module == "gateway")
+        return status == 503 and bool(warnings()) and (expected in why or module == "gateway")
 
     try:
         await until(told, 240)
-        assert said in warnings()[0]
+        assert expected in warnings()[0]
         assert len(warnings()) == len(set(warnings())), "each once"
         assert http_status(port, "/livez") == 200
         if module == "gateway":

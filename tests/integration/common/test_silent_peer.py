@@ -20,7 +20,7 @@ import asyncio
 from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
 from services.common.rpc import bind, new_server
 
-class Worker(worker_pb2_grpc.WorkerServicer):
+class SilentWorker(worker_pb2_grpc.WorkerServicer):
     async def WatchState(self, request, context):
         while True:
             yield worker_pb2.WorkerState()
@@ -28,7 +28,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
 
 async def main():
     server = new_server()
-    worker_pb2_grpc.add_WorkerServicer_to_server(Worker(), server)
+    worker_pb2_grpc.add_WorkerServicer_to_server(SilentWorker(), server)
     print(bind(server, "127.0.0.1", 0), flush=True)
     await server.start()
     await server.wait_for_termination()

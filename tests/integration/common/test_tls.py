@@ -23,7 +23,7 @@ from services.common.tls.credentials import Tls
 from services.common.tls.issuing import Authority
 from tests.certificates import DAY, DOMAIN, write
 from tests.integration.gateway.process import GatewayProcess, gateway_process
-from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running, until
+from tests.integration.router.processes import KillableRedis, coordinator_process, router_process, running, until
 from tests.integration.worker_server.conftest import running_worker
 from tests.trust import (
     HEALTH,
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
 
 @dataclass
-class Installation:
+class TlsInstallation:
     """Processes of one installation under TLS; the worker's server runs in the test's."""
 
     folder: Path
@@ -53,12 +53,12 @@ class Installation:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def installation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Installation]:
+async def installation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TlsInstallation]:
     folder = tmp_path_factory.mktemp("tls")
     authority = Authority.new(10 * DAY)
     for component in COMPONENTS:
         write(folder / component, component, authority)
-    redis = RedisServer(folder)
+    redis = KillableRedis(folder)
     redis.start()
     async with AsyncExitStack() as stack:
         stack.callback(redis.kill)
@@ -70,10 +70,10 @@ async def installation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
         of_gateway = {"TLS_FOLDER": str(folder / "gateway"), "REDIS_URL": redis.url}
         gateway = await stack.enter_async_context(gateway_process(router.address, folder / "log", **of_gateway))
         addresses = {"router": router.address, "coordinator": coordinator.address, "worker": worker.address}
-        yield Installation(folder, authority, gateway, addresses)
+        yield TlsInstallation(folder, authority, gateway, addresses)
 
 
-async def test_certificates_change_under_load(installation: Installation) -> None:
+async def test_certificates_change_under_load(installation: TlsInstallation) -> None:
     async with httpx.AsyncClient(base_url=installation.gateway.url, timeout=60) as http:
         statuses: list[int] = []
 
@@ -118,7 +118,7 @@ async def refused(accepted: object) -> bool:
     return not await accepted  # type: ignore[misc]
 
 
-async def test_every_caller_and_method(installation: Installation) -> None:
+async def test_every_caller_and_method(installation: TlsInstallation) -> None:
     services = [
         module.DESCRIPTOR.services_by_name[name]
         for module, name in ((routing_pb2, "Router"), (kv_pb2, "KvCoordinator"), (worker_pb2, "Worker"))

@@ -9,7 +9,7 @@ from tests.kube_api import KubeApi, Object
 OWNER, OWNER_UID = "ryzanstein-finetuner", "uid-of-the-owner"
 
 
-class ApiServer(KubeApi):
+class FaultyApi(KubeApi):
     """The namespace, and what goes wrong with requests."""
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class ApiServer(KubeApi):
 
     @property
     def jobs(self) -> list[Object]:
-        return [found for (kind, _), found in self.objects.items() if kind == "jobs"]
+        return [actual for (kind, _), actual in self.objects.items() if kind == "jobs"]
 
     @property
     def made(self) -> int:
@@ -71,5 +71,5 @@ class ApiServer(KubeApi):
             uid = job["metadata"]["uid"]
             container["args"] = [each.replace("$(JOB_UID)", uid) for each in container["args"]]  # as kubelets do
         if (verb, kind, status) == ("DELETE", "jobs", 200):
-            self.objects = {each: found for each, found in self.objects.items() if each[0] != "pods"}
+            self.objects = {each: actual for each, actual in self.objects.items() if each[0] != "pods"}
         return status, answer

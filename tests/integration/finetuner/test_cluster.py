@@ -22,7 +22,7 @@ from services.common.lifecycle import StartupError
 from services.common.redis_client import RedisAccess, open_redis
 from services.finetuner.main import patiently, serve
 from services.finetuner.settings import FinetunerSettings
-from tests.integration.finetuner.api_server import OWNER, OWNER_UID, ApiServer
+from tests.integration.finetuner.api_server import OWNER, OWNER_UID, FaultyApi
 from tests.integration.gateway.redis_server import RedisServer, running_redis
 from tests.kube_api import NAMESPACE, NO_ANSWER, running_kube_api
 from tests.kubeconfig import use_kubeconfig
@@ -46,10 +46,10 @@ PATIENCE_S = 60.0
 
 @dataclass
 class Site:
-    """What a fine-tuner stands between."""
+    """A Redis and a Kubernetes API around a fine-tuner."""
 
     redis: RedisServer
-    api: ApiServer
+    api: FaultyApi
     folder: Path
     store: TuningStore
 
@@ -83,9 +83,9 @@ class Site:
         await self.store.report(claim, 0, fields={"status": "queued", "stage": "train"})
 
     async def job(self) -> Job:
-        found = await self.store.get("", ORDER.id)
-        assert found is not None
-        return found
+        actual = await self.store.get("", ORDER.id)
+        assert actual is not None
+        return actual
 
     async def until_job(self, condition: Callable[[Job], object]) -> Job:
         async with asyncio.timeout(PATIENCE_S):
@@ -114,7 +114,7 @@ class Site:
 
     async def until_said(self, message: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while not any(message in said for said in await self.messages()):  # noqa: ASYNC110  # as above
+            while not any(message in expected for expected in await self.messages()):  # noqa: ASYNC110  # as above
                 await asyncio.sleep(0.01)
 
     async def messages(self) -> list[str]:
@@ -142,7 +142,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         monkeypatch.setattr(f"services.finetuner.{name}", 0.02)
     with (
         running_redis(tmp_path, str(SERVER)) as redis,
-        running_kube_api(ApiServer(), tmp_path, monkeypatch) as api,
+        running_kube_api(FaultyApi(), tmp_path, monkeypatch) as api,
     ):
         (tmp_path / "job.json").write_text(json.dumps(TEMPLATE))
         store = TuningStore(open_redis(RedisAccess(redis.url), 5.0), RedisKeys("default"), patiently, 3600)
@@ -208,7 +208,7 @@ KILLED = {"exitCode": 137, "reason": "OOMKilled", "message": "Loading\nKilled\n\
 
 
 @pytest.mark.parametrize(
-    ("pods", "said"),
+    ("pods", "expected"),
     [
         ([container({"terminated": KILLED})], "(status 137): OOMKilled: Killed"),
         (
@@ -220,7 +220,7 @@ KILLED = {"exitCode": 137, "reason": "OOMKilled", "message": "Loading\nKilled\n\
     ],
     ids=["out of memory", "the last pod that ended counts", "evicted before it began", "no pod is left"],
 )
-async def test_failed_job_reports_how_its_last_pod_ended(site: Site, pods: list[dict[str, Any]], said: str) -> None:
+async def test_failed_job_reports_how_its_last_pod_ended(site: Site, pods: list[dict[str, Any]], expected: str) -> None:
     await site.queue()
     async with site.fine_tuner(finetuner_attempts=2):
         for attempt in (1, 2):
@@ -233,7 +233,7 @@ async def test_failed_job_reports_how_its_last_pod_ended(site: Site, pods: list[
         job = await site.until_job(lambda job: job.status == "failed")
     assert job.error is not None
     assert job.error.code == "training_failed"
-    assert job.error.message == f"Training ended 2 times without progress {said}"
+    assert job.error.message == f"Training ended 2 times without progress {expected}"
     assert not site.api.jobs
 
 
@@ -307,7 +307,7 @@ async def test_the_next_fine_tuner_goes_on_where_the_first_has_ended(site: Site)
         await site.until_said("Step 4/4")
         await site.store.turn("", ORDER.id, "cancelled", ["running"])
         await site.until(lambda: not site.api.jobs)
-    assert [said for said in await site.messages() if "Step" in said] == [
+    assert [expected for expected in await site.messages() if "Step" in expected] == [
         f"Step {number}/4: training loss=0.5000" for number in (1, 2, 3, 4)
     ]
 
@@ -369,8 +369,8 @@ async def test_a_job_that_was_cancelled_while_no_fine_tuner_was_there_goes_with_
 
 
 async def test_a_fine_tuner_that_cannot_train_does_not_start(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(said: str, **overrides: Any) -> None:
-        with pytest.raises(StartupError, match=said):
+    async def fails(expected: str, **overrides: Any) -> None:
+        with pytest.raises(StartupError, match=expected):
             await serve(site.settings(**overrides), asyncio.Event())
 
     site.api.refuse = [(f"GET deployments/{OWNER}", 404, "{}")]

@@ -83,7 +83,7 @@ def model_card(
 
 @dataclass
 class Fault:
-    """What happens when a worker is about to send token `index`; used up by its first use."""
+    """An action when a worker is about to send token `index`; used up by its first use."""
 
     # break (of the process, which is started again), cut (of its line), hush, stall, gap, repeat, wrong_attempt,
     # foreign_finish; one of HANDOFFS or REFUSALS
@@ -91,7 +91,7 @@ class Fault:
     index: int
 
 
-class Line:
+class TcpLine:
     """A TCP connection's way to a worker, which can be cut."""
 
     def __init__(self) -> None:
@@ -151,13 +151,13 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     tokenizer: Tokenizer | None = None
     announce_trials: bool = True  # False: a suspect waits for another one when the worker dies
     template: str = CHAT_TEMPLATE
-    sampling: worker_pb2.SamplingDefaults | None = None  # what its publisher recommends
+    sampling: worker_pb2.SamplingDefaults | None = None  # recommendations of its publisher
     loading: bool = False  # listed, but not serving yet
     abilities: worker_pb2.ModelCard | None = None  # fields of the card that say what the model can do
     no_adapter: str = ""  # why it takes none
     adapter_gate: asyncio.Event | None = None  # adapters are inspected once it is set
     steps: asyncio.Semaphore | None = None  # each step takes one
-    line: Line | None = None  # between gateways and the worker
+    line: TcpLine | None = None  # between gateways and the worker
 
     def __post_init__(self) -> None:
         self.incarnation = uuid.uuid4().hex

@@ -17,15 +17,15 @@ from services.gateway.main import Gateway, running_gateway
 from services.gateway.settings import GatewaySettings
 from services.gateway.upstream import catalog, connection
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.placing import Router, running_fleet
+from tests.integration.gateway.placing import PlacingRouter, running_fleet
 
 
 @dataclass
-class Stack:
+class GatewayStack:
     """Everything a test needs to talk to and to break."""
 
     gateway: Gateway
-    router: Router
+    router: PlacingRouter
     workers: list[Worker]
     client: openai.AsyncOpenAI
     http: httpx.AsyncClient
@@ -41,7 +41,7 @@ class Stack:
 async def eventually(condition, timeout_s: float = 60.0) -> None:
     """Return once the condition holds; what it takes on a quiet machine is no matter of the tests."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  # what is waited for happens in another process or library
+        while not condition():  # noqa: ASYNC110  # the event happens in another process or library
             await asyncio.sleep(0.01)
 
 
@@ -60,7 +60,7 @@ def fast_settings(**overrides: Any) -> GatewaySettings:
 @asynccontextmanager
 async def running_stack(
     workers: Sequence[Worker] | None = None, *, traced: bool = False, refresh_s: float = 0.1, **overrides: Any
-) -> AsyncIterator[Stack]:
+) -> AsyncIterator[GatewayStack]:
     """Workers, a router and a gateway that knows them."""
     fleet = [Worker("w0"), Worker("w1"), Worker("w2")] if workers is None else list(workers)
     with pytest.MonkeyPatch.context() as patch:
@@ -81,4 +81,4 @@ async def running_stack(
                 httpx.AsyncClient(base_url=url, trust_env=False, timeout=120) as http,
                 openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120) as client,
             ):
-                yield Stack(gateway, router, fleet, client, http)
+                yield GatewayStack(gateway, router, fleet, client, http)

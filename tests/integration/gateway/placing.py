@@ -22,7 +22,7 @@ FULL_S = 1.5  # wait of a request for a model in `full`
 
 
 @dataclass
-class Router(routing_pb2_grpc.RouterServicer):
+class PlacingRouter(routing_pb2_grpc.RouterServicer):
     """Places requests on its workers in turn."""
 
     workers: list[Worker]
@@ -167,9 +167,9 @@ def _refusal(code: grpc.StatusCode, message: str, retry_after_s: int = 0) -> rou
 
 
 @asynccontextmanager
-async def running_fleet(workers: Sequence[Worker]) -> AsyncIterator[Router]:
+async def running_fleet(workers: Sequence[Worker]) -> AsyncIterator[PlacingRouter]:
     """Workers and their router."""
-    router = Router(list(workers))
+    router = PlacingRouter(list(workers))
     async with contextlib.AsyncExitStack() as stack:
         for server in [*workers, router]:
             await server.start()

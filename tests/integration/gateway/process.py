@@ -1,4 +1,4 @@
-"""The gateway as a process of its own, beside workers and a router in the test's event loop."""
+"""The gateway as a process of its own, with workers and a router in the test's event loop."""
 
 from __future__ import annotations
 

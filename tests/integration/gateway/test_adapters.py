@@ -15,7 +15,7 @@ from ryzanstein.v1 import worker_pb2
 
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import MODEL, Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.integration.gateway.redis_server import running_redis
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -37,13 +37,13 @@ class Inspecting(Worker):
 
 
 @asynccontextmanager
-async def adapted(folder: Path, *workers: Worker, **overrides: Any) -> AsyncIterator[tuple[Stack, Any]]:
+async def adapted(folder: Path, *workers: Worker, **overrides: Any) -> AsyncIterator[tuple[GatewayStack, Any]]:
     with running_redis(folder) as redis:
         async with running_stack(workers, redis_url=redis.url, **overrides) as stack:
             yield stack, redis
 
 
-async def refused(stack: Stack, path: str = LOAD, key: str = "", **body: Any) -> tuple[int, str | None, str]:
+async def refused(stack: GatewayStack, path: str = LOAD, key: str = "", **body: Any) -> tuple[int, str | None, str]:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     answer = await stack.http.post(path, json=BODY | body if path == LOAD else body, headers=headers)
     error = answer.json()["error"]
@@ -57,11 +57,15 @@ async def test_workers_have_to_agree(tmp_path: Path) -> None:
             400, "base_model_name", f"`base_model_name` must name one of another, {MODEL}.",
         )  # fmt: skip
         two.digest = "e"
-        status, param, said = await refused(stack, base_model_name=MODEL)
-        assert (status, param, "workers see different adapters in /adapters/mine" in said) == (400, "lora_path", True)
+        status, param, explanation = await refused(stack, base_model_name=MODEL)
+        assert (status, param, "workers see different adapters in /adapters/mine" in explanation) == (
+            400,
+            "lora_path",
+            True,
+        )
         two.digest, two.fails = "d", "out of memory"
-        status, _, said = await refused(stack, base_model_name=MODEL)
-        assert (status, said) == (503, "Worker w1 did not check the adapter: out of memory")
+        status, _, explanation = await refused(stack, base_model_name=MODEL)
+        assert (status, explanation) == (503, "Worker w1 did not check the adapter: out of memory")
         two.fails, one.waits = "", 2  # both requests are checked before either is written
         both = await asyncio.gather(*(stack.http.post(LOAD, json=BODY | {"base_model_name": MODEL}) for _ in range(2)))
         late = next(answer for answer in both if answer.status_code != 200)
@@ -99,10 +103,10 @@ async def test_openai_s_way_to_delete_a_model_unloads_an_adapter(tmp_path: Path)
 async def test_names_and_paths_with_hidden_characters_are_rejected(text: str, tmp_path: Path) -> None:
     async with adapted(tmp_path, Inspecting("w0")) as (stack, _):
         for field in ("lora_name", "lora_path"):
-            status, param, said = await refused(stack, **{field: text})
+            status, param, explanation = await refused(stack, **{field: text})
             assert (status, param) == (400, field)
-            assert "printable characters, no control or format characters" in said
-            assert said.isprintable()
+            assert "printable characters, no control or format characters" in explanation
+            assert explanation.isprintable()
         assert (await refused(stack, lora_name=" mine"))[:2] == (400, "lora_name")
         names = {"lora_name": "ft:smöl-modell:ns/名前 (v2)", "lora_path": "/adapters/日本 語"}
         assert (await stack.http.post(LOAD, json=names)).status_code == 200
@@ -117,7 +121,7 @@ async def test_adapter_load_is_rejected_when_no_model_is_served(tmp_path: Path) 
 async def test_adapter_calls_require_an_administrator_key(tmp_path: Path, path: str, body: dict[str, str]) -> None:
     keys = json.dumps([{"key_sha256": digest_of("plain"), "name": "acme"}])
     async with adapted(tmp_path, Inspecting("w0"), tenancy=True, api_keys=keys) as (stack, _):
-        status, _, said = await refused(stack, path, "plain", **body)
-        assert (status, said) == (403, "This needs an administrator's key.")
+        status, _, explanation = await refused(stack, path, "plain", **body)
+        assert (status, explanation) == (403, "This needs an administrator's key.")
         headers = {"authorization": "Bearer plain"}
         assert (await stack.http.delete("/v1/models/mine", headers=headers)).status_code == 403

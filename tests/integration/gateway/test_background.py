@@ -15,7 +15,7 @@ import pytest
 from services.gateway.http.responses import queue
 from services.gateway.main import running_gateway
 from tests.integration.gateway.fleet import Fault, Worker
-from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, fast_settings, running_stack
 from tests.integration.gateway.placing import running_fleet
 from tests.integration.gateway.process import GatewayProcess, gateway_process
 from tests.integration.gateway.redis_server import RedisServer
@@ -27,7 +27,7 @@ OVER = ("completed", "incomplete", "failed", "cancelled")
 
 
 @pytest.fixture
-async def stack(server: RedisServer) -> AsyncIterator[Stack]:
+async def stack(server: RedisServer) -> AsyncIterator[GatewayStack]:
     async with running_stack([Worker("w0")], redis_url=server.url) as running:
         yield running
 
@@ -46,7 +46,7 @@ def text_of(response: dict[str, Any]) -> str:
     return str(response["output"][0]["content"][0]["text"])
 
 
-async def test_response_is_made_in_the_background_as_in_the_foreground(stack: Stack) -> None:
+async def test_response_is_made_in_the_background_as_in_the_foreground(stack: GatewayStack) -> None:
     ask = {"max_output_tokens": 30, "input": "hello", "metadata": {"a": "b"}}
     now = await create(stack, **ask)
     queued = await create(stack, **ask, background=True)
@@ -143,7 +143,7 @@ async def test_failed_request_ends_as_a_failed_response(server: RedisServer) -> 
             steps.release()
 
 
-async def test_request_that_cannot_be_made_is_refused_at_once(stack: Stack) -> None:
+async def test_request_that_cannot_be_made_is_refused_at_once(stack: GatewayStack) -> None:
     for fields, param in (
         ({"store": False}, "background"),
         ({"generate": False}, "generate"),
@@ -156,7 +156,7 @@ async def test_request_that_cannot_be_made_is_refused_at_once(stack: Stack) -> N
         assert not await stack_keys(stack)
 
 
-async def stack_keys(stack: Stack) -> list[Any]:
+async def stack_keys(stack: GatewayStack) -> list[Any]:
     return (await stack.http.get(PATH)).json()["data"]
 
 

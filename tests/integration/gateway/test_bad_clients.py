@@ -1,4 +1,4 @@
-"""Clients that stall, vanish or speak nonsense are cut off in time, and nobody beside them notices."""
+"""Clients that stall, vanish or speak nonsense are cut off in time, and no other client notices."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import pytest
 import websockets
 
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
 from tests.integration.gateway.test_resume import expected_ids, stream_once
-from tests.integration.gateway.test_stream_socket import Client, connect
+from tests.integration.gateway.test_stream_socket import SocketClient, connect
 from tests.integration.gateway.test_telemetry import scrape_until
 
 SMALL = {"prompt": "a", "max_tokens": 2}
 
 
 @pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
+async def stack() -> AsyncIterator[GatewayStack]:
     limits = {"header_timeout_s": 1.0, "body_timeout_s": 1.0, "send_timeout_s": 1.0, "max_body_bytes": 50_000}
     async with running_stack([Worker("w0", step_s=0.005)], **limits) as running:
         yield running
 
 
 @asynccontextmanager
-async def neighbour(stack: Stack) -> AsyncIterator[None]:
+async def neighbour(stack: GatewayStack) -> AsyncIterator[None]:
     """A stream that runs while the block does, and comes out whole."""
     running = asyncio.create_task(stream_once(stack, 7, 150))
     await eventually(lambda: stack.workers[0].submits)
@@ -36,7 +36,7 @@ async def neighbour(stack: Stack) -> AsyncIterator[None]:
     assert (await running)[1] == expected_ids(7, 150)
 
 
-async def raw(stack: Stack, data: bytes, *, receive_buffer: int = 0) -> socket.socket:
+async def raw(stack: GatewayStack, data: bytes, *, receive_buffer: int = 0) -> socket.socket:
     """A connection that has sent `data` and reads nothing."""
     client = socket.socket()
     if receive_buffer:
@@ -69,7 +69,7 @@ def post(body: dict[str, object]) -> bytes:
     return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
 
 
-async def test_a_hundred_slow_heads_and_bodies_are_cut_off(stack: Stack) -> None:
+async def test_a_hundred_slow_heads_and_bodies_are_cut_off(stack: GatewayStack) -> None:
     async with neighbour(stack):
         heads = [await raw(stack, b"POST /v1/completions HTTP/1.1\r\nhost: ") for _ in range(50)]
         bodies = [await raw(stack, post(SMALL)[:-3]) for _ in range(50)]
@@ -78,7 +78,7 @@ async def test_a_hundred_slow_heads_and_bodies_are_cut_off(stack: Stack) -> None
         assert {(await rest_of(client))[:13] for client in bodies} == {b"HTTP/1.1 408 "}
 
 
-async def test_a_client_that_stops_reading_is_dropped_and_its_place_is_free(stack: Stack) -> None:
+async def test_a_client_that_stops_reading_is_dropped_and_its_place_is_free(stack: GatewayStack) -> None:
     """Sixty sequences with twenty alternatives a token: megabytes, more than all buffers on the way hold."""
     body = {"prompt": "a", "max_tokens": 250, "stream": True, "n": 60, "logprobs": 20, "ignore_eos": True}
     stack.workers[0].tokens_per_step = 10
@@ -89,7 +89,7 @@ async def test_a_client_that_stops_reading_is_dropped_and_its_place_is_free(stac
     assert not (await rest_of(client)).endswith(b"0\r\n\r\n"), "what was on its way, and no end"
 
 
-async def test_a_client_that_reads_late_gets_all(stack: Stack) -> None:
+async def test_a_client_that_reads_late_gets_all(stack: GatewayStack) -> None:
     body = {"prompt": "a", "max_tokens": 250, "stream": True, "n": 60, "logprobs": 20, "ignore_eos": True}
     stack.workers[0].tokens_per_step = 10
     client = await raw(stack, post(body), receive_buffer=4096)
@@ -104,7 +104,7 @@ async def test_a_client_that_reads_late_gets_all(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_half_closed_client_still_gets_the_answer(stack: Stack, stream: bool) -> None:
+async def test_half_closed_client_still_gets_the_answer(stack: GatewayStack, stream: bool) -> None:
     worker = stack.workers[0]
     async with neighbour(stack):
         client = await raw(stack, post({"prompt": "a", "max_tokens": 20, "stream": stream}))
@@ -125,7 +125,7 @@ async def test_half_closed_client_still_gets_the_answer(stack: Stack, stream: bo
         worker.step_s = 0.0
 
 
-async def test_a_websocket_that_stops_reading_is_dropped(stack: Stack) -> None:
+async def test_a_websocket_that_stops_reading_is_dropped(stack: GatewayStack) -> None:
     key = b"dGhlIHNhbXBsZSBub25jZQ=="
     upgrade = (
         b"GET /v1/stream HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
@@ -141,7 +141,7 @@ async def test_a_websocket_that_stops_reading_is_dropped(stack: Stack) -> None:
         await scrape_until(stack, 0, "websocket_connections")
 
 
-async def test_broken_frames_end_their_connection_with_a_reason(stack: Stack) -> None:
+async def test_broken_frames_end_their_connection_with_a_reason(stack: GatewayStack) -> None:
     for frame, code in (
         (bytes([0x81, 0x82]) + bytes(4) + b"\xff\xfe", 1007),  # text that is no UTF-8
         (bytes([0x81, 0xFF]) + (60_000).to_bytes(8, "big") + bytes(4) + b"x" * 60_000, 1009),  # longer than a body
@@ -149,7 +149,7 @@ async def test_broken_frames_end_their_connection_with_a_reason(stack: Stack) ->
         (bytes([0x81, 0x01]) + b"x", 1002),  # not masked
     ):
         async with neighbour(stack), connect(stack) as good, connect(stack) as bad:
-            client = Client(good)
+            client = SocketClient(good)
             await client.start("a", 50, 3)
             bad.transport.write(frame)
             with pytest.raises(websockets.ConnectionClosed) as closed:
@@ -160,7 +160,7 @@ async def test_broken_frames_end_their_connection_with_a_reason(stack: Stack) ->
             assert client.ids["a"] == expected_ids(3, 50)
 
 
-async def test_nonsense_that_is_no_http_is_400(stack: Stack) -> None:
+async def test_nonsense_that_is_no_http_is_400(stack: GatewayStack) -> None:
     async with neighbour(stack):
         for data in (
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50),
@@ -179,7 +179,7 @@ async def test_nonsense_that_is_no_http_is_400(stack: Stack) -> None:
         assert (await rest_of(await raw(stack, handshake))).startswith(b"HTTP/1.1 400 ")
 
 
-async def test_a_head_that_is_too_large_is_431(stack: Stack) -> None:
+async def test_a_head_that_is_too_large_is_431(stack: GatewayStack) -> None:
     begin, end = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n", b"\r\n"
     for largest in (b"x: y\r\n" * 126, b"x: %b\r\n" % (b"y" * 65_000)):
         received = await rest_of(await raw(stack, begin + largest + end))
@@ -197,7 +197,7 @@ async def test_a_head_that_is_too_large_is_431(stack: Stack) -> None:
     assert (await rest_of(endless)).startswith(b"HTTP/1.1 431 ")
 
 
-async def test_an_answer_that_is_under_way_gets_no_error_into_its_middle(stack: Stack) -> None:
+async def test_an_answer_that_is_under_way_gets_no_error_into_its_middle(stack: GatewayStack) -> None:
     stack.workers[0].step_s = 0.05
     client = await raw(stack, post({**SMALL, "max_tokens": 150, "stream": True}))
     received = await asyncio.get_running_loop().sock_recv(client, 65_536)

@@ -62,8 +62,8 @@ async def test_lines_that_are_too_many_or_too_long_fail_the_batch(
         lines = [request("long", prompt="x" * 5000), *requests(2)]
         failed = await over(stack.client, await begin(stack.client, lines))
         assert failed.errors is not None
-        told = [(error.line, error.code, error.message) for error in failed.errors.data or []]
-        assert told == [
+        reported = [(error.line, error.code, error.message) for error in failed.errors.data or []]
+        assert reported == [
             (1, "line_too_long", f"A line may have at most 4096 bytes, this one has {len(json.dumps(lines[0]))}."),
             (3, "too_many_requests", "A batch may have at most 2 requests."),
         ]

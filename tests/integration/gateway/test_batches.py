@@ -1,4 +1,4 @@
-"""Files and batches over a real Redis, with OpenAI's client: every line is answered once, whoever runs the batch."""
+"""Files and batches over a real Redis, with OpenAI's client: every line is answered once, on any gateway."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from openai.types import Batch
 
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.integration.gateway.process import GatewayProcess, gateway_process
 from tests.integration.gateway.redis_server import RedisServer
 
@@ -25,7 +25,7 @@ COMPLETIONS = "/v1/completions"
 
 
 @asynccontextmanager
-async def gateway(server: RedisServer, worker: Worker | None = None, **overrides: Any) -> AsyncIterator[Stack]:
+async def gateway(server: RedisServer, worker: Worker | None = None, **overrides: Any) -> AsyncIterator[GatewayStack]:
     async with running_stack([worker or Worker("w0")], redis_url=server.url, **overrides) as stack:
         yield stack
 
@@ -57,7 +57,7 @@ async def begin_with(
 
 async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 120) -> None:
     async with asyncio.timeout(timeout_s):
-        while not await condition():  # noqa: ASYNC110  # what is waited for happens in another process
+        while not await condition():  # noqa: ASYNC110  # the event happens in another process
             await asyncio.sleep(0.05)
 
 
@@ -105,7 +105,7 @@ async def test_a_batch_is_answered_as_its_requests_would_be(server: RedisServer)
         assert done.usage is not None
         assert done.usage.total_tokens == used
         assert all((done.in_progress_at, done.finalizing_at, done.completed_at, done.expires_at))
-        assert all(submit.priority == 100 for submit in stack.workers[0].submits[:40]), "behind everybody else"
+        assert all(submit.priority == 100 for submit in stack.workers[0].submits[:40]), "behind all others"
         file = await stack.client.files.retrieve(done.output_file_id or "")
         assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
         assert file.bytes == len((await stack.client.files.content(file.id)).content)
@@ -152,11 +152,11 @@ async def test_requests_that_are_refused_go_to_the_error_file_with_line_and_reas
         assert done.status == "completed"
         output, errors = await results(stack.client, done)
         assert [line["custom_id"] for line in output] == ["good"]
-        told = {line["custom_id"]: line for line in errors}
-        assert {name: (line["line"], line["response"]["status_code"]) for name, line in told.items()} == {
+        reported = {line["custom_id"]: line for line in errors}
+        assert {name: (line["line"], line["response"]["status_code"]) for name, line in reported.items()} == {
             "hot": (3, 400), "other": (4, 404), "stream": (5, 400),
         }  # fmt: skip
-        params = {name: line["response"]["body"]["error"]["param"] for name, line in told.items()}
+        params = {name: line["response"]["body"]["error"]["param"] for name, line in reported.items()}
         assert params == {"hot": "temperature", "other": "model", "stream": "stream"}
 
 
@@ -205,7 +205,7 @@ async def test_invalid_files_and_batches_are_rejected_by_field(server: RedisServ
             assert failure.value.param == param
         for wrong in ({"data": {"purpose": "batch"}}, {"json": {}}, {"files": {"file": b"x"}}):
             assert (await stack.http.post("/v1/files", **wrong)).status_code in (400, 415)  # type: ignore[arg-type]
-        assert [found.id async for found in client.files.list()] == [file.id], "what was refused leaves nothing"
+        assert [actual.id async for actual in client.files.list()] == [file.id], "what was refused leaves nothing"
         assert (await client.files.delete(file.id)).deleted
         assert server.client.hget("rz:default:file-usage", "total") == b"0"
         with pytest.raises(openai.NotFoundError):
@@ -329,7 +329,7 @@ async def test_a_batch_waits_for_room_for_its_answers(server: RedisServer) -> No
         assert len(output) == 10
 
 
-async def serves(stack: Stack) -> bool:
+async def serves(stack: GatewayStack) -> bool:
     return (await stack.http.get("/v1/batches")).status_code == 200
 
 
@@ -362,7 +362,7 @@ async def test_batch_continues_on_another_gateway_when_its_gateway_is_killed_or_
             assert (len(output), len(errors)) == (30, 0)
 
 
-async def works(stack: Stack, process: GatewayProcess) -> bool:
+async def works(stack: GatewayStack, process: GatewayProcess) -> bool:
     """Whether a gateway works on batches and has answered something."""
     metrics = (await stack.http.get(f"{process.url}/metrics")).text
     values = {

@@ -16,7 +16,15 @@ from services.cli.main import app
 from services.gateway.names.canary import Canary, Tally
 from services.gateway.names.registry import LiveRoute
 from tests.integration.gateway.test_mirrors import scrape
-from tests.integration.gateway.test_model_routes import BIG, SMALL, TOKEN, Installation, installation, routes_file, to
+from tests.integration.gateway.test_model_routes import (
+    BIG,
+    SMALL,
+    TOKEN,
+    RouteInstallation,
+    installation,
+    routes_file,
+    to,
+)
 
 
 def token(prompt: Any, seed: int, position: int) -> int:
@@ -28,7 +36,7 @@ def wrong_token(prompt: Any, seed: int, position: int) -> int:
     return 90 + position
 
 
-async def canary(there: Installation, *arguments: str, fails: str = "") -> str:
+async def canary(there: RouteInstallation, *arguments: str, fails: str = "") -> str:
     command = ["canary", *arguments, "--url", there.admin]
     ran = await asyncio.to_thread(CliRunner().invoke, app, command, env={"RYZANSTEIN_ADMIN_TOKEN": TOKEN})
     assert ran.exit_code == (1 if fails else 0), ran.output
@@ -36,7 +44,7 @@ async def canary(there: Installation, *arguments: str, fails: str = "") -> str:
     return ran.output
 
 
-async def until_over(there: Installation, max_tokens: int) -> dict[str, Any]:
+async def until_over(there: RouteInstallation, max_tokens: int) -> dict[str, Any]:
     """The canary after its end, under load. It is judged once a second, so that the rate has a limit."""
     while True:
         batch = [(there.first.http, there.second)[n % 2] for n in range(4)]
@@ -100,7 +108,7 @@ async def test_equal_model_is_promoted_by_steps(tmp_path: Path, caplog: pytest.L
 
 
 async def test_step_of_a_judge_that_died_is_taken_over_and_another_change_stops_the_canary(tmp_path: Path) -> None:
-    async def until(there: Installation, **expected: object) -> None:
+    async def until(there: RouteInstallation, **expected: object) -> None:
         async with asyncio.timeout(60):
             while True:
                 (state,) = json.loads(await canary(there, "status", "--json"))

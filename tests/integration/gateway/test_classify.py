@@ -10,7 +10,7 @@ from ryzanstein.v1 import worker_pb2
 from tokenizers.processors import TemplateProcessing
 
 from tests.integration.gateway.fleet import MODEL, Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
 Classes = worker_pb2.Classes
@@ -22,11 +22,11 @@ def card(labels: list[str], function: Classes.Function = Classes.FUNCTION_SOFTMA
 
 
 def numbers(ids: list[int]) -> list[float]:
-    """What the workers here answer."""
+    """The scores that the workers here return."""
     return [float(len(ids)), float(sum(ids) % 97), 0.5, -1.0]
 
 
-async def post(stack: Stack, path: str, **body: Any) -> Any:
+async def post(stack: GatewayStack, path: str, **body: Any) -> Any:
     answer = await stack.http.post(path, json={"model": MODEL, **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -34,8 +34,8 @@ async def post(stack: Stack, path: str, **body: Any) -> Any:
 
 async def test_labels_and_scores_of_pairs() -> None:
     async with running_stack([Worker("w0", abilities=card(["none", "some", "more", "all"]))]) as stack:
-        found = await post(stack, "/v1/classify", input=TEXTS)
-        for text, item in zip(TEXTS, found["data"], strict=True):
+        actual = await post(stack, "/v1/classify", input=TEXTS)
+        for text, item in zip(TEXTS, actual["data"], strict=True):
             powers = [math.exp(number) for number in numbers(byte_level().encode(text).ids)]
             expected = [power / sum(powers) for power in powers]
             assert item["probs"] == pytest.approx(expected)
@@ -80,7 +80,7 @@ async def test_encoder_embeds_with_its_prompts_and_rejects_other_tasks() -> None
         await refuses(stack, "/v1/classify", {"input": "a"}, "cannot classify: it embeds")
 
 
-async def refuses(stack: Stack, path: str, body: dict[str, Any], says: str, param: str = "model") -> None:
+async def refuses(stack: GatewayStack, path: str, body: dict[str, Any], says: str, param: str = "model") -> None:
     answer = await stack.http.post(path, json={"model": MODEL, **body})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param), error

@@ -15,7 +15,7 @@ from services.gateway.api.ignored import IGNORED_HEADER
 from tests.integration.gateway import fleet
 from tests.integration.gateway.client_shapes import CODEX, QWEN_CODE, SHAPES
 from tests.integration.gateway.fleet import CHAT_TEMPLATE
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.integration.gateway.test_chat_prompts import text_of
 from tests.integration.gateway.test_messages import writes
 from tests.integration.gateway.test_responses import events_of
@@ -34,7 +34,7 @@ CALLS = {
 
 
 @pytest.fixture
-async def stack(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
+async def stack(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GatewayStack]:
     """A model that calls one tool after the other."""
     monkeypatch.setattr(fleet, "MAX_LEN", 8192)
     async with running_stack([writes("\n".join(CALLS.values()), template=TEMPLATE)]) as running:
@@ -46,7 +46,7 @@ def test_the_table_has_every_shape() -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_an_agent_is_answered_and_goes_on_from_its_tools(stack: Stack, name: str) -> None:
+async def test_an_agent_is_answered_and_goes_on_from_its_tools(stack: GatewayStack, name: str) -> None:
     shape = SHAPES[name]
     for turn in (shape.body[shape.conversation], [*shape.body[shape.conversation], *shape.result]):
         answer = await stack.http.post(shape.path, json=shape.body | {shape.conversation: turn})
@@ -61,7 +61,7 @@ async def test_an_agent_is_answered_and_goes_on_from_its_tools(stack: Stack, nam
     assert "words" in prompt
 
 
-async def test_calls_have_the_names_of_the_tools_that_were_offered(stack: Stack) -> None:
+async def test_calls_have_the_names_of_the_tools_that_were_offered(stack: GatewayStack) -> None:
     streamed = events_of((await stack.http.post(CODEX.path, json=CODEX.body)).text)
     whole = (await stack.http.post(CODEX.path, json=CODEX.body | {"stream": False})).json()
     done = [event["item"] for event in streamed if event["type"] == "response.output_item.done"]
@@ -77,7 +77,7 @@ async def test_calls_have_the_names_of_the_tools_that_were_offered(stack: Stack)
     assert [tool["type"] for tool in whole["tools"]] == ["function", "namespace", "custom"]
 
 
-async def test_tool_results_of_an_agent_are_in_the_prompt_under_the_same_names(stack: Stack) -> None:
+async def test_tool_results_of_an_agent_are_in_the_prompt_under_the_same_names(stack: GatewayStack) -> None:
     body = CODEX.body | {"input": [*CODEX.body["input"], *CODEX.result], "stream": False}
     assert (await stack.http.post(CODEX.path, json=body)).status_code == 200
     prompt = text_of(list(stack.workers[0].submits[-1].prompt_ids))
@@ -86,7 +86,7 @@ async def test_tool_results_of_an_agent_are_in_the_prompt_under_the_same_names(s
     assert prompt.startswith("read\nagents_v1__close\npatch\n")
 
 
-async def test_tools_in_the_conversation_are_offered_like_tools_of_the_body(stack: Stack) -> None:
+async def test_tools_in_the_conversation_are_offered_like_tools_of_the_body(stack: GatewayStack) -> None:
     """Codex has all its tools there when it knows the model, and those that it has searched for."""
     read, group, patch, hosted = CODEX.body["tools"]
     added = {"type": "additional_tools", "role": "developer", "tools": [patch, hosted, {"type": "teleport"}]}
@@ -126,7 +126,7 @@ FORCED: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-async def test_a_hosted_tool_that_must_be_called_is_refused(stack: Stack) -> None:
+async def test_a_hosted_tool_that_must_be_called_is_refused(stack: GatewayStack) -> None:
     for path, fields, param in FORCED:
         shape = next(shape for shape in SHAPES.values() if shape.path.startswith(path))
         answer = await stack.http.post(path, json=shape.body | fields)
@@ -150,7 +150,7 @@ HOSTED: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-async def test_a_tool_of_an_unknown_type_is_left_out(stack: Stack) -> None:
+async def test_a_tool_of_an_unknown_type_is_left_out(stack: GatewayStack) -> None:
     for path, fields, left_out in HOSTED:
         shape = next(shape for shape in SHAPES.values() if shape.path.startswith(path))
         answer = await stack.http.post(shape.path, json=shape.body | fields)
@@ -158,7 +158,7 @@ async def test_a_tool_of_an_unknown_type_is_left_out(stack: Stack) -> None:
         assert answer.headers[IGNORED_HEADER] == left_out
 
 
-async def test_a_choice_names_tools_of_any_kind(stack: Stack) -> None:
+async def test_a_choice_names_tools_of_any_kind(stack: GatewayStack) -> None:
     allowed = [{"type": "function", "name": "close", "namespace": "agents_v1"}, {"type": "web_search"}]
     choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
     answer = await stack.http.post(CODEX.path, json=CODEX.body | {"tool_choice": choice})
@@ -171,7 +171,7 @@ async def test_a_choice_names_tools_of_any_kind(stack: Stack) -> None:
     assert (item["type"], item["name"]) == ("custom_tool_call", "patch")
 
 
-async def test_token_count_of_an_agent_prompt_equals_billed_tokens(stack: Stack) -> None:
+async def test_token_count_of_an_agent_prompt_equals_billed_tokens(stack: GatewayStack) -> None:
     for name, path in (("codex", "/v1/responses/input_tokens"), ("claude-code", "/v1/messages/count_tokens")):
         shape, needed = (
             SHAPES[name],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.gateway.fleet import MAX_LEN, MODEL
-from tests.integration.gateway.gateways import Stack
+from tests.integration.gateway.gateways import GatewayStack
 from tests.unit.gateway.made_tokenizers import byte_level
 
 QUERY, DOCUMENTS = "how to read", ["a", "reading a file", "how to read it all, line by line", "nothing"]
@@ -20,7 +20,7 @@ def count(*texts: str) -> int:
     return sum(len(byte_level().encode(text).ids) for text in texts)
 
 
-async def cosines(stack: Stack, first: Sequence[str], second: Sequence[str]) -> list[float]:
+async def cosines(stack: GatewayStack, first: Sequence[str], second: Sequence[str]) -> list[float]:
     answer = await stack.client.embeddings.create(model=MODEL, input=[*first, *second], encoding_format="float")
     vectors = [item.embedding for item in answer.data]
     pairs = zip(vectors[: len(first)], vectors[len(first) :], strict=True)
@@ -30,13 +30,13 @@ async def cosines(stack: Stack, first: Sequence[str], second: Sequence[str]) -> 
     ]
 
 
-async def post(stack: Stack, path: str, **body: Any) -> Any:
+async def post(stack: GatewayStack, path: str, **body: Any) -> Any:
     answer = await stack.http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-async def test_score_compares_one_text_with_many_and_pairs(stack: Stack) -> None:
+async def test_score_compares_one_text_with_many_and_pairs(stack: GatewayStack) -> None:
     expected = await cosines(stack, [QUERY] * 4, DOCUMENTS)
     assert len(set(expected)) == 4
     one = await post(stack, "/v1/score", model=MODEL, text_1=QUERY, text_2=DOCUMENTS)
@@ -50,7 +50,7 @@ async def test_score_compares_one_text_with_many_and_pairs(stack: Stack) -> None
     assert single["data"] == [{"index": 0, "object": "score", "score": pytest.approx(1)}]
 
 
-async def test_ranks(stack: Stack) -> None:
+async def test_ranks(stack: GatewayStack) -> None:
     expected = await cosines(stack, [QUERY] * 4, DOCUMENTS)
     order = sorted(range(4), key=lambda index: -expected[index])
     for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
@@ -64,7 +64,7 @@ async def test_ranks(stack: Stack) -> None:
     assert best["results"] == [{k: v for k, v in item.items() if k != "document"} for item in ranked["results"][:2]]
 
 
-async def test_long_texts_keep_their_beginning_where_asked(stack: Stack) -> None:
+async def test_long_texts_keep_their_beginning_where_asked(stack: GatewayStack) -> None:
     worker = stack.workers[0]
     beginning = byte_level().encode(LONG).ids
     await post(stack, "/rerank", query=LONG, documents=[LONG, "short"], truncate_prompt_tokens=20, max_tokens_per_doc=7)
@@ -93,7 +93,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-async def test_invalid_comparison_is_rejected_by_field(stack: Stack) -> None:
+async def test_invalid_comparison_is_rejected_by_field(stack: GatewayStack) -> None:
     for path, body, param, says in WRONG:
         answer = await stack.http.post(path, json=body)
         error = answer.json()["error"]

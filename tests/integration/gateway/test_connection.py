@@ -1,4 +1,4 @@
-"""A gateway's connection to a worker ends when it is told to."""
+"""A gateway's connection to a worker ends on request."""
 
 from __future__ import annotations
 

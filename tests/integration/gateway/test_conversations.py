@@ -13,7 +13,7 @@ import pytest
 from services.gateway.api.ignored import IGNORED_HEADER
 from tests.integration.gateway import fleet
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_responses import PATH, create, post, prompts
 from tests.integration.gateway.test_tenants import entry
@@ -22,7 +22,7 @@ CONVERSATIONS = "/v1/conversations"
 
 
 @pytest.fixture
-async def stack(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
+async def stack(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GatewayStack]:
     monkeypatch.setattr(fleet, "MAX_LEN", 2048)
     async with running_stack([Worker("w0")], redis_url=server.url) as running:
         yield running
@@ -32,7 +32,7 @@ def message(text: str, role: str = "user") -> Any:
     return {"type": "message", "role": role, "content": text}
 
 
-async def test_unknown_fields_of_a_conversation_are_left_out_and_named(stack: Stack) -> None:
+async def test_unknown_fields_of_a_conversation_are_left_out_and_named(stack: GatewayStack) -> None:
     item = message("one") | {"mood": 1}
     made = await stack.http.post(CONVERSATIONS, json={"items": [item], "zeta": 1})
     assert (made.status_code, made.headers[IGNORED_HEADER]) == (200, "zeta, items[].mood")
@@ -47,7 +47,7 @@ async def test_unknown_fields_of_a_conversation_are_left_out_and_named(stack: St
     assert missing.json()["error"]["message"].startswith("Conversation with id `conv_x` not found")
 
 
-async def test_turns_of_a_conversation_have_its_items_and_add_their_own(stack: Stack) -> None:
+async def test_turns_of_a_conversation_have_its_items_and_add_their_own(stack: GatewayStack) -> None:
     conversations = stack.client.conversations
     made = await conversations.create(items=[message("Be kind.", "system"), message("one")], metadata={"a": "b"})
     first = await create(stack, input="two", conversation=made.id)
@@ -75,8 +75,8 @@ async def test_turns_of_a_conversation_have_its_items_and_add_their_own(stack: S
     await conversations.items.delete(added.first_id, conversation_id=made.id)
     with pytest.raises(openai.NotFoundError):
         await conversations.items.retrieve(added.first_id, conversation_id=made.id)
-    kept = await conversations.items.retrieve(added.last_id, conversation_id=made.id)
-    assert kept.content[0].text == "five"  # type: ignore[union-attr]
+    stored = await conversations.items.retrieve(added.last_id, conversation_id=made.id)
+    assert stored.content[0].text == "five"  # type: ignore[union-attr]
     changed = await conversations.update(made.id, metadata={"c": "d"})
     assert changed.metadata == {"c": "d"} == (await conversations.retrieve(made.id)).metadata
     listed = (await stack.http.get(CONVERSATIONS)).json()
@@ -89,7 +89,7 @@ async def test_turns_of_a_conversation_have_its_items_and_add_their_own(stack: S
     assert (gone.status_code, gone.json()["error"]["param"]) == (404, "conversation")
 
 
-async def test_concurrent_turns_of_a_conversation_lose_no_item(stack: Stack) -> None:
+async def test_concurrent_turns_of_a_conversation_lose_no_item(stack: GatewayStack) -> None:
     made = await stack.client.conversations.create()
     await asyncio.gather(*(create(stack, input=f"turn {number}", conversation=made.id) for number in range(8)))
     items = [item async for item in stack.client.conversations.items.list(made.id, limit=100)]
@@ -103,9 +103,9 @@ async def test_conversations_are_their_tenants_own_and_share_its_bounds(server: 
         mine, others = ({"headers": {"authorization": f"Bearer {key}"}} for key in ("one", "two"))
         body = {"items": [message("x" * 500)]}
         made = [(await stack.http.post(CONVERSATIONS, json=body, **mine)).json()["id"] for _ in range(6)]
-        found = [(await stack.http.get(f"{CONVERSATIONS}/{name}", **mine)).status_code for name in made]
-        assert found == sorted(found, reverse=True)
-        assert (found[0], found[-1]) == (404, 200), "the oldest make room"
+        actual = [(await stack.http.get(f"{CONVERSATIONS}/{name}", **mine)).status_code for name in made]
+        assert actual == sorted(actual, reverse=True)
+        assert (actual[0], actual[-1]) == (404, 200), "the oldest make room"
         for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/items"), ("GET", "/items/msg_1")):
             answer = await stack.http.request(method, f"{CONVERSATIONS}/{made[-1]}{path}", **others)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "conversation_not_found")
@@ -119,7 +119,7 @@ async def test_conversations_are_their_tenants_own_and_share_its_bounds(server: 
         assert (listed["data"][0]["id"], listed["has_more"]) == (made[-1], True)
 
 
-async def test_wrong_body_of_a_conversation_is_refused_by_field(stack: Stack) -> None:
+async def test_wrong_body_of_a_conversation_is_refused_by_field(stack: GatewayStack) -> None:
     for path, body, param in (
         ("", {"items": [message("a")] * 21}, "items"),
         ("", {"items": [{"type": "function_call", "call_id": "c"}]}, "items[0].name"),
@@ -136,7 +136,7 @@ async def test_wrong_body_of_a_conversation_is_refused_by_field(stack: Stack) ->
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 
-async def test_response_names_one_history(stack: Stack) -> None:
+async def test_response_names_one_history(stack: GatewayStack) -> None:
     made, first = await stack.client.conversations.create(), await create(stack)
     both = await post(stack, conversation=made.id, previous_response_id=first["id"])
     assert (both.status_code, both.json()["error"]["param"]) == (400, "conversation")
@@ -146,15 +146,15 @@ async def test_response_names_one_history(stack: Stack) -> None:
     assert counted.json()["input_tokens"] > 0
 
 
-async def test_compacted_conversation_goes_on_from_its_summary(stack: Stack) -> None:
+async def test_compacted_conversation_goes_on_from_its_summary(stack: GatewayStack) -> None:
     items = [message("The word is Zebra."), message("Noted.", "assistant"), message("And now?")]
     limit = {"max_output_tokens": 20}
     compacted = await stack.client.responses.compact(model="", input=items, instructions="Be brief.", extra_body=limit)
     assert compacted.object == "response.compaction"
     assert compacted.usage.output_tokens > 0
-    asked = prompts(stack)[-1]
-    assert asked.index("Zebra") < asked.index("Summarize our conversation")
-    assert "Be brief." in asked
+    sent = prompts(stack)[-1]
+    assert sent.index("Zebra") < sent.index("Summarize our conversation")
+    assert "Be brief." in sent
     (item,) = [one.to_dict() for one in compacted.output]
     await create(stack, input=[item, message("Go on.")], store=False)
     going_on = prompts(stack)[-1]
@@ -167,7 +167,7 @@ async def test_compacted_conversation_goes_on_from_its_summary(stack: Stack) -> 
     assert again.usage.output_tokens == 20
 
 
-async def test_input_is_kept_as_a_turn_without_an_answer(stack: Stack) -> None:
+async def test_input_is_kept_as_a_turn_without_an_answer(stack: GatewayStack) -> None:
     first = await create(stack, input="The word is Zebra.", generate=False)
     assert (first["status"], first["output"], first["usage"]["output_tokens"]) == ("completed", [], 0)
     assert not stack.workers[0].submits

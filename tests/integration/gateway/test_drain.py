@@ -1,4 +1,4 @@
-"""A gateway that is told to end fails nobody: real processes, real signals, all APIs open at once."""
+"""A gateway that gets SIGTERM fails no client: real processes, real signals, all APIs open at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.integration.gateway.gateways import eventually, running_stack
 from tests.integration.gateway.placing import running_fleet
 from tests.integration.gateway.process import GatewayProcess, gateway_process
 from tests.integration.gateway.test_bad_clients import post, raw, rest_of
-from tests.integration.gateway.test_stream_socket import PROMPT, Client, expected_ids
+from tests.integration.gateway.test_stream_socket import PROMPT, SocketClient, expected_ids
 
 TOKENS = 100
 BODY = {"prompt": PROMPT, "max_tokens": TOKENS, "seed": 0, "return_token_ids": True}
@@ -35,17 +35,19 @@ REQUEST = pb.GenerateRequest(prompt=PROMPT, options=pb.GenerationOptions(max_tok
 
 
 @dataclass
-class Open:
+class OpenStreams:
     """A stream of every API, and a plain request; each is at its beginning."""
 
     plain: asyncio.Task[httpx.Response]
     events: asyncio.Task[list[str]]
-    socket: Client
+    socket: SocketClient
     call: asyncio.Task[list[int]]
 
 
 @asynccontextmanager
-async def draining(folder: Path, worker: Worker, **environment: str) -> AsyncIterator[tuple[GatewayProcess, Open]]:
+async def draining(
+    folder: Path, worker: Worker, **environment: str
+) -> AsyncIterator[tuple[GatewayProcess, OpenStreams]]:
     """A gateway with one request open in each API."""
     async with (
         running_fleet([worker]) as router,
@@ -63,13 +65,13 @@ async def draining(folder: Path, worker: Worker, **environment: str) -> AsyncIte
             stub = inference_pb2_grpc.InferenceStub(channel)
             return [token async for response in stub.Generate(REQUEST) for token in response.ids]
 
-        client = Client(socket)
+        client = SocketClient(socket)
         await client.start("a", TOKENS)
         tasks = [asyncio.create_task(work) for work in (http.post("/v1/completions", json=BODY), events(), call())]
         await eventually(lambda: len(worker.submits) == 4)
         await client.until("token")
         try:
-            yield gateway, Open(tasks[0], tasks[1], client, tasks[2])
+            yield gateway, OpenStreams(tasks[0], tasks[1], client, tasks[2])
         finally:
             await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -79,7 +81,7 @@ async def status(port: int, path: str) -> int:
         return (await client.get(f"http://127.0.0.1:{port}{path}")).status_code
 
 
-async def closing_code(client: Client) -> int | None:
+async def closing_code(client: SocketClient) -> int | None:
     with pytest.raises(websockets.ConnectionClosed) as closed:
         await client.receive()
     return closed.value.rcvd.code if closed.value.rcvd else None
@@ -118,7 +120,7 @@ async def test_draining_gateway_finishes_open_requests_and_answers_late_requests
             late = await idle.post("/v1/completions", json=BODY | {"max_tokens": 1})
             assert (late.status_code, late.headers["connection"]) == (200, "close"), "served, and sent elsewhere"
             new = await idle.post("/v1/completions", json=BODY | {"max_tokens": 1})
-            assert new.status_code == 200, "whoever has not heard of it may still come"
+            assert new.status_code == 200, "clients that have not heard of it may still come"
             await refuses_connections(gateway.port)
             assert monotonic() - signalled > 2.9
             last = await silent.post("/v1/completions", json=BODY | {"max_tokens": 1})
@@ -152,7 +154,7 @@ async def test_a_gateway_listens_until_balancers_have_stopped_sending(tmp_path: 
             await asyncio.sleep(0.01)
         drains = monotonic()
         while monotonic() - drains < 3:
-            asked = monotonic()
+            sent_at = monotonic()
             async with httpx.AsyncClient(trust_env=False) as balancer:  # a connection of its own for each
                 answer = await balancer.post(f"{gateway.url}/v1/completions", json=BODY | {"max_tokens": 1})
             assert answer.status_code == 200
@@ -160,12 +162,12 @@ async def test_a_gateway_listens_until_balancers_have_stopped_sending(tmp_path: 
         probing = asyncio.create_task(_probe(gateway.port))
         await refuses_connections(gateway.port)
         ended = monotonic()
-        assert ended - asked > 1.9
+        assert ended - sent_at > 1.9
         await probing
         async with httpx.AsyncClient(trust_env=False) as client:
             metrics = (await client.get(f"http://127.0.0.1:{gateway.metrics_port}/metrics")).text
         (late,) = re.findall(r"^ryzanstein_gateway_drain_last_request_seconds (.*)$", metrics, re.MULTILINE)
-        assert asked - drains <= float(late) <= ended - signalled, "since it drains, which was between the two"
+        assert sent_at - drains <= float(late) <= ended - signalled, "since it drains, which was between the two"
         assert (await opened.plain).status_code == 200
         assert (await opened.events)[-1] == "[DONE]"
         await opened.socket.until("done")

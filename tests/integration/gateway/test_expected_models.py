@@ -13,9 +13,9 @@ from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import worker_pb2
 
 from tests.integration.gateway.fleet import MODEL, Worker
-from tests.integration.gateway.gateways import Stack, eventually
+from tests.integration.gateway.gateways import GatewayStack, eventually
 from tests.integration.gateway.test_inference_grpc import inference
-from tests.integration.gateway.test_stream_socket import Client, connect
+from tests.integration.gateway.test_stream_socket import SocketClient, connect
 
 if TYPE_CHECKING:
     from ryzanstein.v1.inference_pb2_grpc import InferenceAsyncStub as Stub
@@ -24,7 +24,7 @@ BODY = {"model": MODEL, "prompt": "a", "max_tokens": 3}
 
 
 @pytest.fixture
-async def waiting() -> AsyncIterator[tuple[Stack, Stub]]:
+async def waiting() -> AsyncIterator[tuple[GatewayStack, Stub]]:
     """No worker yet, and routers that let requests wait for half a minute."""
     async with expecting(MODEL, "other") as (stack, stub):
         yield stack, stub
@@ -32,7 +32,7 @@ async def waiting() -> AsyncIterator[tuple[Stack, Stub]]:
 
 
 @asynccontextmanager
-async def expecting(*models: str, **options: Any) -> AsyncIterator[tuple[Stack, Stub]]:
+async def expecting(*models: str, **options: Any) -> AsyncIterator[tuple[GatewayStack, Stub]]:
     """A gateway whose router expects these models."""
     workers = [Worker(f"of-{name}", model=name) for name in options.get("fallback_model", "").split()]
     async with inference(workers, **options) as (stack, stub):
@@ -41,17 +41,17 @@ async def expecting(*models: str, **options: Any) -> AsyncIterator[tuple[Stack, 
         yield stack, stub
 
 
-async def join(stack: Stack, worker: Worker) -> None:
+async def join(stack: GatewayStack, worker: Worker) -> None:
     await worker.start()
     stack.workers.append(worker)
     stack.router.workers.append(worker)
 
 
-async def test_every_api_waits_for_the_first_worker(waiting: tuple[Stack, Stub]) -> None:
+async def test_every_api_waits_for_the_first_worker(waiting: tuple[GatewayStack, Stub]) -> None:
     stack, stub = waiting
     options = pb.GenerationOptions(max_tokens=3)
     async with connect(stack) as socket:
-        client = Client(socket)
+        client = SocketClient(socket)
         await client.start("a", 3, model=MODEL)
         await client.start("b", 3, model="other")
         await client.send(type="cancel", id="b")
@@ -73,7 +73,7 @@ async def test_every_api_waits_for_the_first_worker(waiting: tuple[Stack, Stub])
         assert (await client.until("done", "a"))["finish_reason"] == "length"
 
 
-async def test_expired_wait_returns_503_with_retry_after(waiting: tuple[Stack, Stub]) -> None:
+async def test_expired_wait_returns_503_with_retry_after(waiting: tuple[GatewayStack, Stub]) -> None:
     stack, stub = waiting
     stack.router.queue_s = 0.2
     for path, body in (("/v1/completions", BODY), ("/v1/embeddings", {"model": MODEL, "input": "a"})):
@@ -87,7 +87,7 @@ async def test_expired_wait_returns_503_with_retry_after(waiting: tuple[Stack, S
     assert [round(route.patience_ms / 1000) for route in stack.router.routes] == [60, 60, 300], "a stream waits longer"
 
 
-async def test_a_model_at_zero_is_waited_for_and_listed(waiting: tuple[Stack, Stub]) -> None:
+async def test_a_model_at_zero_is_waited_for_and_listed(waiting: tuple[GatewayStack, Stub]) -> None:
     stack, stub = waiting
     assert [model["id"] for model in (await stack.http.get("/v1/models")).json()["data"]] == ["other", MODEL]
     assert (await stack.http.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
@@ -158,7 +158,7 @@ async def test_a_model_is_waited_for_from_its_first_worker_s_start() -> None:
 
 
 async def test_the_fallback_model_answers_after_the_wait() -> None:
-    """Not at once: whoever starts workers counts those who wait."""
+    """Not at once: the autoscaler counts waiting requests."""
     async with expecting(MODEL, fallback_model="other") as (stack, _):
         stack.router.queue_s = 0.3
         message = {"model": MODEL, "max_tokens": 3, "messages": [{"role": "user", "content": "a"}]}
@@ -174,11 +174,11 @@ async def test_the_only_expected_model_needs_no_name_and_a_worker_that_is_of_no_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with expecting(MODEL) as (stack, _):
-        asked = asyncio.create_task(stack.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}))
+        sent = asyncio.create_task(stack.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}))
         await eventually(lambda: stack.router.queued)
         worker = Worker("w0", abilities=worker_pb2.ModelCard(tokenizer_json=b"{}"))
         await join(stack, worker)
-        refused = await asked
+        refused = await sent
         assert refused.status_code == 503
         assert refused.json()["error"]["message"] == f"The first worker of the model `{MODEL}` cannot be used yet."
         assert any("w0" in record.getMessage() for record in caplog.records)
@@ -189,7 +189,7 @@ async def test_the_only_expected_model_needs_no_name_and_a_worker_that_is_of_no_
 
 
 async def test_model_of_sleeping_workers_is_known_by_a_card_and_listed_with_a_phase(
-    waiting: tuple[Stack, Stub],
+    waiting: tuple[GatewayStack, Stub],
 ) -> None:
     stack, _ = waiting
     stack.router.phases = {"w0": worker_pb2.PHASE_SLEEPING, "w1": worker_pb2.PHASE_LOADING}

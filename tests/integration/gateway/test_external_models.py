@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response, Streamin
 from services.common.ports import free_port
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
 from tests.integration.gateway.test_model_routes import BIG, to
 from tests.integration.gateway.test_telemetry import scrape
 
@@ -81,7 +81,7 @@ def file(folder: Path, *urls: str) -> str:
     return str(path)
 
 
-async def ask(stack: Stack, **fields: Any) -> Any:
+async def ask(stack: GatewayStack, **fields: Any) -> Any:
     body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], **fields}
     return await stack.http.post("/v1/chat/completions", json=body)
 
@@ -108,8 +108,8 @@ async def test_external_model_answers_last_whole_and_streamed(tmp_path: Path) ->
             assert [event["choices"][0]["delta"]["content"] for event in events] == ["from ", "elsewhere"]
             assert {event["model"] for event in events} == {"other0"}
             assert stream.text.endswith("data: [DONE]\n\n")
-            asked = await ask(stack, stream=True, stream_options={"include_usage": True})
-            assert json.loads(asked.text.split("\n")[-5][6:])["usage"] == USAGE
+            sent = await ask(stack, stream=True, stream_options={"include_usage": True})
+            assert json.loads(sent.text.split("\n")[-5][6:])["usage"] == USAGE
             assert (await scrape(stack))["routed_requests_total", "other0", "chat"] == 3
             responses = await stack.http.post("/v1/responses", json={"model": "chat", "input": "hi"})
             assert responses.status_code == 503, "an API without external models has the error of the last one here"

@@ -12,7 +12,7 @@ from ryzanstein.v1 import worker_pb2
 from services.common.blockhash import wire_chain
 from services.gateway.api.schema import MAX_TEXTS
 from tests.integration.gateway.fleet import MODEL, Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
 PROMPT = "The quick brown fox jumps"
@@ -23,11 +23,11 @@ COMPARING: tuple[tuple[str, dict[str, object]], ...] = (
 )
 
 
-def last_submit(stack: Stack) -> worker_pb2.Submit:
+def last_submit(stack: GatewayStack) -> worker_pb2.Submit:
     return stack.workers[0].submits[-1]
 
 
-async def test_temperature_zero_and_defaults(stack: Stack) -> None:
+async def test_temperature_zero_and_defaults(stack: GatewayStack) -> None:
     await stack.complete(prompt=PROMPT, temperature=0)
     assert last_submit(stack).sampling.temperature == 0
     await stack.complete(prompt=PROMPT, top_k=-1)
@@ -43,15 +43,15 @@ async def test_recommended_sampling_of_the_model_is_the_default() -> None:
         await stack.client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
         got = last_submit(stack).sampling
         assert (got.top_p, got.top_k, got.min_p, got.repetition_penalty) == (0.25, 7, 0, 1.5)
-        told = await stack.client.responses.create(model=MODEL, input="hi", max_output_tokens=1, store=False)
-        assert (told.temperature, told.top_p) == (0.7, 0.25), "as it was written, though it travels as float32"
+        reported = await stack.client.responses.create(model=MODEL, input="hi", max_output_tokens=1, store=False)
+        assert (reported.temperature, reported.top_p) == (0.7, 0.25), "as it was written, though it travels as float32"
         assert got.temperature == last_submit(stack).sampling.temperature == pytest.approx(0.7)
         await stack.complete(prompt=PROMPT, temperature=0, top_p=1, top_k=0, repetition_penalty=1)
         got = last_submit(stack).sampling
         assert (got.temperature, got.top_p, got.top_k, got.repetition_penalty) == (0, 1, 0, 1)
 
 
-async def test_tiny_top_p_keeps_the_likeliest_token(stack: Stack) -> None:
+async def test_tiny_top_p_keeps_the_likeliest_token(stack: GatewayStack) -> None:
     """float32 makes 0 of the smallest numbers, and workers read 0 as off."""
     for top_p in (0, 1e-46, 1e-30):
         assert (await stack.complete(prompt=PROMPT, top_p=top_p, top_k=5)).status_code == 200
@@ -59,7 +59,7 @@ async def test_tiny_top_p_keeps_the_likeliest_token(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("include", [False, True])
-async def test_logprobs_cover_only_the_text_before_a_stop_string(stack: Stack, include: bool) -> None:
+async def test_logprobs_cover_only_the_text_before_a_stop_string(stack: GatewayStack, include: bool) -> None:
     ask = {"prompt": PROMPT, "seed": 3, "max_tokens": 30, "logprobs": 0, "include_stop_str_in_output": include}
     whole = (await stack.complete(**ask)).json()["choices"][0]
     offsets = [*whole["logprobs"]["text_offset"], len(whole["text"])]
@@ -70,13 +70,13 @@ async def test_logprobs_cover_only_the_text_before_a_stop_string(stack: Stack, i
             continue
         cut = (await stack.complete(**ask, stop=stop)).json()["choices"][0]
         assert cut["text"] == whole["text"][: end if include else start]
-        kept = sum(offset < len(cut["text"]) for offset in whole["logprobs"]["text_offset"])
-        assert cut["logprobs"]["tokens"] == whole["logprobs"]["tokens"][:kept]
+        stored = sum(offset < len(cut["text"]) for offset in whole["logprobs"]["text_offset"])
+        assert cut["logprobs"]["tokens"] == whole["logprobs"]["tokens"][:stored]
         return
     raise AssertionError("no stop string of two tokens in this text")
 
 
-async def test_logprobs_have_no_token_that_is_not_in_the_text(stack: Stack) -> None:
+async def test_logprobs_have_no_token_that_is_not_in_the_text(stack: GatewayStack) -> None:
     stack.workers[0].end_at = 3
     ask = {"prompt": PROMPT, "seed": 2, "max_tokens": 9, "logprobs": 0, "skip_special_tokens": False}
     assert len((await stack.complete(**ask)).json()["choices"][0]["logprobs"]["tokens"]) == 3
@@ -84,13 +84,13 @@ async def test_logprobs_have_no_token_that_is_not_in_the_text(stack: Stack) -> N
     assert len(shown["logprobs"]["tokens"]) == 4
 
 
-async def test_chat_without_a_limit_may_fill_the_context(stack: Stack) -> None:
+async def test_chat_without_a_limit_may_fill_the_context(stack: GatewayStack) -> None:
     await stack.client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
     submit = last_submit(stack)
     assert submit.sampling.max_tokens == 256 - len(submit.prompt_ids)
 
 
-async def test_chat_logprobs(stack: Stack) -> None:
+async def test_chat_logprobs(stack: GatewayStack) -> None:
     answer = await stack.client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "hi"}], seed=1, max_tokens=5, logprobs=True, top_logprobs=2
     )
@@ -103,7 +103,7 @@ async def test_chat_logprobs(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
-async def test_scoring_a_prompt_as_evaluation_harnesses_do(stack: Stack, max_tokens: int) -> None:
+async def test_scoring_a_prompt_as_evaluation_harnesses_do(stack: GatewayStack, max_tokens: int) -> None:
     ids = byte_level().encode(PROMPT).ids
     answer = await stack.complete(prompt=[ids, ids[:3]], max_tokens=max_tokens, logprobs=1, echo=True, seed=1)
     assert answer.status_code == 200, answer.text
@@ -120,7 +120,7 @@ async def test_scoring_a_prompt_as_evaluation_harnesses_do(stack: Stack, max_tok
     assert last_submit(stack).sampling.max_tokens == 1
 
 
-async def test_echo_streams_the_prompt_first(stack: Stack) -> None:
+async def test_echo_streams_the_prompt_first(stack: GatewayStack) -> None:
     ask = {"model": MODEL, "prompt": PROMPT, "seed": 4, "max_tokens": 5, "echo": True}
     whole = (await stack.client.completions.create(**ask)).choices[0].text
     chunks = [c.choices[0].text async for c in await stack.client.completions.create(**ask, stream=True)]
@@ -131,7 +131,7 @@ async def test_echo_streams_the_prompt_first(stack: Stack) -> None:
     assert ("".join(choice.text for choice in alone), alone[-1].finish_reason) == (PROMPT, "length")
 
 
-async def test_a_stream_may_carry_its_usage_all_along(stack: Stack) -> None:
+async def test_a_stream_may_carry_its_usage_all_along(stack: GatewayStack) -> None:
     options = {"continuous_usage_stats": True}
     ask = {"model": MODEL, "max_tokens": 4, "seed": 1, "stream": True, "stream_options": options}
     hello = [{"role": "user", "content": "hi"}]
@@ -146,7 +146,7 @@ async def test_a_stream_may_carry_its_usage_all_along(stack: Stack) -> None:
         assert chunks[-1].choices, "the whole usage was not asked for"
 
 
-async def test_streamed_token_ids_begin_with_the_prompts(stack: Stack) -> None:
+async def test_streamed_token_ids_begin_with_the_prompts(stack: GatewayStack) -> None:
     body = {"prompt": PROMPT, "max_tokens": 3, "seed": 1, "return_token_ids": True}
     whole = (await stack.complete(**body)).json()["choices"][0]
     lines = (await stack.complete(**body, stream=True)).text.split("\n\n")[:-2]
@@ -155,7 +155,7 @@ async def test_streamed_token_ids_begin_with_the_prompts(stack: Stack) -> None:
     assert [token_id for choice in choices for token_id in choice["token_ids"]] == whole["token_ids"]
 
 
-async def test_prompt_logprobs_in_vllms_shape(stack: Stack) -> None:
+async def test_prompt_logprobs_in_vllms_shape(stack: GatewayStack) -> None:
     answer = await stack.complete(prompt=PROMPT, prompt_logprobs=1, max_tokens=1)
     ids = byte_level().encode(PROMPT).ids
     scored = answer.json()["choices"][0]["prompt_logprobs"]
@@ -163,7 +163,7 @@ async def test_prompt_logprobs_in_vllms_shape(stack: Stack) -> None:
     assert [next(iter(entry)) for entry in scored[1:]] == [str(token_id) for token_id in ids[1:]]
 
 
-async def test_the_session_comes_from_header_field_or_user(stack: Stack) -> None:
+async def test_the_session_comes_from_header_field_or_user(stack: GatewayStack) -> None:
     for headers, fields, session in (
         ({"x-session-id": "h"}, {"session_id": "s", "user": "u"}, "h"),
         ({}, {"session_id": "s", "user": "u"}, "s"),
@@ -179,7 +179,7 @@ async def test_the_session_comes_from_header_field_or_user(stack: Stack) -> None
             assert stack.router.routes[-1].session == session, path
 
 
-async def test_a_session_is_bounded_in_the_header_as_in_the_body(stack: Stack) -> None:
+async def test_a_session_is_bounded_in_the_header_as_in_the_body(stack: GatewayStack) -> None:
     long = "s" * 513
     for headers, fields, param in (
         ({"x-session-id": long}, {}, "x-session-id"),
@@ -193,7 +193,7 @@ async def test_a_session_is_bounded_in_the_header_as_in_the_body(stack: Stack) -
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-session-id"), path
 
 
-async def test_the_router_hears_the_prompts_blocks(stack: Stack) -> None:
+async def test_the_router_hears_the_prompts_blocks(stack: GatewayStack) -> None:
     prompt = PROMPT * 4
     await stack.complete(prompt=prompt, max_tokens=3)
     ids = byte_level().encode(prompt).ids
@@ -202,7 +202,7 @@ async def test_the_router_hears_the_prompts_blocks(stack: Stack) -> None:
     assert (route.prompt_tokens, route.max_tokens, route.model) == (len(ids), 3, MODEL)
 
 
-async def test_embeddings_as_floats_and_as_base64(stack: Stack) -> None:
+async def test_embeddings_as_floats_and_as_base64(stack: GatewayStack) -> None:
     inputs = ["first", "second text"]
     plain = await stack.client.embeddings.create(model=MODEL, input=inputs, encoding_format="float")
     coded = await stack.http.post("/v1/embeddings", json={"input": inputs, "encoding_format": "base64"})
@@ -217,7 +217,7 @@ async def test_embeddings_as_floats_and_as_base64(stack: Stack) -> None:
     assert plain.usage.prompt_tokens == sum(len(byte_level().encode(t).ids) for t in inputs)
 
 
-async def test_bad_embedding_requests(stack: Stack) -> None:
+async def test_bad_embedding_requests(stack: GatewayStack) -> None:
     for body, param in (
         ({"input": []}, "input"),
         ({"input": ["a"] * (MAX_TEXTS + 1)}, "input"),
@@ -228,7 +228,7 @@ async def test_bad_embedding_requests(stack: Stack) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-async def test_tokenize_and_detokenize(stack: Stack) -> None:
+async def test_tokenize_and_detokenize(stack: GatewayStack) -> None:
     answer = (await stack.http.post("/tokenize", json={"prompt": PROMPT, "return_token_strs": True})).json()
     ids = byte_level().encode(PROMPT).ids
     assert (answer["tokens"], answer["count"], answer["max_model_len"]) == (ids, len(ids), 256)
@@ -243,7 +243,7 @@ async def test_tokenize_and_detokenize(stack: Stack) -> None:
     assert (useless.status_code, useless.json()["error"]["param"]) == (400, "add_generation_prompt")
 
 
-async def test_a_stop_token_is_not_text_unless_asked_for(stack: Stack) -> None:
+async def test_a_stop_token_is_not_text_unless_asked_for(stack: GatewayStack) -> None:
     stack.workers[0].end_at = 3
     ask = {"prompt": PROMPT, "seed": 2, "max_tokens": 9, "skip_special_tokens": False}
     without = (await stack.complete(**ask)).json()["choices"][0]["text"]
@@ -251,7 +251,7 @@ async def test_a_stop_token_is_not_text_unless_asked_for(stack: Stack) -> None:
     assert with_it == without + "<|eos|>"
 
 
-async def test_min_tokens_also_holds_stop_strings_off(stack: Stack) -> None:
+async def test_min_tokens_also_holds_stop_strings_off(stack: GatewayStack) -> None:
     full = (await stack.complete(prompt=PROMPT, seed=6, max_tokens=20)).json()["choices"][0]["text"]
     body = {"prompt": PROMPT, "seed": 6, "max_tokens": 20, "stop": full[0]}
     assert (await stack.complete(**body)).json()["usage"]["completion_tokens"] < 20

@@ -29,7 +29,7 @@ from services.gateway.http.responses.counting import InputTokensBody
 from services.gateway.http.responses.schema import ResponsesBody
 from services.gateway.http.tokens import DetokenizeBody, TokenizeBody
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
 HELLO = {"role": "user", "content": "hi"}
@@ -51,13 +51,13 @@ BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
 
 
 @pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
+async def stack() -> AsyncIterator[GatewayStack]:
     template = "{{ reasoning_effort }}{% for m in messages %}{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
     async with running_stack([Worker("w0", template=template)]) as running:
         yield running
 
 
-async def test_null_is_the_default_of_every_field(stack: Stack) -> None:
+async def test_null_is_the_default_of_every_field(stack: GatewayStack) -> None:
     for path, (kind, needed) in BODIES.items():
         fields = [field for field in kind.__struct_encode_fields__ if field not in needed]
         answers = await asyncio.gather(*(stack.http.post(path, json=needed | {field: None}) for field in fields))
@@ -69,7 +69,7 @@ async def test_null_is_the_default_of_every_field(stack: Stack) -> None:
     assert b'"usage"' not in answer.content
 
 
-async def test_unsupported_field_is_accepted_when_neutral_and_else_rejected_by_name(stack: Stack) -> None:
+async def test_unsupported_field_is_accepted_when_neutral_and_else_rejected_by_name(stack: GatewayStack) -> None:
     for path, (kind, needed) in BODIES.items():
         for field, values in neutral_values(kind).items():
             answers = await asyncio.gather(*(stack.http.post(path, json=needed | {field: value}) for value in values))
@@ -84,18 +84,18 @@ async def test_unsupported_field_is_accepted_when_neutral_and_else_rejected_by_n
     assert other.json()["error"]["message"] == "`documents` is not supported; only `[]` or `null` is accepted."
 
 
-def _structs(described: inspect.Type, found: dict[type[msgspec.Struct], inspect.StructType]) -> None:
+def _structs(described: inspect.Type, actual: dict[type[msgspec.Struct], inspect.StructType]) -> None:
     """All structs that a body may hold."""
-    if isinstance(described, inspect.StructType) and described.cls not in found:
-        found[described.cls] = described
+    if isinstance(described, inspect.StructType) and described.cls not in actual:
+        actual[described.cls] = described
         for field in described.fields:
-            _structs(field.type, found)
+            _structs(field.type, actual)
     for part in (
         *getattr(described, "types", ()),
         *(getattr(described, name, None) for name in ("type", "item_type", "value_type")),
     ):
         if isinstance(part, inspect.Type):
-            _structs(part, found)
+            _structs(part, actual)
 
 
 def _takes_null(described: inspect.Type) -> bool:
@@ -109,13 +109,13 @@ def _takes_null(described: inspect.Type) -> bool:
 
 
 def test_null_means_the_default_of_optional_nested_fields() -> None:
-    found: dict[type[msgspec.Struct], inspect.StructType] = {}
+    actual: dict[type[msgspec.Struct], inspect.StructType] = {}
     for kind in (*(kind for kind, _ in BODIES.values()), BatchBody, FineTuningBody):
-        _structs(inspect.type_info(kind), found)
-    assert len(found) > 2 * len(BODIES)
+        _structs(inspect.type_info(kind), actual)
+    assert len(actual) > 2 * len(BODIES)
     refused = [
         f"{kind.__name__}.{field.encode_name}"
-        for kind, described in found.items()
+        for kind, described in actual.items()
         for field in described.fields
         if not field.required and not _takes_null(field.type)
     ]
@@ -123,13 +123,13 @@ def test_null_means_the_default_of_optional_nested_fields() -> None:
 
 
 def test_advisory_fields_take_any_value() -> None:
-    found: dict[type[msgspec.Struct], inspect.StructType] = {}
+    actual: dict[type[msgspec.Struct], inspect.StructType] = {}
     for kind in (*(kind for kind, _ in BODIES.values()), BatchBody, FineTuningBody):
-        _structs(inspect.type_info(kind), found)
+        _structs(inspect.type_info(kind), actual)
     values = ("a", 1, 1.5, True, [1], {"a": 1}, None)
     tried = 0
-    for kind in found:
-        types = {one.encode_name: one.type for one in found[kind].fields}
+    for kind in actual:
+        types = {one.encode_name: one.type for one in actual[kind].fields}
         for field in advisory_fields(kind):
             tried += 1
             assert isinstance(types[field], inspect.Metadata)
@@ -160,7 +160,7 @@ def alternatives(described: Any) -> list[Any]:
     return [described]
 
 
-async def test_fields_that_advise_are_accepted(stack: Stack) -> None:
+async def test_fields_that_advise_are_accepted(stack: GatewayStack) -> None:
     advice = {
         "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "service_tier": "auto",
         "store": True, "metadata": {"a": "b"}, "parallel_tool_calls": False, "verbosity": "low",
@@ -191,14 +191,14 @@ async def test_fields_that_advise_are_accepted(stack: Stack) -> None:
         ({"tool_calls": [{"id": "x"}]}, "messages[0].tool_calls[0].function", "Missing"),
     ],
 )
-async def test_in_messages_too(stack: Stack, extra: dict[str, object], param: str, message: str) -> None:
+async def test_in_messages_too(stack: GatewayStack, extra: dict[str, object], param: str, message: str) -> None:
     answer = await stack.http.post(CHAT, json={"messages": [HELLO | extra]})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
     assert message in error["message"]
 
 
-async def test_unknown_fields_are_left_out_and_named_in_every_body(stack: Stack) -> None:
+async def test_unknown_fields_are_left_out_and_named_in_every_body(stack: GatewayStack) -> None:
     for path, (_, needed) in BODIES.items():
         answer = await stack.http.post(path, json=needed | {"zeta": {"a": [1]}, "alpha": None})
         assert answer.status_code == 200, (path, answer.text)
@@ -206,7 +206,7 @@ async def test_unknown_fields_are_left_out_and_named_in_every_body(stack: Stack)
         assert IGNORED_HEADER not in (await stack.http.post(path, json=needed)).headers
 
 
-async def test_unknown_nested_fields_are_named_without_their_index(stack: Stack) -> None:
+async def test_unknown_nested_fields_are_named_without_their_index(stack: GatewayStack) -> None:
     call = {"id": "c", "index": 0, "function": {"name": "f", "arguments": "{}", "thought": 1}}
     messages = [HELLO | {"a": 1}, {"role": "assistant", "tool_calls": [call], "a": 2}, HELLO | {"b": 3}]
     body = {"messages": messages, "stream": True, "stream_options": {"include_usage": True, "c": 4}, "max_tokens": 1}
@@ -222,7 +222,7 @@ async def test_unknown_nested_fields_are_named_without_their_index(stack: Stack)
     assert answer.headers[IGNORED_HEADER] == "input[].content[].tone, input[].mood"
 
 
-async def test_a_header_of_unknown_fields_is_short_and_printable(stack: Stack) -> None:
+async def test_a_header_of_unknown_fields_is_short_and_printable(stack: GatewayStack) -> None:
     fields = {"line\r\nx-evil: 1": 1, "日本, a": 2, "n" * 5000: 3, **{f"field_{number}": 1 for number in range(300)}}
     needed = {"prompt": "a", "max_tokens": 1}
     for body in (needed | fields, needed | fields | {"large": "x" * 200_000}):
@@ -253,7 +253,7 @@ async def test_unknown_fields_are_refused_by_name_where_the_setting_says_so() ->
         assert answer.json()["error"]["param"] == "input[0].nonsense"
 
 
-async def test_templates_hear_of_reasoning(stack: Stack) -> None:
+async def test_templates_hear_of_reasoning(stack: GatewayStack) -> None:
     messages = [{"role": "assistant", "content": "b", "reasoning_content": "a"}, HELLO]
     await stack.http.post(CHAT, json={"messages": messages, "reasoning_effort": "low", "max_tokens": 1})
     assert byte_level().decode(list(stack.workers[0].submits[-1].prompt_ids)) == "lowabhi"

@@ -27,7 +27,7 @@ from services.finetuner.folders import sweep
 from services.finetuner.main import patiently
 from services.gateway.fine_tuning.publishing import Publisher
 from services.gateway.tenants.keys import digest_of
-from tests.integration.gateway.gateways import Stack
+from tests.integration.gateway.gateways import GatewayStack
 from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_batches import gateway
 
@@ -41,16 +41,16 @@ ORDER = Order(
 
 
 def finetuner(server: RedisServer) -> TuningStore:
-    """What a fine-tuner sees."""
+    """The fine-tuner's view of jobs."""
     return TuningStore(open_redis(RedisAccess(server.url), 5.0), RedisKeys("default"), patiently, 3600)
 
 
-async def file(stack: Stack, *lines: Any, purpose: Any = "fine-tune") -> str:
+async def file(stack: GatewayStack, *lines: Any, purpose: Any = "fine-tune") -> str:
     text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
     return (await stack.client.files.create(file=("a.jsonl", text.encode()), purpose=purpose)).id
 
 
-async def until(stack: Stack, job_id: str, *statuses: str) -> FineTuningJob:
+async def until(stack: GatewayStack, job_id: str, *statuses: str) -> FineTuningJob:
     async with asyncio.timeout(60):
         while (job := await stack.client.fine_tuning.jobs.retrieve(job_id)).status not in statuses:  # noqa: ASYNC110  # it happens in the gateway
             await asyncio.sleep(0.02)
@@ -101,14 +101,14 @@ async def test_invalid_job_is_rejected_by_field(server: RedisServer) -> None:
 
 
 async def test_fine_tuning_job_is_seen_by_all_gateways_and_its_owner_gets_user_commands(server: RedisServer) -> None:
-    async with gateway(server) as stack, gateway(server) as beside:
+    async with gateway(server) as stack, gateway(server) as second:
         store = finetuner(server)
         await store.appear("tuner", Presence(models=[MODEL], quantizations=["none"]))
         training = await file(stack, *[LINE] * 10)
         made = [await stack.client.fine_tuning.jobs.create(model=MODEL, training_file=training) for _ in range(2)]
         for job in made:
-            await until(beside, job.id, "queued")
-        jobs = beside.client.fine_tuning.jobs
+            await until(second, job.id, "queued")
+        jobs = second.client.fine_tuning.jobs
         assert [job.id async for job in jobs.list(limit=1)] == [job.id for job in reversed(made)]
 
         claim = await claimed(store)

@@ -49,12 +49,12 @@ async def test_wrong_form_is_rejected_and_leaves_no_data(server: RedisServer) ->
         def nothing() -> bool:
             return not [key for key in server.client.keys("*file*") if key != b"rz:default:file-usage"]
 
-        for content, headers, status, param, said in REFUSED:
+        for content, headers, status, param, expected in REFUSED:
             for body in (content, pieces(content)):  # with the length declared, and without
                 answer = await stack.http.post("/v1/files", content=body, headers=TYPE | headers)
                 assert answer.status_code == status, (content[:200], answer.text)
                 error = answer.json()["error"]
-                assert (error["param"], said in error["message"]) == (param, True), error
+                assert (error["param"], expected in error["message"]) == (param, True), error
         head = b"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: %b\r\ncontent-length: 500\r\n\r\n"
         begun = head % TYPE["content-type"].encode() + form(BATCH, FILE, end=b"")
         late = await rest_of(await raw(stack, begun))
@@ -62,6 +62,6 @@ async def test_wrong_form_is_rejected_and_leaves_no_data(server: RedisServer) ->
         assert b"Nothing of the form arrived for 1 s." in late
         (await raw(stack, begun)).close()
         await eventually(nothing)
-        kept = await stack.http.post("/v1/files", content=form(BATCH, FILE), headers=TYPE)
-        assert (kept.status_code, kept.json()["bytes"]) == (httpx.codes.OK, 2)
+        stored = await stack.http.post("/v1/files", content=form(BATCH, FILE), headers=TYPE)
+        assert (stored.status_code, stored.json()["bytes"]) == (httpx.codes.OK, 2)
         assert not nothing()

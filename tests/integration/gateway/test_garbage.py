@@ -1,4 +1,4 @@
-"""A request is freed with its answer: it leaves no cycles, for which collections walk all that runs beside it."""
+"""A request is freed with its answer: it leaves no cycles for a garbage collection, which walks all other requests."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ OF_REQUESTS = (Exchange, UntilDisconnect, AdmittedRequest, Generation)
 
 @pytest.fixture
 def left() -> Iterator[Callable[[], list[str]]]:
-    """What requests have left, with nobody collecting it."""
+    """The objects that requests have left, without a garbage collection."""
     gc.collect()
-    gc.freeze()  # what is there already; a look at all of it takes longer than a request
+    gc.freeze()  # existing objects; a collection of all of them takes longer than a request
     gc.disable()
     yield lambda: [type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, OF_REQUESTS)]
     gc.enable()

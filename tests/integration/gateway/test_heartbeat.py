@@ -101,8 +101,8 @@ async def test_a_response_that_has_named_its_model_does_not_fall_back() -> None:
         "resume_deadline_s": 0.1,
     }
     async with running_stack([silent, other], **options) as stack:
-        asked = {**RESPONSE, "model": MODEL, "stream": True}
-        answering = asyncio.create_task(stack.http.post(PATH, json=asked))
+        request = {**RESPONSE, "model": MODEL, "stream": True}
+        answering = asyncio.create_task(stack.http.post(PATH, json=request))
         await eventually(lambda: silent.submits)
         stack.router.away = {"w0"}
         events = events_of((await answering).text)

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from services.common.blockhash import ImageSpan, wire_chain
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.seeing_model import FAMILIES, FRAME, encoded, picture
 from tests.unit.gateway.made_tokenizers import byte_level
 
@@ -103,7 +103,7 @@ RESULTS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-async def submitted(stack: Stack, path: str, body: dict[str, Any]) -> worker_pb2.Submit:
+async def submitted(stack: GatewayStack, path: str, body: dict[str, Any]) -> worker_pb2.Submit:
     answer = await stack.http.post(f"/v1/{path}", json=body)
     assert answer.status_code == 200, answer.text
     assert "x-ryzanstein-ignored" not in answer.headers
@@ -147,8 +147,8 @@ async def test_spelled_placeholders_are_text_and_images_are_counted() -> None:
         counted = await stack.http.post("/tokenize", json=body)
         assert counted.json()["tokens"] == list(submit.prompt_ids)
         two = [{"type": "text", "text": "a"}, BLOCK, BLOCK]
-        asked = {"messages": [{"role": "user", "content": two}]}
-        count = await stack.http.post("/v1/messages/count_tokens", json=asked)
+        request = {"messages": [{"role": "user", "content": two}]}
+        count = await stack.http.post("/v1/messages/count_tokens", json=request)
         assert count.json()["input_tokens"] == len(expected(worker, turn("user", "a<image><image>")))
         many = {"messages": [{"role": "user", "content": [CHAT_PART] * 33}]}
         refused = await stack.http.post("/v1/chat/completions", json=many)

@@ -21,7 +21,7 @@ from services.gateway.api.fields import advisory_fields, neutral_values
 from services.gateway.api.ignored import IGNORED_HEADER
 from services.gateway.api.schema import ChatBody, CompletionBody, Message
 from tests.integration.gateway.fleet import MODEL, Fault, Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ PROMPT = "The quick brown fox"
 
 
 @asynccontextmanager
-async def inference(workers: list[Worker] | None = None, **options: Any) -> AsyncIterator[tuple[Stack, Stub]]:
+async def inference(workers: list[Worker] | None = None, **options: Any) -> AsyncIterator[tuple[GatewayStack, Stub]]:
     port = free_port()
     async with running_stack(workers, grpc_port=port, **options) as stack, open_channel(f"127.0.0.1:{port}") as channel:
         yield stack, inference_pb2_grpc.InferenceStub(channel)
@@ -109,8 +109,8 @@ def scored(logprobs: dict[str, Any] | None) -> list[float]:
     """The log probabilities that REST gives, the first of a prompt left out: it has none."""
     if logprobs is None:
         return []
-    found = [t["logprob"] for t in logprobs["content"]] if "content" in logprobs else logprobs["token_logprobs"]
-    return [logprob for logprob in found if logprob is not None]
+    actual = [t["logprob"] for t in logprobs["content"]] if "content" in logprobs else logprobs["token_logprobs"]
+    return [logprob for logprob in actual if logprob is not None]
 
 
 async def test_grpc_fields_equal_rest_fields() -> None:
@@ -136,9 +136,9 @@ async def test_grpc_fields_equal_rest_fields() -> None:
                 expected = choice["message"]["content"] if chat else choice["text"]
                 assert "".join(r.text for r in own) == expected, fields
                 assert own[-1].finish_reason == choice["finish_reason"], fields
-                found = [t.logprob for r in own for t in (*r.prompt_logprobs, *r.logprobs)]
+                actual = [t.logprob for r in own for t in (*r.prompt_logprobs, *r.logprobs)]
                 if "prompt_logprobs" not in choice:
-                    assert found == pytest.approx(scored(choice["logprobs"])), fields
+                    assert actual == pytest.approx(scored(choice["logprobs"])), fields
                 else:
                     by_id = [entry for entry in choice["prompt_logprobs"] if entry is not None]
                     assert [str(t.token_id) for t in own[0].prompt_logprobs] == [next(iter(e)) for e in by_id]
@@ -154,7 +154,7 @@ async def test_grpc_fields_equal_rest_fields() -> None:
             assert bool(counts) is ("prediction" in fields)
 
 
-# What the contract has under another name, or always does.
+# Options that the contract has under another name, or always applies.
 ELSEWHERE = {
     "prompt": "prompt_ids", "stream": "first_index", "stream_options": "include_workers", "return_token_ids": "ids",
     "user": "session_id", "guided_json": "structured_outputs", "guided_regex": "structured_outputs",
@@ -240,15 +240,15 @@ async def test_fields_of_a_newer_contract_are_left_out_and_named() -> None:
 async def test_a_response_says_which_worker_answers_when_asked() -> None:
     workers = [Worker(name, faults=[Fault("break", 3)]) for name in ("w0", "w1")]
     async with inference([*workers, Worker("w2")]) as (_, stub):
-        asked = pb.GenerateRequest(prompt=PROMPT, options=options(include_workers=True))
-        told = [r.worker async for r in stub.Generate(asked) if r.HasField("worker")]
-        assert len({worker.id for worker in told}) == len(told) >= 1
-        assert not told[0].after
-        assert all((worker.after, worker.resume) == ("connection_lost", "exact") for worker in told[1:])
+        sent = pb.GenerateRequest(prompt=PROMPT, options=options(include_workers=True))
+        reported = [r.worker async for r in stub.Generate(sent) if r.HasField("worker")]
+        assert len({worker.id for worker in reported}) == len(reported) >= 1
+        assert not reported[0].after
+        assert all((worker.after, worker.resume) == ("connection_lost", "exact") for worker in reported[1:])
         (model,) = (await stub.ListModels(pb.ListModelsRequest())).models
         assert (model.id, model.resume) == (MODEL, "exact")
-        asked.options.include_workers = False
-        assert not any([r.HasField("worker") async for r in stub.Generate(asked)])
+        sent.options.include_workers = False
+        assert not any([r.HasField("worker") async for r in stub.Generate(sent)])
 
 
 @pytest.mark.parametrize("method", ["Generate", "Tokenize"])
@@ -268,7 +268,7 @@ async def test_a_text_that_is_not_utf8_is_an_invalid_argument(method: str) -> No
 async def test_router_mistake_fails_neither_its_request_nor_the_following_request() -> None:
     async with inference() as (stack, stub):
         stack.router.mistaken = True
-        for asked in (1, 2):
+        for sent in (1, 2):
             pieces = [
                 piece
                 async for piece in stub.Generate(
@@ -276,7 +276,7 @@ async def test_router_mistake_fails_neither_its_request_nor_the_following_reques
                 )
             ]
             assert pieces[-1].finish_reason == "length"
-            assert len(stack.router.routes) == asked, "the router is asked again"
+            assert len(stack.router.routes) == sent, "the router is asked again"
 
 
 async def test_health_says_serving() -> None:

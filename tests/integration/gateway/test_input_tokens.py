@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.integration.gateway.fleet import CHAT_TEMPLATE, MAX_LEN, MODEL, Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_tenants import entry, tenancy
 
@@ -18,17 +18,17 @@ TOOL: Any = {"type": "function", "name": "look", "description": "Look it up", "p
 
 
 @pytest.fixture
-async def stack(server: RedisServer) -> AsyncIterator[Stack]:
+async def stack(server: RedisServer) -> AsyncIterator[GatewayStack]:
     template = "<tool_call>{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + CHAT_TEMPLATE
     async with running_stack([Worker("w0", template=template)], redis_url=server.url) as running:
         yield running
 
 
-def submitted(stack: Stack) -> int:
+def submitted(stack: GatewayStack) -> int:
     return len(stack.workers[0].submits)
 
 
-async def test_counted_input_tokens_equal_usage_of_the_response(stack: Stack) -> None:
+async def test_counted_input_tokens_equal_usage_of_the_response(stack: GatewayStack) -> None:
     first = await stack.client.responses.create(model=MODEL, input="one", max_output_tokens=2)
     turns: list[dict[str, Any]] = [
         {"input": "a text", "instructions": "Be brief."},
@@ -49,7 +49,7 @@ async def test_counted_input_tokens_equal_usage_of_the_response(stack: Stack) ->
     assert counts[-1] <= MAX_LEN
 
 
-async def test_wrong_bodies_are_refused_by_field(stack: Stack) -> None:
+async def test_wrong_bodies_are_refused_by_field(stack: GatewayStack) -> None:
     for body, param, code in (
         ({}, "input", "missing_field"),
         ({"input": []}, "input", "invalid_value"),

@@ -23,21 +23,21 @@ from services.common.ports import free_port
 from services.gateway.tenants.issued import IssuedKey, PresentedKey, SecretHash, new_secret
 from services.gateway.tenants.keys import digest_of, read_keys
 from tests.integration.gateway.fleet import MODEL, Worker
-from tests.integration.gateway.gateways import Stack, fast_settings, running_gateway, running_stack
+from tests.integration.gateway.gateways import GatewayStack, fast_settings, running_gateway, running_stack
 from tests.integration.gateway.redis_server import RedisServer, running_redis
 
 TOKEN = "an administrator's token"
 
 
 @dataclass
-class Installation:
-    first: Stack
+class KeyInstallation:
+    first: GatewayStack
     second: str  # URL of another gateway
     admin: str
     redis: RedisServer
 
     async def keys(self, *arguments: str, token: str = TOKEN) -> str:
-        """What `ryzanstein keys` prints."""
+        """The output of `ryzanstein keys`."""
         command = ["keys", *arguments, "--url", self.admin]
         ran = await asyncio.to_thread(CliRunner().invoke, app, command, env={"RYZANSTEIN_ADMIN_TOKEN": token})
         assert ran.exit_code == 0, ran.output
@@ -58,7 +58,7 @@ class Installation:
 
 
 @asynccontextmanager
-async def installation(tmp_path: Path, **overrides: Any) -> AsyncIterator[Installation]:
+async def installation(tmp_path: Path, **overrides: Any) -> AsyncIterator[KeyInstallation]:
     fixed = [{"key_sha256": digest_of("plain"), "name": "plain"}]
     with running_redis(tmp_path) as redis:
         settings = {"tenancy": True, "redis_url": redis.url, "api_keys": json.dumps(fixed)}
@@ -68,7 +68,7 @@ async def installation(tmp_path: Path, **overrides: Any) -> AsyncIterator[Instal
             other = fast_settings(router_addresses=stack.router.address, **settings)
             async with running_gateway(other) as second:
                 url = f"http://127.0.0.1:{second.http.port}"
-                yield Installation(stack, url, f"http://127.0.0.1:{port}", redis)
+                yield KeyInstallation(stack, url, f"http://127.0.0.1:{port}", redis)
 
 
 async def test_a_key_is_issued_limited_rotated_and_revoked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -225,11 +225,11 @@ async def test_without_tenancy_the_token_alone_administrates(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [("[{}]", "key_sha256"), ('[{"id": "a"}]', r"\$.id"), ("{", "array"), ('[{"key_sha256": "x"}]', r"\$.key_sha256")],
 )
-def test_keys_that_can_not_be_read_are_an_error_of_the_start(text: str, said: str) -> None:
-    with pytest.raises(StartupError, match=f"API keys: .*{said}"):
+def test_keys_that_can_not_be_read_are_an_error_of_the_start(text: str, expected: str) -> None:
+    with pytest.raises(StartupError, match=f"API keys: .*{expected}"):
         read_keys("", text)
 
 

@@ -22,7 +22,7 @@ from services.common.lifecycle import StartupError
 from services.gateway.settings import GatewaySettings
 from services.gateway.wiring import token_verifier
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.integration.gateway.redis_server import running_redis
 from tests.integration.gateway.test_batches import begin, over, request
 
@@ -40,9 +40,9 @@ class Issuer:
     def token(self, subject: str, client_id: str = AUDIENCE) -> str:
         """An id token, by the authorization code flow."""
         back = "http://127.0.0.1/back"
-        asked = {"client_id": client_id, "redirect_uri": back, "response_type": "code", "scope": "openid"}
+        sent = {"client_id": client_id, "redirect_uri": back, "response_type": "code", "scope": "openid"}
         with httpx.Client(base_url=self.url, trust_env=False) as client:
-            answer = client.post("/oauth2/authorize", params=asked, data={"sub": subject})
+            answer = client.post("/oauth2/authorize", params=sent, data={"sub": subject})
             code = parse_qs(urlparse(answer.headers["location"]).query)["code"][0]
             given = {"grant_type": "authorization_code", "code": code, "redirect_uri": back}
             answer = client.post("/oauth2/token", data=given | {"client_id": client_id, "client_secret": "s"})
@@ -56,7 +56,7 @@ def issuer() -> Iterator[Issuer]:
 
 
 @asynccontextmanager
-async def identified(folder: Path, workers: list[Worker], issuer: str, **settings: Any) -> AsyncIterator[Stack]:
+async def identified(folder: Path, workers: list[Worker], issuer: str, **settings: Any) -> AsyncIterator[GatewayStack]:
     """A gateway that takes tokens of the issuer."""
     with running_redis(folder) as redis:
         trust = {"tenancy": True, "redis_url": redis.url, "jwt_issuer": issuer, "jwt_audience": AUDIENCE}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 
 HELLO = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -20,12 +20,12 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
+async def stack() -> AsyncIterator[GatewayStack]:
     async with running_stack([Worker("w0", template="{% for m in messages %}{{ m.content }}{% endfor %}")]) as running:
         yield running
 
 
-async def test_keep_alive_reaches_the_router_in_seconds(stack: Stack) -> None:
+async def test_keep_alive_reaches_the_router_in_seconds(stack: GatewayStack) -> None:
     for path, body in BODIES.items():
         for given, seconds in (("1h30m", 5400), ("-1", -1), ("250ms", 0.25), (0, 0), (-1.5, -1.5), (20, 20)):
             answer = await stack.http.post(path, json=body | {"keep_alive": given})
@@ -35,7 +35,7 @@ async def test_keep_alive_reaches_the_router_in_seconds(stack: Stack) -> None:
         assert not stack.router.routes[-1].HasField("keep_alive_s")
 
 
-async def test_malformed_keep_alive_is_refused_by_name(stack: Stack) -> None:
+async def test_malformed_keep_alive_is_refused_by_name(stack: GatewayStack) -> None:
     for given in ("", "5 m", "m", "5x", "1m-5s", "--1", "1e3", "∞", "9" * 70, True, [], {}, 1e300):
         for path, body in BODIES.items():
             refused = await stack.http.post(path, json=body | {"keep_alive": given})

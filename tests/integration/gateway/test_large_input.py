@@ -1,4 +1,4 @@
-"""The largest input that may be sent: it is refused or served, and nobody beside it waits."""
+"""The largest input that may be sent: it is refused or served, and no other request waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from services.common.ports import free_port
 from services.common.rpc import open_channel
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import MAX_LEN, Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 
 LONGEST_S = 1.5  # CPU time of this process, independent of the machine's load
 
@@ -122,12 +122,12 @@ def post(port: int, path: str, body: bytes, key: str = "") -> tuple[int, dict]:
     return status, read
 
 
-async def refusal(stack: Stack, path: str, body: bytes, key: str = "") -> tuple[int, dict]:
+async def refusal(stack: GatewayStack, path: str, body: bytes, key: str = "") -> tuple[int, dict]:
     status, answer = await asyncio.to_thread(post, stack.gateway.http.port, path, body, key)
     return status, answer["error"] | answer["error"].get("details", {})
 
 
-async def test_largest_bodies_are_rejected_by_field_name_without_delaying_other_requests(stack: Stack):
+async def test_largest_bodies_are_rejected_by_field_name_without_delaying_other_requests(stack: GatewayStack):
     for name, (path, body, param) in bodies().items():
         async with no_gap():
             began = time.process_time()
@@ -137,7 +137,7 @@ async def test_largest_bodies_are_rejected_by_field_name_without_delaying_other_
     assert not stack.workers[0].submits
 
 
-async def test_requests_that_fit_are_served_with_large_fields(stack: Stack):
+async def test_requests_that_fit_are_served_with_large_fields(stack: GatewayStack):
     text = "x" * (MAX_LEN - 20)
     ran = await stack.complete(prompt=text, max_tokens=1, metadata={"a": "b" * 100_000})
     assert ran.status_code == 200, ran.text
@@ -183,7 +183,7 @@ def start(url: str, kind: str, body: bytes) -> dict:
         return json.loads(socket.recv())
 
 
-async def test_the_same_over_a_websocket(stack: Stack):
+async def test_the_same_over_a_websocket(stack: GatewayStack):
     for name in ("text", "lists of ids", "one message"):
         path, body, param = bodies()[name]
         async with no_gap():

@@ -1,4 +1,4 @@
-"""What a history of Anthropic's Messages API may hold: read as text, or left out and named."""
+"""Parts of a history of Anthropic's Messages API: read as text, or left out and named."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from services.gateway.api.ignored import IGNORED_HEADER
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack
+from tests.integration.gateway.gateways import GatewayStack
 from tests.integration.gateway.test_messages import ASK, HELLO, IMAGE, MESSAGES, PDF, served
 from tests.unit.gateway.made_tokenizers import byte_level
 
@@ -98,8 +98,8 @@ async def test_blocks_of_a_history_are_read_or_left_out_with_their_names() -> No
         await asks(stack, turns, "hi\nhi|", "messages[]", ".role, messages[]")
         turns = [HELLO, {"role": "tool", "content": "x"}, HELLO]
         await asks(stack, turns, "hi\nhi|", "messages[]", ".role=tool")
-        beside = [{"type": "tool_result", "tool_use_id": "c", "content": "read"}, PDF]
-        turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": beside}]
+        mixed = [{"type": "tool_result", "tool_use_id": "c", "content": "read"}, PDF]
+        turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": mixed}]
         await asks(stack, turns, f"g{{}}|read|{NO_DOCUMENT}|", "messages[].content[]", "document")
         turns = [{"role": "user", "content": [IMAGE]}, {"role": "assistant", "content": "no"}, HELLO]
         await asks(stack, turns, f"{NO_IMAGE}|no|hi|", "messages[].content[]", "image")
@@ -110,7 +110,7 @@ async def test_blocks_of_a_history_are_read_or_left_out_with_their_names() -> No
         await asks(stack, turns, 'hi|web_search{"query": "q"}|Lists\nhttps://a.example|', "", "")
 
 
-async def asks(stack: Stack, turns: list[dict[str, Any]], prompt: str, where: str, left_out: str) -> None:
+async def asks(stack: GatewayStack, turns: list[dict[str, Any]], prompt: str, where: str, left_out: str) -> None:
     """Send a history, and compare the prompt and the header."""
     answer = await stack.http.post(MESSAGES, json=ASK | {"messages": turns, "max_tokens": 1})
     assert answer.status_code == 200, answer.text

@@ -12,7 +12,7 @@ import pytest
 from ryzanstein.v1 import worker_pb2
 
 from tests.integration.gateway.fleet import CHAT_TEMPLATE, MAX_LEN, MODEL, Fault, Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
 MESSAGES = "/v1/messages"
@@ -35,7 +35,7 @@ def writes(text: str, **fields: Any) -> Worker:
 
 
 @asynccontextmanager
-async def served(*workers: Worker, **settings: Any) -> AsyncIterator[tuple[Stack, anthropic.AsyncAnthropic]]:
+async def served(*workers: Worker, **settings: Any) -> AsyncIterator[tuple[GatewayStack, anthropic.AsyncAnthropic]]:
     async with (
         running_stack(workers or [Worker("w0")], **settings) as stack,
         anthropic.AsyncAnthropic(base_url=stack.url, api_key="secret", max_retries=0, timeout=120) as client,
@@ -45,7 +45,7 @@ async def served(*workers: Worker, **settings: Any) -> AsyncIterator[tuple[Stack
 
 async def test_template_gets_the_same_values_from_messages_as_from_a_chat() -> None:
     call = {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}
-    asked: Any = {
+    sent: Any = {
         **ASK,
         "max_tokens": 1,
         "system": [
@@ -85,12 +85,12 @@ async def test_template_gets_the_same_values_from_messages_as_from_a_chat() -> N
         stack.workers[0].token = lambda prompt, seed, position: 5
         answer = await stack.http.post("/v1/chat/completions", json=chat)
         assert answer.status_code == 200, answer.text
-        message = await client.messages.create(**asked, metadata={"user_id": "u"})
+        message = await client.messages.create(**sent, metadata={"user_id": "u"})
         first, second = stack.workers[0].submits
         assert list(first.prompt_ids) == list(second.prompt_ids), byte_level().decode(list(second.prompt_ids))
         assert message.usage.input_tokens == len(second.prompt_ids)
-        del asked["max_tokens"]
-        assert (await client.messages.count_tokens(**asked)).input_tokens == len(second.prompt_ids)
+        del sent["max_tokens"]
+        assert (await client.messages.count_tokens(**sent)).input_tokens == len(second.prompt_ids)
         assert stack.router.routes[-1].session == "u"
 
 
@@ -106,7 +106,7 @@ def shape(events: Sequence[Any]) -> list[str]:
     return [name for position, name in enumerate(names) if position == 0 or names[position - 1] != name]
 
 
-async def raw_events(stack: Stack, **body: Any) -> list[Any]:
+async def raw_events(stack: GatewayStack, **body: Any) -> list[Any]:
     answer = await stack.http.post(MESSAGES, json=body | {"stream": True})
     assert answer.status_code == 200, answer.text
     events = []
@@ -198,7 +198,7 @@ async def test_a_stream_outlives_its_worker_and_is_kept_alive_by_pings() -> None
         assert "".join(deltas) == whole.content[0].text
 
 
-async def lose_all(stack: Stack, client: anthropic.AsyncAnthropic) -> None:
+async def lose_all(stack: GatewayStack, client: anthropic.AsyncAnthropic) -> None:
     """Read a stream whose only worker is not replaced."""
     async with client.messages.stream(**ASK) as stream:
         async for event in stream:

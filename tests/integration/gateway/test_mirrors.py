@@ -10,7 +10,7 @@ import pytest
 from ryzanstein.v1 import worker_pb2
 
 from tests.integration.gateway.fleet import Fault, Worker
-from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
 from tests.integration.gateway.test_model_routes import BIG, SMALL, ask, routes_file, to
 from tests.integration.gateway.test_telemetry import scrape
 
@@ -19,13 +19,13 @@ def mirrored(share: float = 1, **fields: Any) -> dict[str, Any]:
     return to(BIG, mirror={"model": SMALL, "share": share, **fields})
 
 
-async def results(stack: Stack, route: str = "chat") -> dict[str, float]:
+async def results(stack: GatewayStack, route: str = "chat") -> dict[str, float]:
     seen = await scrape(stack)
     words = "same", "different", "answered", "failed", "dropped"
     return {word: seen[key] for word in words if (key := ("mirrored_requests_total", SMALL, word, route)) in seen}
 
 
-async def until_results(stack: Stack, **expected: float) -> None:
+async def until_results(stack: GatewayStack, **expected: float) -> None:
     async with asyncio.timeout(60):
         while await results(stack) != expected:  # noqa: ASYNC110  # no event tells
             await asyncio.sleep(0.02)

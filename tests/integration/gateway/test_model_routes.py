@@ -23,10 +23,10 @@ from services.common.lifecycle import StartupError
 from services.common.ports import free_port
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import MAX_LEN, Fault, Worker
-from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_gateway, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, fast_settings, running_gateway, running_stack
 from tests.integration.gateway.redis_server import RedisServer, running_redis
 from tests.integration.gateway.test_inference_grpc import inference
-from tests.integration.gateway.test_stream_socket import Client, connect
+from tests.integration.gateway.test_stream_socket import SocketClient, connect
 from tests.integration.gateway.test_telemetry import scrape, scrape_until
 
 TOKEN = "an administrator's token"
@@ -55,14 +55,14 @@ async def ask(http: httpx.AsyncClient, model: str, **fields: Any) -> httpx.Respo
 
 
 @dataclass
-class Installation:
-    first: Stack
+class RouteInstallation:
+    first: GatewayStack
     second: httpx.AsyncClient  # client of another gateway
     admin: str
     redis: RedisServer
 
     async def routes(self, *arguments: str, token: str = TOKEN, fails: str = "") -> str:
-        """What `ryzanstein routes` prints."""
+        """The output of `ryzanstein routes`."""
         command = ["routes", *arguments, "--url", self.admin]
         ran = await asyncio.to_thread(CliRunner().invoke, app, command, env={"RYZANSTEIN_ADMIN_TOKEN": token})
         assert ran.exit_code == (1 if fails else 0), ran.output
@@ -77,7 +77,7 @@ class Installation:
 
 
 @asynccontextmanager
-async def installation(tmp_path: Path, **overrides: Any) -> AsyncIterator[Installation]:
+async def installation(tmp_path: Path, **overrides: Any) -> AsyncIterator[RouteInstallation]:
     with running_redis(tmp_path) as redis:
         settings = {"redis_url": redis.url, **overrides}
         port = free_port()
@@ -87,7 +87,7 @@ async def installation(tmp_path: Path, **overrides: Any) -> AsyncIterator[Instal
                 await eventually(lambda: len(second.catalog.available()) == 2)
                 url = f"http://127.0.0.1:{second.http.port}"
                 async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=120) as http:
-                    yield Installation(stack, http, f"http://127.0.0.1:{port}", redis)
+                    yield RouteInstallation(stack, http, f"http://127.0.0.1:{port}", redis)
 
 
 async def test_live_routes_win_over_those_of_the_file_and_are_versioned_and_audited(
@@ -235,7 +235,7 @@ async def test_every_api_answers_for_a_route_with_its_target(tmp_path: Path) -> 
         assert json.loads(chunks.text.split("\n")[0].removeprefix("data: "))["model"] == SMALL, path
         assert (await stack.http.post("/tokenize", json={"model": "chat", "prompt": "a"})).json()["count"] == 1
         async with connect(stack) as socket:
-            client = Client(socket)
+            client = SocketClient(socket)
             await client.start("a", 2, model="chat", prompt="hi")
             assert (await client.receive())["model"] == SMALL
         options = pb.GenerationOptions(max_tokens=2)
@@ -245,27 +245,27 @@ async def test_every_api_answers_for_a_route_with_its_target(tmp_path: Path) -> 
         assert not stack.workers[0].submits
 
 
-Break = Callable[[Stack], Awaitable[None]]
+Break = Callable[[GatewayStack], Awaitable[None]]
 
 
-async def killed(stack: Stack) -> None:
+async def killed(stack: GatewayStack) -> None:
     await stack.workers[0].stop()  # routers list it for a while
 
 
-async def gone(stack: Stack) -> None:
+async def gone(stack: GatewayStack) -> None:
     stack.router.hidden = {"w0"}
     await eventually(lambda: len(stack.gateway.catalog.available()) == 1)
 
 
-async def mistaken(stack: Stack) -> None:
+async def mistaken(stack: GatewayStack) -> None:
     stack.workers[0].faults = [Fault("mistake", 0)]
 
 
-async def full(stack: Stack) -> None:
+async def full(stack: GatewayStack) -> None:
     stack.router.full = {BIG}
 
 
-async def short(stack: Stack) -> None:
+async def short(stack: GatewayStack) -> None:
     """The model's context is too short for 2 * MAX_LEN tokens."""
 
 

@@ -9,7 +9,7 @@ import pytest
 from ryzanstein.v1 import routing_pb2
 
 from tests.integration.gateway.fleet import MODEL, Worker, scripted_token
-from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
 PROMPT = "The quick brown"
@@ -36,7 +36,7 @@ async def test_streamed_completion_equals_the_unstreamed_completion() -> None:
         assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-async def test_chat_streamed_and_whole_are_equal(stack: Stack) -> None:
+async def test_chat_streamed_and_whole_are_equal(stack: GatewayStack) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "naïve 🙂?"}]
     ask = {"model": MODEL, "messages": messages, "seed": 9, "max_completion_tokens": 30}
     whole = await stack.client.chat.completions.create(**ask)
@@ -57,7 +57,7 @@ async def test_eos_ends_a_sequence_and_is_not_text() -> None:
         assert answer.usage.completion_tokens == 5
 
 
-async def test_many_choices_and_prompts_keep_their_order(stack: Stack) -> None:
+async def test_many_choices_and_prompts_keep_their_order(stack: GatewayStack) -> None:
     answer = await stack.client.completions.create(model=MODEL, prompt=["User:", "def f"], n=3, seed=20, max_tokens=6)
     texts = [choice.text for choice in answer.choices]
     assert [choice.index for choice in answer.choices] == list(range(6))
@@ -67,7 +67,7 @@ async def test_many_choices_and_prompts_keep_their_order(stack: Stack) -> None:
     assert answer.usage.completion_tokens == 36
 
 
-async def test_requests_without_a_seed_differ(stack: Stack) -> None:
+async def test_requests_without_a_seed_differ(stack: GatewayStack) -> None:
     answers = [await stack.client.completions.create(model=MODEL, prompt=PROMPT) for _ in range(2)]
     assert answers[0].choices[0].text != answers[1].choices[0].text
 
@@ -89,13 +89,13 @@ async def test_a_stop_string_ends_the_text(include: bool) -> None:
         await eventually(lambda: [o.result for o in stack.router.outcomes] == [routing_pb2.Outcome.RESULT_OK])
 
 
-async def test_client_retries_only_retryable_errors(stack: Stack) -> None:
+async def test_client_retries_only_retryable_errors(stack: GatewayStack) -> None:
     client = stack.client.with_options(max_retries=3)
     stack.router.busy, stack.router.retry_after_s = True, 1
-    asked = asyncio.create_task(client.completions.create(model=MODEL, prompt=PROMPT, seed=5, max_tokens=4))
+    sent = asyncio.create_task(client.completions.create(model=MODEL, prompt=PROMPT, seed=5, max_tokens=4))
     await eventually(lambda: len(stack.router.routes) == 1)
     stack.router.busy = False
-    assert (await asked).choices[0].text == expected_text(PROMPT, 5, 4)
+    assert (await sent).choices[0].text == expected_text(PROMPT, 5, 4)
     routes = len(stack.router.routes)
     with pytest.raises(openai.BadRequestError):
         await client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=10_000)

@@ -16,9 +16,9 @@ from tests.integration.gateway.gateways import running_stack
 from tests.integration.gateway.redis_server import RedisServer, running_redis
 from tests.integration.gateway.test_fine_tuning import finetuner
 
-# What a gateway serves at /openapi.json: a test keeps the two equal.
+# The document at /openapi.json of a gateway: a test keeps the two equal.
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "openapi.json"
-EXAMPLES = 2  # per operation, beside the ones that cover each keyword of its schema
+EXAMPLES = 2  # per operation, in addition to those that cover each keyword of its schema
 
 
 # As a command of its own: with Schemathesis' plugin every process of pytest makes all requests when it collects tests.
@@ -42,9 +42,9 @@ async def test_no_request_is_answered_5xx_or_otherwise_than_documented(tmp_path:
                 stderr=subprocess.STDOUT,
                 cwd=tmp_path,
             )
-            said, _ = await process.communicate()
+            message, _ = await process.communicate()
             await end_tasks([tuner])
-    assert process.returncode == 0, said.decode()
+    assert process.returncode == 0, message.decode()
 
 
 async def be_present(redis: RedisServer) -> None:

@@ -11,49 +11,49 @@ import websockets
 
 from services.gateway.settings import GatewaySettings
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 
 LISTED = "https://chat.example.com"
 FOREIGN = "https://evil.example"
 BODY: dict[str, Any] = {"prompt": "a", "max_tokens": 1}
 
 
-async def post(stack: Stack, **headers: str) -> httpx.Response:
+async def post(stack: GatewayStack, **headers: str) -> httpx.Response:
     return await stack.http.post("/v1/completions", json=BODY, headers=headers)
 
 
-async def opens_a_socket(stack: Stack, origin: str | None) -> bool:
+async def opens_a_socket(stack: GatewayStack, origin: str | None) -> bool:
     url = stack.url.replace("http", "ws") + "/v1/stream"
     try:
         async with websockets.connect(url, proxy=None, origin=origin):
             return True
     except websockets.InvalidStatus as error:
         refused = error.response
-    told = json.loads(refused.body)["error"]
-    assert (refused.status_code, told["code"]) == (403, "origin_not_allowed")
-    assert origin in told["message"]
+    reported = json.loads(refused.body)["error"]
+    assert (refused.status_code, reported["code"]) == (403, "origin_not_allowed")
+    assert origin in reported["message"]
     return False
 
 
-async def test_another_page_can_use_a_keyless_gateway_in_no_way(stack: Stack):
+async def test_another_page_can_use_a_keyless_gateway_in_no_way(stack: GatewayStack):
     own = stack.url
     for origin in (FOREIGN, "null", "http://localhost:1", own + "0"):
         answer = await post(stack, origin=origin)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
         assert not await opens_a_socket(stack, origin)
-        asked = await stack.http.options(
+        sent = await stack.http.options(
             "/v1/completions", headers={"origin": origin, "access-control-request-method": "POST"}
         )
-        assert asked.is_error
+        assert sent.is_error
         read = await stack.http.get("/v1/models", headers={"origin": origin})
-        assert not [name for name in [*asked.headers, *read.headers] if name.startswith("access-control")]
+        assert not [name for name in [*sent.headers, *read.headers] if name.startswith("access-control")]
     assert not stack.workers[0].submits
     for origin in (None, own):
         assert (await post(stack, **({"origin": origin} if origin else {}))).status_code == 200
         assert await opens_a_socket(stack, origin)
 
 
-async def test_a_name_that_points_at_loopback_is_not_its_own_address(stack: Stack):
+async def test_a_name_that_points_at_loopback_is_not_its_own_address(stack: GatewayStack):
     rebound = f"evil.example:{stack.gateway.http.port}"
     assert (await post(stack, origin=f"http://{rebound}", host=rebound)).status_code == 403
     own = f"localhost:{stack.gateway.http.port}"
@@ -62,16 +62,16 @@ async def test_a_name_that_points_at_loopback_is_not_its_own_address(stack: Stac
 
 async def test_listed_pages_may_ask_read_and_open_sockets():
     async with running_stack([Worker("w0")], allowed_origins=(LISTED,)) as stack:
-        asked = await stack.http.options(
+        sent = await stack.http.options(
             "/v1/chat/completions",
             headers={
                 "origin": LISTED, "access-control-request-method": "POST",
                 "access-control-request-headers": "authorization,content-type",
             },
         )  # fmt: skip
-        assert asked.status_code == 200
-        assert asked.headers["access-control-allow-origin"] == LISTED
-        assert asked.headers["access-control-allow-headers"] == "authorization,content-type"
+        assert sent.status_code == 200
+        assert sent.headers["access-control-allow-origin"] == LISTED
+        assert sent.headers["access-control-allow-headers"] == "authorization,content-type"
         answers = [await post(stack, origin=LISTED), await stack.http.get("/v1/models", headers={"origin": LISTED})]
         bad = await stack.http.post("/v1/completions", json={}, headers={"origin": LISTED})
         for answer, status in zip([*answers, bad], (200, 200, 400), strict=True):
@@ -90,7 +90,7 @@ async def test_any_page_may_where_the_list_says_so():
         assert await opens_a_socket(stack, FOREIGN)
 
 
-async def test_body_of_another_media_type_gets_415(stack: Stack):
+async def test_body_of_another_media_type_gets_415(stack: GatewayStack):
     for media in ("text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded"):
         for path in ("/v1/completions", "/v1/embeddings", "/tokenize"):
             answer = await stack.http.post(path, content=json.dumps(BODY), headers={"content-type": media})

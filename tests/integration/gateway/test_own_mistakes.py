@@ -15,11 +15,11 @@ from services.gateway.generation.output import Generation, OutputChunk
 from services.gateway.generation.pipeline import Pipeline
 from services.gateway.generation.request import GenerationRequest
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack
+from tests.integration.gateway.gateways import GatewayStack
 from tests.integration.gateway.redis_server import running_redis
 from tests.integration.gateway.test_batches import begin, gateway, lines_of, over, request
 from tests.integration.gateway.test_inference_grpc import inference
-from tests.integration.gateway.test_stream_socket import Client, connect
+from tests.integration.gateway.test_stream_socket import SocketClient, connect
 from tests.integration.gateway.test_telemetry import scrape_until
 
 SAID = [{"role": "user", "content": "hi"}]
@@ -55,9 +55,9 @@ def in_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Generation, "next", take_three)
 
 
-async def _socket_error(stack: Stack, tokens: int) -> dict[str, Any]:
+async def _socket_error(stack: GatewayStack, tokens: int) -> dict[str, Any]:
     async with connect(stack) as socket:
-        client = Client(socket)
+        client = SocketClient(socket)
         await client.start("a", tokens)
         error = await client.until("error", "a")
         await client.send(type="ping")
@@ -85,7 +85,7 @@ async def test_before_an_answer(before_answers: None) -> None:
 
 async def test_in_the_middle_of_an_answer(in_answers: None) -> None:
     async with inference([Worker("w0", step_s=0.01)]) as (stack, stub):
-        with pytest.raises(httpx.RemoteProtocolError):  # nobody may take it for whole
+        with pytest.raises(httpx.RemoteProtocolError):  # no client may take it for whole
             await stack.complete(prompt="a", max_tokens=40, stream=True)
         await scrape_until(stack, 1, "streams_broken_total", "internal")
         assert (await _socket_error(stack, 40))["code"] == "internal_error"

@@ -15,13 +15,13 @@ from ryzanstein.v1 import inference_pb2_grpc, routing_pb2
 from services.common.ports import free_port
 from services.common.rpc import open_channel
 from tests.integration.gateway.fleet import MODEL, Fault, Worker
-from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
 
 ASK = {"prompt": "User: What is a list?", "max_tokens": 4, "seed": 1}
 STALL_S = 1.0
 
 
-async def failure(stack: Stack, **body: object) -> tuple[int, dict[str, str]]:
+async def failure(stack: GatewayStack, **body: object) -> tuple[int, dict[str, str]]:
     answer = await stack.complete(**(ASK | body))
     return answer.status_code, answer.json()["error"]
 

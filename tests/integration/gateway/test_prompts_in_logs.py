@@ -1,4 +1,4 @@
-"""What users write stays out of the logs, at every log level and in every API, until a setting asks for it."""
+"""Prompts stay out of the logs, at every log level and in every API, until a setting asks for them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from services.gateway.http.responses import store
 from services.gateway.main import running_gateway
 from tests.integration.gateway import fleet
 from tests.integration.gateway.fleet import Fault, Worker
-from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, fast_settings, running_stack
 from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_chat_prompts import text_of
 from tests.integration.gateway.test_tenants import entry
@@ -24,24 +24,24 @@ UNKNOWN = f"resp_{'0' * 48}"
 
 
 @pytest.fixture
-async def stack(server: RedisServer) -> AsyncIterator[Stack]:
+async def stack(server: RedisServer) -> AsyncIterator[GatewayStack]:
     async with running_stack([Worker("w0"), Worker("w1")], redis_url=server.url) as running:
         yield running
 
 
-async def create(stack: Stack, key: str = "", **fields: Any) -> dict[str, Any]:
+async def create(stack: GatewayStack, key: str = "", **fields: Any) -> dict[str, Any]:
     answer = await post(stack, key, **fields)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
-async def post(stack: Stack, key: str = "", **fields: Any) -> httpx.Response:
+async def post(stack: GatewayStack, key: str = "", **fields: Any) -> httpx.Response:
     body = {"input": "hi", "max_output_tokens": 2, "seed": 1, **fields}
     return await stack.http.post(PATH, json=body, headers={"authorization": f"Bearer {key or None}"})
 
 
-def prompts(stack: Stack) -> list[str]:
-    """What the last request's worker was given, by time."""
+def prompts(stack: GatewayStack) -> list[str]:
+    """The prompt that the last request's worker got, by time."""
     submits = [submit for worker in stack.workers for submit in worker.submits]
     return [text_of(list(submit.prompt_ids)) for submit in submits]
 
@@ -54,7 +54,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
     return events
 
 
-async def test_turn_continues_stored_turns_as_if_their_items_were_sent(stack: Stack) -> None:
+async def test_turn_continues_stored_turns_as_if_their_items_were_sent(stack: GatewayStack) -> None:
     first = await create(stack, instructions="Be brief.", input="one")
     second = await create(stack, input=[{"role": "user", "content": "two"}], previous_response_id=first["id"])
     remembered = prompts(stack)
@@ -73,13 +73,13 @@ async def test_turn_continues_stored_turns_as_if_their_items_were_sent(stack: St
     assert [item.content[0].text for item in listed.data] == ["two"]  # type: ignore[union-attr]
     elsewhere = await stack.http.get(f"{PATH}/{second['id']}/input_items?after=msg_1")
     assert (elsewhere.status_code, elsewhere.json()["error"]["param"]) == (400, "after")
-    said = [{"role": "assistant", "content": [{"type": "refusal", "refusal": "I may not."}]}, *sent[-1:]]
-    await create(stack, input=said, store=False)
+    spoken = [{"role": "assistant", "content": [{"type": "refusal", "refusal": "I may not."}]}, *sent[-1:]]
+    await create(stack, input=spoken, store=False)
     assert "I may not." in prompts(stack)[-1]
     assert (await stack.client.responses.retrieve(second["id"])).to_dict() == second
 
 
-async def test_a_stream_is_the_whole_response_in_pieces_also_when_its_worker_dies(stack: Stack) -> None:
+async def test_a_stream_is_the_whole_response_in_pieces_also_when_its_worker_dies(stack: GatewayStack) -> None:
     ask = {"max_output_tokens": 30, "store": False, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     whole = await create(stack, **ask)
     for worker in stack.workers:
@@ -103,7 +103,7 @@ async def test_a_stream_is_the_whole_response_in_pieces_also_when_its_worker_die
     assert last["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
-async def test_a_stream_that_cannot_go_on_fails_as_a_response(server: RedisServer, stack: Stack) -> None:
+async def test_a_stream_that_cannot_go_on_fails_as_a_response(server: RedisServer, stack: GatewayStack) -> None:
     stack.router.empty = True
     assert (await post(stack, stream=True)).status_code == 503
     faults = [Fault("break", index) for index in range(5, 20)]
@@ -119,7 +119,7 @@ async def test_a_stream_that_cannot_go_on_fails_as_a_response(server: RedisServe
 
 
 async def test_deep_conversations_have_an_end_and_truncation_drops_their_oldest_turns(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
+    stack: GatewayStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "MAX_CHAIN", 40)
     previous, texts = None, [f"turn {index}" for index in range(41)]
@@ -128,9 +128,9 @@ async def test_deep_conversations_have_an_end_and_truncation_drops_their_oldest_
         previous = (await create(stack, **ask))["id"]
     last = max((text for text in prompts(stack) if texts[39] in text), key=len)
     assert "Hold on." in last
-    kept = [text for text in texts if f"{text}<" in last]
-    assert kept == texts[40 - len(kept) : 40], "the newest, without a gap"
-    assert 5 < len(kept) < 40
+    stored = [text for text in texts if f"{text}<" in last]
+    assert stored == texts[40 - len(stored) : 40], "the newest, without a gap"
+    assert 5 < len(stored) < 40
     deep = await post(stack, input=texts[40], previous_response_id=previous, truncation="auto")
     assert (deep.status_code, deep.json()["error"]["code"]) == (400, "conversation_too_long")
     too_long = await post(stack, input="words " * 400, truncation="auto")
@@ -170,8 +170,8 @@ async def test_a_conversation_lives_on_by_use_and_ends_with_its_lifetime(server:
         server.client.pexpire(key, 20_000)
         second = await create(stack, previous_response_id=first["id"])
         assert 45_000 < server.client.pttl(key) <= 50_000, "its next turn keeps it"
-        beside = fast_settings(router_addresses=stack.router.address, redis_url=server.url, responses_ttl_s=50)
-        async with running_gateway(beside) as other, httpx.AsyncClient(trust_env=False) as http:
+        settings = fast_settings(router_addresses=stack.router.address, redis_url=server.url, responses_ttl_s=50)
+        async with running_gateway(settings) as other, httpx.AsyncClient(trust_env=False) as http:
             await eventually(other.catalog.available)
             url = f"http://127.0.0.1:{other.http.port}{PATH}"
             body = {"input": "hi", "max_output_tokens": 2, "previous_response_id": second["id"]}
@@ -182,7 +182,7 @@ async def test_a_conversation_lives_on_by_use_and_ends_with_its_lifetime(server:
         assert (lost.status_code, lost.json()["error"]["param"]) == (400, "previous_response_id")
         assert first["id"] in lost.json()["error"]["message"]
         assert (await stack.http.get(f"{PATH}/{second['id']}")).status_code == 200
-        # What has expired counts no longer: the index forgets it at the next write.
+        # Expired entries no longer count: the index forgets them at the next write.
         server.client.zadd("rz:default:kept-index:-", {first["id"]: 1})
         await create(stack)
         members = server.client.zrange("rz:default:kept-index:-", 0, -1)
@@ -200,16 +200,16 @@ async def test_stored_responses_are_bounded_in_size(server: RedisServer) -> None
     bounds = {"responses_max_bytes": 4000, "responses_tenant_bytes": 7000}
     async with running_stack([Worker("w0")], redis_url=server.url, **bounds) as stack:
         made = [await create(stack) for _ in range(6)]
-        found = [(await stack.http.get(f"{PATH}/{response['id']}")).status_code for response in made]
-        assert found == sorted(found, reverse=True)
-        assert found[0] == 404, "the oldest make room"
-        assert found[-1] == 200
+        actual = [(await stack.http.get(f"{PATH}/{response['id']}")).status_code for response in made]
+        assert actual == sorted(actual, reverse=True)
+        assert actual[0] == 404, "the oldest make room"
+        assert actual[-1] == 200
         large = {"metadata": {str(index): "x" * 500 for index in range(10)}}
         assert (await create(stack, **large))["store"] is False
         refused = await post(stack, **large, store=True)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "response_too_large")
         # Workers' leases are in the same Redis: it is never filled.
-        kept = await create(stack, store=True)
+        stored = await create(stack, store=True)
         used = server.client.info("memory")["used_memory"]
         server.client.config_set("maxmemory", int(used / 0.7))
         for _ in range(20):
@@ -220,7 +220,7 @@ async def test_stored_responses_are_bounded_in_size(server: RedisServer) -> None
             pass
         full = await post(stack, store=True)
         assert (full.status_code, full.json()["error"]["code"]) == (503, "store_full")
-        assert (await stack.http.get(f"{PATH}/{kept['id']}")).status_code == 404
+        assert (await stack.http.get(f"{PATH}/{stored['id']}")).status_code == 404
         assert server.client.zcard("rz:default:kept-index:-") == 0
 
 
@@ -284,7 +284,7 @@ REQUIRED = (  # by Open Responses
 )  # fmt: skip
 
 
-async def test_a_response_has_the_fields_that_its_standard_requires(stack: Stack) -> None:
+async def test_a_response_has_the_fields_that_its_standard_requires(stack: GatewayStack) -> None:
     ask = {"store": False, "presence_penalty": 0.5}
     whole = await create(stack, **ask)
     events = events_of((await post(stack, **ask, stream=True)).text)

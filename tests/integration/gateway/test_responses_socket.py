@@ -14,7 +14,7 @@ from openai.resources.responses.responses import AsyncResponsesConnection
 
 from services.gateway.main import running_gateway
 from tests.integration.gateway.fleet import CHAT_TEMPLATE, Fault, Worker
-from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, fast_settings, running_stack
 from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_responses import PATH, create, prompts
 from tests.integration.gateway.test_tenants import entry
@@ -76,8 +76,8 @@ async def test_turns_that_are_not_stored_are_remembered_by_the_connection_alone(
         first = (await answer(connection, input="one", store=False, previous_response_id=kept_input.id))[-1].response
         second = await answer(connection, input="two", store=False, previous_response_id=first.id)
         assert second[-1].type == "response.incomplete"
-        asked = prompts(stack)[-1]
-        places = [asked.index(text) for text in ("Zebra", "one", first.output[0].content[0].text, "two")]
+        prompt = prompts(stack)[-1]
+        places = [prompt.index(text) for text in ("Zebra", "one", first.output[0].content[0].text, "two")]
         assert places == sorted(places)
         async with openai_client.responses.connect() as other:
             (lost,) = await answer(other, input="three", previous_response_id=first.id, store=False)
@@ -142,7 +142,7 @@ async def until(connection: AsyncResponsesConnection, *kinds: str) -> list[Any]:
 class Stepping:
     """A connection whose worker takes a step for each release, and that alone remembers its turns."""
 
-    def __init__(self, stack: Stack, steps: asyncio.Semaphore, connection: AsyncResponsesConnection) -> None:
+    def __init__(self, stack: GatewayStack, steps: asyncio.Semaphore, connection: AsyncResponsesConnection) -> None:
         self.stack, self.steps, self.connection = stack, steps, connection
 
     def release(self, n: int) -> None:
@@ -194,8 +194,8 @@ async def test_steers_are_the_input_of_a_successor_with_the_same_settings() -> N
         whole = second[-1].response
         assert (whole.previous_response_id, whole.instructions, whole.max_output_tokens) == (first, "Be brief.", 3)
         assert {event.stream_id for event in second} == {"a"}
-        asked = prompts(socket.stack)[-1]
-        places = [asked.index(text) for text in ("one", "and blue", "in red", "please")]
+        prompt = prompts(socket.stack)[-1]
+        places = [prompt.index(text) for text in ("one", "and blue", "in red", "please")]
         assert places == sorted(places)
         late = await socket.steer(first, "late")
         assert (late.error.code, late.steer.input) == ("response_already_completed", "late")
@@ -221,8 +221,8 @@ async def test_steer_waits_for_the_outputs_of_calls() -> None:
         output = {**required, "output": "an answer"}
         await socket.begin(previous_response_id=first, input=[output], tools=tools, max_output_tokens=1)
         assert (await socket.ended()).response.max_output_tokens == 1, "it has settings of its own"
-        asked = prompts(socket.stack)[-1]
-        assert asked.index("one") < asked.index("in red") < asked.index("an answer")
+        prompt = prompts(socket.stack)[-1]
+        assert prompt.index("one") < prompt.index("in red") < prompt.index("an answer")
 
 
 WRONG_STEERS: list[Any] = [

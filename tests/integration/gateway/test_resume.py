@@ -10,9 +10,9 @@ import openai
 import pytest
 from ryzanstein.v1 import routing_pb2, worker_pb2
 
-from tests.integration.gateway.fleet import MODEL, Fault, Line, Worker, scripted_token
-from tests.integration.gateway.gateways import Stack, eventually, running_stack
-from tests.integration.gateway.placing import Router
+from tests.integration.gateway.fleet import MODEL, Fault, TcpLine, Worker, scripted_token
+from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
+from tests.integration.gateway.placing import PlacingRouter
 from tests.unit.gateway.made_tokenizers import byte_level
 
 PROMPT = "User: What is a list?"
@@ -29,7 +29,7 @@ def expected_ids(seed: int, count: int = COUNT) -> list[int]:
     return [scripted_token(prompt, seed, position) for position in range(count)]
 
 
-async def stream_once(stack: Stack, seed: int, count: int = COUNT) -> tuple[str, list[int], str | None]:
+async def stream_once(stack: GatewayStack, seed: int, count: int = COUNT) -> tuple[str, list[int], str | None]:
     text, ids, finish = "", [], None
     stream = await stack.client.completions.create(
         model=MODEL, prompt=PROMPT, seed=seed, max_tokens=count, stream=True, extra_body={"return_token_ids": True}
@@ -42,7 +42,7 @@ async def stream_once(stack: Stack, seed: int, count: int = COUNT) -> tuple[str,
     return text, ids, finish
 
 
-async def results(stack: Stack, count: int) -> list[int]:
+async def results(stack: GatewayStack, count: int) -> list[int]:
     await eventually(lambda: len(stack.router.outcomes) >= count)
     return [outcome.result for outcome in stack.router.outcomes]
 
@@ -83,18 +83,18 @@ async def test_worker_and_resume_kind_are_reported_on_request(path: str, resume:
     workers = [Worker("w0", faults=[Fault("break", 4)], abilities=card), Worker("w1", abilities=card)]
     ask = {"max_tokens": COUNT, "stream": True, "temperature": 0}
     ask |= {"prompt": PROMPT} if path == "completions" else {"messages": [{"role": "user", "content": PROMPT}]}
-    told: list[dict[str, object]] = []
+    reported: list[dict[str, object]] = []
     async with running_stack(workers) as stack:
         while workers[0].faults:
-            asked = {**ask, "stream_options": {"include_workers": True}}
-            lines = (await stack.http.post(f"/v1/{path}", json=asked)).text.split("\n")
+            sent = {**ask, "stream_options": {"include_workers": True}}
+            lines = (await stack.http.post(f"/v1/{path}", json=sent)).text.split("\n")
             events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-            told = [event["choices"][0]["worker"] for event in events if "worker" in event["choices"][0]]
+            reported = [event["choices"][0]["worker"] for event in events if "worker" in event["choices"][0]]
         first, second = (
             {"id": "w0", "attempt": 1, "after": None, "resume": None},
             {"id": "w1", "attempt": 2, "after": "connection_lost", "resume": resume},
         )
-        assert told == [first, second]
+        assert reported == [first, second]
         assert (await stack.http.get("/v1/models")).json()["data"][0]["resume"] == resume
         sample = f'ryzanstein_gateway_resumed_streams_total{{model="{MODEL}",resume="{resume}"}} 1.0'
         assert sample in (await stack.http.get("/metrics")).text
@@ -172,7 +172,7 @@ async def test_request_is_poison_when_its_solo_trial_dies_at_the_place_of_two_de
 async def test_request_is_no_poison_when_lines_to_its_workers_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the places where three deaths would convict it: the workers' processes live, and are listed as before."""
     monkeypatch.setattr("services.gateway.upstream.router._GONE_S", 2.5)  # no lease is involved
-    workers = [Worker(f"w{i}", faults=[Fault("cut", 3)], line=Line(), step_s=0.1) for i in range(3)]
+    workers = [Worker(f"w{i}", faults=[Fault("cut", 3)], line=TcpLine(), step_s=0.1) for i in range(3)]
     async with running_stack(workers) as stack:
         assert (await stream_once(stack, 1))[1] == expected_ids(1)
         assert [worker.line.cuts for worker in workers if worker.line] == [1, 1, 1]
@@ -252,15 +252,15 @@ async def test_parts_of_a_request_queue_only_behind_parts_of_the_same_request() 
             assert (await stack.complete(**body)).status_code == 429
 
 
-async def test_few_parts_of_a_request_are_in_the_routers_queue(stack: Stack) -> None:
+async def test_few_parts_of_a_request_are_in_the_routers_queue(stack: GatewayStack) -> None:
     stack.router.queue_s = 30.0
     stack.router.hidden.add("w0")
-    asked = asyncio.create_task(stack.complete(prompt=[PROMPT] * 64, max_tokens=1))
+    sent = asyncio.create_task(stack.complete(prompt=[PROMPT] * 64, max_tokens=1))
     await eventually(lambda: stack.router.queued)
     await asyncio.sleep(0.1)
     assert stack.router.queued == 8
     stack.router.hidden.clear()
-    assert (await asked).status_code == 200
+    assert (await sent).status_code == 200
 
 
 async def test_without_any_router_requests_and_running_streams_go_on() -> None:
@@ -287,7 +287,7 @@ async def test_without_any_router_requests_and_running_streams_go_on() -> None:
 
 async def test_next_router_is_called_when_a_router_is_down() -> None:
     async with running_stack() as stack:
-        spare = Router(stack.workers)
+        spare = PlacingRouter(stack.workers)
         await spare.start()
         async with running_stack(stack.workers[:0], router_addresses=f"127.0.0.1:9,{spare.address}") as other:
             await eventually(lambda: other.gateway.catalog.ready)

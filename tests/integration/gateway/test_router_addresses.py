@@ -17,8 +17,8 @@ from services.gateway.upstream.patience import StartPatience
 from services.gateway.upstream.router import RouterClient
 from services.router.settings import RouterSettings
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, eventually, running_stack
-from tests.integration.gateway.placing import Router
+from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
+from tests.integration.gateway.placing import PlacingRouter
 
 PORT = 50052
 
@@ -39,9 +39,9 @@ class Name:
 
 
 @asynccontextmanager
-async def routers() -> AsyncIterator[tuple[Router, Router]]:
+async def routers() -> AsyncIterator[tuple[PlacingRouter, PlacingRouter]]:
     worker = Worker("w0")
-    one, two = Router([worker]), Router([worker])
+    one, two = PlacingRouter([worker]), PlacingRouter([worker])
     await one.start()
     await two.start()
     yield one, two
@@ -65,7 +65,7 @@ async def following(name: Name) -> AsyncIterator[RouterClient]:
     await client.close()
 
 
-async def routed(client: RouterClient, *to: Router) -> list[int]:
+async def routed(client: RouterClient, *to: PlacingRouter) -> list[int]:
     """How many of ten requests each router has decided."""
     before = [len(router.routes) for router in to]
     for _ in range(10):
@@ -78,11 +78,11 @@ async def test_new_routers_are_used_and_removed_routers_are_dropped() -> None:
         name = Name(one.address)
         async with following(name) as client:
             assert await routed(client, one, two) == [10, 0]
-            name.behind, asked = (two.address,), name.asked
-            await eventually(lambda: name.asked > asked + 1)
+            name.behind, sent = (two.address,), name.asked
+            await eventually(lambda: name.asked > sent + 1)
             assert await routed(client, one, two) == [0, 10]
-            name.behind, asked = None, name.asked
-            await eventually(lambda: name.asked > asked + 1)
+            name.behind, sent = None, name.asked
+            await eventually(lambda: name.asked > sent + 1)
             assert await routed(client, one, two) == [0, 10], "a name that is not resolved stands for what it did"
 
 
@@ -93,14 +93,14 @@ async def test_all_gateways_ask_the_same_router_about_a_session_and_the_next_rou
             for number in range(40):
                 for client in (here, there, there):
                     await route(client, session=f"s{number // 2}", tenant=f"t{number % 2}")
-            asked = [Counter((each.tenant, each.session) for each in router.routes) for router in (one, two)]
-            assert not asked[0].keys() & asked[1].keys()
-            assert all(asked), "sessions spread"
-            assert {*asked[0].values(), *asked[1].values()} == {3}
+            sent = [Counter((each.tenant, each.session) for each in router.routes) for router in (one, two)]
+            assert not sent[0].keys() & sent[1].keys()
+            assert all(sent), "sessions spread"
+            assert {*sent[0].values(), *sent[1].values()} == {3}
             await one.stop()
-            for tenant, session in asked[0]:
+            for tenant, session in sent[0]:
                 await route(here, session, tenant)
-            assert {(each.tenant, each.session) for each in two.routes} == asked[0].keys() | asked[1].keys()
+            assert {(each.tenant, each.session) for each in two.routes} == sent[0].keys() | sent[1].keys()
 
 
 async def test_every_router_behind_the_name_gets_the_reports() -> None:
@@ -109,14 +109,14 @@ async def test_every_router_behind_the_name_gets_the_reports() -> None:
         async with following(name) as client:
             client.report(routing_pb2.Outcome(request_id="a"))
             await eventually(lambda: one.outcomes)
-            name.behind, asked = (one.address, two.address), name.asked
-            await eventually(lambda: name.asked > asked + 1)
+            name.behind, sent = (one.address, two.address), name.asked
+            await eventually(lambda: name.asked > sent + 1)
             client.report(routing_pb2.Outcome(request_id="b"))
             await eventually(lambda: two.outcomes and len(one.outcomes) == 2)
             assert [outcome.request_id for outcome in two.outcomes] == ["b"]
 
 
-async def test_a_gateway_finds_its_router_by_name(stack: Stack) -> None:
+async def test_a_gateway_finds_its_router_by_name(stack: GatewayStack) -> None:
     name = f"dns:localhost:{stack.router.port}"
     async with running_stack([], router_addresses=name) as other:
         await eventually(lambda: other.gateway.catalog.available())

@@ -10,11 +10,11 @@ from contextlib import suppress
 import pytest
 
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 
 SECOND = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
 LAST = SECOND.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
-LIST = b'"object":"list"'  # what the second request would get
+LIST = b'"object":"list"'  # in the answer of the second request
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 BODY = b'{"prompt": "a", "max_tokens": 1}'
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
@@ -85,12 +85,12 @@ HOSTS = ("x", "x:80", "x:", "", "a_b.c-d.example.", "127.0.0.1:8000", "[::1]:800
 
 
 @pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
+async def stack() -> AsyncIterator[GatewayStack]:
     async with running_stack([Worker("w0")], header_timeout_s=1.0, body_timeout_s=1.0) as running:
         yield running
 
 
-async def answers(stack: Stack, data: bytes) -> bytes:
+async def answers(stack: GatewayStack, data: bytes) -> bytes:
     """All that comes until the server closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.http.port)
     writer.write(data)
@@ -103,7 +103,7 @@ async def answers(stack: Stack, data: bytes) -> bytes:
     return received
 
 
-async def test_ambiguous_request_gets_a_single_answer_a_rejection(stack: Stack) -> None:
+async def test_ambiguous_request_gets_a_single_answer_a_rejection(stack: GatewayStack) -> None:
     plain = await answers(stack, HEAD + CL + b"\r\n" + BODY + LAST)
     assert STATUS.findall(plain) == [b"200", b"200"]
     assert LIST in plain, "two plain requests on a connection are two"
@@ -113,7 +113,7 @@ async def test_ambiguous_request_gets_a_single_answer_a_rejection(stack: Stack) 
     assert not any(LIST in answer for answer in received)
 
 
-async def test_every_form_of_a_host_is_served(stack: Stack) -> None:
+async def test_every_form_of_a_host_is_served(stack: GatewayStack) -> None:
     for host in HOSTS:
         received = await answers(stack, LAST.replace(HOST, f"host: {host}\r\n".encode()))
         assert STATUS.findall(received) == [b"200"], host
@@ -121,7 +121,7 @@ async def test_every_form_of_a_host_is_served(stack: Stack) -> None:
     assert STATUS.findall(old) == [b"200"], "HTTP/1.0 has no field Host"
 
 
-async def test_a_trailer_changes_no_field_of_the_head(stack: Stack) -> None:
+async def test_a_trailer_changes_no_field_of_the_head(stack: GatewayStack) -> None:
     trailed = CHUNKED.removesuffix(b"\r\n") + b"content-encoding: gzip\r\nhost: y\r\n\r\n"
     received = await answers(stack, HEAD + TE + b"\r\n" + trailed + LAST)
     assert STATUS.findall(received) == [b"200", b"200"]

@@ -1,4 +1,4 @@
-"""What a gateway says that cannot start, and when it is ready."""
+"""Errors of a gateway that cannot start, and its readiness."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from services.common.lifecycle import StartupError
 from services.gateway.main import running_gateway
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, fast_settings, running_stack
 
 
 async def test_a_taken_port_is_named() -> None:
@@ -29,7 +29,7 @@ async def test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledge
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-async def status(stack: Stack, path: str) -> int:
+async def status(stack: GatewayStack, path: str) -> int:
     return (await stack.http.get(path)).status_code
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from ryzanstein.v1 import inference_pb2 as pb
 
 from tests.integration.gateway.fleet import Fault, Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.integration.gateway.test_inference_grpc import inference
-from tests.integration.gateway.test_stream_socket import Client, connect
+from tests.integration.gateway.test_stream_socket import SocketClient, connect
 from tests.unit.gateway.made_tokenizers import byte_level
 
 TEXT = "<think>Größe 🙂 then</think>\n\nHello, 你好 👍🏽 you. STOP here, and stop there."
@@ -52,7 +52,7 @@ MADE_ANEW = ("id", "call_id", "item_id", "created", "created_at", "completed_at"
 
 
 @pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
+async def stack() -> AsyncIterator[GatewayStack]:
     async with running_stack([Worker("w0", template=TEMPLATE), Worker("w1", template=TEMPLATE)]) as running:
         yield running
 
@@ -93,7 +93,7 @@ def streamed(text: str) -> Any:
     return whole
 
 
-async def answers(stack: Stack, form: str, sizes: Sequence[int], lost_at: int | None = None) -> list[Any]:
+async def answers(stack: GatewayStack, form: str, sizes: Sequence[int], lost_at: int | None = None) -> list[Any]:
     """The whole and, of the APIs whose frames are parts of it, the streamed answer."""
     path, body = FORMS[form]
     ids = byte_level().encode(CALLS if "tools" in body else TEXT).ids
@@ -101,19 +101,19 @@ async def answers(stack: Stack, form: str, sizes: Sequence[int], lost_at: int | 
         worker.sizes, worker.end_at = tuple(sizes), len(ids)
         worker.token = lambda prompt, seed, position: ids[position % len(ids)]
         worker.faults = [] if lost_at is None else [Fault("handoff", lost_at)]
-    found = [plain((await stack.http.post(f"/v1/{path}", json=body)).json())]
+    actual = [plain((await stack.http.post(f"/v1/{path}", json=body)).json())]
     if path.endswith("completions"):
         options = {"include_usage": True}
         answer = await stack.http.post(f"/v1/{path}", json=body | {"stream": True, "stream_options": options})
-        found.append(streamed(answer.text))
-    return found
+        actual.append(streamed(answer.text))
+    return actual
 
 
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(1, 16), min_size=1, max_size=6), lost_at=st.none() | st.integers(0, 40))
 async def test_answer_is_that_of_steps_of_one_token(
-    stack: Stack, form: str, sizes: list[int], lost_at: int | None
+    stack: GatewayStack, form: str, sizes: list[int], lost_at: int | None
 ) -> None:
     assert await answers(stack, form, sizes, lost_at) == await answers(stack, form, [1])
 
@@ -125,7 +125,7 @@ async def test_grpc_and_websocket_answers_are_those_of_steps_of_one_token(sizes:
     options = pb.GenerationOptions(max_tokens=60, n=2, logprobs=1, stop=["P h"])
     request = pb.GenerateRequest(prompt="a", echo=True, options=options)
     body = {"prompt": "a", "max_tokens": 60, "stop": ["P h"], "logprobs": 1, "include_stop_str_in_output": True}
-    found: list[Any] = []
+    actual: list[Any] = []
     async with inference([worker]) as (stack, stub):
         for worker.sizes in ((1,), sizes):
             wholes = [pb.GenerateResponse() for _ in range(2)]
@@ -137,12 +137,12 @@ async def test_grpc_and_websocket_answers_are_those_of_steps_of_one_token(sizes:
                 whole.text, whole.finish_reason, whole.request_id, whole.first_index = text, finish, "", 0
             wholes[0].usage.MergeFrom(wholes[1].usage)  # stands in the stream's last message
             async with connect(stack) as socket:
-                client = Client(socket)
+                client = SocketClient(socket)
                 await client.send(type="start", id="x", kind="completion", request=body)
                 done = await client.until("done")
-            found.append((wholes[0], wholes[1].ids, client.text, client.ids, done))
-    assert found[0] == found[1]
-    assert found[0][2]["x"].endswith("STOP h")
+            actual.append((wholes[0], wholes[1].ids, client.text, client.ids, done))
+    assert actual[0] == actual[1]
+    assert actual[0][2]["x"].endswith("STOP h")
 
 
 def tokens_before(text: str, tag: str) -> int:
@@ -151,7 +151,7 @@ def tokens_before(text: str, tag: str) -> int:
     return next(count for count in range(len(ids)) if tag in byte_level().decode(ids[:count]))
 
 
-async def test_forms_end_as_named(stack: Stack) -> None:
+async def test_forms_end_as_named(stack: GatewayStack) -> None:
     endings = {form: [choice["finish_reason"] for choice in (await answers(stack, form, [5]))[0].get("choices", ())]
                for form in FORMS}  # fmt: skip
     limited = {"limit", "limit within a character", "prompt alone", "no end", "one call, cut"}

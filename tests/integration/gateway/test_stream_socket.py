@@ -11,7 +11,7 @@ import websockets
 
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import Fault, Worker, scripted_token
-from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
 PROMPT = "User: What is a list?"
@@ -22,7 +22,7 @@ def expected_ids(seed: int, count: int) -> list[int]:
     return [scripted_token(prompt, seed, position) for position in range(count)]
 
 
-class Client:
+class SocketClient:
     """A client that checks the promises of the protocol on every message."""
 
     def __init__(self, socket: websockets.ClientConnection) -> None:
@@ -55,13 +55,13 @@ class Client:
                 return message
 
 
-def connect(stack: Stack, **options: Any) -> websockets.connect:
+def connect(stack: GatewayStack, **options: Any) -> websockets.connect:
     return websockets.connect(stack.url.replace("http", "ws") + "/v1/stream", proxy=None, **options)
 
 
 async def test_several_generations_share_a_connection() -> None:
     async with running_stack([Worker("w0", step_s=0.002)]) as stack, connect(stack) as socket:
-        client = Client(socket)
+        client = SocketClient(socket)
         for seed in range(5):
             await client.start(f"g{seed}", 20 + seed, seed)
         ends = {}
@@ -76,9 +76,9 @@ async def test_several_generations_share_a_connection() -> None:
             assert ends[f"g{seed}"]["usage"]["completion_tokens"] == 20 + seed
 
 
-async def test_chat_and_ping(stack: Stack) -> None:
+async def test_chat_and_ping(stack: GatewayStack) -> None:
     async with connect(stack) as socket:
-        client = Client(socket)
+        client = SocketClient(socket)
         await client.send(type="ping")
         assert (await client.receive()) == {"type": "pong"}
         request = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -99,7 +99,7 @@ async def test_chat_and_ping(stack: Stack) -> None:
 
 async def test_strict_gateway_rejects_a_message_with_an_unknown_field() -> None:
     async with running_stack(unknown_fields="refuse") as stack, connect(stack) as socket:
-        client = Client(socket)
+        client = SocketClient(socket)
         for message in ({"type": "ping"}, {"type": "start", "id": "a", "kind": "chat", "request": {}}):
             await client.send(**message, extra=1)
             error = (await client.receive())["error"]
@@ -107,9 +107,9 @@ async def test_strict_gateway_rejects_a_message_with_an_unknown_field() -> None:
             assert "`extra`" in error["message"]
 
 
-async def test_field_unsupported_over_websocket_is_rejected_by_name(stack: Stack) -> None:
+async def test_field_unsupported_over_websocket_is_rejected_by_name(stack: GatewayStack) -> None:
     async with connect(stack) as socket:
-        client = Client(socket)
+        client = SocketClient(socket)
         for field, fields in (
             ("echo", {"echo": True, "max_tokens": 0}),
             ("prompt_logprobs", {"prompt_logprobs": 0}),
@@ -125,7 +125,7 @@ async def test_field_unsupported_over_websocket_is_rejected_by_name(stack: Stack
 async def test_a_lost_connection_is_resumed_by_index(received: int) -> None:
     async with running_stack([Worker("w0", step_s=0.005)]) as stack:
         async with connect(stack) as socket:
-            client = Client(socket)
+            client = SocketClient(socket)
             await client.start("a", 60, 3)
             token = (await client.until("started"))["token"]
             while len(client.ids.get("a", [])) < received:
@@ -133,7 +133,7 @@ async def test_a_lost_connection_is_resumed_by_index(received: int) -> None:
             socket.transport.abort()
         await asyncio.sleep(0.05)
         async with connect(stack) as socket:
-            again = Client(socket)
+            again = SocketClient(socket)
             again.ids["b"], again.text["b"] = client.ids.get("a", []), client.text.get("a", "")
             await again.send(type="resume", id="b", token=token, **{"from": len(again.ids["b"])})
             await again.until("done", "b")
@@ -145,24 +145,24 @@ async def test_a_lost_connection_is_resumed_by_index(received: int) -> None:
 async def test_a_generation_may_be_taken_over_while_its_first_connection_lives() -> None:
     async with running_stack([Worker("w0", step_s=0.01)]) as stack:
         async with connect(stack) as first, connect(stack) as second:
-            one, two = Client(first), Client(second)
+            one, two = SocketClient(first), SocketClient(second)
             await one.start("a", 100, 3)
             token = (await one.until("started"))["token"]
             await one.until("token")
             await two.send(type="resume", id="b", token=token)
             await two.until("token")
         async with connect(stack) as socket:  # both are lost
-            last = Client(socket)
+            last = SocketClient(socket)
             await last.send(type="resume", id="c", token=token)
             await last.until("done", "c")
             assert last.ids["c"] == expected_ids(3, 100)
 
 
 async def test_a_slow_reader_gets_larger_messages_and_every_token() -> None:
-    """More text than the socket buffers hold is produced while nobody reads."""
+    """More text than the socket buffers hold is produced while the client does not read."""
     workers = [Worker("w0", tokens_per_step=2)]
     async with running_stack(workers) as stack, connect(stack, max_queue=1, compression=None) as socket:
-        client = Client(socket)
+        client = SocketClient(socket)
         for seed in range(60):
             await client.start(f"g{seed}", 200, seed)
         await eventually(lambda: workers[0].given == 60 * 200)
@@ -176,7 +176,7 @@ async def test_a_slow_reader_gets_larger_messages_and_every_token() -> None:
 
 async def test_errors_end_a_generation_and_not_the_connection() -> None:
     async with running_stack(stream_max_generations=2) as stack, connect(stack) as socket:
-        client = Client(socket)
+        client = SocketClient(socket)
         for text, code in (
             ("{", "invalid_message"),
             ('{"type": "dance"}', "invalid_message"),
@@ -204,7 +204,7 @@ async def test_errors_end_a_generation_and_not_the_connection() -> None:
 async def test_a_key_may_come_with_a_message_as_browsers_send_no_header() -> None:
     keys = [{"key_sha256": digest_of("k"), "name": "t"}]
     async with running_stack(tenancy=True, api_keys=json.dumps(keys)) as stack, connect(stack) as socket:
-        client = Client(socket)
+        client = SocketClient(socket)
         await client.start("a", 3)
         assert (await client.until("error", "a"))["error"]["code"] == "invalid_api_key"
         await client.send(type="auth", key="k")
@@ -220,7 +220,7 @@ async def test_generation_cancelled_at_once_releases_its_reservation() -> None:
         running_stack(tenancy=True, api_keys=json.dumps(keys)) as stack,
         connect(stack, additional_headers={"authorization": "Bearer k"}) as socket,
     ):
-        client = Client(socket)
+        client = SocketClient(socket)
         for name in ("a", "b", "c"):
             start = {"type": "start", "id": name, "kind": "completion", "request": {"prompt": PROMPT}}
             frames = [json.dumps(start), json.dumps({"type": "cancel", "id": name})]
@@ -235,9 +235,13 @@ async def test_token_message_names_the_worker_on_request() -> None:
     async with running_stack(workers) as stack, connect(stack) as socket:
         for worker in workers:
             worker.faults = [Fault("break", 3)]
-        client, told = Client(socket), []
+        client, reported = SocketClient(socket), []
         await client.start("a", 10, stream_options={"include_workers": True})
         while (message := await client.receive())["type"] != "done":
-            told += [message["worker"]] if "worker" in message else []
+            reported += [message["worker"]] if "worker" in message else []
         assert client.ids["a"] == expected_ids(0, 10)
-        assert (told[-1]["attempt"], told[-1]["after"], told[-1]["resume"]) == (3, "connection_lost", "exact")
+        assert (reported[-1]["attempt"], reported[-1]["after"], reported[-1]["resume"]) == (
+            3,
+            "connection_lost",
+            "exact",
+        )

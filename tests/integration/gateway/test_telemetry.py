@@ -1,4 +1,4 @@
-"""What operators see: metrics that add up, and a trace context that reaches the worker."""
+"""Telemetry for operators: metrics that add up, and a trace context that reaches the worker."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from ryzanstein.v1 import inference_pb2 as pb
 
 from tests.integration.gateway.fleet import MODEL, Fault, Worker
-from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
 from tests.integration.gateway.placing import running_fleet
 from tests.integration.gateway.process import gateway_process
 from tests.integration.gateway.test_inference_grpc import inference
-from tests.integration.gateway.test_stream_socket import Client, connect
+from tests.integration.gateway.test_stream_socket import SocketClient, connect
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-async def scrape(stack: Stack) -> dict[tuple[str, ...], float]:
+async def scrape(stack: GatewayStack) -> dict[tuple[str, ...], float]:
     """Samples by name and label values, in the order of the labels' names."""
     text = (await stack.http.get("/metrics")).text
     return {
@@ -38,7 +38,7 @@ async def scrape(stack: Stack) -> dict[tuple[str, ...], float]:
     }
 
 
-async def scrape_until(stack: Stack, value: float, *sample: str) -> dict[tuple[str, ...], float]:
+async def scrape_until(stack: GatewayStack, value: float, *sample: str) -> dict[tuple[str, ...], float]:
     """All samples, as soon as one has a value: what ends a request is counted after its client has heard of it."""
     async with asyncio.timeout(60):
         while (seen := await scrape(stack)).get(sample) != value:  # noqa: ASYNC110  # nothing tells when
@@ -110,7 +110,7 @@ async def test_a_stream_that_ends_badly_is_no_success() -> None:
     ) as stack:
         body = {"prompt": "a", "max_tokens": 10, "stream": True}
         assert (await stack.http.post("/v1/completions", json=body)).status_code == 200
-        for worker in stack.workers:  # while a stream is between two workers nobody hears that its client is gone
+        for worker in stack.workers:  # between two workers of a stream no worker hears that its client is gone
             worker.faults.clear()
         async with stack.http.stream("POST", "/v1/completions", json=body | {"max_tokens": 200}) as response:
             await anext(response.aiter_bytes())
@@ -125,7 +125,7 @@ async def test_a_stream_that_ends_badly_is_no_success() -> None:
 async def test_broken_streams_and_closed_sockets_are_counted_by_reason() -> None:
     async with inference([Worker("w0", step_s=0.01)], max_faults=0) as (stack, stub):
         async with connect(stack) as socket:
-            client = Client(socket)
+            client = SocketClient(socket)
             stack.workers[0].faults = [Fault("break", 3)]
             await client.start("a", 10)
             await client.until("error", "a")
@@ -141,7 +141,7 @@ async def test_broken_streams_and_closed_sockets_are_counted_by_reason() -> None
         assert [seen["websocket_closes_total", code] for code in ("other", "1001", "1005")] == [1, 1, 1]
 
 
-async def test_routes_outside_the_hot_path_are_counted(stack: Stack) -> None:
+async def test_routes_outside_the_hot_path_are_counted(stack: GatewayStack) -> None:
     for path in ("/v1/models", f"/v1/models/{MODEL}", "/v1/models/nope", "/nothing", "/nothing/else"):
         await stack.http.get(path)
     seen = await scrape_until(stack, 2, "requests_total", "rest", "", "other", "404")  # paths of clients: one route
@@ -152,7 +152,7 @@ async def test_routes_outside_the_hot_path_are_counted(stack: Stack) -> None:
 
 async def test_websocket_generations_are_counted_and_timed_like_requests() -> None:
     async with running_stack([Worker("w0", step_s=0.01)]) as stack, connect(stack) as socket:
-        client = Client(socket)
+        client = SocketClient(socket)
         await client.start("good", 10)
         await client.until("done", "good")
         await client.start("bad", 10, temperature=-1)
@@ -194,7 +194,7 @@ async def test_grpc_calls_are_counted_and_timed_like_requests() -> None:
         await scrape_until(stack, 0, "in_flight_requests", "grpc", "Generate")
 
 
-async def test_the_callers_trace_context_reaches_the_worker(stack: Stack) -> None:
+async def test_the_callers_trace_context_reaches_the_worker(stack: GatewayStack) -> None:
     body = {"prompt": "a", "max_tokens": 1}
     await stack.http.post("/v1/completions", json=body, headers={"traceparent": PARENT})
     assert stack.workers[0].submits[-1].traceparent == PARENT
@@ -228,7 +228,7 @@ async def test_a_span_lasts_as_long_as_its_generation_in_every_api(exporter: InM
 
         async def websocket() -> None:
             async with connect(stack, additional_headers=caller) as socket:
-                client = Client(socket)
+                client = SocketClient(socket)
                 await client.start("a", 10)
                 await client.until("done")
 
@@ -343,6 +343,6 @@ async def test_connection_close_is_not_logged_under_the_request_that_opened_the_
     lost = [line for line in gateway.log() if "connection to w0 lost" in line["message"]]
     assert lost
     assert "request_id" not in lost[0]
-    told = [line for line in gateway.log() if "request interrupted" in line["message"]]
-    assert told[0]["request_id"] == "loser"
-    assert told[0]["generation_id"].startswith("cmpl-")
+    reported = [line for line in gateway.log() if "request interrupted" in line["message"]]
+    assert reported[0]["request_id"] == "loser"
+    assert reported[0]["generation_id"].startswith("cmpl-")

@@ -21,7 +21,7 @@ from services.common.rpc import open_channel
 from services.gateway.main import Gateway, running_gateway
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import MODEL, Worker
-from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, fast_settings, running_stack
 from tests.integration.gateway.redis_server import RedisServer
 
 PROMPT = "The quick brown fox"
@@ -35,13 +35,13 @@ def entry(key: str, **fields: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def tenancy(server: RedisServer, *entries: dict[str, Any], **overrides: Any) -> AsyncIterator[Stack]:
+async def tenancy(server: RedisServer, *entries: dict[str, Any], **overrides: Any) -> AsyncIterator[GatewayStack]:
     settings = {"tenancy": True, "redis_url": server.url, "api_keys": json.dumps(entries)}
     async with running_stack([Worker("w0")], **(settings | overrides)) as stack:
         yield stack
 
 
-async def ask(stack: Stack, key: str = "secret", path: str = COMPLETIONS, **fields: Any) -> Any:
+async def ask(stack: GatewayStack, key: str = "secret", path: str = COMPLETIONS, **fields: Any) -> Any:
     body = {"prompt": PROMPT, "max_tokens": 5, **fields}
     return await stack.http.post(path, json=body, headers={"authorization": f"Bearer {key}"})
 
@@ -199,13 +199,13 @@ async def test_monthly_budget_is_spent_by_costs_and_refuses(server: RedisServer,
 async def test_concurrency_and_priority(server: RedisServer) -> None:
     async with tenancy(server, entry("secret", max_concurrent=2, priority=5, weight=3)) as stack:
         stack.workers[0].step_s = 1.0  # two run until the others have been refused
-        asked = [asyncio.create_task(ask(stack, priority=-10)) for _ in range(4)]
-        await eventually(lambda: sum(task.done() for task in asked) == 2)
+        sent = [asyncio.create_task(ask(stack, priority=-10)) for _ in range(4)]
+        await eventually(lambda: sum(task.done() for task in sent) == 2)
         stack.workers[0].step_s = 0.0
-        answers = await asyncio.gather(*asked)
+        answers = await asyncio.gather(*sent)
         assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429]
         submit = stack.workers[0].submits[-1]
-        assert (submit.priority, submit.weight) == (5, 3), "nobody gets a better priority than the tenant's"
+        assert (submit.priority, submit.weight) == (5, 3), "no request gets a better priority than the tenant's"
         assert (await ask(stack)).status_code == 200, "the slots are free again"
 
 
@@ -302,10 +302,10 @@ async def test_deterministic_answers_are_kept(server: RedisServer) -> None:
     async with running_stack([Worker("w0")], redis_url=server.url, response_cache_ttl_s=60) as stack:
         worker = stack.workers[0]
 
-        async def texts(kept: int, **fields: Any) -> tuple[str, str]:
+        async def texts(stored: int, **fields: Any) -> tuple[str, str]:
             """The text of a whole answer, and of a streamed one once `kept` answers are in the cache."""
             whole = (await stack.complete(prompt=PROMPT, max_tokens=12, **fields)).json()["choices"][0]
-            await eventually(lambda: len(server.client.keys("rz:*:resp:*")) == kept)
+            await eventually(lambda: len(server.client.keys("rz:*:resp:*")) == stored)
             streamed = ""
             stream = await stack.client.completions.create(
                 model="test-model", prompt=PROMPT, max_tokens=12, stream=True, **fields

@@ -11,7 +11,7 @@ from websockets.asyncio.client import connect
 
 from tests.integration.gateway import fleet
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.integration.gateway.test_chat_prompts import STRICT_TEMPLATE, ids_of, text_of
 from tests.integration.gateway.test_inference_grpc import inference
 
@@ -35,7 +35,7 @@ MESSAGES: list[dict[str, Any]] = [
 ]
 
 
-async def prompt(stack: Stack, **fields: Any) -> list[int]:
+async def prompt(stack: GatewayStack, **fields: Any) -> list[int]:
     answer = await stack.http.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 1, **fields})
     assert answer.status_code == 200, answer.text
     return list(stack.workers[0].submits[-1].prompt_ids)
@@ -96,10 +96,10 @@ async def test_calls_reach_grpc_and_websocket_clients() -> None:
         async with connect(f"ws://127.0.0.1:{stack.gateway.http.port}/v1/stream") as socket:
             body = {**ask, "tool_choice": named}
             await socket.send(json.dumps({"type": "start", "id": "g", "kind": "chat", "request": body}))
-            told = []
+            reported = []
             while (message := json.loads(await socket.recv()))["type"] != "done":
-                told += message.get("tool_calls", [])
-        assert "".join(piece["function"]["arguments"] for piece in told) == call["function"]["arguments"]
+                reported += message.get("tool_calls", [])
+        assert "".join(piece["function"]["arguments"] for piece in reported) == call["function"]["arguments"]
 
 
 # As DeepSeek's: it writes calls and results, and says nothing of which functions there are.
@@ -116,10 +116,10 @@ async def test_a_template_that_writes_calls_and_lists_no_functions_keeps_its_own
     monkeypatch.setattr(fleet, "MAX_LEN", 1024)
     async with running_stack([Worker("w0", template=CALLS_ONLY)]) as stack:
         text = text_of(await prompt(stack, tools=[TOOL]))
-        told, _, rest = text.partition("[user]")
-        assert told.startswith("[system]You can call functions;")
-        assert told.endswith(json.dumps(TOOL["function"]))
-        assert "<tool_call>" not in told
+        reported, _, rest = text.partition("[user]")
+        assert reported.startswith("[system]You can call functions;")
+        assert reported.endswith(json.dumps(TOOL["function"]))
+        assert "<tool_call>" not in reported
         assert rest == 'warm?[assistant]<call>get{"city": "Oslo <|im_end|>"}<result>21</result>'
 
 

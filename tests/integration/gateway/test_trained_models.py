@@ -18,7 +18,7 @@ from services.cli.main import app
 from services.common.fine_tuning.records import Example, JobCheckpoint, Presence, Result
 from services.common.fine_tuning.store import TuningClaim, TuningStore, new_event
 from tests.integration.gateway.fleet import MAX_LEN, MODEL
-from tests.integration.gateway.gateways import Stack, eventually
+from tests.integration.gateway.gateways import GatewayStack, eventually
 from tests.integration.gateway.redis_server import RedisServer, running_redis
 from tests.integration.gateway.test_batches import gateway
 from tests.integration.gateway.test_fine_tuning import LINE, finetuner, until
@@ -42,8 +42,8 @@ def lines(tmp_path: Path) -> Path:
     return path
 
 
-async def command(stack: Stack, *arguments: str) -> Ended:
-    """Run `ryzanstein finetune` beside the gateway."""
+async def command(stack: GatewayStack, *arguments: str) -> Ended:
+    """Run `ryzanstein finetune` against the gateway."""
     line = ["finetune", *arguments, "--model", MODEL, "--url", f"{stack.url}/"]
     return await asyncio.to_thread(CliRunner().invoke, app, line)
 
@@ -70,7 +70,7 @@ def trained(*examples: Example) -> Result:
     return Result(folder="/adapter", train_loss=1.0, valid_loss=2.25, examples=list(examples))
 
 
-async def follow(server: RedisServer, stack: Stack, lines: Path, result: Result, *options: str) -> Ended:
+async def follow(server: RedisServer, stack: GatewayStack, lines: Path, result: Result, *options: str) -> Ended:
     """Run the command with a fine-tuner that trains to `result`."""
     store = finetuner(server)
     await store.appear("tuner", Presence(models=[MODEL], quantizations=["none"]))
@@ -79,7 +79,7 @@ async def follow(server: RedisServer, stack: Stack, lines: Path, result: Result,
     return await watching
 
 
-async def newest(stack: Stack) -> FineTuningJob:
+async def newest(stack: GatewayStack) -> FineTuningJob:
     return (await stack.client.fine_tuning.jobs.list(limit=1)).data[0]
 
 
@@ -106,11 +106,11 @@ async def test_the_command_shows_losses_and_prints_the_name_of_the_model(server:
         listed = [one async for one in stack.client.fine_tuning.jobs.checkpoints.list(job.id)]
         assert [one.fine_tuned_model_checkpoint for one in listed] == served[:1:-1]
         for checkpoint in listed:
-            asked: Any = {"model": checkpoint.fine_tuned_model_checkpoint, "prompt": "a", "max_tokens": 1}
-            assert (await stack.client.completions.create(**asked)).model == asked["model"]
+            request: Any = {"model": checkpoint.fine_tuned_model_checkpoint, "prompt": "a", "max_tokens": 1}
+            assert (await stack.client.completions.create(**request)).model == request["model"]
         assert (await stack.client.models.delete(name)).deleted
         with pytest.raises(openai.NotFoundError):
-            await stack.client.completions.create(**{**asked, "model": name})
+            await stack.client.completions.create(**{**request, "model": name})
         assert [model.id async for model in stack.client.models.list()] == [MODEL, *served[2:]]
         metrics: Any = job.model_extra
         assert metrics["result_metrics"] == pytest.approx(
@@ -128,7 +128,7 @@ async def test_a_validation_that_workers_refuse_leaves_its_loss_out(server: Redi
         job = await newest(stack)
         assert "served_loss" not in (job.model_extra or {})["result_metrics"]
         events = [event.message async for event in stack.client.fine_tuning.jobs.list_events(job.id)]
-        assert any("was not computed: " in said and str(MAX_LEN) in said for said in events)
+        assert any("was not computed: " in message and str(MAX_LEN) in message for message in events)
 
 
 async def test_an_adapter_that_workers_refuse_ends_the_job_and_the_command(server: RedisServer, lines: Path) -> None:
@@ -168,8 +168,8 @@ async def test_a_result_waits_for_workers_until_its_job_is_cancelled(
 
 async def test_error_is_printed_on_a_single_line(server: RedisServer, lines: Path, tmp_path: Path) -> None:
     async with gateway(server) as stack:
-        said = (await command(stack, str(lines))).stderr
-        assert said.startswith("ryzanstein: No fine-tuner runs in this installation")
+        message = (await command(stack, str(lines))).stderr
+        assert message.startswith("ryzanstein: No fine-tuner runs in this installation")
         assert (await command(stack, str(tmp_path / "none"))).stderr.endswith("none: No such file or directory\n")
         url = stack.url
     gone = await asyncio.to_thread(CliRunner().invoke, app, ["finetune", str(lines), "--model", MODEL, "--url", url])

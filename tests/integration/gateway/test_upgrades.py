@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import websockets
 
-from tests.integration.gateway.gateways import Stack
+from tests.integration.gateway.gateways import GatewayStack
 from tests.integration.gateway.test_bad_clients import raw, rest_of
 
 BODY = json.dumps({"prompt": "a", "max_tokens": 2}).encode()
@@ -39,7 +39,7 @@ async def statuses(client: socket.socket) -> list[bytes]:
 @pytest.mark.parametrize("request_of", [sized, chunked])
 @pytest.mark.parametrize("fields", [H2C, b"connection: upgrade\r\nupgrade: TLS/1.0\r\n"])
 async def test_an_upgrade_that_is_not_offered_is_ignored(
-    stack: Stack, request_of: Callable[[bytes], bytes], fields: bytes
+    stack: GatewayStack, request_of: Callable[[bytes], bytes], fields: bytes
 ) -> None:
     data = request_of(fields)
     assert await statuses(await raw(stack, data + data + LAST)) == [b"200"] * 3, "at once, one behind the other"
@@ -53,7 +53,7 @@ async def test_an_upgrade_that_is_not_offered_is_ignored(
     assert len(stack.workers[0].submits) == 5
 
 
-async def test_invalid_handshake_is_rejected_at_once(stack: Stack) -> None:
+async def test_invalid_handshake_is_rejected_at_once(stack: GatewayStack) -> None:
     opening = b"GET /v1/stream HTTP/1.1\r\nhost: x\r\n" + WEBSOCKET + KEY
     for data in (
         sized(WEBSOCKET),
@@ -68,7 +68,7 @@ async def test_invalid_handshake_is_rejected_at_once(stack: Stack) -> None:
         assert json.loads(body)["error"]["code"] == "invalid_http_request", data
 
 
-async def test_a_websocket_to_another_path_is_404(stack: Stack) -> None:
+async def test_a_websocket_to_another_path_is_404(stack: GatewayStack) -> None:
     for path in ("/v1/nothing", "/v1/chat/completions", "/"):
         with pytest.raises(websockets.InvalidStatus) as refused:
             await websockets.connect(stack.url.replace("http", "ws") + path, proxy=None)

@@ -21,7 +21,7 @@ from services.common.ports import free_port
 from services.common.rpc import open_channel
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import MODEL, Fault, Worker
-from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
 from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_batches import begin, over, request
 from tests.integration.gateway.usage import (
@@ -43,8 +43,8 @@ from tests.integration.gateway.usage import (
 )
 
 
-async def cancel_on_socket(stack: Stack, key: str, **fields: Any) -> dict[str, Any]:
-    """What a generation has used that its client cancels after some tokens."""
+async def cancel_on_socket(stack: GatewayStack, key: str, **fields: Any) -> dict[str, Any]:
+    """The usage of a generation that its client cancels after some tokens."""
     address = f"ws{stack.url[4:]}/v1/stream"
     async with websockets.connect(address, proxy=None, additional_headers=authorized(key)) as socket:
         body = {"prompt": "Cancel me", "max_tokens": 200} | fields
@@ -58,7 +58,7 @@ async def cancel_on_socket(stack: Stack, key: str, **fields: Any) -> dict[str, A
 
 
 async def call(port: int, key: str) -> dict[str, Any]:
-    """What a gRPC call has used, and its cost if its model has a price."""
+    """The usage of a gRPC call, and its cost if its model has a price."""
     async with open_channel(f"127.0.0.1:{port}") as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         options = pb.GenerationOptions(max_tokens=9)
@@ -174,8 +174,8 @@ async def test_batch_and_drafted_tokens_are_counted_apart(server: RedisServer) -
 
 
 async def test_buckets_are_pruned_by_age(server: RedisServer) -> None:
-    kept = {"usage_minutes_s": 600, "usage_hours_s": 0, "usage_days_s": 86_400}
-    async with running_stack([Worker("w0")], redis_url=server.url, **kept) as stack:
+    stored = {"usage_minutes_s": 600, "usage_hours_s": 0, "usage_days_s": 86_400}
+    async with running_stack([Worker("w0")], redis_url=server.url, **stored) as stack:
         await stack.complete(prompt="a", max_tokens=3)
         expires_at = {key.decode(): time.time() + server.client.ttl(key) for key in server.client.keys("rz:*:usage:*")}
         buckets = {key.split(":")[3]: (int(key.split(":")[4]), at) for key, at in expires_at.items()}
@@ -218,7 +218,7 @@ async def test_key_reads_the_usage_of_its_own_tenant(server: RedisServer) -> Non
         assert (await stack.http.get(USAGE, params=foreign)).status_code == 401
 
 
-async def test_wrong_query_is_refused_by_name(stack: Stack) -> None:
+async def test_wrong_query_is_refused_by_name(stack: GatewayStack) -> None:
     for query, param, named in (
         ({}, "start_time", "start_time"),
         ({"start_time": "soon"}, "start_time", "int"),
@@ -285,7 +285,7 @@ async def test_costs_are_those_of_the_prices_by_kind_of_token(server: RedisServe
             assert f"{option} {value}: expected" in wrong.output
 
 
-async def test_answers_say_their_cost(stack: Stack) -> None:
+async def test_answers_say_their_cost(stack: GatewayStack) -> None:
     assert "x-ryzanstein-cost" not in (await stack.complete(prompt="a")).headers, "its model has no price"
     prices, port = '{"*": {"input": 1000, "output": 10000}}', free_port()
     async with running_stack([Worker("w0", step_s=0.001)], prices=prices, grpc_port=port) as priced:

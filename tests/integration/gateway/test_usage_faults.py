@@ -112,7 +112,7 @@ async def test_killed_gateways_and_workers_lose_and_repeat_no_count(tmp_path: Pa
 
 
 async def test_counts_wait_while_redis_is_away_and_are_written_once(tmp_path: Path) -> None:
-    broken = processes.RedisServer(tmp_path, "--appendonly", "yes", "--appendfsync", "always")
+    broken = processes.KillableRedis(tmp_path, "--appendonly", "yes", "--appendfsync", "always")
     broken.start()
     try:
         async with running_stack([Worker("w0")], redis_url=broken.url_of("gateway")) as stack:
@@ -167,7 +167,7 @@ async def test_write_counts_once_when_its_answer_is_lost(server: RedisServer) ->
 
 
 async def test_ending_gateway_writes_its_last_counts(tmp_path: Path) -> None:
-    broken = processes.RedisServer(tmp_path)
+    broken = processes.KillableRedis(tmp_path)
     broken.start()
     try:
         async with running_stack([Worker("w0")], redis_url=broken.url_of("gateway"), redis_timeout_s=0.2) as stack:

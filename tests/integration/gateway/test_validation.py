@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request is refused in OpenAI's shape, naming the field and what is allowed."""
+"""Faults of requests are refused in OpenAI's shape, with the field and the allowed values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.gateway.fleet import MAX_LEN, MODEL
-from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, running_stack
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -26,7 +26,7 @@ TAGS = {
 
 
 @pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
+async def stack() -> AsyncIterator[GatewayStack]:
     async with running_stack(max_body_bytes=50_000, body_timeout_s=1.0, header_timeout_s=1.0) as running:
         yield running
 
@@ -117,7 +117,7 @@ def assert_shape(body: dict[str, Any], param: str | None, message: str) -> None:
     assert body["error"]["param"] == param, body
 
 
-async def test_every_bad_field_is_named(stack: Stack) -> None:
+async def test_every_bad_field_is_named(stack: GatewayStack) -> None:
     for path, table in ((COMPLETIONS, BAD_COMPLETIONS), (CHAT, BAD_CHATS)):
         for body, status, param, message in table:
             answer = await stack.http.post(path, json=body)
@@ -126,7 +126,7 @@ async def test_every_bad_field_is_named(stack: Stack) -> None:
     assert not any(worker.submits for worker in stack.workers)
 
 
-async def test_malformed_bodies(stack: Stack) -> None:
+async def test_malformed_bodies(stack: GatewayStack) -> None:
     for body, code, message in (
         (b"", "invalid_json", "truncated"),
         (b"{", "invalid_json", "truncated"),
@@ -152,14 +152,14 @@ async def test_malformed_bodies(stack: Stack) -> None:
         assert answer.json()["error"]["code"] == code
 
 
-async def test_a_byte_order_mark_before_a_body_is_skipped(stack: Stack) -> None:
+async def test_a_byte_order_mark_before_a_body_is_skipped(stack: GatewayStack) -> None:
     body = b'\xef\xbb\xbf{"prompt": "a", "max_tokens": 1}'
     assert (await stack.http.post(COMPLETIONS, content=body)).status_code == 200
     packed = {"content-encoding": "gzip"}
     assert (await stack.http.post(COMPLETIONS, content=gzip.compress(body), headers=packed)).status_code == 200
 
 
-async def test_a_huge_body_is_413_declared_or_not(stack: Stack) -> None:
+async def test_a_huge_body_is_413_declared_or_not(stack: GatewayStack) -> None:
     whole = await stack.http.post(COMPLETIONS, content=b"x" * 60_000)
     assert whole.status_code == 413
     assert_shape(whole.json(), None, "50000 bytes")
@@ -172,7 +172,7 @@ async def test_a_huge_body_is_413_declared_or_not(stack: Stack) -> None:
     assert chunked.status_code == 413
 
 
-async def _raw(stack: Stack, *parts: bytes) -> bytes:
+async def _raw(stack: GatewayStack, *parts: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.http.port)
     for part in parts:
         writer.write(part)
@@ -184,7 +184,7 @@ async def _raw(stack: Stack, *parts: bytes) -> bytes:
         writer.close()
 
 
-async def test_a_slow_body_is_408(stack: Stack) -> None:
+async def test_a_slow_body_is_408(stack: GatewayStack) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n"
     answer = await _raw(stack, head, b'{"prompt"')
     assert answer.startswith(b"HTTP/1.1 408 ")
@@ -193,7 +193,7 @@ async def test_a_slow_body_is_408(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_http_1_0_gets_no_chunks(stack: Stack, stream: bool) -> None:
+async def test_http_1_0_gets_no_chunks(stack: GatewayStack, stream: bool) -> None:
     body = json.dumps({"prompt": "a", "max_tokens": 3, "stream": stream}).encode()
     head = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body)
     headers, _, answer = (await _raw(stack, head + body)).partition(b"\r\n\r\n")
@@ -205,7 +205,7 @@ async def test_http_1_0_gets_no_chunks(stack: Stack, stream: bool) -> None:
         assert json.loads(answer)["usage"]["completion_tokens"] == 3
 
 
-async def test_compressed_bodies(stack: Stack) -> None:
+async def test_compressed_bodies(stack: GatewayStack) -> None:
     body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
     bomb = gzip.compress(body + b" " * 60_000)
     for encoding, data, status, code in (
@@ -225,7 +225,7 @@ async def test_compressed_bodies(stack: Stack) -> None:
     assert answer.headers["accept-encoding"] == "gzip, deflate"
 
 
-async def test_head_and_a_slash_at_the_end(stack: Stack) -> None:
+async def test_head_and_a_slash_at_the_end(stack: GatewayStack) -> None:
     for path in ("/health", "/livez", "/readyz", "/metrics", "/v1/models"):
         head, get = await stack.http.head(path), await stack.http.get(path)
         assert (head.status_code, head.content) == (200, b"")
@@ -234,14 +234,14 @@ async def test_head_and_a_slash_at_the_end(stack: Stack) -> None:
     assert (await stack.http.post("/v1/completions/", json={"prompt": "a"})).status_code == 200
 
 
-async def test_other_methods_and_paths(stack: Stack) -> None:
+async def test_other_methods_and_paths(stack: GatewayStack) -> None:
     answer = await stack.http.get(CHAT)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert_shape(answer.json(), None, "use POST")
     assert answer.json()["error"]["code"] == "method_not_allowed"
-    beside = await stack.http.post("/health")
-    assert (beside.status_code, beside.headers["allow"]) == (405, "GET")
-    assert beside.json()["error"]["code"] == "method_not_allowed"
+    health = await stack.http.post("/health")
+    assert (health.status_code, health.headers["allow"]) == (405, "GET")
+    assert health.json()["error"]["code"] == "method_not_allowed"
     for method, path, meant in (
         ("GET", "/v1/nothing", "/v1/nothing. The paths"),
         ("POST", "/chat/completions", f"Did you mean {CHAT}?"),
@@ -261,7 +261,7 @@ async def test_other_methods_and_paths(stack: Stack) -> None:
     assert missing.json()["error"]["code"] == "model_not_found"
 
 
-async def test_a_request_id_comes_back(stack: Stack) -> None:
+async def test_a_request_id_comes_back(stack: GatewayStack) -> None:
     answer = await stack.http.post(COMPLETIONS, json={"prompt": "a"}, headers={"x-request-id": "mine"})
     assert answer.headers["x-request-id"] == "mine"
     for path in ("/v1/models", "/v1/models/nope", "/health", "/v1/nothing", "/", "/openapi.json", "/metrics"):
@@ -270,7 +270,7 @@ async def test_a_request_id_comes_back(stack: Stack) -> None:
     assert b"x-request-id: " in await _raw(stack, b"nonsense\r\n\r\n")
 
 
-async def test_the_openapi_document_describes_every_route(stack: Stack) -> None:
+async def test_the_openapi_document_describes_every_route(stack: GatewayStack) -> None:
     document = (await stack.http.get("/openapi.json")).json()
     assert {CHAT, COMPLETIONS, "/v1/embeddings", "/tokenize", "/detokenize", "/v1/models", "/health"} <= set(
         document["paths"]

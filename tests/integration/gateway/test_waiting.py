@@ -23,11 +23,11 @@ from services.common.rpc import open_channel
 from services.gateway.main import Gateway, running_gateway
 from services.gateway.upstream.patience import StartPatience
 from tests.integration.gateway.fleet import MODEL, Worker
-from tests.integration.gateway.gateways import Stack, eventually, fast_settings
-from tests.integration.gateway.test_stream_socket import Client
+from tests.integration.gateway.gateways import GatewayStack, eventually, fast_settings
+from tests.integration.gateway.test_stream_socket import SocketClient
 from tests.integration.router.conftest import router_client
 from tests.integration.router.fake_worker import FakeWorker
-from tests.integration.router.processes import RedisServer, Service, router_process
+from tests.integration.router.processes import KillableRedis, Service, router_process
 
 BODY = {"model": MODEL, "prompt": "a", "max_tokens": 2}
 STREAM = BODY | {"stream": True}
@@ -55,10 +55,10 @@ class StartingWorker(FakeWorker):
         return [len(submit.prompt_ids) for submit in self.answering.submits]
 
 
-class Installation:
+class ColdInstallation:
     """Redis, a router process, and a gateway that has the model's card from an earlier worker."""
 
-    def __init__(self, server: RedisServer, stack: AsyncExitStack) -> None:
+    def __init__(self, server: KillableRedis, stack: AsyncExitStack) -> None:
         self._server = server
         self._stack = stack
         self._port = str(free_port())
@@ -118,20 +118,20 @@ class Installation:
 
 
 @pytest.fixture
-async def cold(redis_server: RedisServer) -> AsyncIterator[Installation]:
+async def cold(redis_server: KillableRedis) -> AsyncIterator[ColdInstallation]:
     async with AsyncExitStack() as stack:
-        installation = Installation(redis_server, stack)
+        installation = ColdInstallation(redis_server, stack)
         await installation.begin()
         yield installation
 
 
-async def test_plain_and_streamed_requests_wait_for_a_cold_model_and_all_are_served(cold: Installation) -> None:
+async def test_plain_and_streamed_requests_wait_for_a_cold_model_and_all_are_served(cold: ColdInstallation) -> None:
     worker = await cold.worker("w", LOADING)
-    asked = [cold.ask(stream=number % 2 == 0) for number in range(1, 21)]
+    waiting = [cold.ask(stream=number % 2 == 0) for number in range(1, 21)]
     await cold.held(20)
     await asyncio.sleep(0.5)  # two heartbeats of the router
     worker.update(phase=SERVING)
-    for number, answer in enumerate(await asyncio.gather(*asked), 1):
+    for number, answer in enumerate(await asyncio.gather(*waiting), 1):
         assert answer.status_code == 200
         if number % 2:
             assert answer.json()["usage"]["completion_tokens"] == 2
@@ -143,35 +143,35 @@ async def test_plain_and_streamed_requests_wait_for_a_cold_model_and_all_are_ser
     assert len(worker.prompts) == 20
 
 
-async def test_thousand_requests_wait_for_a_cold_model_and_none_is_lost(cold: Installation) -> None:
+async def test_thousand_requests_wait_for_a_cold_model_and_none_is_lost(cold: ColdInstallation) -> None:
     async with router_client([cold.router.address], route_timeout_s=5.0) as client:
         until = asyncio.get_running_loop().time() + 600
         waits = [
             client.route(routing_pb2.RouteRequest(request_id=str(number), model=MODEL), StartPatience(until=until))
             for number in range(1000)
         ]
-        asked = asyncio.gather(*waits)
+        waiting = asyncio.gather(*waits)
         await cold.held(1000)
         await cold.worker("w")
-        assert {assignment.ref.worker_id for assignment in await asked} == {"w"}
+        assert {assignment.ref.worker_id for assignment in await waiting} == {"w"}
 
 
-async def test_requests_wait_on_while_their_router_is_killed_and_starts_again(cold: Installation) -> None:
-    asked = []
+async def test_requests_wait_on_while_their_router_is_killed_and_starts_again(cold: ColdInstallation) -> None:
+    waiting = []
     for number in range(1, 4):
-        asked.append(cold.ask(prompt="a" * number, stream=number % 2 == 0))
+        waiting.append(cold.ask(prompt="a" * number, stream=number % 2 == 0))
         await cold.held(number)
     cold.router.kill()
     cold.start_router()
     await cold.held(3)
     worker = await cold.worker("w")
-    answers = await asyncio.gather(*asked)
+    answers = await asyncio.gather(*waiting)
     assert [answer.status_code for answer in answers] == [200] * 3
     assert not [answer.text for answer in answers if '"error"' in answer.text]
     assert worker.prompts == [1, 2, 3], "each has its place again"
 
 
-async def test_gateway_and_router_that_start_at_zero_know_the_model_by_its_card(cold: Installation) -> None:
+async def test_gateway_and_router_that_start_at_zero_know_the_model_by_its_card(cold: ColdInstallation) -> None:
     """Though no list names it, and another model has a worker."""
     cold.router.kill()
     cold.start_router()
@@ -180,14 +180,16 @@ async def test_gateway_and_router_that_start_at_zero_know_the_model_by_its_card(
     await eventually(lambda: cold.gateway.catalog.knows(MODEL) and cold.gateway.catalog.knows("other"))
     listed = {model["id"]: model for model in (await cold.http.get("/v1/models")).json()["data"]}
     assert listed[MODEL]["max_model_len"] == 256
-    asked = cold.ask()
+    waiting = cold.ask()
     await cold.held(1)
     await cold.worker("w")
-    assert (await asked).status_code == 200
+    assert (await waiting).status_code == 200
     assert (await cold.http.post("/v1/completions", json=BODY | {"model": "typo"})).status_code == 404
 
 
-async def test_wait_beyond_the_patience_of_a_request_is_503_with_the_estimate_of_the_start(cold: Installation) -> None:
+async def test_wait_beyond_the_patience_of_a_request_is_503_with_the_estimate_of_the_start(
+    cold: ColdInstallation,
+) -> None:
     async def refused(**body: Any) -> httpx.Response:
         headers = {"x-ryzanstein-patience": "0.3"}
         return await cold.http.post("/v1/completions", json=BODY | body, headers=headers)
@@ -209,7 +211,7 @@ async def test_wait_beyond_the_patience_of_a_request_is_503_with_the_estimate_of
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "no_workers"
 
 
-async def test_wrong_header_of_the_wait_is_refused(stack: Stack) -> None:
+async def test_wrong_header_of_the_wait_is_refused(stack: GatewayStack) -> None:
     for headers, words in (
         ({"x-ryzanstein-patience": "long"}, "must be a number of seconds from 0 to 900, got 'long'"),
         ({"x-ryzanstein-patience": "-1"}, "from 0 to 900"),
@@ -223,13 +225,13 @@ async def test_wrong_header_of_the_wait_is_refused(stack: Stack) -> None:
         assert answer.json()["error"]["param"] == next(iter(headers))
 
 
-async def test_sleeping_worker_wakes_for_a_waiting_request(cold: Installation) -> None:
+async def test_sleeping_worker_wakes_for_a_waiting_request(cold: ColdInstallation) -> None:
     worker = await cold.worker("w", SLEEPING)
     assert (await cold.ask()).status_code == 200
     assert worker.naps == ["wake"]
 
 
-async def test_every_api_says_how_far_the_start_is(cold: Installation) -> None:
+async def test_every_api_says_how_far_the_start_is(cold: ColdInstallation) -> None:
     """Streams by comments, and by events where their clients want them."""
     worker = await cold.worker("w", LOADING)
     events = {"x-ryzanstein-events": "waiting"}
@@ -245,10 +247,10 @@ async def test_every_api_says_how_far_the_start_is(cold: Installation) -> None:
         )
         call = aiter(stub.Generate(request, metadata=grpc.aio.Metadata(*events.items())))
         stream = asyncio.create_task(client.completions.create(**STREAM))  # type: ignore[call-overload]
-        talker = Client(socket)
+        talker = SocketClient(socket)
         await talker.send(type="start", id="a", kind="completion", request=BODY, events=["waiting"])
-        said = await talker.until("waiting")
-        assert (said["id"], said["stage"], said["estimate_s"]) == ("a", "loading", None)
+        message = await talker.until("waiting")
+        assert (message["id"], message["stage"], message["estimate_s"]) == ("a", "loading", None)
         await talker.send(type="start", id="b", kind="completion", request=BODY, patience=0.1)
         assert (await talker.until("error", "b"))["error"]["code"] == "no_workers"
         hasty = stub.Generate(request, metadata=grpc.aio.Metadata(("x-ryzanstein-patience", "0.1")))
@@ -267,9 +269,9 @@ async def test_every_api_says_how_far_the_start_is(cold: Installation) -> None:
     assert text.endswith("data: [DONE]\n\n")
 
 
-async def test_gone_client_waits_no_longer(cold: Installation) -> None:
+async def test_gone_client_waits_no_longer(cold: ColdInstallation) -> None:
     plain, streamed = cold.ask(), cold.ask(stream=True)
     await cold.held(2)
-    for asked in (plain, streamed):
-        asked.cancel()
+    for waiting in (plain, streamed):
+        waiting.cancel()
     await cold.held(0)

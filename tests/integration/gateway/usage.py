@@ -11,7 +11,7 @@ import httpx
 
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import MODEL
-from tests.integration.gateway.gateways import Stack
+from tests.integration.gateway.gateways import GatewayStack
 
 USAGE = "/v1/organization/usage/completions"
 COSTS = "/v1/organization/costs"
@@ -103,6 +103,6 @@ async def ask(http: httpx.AsyncClient, key: str, path: str, body: dict[str, Any]
     return usage | unsaid
 
 
-def waiting(stack: Stack) -> float:
+def waiting(stack: GatewayStack) -> float:
     """Tokens whose counts Redis does not have."""
     return stack.gateway.metrics.registry.get_sample_value("ryzanstein_gateway_usage_waiting_tokens") or 0

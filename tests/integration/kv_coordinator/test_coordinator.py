@@ -20,11 +20,11 @@ from services.common.rpc import open_channel
 from services.kv_coordinator import main
 from services.kv_coordinator.settings import CoordinatorSettings
 from tests.integration.router.fake_worker import FakeWorker
-from tests.integration.router.processes import RedisServer, Service, coordinator_process, running, until
+from tests.integration.router.processes import KillableRedis, Service, coordinator_process, running, until
 
 
 @pytest.fixture
-def process(redis_server: RedisServer) -> Iterator[Service]:
+def process(redis_server: KillableRedis) -> Iterator[Service]:
     service = coordinator_process(redis_server.url_of("coordinator"))
     yield service
     service.end()
@@ -49,7 +49,7 @@ class Workers:
 
 
 @pytest.fixture
-async def workers(redis_server: RedisServer) -> AsyncIterator[Workers]:
+async def workers(redis_server: KillableRedis) -> AsyncIterator[Workers]:
     client = redis.from_url(redis_server.url)
     async with AsyncExitStack() as stack:
         yield Workers(client, stack)
@@ -57,8 +57,8 @@ async def workers(redis_server: RedisServer) -> AsyncIterator[Workers]:
 
 
 async def lookup(coordinator: kv_pb2_grpc.KvCoordinatorStub, *chains: list[int]) -> list[pb.LookupResponse]:
-    asked = [pb.LookupRequests(requests=[pb.LookupRequest(hashes=chain) for chain in chains])]
-    return [answer async for message in coordinator.Lookup(iter(asked)) for answer in message.responses]
+    sent = [pb.LookupRequests(requests=[pb.LookupRequest(hashes=chain) for chain in chains])]
+    return [answer async for message in coordinator.Lookup(iter(sent)) for answer in message.responses]
 
 
 async def depths(coordinator: kv_pb2_grpc.KvCoordinatorStub, chain: list[int]) -> dict[str, int]:
@@ -79,20 +79,20 @@ async def until_held(
     """Wait until a caller that has `roster` gets these blocks of CHAIN by worker and place; return the latest."""
 
     async def there() -> bool:
-        asked = pb.LookupRequests(requests=[pb.LookupRequest(hashes=CHAIN, roster=roster.version)])
-        [answer] = [answer async for message in coordinator.Lookup(iter([asked])) for answer in message.responses]
+        sent = pb.LookupRequests(requests=[pb.LookupRequest(hashes=CHAIN, roster=roster.version)])
+        [answer] = [answer async for message in coordinator.Lookup(iter([sent])) for answer in message.responses]
         assert not answer.depths
         if answer.HasField("roster"):
             assert answer.roster.version != roster.version
             roster.CopyFrom(answer.roster)
         masks = [(held.blocks, int.from_bytes(held.places, "little")) for held in answer.held]
-        found = {
+        actual = {
             (place.worker_id, place.place): blocks
             for number, place in enumerate(roster.places)
             for blocks, mask in masks
             if mask >> number & 1
         }
-        return found == expected
+        return actual == expected
 
     await until(there)
     return roster
@@ -206,7 +206,7 @@ async def test_a_short_break_is_repaired_by_a_replay(
     assert (await stats(coordinator)).resyncs == 1, "the first dump only"
 
 
-async def test_the_lag_is_that_of_the_worker_that_is_away(redis_server: RedisServer, workers: Workers) -> None:
+async def test_the_lag_is_that_of_the_worker_that_is_away(redis_server: KillableRedis, workers: Workers) -> None:
     port = free_port()
 
     def lag() -> float:
@@ -281,7 +281,7 @@ async def test_a_large_dump_is_taken_in(coordinator: kv_pb2_grpc.KvCoordinatorSt
 
 
 async def test_restarted_coordinator_relearns_all_blocks(
-    redis_server: RedisServer, process: Service, workers: Workers
+    redis_server: KillableRedis, process: Service, workers: Workers
 ) -> None:
     worker = await workers.start("w")
     worker.store(CHAIN)
@@ -304,7 +304,7 @@ async def test_restarted_coordinator_relearns_all_blocks(
 
 
 async def test_without_redis_live_workers_are_followed(
-    coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers, redis_server: RedisServer
+    coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers, redis_server: KillableRedis
 ) -> None:
     worker = await workers.start("w")
     worker.store(CHAIN[:1])
@@ -334,7 +334,7 @@ async def test_hot_and_pinned_prefixes_are_told(coordinator: kv_pb2_grpc.KvCoord
     assert nothing.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_pins_beyond_the_limit_are_refused(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pins_beyond_the_limit_are_refused(redis_server: KillableRedis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "MAX_PINS", 1)
     settings = CoordinatorSettings(redis_url=redis_server.url_of("coordinator"), coordinator_port=free_port())
     stop = asyncio.Event()

@@ -18,13 +18,13 @@ from services.common.tasks import end_tasks
 from services.gateway.upstream.router import RouterClient
 from tests.integration.router.config_maps import ConfigMaps, running_config_maps
 from tests.integration.router.fake_worker import FakeWorker
-from tests.integration.router.processes import RedisServer, Service, router_process, until
+from tests.integration.router.processes import KillableRedis, Service, router_process, until
 
 
 class RouterRig:
     """Fake workers with leases, router processes in front of them, stubs to talk to those."""
 
-    def __init__(self, server: RedisServer, stack: AsyncExitStack, processes: ExitStack) -> None:
+    def __init__(self, server: KillableRedis, stack: AsyncExitStack, processes: ExitStack) -> None:
         self.redis_server = server
         self.redis = redis.from_url(server.url)
         self.keys = RedisKeys("default")
@@ -84,7 +84,7 @@ async def lists(stub: routing_pb2_grpc.RouterStub, worker_id: str) -> bool:
 
 
 @pytest.fixture
-async def fleet(redis_server: RedisServer) -> AsyncIterator[RouterRig]:
+async def fleet(redis_server: KillableRedis) -> AsyncIterator[RouterRig]:
     with ExitStack() as processes:
         async with AsyncExitStack() as stack:
             fleet = RouterRig(redis_server, stack, processes)

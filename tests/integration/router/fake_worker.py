@@ -62,7 +62,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._stack = contextlib.AsyncExitStack()
         self._server: grpc.aio.Server | None = None
 
-    # What tests do with it
+    # --- for tests
 
     def update(self, **fields: object) -> None:
         self.state.MergeFrom(pb.WorkerState(**fields))  # type: ignore[arg-type]
@@ -151,13 +151,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self._watchers.discard(changed)
 
     async def WatchState(self, request, context) -> AsyncIterator[pb.WorkerState]:  # type: ignore[no-untyped-def]  # noqa: N802
-        told = -1
+        reported = -1
         with self._watch() as changed:
             while True:
                 changed.clear()
                 if not self.stalled.is_set():
-                    yield self.state if self.state.seq != told else self._heartbeat()
-                    told = self.state.seq
+                    yield self.state if self.state.seq != reported else self._heartbeat()
+                    reported = self.state.seq
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(random.uniform(0.9, 1.0) * HEARTBEAT_S):  # a fleet does not beat in step
                         await changed.wait()
@@ -172,19 +172,19 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         oldest = self.next_seq - len(self._events)
         known = request.incarnation == self.incarnation and oldest <= request.next_seq <= self.next_seq
         with self._watch() as changed:
-            told = request.next_seq
+            reported = request.next_seq
             if not known:
-                told = self.next_seq
+                reported = self.next_seq
                 dump = [pb.KvEvent(stored=list(self.held))] if self.held else []
-                yield self._batch(told - len(dump), dump, reset=True)
-            elif told == self.next_seq:
-                yield self._batch(told, [])
+                yield self._batch(reported - len(dump), dump, reset=True)
+            elif reported == self.next_seq:
+                yield self._batch(reported, [])
             while True:
                 changed.clear()
-                if fresh := min(self.next_seq - told, len(self._events)):
+                if fresh := min(self.next_seq - reported, len(self._events)):
                     events = list(self._events)[-fresh:]
-                    told = self.next_seq
-                    yield self._batch(told - fresh, events)
+                    reported = self.next_seq
+                    yield self._batch(reported - fresh, events)
                 await changed.wait()
 
     def _batch(self, first_seq: int, events: list[pb.KvEvent], *, reset: bool = False) -> pb.KvEvents:

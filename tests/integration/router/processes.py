@@ -22,7 +22,7 @@ from tests.forked import ForkedService
 from tests.redis_users import SERVER, add_users, url_of
 
 
-class RedisServer:
+class KillableRedis:
     """A Redis that can be killed, stopped and started again under the same URL, which is that of an administrator."""
 
     def __init__(self, directory: Path, *options: str) -> None:
@@ -69,7 +69,7 @@ class Service:
     def __init__(self, module: str, *, forked: bool = True, **environment: str) -> None:
         """`forked` from a process that has imported it, which is quicker; gRPC reads its variables for TLS before."""
         fields = os.environ | {f"RYZANSTEIN_{name}": value for name, value in environment.items()}
-        # A file and not a pipe: a pipe that nobody reads blocks the writer.
+        # A file and not a pipe: a pipe without a reader blocks the writer.
         self._log = tempfile.NamedTemporaryFile("w")  # noqa: SIM115  # lives as long as this
         self._module = module
         self.process: ForkedService | subprocess.Popen[bytes]
@@ -137,5 +137,5 @@ async def metrics_with(port: int, sample: str) -> str:
 async def until(true: Callable[[], Awaitable[bool]], within_s: float = 60.0, every_s: float = 0.02) -> None:
     """Wait for a state of affairs; raises TimeoutError when it does not come about."""
     async with asyncio.timeout(within_s):
-        while not await true():  # noqa: ASYNC110  # what is waited for is in another process
+        while not await true():  # noqa: ASYNC110  # the event happens in another process
             await asyncio.sleep(every_s)

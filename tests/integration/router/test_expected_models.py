@@ -170,7 +170,7 @@ async def test_an_unknown_model_is_not_denied_before_the_config_map_was_read(
 
 
 async def test_a_model_is_known_and_listed_from_its_first_worker_s_lease(fleet: RouterRig) -> None:
-    """Whatever its phase: gateways learn from the list that requests for the model wait."""
+    """In every phase: gateways learn from the list that requests for the model wait."""
     router = await fleet.stub(fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="0.2")))
     await fleet.worker("w")
     await until(lambda: _places(router))

@@ -169,8 +169,8 @@ async def test_router_reads_answers_by_numbers_of_its_roster_and_by_names(fleet:
     router = await fleet.router(workers=2, COORDINATOR_ADDRESS=f"127.0.0.1:{port}", LOOKUP_TIMEOUT_MS="30000")
     for _, _, matched in steps:
         candidates = (await router.Explain(ask(prompt_tokens=100, block_hashes=[1, 2, 3]), timeout=60)).candidates
-        found = {each.worker_id: each.matched_tokens for each in candidates}
-        assert (found["one"], found["two"]) == matched
+        actual = {each.worker_id: each.matched_tokens for each in candidates}
+        assert (actual["one"], actual["two"]) == matched
     assert scripted.named == [version for version, _, _ in steps]
     await server.stop(None)
 

@@ -48,8 +48,8 @@ async def test_a_call_ends_when_all_its_requests_are_answered(fleet: RouterRig) 
     await until(lambda: lists(router, "only"))
 
     async def ask_all() -> list[pb.RouteAnswer]:
-        asked = [pb.RouteFrames(frames=[frame(f"r{i}", tag=i)]) for i in range(5)]
-        answers = [answer async for message in router.RouteMany(iter(asked)) for answer in message.answers]
+        sent = [pb.RouteFrames(frames=[frame(f"r{i}", tag=i)]) for i in range(5)]
+        answers = [answer async for message in router.RouteMany(iter(sent)) for answer in message.answers]
         return [answer for answer in answers if answer.WhichOneof("answer")]  # not the heartbeats
 
     answering = asyncio.ensure_future(ask_all())

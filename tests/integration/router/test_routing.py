@@ -101,7 +101,7 @@ async def test_status_codes_name_the_kind_of_error(fleet: RouterRig) -> None:
 
     await until(recovering)
     refused = await refusals(router)
-    assert {refusal.code() for refusal in refused} == {grpc.StatusCode.UNAVAILABLE}, "nobody serves"
+    assert {refusal.code() for refusal in refused} == {grpc.StatusCode.UNAVAILABLE}, "no worker serves"
     reasons = {f"no worker serves tiny now ({why})" for why in ("1 recovering", "1 recovering, the queue is full")}
     assert {refusal.details() for refusal in refused} == reasons
     await worker.stop()
@@ -283,7 +283,7 @@ async def test_metrics_show_breakers_and_session_outcomes(fleet: RouterRig) -> N
     await router.Route(ask(session="another"))
     text = await asyncio.to_thread(page, port)
     assert 'ryzanstein_router_session_bindings_total{result="unknown"} 1.0' in text
-    assert "ryzanstein_router_redis_seconds_count 4.0" in text  # what failed took its time, too
+    assert "ryzanstein_router_redis_seconds_count 4.0" in text  # failed operations included
 
 
 async def test_a_router_that_has_seen_neither_redis_nor_workers_is_not_ready(fleet: RouterRig) -> None:
@@ -320,8 +320,8 @@ async def test_request_must_name_its_model_when_several_are_served(fleet: Router
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     assert refused.value.details() == "model: name one of other, tiny"
     other.refuses = "no time"
-    with pytest.raises(grpc.aio.AioRpcError) as kept:
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await router.DrainWorker(pb.DrainWorkerRequest(worker_id="other", grace_ms=10))
-    assert kept.value.details() == "worker other did not drain: no time"
+    assert refusal.value.details() == "worker other did not drain: no time"
     assert (await views(router))["other"].eligible
     await other.stop()

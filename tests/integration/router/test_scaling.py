@@ -48,7 +48,7 @@ def scaling(**fields: object) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class Router:
+class ScalingRouter:
     service: Service
     stub: routing_pb2_grpc.RouterStub
     metrics_port: int
@@ -71,7 +71,7 @@ class Router:
         await until(logged)
 
 
-async def routers(fleet: RouterRig, api: ConfigMaps, *ids: str, more: str = "") -> list[Router]:
+async def routers(fleet: RouterRig, api: ConfigMaps, *ids: str, more: str = "") -> list[ScalingRouter]:
     """Routers that know each other; `more`: another router's address."""
     ports = [free_port() for _ in ids]
     peers = ",".join([*(f"127.0.0.1:{port}" for port in ports), *filter(None, [more])])
@@ -89,7 +89,7 @@ async def routers(fleet: RouterRig, api: ConfigMaps, *ids: str, more: str = "") 
                 QUEUE_TIMEOUT_S="60",
             )
         )
-        running.append(Router(service, await fleet.stub(service), metrics_port))
+        running.append(ScalingRouter(service, await fleet.stub(service), metrics_port))
     return running
 
 
@@ -170,7 +170,7 @@ async def test_pool_does_not_shrink_while_a_router_is_silent_but_grows(
     silent = f"127.0.0.1:{free_port()}"
     (router,) = await routers(fleet, config_maps, "rz-router-0", more=silent)
     await router.shows('ryzanstein_router_pool_replicas{kind="current",pool="default"}', 1.0)
-    await router.logs(f"router {silent} does not tell its demand, no worker is removed: UNAVAILABLE")
+    await router.logs(f"router {silent} does not report its demand, no worker is removed: UNAVAILABLE")
     async with open_channel(router.service.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as unknown:  # KEDA keeps the replicas after an error
             await externalscaler_pb2_grpc.ExternalScalerStub(channel).IsActive(REFERENCE)

@@ -9,16 +9,16 @@ import pytest
 from services.common.keys import RedisKeys
 from services.common.redis_client import RedisAccess, open_redis
 from services.router.sessions import MAX_REMEMBERED, REMEMBERED_S, Binding, Sessions, SessionsAway
-from tests.integration.router.processes import RedisServer
+from tests.integration.router.processes import KillableRedis
 
 ONE, TWO = Binding("w1", "first"), Binding("w2", "second")
 TIMEOUT_S = 5.0
 
 
-class Routers:
+class RouterSessions:
     """Two routers' sessions on one Redis, and their clock."""
 
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: KillableRedis) -> None:
         self.now, self.asked = 0.0, 0
         access = RedisAccess(server.url)
         self.clients = [open_redis(access, TIMEOUT_S, timed_by_caller=True) for _ in range(2)]
@@ -32,8 +32,8 @@ class Routers:
 
 
 @pytest.fixture
-async def routers(redis_server: RedisServer) -> AsyncIterator[Routers]:
-    routers = Routers(redis_server)
+async def routers(redis_server: KillableRedis) -> AsyncIterator[RouterSessions]:
+    routers = RouterSessions(redis_server)
     yield routers
     for client in routers.clients:
         await client.aclose()
@@ -44,7 +44,7 @@ async def read(sessions: Sessions) -> Binding | None:
     return held.binding if held else None
 
 
-async def test_turns_of_a_session_ask_redis_once_in_five_minutes(routers: Routers) -> None:
+async def test_turns_of_a_session_ask_redis_once_in_five_minutes(routers: RouterSessions) -> None:
     await routers.here.bind("t", "s", None, ONE)
     assert routers.asked == 1
     for _ in range(10):
@@ -55,7 +55,9 @@ async def test_turns_of_a_session_ask_redis_once_in_five_minutes(routers: Router
     assert routers.asked == 2
 
 
-async def test_router_that_remembers_a_moved_session_is_corrected_by_its_write_and_by_time(routers: Routers) -> None:
+async def test_router_that_remembers_a_moved_session_is_corrected_by_its_write_and_by_time(
+    routers: RouterSessions,
+) -> None:
     await routers.here.bind("t", "s", None, ONE)
     held = await routers.there.read("t", "s", touch=True)
     assert held
@@ -70,7 +72,7 @@ async def test_router_that_remembers_a_moved_session_is_corrected_by_its_write_a
 
 
 async def test_session_moves_while_redis_is_away_and_redis_hears_of_its_next_move(
-    routers: Routers, redis_server: RedisServer
+    routers: RouterSessions, redis_server: KillableRedis
 ) -> None:
     held = await routers.here.bind("t", "s", None, ONE)
     redis_server.kill()
@@ -93,13 +95,13 @@ async def test_session_moves_while_redis_is_away_and_redis_hears_of_its_next_mov
     assert await read(routers.there) == third
 
 
-async def test_memory_of_sessions_is_bounded(routers: Routers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_of_sessions_is_bounded(routers: RouterSessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.router.sessions.MAX_REMEMBERED", 3)
     assert MAX_REMEMBERED * 1_000 < 64 << 20, "a kilobyte each"
     for number in range(4):
         await routers.here.bind("t", f"s{number}", None, ONE)
-    asked = routers.asked
+    n_asked = routers.asked
     assert await routers.here.read("t", "s3", touch=False)
-    assert routers.asked == asked
+    assert routers.asked == n_asked
     assert await routers.here.read("t", "s0", touch=False)
-    assert routers.asked == asked + 1
+    assert routers.asked == n_asked + 1

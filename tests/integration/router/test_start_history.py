@@ -14,7 +14,7 @@ from services.common.redis_client import RedisAccess, open_redis
 from services.common.tasks import end_tasks
 from services.router.start_history import KEPT_S, StartHistory, decode
 from services.router.starts import PAST_STARTS, Starts
-from tests.integration.router.processes import RedisServer, until
+from tests.integration.router.processes import KillableRedis, until
 
 KEYS = RedisKeys("default")
 
@@ -22,13 +22,13 @@ KEYS = RedisKeys("default")
 class Routers:
     """Routers one after another on one Redis."""
 
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: KillableRedis) -> None:
         self.access = RedisAccess(server.url_of("router"))
         self._clients: list[redis.Redis] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> Starts:
-        """What a router that starts now knows of starts."""
+        """Starts that a router knows when it starts now."""
         starts = Starts()
         self._clients.append(open_redis(self.access, 5.0))
         history = StartHistory(self._clients[-1], KEYS, self.access, starts, lambda: ["m", "other"])
@@ -42,14 +42,14 @@ class Routers:
 
 
 @pytest.fixture
-async def routers(redis_server: RedisServer) -> AsyncIterator[Routers]:
+async def routers(redis_server: KillableRedis) -> AsyncIterator[Routers]:
     routers = Routers(redis_server)
     yield routers
     await routers.stop()
 
 
 @pytest.fixture
-async def admin(redis_server: RedisServer) -> AsyncIterator[redis.Redis]:
+async def admin(redis_server: KillableRedis) -> AsyncIterator[redis.Redis]:
     client = redis.from_url(redis_server.url)
     yield client
     await client.aclose()
@@ -91,7 +91,7 @@ async def test_unreadable_durations_are_replaced_by_the_next_start(routers: Rout
 
 
 async def test_durations_are_stored_once_redis_is_back(
-    routers: Routers, redis_server: RedisServer, admin: redis.Redis
+    routers: Routers, redis_server: KillableRedis, admin: redis.Redis
 ) -> None:
     redis_server.kill()
     starts = routers.start()

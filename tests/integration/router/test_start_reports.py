@@ -19,7 +19,7 @@ from services.router.api_server import ApiServer
 from services.router.start_reports import StartReports, read_download, stage_of_pods
 from services.router.starts import StartReport, Starts
 from tests.integration.router.config_maps import ConfigMaps, Object
-from tests.integration.router.processes import RedisServer, until
+from tests.integration.router.processes import KillableRedis, until
 
 SET = "rz-workers-a"
 SCHEDULED = {"type": "PodScheduled", "status": "True"}
@@ -70,7 +70,7 @@ def test_unreadable_download_is_no_report(text: str) -> None:
 
 
 @asynccontextmanager
-async def looking(server: RedisServer, api: ConfigMaps, folder: Path, *models: str) -> AsyncIterator[Starts]:
+async def looking(server: KillableRedis, api: ConfigMaps, folder: Path, *models: str) -> AsyncIterator[Starts]:
     starts, access = Starts(), RedisAccess(server.url_of("router"))
     client = open_redis(access, 5.0)
     reports = StartReports(client, RedisKeys("default"), access, starts, lambda: models)
@@ -91,7 +91,7 @@ async def shows(starts: Starts, model: str, text: str | None) -> None:
 
 
 async def test_stages_of_pods_are_shown_while_requests_wait_and_a_refusal_is_logged_once(
-    redis_server: RedisServer, config_maps: ConfigMaps, caplog: pytest.LogCaptureFixture
+    redis_server: KillableRedis, config_maps: ConfigMaps, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = Path(config_maps.environment["SERVICE_ACCOUNT_FOLDER"])
     config_maps.pods = [pod()]
@@ -109,7 +109,7 @@ async def test_stages_of_pods_are_shown_while_requests_wait_and_a_refusal_is_log
     assert len([line for line in caplog.messages if "pods cannot be listed" in line]) == 1
 
 
-class Download:
+class StartingDownload:
     total = 5 << 30
 
     def __init__(self) -> None:
@@ -117,10 +117,10 @@ class Download:
 
 
 async def test_download_that_a_worker_reports_is_shown_until_its_end(
-    redis_server: RedisServer, config_maps: ConfigMaps
+    redis_server: KillableRedis, config_maps: ConfigMaps
 ) -> None:
     folder = Path(config_maps.environment["SERVICE_ACCOUNT_FOLDER"])
-    settings, download = ServiceSettings(redis_url=redis_server.url_of("worker")), Download()
+    settings, download = ServiceSettings(redis_url=redis_server.url_of("worker")), StartingDownload()
     async with looking(redis_server, config_maps, folder, "m") as starts:
         async with reporting(settings, "m") as begins:
             begins(download)
@@ -130,11 +130,11 @@ async def test_download_that_a_worker_reports_is_shown_until_its_end(
         await shows(starts, "m", None)
 
 
-async def test_download_goes_on_without_redis(redis_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_download_goes_on_without_redis(redis_server: KillableRedis, caplog: pytest.LogCaptureFixture) -> None:
     redis_server.kill()
     settings = ServiceSettings(redis_url=redis_server.url_of("worker"))
     async with reporting(settings, "m") as begins:
-        begins(Download())
+        begins(StartingDownload())
 
         async def logged() -> bool:
             return any("the download is not reported" in line for line in caplog.messages)

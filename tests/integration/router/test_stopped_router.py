@@ -31,10 +31,10 @@ async def routers(fleet: RouterRig) -> list[tuple[Service, routing_pb2_grpc.Rout
         fleet.process(router_process(fleet.redis_server.url_of("router"), QUEUE_TIMEOUT_S="3")) for _ in range(2)
     ]
     await fleet.worker("w")
-    found = [(router, await fleet.stub(router)) for router in started]
-    for _, stub in found:
+    actual = [(router, await fleet.stub(router)) for router in started]
+    for _, stub in actual:
         await until(lambda stub=stub: eligible(stub, 1))  # type: ignore[misc]
-    return found
+    return actual
 
 
 async def test_next_router_is_called_while_a_router_is_stalled(

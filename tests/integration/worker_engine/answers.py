@@ -1,4 +1,4 @@
-"""What a request gets from an engine under test, and what tests wait for."""
+"""The outputs of a request from an engine under test, with the conditions that tests wait for."""
 
 from __future__ import annotations
 

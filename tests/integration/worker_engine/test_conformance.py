@@ -1,4 +1,4 @@
-"""What every engine promises to the API in front of it, on engines that really run."""
+"""Promises of every engine to the API in front of it, on real engines."""
 
 from __future__ import annotations
 
@@ -176,15 +176,15 @@ async def test_adapter_computes_with_its_weights_beside_other_requests(engine: E
     prompts = [*PROMPT, 7], [9, 8, 7]
     base = await complete(engine, ask(prompts[0], logprobs=2))
     requests = [adapted(ask(prompt, logprobs=2), deaf) for prompt in prompts]
-    *answers, beside = [submitted(engine, request) for request in (*requests, ask(prompts[0]))]
-    for answer in (*answers, beside):
+    *answers, plain = [submitted(engine, request) for request in (*requests, ask(prompts[0]))]
+    for answer in (*answers, plain):
         await answer.until(10**9)
-    check_same(engine, base, beside.ids)
+    check_same(engine, base, plain.ids)
     long, short = ([row.logprob for row in answer.logprobs] for answer in answers)
     assert long == pytest.approx(short, abs=NEAR_TIE)
     assert long[0] != pytest.approx(base.logprobs[0].logprob, abs=0.1)
-    found = {one.name: one.in_slot for one in engine.state().adapters}
-    assert found["deaf"]
+    actual = {one.name: one.in_slot for one in engine.state().adapters}
+    assert actual["deaf"]
     block = BLOCK_TOKENS.get(engine.model.engine, 1)
     root = adapted_root(engine.model.hash_root, deaf.digest)
     await cached(engine, set(wire_chain(root, "", [*prompts[0], *answers[0].ids][: len(PROMPT) // block * block])))

@@ -41,7 +41,7 @@ def overflowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def logged() -> Iterator[SimpleQueue[logging.LogRecord]]:
-    """What workers log, from before the engine starts."""
+    """Logs of workers, from before the engine starts."""
     records, logger = SimpleQueue[logging.LogRecord](), logging.getLogger("services.worker")
     handler = logging.handlers.QueueHandler(records)
     logger.addHandler(handler)

@@ -57,7 +57,7 @@ def requests() -> list[Request]:
 
 
 async def answers(engine: OfflineEngine, guesses: Sequence[Answer] = ()) -> list[Answer]:
-    """What the requests answer, computed together; with `guesses` from drafts that often know it."""
+    """The requests' answers, computed together; with `guesses` from drafts that often know it."""
     made = requests()
     ends: dict[Request, Finish | None] = {}
     scores: dict[Request, list[TokenLogprobs]] = {request: [] for request in made}

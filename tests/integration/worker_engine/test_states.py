@@ -1,4 +1,4 @@
-"""Texts of models with a state beside the KV cache are those of transformers, however they are computed."""
+"""Texts of models with a state outside the KV cache are those of transformers, however they are computed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def continuation(model: transformers.PreTrainedModel, ids: list[int]) -> list[in
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("variant", "ranks"),
-    [  # each kind of layer with a state, attention beside one, and a model without attention
+    [  # each kind of layer with a state, one next to attention, and a model without attention
         *[("lfm2", 1), ("zamba2", 2), ("qwen3_5", 1), ("minimax", 1)],
         *[("jamba", 2), ("kimi_linear", 1), ("falcon_h1", 2), ("mamba2", 1)],
     ],
@@ -49,8 +49,8 @@ async def test_texts_equal_transformers_in_chunks_after_preemptions_and_from_sna
         max_batched_tokens=13, kv_tokens=176,
     )  # fmt: skip
     async with serving(await open_native(settings, tmp_path, NoObserver(), NoObserver())) as engine:
-        asked = [ask(ids, N_TOKENS, min_tokens=N_TOKENS) for ids in prompts]
-        assert [one.ids for one in await asyncio.gather(*(complete(engine, one) for one in asked))] == expected
+        requests = [ask(ids, N_TOKENS, min_tokens=N_TOKENS) for ids in prompts]
+        assert [one.ids for one in await asyncio.gather(*(complete(engine, one) for one in requests))] == expected
         assert engine.counters.preemptions > 0
         hits = engine.counters.prefix_hit_tokens
         again = [ask(ids, N_TOKENS, min_tokens=N_TOKENS) for ids in (prompts[2], [*prompts[2], *expected[2][:2]])]

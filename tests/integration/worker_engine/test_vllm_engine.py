@@ -1,4 +1,4 @@
-"""What our side of vLLM promises whatever vLLM does: indices, handoffs, suspects, recovery."""
+"""Promises of our side of vLLM for every behaviour of vLLM: indices, handoffs, suspects, recovery."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ask(name: str = "r", *, generated: tuple[int, ...] = (), trial_tokens: int =
     return EngineRequest(name, PROMPT, chosen, generated_ids=generated, trial_tokens=trial_tokens)
 
 
-class Sink(Answer):
+class RecordingSink(Answer):
     def __init__(self) -> None:
         super().__init__()
         self.on_trial = False
@@ -84,8 +84,8 @@ async def until_phase(engine: VllmEngine, phase: int) -> None:
                 changed.clear()
 
 
-def submitted(engine: VllmEngine, request: EngineRequest) -> Sink:
-    sink = Sink()
+def submitted(engine: VllmEngine, request: EngineRequest) -> RecordingSink:
+    sink = RecordingSink()
     engine.submit(request, sink)
     return sink
 
@@ -294,7 +294,7 @@ async def test_resident_adapters_are_loaded_again_by_the_wake_and_pinned_adapter
         await core.step(last=True)
         assert request.finish is Finish.LENGTH
         await engine.sleep(2)
-        core.adapters.clear()  # what a GPU holds is lost
+        core.adapters.clear()  # contents of a GPU are lost
         engine.wake()
         await until(lambda: sorted(core.adapters) == ["pinned", "used"])
         assert {one.name: one.in_slot for one in engine.state().adapters} == {"pinned": True, "used": True}

@@ -52,7 +52,7 @@ async def wait_gone(pids: list[int], seconds: float = 60.0) -> None:
             await asyncio.sleep(0.02)
 
 
-class Conversation:
+class RankConversation:
     """Submits steps of a few requests and collects their tokens."""
 
     def __init__(self, group: RankGroup, prompts: list[list[int]], params: Sampling | None = None) -> None:

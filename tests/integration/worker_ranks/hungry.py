@@ -9,7 +9,7 @@ from pathlib import Path
 
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.process.rank_group import RankGroup
-from tests.integration.worker_ranks.conftest import STANDIN, Conversation
+from tests.integration.worker_ranks.conftest import STANDIN, RankConversation
 from tests.unit.worker.rank import standin
 
 
@@ -18,7 +18,7 @@ async def main(group: Path) -> None:
     config = RankGroupConfig("misbehave", kv_tokens=1024, max_model_len=256, dtype="float32", rank_module=STANDIN)
     ranks = RankGroup(config)
     await ranks.start()
-    Conversation(ranks, [[1, standin.EAT]]).submit()
+    RankConversation(ranks, [[1, standin.EAT]]).submit()
     print(await ranks.wait_failed())  # noqa: T201
     await ranks.stop()
 

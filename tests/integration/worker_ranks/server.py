@@ -8,7 +8,7 @@ from pathlib import Path
 
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.process.rank_group import RankGroup
-from tests.integration.worker_ranks.conftest import STANDIN, Conversation, pids_of
+from tests.integration.worker_ranks.conftest import STANDIN, RankConversation, pids_of
 
 
 async def main(pid_file: Path, ranks: int) -> None:
@@ -20,7 +20,7 @@ async def main(pid_file: Path, ranks: int) -> None:
     partial = pid_file.with_suffix(".partial")
     partial.write_text(" ".join(map(str, pids)))
     partial.rename(pid_file)
-    talk = Conversation(group, [[1, 2, 3]])
+    talk = RankConversation(group, [[1, 2, 3]])
     while True:
         talk.submit()
         await talk.result()

@@ -10,7 +10,7 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.process.rank_group import RanksFailedError
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
-from tests.integration.worker_ranks.conftest import Conversation, MakeGroup
+from tests.integration.worker_ranks.conftest import MakeGroup, RankConversation
 from tests.unit.worker.rank.standin import HIDDEN
 
 PROMPT = list(range(5, 25))
@@ -24,7 +24,7 @@ async def test_copies_keep_their_place_between_steps_and_count_like_computed_blo
     group = make_group(ranks)
     started = await group.start()
     assert {rank.kv_block_bytes for rank in started.ranks} == {BLOCK_BYTES}
-    conversation = Conversation(group, [PROMPT, PROMPT[::-1]])
+    conversation = RankConversation(group, [PROMPT, PROMPT[::-1]])
     conversation.submit()
     early = asyncio.create_task(group.read_blocks([1], BLOCK_BYTES))
     others = [asyncio.create_task(group.read_blocks([block], BLOCK_BYTES)) for block in (3, 1, 3)]

@@ -17,7 +17,7 @@ from services.worker.process.failure import FailureKind
 from services.worker.process.rank_group import RankFailure, RankGroup, RanksFailedError
 from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.protocol.plan import Chunk, StepPlan
-from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, alive, pids_of, wait_gone
+from tests.integration.worker_ranks.conftest import MakeGroup, RankConversation, alive, pids_of, wait_gone
 from tests.unit.common.containers import groups_v1
 from tests.unit.worker.rank import standin
 
@@ -34,14 +34,14 @@ async def test_a_group_starts_again_after_a_stop_and_after_deaths(make_group: Ma
     """Of an idle rank, which is named, and of the launcher. In one: each start imports torch in three processes."""
     group = make_group()
     pids = pids_of(await group.start())
-    expected = await Conversation(group, PROMPTS).run(3)
+    expected = await RankConversation(group, PROMPTS).run(3)
     await group.stop()
     await wait_gone(pids)
     with pytest.raises(RanksFailedError):
         group.submit(StepPlan(0))
 
     pids = pids_of(await group.start())
-    assert await Conversation(group, PROMPTS).run(3) == expected
+    assert await RankConversation(group, PROMPTS).run(3) == expected
     os.kill(pids[1], signal.SIGSTOP)
     loading = asyncio.create_task(group.load_adapter(AdapterOrder(0, "/adapter")))
     await asyncio.sleep(0)
@@ -58,7 +58,7 @@ async def test_a_group_starts_again_after_a_stop_and_after_deaths(make_group: Ma
     await wait_gone(pids)
 
     pids = pids_of(await group.start())
-    talk = Conversation(group, PROMPTS)
+    talk = RankConversation(group, PROMPTS)
     assert await talk.run(3) == expected
     talk.submit()
     os.kill(pids[-1], signal.SIGKILL)
@@ -71,7 +71,7 @@ async def test_a_group_starts_again_after_a_stop_and_after_deaths(make_group: Ma
 async def test_a_rank_without_its_main_thread_is_noticed_and_ended(make_group: MakeGroup) -> None:
     group = make_group(1, model="misbehave", stall_timeout_s=60.0)
     (pid,) = pids_of(await group.start())[:1]
-    Conversation(group, [[1, standin.DIE_SLOWLY]]).submit()
+    RankConversation(group, [[1, standin.DIE_SLOWLY]]).submit()
     async with asyncio.timeout(NOTICED_S):
         assert await group.wait_lost() == f"rank 0: process {pid} is dying"
     failure = await failure_of(group)
@@ -83,7 +83,7 @@ async def test_a_rank_without_its_main_thread_is_noticed_and_ended(make_group: M
 async def test_a_stopped_rank_is_named_with_and_without_work(make_group: MakeGroup, pending: bool) -> None:
     group = make_group(1)
     pids = pids_of(await group.start())[:1]
-    talk = Conversation(group, PROMPTS)
+    talk = RankConversation(group, PROMPTS)
     await talk.run(2)
     os.kill(pids[0], signal.SIGSTOP)
     if pending:
@@ -108,7 +108,7 @@ async def test_a_misbehaving_rank_is_named(
 ) -> None:
     group = make_group(ranks, model="misbehave", busy_timeout_s=1.0)
     pids = pids_of(await group.start())[:ranks]
-    Conversation(group, [[1, token]]).submit()
+    RankConversation(group, [[1, token]]).submit()
     failure = await failure_of(group)
     assert (failure.rank, failure.kind) == (ranks - 1, kind)
     assert detail in failure.detail
@@ -119,21 +119,21 @@ def test_a_rank_that_meets_the_memory_limit_says_so() -> None:
     with groups_v1() as groups:
         (groups["memory"] / "memory.limit_in_bytes").write_text(str(900 << 20))
         command = [sys.executable, "-m", "tests.integration.worker_ranks.hungry", str(groups["memory"])]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True).stdout
-    assert "rank 0 exited: process " in told
-    assert "was killed by SIGKILL: the container's memory limit of 900 MiB was reached; lower RYZANSTEIN_KV" in told
+        reported = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True).stdout
+    assert "rank 0 exited: process " in reported
+    assert "was killed by SIGKILL: the container's memory limit of 900 MiB was reached; lower RYZANSTEIN_KV" in reported
 
 
 async def test_rank_reports_the_original_error_message_and_freezes_its_startup_objects(make_group: MakeGroup) -> None:
     """Without it, a full collection is a pause of 0.1 s in the middle of every stream. None walked what it imports."""
     group = make_group(1, model="misbehave")
     await group.start()
-    Conversation(group, [[1, standin.RAISE]]).submit()
+    RankConversation(group, [[1, standin.RAISE]]).submit()
     failure = await failure_of(group)
     assert failure.kind is FailureKind.ERROR
-    words, _, told = failure.detail.partition(standin.HEAP_TOLD)
+    words, _, reported = failure.detail.partition(standin.HEAP_TOLD)
     assert "RuntimeError: the stand-in was told to raise" in words
-    frozen, collections = map(int, told.split()[:2])
+    frozen, collections = map(int, reported.split()[:2])
     assert frozen > 10_000
     assert collections < 100, "imports alone are followed by four hundred"
 
@@ -141,7 +141,7 @@ async def test_rank_reports_the_original_error_message_and_freezes_its_startup_o
 async def test_ranks_that_disagree_about_a_collective_are_stopped(make_group: MakeGroup) -> None:
     group = make_group(model="misbehave")
     pids = pids_of(await group.start())
-    Conversation(group, [[1, standin.SKIP_COLLECTIVE]]).submit()
+    RankConversation(group, [[1, standin.SKIP_COLLECTIVE]]).submit()
     failure = await failure_of(group)
     assert "at step 0, collective 1 rank" in failure.detail
     await wait_gone(pids)
@@ -150,7 +150,7 @@ async def test_ranks_that_disagree_about_a_collective_are_stopped(make_group: Ma
 async def test_unjoined_collective_blames_the_missing_rank(make_group: MakeGroup) -> None:
     group = make_group(model="misbehave", collective_timeout_s=3.0, stall_timeout_s=30.0)
     await group.start()
-    Conversation(group, [[1, standin.HANG]]).submit()
+    RankConversation(group, [[1, standin.HANG]]).submit()
     failure = await failure_of(group)
     assert (failure.rank, failure.kind) == (1, FailureKind.ERROR)
     assert "rank 0 waited 3 s at step 0, collective 1: rank 1 is at start-up" in failure.detail
@@ -175,7 +175,7 @@ async def test_a_slow_step_is_no_failure(make_group: MakeGroup) -> None:
     """
     group = make_group(1, model="misbehave", stall_timeout_s=0.3, stop_grace_s=0.05)
     pids = pids_of(await group.start())[:1]
-    talk = Conversation(group, [[1, standin.COMPUTE]])
+    talk = RankConversation(group, [[1, standin.COMPUTE]])
     talk.submit()
     await talk.result()
     assert group.in_flight == 0

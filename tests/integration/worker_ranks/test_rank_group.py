@@ -13,7 +13,7 @@ from services.worker.process.rank_group import RanksFailedError
 from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan
 from services.worker.protocol.rank_config import SETTINGS_VARIABLE
-from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, alive, pids_of
+from tests.integration.worker_ranks.conftest import MakeGroup, RankConversation, alive, pids_of
 
 PROMPTS = [[1, 2, 3], [4], list(range(5, 25)), [30, 31]]
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, seed=7)
@@ -54,7 +54,7 @@ async def test_single_rank_and_two_ranks_sample_the_same_tokens(make_group: Make
         assert started.ranks[0].memory.kv == (64 + 1) * 16 * 16 * 4
         *of_ranks, parent = pids_of(started)
         assert_launched(of_ranks, parent)
-        tokens.append(await Conversation(group, PROMPTS, SAMPLED).run(10))
+        tokens.append(await RankConversation(group, PROMPTS, SAMPLED).run(10))
         assert await group.load_adapter(AdapterOrder(0, "/adapter")) == "/adapter: no slots for adapters"
         await group.stop()
     assert tokens[0] == tokens[1]
@@ -82,13 +82,13 @@ async def test_a_rank_that_cannot_even_start_is_reported(make_group: MakeGroup, 
 
 def ranks_marked(mark: str) -> set[Path]:
     """The live ranks that inherited the mark; other tests start ranks at the same time."""
-    found = set()
+    actual = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             environ = path.read_bytes()
             if SETTINGS_VARIABLE.encode() in environ and mark.encode() in environ:
-                found.add(path)
-    return found
+                actual.add(path)
+    return actual
 
 
 async def test_a_start_that_takes_too_long_is_given_up(
@@ -104,11 +104,11 @@ async def test_a_start_that_takes_too_long_is_given_up(
 async def test_rank_sleeps_and_wakes_in_the_same_process(make_group: MakeGroup) -> None:
     group = make_group(1)
     started = await group.start()
-    expected = await Conversation(group, PROMPTS).run(5)
+    expected = await RankConversation(group, PROMPTS).run(5)
     for level in (1, 2):
         await group.sleep(level)
     assert group.held > 0
     for _ in range(2):
         await group.wake()
-    assert await Conversation(group, PROMPTS).run(5) == expected
+    assert await RankConversation(group, PROMPTS).run(5) == expected
     assert alive(pids_of(started)) == pids_of(started)

@@ -13,15 +13,15 @@ from services.compute.ranks.config import RankGroupConfig
 from services.worker.main import serve
 from services.worker.native.opening import open_native
 from services.worker.settings import WorkerSettings
-from tests.integration.router.processes import RedisServer
+from tests.integration.router.processes import KillableRedis
 from tests.integration.worker_server.fake_group import FakeGroup
-from tests.integration.worker_server.gateway import Gateway
+from tests.integration.worker_server.gateway import FakeGateway
 from tests.models import BUNDLED_MODEL
 
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server = KillableRedis(tmp_path_factory.mktemp("redis"))
     server.start()
     yield server.url_of("worker")
     server.kill()
@@ -82,8 +82,8 @@ async def worker(redis_url: str) -> AsyncIterator[RunningWorker]:
 
 
 @pytest.fixture
-async def gateway(worker: RunningWorker) -> AsyncIterator[Gateway]:
+async def gateway(worker: RunningWorker) -> AsyncIterator[FakeGateway]:
     """A connection to the worker, which serves."""
-    async with Gateway(worker.address) as gateway:
+    async with FakeGateway(worker.address) as gateway:
         await gateway.wait_serving()
         yield gateway

@@ -119,7 +119,7 @@ class FakeGroup:
             self._task.cancel()
 
     def begin_to_die(self) -> None:
-        """No results come any more, and nobody knows why."""
+        """No results come any more, without a reason."""
         self._task.cancel()
         self._lost.set_result("rank 1 is dying")
 

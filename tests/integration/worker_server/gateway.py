@@ -23,7 +23,7 @@ async def until(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 @dataclass
-class Answer:
+class GatewayAnswer:
     request_id: str
     first_index: int = 0
     ids: list[int] = field(default_factory=list)
@@ -53,14 +53,14 @@ class Answer:
             await asyncio.wait_for(self.grew.wait(), 60)
 
 
-class Gateway:
+class FakeGateway:
     """One Connect stream."""
 
     def __init__(self, address: str, heartbeat_ms: int = 0) -> None:
         self._heartbeat_ms = heartbeat_ms
         self._channel = open_channel(address)
         self.stub = worker_pb2_grpc.WorkerStub(self._channel)
-        self.answers: dict[tuple[str, int], Answer] = {}
+        self.answers: dict[tuple[str, int], GatewayAnswer] = {}
         self.messages = 0
         self.progress: list[pb.Progress] = []
         self._next = 0
@@ -77,24 +77,24 @@ class Gateway:
         await asyncio.gather(self._reader, return_exceptions=True)
         await self._channel.close()
 
-    async def submit(self, prompt: Sequence[int], max_tokens: int = 5, **fields: object) -> Answer:
+    async def submit(self, prompt: Sequence[int], max_tokens: int = 5, **fields: object) -> GatewayAnswer:
         sampling = fields.pop("sampling", pb.Sampling(max_tokens=max_tokens, ignore_eos=True))
         request_id = str(fields.pop("request_id", f"r{self._next}"))
         self._next += 1
         attempt = fields.setdefault("attempt", 1)
         assert isinstance(attempt, int)
         submit = pb.Submit(request_id=request_id, prompt_ids=prompt, sampling=sampling, **fields)
-        answer = self.answers[request_id, attempt] = Answer(request_id)
+        answer = self.answers[request_id, attempt] = GatewayAnswer(request_id)
         await self.send(pb.ConnectFrame(submit=submit))
         return answer
 
-    async def cancel(self, answer: Answer) -> None:
+    async def cancel(self, answer: GatewayAnswer) -> None:
         await self.send(pb.ConnectFrame(cancel=pb.Cancel(request_id=answer.request_id)))
 
     async def send(self, *frames: pb.ConnectFrame) -> None:
         await self._stream.write(pb.ConnectFrames(frames=frames))
 
-    async def complete(self, prompt: Sequence[int], max_tokens: int = 5, **fields: object) -> Answer:
+    async def complete(self, prompt: Sequence[int], max_tokens: int = 5, **fields: object) -> GatewayAnswer:
         answer = await self.submit(prompt, max_tokens, **fields)
         await asyncio.wait_for(answer.end.wait(), 60)
         return answer

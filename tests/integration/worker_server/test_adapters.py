@@ -16,27 +16,27 @@ from services.compute.model.adapters.served import read_adapter
 from services.compute.model.registry import describe
 from tests.adapters import write_adapter
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
-from tests.integration.worker_server.gateway import Gateway, until
+from tests.integration.worker_server.gateway import FakeGateway, until
 from tests.models import BUNDLED_MODEL
 
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pb.Adapter]:
-    found, model = {}, describe(BUNDLED_MODEL)
+    actual, model = {}, describe(BUNDLED_MODEL)
     for seed, name in enumerate("ab"):
         folder = tmp_path_factory.mktemp(name)
         write_adapter(BUNDLED_MODEL, folder, {"q_proj": 4}, seed=seed)
-        found[name] = pb.Adapter(digest=read_adapter(folder, model, 64).digest, source=str(folder), name=name)
-    return found
+        actual[name] = pb.Adapter(digest=read_adapter(folder, model, 64).digest, source=str(folder), name=name)
+    return actual
 
 
 @asynccontextmanager
-async def a_worker(redis_url: str, adapters: dict[str, pb.Adapter]) -> AsyncIterator[tuple[RunningWorker, Gateway]]:
+async def a_worker(redis_url: str, adapters: dict[str, pb.Adapter]) -> AsyncIterator[tuple[RunningWorker, FakeGateway]]:
     """A worker with one slot, whose ranks do not answer an order to load yet."""
     named = {name: adapter.source for name, adapter in adapters.items()}
     async with (
         running_worker(redis_url, adapters=named, adapter_slots=1) as worker,
-        Gateway(worker.address) as gateway,
+        FakeGateway(worker.address) as gateway,
     ):
         worker.group.may_load.clear()
         await gateway.wait_serving()

@@ -56,10 +56,10 @@ async def test_a_download_is_told_does_not_look_dead_and_ends_with_its_worker(
 
             async def half() -> bool:
                 answer = await told()
-                found = re.match(TOLD, answer.text) if answer is not None else None
-                if not found:
+                actual = re.match(TOLD, answer.text) if answer is not None else None
+                if not actual:
                     return False
-                there, total = (int(number.replace(",", "")) for number in found.groups())
+                there, total = (int(number.replace(",", "")) for number in actual.groups())
                 assert total == size
                 return 0 < there < total
 
@@ -96,7 +96,7 @@ async def test_a_download_is_told_does_not_look_dead_and_ends_with_its_worker(
 
 
 async def test_a_download_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the hub lacks, and a process that the kernel kills."""
+    """Files that the hub lacks, and a process that the kernel kills."""
     begun: list[Download] = []
     files = {name: (BUNDLED_MODEL / name).read_bytes() for name in NEEDED}
     with running(Hub(files, behind_gate="model.safetensors")) as hub:

@@ -9,13 +9,13 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.blockhash import wire_chain
 from tests.integration.worker_server.conftest import RunningWorker
-from tests.integration.worker_server.gateway import Gateway, until
+from tests.integration.worker_server.gateway import FakeGateway, until
 
 
 class Subscriber:
     """The smallest coordinator."""
 
-    def __init__(self, gateway: Gateway, request: pb.KvSyncRequest) -> None:
+    def __init__(self, gateway: FakeGateway, request: pb.KvSyncRequest) -> None:
         self.held: set[int] = set()
         self.below: defaultdict[int, set[int]] = defaultdict(set)  # by place below the device
         self.next_seq = -1
@@ -59,7 +59,7 @@ class Subscriber:
 
 async def test_live_events_a_replay_and_a_dump_agree(worker: RunningWorker) -> None:
     prompt = list(range(64))
-    async with Gateway(worker.address) as gateway:
+    async with FakeGateway(worker.address) as gateway:
         await gateway.wait_serving()
         card = await gateway.stub.GetModelCard(pb.GetModelCardRequest())
         live = Subscriber(gateway, pb.KvSyncRequest())
@@ -78,7 +78,7 @@ async def test_live_events_a_replay_and_a_dump_agree(worker: RunningWorker) -> N
         assert not empty.held
         empty.stop()
 
-        # More prompts than the pool of 64 blocks holds: evictions reach every subscriber, too.
+        # More prompts than the pool of 64 blocks holds: evictions also reach every subscriber.
         for i in range(12):
             await gateway.complete([i] * 100, max_tokens=30)
         subscribers = (live, dump, replay)
@@ -90,7 +90,7 @@ async def test_live_events_a_replay_and_a_dump_agree(worker: RunningWorker) -> N
 
 
 async def test_an_unknown_incarnation_or_sequence_gets_a_dump(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
+    async with FakeGateway(worker.address) as gateway:
         await gateway.wait_serving()
         await gateway.complete(list(range(40)))
         card = await gateway.stub.GetModelCard(pb.GetModelCardRequest())
@@ -105,7 +105,7 @@ async def test_an_unknown_incarnation_or_sequence_gets_a_dump(worker: RunningWor
 
 
 async def test_lost_ranks_clear_the_cache(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as gateway:
+    async with FakeGateway(worker.address) as gateway:
         await gateway.wait_serving()
         subscriber = Subscriber(gateway, pb.KvSyncRequest())
         await gateway.complete(list(range(40)))

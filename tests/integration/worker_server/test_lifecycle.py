@@ -22,7 +22,7 @@ from services.worker.engine import base
 from services.worker.process.failure import FailureKind, RankFailure
 from services.worker.scheduling.scheduler import Scheduler
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
-from tests.integration.worker_server.gateway import Answer, Gateway, until
+from tests.integration.worker_server.gateway import FakeGateway, GatewayAnswer, until
 from tests.unit.worker.scheduling.fake_ranks import generate
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -41,7 +41,7 @@ def lease_of(worker: RunningWorker) -> dict[str, object] | None:
 
 
 async def test_while_loading_submits_are_handed_off_and_only_liveness_serves(redis_url: str) -> None:
-    async with running_worker(redis_url, hold_start=True) as worker, Gateway(worker.address) as gateway:
+    async with running_worker(redis_url, hold_start=True) as worker, FakeGateway(worker.address) as gateway:
         assert await health(worker.address) == NOT_SERVING
         assert await health(worker.address, "liveness") == SERVING
         answer = await gateway.complete([1, 2])
@@ -56,7 +56,7 @@ async def test_while_loading_submits_are_handed_off_and_only_liveness_serves(red
 
 
 async def test_drain_finishes_short_requests_and_hands_off_long_requests(
-    worker: RunningWorker, gateway: Gateway
+    worker: RunningWorker, gateway: FakeGateway
 ) -> None:
     worker.group.step_s = 0.05  # the drain begins before the short one's end, and ends long before the long one's
     short = await gateway.submit([1], max_tokens=20)
@@ -74,7 +74,7 @@ async def test_drain_finishes_short_requests_and_hands_off_long_requests(
     assert await health(worker.address) == NOT_SERVING
 
 
-async def test_drain_without_grace_hands_off_all_requests_at_once(worker: RunningWorker, gateway: Gateway) -> None:
+async def test_drain_without_grace_hands_off_all_requests_at_once(worker: RunningWorker, gateway: FakeGateway) -> None:
     worker.group.step_s = 0.05  # none ends before the last has come
     answers = [await gateway.submit([i], max_tokens=240) for i in range(20)]
     await gateway.wait_state(lambda state: state.running + state.waiting >= 20)
@@ -85,7 +85,7 @@ async def test_drain_without_grace_hands_off_all_requests_at_once(worker: Runnin
 
 
 async def test_the_stop_signal_hands_off_flushes_and_gives_the_lease_up(redis_url: str) -> None:
-    async with running_worker(redis_url) as worker, Gateway(worker.address) as gateway:
+    async with running_worker(redis_url) as worker, FakeGateway(worker.address) as gateway:
         worker.group.step_s = 0.01
         await gateway.wait_serving()
         await until(lambda: (lease_of(worker) or {}).get("phase") == "serving")
@@ -102,7 +102,9 @@ async def test_the_stop_signal_hands_off_flushes_and_gives_the_lease_up(redis_ur
         assert lease_of(worker) is None
 
 
-async def test_lost_ranks_hand_off_at_once_and_the_worker_comes_back(worker: RunningWorker, gateway: Gateway) -> None:
+async def test_lost_ranks_hand_off_at_once_and_the_worker_comes_back(
+    worker: RunningWorker, gateway: FakeGateway
+) -> None:
     worker.group.step_s = 0.01
     incarnation = (await gateway.state()).incarnation
     answer = await gateway.submit(list(range(40)), max_tokens=200)
@@ -138,7 +140,7 @@ async def test_ranks_that_do_not_come_back_in_time_end_the_worker(
     redis_url: str, failure: RankFailure | None, why: str
 ) -> None:
     with pytest.raises(GaveUpError) as gave_up:  # noqa: PT012
-        async with running_worker(redis_url, recovery_limit_s=1.0) as worker, Gateway(worker.address) as gateway:
+        async with running_worker(redis_url, recovery_limit_s=1.0) as worker, FakeGateway(worker.address) as gateway:
             await gateway.wait_serving()
             worker.group.start_failure = failure
             if failure is None:
@@ -155,7 +157,7 @@ async def test_an_error_of_ours_is_a_loss_of_ranks_and_not_a_stand_still(
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    async with Gateway(worker.address) as gateway:
+    async with FakeGateway(worker.address) as gateway:
         await gateway.wait_state(lambda state: state.computed_tokens >= 135)  # the start-up probe has ended
         with monkeypatch.context() as patch:
             patch.setattr(Scheduler, "apply", fail)
@@ -166,12 +168,12 @@ async def test_an_error_of_ours_is_a_loss_of_ranks_and_not_a_stand_still(
 
 
 async def test_without_redis_the_worker_serves(tmp_path: object) -> None:
-    async with running_worker(f"unix://{tmp_path}/nothing.sock") as worker, Gateway(worker.address) as gateway:
+    async with running_worker(f"unix://{tmp_path}/nothing.sock") as worker, FakeGateway(worker.address) as gateway:
         await gateway.wait_serving()
         assert len((await gateway.complete([1])).ids) == 5
 
 
-async def test_model_card_holds_the_fields_used_by_gateways(gateway: Gateway) -> None:
+async def test_model_card_holds_the_fields_used_by_gateways(gateway: FakeGateway) -> None:
     card = await gateway.stub.GetModelCard(pb.GetModelCardRequest())
     assert card.model == "ryzanstein-tiny"
     recommended = card.sampling_defaults  # by the model's generation_config.json
@@ -187,7 +189,7 @@ async def test_model_card_holds_the_fields_used_by_gateways(gateway: Gateway) ->
     assert card.hash_root.endswith(card.dtype)
 
 
-async def test_the_state_counts_and_acknowledges(gateway: Gateway) -> None:
+async def test_the_state_counts_and_acknowledges(gateway: FakeGateway) -> None:
     for seq in (3, 7, 5):
         await gateway.complete([1] * 40, ticket=pb.DispatchTicket(router_id="router", seq=seq))
     state = await gateway.wait_state(lambda state: state.running == 0)
@@ -198,7 +200,7 @@ async def test_the_state_counts_and_acknowledges(gateway: Gateway) -> None:
     assert state.kv_blocks_cached > 0
 
 
-async def test_idle_worker_reports_an_unchanged_state_every_two_seconds(gateway: Gateway) -> None:
+async def test_idle_worker_reports_an_unchanged_state_every_two_seconds(gateway: FakeGateway) -> None:
     await gateway.complete([1])
     await gateway.wait_state(lambda state: state.running == 0)
     stream = gateway.stub.WatchState(pb.WatchStateRequest())
@@ -215,12 +217,12 @@ async def test_idle_worker_reports_an_unchanged_state_every_two_seconds(gateway:
 
 
 async def test_decoding_worker_reports_rarely_and_at_once_when_a_request_ends(
-    worker: RunningWorker, gateway: Gateway
+    worker: RunningWorker, gateway: FakeGateway
 ) -> None:
     loop = asyncio.get_running_loop()
     worker.group.step_s = 0.01
 
-    async def end_of(answer: Answer) -> float:
+    async def end_of(answer: GatewayAnswer) -> float:
         await answer.end.wait()
         return loop.time()
 
@@ -235,15 +237,15 @@ async def test_decoding_worker_reports_rarely_and_at_once_when_a_request_ends(
             worker.group.step_s = 0.02
         if not state.unchanged and state.running == 0:
             break
-    told = loop.time()
-    assert abs(told - await ended) < 1.5  # the state may come before the answer's end
+    ended_at = loop.time()
+    assert abs(ended_at - await ended) < 1.5  # the state may come before the answer's end
     assert len(states) < 25, "150 steps of 10 and 20 ms are over 75 pauses of 20 ms"
     assert max(state.decode_step_ms for state in slower) > 15, "steps of 20 ms after those of 10"
 
 
 async def test_too_many_waiting_requests_are_handed_off(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "MAX_WAITING", 2)
-    async with running_worker(redis_url, max_running=1) as worker, Gateway(worker.address) as gateway:
+    async with running_worker(redis_url, max_running=1) as worker, FakeGateway(worker.address) as gateway:
         await gateway.wait_state(lambda state: state.decode_step_ms > 0 and state.running == 0)
         worker.group.step_s = 0.5  # the first runs on until the others have been refused
         answers = [await gateway.submit([i], max_tokens=100) for i in range(6)]
@@ -257,7 +259,7 @@ async def test_too_many_waiting_requests_are_handed_off(redis_url: str, monkeypa
 
 async def test_the_start_up_probe_is_nobodys_request(redis_url: str) -> None:
     """A router would take what it measures for the speed under load, and send the first crowd to the luckiest."""
-    async with running_worker(redis_url, hold_start=True) as worker, Gateway(worker.address) as gateway:
+    async with running_worker(redis_url, hold_start=True) as worker, FakeGateway(worker.address) as gateway:
         requests: list[int] = []
 
         def probed(state: pb.WorkerState) -> bool:
@@ -275,7 +277,7 @@ async def test_metrics_and_probes_are_served(redis_url: str) -> None:
     port = free_port()
     async with (
         running_worker(redis_url, hold_start=True, metrics_port=port, telemetry_names=("vllm",)) as worker,
-        Gateway(worker.address) as gateway,
+        FakeGateway(worker.address) as gateway,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
     ):
         assert (await http.get("/livez")).status_code == 200
@@ -308,7 +310,7 @@ async def test_metrics_and_probes_last_until_the_drain_is_over(redis_url: str) -
     port = free_port()
     async with (
         running_worker(redis_url, metrics_port=port, drain_s=60) as worker,
-        Gateway(worker.address) as gateway,
+        FakeGateway(worker.address) as gateway,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
     ):
         worker.group.step_s = 0.05
@@ -332,7 +334,7 @@ async def test_the_metrics_tell_a_workers_life(redis_url: str) -> None:
     port = free_port()
     async with (
         running_worker(redis_url, metrics_port=port, drain_s=0.0, dtype="float32") as worker,
-        Gateway(worker.address) as gateway,
+        FakeGateway(worker.address) as gateway,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
     ):
 
@@ -343,14 +345,14 @@ async def test_the_metrics_tell_a_workers_life(redis_url: str) -> None:
 
         await gateway.wait_serving()
         await gateway.complete([1])
-        told = await values()
+        metrics = await values()
         info = (
             'info{device="cpu",dtype="float32",engine="native",model="ryzanstein-tiny",resume="exact",revision="",'
             'tensor_parallel="1",'
             f'version="{version("ryzanstein")}"}}'
         )
-        assert told[info] == 1
-        assert {name: value for name, value in told.items() if name.startswith(("startup", "memory"))} == {
+        assert metrics[info] == 1
+        assert {name: value for name, value in metrics.items() if name.startswith(("startup", "memory"))} == {
             'startup_seconds{phase="load"}': 0.5,
             'startup_seconds{phase="warm-up"}': 0.25,
             'memory_bytes{kind="process"}': 5,
@@ -360,26 +362,26 @@ async def test_the_metrics_tell_a_workers_life(redis_url: str) -> None:
             'memory_bytes{kind="server"}': 96 << 20,
             "memory_held_bytes": 100,
         }
-        assert abs(told["last_step_timestamp_seconds"] - time.time()) < 60
-        assert told["drain_seconds"] == 0
+        assert abs(metrics["last_step_timestamp_seconds"] - time.time()) < 60
+        assert metrics["drain_seconds"] == 0
         worker.group.step_s = 0.05
         answers = [await gateway.submit([i], max_tokens=240) for i in range(3)]
         await answers[-1].at_least(1)
         worker.group.die()
         await asyncio.gather(*(answer.end.wait() for answer in answers))
         await gateway.wait_serving()
-        told = await values()
-        assert told['recoveries_total{cause="exited"}'] == 1
-        assert told['ranks_lost_total{rank="1"}'] == 1
-        assert told['handoffs_total{reason="ranks_lost"}'] == 3
+        metrics = await values()
+        assert metrics['recoveries_total{cause="exited"}'] == 1
+        assert metrics['ranks_lost_total{rank="1"}'] == 1
+        assert metrics['handoffs_total{reason="ranks_lost"}'] == 3
         await (await gateway.submit([7], max_tokens=240)).at_least(1)
         await gateway.stub.Drain(pb.DrainRequest(grace_ms=0))
-        told = await values()
-        assert told['handoffs_total{reason="drain"}'] == 1
-        assert 0 < told["drain_seconds"] < 60
+        metrics = await values()
+        assert metrics['handoffs_total{reason="drain"}'] == 1
+        assert 0 < metrics["drain_seconds"] < 60
 
 
-async def test_the_same_id_again_replaces_the_earlier_request(gateway: Gateway) -> None:
+async def test_the_same_id_again_replaces_the_earlier_request(gateway: FakeGateway) -> None:
     first = await gateway.submit([1], max_tokens=240, request_id="same")
     await first.at_least(2)
     second = await gateway.complete([2], max_tokens=20, request_id="same", attempt=2)

@@ -11,7 +11,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.worker.kv_transfer import loader
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
-from tests.integration.worker_server.gateway import Answer, Gateway, until
+from tests.integration.worker_server.gateway import FakeGateway, GatewayAnswer, until
 from tests.integration.worker_server.test_adapters import adapters
 from tests.integration.worker_server.test_pull_failures import PROMPT, a_source, good
 
@@ -22,21 +22,21 @@ STILL_S = 0.5  # several heartbeats
 
 
 @asynccontextmanager
-async def a_worker(redis_url: str, **settings: object) -> AsyncIterator[tuple[RunningWorker, Gateway]]:
+async def a_worker(redis_url: str, **settings: object) -> AsyncIterator[tuple[RunningWorker, FakeGateway]]:
     async with (
         running_worker(redis_url, max_batched_tokens=16, **settings) as worker,
-        Gateway(worker.address, BEAT_MS) as gateway,
+        FakeGateway(worker.address, BEAT_MS) as gateway,
     ):
         await gateway.wait_serving()
         yield worker, gateway
 
 
-def told(gateway: Gateway, answer: Answer) -> list[int]:
-    """What was said of a request: its computed tokens."""
+def told(gateway: FakeGateway, answer: GatewayAnswer) -> list[int]:
+    """The reported progress of a request: its computed tokens."""
     return [one.computed_tokens for one in gateway.progress if one.request_id == answer.request_id]
 
 
-async def stands_still(gateway: Gateway, answer: Answer) -> None:
+async def stands_still(gateway: FakeGateway, answer: GatewayAnswer) -> None:
     await asyncio.sleep(STILL_S)
     before = len(told(gateway, answer))
     await asyncio.sleep(STILL_S)

@@ -24,7 +24,7 @@ from services.common.ports import free_port
 from services.common.rpc import bind, new_server, open_channel
 from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
-from tests.integration.worker_server.gateway import Answer, Gateway, until
+from tests.integration.worker_server.gateway import FakeGateway, GatewayAnswer, until
 from tests.unit.worker.scheduling.fake_ranks import extend, generate
 
 PROMPT = [i % 90 + 1 for i in range(130)]  # 8 blocks and 2 tokens
@@ -34,11 +34,11 @@ N = 5
 
 
 @asynccontextmanager
-async def a_worker(redis_url: str, **settings: object) -> AsyncIterator[tuple[RunningWorker, Gateway]]:
+async def a_worker(redis_url: str, **settings: object) -> AsyncIterator[tuple[RunningWorker, FakeGateway]]:
     port = free_port()
     async with (
         running_worker(redis_url, metrics_port=port, **settings) as worker,
-        Gateway(worker.address) as gateway,
+        FakeGateway(worker.address) as gateway,
     ):
         await gateway.wait_serving()
         yield worker, gateway
@@ -61,16 +61,16 @@ async def level(worker: RunningWorker, name: str, **labels: str) -> float:
     return next(s.value for s in samples if s.name == f"ryzanstein_worker_{name}" and s.labels == labels)
 
 
-async def hint_of(gateway: Gateway, address: str, tokens: int = CACHED) -> pb.PullHint:
+async def hint_of(gateway: FakeGateway, address: str, tokens: int = CACHED) -> pb.PullHint:
     state = await gateway.state()
     return pb.PullHint(worker_id=state.worker_id, incarnation=state.incarnation, address=address, tokens=tokens)
 
 
-def is_right(answer: Answer, prompt: list[int] = PROMPT) -> bool:
+def is_right(answer: GatewayAnswer, prompt: list[int] = PROMPT) -> bool:
     return answer.ids == generate(prompt, N, pb.Sampling())
 
 
-def cached(answer: Answer) -> int:
+def cached(answer: GatewayAnswer) -> int:
     return answer.outputs[0].cached_tokens
 
 
@@ -158,7 +158,7 @@ Blocks = Callable[[pb.PullBlocksRequest], AsyncIterator[pb.KvBlock]]
 
 
 def good(request: pb.PullBlocksRequest, index: int) -> pb.KvBlock:
-    """What the fake ranks would have computed for block `index` of PROMPT."""
+    """The contents that the fake ranks would have computed for block `index` of PROMPT."""
     states, state = [], 0
     for token in PROMPT[: (index + 1) * BLOCK]:
         state = extend(state, token)
@@ -197,13 +197,13 @@ async def falls_silent(request: pb.PullBlocksRequest) -> AsyncIterator[pb.KvBloc
 
 @asynccontextmanager
 async def a_source(blocks: Blocks) -> AsyncIterator[pb.PullHint]:
-    class Source(worker_pb2_grpc.WorkerServicer):
+    class PullSource(worker_pb2_grpc.WorkerServicer):
         async def PullBlocks(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802
             async for block in blocks(request):
                 yield block
 
     server = new_server()
-    worker_pb2_grpc.add_WorkerServicer_to_server(Source(), server)
+    worker_pb2_grpc.add_WorkerServicer_to_server(PullSource(), server)
     port = bind(server, "127.0.0.1", 0)
     await server.start()
     yield pb.PullHint(worker_id="source", incarnation="i", address=f"127.0.0.1:{port}", tokens=CACHED)
@@ -309,7 +309,7 @@ async def test_a_reader_that_goes_away_lets_go_of_the_blocks(redis_url: str) -> 
         await source.wait_state(lambda state: state.kv_blocks_used == 0)
 
 
-async def _request(gateway: Gateway) -> pb.PullBlocksRequest:
+async def _request(gateway: FakeGateway) -> pb.PullBlocksRequest:
     """For all of PROMPT, by a twin of the worker."""
     state, card = await gateway.state(), await gateway.stub.GetModelCard(pb.GetModelCardRequest())
     layout = pb.KvLayout(

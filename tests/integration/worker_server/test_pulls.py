@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
-from tests.integration.worker_server.gateway import Gateway
+from tests.integration.worker_server.gateway import FakeGateway
 from tests.integration.worker_server.processes import ServerProcess, server_process
 
 PREFIX = 400  # tokens, 25 blocks
@@ -44,8 +44,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @asynccontextmanager
-async def gateways(pair: Pair) -> AsyncIterator[tuple[Gateway, Gateway]]:
-    async with Gateway(pair.source.address) as source, Gateway(pair.target.address) as target:
+async def gateways(pair: Pair) -> AsyncIterator[tuple[FakeGateway, FakeGateway]]:
+    async with FakeGateway(pair.source.address) as source, FakeGateway(pair.target.address) as target:
         await source.wait_serving()
         await target.wait_serving()
         yield source, target
@@ -56,7 +56,7 @@ def prompt_of(seed: int, length: int = PREFIX + 7) -> list[int]:
     return [rng.randrange(2, 4096) for _ in range(length)]
 
 
-async def hint_to(source: Gateway, address: str, tokens: int = PREFIX) -> pb.PullHint:
+async def hint_to(source: FakeGateway, address: str, tokens: int = PREFIX) -> pb.PullHint:
     state = await source.state()
     return pb.PullHint(worker_id=state.worker_id, incarnation=state.incarnation, address=address, tokens=tokens)
 

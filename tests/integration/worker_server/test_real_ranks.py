@@ -18,7 +18,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from tests.integration.worker_server.gateway import Gateway, until
+from tests.integration.worker_server.gateway import FakeGateway, until
 from tests.integration.worker_server.processes import ServerProcess, server_process
 from tests.models import BUNDLED_MODEL
 
@@ -37,8 +37,8 @@ def server(
 
 
 @pytest.fixture
-async def gateway(server: ServerProcess) -> AsyncIterator[Gateway]:
-    async with Gateway(server.address) as gateway:
+async def gateway(server: ServerProcess) -> AsyncIterator[FakeGateway]:
+    async with FakeGateway(server.address) as gateway:
         await gateway.wait_serving()
         yield gateway
 
@@ -57,7 +57,7 @@ def greedy() -> Greedy:
 
 
 async def test_greedy_tokens_equal_transformers(server: ServerProcess, greedy: Greedy) -> None:
-    async with Gateway(server.address) as gateway:
+    async with FakeGateway(server.address) as gateway:
         await gateway.wait_serving()
         for ids, expected in greedy.values():
             assert (await gateway.complete(ids, max_tokens=40)).ids == expected
@@ -68,7 +68,7 @@ async def test_greedy_tokens_equal_transformers(server: ServerProcess, greedy: G
     assert 0.5 * of_ranks < sum(own_bytes(rank) for rank in server.ranks()) <= of_ranks
 
 
-async def test_company_chunks_hits_and_resumes_change_no_token(gateway: Gateway, greedy: Greedy) -> None:
+async def test_company_chunks_hits_and_resumes_change_no_token(gateway: FakeGateway, greedy: Greedy) -> None:
     rng = random.Random(0)
     noise = [
         await gateway.submit([rng.randrange(2, 4096) for _ in range(rng.randrange(1, 300))], max_tokens=30)
@@ -82,7 +82,7 @@ async def test_company_chunks_hits_and_resumes_change_no_token(gateway: Gateway,
     assert [answer.ids for answer in resumed] == [tokens[17:] for _, tokens in expected]
 
 
-async def test_grammar_violation_fails_only_its_own_request(gateway: Gateway, greedy: Greedy) -> None:
+async def test_grammar_violation_fails_only_its_own_request(gateway: FakeGateway, greedy: Greedy) -> None:
     """Generated tokens that its grammar does not allow: a matcher that cannot go on, whatever the reason."""
     ids, expected = greedy[PROMPTS[0]]
     bound = pb.Sampling(max_tokens=9, grammar=LLMatcher.grammar_from_regex("[0-9]+"), ignore_eos=True)
@@ -100,7 +100,7 @@ async def test_grammar_violation_fails_only_its_own_request(gateway: Gateway, gr
     assert text.isdecimal()
 
 
-async def test_logprobs_and_embeddings_come_back(gateway: Gateway) -> None:
+async def test_logprobs_and_embeddings_come_back(gateway: FakeGateway) -> None:
     sampling = pb.Sampling(max_tokens=6, logprobs=3, prompt_logprobs=2, ignore_eos=True)
     answer = await gateway.complete(list(range(10, 50)), sampling=sampling)
     rows = [row for output in answer.outputs for row in output.logprobs]
@@ -111,16 +111,16 @@ async def test_logprobs_and_embeddings_come_back(gateway: Gateway) -> None:
     assert sum(x * x for x in embedded.last.embedding) == pytest.approx(1, abs=1e-3)
 
 
-async def test_routers_hear_how_many_tokens_were_computed(gateway: Gateway) -> None:
+async def test_routers_hear_how_many_tokens_were_computed(gateway: FakeGateway) -> None:
     counts = []
     for prompt in ([5], [6] * 40, [6] * 40):  # third prompt: 32 cached tokens
         await gateway.complete(prompt, max_tokens=6)
         counts.append((await gateway.wait_state(lambda state: state.running == 0)).computed_tokens)
-    assert counts[1] - counts[0] == 40 + 5  # nobody computes the token that is drawn last
+    assert counts[1] - counts[0] == 40 + 5  # the token that is drawn last is not computed
     assert counts[2] - counts[1] == 8 + 5
 
 
-async def test_an_idle_worker_uses_no_cpu(server: ServerProcess, gateway: Gateway) -> None:
+async def test_an_idle_worker_uses_no_cpu(server: ServerProcess, gateway: FakeGateway) -> None:
     watch = gateway.stub.WatchState(pb.WatchStateRequest())
     await gateway.complete([1, 2, 3])
     await asyncio.sleep(1)
@@ -133,7 +133,9 @@ async def test_an_idle_worker_uses_no_cpu(server: ServerProcess, gateway: Gatewa
     watch.cancel()
 
 
-async def falls_asleep_and_wakes(server: ServerProcess, gateway: Gateway, ids: list[int], expected: list[int]) -> None:
+async def falls_asleep_and_wakes(
+    server: ServerProcess, gateway: FakeGateway, ids: list[int], expected: list[int]
+) -> None:
     """Check that a sleep gives the weights' memory back, and that the text after the wake is `expected`."""
     ranks = server.ranks()
     await gateway.wait_state(lambda state: state.running == 0)
@@ -157,7 +159,7 @@ def own_bytes(process: psutil.Process) -> int:
 
 
 async def test_sleep_gives_memory_back_and_changes_no_token(
-    server: ServerProcess, gateway: Gateway, greedy: Greedy
+    server: ServerProcess, gateway: FakeGateway, greedy: Greedy
 ) -> None:
     for ids, expected in list(greedy.values())[:2]:
         await falls_asleep_and_wakes(server, gateway, ids, expected)
@@ -166,7 +168,7 @@ async def test_sleep_gives_memory_back_and_changes_no_token(
 async def test_four_ranks_with_integer_weights_and_cache_sleep_and_wake(tmp_path: Path, redis_url: str) -> None:
     integers = {"DTYPE": "bfloat16", "QUANTIZATION": "int8", "KV_DTYPE": "int8"}
     with server_process(tmp_path, redis_url, TENSOR_PARALLEL="4", **integers) as server:
-        async with Gateway(server.address) as gateway:
+        async with FakeGateway(server.address) as gateway:
             await gateway.wait_serving()
             ids = list(range(5, 60))
             expected = (await gateway.complete(ids, max_tokens=40)).ids
@@ -175,7 +177,7 @@ async def test_four_ranks_with_integer_weights_and_cache_sleep_and_wake(tmp_path
 
 @pytest.mark.parametrize("server", [1], ids=["tp1"], indirect=True)
 async def test_rank_killed_asleep_is_started_again_by_the_wake(
-    server: ServerProcess, gateway: Gateway, greedy: Greedy
+    server: ServerProcess, gateway: FakeGateway, greedy: Greedy
 ) -> None:
     ids, expected = greedy[PROMPTS[0]]
     await gateway.stub.Sleep(pb.SleepRequest())
@@ -188,7 +190,7 @@ async def test_rank_killed_asleep_is_started_again_by_the_wake(
 
 
 async def test_a_killed_rank_hands_off_and_the_ranks_come_back(
-    server: ServerProcess, gateway: Gateway, greedy: Greedy
+    server: ServerProcess, gateway: FakeGateway, greedy: Greedy
 ) -> None:
     ids, expected = greedy[PROMPTS[0]]
     answer = await gateway.submit([7] * 30, max_tokens=2000)
@@ -206,7 +208,7 @@ async def test_sigterm_hands_off_requests_and_leaves_no_processes_or_segments_be
     tmp_path: Path, redis_url: str
 ) -> None:
     with server_process(tmp_path, redis_url, DRAIN_S="0.3") as server:
-        async with Gateway(server.address) as gateway:
+        async with FakeGateway(server.address) as gateway:
             await gateway.wait_serving()
             ranks = server.ranks()
             assert ranks
@@ -228,7 +230,7 @@ async def test_worker_exits_with_a_reason_when_its_ranks_miss_the_recovery_limit
 ) -> None:
     """Sooner than they can start; what a failed start is named by is in test_lifecycle.py."""
     with server_process(tmp_path, redis_url, RECOVERY_LIMIT_S="0.5") as server:
-        async with Gateway(server.address) as gateway:
+        async with FakeGateway(server.address) as gateway:
             await gateway.wait_serving()
         server.ranks()[0].kill()
         assert await asyncio.to_thread(server.process.wait, 120) == 1

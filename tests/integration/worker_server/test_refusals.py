@@ -13,7 +13,7 @@ NOWHERE = {"a": "/no/such", "b": "/no/such"}
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"adapter_pins": ["x"]}, "RYZANSTEIN_ADAPTER_PINS x: not a name in RYZANSTEIN_ADAPTERS"),
         ({"adapters": NOWHERE}, "RYZANSTEIN_ADAPTERS a: /no/such: "),
@@ -23,11 +23,13 @@ NOWHERE = {"a": "/no/such", "b": "/no/such"}
         ),
     ],
 )
-async def test_settings_of_adapters_are_refused_by_name(redis_url: str, settings: dict[str, object], said: str) -> None:
+async def test_settings_of_adapters_are_refused_by_name(
+    redis_url: str, settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(StartupError) as refused:
         async with running_worker(redis_url, **settings):
             pass
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 async def test_ranks_that_do_not_start_at_first_end_the_worker(redis_url: str) -> None:

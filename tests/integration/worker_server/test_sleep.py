@@ -19,7 +19,7 @@ from services.worker.native import engine as native
 from services.worker.process.failure import FailureKind, RankFailure
 from tests.adapters import write_adapter
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
-from tests.integration.worker_server.gateway import Gateway, until
+from tests.integration.worker_server.gateway import FakeGateway, until
 from tests.integration.worker_server.test_lifecycle import lease_of
 from tests.models import BUNDLED_MODEL
 from tests.unit.worker.scheduling.fake_ranks import generate
@@ -29,14 +29,14 @@ TOKENS = generate(PROMPT, 5, pb.Sampling())
 
 
 @pytest.fixture
-async def gateway(worker: RunningWorker) -> AsyncIterator[Gateway]:
+async def gateway(worker: RunningWorker) -> AsyncIterator[FakeGateway]:
     """A connection to the worker, whose start-up probe has ended."""
-    async with Gateway(worker.address) as gateway:
+    async with FakeGateway(worker.address) as gateway:
         await gateway.wait_state(lambda state: state.computed_tokens >= 135)
         yield gateway
 
 
-async def phase(gateway: Gateway, wanted: pb.Phase) -> pb.WorkerState:
+async def phase(gateway: FakeGateway, wanted: pb.Phase) -> pb.WorkerState:
     return await gateway.wait_state(lambda state: state.phase == wanted)
 
 
@@ -47,7 +47,7 @@ async def refused(call: grpc.aio.UnaryUnaryCall[object, object]) -> tuple[grpc.S
 
 
 async def test_asleep_the_cache_is_cleared_and_requests_are_handed_off_until_the_wake(
-    worker: RunningWorker, gateway: Gateway
+    worker: RunningWorker, gateway: FakeGateway
 ) -> None:
     assert (await gateway.complete(PROMPT)).ids == TOKENS
     before = await gateway.wait_state(lambda state: state.running == 0)
@@ -79,7 +79,7 @@ async def test_asleep_the_cache_is_cleared_and_requests_are_handed_off_until_the
 
 
 async def test_sleep_is_refused_while_a_request_runs_and_for_an_unknown_level(
-    worker: RunningWorker, gateway: Gateway
+    worker: RunningWorker, gateway: FakeGateway
 ) -> None:
     worker.group.step_s = 0.02
     answer = await gateway.submit(PROMPT, max_tokens=100)
@@ -95,7 +95,7 @@ async def test_sleep_is_refused_while_a_request_runs_and_for_an_unknown_level(
 
 
 async def test_probe_of_the_start_gives_way_to_a_sleep(redis_url: str) -> None:
-    async with running_worker(redis_url, hold_start=True) as worker, Gateway(worker.address) as gateway:
+    async with running_worker(redis_url, hold_start=True) as worker, FakeGateway(worker.address) as gateway:
         worker.group.step_s = 0.05
         code, text = await refused(gateway.stub.Sleep(pb.SleepRequest()))
         assert (code, text) == (grpc.StatusCode.FAILED_PRECONDITION, "the worker is loading: loading the model")
@@ -111,7 +111,7 @@ async def test_probe_of_the_start_gives_way_to_a_sleep(redis_url: str) -> None:
 
 
 async def test_wake_is_refused_without_memory(
-    worker: RunningWorker, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+    worker: RunningWorker, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await gateway.stub.Sleep(pb.SleepRequest())
     with monkeypatch.context() as patch:
@@ -126,7 +126,7 @@ async def test_wake_is_refused_without_memory(
     await phase(gateway, pb.PHASE_SERVING)
 
 
-async def test_ranks_lost_asleep_stay_away_until_the_wake(worker: RunningWorker, gateway: Gateway) -> None:
+async def test_ranks_lost_asleep_stay_away_until_the_wake(worker: RunningWorker, gateway: FakeGateway) -> None:
     await gateway.stub.Sleep(pb.SleepRequest())
     worker.group.die()
     lost = await gateway.wait_state(lambda state: "killed by the test" in state.detail)
@@ -144,7 +144,7 @@ async def test_ranks_lost_asleep_stay_away_until_the_wake(worker: RunningWorker,
     assert worker.group.starts == 2
 
 
-async def test_failed_wake_recovers_with_its_reason(worker: RunningWorker, gateway: Gateway) -> None:
+async def test_failed_wake_recovers_with_its_reason(worker: RunningWorker, gateway: FakeGateway) -> None:
     await gateway.stub.Sleep(pb.SleepRequest())
     worker.group.may_wake.clear()
     await gateway.stub.Wake(pb.WakeRequest())
@@ -160,7 +160,7 @@ async def test_failed_wake_recovers_with_its_reason(worker: RunningWorker, gatew
 
 @pytest.mark.parametrize("waking", [False, True])
 async def test_drain_ends_a_worker_that_is_asleep_or_wakes(redis_url: str, waking: bool) -> None:
-    async with running_worker(redis_url) as worker, Gateway(worker.address) as gateway:
+    async with running_worker(redis_url) as worker, FakeGateway(worker.address) as gateway:
         await gateway.wait_serving()
         await gateway.stub.Sleep(pb.SleepRequest())
         if waking:
@@ -182,7 +182,7 @@ async def test_resident_adapters_are_loaded_again_after_the_wake(redis_url: str,
     adapter = pb.Adapter(digest=digest, source=str(tmp_path), name="a")
     async with (
         running_worker(redis_url, adapters={"a": str(tmp_path)}, adapter_slots=2) as worker,
-        Gateway(worker.address) as gateway,
+        FakeGateway(worker.address) as gateway,
     ):
         await gateway.wait_serving()
         expected = (await gateway.complete(PROMPT, adapter=adapter)).ids
@@ -201,7 +201,7 @@ async def test_sleeping_worker_is_ready_and_its_metrics_tell_phase_and_wakes(red
     port = free_port()
     async with (
         running_worker(redis_url, metrics_port=port) as worker,
-        Gateway(worker.address) as gateway,
+        FakeGateway(worker.address) as gateway,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
     ):
         await gateway.wait_serving()
@@ -216,7 +216,7 @@ async def test_sleeping_worker_is_ready_and_its_metrics_tell_phase_and_wakes(red
         assert worker.group.starts == 1
 
 
-async def test_orders_in_any_sequence_leave_a_worker_that_serves(worker: RunningWorker, gateway: Gateway) -> None:
+async def test_orders_in_any_sequence_leave_a_worker_that_serves(worker: RunningWorker, gateway: FakeGateway) -> None:
     """Losses, sleeps, wakes and requests meet in every order; a forbidden phase would end the worker."""
     rng = random.Random(5)
 

@@ -16,7 +16,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.common.ports import free_port
 from services.worker.kv_transfer import copy_behind
 from tests.integration.worker_server.conftest import RunningWorker
-from tests.integration.worker_server.gateway import Answer, Gateway, until
+from tests.integration.worker_server.gateway import FakeGateway, GatewayAnswer, until
 from tests.integration.worker_server.processes import ServerProcess, server_process
 from tests.integration.worker_server.test_kv_sync import Subscriber
 from tests.integration.worker_server.test_pull_failures import a_worker, cached, metric
@@ -34,7 +34,7 @@ BLOCK = 16
 MANY = 300  # generated tokens
 
 
-Pair = tuple[RunningWorker, Gateway, RunningWorker, Gateway]
+Pair = tuple[RunningWorker, FakeGateway, RunningWorker, FakeGateway]
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def pair(
     redis_url: str, **standby: object
-) -> AsyncIterator[tuple[RunningWorker, Gateway, RunningWorker, Gateway]]:
+) -> AsyncIterator[tuple[RunningWorker, FakeGateway, RunningWorker, FakeGateway]]:
     """A worker whose requests are slow, and its standby."""
     async with AsyncExitStack() as stack:
         owner, from_owner = await stack.enter_async_context(a_worker(redis_url, **SETTINGS))
@@ -73,7 +73,9 @@ async def until_counted(worker: RunningWorker, reason: str, times: int = 1) -> N
             await asyncio.sleep(0.2)
 
 
-async def resume(gateway: Gateway, answer: Answer, prompt: list[int] = PROMPT, **fields: object) -> Answer:
+async def resume(
+    gateway: FakeGateway, answer: GatewayAnswer, prompt: list[int] = PROMPT, **fields: object
+) -> GatewayAnswer:
     """The rest of an interrupted answer of `MANY` tokens."""
     return await gateway.complete(prompt, MANY, generated_ids=answer.ids, attempt=2, **fields)
 
@@ -176,7 +178,7 @@ async def test_text_outlives_its_standby_and_then_its_worker(tmp_path: Path, red
     async with AsyncExitStack() as stack:
         workers = [stack.enter_context(server_process(tmp_path, redis_url, **settings)) for _ in range(3)]
         owner, first, second = workers
-        gateways = [await stack.enter_async_context(Gateway(worker.address)) for worker in workers]
+        gateways = [await stack.enter_async_context(FakeGateway(worker.address)) for worker in workers]
         for gateway in gateways:
             await gateway.wait_serving()
         from_owner, from_first, survivor = gateways

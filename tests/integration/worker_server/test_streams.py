@@ -1,4 +1,4 @@
-"""What a gateway may rely on, over real gRPC and Redis, on ranks whose every token is known beforehand."""
+"""A worker's promises to gateways, over real gRPC and Redis, on ranks whose tokens are known beforehand."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
-from tests.integration.worker_server.gateway import Gateway, until
+from tests.integration.worker_server.gateway import FakeGateway, until
 from tests.unit.worker.scheduling.fake_ranks import generate
 
 GREEDY = pb.Sampling()
 
 
-async def test_tokens_match_the_model_and_end_with_a_finish_reason(gateway: Gateway) -> None:
+async def test_tokens_match_the_model_and_end_with_a_finish_reason(gateway: FakeGateway) -> None:
     await gateway.send(pb.ConnectFrame())  # a frame of a newer protocol version
     answers = [await gateway.submit([i, 5, 9], max_tokens=20) for i in range(20)]
     for i, answer in enumerate(answers):
@@ -23,7 +23,7 @@ async def test_tokens_match_the_model_and_end_with_a_finish_reason(gateway: Gate
         assert answer.last.finish == pb.FINISH_REASON_LENGTH
 
 
-async def test_message_carries_the_tokens_of_a_whole_step(worker: RunningWorker, gateway: Gateway) -> None:
+async def test_message_carries_the_tokens_of_a_whole_step(worker: RunningWorker, gateway: FakeGateway) -> None:
     before = worker.group.n_steps
     answers = [await gateway.submit([i, 1], max_tokens=50) for i in range(8)]
     await asyncio.gather(*(answer.end.wait() for answer in answers))
@@ -31,12 +31,12 @@ async def test_message_carries_the_tokens_of_a_whole_step(worker: RunningWorker,
 
 
 async def test_a_context_that_is_too_short_for_the_probe_is_served(redis_url: str) -> None:
-    async with running_worker(redis_url, max_model_len=8) as worker, Gateway(worker.address) as gateway:
+    async with running_worker(redis_url, max_model_len=8) as worker, FakeGateway(worker.address) as gateway:
         await gateway.wait_serving()
         assert (await gateway.complete([1, 2], max_tokens=3)).ids == generate([1, 2], 3, GREEDY)
 
 
-async def test_a_suspect_is_announced_before_its_tokens(gateway: Gateway) -> None:
+async def test_a_suspect_is_announced_before_its_tokens(gateway: FakeGateway) -> None:
     answer = await gateway.complete([1, 2], trial_tokens=2)
     assert [output.on_trial for output in answer.outputs][:2] == [True, False]
     assert not answer.outputs[0].ids
@@ -44,17 +44,17 @@ async def test_a_suspect_is_announced_before_its_tokens(gateway: Gateway) -> Non
     assert not any(output.on_trial for output in (await gateway.complete([1, 2])).outputs)
 
 
-async def test_an_adapter_without_slots_is_refused_by_its_field(gateway: Gateway) -> None:
+async def test_an_adapter_without_slots_is_refused_by_its_field(gateway: FakeGateway) -> None:
     answer = await gateway.complete([1, 2], adapter=pb.Adapter(digest="d", source="/adapters/d", name="d"))
     assert answer.last.error.field == "adapter"
     assert "no slots for adapters (RYZANSTEIN_ADAPTER_SOURCES)" in answer.last.error.message
 
 
 async def test_broken_stream_cancels_only_its_own_requests(worker: RunningWorker) -> None:
-    async with Gateway(worker.address) as staying:
+    async with FakeGateway(worker.address) as staying:
         await staying.wait_serving()
         mine = await staying.submit([3] * 20, max_tokens=200)
-        async with Gateway(worker.address) as leaving:
+        async with FakeGateway(worker.address) as leaving:
             theirs = [await leaving.submit([i] * 20, max_tokens=230) for i in range(5)]
             await theirs[0].at_least(1)
         await staying.wait_state(lambda state: state.running <= 1)
@@ -62,7 +62,7 @@ async def test_broken_stream_cancels_only_its_own_requests(worker: RunningWorker
         assert mine.ids == generate([3] * 20, 200, GREEDY)
 
 
-async def test_a_malformed_submit_names_its_field(gateway: Gateway) -> None:
+async def test_a_malformed_submit_names_its_field(gateway: FakeGateway) -> None:
     for field, submit in (
         ("prompt_ids", {"prompt": []}),
         ("prompt_ids", {"prompt": [1, 97]}),
@@ -87,7 +87,7 @@ async def test_a_malformed_submit_names_its_field(gateway: Gateway) -> None:
         assert neighbour.ids == generate([8, 8], 30, GREEDY)
 
 
-async def test_oversized_request_is_rejected_with_the_largest_size(gateway: Gateway) -> None:
+async def test_oversized_request_is_rejected_with_the_largest_size(gateway: FakeGateway) -> None:
     most = (await gateway.state()).max_request_tokens
     assert most == 256
     answer = await gateway.complete([1] * most)
@@ -98,7 +98,7 @@ async def test_oversized_request_is_rejected_with_the_largest_size(gateway: Gate
     assert len(fits.ids) == 1
 
 
-async def test_slow_reader_gets_merged_messages_with_every_token(worker: RunningWorker, gateway: Gateway) -> None:
+async def test_slow_reader_gets_merged_messages_with_every_token(worker: RunningWorker, gateway: FakeGateway) -> None:
     worker.group.step_s = 0
     stream = gateway.stub.Connect()
     for i in range(8):
@@ -119,7 +119,7 @@ async def test_slow_reader_gets_merged_messages_with_every_token(worker: Running
 
 @pytest.mark.parametrize("wanted_ms", [0, 100])
 async def test_heartbeats_are_sent_on_an_idle_stream_only_on_request(
-    worker: RunningWorker, gateway: Gateway, wanted_ms: int
+    worker: RunningWorker, gateway: FakeGateway, wanted_ms: int
 ) -> None:
     stream = gateway.stub.Connect()
     hello = pb.Hello(gateway_id="another", heartbeat_ms=wanted_ms)

@@ -18,7 +18,7 @@ from services.worker.kv_transfer import loader, tiers
 from services.worker.kv_transfer.host_store import HostStore
 from services.worker.native.step_cost import StepTimer
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
-from tests.integration.worker_server.gateway import Answer, Gateway, until
+from tests.integration.worker_server.gateway import FakeGateway, GatewayAnswer, until
 from tests.integration.worker_server.processes import server_process
 from tests.integration.worker_server.test_kv_sync import Subscriber
 from tests.integration.worker_server.test_pull_failures import a_worker, hint_of, is_right, level, metric
@@ -41,11 +41,11 @@ def disk(folder: Path, n_blocks: int = 1000) -> dict[str, object]:
     return {**SMALL, "disk_cache": str(folder), "disk_cache_gib": n_blocks * BLOCK_BYTES / GIB}
 
 
-def cached(answer: Answer) -> int:
+def cached(answer: GatewayAnswer) -> int:
     return answer.outputs[0].cached_tokens
 
 
-async def stored(gateway: Gateway, place: int, n_blocks: int) -> None:
+async def stored(gateway: FakeGateway, place: int, n_blocks: int) -> None:
     """Wait until a place holds that many blocks."""
     subscriber = Subscriber(gateway, pb.KvSyncRequest())
     await subscriber.holds_below(place, n_blocks)
@@ -57,7 +57,7 @@ def shorten_files(folder: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1])
 
 
-async def evict(gateway: Gateway, first: int = 1) -> None:
+async def evict(gateway: FakeGateway, first: int = 1) -> None:
     """Other prompts take the whole pool."""
     for i in range(3):
         await gateway.complete([first + i] * 900)
@@ -232,7 +232,7 @@ async def test_lost_ranks_find_their_blocks_again(redis_url: str) -> None:
         assert cached(again) == CACHED
 
 
-async def cost(worker: RunningWorker, gateway: Gateway, prompt: list[int], salt: str) -> dict[str, float]:
+async def cost(worker: RunningWorker, gateway: FakeGateway, prompt: list[int], salt: str) -> dict[str, float]:
     """Cached tokens of an answer, prompt tokens that it computed, and blocks that it looked up and loaded."""
 
     async def totals() -> dict[str, float]:
@@ -317,14 +317,14 @@ async def test_killed_worker_s_blocks_are_loaded_by_its_successor(redis_url: str
     settings = {"DTYPE": "bfloat16", "DISK_CACHE": str(tmp_path / "kv"), "MAX_BATCHED_TOKENS": "64"}
     sampling = pb.Sampling(max_tokens=24, ignore_eos=True)
     with server_process(tmp_path, redis_url, **settings) as first:
-        async with Gateway(first.address) as gateway:
+        async with FakeGateway(first.address) as gateway:
             await gateway.wait_serving()
             computed = await gateway.complete(prompt, sampling=sampling)
             await stored(gateway, pb.KV_PLACE_DISK, 43)
             first.process.kill()
             first.process.wait()
     with server_process(tmp_path, redis_url, **settings) as second:
-        async with Gateway(second.address) as gateway:
+        async with FakeGateway(second.address) as gateway:
             await gateway.wait_serving()
             await stored(gateway, pb.KV_PLACE_DISK, 43)
             loaded = await gateway.complete(prompt, sampling=sampling)

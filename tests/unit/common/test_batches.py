@@ -1,4 +1,4 @@
-"""What waits travels together, in order, and never as more than gRPC lets through."""
+"""Waiting messages are sent together, in order, and within gRPC's limit."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def test_batches_keep_all_messages_in_order_and_are_bounded(lengths: list[int]) 
         queue.put_nowait(None)
         return [batch async for batch in batches(queue)]
 
-    found = asyncio.run(read())
-    assert [len(item.request_id) for batch in found for item in batch] == lengths
-    for i, batch in enumerate(found):
+    actual = asyncio.run(read())
+    assert [len(item.request_id) for batch in actual for item in batch] == lengths
+    for i, batch in enumerate(actual):
         n_bytes = sum(item.ByteSize() for item in batch[:-1])
         assert len(batch) <= MAX_BATCH
         assert n_bytes < MAX_BATCH_BYTES
         full = len(batch) == MAX_BATCH or n_bytes + batch[-1].ByteSize() >= MAX_BATCH_BYTES
-        assert full or i == len(found) - 1, "nobody was left behind"
+        assert full or i == len(actual) - 1, "no call was left behind"
 
 
 def test_a_batch_plus_a_long_prompt_fits_a_grpc_message() -> None:

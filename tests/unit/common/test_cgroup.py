@@ -1,4 +1,4 @@
-"""What a container allows is read from the files of both hierarchies, and from the real ones of this machine."""
+"""A container's limits are read from the files of both hierarchies, and from the real ones of this machine."""
 
 from __future__ import annotations
 

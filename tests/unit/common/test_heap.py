@@ -1,4 +1,4 @@
-"""What lives as long as the process is not walked by collections, and what has left does not stay for ever."""
+"""Collections skip objects that live as long as the process, and free others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def collector() -> Iterator[None]:
     gc.set_threshold(*thresholds)
 
 
-class Node:
+class CycleNode:
     """A cycle of one."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ def test_a_fleet_is_frozen_once_membership_is_stable() -> None:
 
 
 def test_garbage_of_departed_members_is_collected_above_a_threshold() -> None:
-    heap, node = FleetHeap(), Node()
+    heap, node = FleetHeap(), CycleNode()
     heap.freeze_if_still(100, 0)
     assert heap.freeze_if_still(100, 0)
     member = weakref.ref(node)

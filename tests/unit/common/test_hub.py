@@ -29,17 +29,17 @@ def test_a_folder_of_safetensors_or_one_gguf_model_is_served(
 
 
 @pytest.mark.parametrize(
-    ("names", "choice", "said"),
+    ("names", "choice", "message"),
     [
         (GGUF, "", "3 GGUF models fit ''; choose"),
         (FOLDER, "Q8_0", ":Q8_0 chooses among GGUF files, and there is none"),
         (("model.safetensors",), "", "no config.json with safetensors and no GGUF file to serve"),
         (("config.json", "pytorch_model.bin"), "", "no config.json with safetensors and no GGUF file to serve"),
-        (GGUF[:-2], "F16", "F16/m-F16-00002-of-00002.gguf is missing beside F16/m-F16-00001-of-00002.gguf"),
+        (GGUF[:-2], "F16", "F16/m-F16-00002-of-00002.gguf is missing next to F16/m-F16-00001-of-00002.gguf"),
         (("../a.gguf",), "", "the hub names a file outside of the model: ../a.gguf"),
         ((*FOLDER, "/etc/x.json"), "", "the hub names a file outside of the model: /etc/x.json"),
     ],
 )
-def test_other_repositories_are_refused_with_the_reason(names: tuple[str, ...], choice: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_other_repositories_are_refused_with_the_reason(names: tuple[str, ...], choice: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         served_files(names, choice)

@@ -9,15 +9,15 @@ from services.common.processes import liveness
 
 async def test_a_process_that_stopped_answering_is_given_up_after_a_few_failures() -> None:
     answers = iter([False, True, False, False, True])
-    asked: list[bool] = []
+    calls: list[bool] = []
 
     async def alive() -> bool:
-        asked.append(next(answers, False))
-        return asked[-1]
+        calls.append(next(answers, False))
+        return calls[-1]
 
     async with asyncio.timeout(120):
         await liveness.wait_silent(alive, 20.0)
-    assert asked == [False, True, False, False, True, *[False] * liveness.FAILURES]
+    assert calls == [False, True, False, False, True, *[False] * liveness.FAILURES]
 
 
 async def test_a_process_that_never_answered_is_given_up_after_the_start_timeout() -> None:

@@ -1,4 +1,4 @@
-"""What a service writes is JSON lines, and nothing else."""
+"""A service writes JSON lines, and nothing else."""
 
 from __future__ import annotations
 

@@ -29,11 +29,11 @@ def test_the_last_usable_certificate_stays(
     write(tmp_path, "router", authority)
     assert tls.current() is not first
     assert tls.identity == first.identity
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 3, "once each"
-    assert said[0].startswith("the certificate is not renewed, the last one is kept: ")
-    assert said[1].endswith("it is of spiffe://rz.llm/gateway, this process is spiffe://rz.llm/router")
-    assert said[2] == "certificate renewed"
+    message = [record.getMessage() for record in caplog.records]
+    assert len(message) == 3, "once each"
+    assert message[0].startswith("the certificate is not renewed, the last one is kept: ")
+    assert message[1].endswith("it is of spiffe://rz.llm/gateway, this process is spiffe://rz.llm/router")
+    assert message[2] == "certificate renewed"
 
 
 @pytest.mark.parametrize("uri", ["https://rz.llm/router", "spiffe://rz.llm", "spiffe:///router", "spiffe://rz.llm/a/b"])

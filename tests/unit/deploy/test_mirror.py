@@ -26,8 +26,8 @@ def mirror(tmp_path: Path, program: str, status: int = 0) -> subprocess.Complete
 @pytest.mark.parametrize("program", ["skopeo", "crane"])
 def test_every_image_is_copied(tmp_path: Path, program: str) -> None:
     assert mirror(tmp_path, program).returncode == 0
-    asked = [line.replace("docker://", "").split()[-2:] for line in (tmp_path / "asked").read_text().splitlines()]
-    assert asked == [
+    commands = [line.replace("docker://", "").split()[-2:] for line in (tmp_path / "asked").read_text().splitlines()]
+    assert commands == [
         ["ghcr.io/team/one:a-1", "mirror.example:5000/x/team/one:a-1"],
         ["docker.io/two/three@sha256:abc", "mirror.example:5000/x/two/three@sha256:abc"],
     ]

@@ -18,7 +18,7 @@ from deploy.release import changelog, compatibility, provenance, sbom, versions
 
 ROOT = Path(__file__).resolve().parents[3]
 CURRENT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-# What keeps older versions, pins of others, what `make release` writes anew, and tests.
+# Files with older versions, pins of others, the output of `make release`, and tests.
 LEFT = re.compile(
     r"CHANGELOG\.md|.*/UPGRADING\.md|constraints\.txt|.*/images\.txt|tests/.*|docs/reference/.*|.*\.(js|css|svg|png)"
 )
@@ -132,9 +132,9 @@ def test_a_broken_promise_is_named(file: str, tmp_path: Path) -> None:
     for folder in ("proto", "docs/reference", "charts/ryzanstein"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     assert compatibility.broken(ROOT, tmp_path) == []
-    pattern, replacement, said = BREAKS[file]
+    pattern, replacement, message = BREAKS[file]
     path = tmp_path / file
     text, n = re.subn(pattern, replacement, path.read_text(), count=1)
     assert n == 1
     path.write_text(text)
-    assert [line for line in compatibility.broken(ROOT, tmp_path) if said in line]
+    assert [line for line in compatibility.broken(ROOT, tmp_path) if message in line]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.commands import NOT_TYPED, PAGES, PLACEHOLDERS, Command, Place, commands
+from tests.commands import NOT_TYPED, PAGES, PLACEHOLDERS, Command, CommandPlace, commands
 
 # Of programs: what looks as if a reader had to put it in.
 WORDS = {"CONT", "EXISTS", "GET", "HF_"}
@@ -12,7 +12,7 @@ EVERY = [command for page in PAGES for command in commands(page)]
 
 
 def left(command: Command) -> set[str]:
-    """What a reader has to put in and no test does."""
+    """Placeholders that a reader replaces and no test does."""
     if not command.place:
         return set()
     filled = command.filled(dict.fromkeys(PLACEHOLDERS[command.place], "x"))
@@ -31,5 +31,5 @@ def test_every_untyped_command_stands_in_a_document() -> None:
 
 def test_the_commands_are_found() -> None:
     """The expressions would find none if the documents' form changed."""
-    assert len([each for each in EVERY if each.place is Place.CLUSTER]) > 70
-    assert len([each for each in EVERY if each.place is Place.MACHINE]) > 25
+    assert len([each for each in EVERY if each.place is CommandPlace.CLUSTER]) > 70
+    assert len([each for each in EVERY if each.place is CommandPlace.MACHINE]) > 25

@@ -12,7 +12,7 @@ from services.router.policies.registry import PARTS
 PROJECT = Path(__file__).resolve().parents[3]
 
 
-# What somebody adds most often, and how many files of code it takes beside its test.
+# The most frequent additions, and how many files of code they take, without tests.
 COUNTS = {
     "A model family": 1,
     "A routing policy": 1,

@@ -20,7 +20,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of the headings: lower case, spaces as hyphens, everything else but letters left out."""
+    """GitHub's anchors of the headings: lower case, spaces as hyphens, everything else but letters left out."""
     headings = HEADING.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -78,7 +78,7 @@ def suffixes_removed(metrics: set[str]) -> set[str]:
 
 
 def test_commands_variables_and_metrics_exist() -> None:
-    """What a page names can be typed, set or looked at."""
+    """Names in pages exist: commands, settings, metrics and files."""
     known = {
         "python -m": known_modules(),
         "make": known_targets(),
@@ -93,7 +93,7 @@ def test_commands_variables_and_metrics_exist() -> None:
 
 
 def named_in(text: str) -> dict[str, set[str]]:
-    """What a page names, by kind."""
+    """The names in a page, by kind."""
     return {
         "python -m": set(re.findall(r"python -m ((?:bench|loadtest|services)[\w.]*\w)", text)),
         "make": set(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE)),
@@ -149,4 +149,4 @@ def test_pages_install_the_package_from_a_clone() -> None:
         page for page in [*PAGES, *PROJECT.glob("charts/**/*.md"), *PROJECT.glob("deploy/**/*.md")] if page.exists()
     ]
     named = re.compile(r"pip install (?!.*--(?:no-index|find-links))[^`\n]*(?<![\w/.-])ryzanstein\b")
-    assert [f"{page.name}: {found[0]}" for page in pages for found in named.finditer(page.read_text())] == []
+    assert [f"{page.name}: {match[0]}" for page in pages for match in named.finditer(page.read_text())] == []

@@ -1,4 +1,4 @@
-"""What the troubleshooting pages quote is what the code says, word by word."""
+"""Messages that the troubleshooting pages quote are those of the code, word by word."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 PAGE = PROJECT / "docs" / "troubleshooting.md"
 ENTRY = re.compile(r"^### (?P<fence>`+)(?P<message>.+?)(?P=fence)\n(?P<body>.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 ENTRIES = list(ENTRY.finditer(PAGE.read_text()))
-# Code spans with an ellipsis in the text of an entry are messages, too.
+# Code spans with an ellipsis in the text of an entry are also messages.
 QUOTE = re.compile(r"`(?P<message>[^`\n]*…[^`\n]*)`")
 PLACEHOLDER = re.compile(r"%(?:\.\d+)?[sdfr]")
 
@@ -42,10 +42,10 @@ def quoted() -> list[str]:
 
 
 def test_a_quoted_message_equals_the_message_in_the_code() -> None:
-    said = messages()
+    expected = messages()
     for message in quoted():
         assert [part for part in message.split("…") if part.strip(" :.,")], "an ellipsis alone says nothing"
-        assert message.strip("… ") in said, f"no string of services/ reads {message!r}"
+        assert message.strip("… ") in expected, f"no string of services/ reads {message!r}"
 
 
 def test_every_entry_has_cause_check_and_cure() -> None:

@@ -13,7 +13,7 @@ from services.compute.model.registry import FAMILIES
 
 GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
 ROW = re.compile(r"^\| (?P<options>`--.+?) \| (?P<default>[^|]+) \| [^|]+ \|$", re.MULTILINE)
-# What the guide says in words.
+# Facts of the guide in words.
 WORDS: dict[str, object] = {
     "SmolLM2": None,
     "chosen by the worker": 0,
@@ -41,12 +41,12 @@ def test_every_architecture_is_listed() -> None:
 
 def documented() -> dict[str, object]:
     """Default by option; a row may hold several."""
-    found: dict[str, object] = {}
+    actual: dict[str, object] = {}
     for row in ROW.finditer(GUIDE):
         names = re.findall(r"`(--[a-z-]+)", row["options"])
         defaults = [default.strip() for default in row["default"].split(",")]
-        found |= {name: WORDS.get(d, d) for name, d in zip(names, defaults, strict=True)}
-    return found
+        actual |= {name: WORDS.get(d, d) for name, d in zip(names, defaults, strict=True)}
+    return actual
 
 
 def taken() -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What a training refuses: its base, and lines that the model's chat template cannot render."""
+"""Refusals of a training: of its base, and of lines that the model's chat template cannot render."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_parts_are_joined_and_arguments_of_calls_are_objects() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "message", "said"),
+    ("template", "message", "expected"),
     [
         (None, SAYS, "The model has no chat template"),
         (THINKS, {**SAYS, "weight": 0}, "The lines file has no token of an assistant to train on"),
@@ -79,10 +79,10 @@ def test_parts_are_joined_and_arguments_of_calls_are_objects() -> None:
     ids=["none", "nothing to train", "no prompt", "an error"],
 )
 def test_unsupported_templates_are_reported(
-    template: str | None, message: dict[str, Any], said: str, tmp_path: Path
+    template: str | None, message: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "lines.jsonl", {"messages": [ASKS, message]})
-    with pytest.raises(RefusedError, match=said):
+    with pytest.raises(RefusedError, match=expected):
         tokenizer(template).read(path)
 
 
@@ -92,9 +92,9 @@ def test_at_most_twenty_lines_are_named(tmp_path: Path) -> None:
         tokenizer("{{ messages[0].content }}").read(path)
 
 
-@pytest.mark.parametrize(("content", "said"), [("", "there is no"), ("x", "was not converted: .* cut off")])
+@pytest.mark.parametrize(("content", "expected"), [("", "there is no"), ("x", "was not converted: .* cut off")])
 def test_a_base_that_cannot_be_read_refuses_the_job_in_a_word(
-    content: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a process of its own, as everywhere; forked, since imports take seconds."""
     folder, words = tmp_path / "jobs" / "ftjob-1", tmp_path / "words" / "uid.jsonl"
@@ -111,17 +111,17 @@ def test_a_base_that_cannot_be_read_refuses_the_job_in_a_word(
     assert words.read_text().startswith("\n"), "the training before may have been killed within a line"
     [word] = map(json.loads, words.read_text().splitlines()[1:])
     assert (word["kind"], word["code"], word["param"]) == ("refused", "base_unavailable", "model")
-    assert re.search(said, word["message"])
+    assert re.search(expected, word["message"])
     assert [path.name for path in tmp_path.glob("bases/*")] == [], "what was begun is removed"
 
 
 def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, kept, original = tmp_path / "tiny.gguf", tmp_path / "bases", write_folder(tmp_path, MODELS["llama"]())
+    source, stored, original = tmp_path / "tiny.gguf", tmp_path / "bases", write_folder(tmp_path, MODELS["llama"]())
     run(original, source)
-    made = base_folder(str(source), kept, "ftjob-1")
-    wanted, found = weights(original), weights(made)
-    assert all(torch.equal(found[name], weight) for name, weight in wanted.items())
+    made = base_folder(str(source), stored, "ftjob-1")
+    wanted, actual = weights(original), weights(made)
+    assert all(torch.equal(actual[name], weight) for name, weight in wanted.items())
     monkeypatch.setattr(sys, "executable", "/no/python")
-    assert base_folder(str(source), kept, "ftjob-2") == made
-    assert base_folder(str(made), kept, "ftjob-3") == made, "a folder of safetensors is taken as it is"
-    assert [path.name for path in kept.iterdir()] == [made.name]
+    assert base_folder(str(source), stored, "ftjob-2") == made
+    assert base_folder(str(made), stored, "ftjob-3") == made, "a folder of safetensors is taken as it is"
+    assert [path.name for path in stored.iterdir()] == [made.name]

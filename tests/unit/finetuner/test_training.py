@@ -124,6 +124,6 @@ def test_every_epoch_takes_every_example_once_and_groups_fit() -> None:
     assert 0 < plan.rate(0) < plan.rate(5)
     assert plan.rate(plan.steps - 1) < plan.learning_rate / 100
     lengths = [5, 100, 7, 60]
-    found = groups(lengths, 128)
-    assert sorted(index for group in found for index in group) == [0, 1, 2, 3]
-    assert all(len(group) == 1 or len(group) * max(lengths[one] for one in group) <= 128 for group in found)
+    actual = groups(lengths, 128)
+    assert sorted(index for group in actual for index in group) == [0, 1, 2, 3]
+    assert all(len(group) == 1 or len(group) * max(lengths[one] for one in group) <= 128 for group in actual)

@@ -1,4 +1,4 @@
-"""Who works on batches ends when told to, whatever its Redis client makes of that."""
+"""A runner of batches ends when it is cancelled, for every reaction of its Redis client."""
 
 from __future__ import annotations
 

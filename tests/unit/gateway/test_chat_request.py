@@ -65,9 +65,9 @@ def responses(**fields: Any) -> ChatRequest:
         "max_output_tokens": 5,
         **SAMPLING,
     }
-    asked = msgspec.convert(body | fields, ResponsesBody)
-    items = [item for item in read_items(asked.input, Ignored()) if not isinstance(item, ReferenceItem)]
-    return of_responses(asked, items, read_tools(asked, items, len(items), Ignored()))
+    request = msgspec.convert(body | fields, ResponsesBody)
+    items = [item for item in read_items(request.input, Ignored()) if not isinstance(item, ReferenceItem)]
+    return of_responses(request, items, read_tools(request, items, len(items), Ignored()))
 
 
 def messages(**fields: Any) -> ChatRequest:
@@ -111,11 +111,11 @@ NAMED = [
 @pytest.mark.parametrize(("chat", "conversation", "schema", "stop"), NAMED)
 def test_errors_name_the_fields_of_the_api(chat: ChatRequest, conversation: str, schema: str, stop: str) -> None:
     assert chat.names.messages == conversation
-    asked = constraint_of(chat.options, chat.names)
-    assert asked is not None
-    assert asked.checks.text is not None
+    constraint = constraint_of(chat.options, chat.names)
+    assert constraint is not None
+    assert constraint.checks.text is not None
     with pytest.raises(ApiError) as broken:  # while the text is written, when no endpoint is left to rename anything
-        asked.checks.text.hold('["a", "a"]')
+        constraint.checks.text.hold('["a", "a"]')
     assert (broken.value.param, f"`{schema}`" in broken.value.message) == (schema, True)
     chat.options.stop = ["x"] * 17
     with pytest.raises(ApiError) as many:
@@ -263,14 +263,14 @@ def test_malformed_fields_of_a_history_are_left_out_and_refused_as_new(
     message: dict[str, Any], read: str | None, left_out: list[str]
 ) -> None:
     given = {"role": "assistant"} | message
-    asked = {"role": "user", "content": "hi"}
+    newest = {"role": "user", "content": "hi"}
     ignored = Ignored()
-    body = json.dumps({"messages": [given, asked]}).encode()
+    body = json.dumps({"messages": [given, newest]}).encode()
     turns = of_completions(asyncio.run(BodyDecoder(ChatBody).decode(body, ignored)), 100, ignored).turns
     assert [turn.parts for turn in turns] == ([] if read is None else [[read]]) + [["hi"]]
     assert [call.name for call in turns[0].calls] == (["f"] if "tool_calls[]" in left_out else [])
     assert set(ignored.names) == {f"messages[].{name}".removesuffix(".") for name in left_out}
-    body = json.dumps({"messages": [asked, given]}).encode()
+    body = json.dumps({"messages": [newest, given]}).encode()
     with pytest.raises(ApiError, match="messages"):
         of_completions(asyncio.run(BodyDecoder(ChatBody).decode(body, Ignored())), 100, Ignored())
 
@@ -316,13 +316,13 @@ def test_calls_of_a_history_are_read_in_each_clients_form() -> None:
 
 
 def test_a_message_of_another_role_is_left_out_of_a_history_and_refused_as_the_last() -> None:
-    asked = {"role": "user", "content": "hi"}
+    newest = {"role": "user", "content": "hi"}
     for role in ("model", "ipython", "latest_reminder"):
         ignored, other = Ignored(), {"role": role, "content": [PICTURE]}
-        body = msgspec.convert({"messages": [asked, {"role": role, "content": "a"}, asked]}, ChatBody)
+        body = msgspec.convert({"messages": [newest, {"role": role, "content": "a"}, newest]}, ChatBody)
         assert [turn.role for turn in of_completions(body, 100, ignored).turns] == ["user", "user"]
         assert list(ignored.names) == [f"messages[].role={role}"]
-        given = json.dumps({"messages": [asked, other]}).encode()
+        given = json.dumps({"messages": [newest, other]}).encode()
         body = asyncio.run(BodyDecoder(ChatBody).decode(given, Ignored()))
         with pytest.raises(ApiError, match="is none of `assistant`") as refused:
             of_completions(body, 100, Ignored())
@@ -338,9 +338,9 @@ def test_hosted_tools_are_left_out() -> None:
     offered = [{"type": "mcp", "server_label": "a"}, {"type": "function", "function": {"name": "f"}}]
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": offered}}
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": tools, "tool_choice": allowed}
-    asked = asyncio.run(BodyDecoder(ChatBody).decode(json.dumps(body).encode(), Ignored()))
-    found = of_completions(asked, 100, Ignored()).tools
-    assert ([function.name for function in found.functions], found.choice) == (["f"], "required")
+    decoded = asyncio.run(BodyDecoder(ChatBody).decode(json.dumps(body).encode(), Ignored()))
+    actual = of_completions(decoded, 100, Ignored()).tools
+    assert ([function.name for function in actual.functions], actual.choice) == (["f"], "required")
     with pytest.raises(ApiError) as missing:
         completions(tools=[{"type": "function"}])
     assert missing.value.param == "tools[0].function"
@@ -349,10 +349,10 @@ def test_hosted_tools_are_left_out() -> None:
 @pytest.mark.parametrize("kind", ["json_object", "json_schema", "json"])
 def test_a_schema_may_stand_beside_the_formats_type(kind: str) -> None:
     chat = completions(response_format={"type": kind, "schema": ARRAY, "name": "x"})
-    asked = constraint_of(chat.options, chat.names)
-    assert asked is not None
-    assert (asked.field, asked.checks.text is not None) == ("response_format.schema", True)
-    assert '"items"' in asked.grammar
+    constraint = constraint_of(chat.options, chat.names)
+    assert constraint is not None
+    assert (constraint.field, constraint.checks.text is not None) == ("response_format.schema", True)
+    assert '"items"' in constraint.grammar
 
 
 def test_a_schema_in_the_place_of_a_named_schema_is_rejected() -> None:

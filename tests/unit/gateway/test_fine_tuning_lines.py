@@ -1,4 +1,4 @@
-"""What is wrong with a training file, by line."""
+"""Faults of a training file, by line."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_each_bad_line_is_named_with_its_reason_and_only_the_first_twenty() -> N
         _line(USER | {"tool_calls": [CALL]}, {"role": "assistant", "content": "b"}): "`messages[0].tool_calls`",
         _line({"role": "user"}, {"role": "assistant", "content": "b"}): "`messages[0].content` is missing",
     }
-    said = _verdict(list(bad)).split("; ")
-    assert [part.partition(":")[0] for part in said] == [f"line {number}" for number in range(1, len(bad) + 1)]
-    for part, reason in zip(said, bad.values(), strict=True):
+    expected = _verdict(list(bad)).split("; ")
+    assert [part.partition(":")[0] for part in expected] == [f"line {number}" for number in range(1, len(bad) + 1)]
+    for part, reason in zip(expected, bad.values(), strict=True):
         assert reason in part
     many = _verdict(["{"] * 25)
     assert "line 20: " in many

@@ -1,4 +1,4 @@
-"""What gRPC's float32 fields are read as."""
+"""Values of gRPC's float32 fields."""
 
 from __future__ import annotations
 

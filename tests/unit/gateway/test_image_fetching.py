@@ -74,7 +74,7 @@ def test_list_of_hosts_is_exact(host: str, port: int, permitted: bool) -> None:
 
 
 @dataclass
-class Host:
+class ImageHost:
     """A host of images by TLS, at a name that resolves to this machine."""
 
     policy: FetchPolicy
@@ -99,9 +99,9 @@ def both_ends() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 @asynccontextmanager
-async def hosting(**changed: Any) -> AsyncIterator[Host]:
+async def hosting(**changed: Any) -> AsyncIterator[ImageHost]:
     tls, trusting = both_ends()
-    host: Host
+    host: ImageHost
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -119,7 +119,7 @@ async def hosting(**changed: Any) -> AsyncIterator[Host]:
         "hosts": (f"localhost:{port}",), "resolve": to_here, "allows": lambda _address: True, "tls": trusting,
         "timeout_s": 60.0,
     }  # fmt: skip
-    host = Host(FetchPolicy(**chosen | changed), port)
+    host = ImageHost(FetchPolicy(**chosen | changed), port)
     async with server:
         yield host
 

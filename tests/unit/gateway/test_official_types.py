@@ -1,4 +1,4 @@
-"""What the official clients' types let a history hold is read or left out, and so is every tool that they know."""
+"""Parts of a history, and tools, that the official clients' types allow are read or left out."""
 
 from __future__ import annotations
 

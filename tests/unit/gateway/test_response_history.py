@@ -25,8 +25,8 @@ NOTE = "[The image that stood here was left out: this model reads text only.]"
 def read(*items: Raw) -> tuple[list[Turn], str]:
     """The turns of items for a model that reads text only, and the names of what is left out."""
     ignored = Ignored()
-    found = [item for item in read_items(items, ignored) if not isinstance(item, ReferenceItem)]
-    turns = without_images(turns_of(found, ignored), ignored)
+    actual = [item for item in read_items(items, ignored) if not isinstance(item, ReferenceItem)]
+    turns = without_images(turns_of(actual, ignored), ignored)
     return turns, ignored.header
 
 
@@ -84,10 +84,10 @@ LEFT_OUT: list[Raw] = [
 def test_an_item_without_a_meaning_here_is_left_out_and_named(item: Raw) -> None:
     reasoning = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}], "content": [], "id": "r"}
     turns, ignored = read(ASKED, reasoning, item, {"role": "assistant", "content": "Yes."}, ASKED)
-    asked = Turn("user", ["Go on."])
-    assert turns == [asked, Turn("assistant", ["Yes."], reasoning_content="Hm."), asked]
+    turn = Turn("user", ["Go on."])
+    assert turns == [turn, Turn("assistant", ["Yes."], reasoning_content="Hm."), turn]
     assert ignored == f"input[].type={item['type']}"
-    assert read(ASKED, item, ASKED) == ([asked, asked], ignored)  # directly before the newest message
+    assert read(ASKED, item, ASKED) == ([turn, turn], ignored)  # directly before the newest message
 
 
 SERVED: list[tuple[list[Raw], str, str, str]] = [

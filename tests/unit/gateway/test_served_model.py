@@ -52,6 +52,6 @@ async def test_the_first_tokens_are_encoded_for_texts_of_any_length() -> None:
 async def test_the_second_text_of_a_pair_is_cut() -> None:
     model = served(wordpiece())
     whole, _ = await model.encode_pair("The", "quick brown fox", None, None)
-    for limit, second_limit, kept in ((3, None, 3), (None, 1, 2), (2, 3, 2), (1, None, 1)):
+    for limit, second_limit, stored in ((3, None, 3), (None, 1, 2), (2, 3, 2), (1, None, 1)):
         ids, _ = await model.encode_pair("The", "quick brown fox", limit, second_limit)
-        assert ids == whole[:kept]
+        assert ids == whole[:stored]

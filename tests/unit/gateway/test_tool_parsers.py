@@ -206,9 +206,9 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
 def read(kind: str, pieces: Iterable[str]) -> tuple[str, list[tuple[str, str]], int]:
     """Content, calls, and in how many pieces the arguments came."""
     parser, content, calls, n_pieces = ToolParser(PARSERS[kind], NAMES, SCHEMAS), "", [], 0
-    for found in [*(parser.push(piece) for piece in pieces), parser.finish()]:
-        content += found.content
-        for delta in found.calls:
+    for actual in [*(parser.push(piece) for piece in pieces), parser.finish()]:
+        content += actual.content
+        for delta in actual.calls:
             if delta.name is not None:
                 assert delta.index == len(calls)
                 calls.append((delta.name, ""))
@@ -252,9 +252,9 @@ def test_a_text_that_is_cut_off_has_no_call_that_was_not_written(
     kind: str, text: str, content: str, calls: list[Call]
 ) -> None:
     for at in range(len(text)):
-        _, found, _ = read(kind, [text[:at]])
-        assert [name for name, _ in found] == [name for name, _ in calls][: len(found)]
-        for _, arguments in found[:-1]:
+        _, actual, _ = read(kind, [text[:at]])
+        assert [name for name, _ in actual] == [name for name, _ in calls][: len(actual)]
+        for _, arguments in actual[:-1]:
             json.loads(arguments)
 
 
@@ -264,8 +264,8 @@ def test_an_enforced_call_cut_off_before_its_name_is_no_content() -> None:
         begun = text.index('"now"') + len('"now"')
         for at in range(1, len(text)):
             reader = ToolParser(form, NAMES, SCHEMAS)
-            found = [reader.push(piece) for piece in text[:at]] + [reader.finish()]
-            content = "".join(one.content for one in found)
+            actual = [reader.push(piece) for piece in text[:at]] + [reader.finish()]
+            content = "".join(one.content for one in actual)
             mark = "<tool_call>"
             assert content == (text[:at] if form is ENFORCED_HERMES and at < len(mark) else "")
-            assert any(one.calls for one in found) == (at > begun)
+            assert any(one.calls for one in actual) == (at > begun)

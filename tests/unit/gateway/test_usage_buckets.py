@@ -41,8 +41,8 @@ def test_pages_hold_each_bucket_of_a_span_once(begin: int, span: int, width: Wid
 
 
 @given(TIMES, SPANS, EVERY)
-def test_oldest_bucket_is_the_oldest_with_time_left(now: int, kept: int, width: Width) -> None:
-    retention = Retention(kept + 1, kept + 1, kept + 1)
+def test_oldest_bucket_is_the_oldest_with_time_left(now: int, stored: int, width: Width) -> None:
+    retention = Retention(stored + 1, stored + 1, stored + 1)
     oldest = retention.oldest(width, now)
     assert retention.left_s(oldest, width, now) > 0
     assert retention.left_s(oldest - WIDTHS[width], width, now) <= 0

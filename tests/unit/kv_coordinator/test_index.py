@@ -87,10 +87,10 @@ class IndexMachine(RuleBasedStateMachine):
                 for w, held in self.held.items()
                 if tokens[:1] in held
             }
-            found = {
+            actual = {
                 s.worker_id: d for d, mask in self.index.depths(chain_of(tokens)) for s in self.index.members(mask)
             }
-            assert found == expected
+            assert actual == expected
 
     @invariant()
     def counts_are_exact(self) -> None:

@@ -1,4 +1,4 @@
-"""What the services export, and what a query asks of it."""
+"""Metrics that the services export, and those that a query names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.router.snapshot import IneligibleReason
 from services.worker.engine.state import PULL_FAILURES
 from tests.programs import CHART
 
-# What the relabelling of every mode adds (tests/charts holds both modes to it).
+# Labels that the relabelling of every mode adds (tests/charts holds both modes to it).
 TARGET_LABELS = frozenset({"job", "instance", "namespace", "release", "component", "ryzanstein_pool", "node", "pod"})
 OF_PROMETHEUS = {"up": TARGET_LABELS, "ALERTS": TARGET_LABELS | {"alertname", "alertstate", "severity"}}
 # By others, for whom the chart has switches: kube-state-metrics, the kubelet, dcgm-exporter.
@@ -52,19 +52,19 @@ class Exported:
 
 def exported() -> Exported:
     """Of all services, read from their registries."""
-    found = Exported()
+    actual = Exported()
     for registry in (metrics_page.process_registry(), *metrics_page.service_registries().values()):
         bounds = _bounds(registry)
         for family, names in metrics_page.labelled(registry):
-            found.families.add(family.name)
+            actual.families.add(family.name)
             labels = frozenset(names)
             if family.type == "histogram":
-                found.labels |= {f"{family.name}_{part}": labels for part in ("sum", "count")}
-                found.labels[f"{family.name}_bucket"] = labels | {"le"}
-                found.bounds[f"{family.name}_bucket"] = bounds[family.name]
+                actual.labels |= {f"{family.name}_{part}": labels for part in ("sum", "count")}
+                actual.labels[f"{family.name}_bucket"] = labels | {"le"}
+                actual.bounds[f"{family.name}_bucket"] = bounds[family.name]
             else:
-                found.labels[f"{family.name}_total" if family.type == "counter" else family.name] = labels
-    return found
+                actual.labels[f"{family.name}_total" if family.type == "counter" else family.name] = labels
+    return actual
 
 
 def _bounds(registry: Any) -> dict[str, frozenset[str]]:
@@ -78,7 +78,7 @@ def _bounds(registry: Any) -> dict[str, frozenset[str]]:
 
 
 @dataclass(frozen=True)
-class Query:
+class MetricQuery:
     """One expression and where it stands."""
 
     place: str
@@ -102,21 +102,21 @@ def dashboards() -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in sorted((CHART / "files" / "dashboards").glob("*.json"))]
 
 
-def queries() -> Iterator[Query]:
+def queries() -> Iterator[MetricQuery]:
     """Of every rule, panel, annotation and variable."""
     for rule in rules():
-        yield Query(rule.get("alert") or rule["record"], rule["expr"])
+        yield MetricQuery(rule.get("alert") or rule["record"], rule["expr"])
     for dashboard in dashboards():
         for panel in dashboard["panels"]:
             for target in panel.get("targets", ()):
                 shown = frozenset(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-                yield Query(f"{dashboard['uid']}: {panel['title']}", substituted(target["expr"]), shown)
+                yield MetricQuery(f"{dashboard['uid']}: {panel['title']}", substituted(target["expr"]), shown)
         for annotation in dashboard["annotations"]["list"]:
-            yield Query(f"{dashboard['uid']}: {annotation['name']}", substituted(annotation["expr"]))
+            yield MetricQuery(f"{dashboard['uid']}: {annotation['name']}", substituted(annotation["expr"]))
         for variable in dashboard["templating"]["list"]:
             if variable["type"] == "query":
                 metric, _, label = variable["definition"].removeprefix("label_values(").rpartition(", ")
-                yield Query(
+                yield MetricQuery(
                     f"{dashboard['uid']}: ${variable['name']}", f"count by ({label[:-1]}) ({substituted(metric)})"
                 )
 
@@ -128,19 +128,19 @@ def substituted(expr: str) -> str:
     return expr.replace("$__rate_interval", "1m")
 
 
-def complaints(query: Query, there: Exported, recorded: dict[str, frozenset[str]]) -> Iterator[str]:
-    """What the query names that nobody exports."""
+def complaints(query: MetricQuery, there: Exported, recorded: dict[str, frozenset[str]]) -> Iterator[str]:
+    """Complaints about names of the query that no service exports."""
     known = there.labels | recorded | OF_PROMETHEUS
     tree = parsed(query.expr)
     selectors = [each for each in _selectors(tree) if not each[0].startswith(OF_OTHERS)]
     for name, matchers in selectors:
         if name not in known:
-            yield f"{query.place}: nobody exports {name}"
+            yield f"{query.place}: not exported: {name}"
             return
         for label, value in matchers:
             yield from (f"{query.place}: {text}" for text in _of_matcher(name, label, value, known[name], there))
     if len(selectors) < len(list(_selectors(tree))):
-        return  # what others export isn't known here
+        return  # exports of others aren't known here
     yield from (f"{query.place}: {text}" for text in _of_labels(tree, query.shown, known))
 
 
@@ -159,8 +159,8 @@ def _of_labels(tree: Any, shown: frozenset[str], known: dict[str, frozenset[str]
     def labels(node: Any) -> frozenset[str]:
         return frozenset().union(*(known[name] | TARGET_LABELS for name, _ in _selectors(node)))
 
-    for kept, inner in _aggregations(tree):
-        for label in kept - labels(inner):
+    for stored, inner in _aggregations(tree):
+        for label in stored - labels(inner):
             yield f"{inner} can't be summed by {label}"
     for label in shown - labels(tree):
         yield f"the legend shows {label}, which no metric has"

@@ -14,7 +14,7 @@ import yaml
 from tests.programs import CHART
 from tests.unit.monitoring.exported import (
     Exported,
-    Query,
+    MetricQuery,
     alerts,
     complaints,
     dashboards,
@@ -47,13 +47,13 @@ def test_every_queried_metric_is_exported() -> None:
 
 def test_every_exported_metric_is_in_a_panel_or_a_rule() -> None:
     """A renamed one is missed by the panel or rule that asks for it."""
-    asked = {name for query in QUERIES for name in re.findall(r"\w+", query.expr)}
+    queried = {name for query in QUERIES for name in re.findall(r"\w+", query.expr)}
     for family in THERE.families:
         names = {name for name in THERE.labels if name.removesuffix("_total") == family or _part_of(name, family)}
-        assert names & asked, f"{family} is in no panel and no rule"
+        assert names & queried, f"{family} is in no panel and no rule"
     name = "ryzanstein_gateway_requests_total"
     renamed = {f"{each}_renamed" if each == name else each: labels for each, labels in THERE.labels.items()}
-    assert any("nobody exports" in complaint for complaint in _complaints(replace(THERE, labels=renamed)))
+    assert any("not exported" in complaint for complaint in _complaints(replace(THERE, labels=renamed)))
 
 
 def _part_of(name: str, family: str) -> bool:
@@ -63,7 +63,7 @@ def _part_of(name: str, family: str) -> bool:
 @pytest.mark.parametrize(
     ("expr", "complaint"),
     [
-        ("ryzanstein_gateway_request_total", "nobody exports"),
+        ("ryzanstein_gateway_request_total", "not exported"),
         ('ryzanstein_gateway_redis_up{state="x"}', "has no label state"),
         ('ryzanstein_gateway_time_to_first_token_seconds_bucket{le="2.0"}', "has no bucket 2.0"),
         ('ryzanstein_router_workers{state="ready"}', "is never ready"),
@@ -71,9 +71,9 @@ def _part_of(name: str, family: str) -> bool:
     ],
 )
 def test_faulty_queries_are_detected(expr: str, complaint: str) -> None:
-    found = list(complaints(Query("here", expr), THERE, RECORDED))
-    assert len(found) == 1
-    assert complaint in found[0]
+    actual = list(complaints(MetricQuery("here", expr), THERE, RECORDED))
+    assert len(actual) == 1
+    assert complaint in actual[0]
 
 
 def test_a_lost_label_is_noticed() -> None:

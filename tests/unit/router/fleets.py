@@ -18,7 +18,7 @@ LIMITS = BreakerLimits()
 
 
 @dataclass(frozen=True)
-class Worker:
+class LabWorker:
     queued: float = 0.0
     load: float = 0.0
     rate: float = 10_000.0
@@ -32,7 +32,7 @@ class Worker:
     pull_rate: float = 0.0
 
 
-def snapshot_of(workers: Sequence[Worker]) -> Snapshot:
+def snapshot_of(workers: Sequence[LabWorker]) -> Snapshot:
     ids = tuple(f"w{i}" for i in range(len(workers)))
     return Snapshot(
         worker_ids=ids,
@@ -62,7 +62,7 @@ def snapshot_of(workers: Sequence[Worker]) -> Snapshot:
 
 hard_verdicts = st.sampled_from([0, 0, 0, *(int(w) for w in IneligibleReason if 0 < w < IneligibleReason.TOO_SMALL)])
 workers = st.builds(
-    Worker,
+    LabWorker,
     queued=st.integers(0, 200_000).map(float),
     load=st.integers(0, 300).map(float),
     rate=st.integers(100, 100_000).map(float),

@@ -14,8 +14,8 @@ from tests.unit.router.fleets import Lab
 
 
 def holds(*slots: str, memory: tuple[str, ...] = ()) -> list[pb.ResidentAdapter]:
-    found = [pb.ResidentAdapter(digest=digest, in_slot=True) for digest in slots]
-    return found + [pb.ResidentAdapter(digest=digest) for digest in memory]
+    actual = [pb.ResidentAdapter(digest=digest, in_slot=True) for digest in slots]
+    return actual + [pb.ResidentAdapter(digest=digest) for digest in memory]
 
 
 def choose(lab: Lab, adapter: str, request: str = "r") -> str:

@@ -25,7 +25,7 @@ class Client:
 
     session: str = ""
     tenant: str = ""
-    asked: int = QUESTIONS
+    questions: int = QUESTIONS
     prompt: int = 0
     waits: bool = False
 
@@ -39,7 +39,7 @@ class SimulatedWorker:
     acked: int = 0
 
 
-class Simulation:
+class ConversationSimulation:
     """Clients in a closed loop; one tenant of eight starts half of the conversations."""
 
     def __init__(
@@ -57,16 +57,16 @@ class Simulation:
         self.workers = {f"worker-{i}": SimulatedWorker() for i in range(n_workers)}
         self.clients = [Client() for _ in range(n_clients)]
         self.bindings: dict[str, str] = {}
-        self.seq = self.kept = self.later = 0
+        self.seq = self.stayed = self.later = 0
         for worker_id in self.workers:
             self.lab.join(worker_id)
 
     def ask(self, client: Client) -> None:
-        if client.asked == QUESTIONS:
+        if client.questions == QUESTIONS:
             tenant = "hot" if self.random.random() < 0.5 else f"tenant {self.random.randrange(7)}"
-            client.session, client.tenant, client.asked, client.prompt = f"session {self.seq}", tenant, 0, SYSTEM
-        client.asked, client.prompt, client.waits, self.seq = (
-            client.asked + 1,
+            client.session, client.tenant, client.questions, client.prompt = f"session {self.seq}", tenant, 0, SYSTEM
+        client.questions, client.prompt, client.waits, self.seq = (
+            client.questions + 1,
             client.prompt + QUESTION,
             True,
             self.seq + 1,
@@ -86,7 +86,7 @@ class Simulation:
         choice = self.policy.choose(snapshot, query, why_not_for(snapshot, query))
         assert choice is not None
         worker_id = self.bindings[client.session] = snapshot.worker_ids[choice.index]
-        self.later, self.kept = self.later + bool(bound), self.kept + (worker_id == bound)
+        self.later, self.stayed = self.later + bool(bound), self.stayed + (worker_id == bound)
         computed = client.prompt - cached[choice.index] // 16 * 16
         self.lab.pool.book(worker_id, self.seq, client.prompt - int(choice.chosen.matched_tokens))
         self.workers[worker_id].prefills.append(([computed], client))
@@ -131,13 +131,13 @@ class Simulation:
     def measure(self, seconds: float) -> tuple[float, float]:
         """The share of later turns that stayed, and how far the busiest worker is above the mean."""
         before = {worker_id: worker.work for worker_id, worker in self.workers.items()}
-        self.kept = self.later = 0
+        self.stayed = self.later = 0
         self.run(seconds)
         work = [worker.work - before[worker_id] for worker_id, worker in self.workers.items()]
-        return self.kept / self.later, max(work) / (sum(work) / len(work)) - 1
+        return self.stayed / self.later, max(work) / (sum(work) / len(work)) - 1
 
 
-class OneWorkerWasLeft(Simulation):
+class OneWorkerWasLeft(ConversationSimulation):
     """Every client asks the same short question again and again; all sessions are bound to one worker at first."""
 
     def __init__(self, seed: int, n_workers: int, n_clients: int) -> None:
@@ -147,7 +147,7 @@ class OneWorkerWasLeft(Simulation):
             self.bindings[client.session] = "worker-0"
 
     def ask(self, client: Client) -> None:
-        client.asked = client.prompt = 0
+        client.questions = client.prompt = 0
         super().ask(client)
 
 
@@ -157,10 +157,10 @@ class OneWorkerWasLeft(Simulation):
 )
 def test_conversations_stay_and_the_fleet_is_even(seed: int, n_workers: int, n_clients: int, blind: float) -> None:
     """Also when look-ups fail now and then."""
-    simulation = Simulation(seed, n_workers, n_clients, blind)
+    simulation = ConversationSimulation(seed, n_workers, n_clients, blind)
     simulation.run(20)
-    kept, imbalance = simulation.measure(60)
-    assert kept > 0.95
+    stayed, imbalance = simulation.measure(60)
+    assert stayed > 0.95
     assert imbalance < 0.05
 
 
@@ -168,7 +168,7 @@ def test_conversations_stay_and_the_fleet_is_even(seed: int, n_workers: int, n_c
     ("policy", "even"), [("least_loaded", True), ("round_robin", True), ("weighted", True), ("session_hash", False)]
 )
 def test_policies_without_affinity_are_even_and_hashed_sessions_are_not(policy: PolicyName, even: bool) -> None:
-    simulation = Simulation(1, 3, 24, policy=policy)
+    simulation = ConversationSimulation(1, 3, 24, policy=policy)
     simulation.run(20)
     _, imbalance = simulation.measure(30)
     assert (imbalance < 0.05) == even
@@ -178,9 +178,9 @@ def test_policies_without_affinity_are_even_and_hashed_sessions_are_not(policy: 
 def test_sessions_of_one_worker_spread_over_all_workers_without_oscillation(n_workers: int, seed: int) -> None:
     simulation = OneWorkerWasLeft(seed, n_workers, n_clients=64)
     simulation.run(5)
-    kept, _ = simulation.measure(20)
+    stayed, _ = simulation.measure(20)
     on_each = Counter(simulation.bindings.values())
-    assert kept > 0.95
+    assert stayed > 0.95
     assert max(on_each.values()) < 1.5 * 64 / n_workers
 
 
@@ -210,14 +210,14 @@ def test_requests_that_all_come_at_once_are_spread_evenly(probes_ms: tuple[float
 
 
 def test_a_worker_that_joins_takes_its_share_without_a_stampede() -> None:
-    simulation = Simulation(3, 3, 24)
+    simulation = ConversationSimulation(3, 3, 24)
     simulation.run(15)
     simulation.workers["joining"] = SimulatedWorker()
     simulation.lab.join("joining", decode_step_ms=0)  # not measured yet
-    kept, _ = simulation.measure(5)
+    stayed, _ = simulation.measure(5)
     assert simulation.workers["joining"].work
-    assert kept > 0.8
+    assert stayed > 0.8
     simulation.run(30)
-    kept, imbalance = simulation.measure(30)
-    assert kept > 0.95
+    stayed, imbalance = simulation.measure(30)
+    assert stayed > 0.95
     assert imbalance < 0.10

@@ -10,7 +10,7 @@ from services.router.estimates import estimate
 from services.router.held import HeldPrefixes
 from services.router.offloaded import offloaded_prefix
 from services.router.snapshot import OffloadedPrefix, Query
-from tests.unit.router.fleets import Lab, Worker, snapshot_of
+from tests.unit.router.fleets import Lab, LabWorker, snapshot_of
 
 KV_BYTES = 40_000  # a token's
 TOKEN_MS = np.array([0.5, 0.5])
@@ -57,7 +57,7 @@ def test_blocks_that_would_not_be_loaded_do_not_count(
 
 
 def test_estimate_charges_the_load_instead_of_the_tokens() -> None:
-    snapshot = snapshot_of([Worker(rate=2000.0, step_ms=20.0), Worker(rate=2000.0, step_ms=20.0)])
+    snapshot = snapshot_of([LabWorker(rate=2000.0, step_ms=20.0), LabWorker(rate=2000.0, step_ms=20.0)])
     matched = np.array([100.0, 100.0])
     prefix = OffloadedPrefix(np.array([800.0, 0.0]), np.array([50.0, 0.0]))
     computed = estimate(snapshot, Query(1000, matched_tokens=matched)).ttft_ms
@@ -67,7 +67,7 @@ def test_estimate_charges_the_load_instead_of_the_tokens() -> None:
 
 
 def test_whole_prompt_below_the_device_leaves_a_token_to_compute() -> None:
-    snapshot = snapshot_of([Worker(rate=2000.0, step_ms=20.0)])
+    snapshot = snapshot_of([LabWorker(rate=2000.0, step_ms=20.0)])
     prefix = OffloadedPrefix(np.array([1000.0]), np.array([50.0]))
     estimates = estimate(snapshot, Query(1000, matched_tokens=np.zeros(1), offloaded=prefix))
     assert estimates.ttft_ms[0] == pytest.approx(0.5 + 50)

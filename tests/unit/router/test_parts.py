@@ -1,4 +1,4 @@
-"""What each part of a policy promises, and compositions of them as operators write them."""
+"""Promises of each part of a policy, and of compositions as operators write them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from services.router.policies.base import Filter, Picker, PolicyPart, Scorer
 from services.router.policies.registry import PARTS, Composition, PolicyName
 from services.router.settings import RouterSettings
 from services.router.snapshot import Decision, Floats, Query, Snapshot, hash64, why_not_for
-from tests.unit.router.fleets import Worker, situations, snapshot_of
+from tests.unit.router.fleets import LabWorker, situations, snapshot_of
 
 FOLDER = Path(policies.__file__).parent
 
@@ -37,14 +37,16 @@ def costs_of(snapshot: Snapshot, query: Query, *scorers: dict[str, Any]) -> Floa
 
 
 def left_by(snapshot: Snapshot, query: Query, *filters: dict[str, Any], **parts: Any) -> set[int]:
-    """Who may have the request after these filters: the picker gives each a turn."""
+    """Workers that may have the request after these filters: the picker gives each a turn."""
     turns = range(len(snapshot.worker_ids))
-    found = (decide(snapshot, replace(query, turn=i), filters=filters, picker={"type": "turn"}, **parts) for i in turns)
-    return {choice.index for choice in found}
+    actual = (
+        decide(snapshot, replace(query, turn=i), filters=filters, picker={"type": "turn"}, **parts) for i in turns
+    )
+    return {choice.index for choice in actual}
 
 
 def test_affordable_keeps_workers_that_cost_little_more_than_the_cheapest() -> None:
-    snapshot = snapshot_of([Worker(queued=queued) for queued in (1000, 1300, 4000, 0)])
+    snapshot = snapshot_of([LabWorker(queued=queued) for queued in (1000, 1300, 4000, 0)])
     snapshot = replace(snapshot, why_not=np.array([0, 0, 0, 1], dtype=np.uint8))
     parts = {"scorers": [{"type": "queue"}]}  # 100, 130 and 400 ms
     assert left_by(snapshot, Query(1), {"type": "affordable", "factor": 1.25, "ms": 4}, **parts) == {0}
@@ -55,16 +57,16 @@ def test_affordable_keeps_workers_that_cost_little_more_than_the_cheapest() -> N
 def test_spare_and_least_keep_less_loaded_workers_and_a_filter_that_leaves_no_worker_is_skipped() -> None:
     snapshot = snapshot_of(
         [
-            Worker(load=3, queued=9, share=0.5, load_share=0.9),
-            Worker(load=3, queued=5, share=0.6, load_share=0.8),
-            Worker(load=8, queued=1, share=1.9, load_share=1.3),
+            LabWorker(load=3, queued=9, share=0.5, load_share=0.9),
+            LabWorker(load=3, queued=5, share=0.6, load_share=0.8),
+            LabWorker(load=8, queued=1, share=1.9, load_share=1.3),
         ]
     )
     query, spare = Query(1), {"type": "spare"}
     assert left_by(snapshot, query, spare) == {0, 1}
     assert left_by(snapshot, query, {"type": "least", "of": "requests"}) == {0, 1}
     assert left_by(snapshot, query, {"type": "least", "of": "queued_tokens"}) == {2}
-    assert left_by(snapshot, query, {"type": "least", "of": "queued_tokens"}, spare) == {2}, "nobody would be left"
+    assert left_by(snapshot, query, {"type": "least", "of": "queued_tokens"}, spare) == {2}, "no worker would be left"
     assert left_by(snapshot, query, spare, {"type": "least", "of": "queued_tokens"}) == {1}
     assert left_by(snapshot, query, {"type": "least", "of": "work"}) == {0}
     assert left_by(snapshot, query, {"type": "least", "of": "work", "within": 0.1}) == {0, 1}
@@ -79,7 +81,7 @@ def test_hashing_with_bounded_loads_keeps_every_worker_below_the_bound() -> None
     """Three of four requests are one session's: hashed alone, they all are at one worker."""
     hot, loads = Query(100, session_key=hash64("hot")), [0] * 5
     for i in range(200):
-        snapshot = snapshot_of([Worker(load=load) for load in loads])
+        snapshot = snapshot_of([LabWorker(load=load) for load in loads])
         snapshot = replace(snapshot, why_not=np.array([0, 0, 0, 0, 1], dtype=np.uint8))
         query = hot if i % 4 else Query(100, session_key=hash64(f"session {i}"))
         loads[decide(snapshot, query, **BOUNDED).index] += 1
@@ -106,21 +108,21 @@ def test_a_session_leaves_its_hash_only_while_that_worker_is_full_and_routers_ag
 
 
 def test_filters_can_be_for_sessions_and_for_busy_fleets_only() -> None:
-    snapshot = snapshot_of([Worker(load=1), Worker(load=2)])
-    for only, query, fleet, kept in (
+    snapshot = snapshot_of([LabWorker(load=1), LabWorker(load=2)])
+    for only, query, fleet, left in (
         ("sessions_only", Query(1), snapshot, {0, 1}),
         ("sessions_only", Query(1, session_key=5), snapshot, {0}),
         ("busy_only", Query(1), snapshot, {0}),
         ("busy_only", Query(1), replace(snapshot, busy=False), {0, 1}),
     ):
-        assert left_by(fleet, query, {"type": "least", "of": "requests", only: True}) == kept
+        assert left_by(fleet, query, {"type": "least", "of": "requests", only: True}) == left
 
 
 def test_a_composition_keeps_sessions_and_says_so() -> None:
-    snapshot, query = snapshot_of([Worker(queued=2000), Worker()]), Query(10, session_key=5, bound=0)
+    snapshot, query = snapshot_of([LabWorker(queued=2000), LabWorker()]), Query(10, session_key=5, bound=0)
     keep = {"type": "keep_session", "factor": 1, "ms": 300}
-    kept = decide(snapshot, query, filters=[keep])
-    assert (kept.index, kept.reason) == (0, "session kept")
+    decision = decide(snapshot, query, filters=[keep])
+    assert (decision.index, decision.reason) == (0, "session kept")
     moved = decide(snapshot, query, filters=[{**keep, "ms": 100}])
     assert (moved.index, moved.reason) == (1, "session rebound")
     new = decide(snapshot, replace(query, bound=-1), filters=[keep])
@@ -143,7 +145,7 @@ def test_a_composition_keeps_sessions_and_says_so() -> None:
 def test_scorers_score_the_quantity_of_their_name(scorer: dict[str, Any], dearest: int | None) -> None:
     """Every worker is the worst at one thing; the session's is the only one that is good for it."""
     matched = np.array([500.0, 500.0, 0.0, 500.0])
-    snapshot = snapshot_of([Worker(queued=9000), Worker(load=60), Worker(), Worker(share=1.5)])
+    snapshot = snapshot_of([LabWorker(queued=9000), LabWorker(load=60), LabWorker(), LabWorker(share=1.5)])
     query = Query(1000, 100, session_key=5, bound=3, matched_tokens=matched)
     costs, single = (costs_of(snapshot, query, {**scorer, "weight": weight}) for weight in (2, 1))
     assert costs == pytest.approx(2 * single)
@@ -155,13 +157,13 @@ def test_scorers_score_the_quantity_of_their_name(scorer: dict[str, Any], deares
 
 
 def test_scores_are_weighted_and_added_up() -> None:
-    snapshot = snapshot_of([Worker(queued=100, load=5), Worker(load=7)])
+    snapshot = snapshot_of([LabWorker(queued=100, load=5), LabWorker(load=7)])
     costs = costs_of(snapshot, Query(1), {"type": "queue"}, {"type": "load", "weight": 10})
     assert costs.tolist() == [60, 70]
 
 
 def test_softmax_has_odds_by_cost() -> None:
-    snapshot = snapshot_of([Worker(queued=100), Worker(), Worker(why_not=1)])  # 10 ms apart
+    snapshot = snapshot_of([LabWorker(queued=100), LabWorker(), LabWorker(why_not=1)])  # 10 ms apart
     parts = {"scorers": [{"type": "queue"}], "picker": {"type": "softmax", "temperature_ms": 10 / np.log(3)}}
     taken = Counter(decide(snapshot, Query(1, request_key=hash64(f"r{i}")), **parts).index for i in range(4000))
     assert set(taken) == {0, 1}
@@ -210,7 +212,7 @@ def configured(policy: str, monkeypatch: pytest.MonkeyPatch) -> RouterSettings:
 def test_a_composition_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     text = json.dumps({"name": "mine", "scorers": [{"type": "load", "weight": 7}], "picker": {"type": "lowest_cost"}})
     policy = make_policy(configured(text, monkeypatch).policy)
-    snapshot = snapshot_of([Worker(load=2), Worker(load=1)])
+    snapshot = snapshot_of([LabWorker(load=2), LabWorker(load=1)])
     choice = policy.choose(snapshot, Query(1), snapshot.why_not)
     assert choice is not None
     assert (policy.name, choice.index, choice.chosen.cost_ms) == ("mine", 1, 7)

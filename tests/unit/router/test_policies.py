@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.router.policies import make_policy
 from services.router.snapshot import IneligibleReason, Query, Snapshot, hash64, why_not_for
-from tests.unit.router.fleets import Worker, situations, snapshot_of
+from tests.unit.router.fleets import LabWorker, situations, snapshot_of
 
 NAMES = ("cost", "round_robin", "weighted", "least_loaded", "session_hash")
 policy_names = st.sampled_from(NAMES)
@@ -47,12 +47,14 @@ def test_a_too_small_worker_is_chosen_only_when_every_worker_is_too_small(
 
 def test_session_is_kept_without_a_look_at_all_workers_while_its_own_is_near_an_idle_one() -> None:
     query = Query(2000, 128, session_key=1, bound=1)
-    near, far = ([Worker(load=1), Worker(load=3, queued=queued), Worker(why_not=3)] for queued in (500, 50_000))
+    near, far = (
+        [LabWorker(load=1), LabWorker(load=3, queued=queued), LabWorker(why_not=3)] for queued in (500, 50_000)
+    )
     policy = make_policy("cost")
     assert policy.keep(snapshot_of(near), query, 1600.0) is not None
     assert policy.keep(snapshot_of(far), query, 1600.0) is None, "an idle worker may be better"
     assert policy.keep(snapshot_of(near), replace(query, bound=2), 1600.0) is None, "its worker is not eligible"
-    shared = [Worker(load=1), Worker(load=3, share=2.0, load_share=2.0, excess=1e6)]
+    shared = [LabWorker(load=1), LabWorker(load=3, share=2.0, load_share=2.0, excess=1e6)]
     assert policy.keep(snapshot_of(shared), query, 1600.0) is None, "it has had more than its share"
     assert make_policy("least_loaded").keep(snapshot_of(near), query, 1600.0) is None
 
@@ -137,8 +139,8 @@ def test_routers_without_redis_agree_on_a_session(name: str, situation: tuple[Sn
 @given(st.integers(2, 12), st.data())
 def test_a_lost_worker_moves_only_its_own_hashed_sessions(n: int, data: st.DataObject) -> None:
     gone = data.draw(st.integers(0, n - 1))
-    before = snapshot_of([Worker()] * n)
-    after = snapshot_of([Worker(why_not=int(IneligibleReason.DISCONNECTED) if i == gone else 0) for i in range(n)])
+    before = snapshot_of([LabWorker()] * n)
+    after = snapshot_of([LabWorker(why_not=int(IneligibleReason.DISCONNECTED) if i == gone else 0) for i in range(n)])
     for session in range(50):
         query = Query(100, session_key=hash64(f"session {session}"), bindings_known=False)
         old, new = choose("cost", before, query), choose("cost", after, query)
@@ -146,46 +148,46 @@ def test_a_lost_worker_moves_only_its_own_hashed_sessions(n: int, data: st.DataO
 
 
 def test_cached_prefixes_are_worth_their_prefill_time() -> None:
-    snapshot = snapshot_of([Worker(queued=900), Worker()])
+    snapshot = snapshot_of([LabWorker(queued=900), LabWorker()])
     cached = np.array([1000.0, 0.0])
     assert choose("cost", snapshot, Query(2000, 16, matched_tokens=cached)) == 0
-    busier = snapshot_of([Worker(queued=1500), Worker()])
+    busier = snapshot_of([LabWorker(queued=1500), LabWorker()])
     assert choose("cost", busier, Query(2000, 16, matched_tokens=cached)) == 1
 
 
 def test_a_session_stays_with_a_slower_worker_when_cache_contents_are_unknown() -> None:
-    snapshot = snapshot_of([Worker(rate=1000), Worker()])
+    snapshot = snapshot_of([LabWorker(rate=1000), LabWorker()])
     query = Query(700, 2, session_key=1, bound=0)
     assert choose("cost", snapshot, query) == 0
     assert choose("cost", snapshot, replace(query, matched_tokens=np.zeros(2))) == 1, "it is known that nothing is"
-    queue = snapshot_of([Worker(rate=1000, queued=1000), Worker()])
+    queue = snapshot_of([LabWorker(rate=1000, queued=1000), LabWorker()])
     assert choose("cost", queue, query) == 1
 
 
 def test_a_slower_worker_gets_requests_with_an_equal_finish_time() -> None:
-    snapshot = snapshot_of([Worker(rate=1000), Worker(rate=10_000, queued=5000)])
+    snapshot = snapshot_of([LabWorker(rate=1000), LabWorker(rate=10_000, queued=5000)])
     assert choose("cost", snapshot, Query(100, 16)) == 0
     assert choose("cost", snapshot, Query(5000, 16)) == 1
 
 
 def test_equal_workers_share_arrivals_between_two_states() -> None:
-    snapshot = snapshot_of([Worker()] * 4)
+    snapshot = snapshot_of([LabWorker()] * 4)
     shares = Counter(choose("cost", snapshot, Query(100, 64, request_key=hash64(f"r{i}"))) for i in range(4000))
     assert max(shares.values()) < 1100
     assert len(shares) == 4
 
 
 def test_round_robin_takes_turns() -> None:
-    snapshot = snapshot_of([Worker(), Worker(why_not=int(IneligibleReason.DRAINING)), Worker()])
+    snapshot = snapshot_of([LabWorker(), LabWorker(why_not=int(IneligibleReason.DRAINING)), LabWorker()])
     assert [choose("round_robin", snapshot, Query(1, turn=t)) for t in range(4)] == [0, 2, 0, 2]
 
 
 def test_weights_are_kept_to_within_a_percent() -> None:
-    snapshot = snapshot_of([Worker(rate=1000), Worker(rate=3000), Worker(rate=6000)])
+    snapshot = snapshot_of([LabWorker(rate=1000), LabWorker(rate=3000), LabWorker(rate=6000)])
     shares = Counter(choose("weighted", snapshot, Query(1, turn=t)) for t in range(1000))
     assert [round(shares[i] / 10) for i in range(3)] == [10, 30, 60]
 
 
 def test_least_loaded_counts_requests_then_tokens() -> None:
-    snapshot = snapshot_of([Worker(load=2), Worker(load=1, queued=500), Worker(load=1, queued=100)])
+    snapshot = snapshot_of([LabWorker(load=2), LabWorker(load=1, queued=500), LabWorker(load=1, queued=100)])
     assert choose("least_loaded", snapshot, Query(1)) == 2

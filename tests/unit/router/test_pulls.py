@@ -10,13 +10,13 @@ from ryzanstein.v1 import worker_pb2
 from services.router.estimates import estimate
 from services.router.pulls import LATENCY_MS, PAYS, pull_hint, worthwhile_pulls
 from services.router.snapshot import Decision, IneligibleReason, Query, Snapshot
-from tests.unit.router.fleets import Lab, Worker, situations, snapshot_of
+from tests.unit.router.fleets import Lab, LabWorker, situations, snapshot_of
 
 STEP_MS = 20.0
 
 
-def worker(*, rate: float = 2000.0, kv_bytes: float = 40_000.0, pull_rate: float = 1e9, **fields: float) -> Worker:
-    return Worker(rate=rate, kv_bytes=kv_bytes, pull_rate=pull_rate, step_ms=STEP_MS, **fields)  # type: ignore[arg-type]
+def worker(*, rate: float = 2000.0, kv_bytes: float = 40_000.0, pull_rate: float = 1e9, **fields: float) -> LabWorker:
+    return LabWorker(rate=rate, kv_bytes=kv_bytes, pull_rate=pull_rate, step_ms=STEP_MS, **fields)  # type: ignore[arg-type]
 
 
 def query_of(*matched: int, prompt: int = 4000) -> Query:
@@ -56,7 +56,7 @@ def test_a_small_gain_is_not_taken() -> None:
         (worker(), (0, 32)),  # less than the latency is worth
     ],
 )
-def test_computing_is_chosen_unless_clearly_slower(target: Worker, matched: tuple[int, int]) -> None:
+def test_computing_is_chosen_unless_clearly_slower(target: LabWorker, matched: tuple[int, int]) -> None:
     assert worthwhile_pulls(snapshot_of([target, worker()]), query_of(*matched)) is None
 
 
@@ -123,4 +123,4 @@ def test_the_hint_names_the_process_that_holds_the_prefix() -> None:
     assert (hint.worker_id, hint.incarnation, hint.address, hint.tokens) == ("b", "second", "b:1", 3000)
     assert hint_for(1, query_of(0, 3000)) is None
     assert hint_for(0, query_of(0, 16)) is None
-    assert hint_for(0, Query(4000, 16)) is None, "nobody has looked up what is cached"
+    assert hint_for(0, Query(4000, 16)) is None, "no lookup has been made"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from services.router.queue import QueueFullError, RouteQueue
 
 
-class Gate:
+class AttemptGate:
     """Lets a number of attempts succeed, in the order they are made."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Gate:
 
 
 async def enqueue(
-    queue: RouteQueue[int], gate: Gate, waiters: list[tuple[str, int]], timeout_s: float = 30
+    queue: RouteQueue[int], gate: AttemptGate, waiters: list[tuple[str, int]], timeout_s: float = 30
 ) -> list[asyncio.Task[int]]:
     tasks, until = [], asyncio.get_running_loop().time() + timeout_s
     for i, (tenant, priority) in enumerate(waiters):
@@ -37,7 +37,7 @@ async def enqueue(
 
 
 async def test_a_full_queue_refuses() -> None:
-    queue, gate = RouteQueue[int](2), Gate()
+    queue, gate = RouteQueue[int](2), AttemptGate()
     await enqueue(queue, gate, [("a", 0), ("b", 0)])
     with pytest.raises(QueueFullError):
         await queue.wait("a", 0, lambda: None, lambda: 0, 0)
@@ -46,7 +46,7 @@ async def test_a_full_queue_refuses() -> None:
 
 
 async def test_a_greedy_tenant_makes_room_for_another_tenant() -> None:
-    queue, gate = RouteQueue[int](3), Gate()
+    queue, gate = RouteQueue[int](3), AttemptGate()
     tasks = await enqueue(queue, gate, [("greedy", 0)] * 3 + [("modest", 0)])
     with pytest.raises(QueueFullError):
         await tasks[2]
@@ -56,7 +56,7 @@ async def test_a_greedy_tenant_makes_room_for_another_tenant() -> None:
 
 
 async def test_a_more_urgent_request_displaces_a_less_urgent_request() -> None:
-    queue, gate = RouteQueue[int](1), Gate()
+    queue, gate = RouteQueue[int](1), AttemptGate()
     tasks = await enqueue(queue, gate, [("a", 5), ("a", 0)])
     with pytest.raises(QueueFullError):
         await tasks[0]
@@ -66,7 +66,7 @@ async def test_a_more_urgent_request_displaces_a_less_urgent_request() -> None:
 
 
 async def test_a_timeout_leaves_the_queue_empty() -> None:
-    queue, gate = RouteQueue[int](10), Gate()
+    queue, gate = RouteQueue[int](10), AttemptGate()
     tasks = await enqueue(queue, gate, [("a", 0)], timeout_s=0.01)
     with pytest.raises(TimeoutError):
         await tasks[0]
@@ -74,7 +74,7 @@ async def test_a_timeout_leaves_the_queue_empty() -> None:
 
 
 async def test_a_caller_that_goes_away_leaves_the_queue() -> None:
-    queue, gate = RouteQueue[int](10), Gate()
+    queue, gate = RouteQueue[int](10), AttemptGate()
     tasks = await enqueue(queue, gate, [("a", 0), ("a", 0)])
     tasks[0].cancel()
     gate.places = 1
@@ -89,7 +89,7 @@ def test_a_tenant_is_served_twice_only_after_all_tenants_of_its_priority(
     waiters: list[tuple[str, int]], places: int
 ) -> None:
     async def run() -> list[tuple[str, int]]:
-        queue, gate = RouteQueue[int](1000), Gate()
+        queue, gate = RouteQueue[int](1000), AttemptGate()
         tasks = await enqueue(queue, gate, waiters)
         gate.places = places
         queue.drain()
@@ -104,14 +104,14 @@ def test_a_tenant_is_served_twice_only_after_all_tenants_of_its_priority(
     priorities = [waiters[i][1] for _, i in served]
     assert priorities == sorted(priorities)
     for priority in set(priorities):
-        asked = Counter(t for t, p in waiters if p == priority)
+        counts = Counter(t for t, p in waiters if p == priority)
         got = Counter(t for t, i in served if waiters[i][1] == priority)
         for tenant, count in got.items():
-            assert all(got[other] >= min(count - 1, asked[other]) for other in asked), (tenant, got)
+            assert all(got[other] >= min(count - 1, counts[other]) for other in counts), (tenant, got)
 
 
 async def test_a_waiter_with_a_gone_caller_is_skipped() -> None:
-    queue, gate = RouteQueue[int](100), Gate()
+    queue, gate = RouteQueue[int](100), AttemptGate()
     tasks = await enqueue(queue, gate, [("a", 0), ("b", 0)])
     tasks[0].cancel()
     gate.places = 1
@@ -123,7 +123,7 @@ async def test_a_waiter_with_a_gone_caller_is_skipped() -> None:
 
 
 async def test_earlier_request_of_a_tenant_is_served_first_after_a_late_arrival() -> None:
-    queue, gate, until = RouteQueue[int](10), Gate(), asyncio.get_running_loop().time() + 60
+    queue, gate, until = RouteQueue[int](10), AttemptGate(), asyncio.get_running_loop().time() + 60
     arrived = [30.0, 10.0, 20.0, 10.0]
     waits = [
         queue.wait("a", 0, lambda i=i: gate.attempt("a", i), lambda: until, since)  # type: ignore[misc]
@@ -142,13 +142,13 @@ async def test_earlier_request_of_a_tenant_is_served_first_after_a_late_arrival(
 async def test_a_wait_goes_on_while_its_end_moves() -> None:
     loop, queue = asyncio.get_running_loop(), RouteQueue[int](10)
     ends = iter([loop.time() + 0.01, loop.time() + 0.02])
-    asked: list[float] = []
+    times: list[float] = []
 
     def until() -> float:
-        asked.append(next(ends, 0.0))
-        return asked[-1]
+        times.append(next(ends, 0.0))
+        return times[-1]
 
     with pytest.raises(TimeoutError):
         await queue.wait("a", 0, lambda: None, until, 0)
-    assert len(asked) == 3
+    assert len(times) == 3
     assert len(queue) == 0

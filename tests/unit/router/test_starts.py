@@ -12,7 +12,7 @@ from services.router.starts import PAST_STARTS, StartEstimate, StartReport, Star
 LOADING, SERVING, SLEEPING = pb.PHASE_LOADING, pb.PHASE_SERVING, pb.PHASE_SLEEPING
 
 
-class Start:
+class StartingModel:
     """A model whose workers are moved by hand, and a clock."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Start:
 
 
 def test_estimate_is_the_median_of_earlier_starts_less_the_time_in_the_stage() -> None:
-    start = Start()
+    start = StartingModel()
     assert start.passes(1) == StartEstimate("unknown", None)
     start.starts.observe(start.pool, wanted=False)
     for loading_s in (10, 40, 20):
@@ -55,7 +55,7 @@ def test_estimate_is_the_median_of_earlier_starts_less_the_time_in_the_stage() -
 
 
 def test_start_without_a_worker_has_the_reported_stage() -> None:
-    start = Start()
+    start = StartingModel()
     start.starts.reported = {"m": StartReport("fetching", "fetching 1.0 of 5.0 GiB")}
     assert start.passes(30) == StartEstimate("fetching 1.0 of 5.0 GiB", None)
     start.move(LOADING)
@@ -68,7 +68,7 @@ def test_start_without_a_worker_has_the_reported_stage() -> None:
 
 
 def test_recalled_durations_count_before_those_of_this_router_and_are_bounded() -> None:
-    start = Start()
+    start = StartingModel()
     start.run(5, 10)
     assert start.starts.measured == {"m"}
     assert start.starts.durations("m") == {"unknown": [15.0], "loading": [10.0]}
@@ -83,7 +83,7 @@ def test_recalled_durations_count_before_those_of_this_router_and_are_bounded() 
 
 
 def test_time_without_requests_is_no_part_of_a_start() -> None:
-    start = Start()
+    start = StartingModel()
     start.passes(1000, wanted=False)
     start.run(5, 10)
     start.passes(1000, wanted=False)
@@ -91,7 +91,7 @@ def test_time_without_requests_is_no_part_of_a_start() -> None:
 
 
 def test_start_that_falls_back_measures_its_later_stages_anew() -> None:
-    start = Start()
+    start = StartingModel()
     start.passes(1)
     start.move(LOADING)
     start.passes(100)
@@ -104,13 +104,13 @@ def test_start_that_falls_back_measures_its_later_stages_anew() -> None:
 
 @pytest.mark.parametrize(("phase", "stage"), [(SLEEPING, "sleeping"), (pb.PHASE_WAKING, "waking")])
 def test_first_wake_is_estimated_by_the_wake_that_the_worker_measured(phase: pb.Phase, stage: str) -> None:
-    start = Start()
+    start = StartingModel()
     start.move(phase, wake_ms=4000)
     assert start.passes(1) == StartEstimate(stage, 3)
 
 
 def test_stage_is_that_of_the_worker_nearest_to_serving() -> None:
-    start = Start()
+    start = StartingModel()
     for worker_id, phase in (("a", SLEEPING), ("b", pb.PHASE_RECOVERING), ("c", pb.PHASE_DRAINING)):
         start.move(phase, worker_id)
     assert start.passes(0) == StartEstimate("sleeping", None)

@@ -27,12 +27,12 @@ def test_session_that_is_kept_without_a_look_at_all_workers_is_kept_by_the_whole
         if query.matched_tokens is not None:
             cached = query.matched_tokens[query.bound] = float(query.matched_tokens.max())
         choice = policy.choose(snapshot, query, why_not_for(snapshot, query))
-        kept = policy.keep(snapshot, query, cached)
+        decision = policy.keep(snapshot, query, cached)
         n_sticky += choice is not None and choice.reason == "session kept"
-        if kept is None:
+        if decision is None:
             continue
         n_kept += 1
         assert choice is not None
-        assert (choice.index, choice.reason) == (kept.index, kept.reason)
-        assert (*choice.chosen[:4], choice.chosen.pulled_tokens) == (*kept.chosen[:4], 0.0)
+        assert (choice.index, choice.reason) == (decision.index, decision.reason)
+        assert (*choice.chosen[:4], choice.chosen.pulled_tokens) == (*decision.chosen[:4], 0.0)
     assert n_kept > n_sticky / 3 > 300, (n_kept, n_sticky)

@@ -109,20 +109,20 @@ def situations() -> Iterator[tuple[Snapshot, Query]]:
 def digests() -> list[dict[str, str]]:
     """By policy, for every `PER_DIGEST` decisions: which worker, and the reason."""
     policies = {name: make_policy(name) for name in NAMES}  # type: ignore[arg-type]
-    found, hashes = [], {name: hashlib.sha256() for name in NAMES}
+    actual, hashes = [], {name: hashlib.sha256() for name in NAMES}
     for number, (snapshot, query) in enumerate(situations(), start=1):
         why_not = why_not_for(snapshot, query)
         for name, policy in policies.items():
             choice = policy.choose(snapshot, query, why_not)
             hashes[name].update(f"{choice.index} {choice.reason}\n".encode() if choice else b"nobody\n")
         if number % PER_DIGEST == 0:
-            found.append({name: sha.hexdigest()[:16] for name, sha in hashes.items()})
+            actual.append({name: sha.hexdigest()[:16] for name, sha in hashes.items()})
             hashes = {name: hashlib.sha256() for name in NAMES}
-    return found
+    return actual
 
 
 def recorded() -> list[dict[str, str]]:
-    """What was decided when the record was made."""
+    """The recorded decisions."""
     header, *rows = RECORD.read_text().splitlines()
     return [dict(zip(header.split(), row.split(), strict=True)) for row in rows]
 

@@ -62,4 +62,4 @@ def test_debians_packages_stand_in_contributing() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     listed = re.findall(r"`apt install ([\w -]+)`", text)[0].split()
     named = [re.match(r"apt install ([\w -]+)", program.source) for program in PROGRAMS.values()]
-    assert sorted({package for found in named if found for package in found[1].split()}) == listed
+    assert sorted({package for actual in named if actual for package in actual[1].split()}) == listed

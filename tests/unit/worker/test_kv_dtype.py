@@ -1,4 +1,4 @@
-"""What `RYZANSTEIN_KV_DTYPE` asks for: the format of the ranks, whose blocks are exchanged, memory before the start."""
+"""Effects of `RYZANSTEIN_KV_DTYPE`: the format of the ranks, whose blocks are exchanged, memory before the start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def config(**settings: str) -> RankGroupConfig:
 
 
 @pytest.mark.parametrize(
-    ("asked", "dtype", "device", "found"),
+    ("setting", "dtype", "device", "format_name"),
     [
         ("auto", "bfloat16", "cpu", ""),
         ("bf16", "bfloat16", "cpu", ""),
@@ -38,8 +38,8 @@ def config(**settings: str) -> RankGroupConfig:
         ("fp8", "bfloat16", "cuda", "fp8"),
     ],
 )
-def test_the_ranks_are_told_of_a_format_of_its_own(asked: str, dtype: str, device: str, found: str) -> None:
-    assert config(kv_dtype=asked, dtype=dtype, device=device).kv_format == found
+def test_the_ranks_are_told_of_a_format_of_its_own(setting: str, dtype: str, device: str, format_name: str) -> None:
+    assert config(kv_dtype=setting, dtype=dtype, device=device).kv_format == format_name
 
 
 def test_floats_of_eight_bits_are_refused_on_a_cpu_and_unknown_names_everywhere() -> None:
@@ -50,17 +50,22 @@ def test_floats_of_eight_bits_are_refused_on_a_cpu_and_unknown_names_everywhere(
 
 
 def test_blocks_of_different_formats_are_never_exchanged() -> None:
-    asked = ({"dtype": "bfloat16"}, {"dtype": "float32"}, {"kv_dtype": "int8"}, {"kv_dtype": "fp8", "device": "cuda"})
-    roots = [served_model(FILES, config(**{"dtype": "bfloat16"} | one)).hash_root for one in asked]
+    settings = (
+        {"dtype": "bfloat16"},
+        {"dtype": "float32"},
+        {"kv_dtype": "int8"},
+        {"kv_dtype": "fp8", "device": "cuda"},
+    )
+    roots = [served_model(FILES, config(**{"dtype": "bfloat16"} | one)).hash_root for one in settings]
     assert all(one != other for one, other in combinations(roots, 2))
     assert served_model(FILES, config(dtype="bfloat16", kv_dtype="bf16")).hash_root == roots[0]
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
 def test_the_memory_is_known_before_the_start(kv_dtype: str) -> None:
-    asked = config(dtype="float32", kv_dtype=kv_dtype, device="cpu")
-    backend = open_backend(torch.float32, torch.device("cpu"), find_kv_format(asked.kv_format))
-    found = footprint(FILES.spec, asked)
-    assert found.kv_token == load_model(describe(BUNDLED_MODEL), SingleRank(), backend).kv_bytes_per_token
-    assert found.kv_format == asked.kv_format
-    assert found.of_worker(16).kv == 16 * found.kv_token
+    ranks = config(dtype="float32", kv_dtype=kv_dtype, device="cpu")
+    backend = open_backend(torch.float32, torch.device("cpu"), find_kv_format(ranks.kv_format))
+    predicted = footprint(FILES.spec, ranks)
+    assert predicted.kv_token == load_model(describe(BUNDLED_MODEL), SingleRank(), backend).kv_bytes_per_token
+    assert predicted.kv_format == ranks.kv_format
+    assert predicted.of_worker(16).kv == 16 * predicted.kv_token

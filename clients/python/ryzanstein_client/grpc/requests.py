@@ -72,28 +72,28 @@ def detokenize(settings: Settings, token_ids: Sequence[int], model: str | None) 
 
 
 def _options(fields: Mapping[str, Any]) -> inference_pb2.GenerationOptions:
-    told = {name: value for name, value in fields.items() if name in _OPTIONS}
-    if isinstance(stop := told.get("stop"), str):
-        told["stop"] = [stop]
-    if (seed := told.get("seed")) is not None:
-        told["seed"] = seed & _SEED_MASK  # the contract's seeds have no sign; the bits are the same
-    if (structured := told.get("structured_outputs")) is not None:
+    given = {name: value for name, value in fields.items() if name in _OPTIONS}
+    if isinstance(stop := given.get("stop"), str):
+        given["stop"] = [stop]
+    if (seed := given.get("seed")) is not None:
+        given["seed"] = seed & _SEED_MASK  # the contract's seeds have no sign; the bits are the same
+    if (structured := given.get("structured_outputs")) is not None:
         schema = structured.get("json")
         text = {} if schema is None or isinstance(schema, str) else {"json": json.dumps(schema)}
-        told["structured_outputs"] = {**structured, **text}
-    if (asked := told.get("response_format")) is not None:
-        told["response_format"] = _response_format(asked)
-    return inference_pb2.GenerationOptions(**told)
+        given["structured_outputs"] = {**structured, **text}
+    if (form := given.get("response_format")) is not None:
+        given["response_format"] = _response_format(form)
+    return inference_pb2.GenerationOptions(**given)
 
 
-def _response_format(asked: ResponseFormat) -> inference_pb2.ResponseFormat:
-    found = inference_pb2.ResponseFormat(type=asked["type"])
-    if (named := asked.get("json_schema")) is not None:
-        found.json_schema.SetInParent()
-        found.json_schema.name, found.json_schema.description = named.get("name", ""), named.get("description", "")
-        found.json_schema.strict = named.get("strict", False)
-        found.json_schema.schema = json.dumps(named["schema"]) if "schema" in named else ""
-    return found
+def _response_format(form: ResponseFormat) -> inference_pb2.ResponseFormat:
+    encoded = inference_pb2.ResponseFormat(type=form["type"])
+    if (named := form.get("json_schema")) is not None:
+        encoded.json_schema.SetInParent()
+        encoded.json_schema.name, encoded.json_schema.description = named.get("name", ""), named.get("description", "")
+        encoded.json_schema.strict = named.get("strict", False)
+        encoded.json_schema.schema = json.dumps(named["schema"]) if "schema" in named else ""
+    return encoded
 
 
 def _turn(message: Message) -> inference_pb2.ChatMessage:

@@ -56,7 +56,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[ApiError]] = {
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.RESOURCE_EXHAUSTED: RateLimited,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
-    # What a call sees when its own channel is closed under it.
+    # The error of a call when its own channel is closed during it.
     grpc.StatusCode.CANCELLED: Unavailable,
 }
 
@@ -89,7 +89,7 @@ def _error(code: grpc.StatusCode, details: str | None, trailing: Sequence[Any] |
     message = details or code.name
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return TimedOut(message)
-    found = {name: value for name, value in trailing or () if isinstance(value, str)}
-    fields = ErrorFields(message, code.name.lower(), found.get("param"), found.get("code"))
-    retry_after = found.get("retry-after", "")
+    pairs = {name: value for name, value in trailing or () if isinstance(value, str)}
+    fields = ErrorFields(message, code.name.lower(), pairs.get("param"), pairs.get("code"))
+    retry_after = pairs.get("retry-after", "")
     return _BY_STATUS.get(code, ServerError)(fields, float(retry_after) if retry_after.isdecimal() else None)

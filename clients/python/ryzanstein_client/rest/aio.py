@@ -121,18 +121,20 @@ class AsyncClient(AsyncClosing):
         request = comparisons.rerank(self._settings, query, documents, {"top_n": top_n, **bounds}, model)
         return await self._send(request, timeout_s)
 
-    async def respond(self, said: str | Sequence[Message], **options: Unpack[ResponseOptions]) -> Response:
+    async def respond(self, turns: str | Sequence[Message], **options: Unpack[ResponseOptions]) -> Response:
         """Answer, and keep the conversation: the next turn names this response."""
-        return await self._send(responses.create(self._settings, said, options), options.get("timeout_s"))
+        return await self._send(responses.create(self._settings, turns, options), options.get("timeout_s"))
 
-    def stream_response(self, said: str | Sequence[Message], **options: Unpack[ResponseOptions]) -> AsyncResponseStream:
+    def stream_response(
+        self, turns: str | Sequence[Message], **options: Unpack[ResponseOptions]
+    ) -> AsyncResponseStream:
         """Answer as `respond` does; chunks as they come."""
-        request = responses.stream(self._settings, said, options)
+        request = responses.stream(self._settings, turns, options)
         return AsyncResponseStream(partial(self._chunks, request), partial(self._calls.begin, options.get("timeout_s")))
 
-    async def count_input_tokens(self, said: str | Sequence[Message], **options: Unpack[ResponseOptions]) -> int:
+    async def count_input_tokens(self, turns: str | Sequence[Message], **options: Unpack[ResponseOptions]) -> int:
         """Tokens of the prompt that `respond` would have; nothing is generated or kept."""
-        return await self._send(responses.count(self._settings, said, options), options.get("timeout_s"))
+        return await self._send(responses.count(self._settings, turns, options), options.get("timeout_s"))
 
     async def response(self, response_id: str, *, timeout_s: float | None = None) -> Response:
         """A kept response."""
@@ -141,7 +143,7 @@ class AsyncClient(AsyncClosing):
     async def response_input(
         self, response_id: str, *, after: str | None = None, limit: int | None = None, timeout_s: float | None = None
     ) -> Page[Message]:
-        """What a kept response was given, in its order; a message for each item."""
+        """The input of a kept response, in its order; a message for each item."""
         return await self._send(responses.given(response_id, after, limit), timeout_s)
 
     async def delete_response(self, response_id: str, *, timeout_s: float | None = None) -> bool:
@@ -171,11 +173,11 @@ class AsyncClient(AsyncClosing):
         return await self._send(batches.files(after, limit, purpose), timeout_s)
 
     async def file(self, file_id: str, *, timeout_s: float | None = None) -> File:
-        """What is known of a file."""
+        """A file's metadata."""
         return await self._send(batches.file(file_id), timeout_s)
 
     async def download_file(self, file_id: str, *, timeout_s: float | None = None) -> bytes:
-        """What a file holds."""
+        """A file's contents."""
         return await self._send(batches.download(file_id), timeout_s)
 
     async def delete_file(self, file_id: str, *, timeout_s: float | None = None) -> bool:

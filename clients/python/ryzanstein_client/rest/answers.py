@@ -16,7 +16,7 @@ from ryzanstein_client.rest import wire
 from ryzanstein_client.results import Completion, Embeddings, Model, TokenLogprob, ToolCall, ToolCallDelta, Usage
 
 Body = TypeVar("Body")
-_SHOWN_CHARS = 200  # of an error body that is not the API's
+_SHOWN_CHARS = 200  # longest shown part of an error body that is not the API's
 
 
 def reader_of(kind: type[Body]) -> Callable[[bytes | str], Body]:
@@ -32,34 +32,34 @@ def reader_of(kind: type[Body]) -> Callable[[bytes | str], Body]:
     return read
 
 
-def usage(found: wire.Usage | None) -> Usage:
-    """Usage, zero where the server tells none."""
-    if found is None:
+def usage(sent: wire.Usage | None) -> Usage:
+    """Usage, zero where the server reports none."""
+    if sent is None:
         return Usage()
-    prompt = found.prompt_tokens_details or wire.PromptDetails()
-    drafted = found.completion_tokens_details or wire.CompletionDetails()
+    prompt = sent.prompt_tokens_details or wire.PromptDetails()
+    drafted = sent.completion_tokens_details or wire.CompletionDetails()
     return Usage(
-        found.prompt_tokens,
-        found.completion_tokens,
+        sent.prompt_tokens,
+        sent.completion_tokens,
         prompt.cached_tokens,
         drafted.accepted_prediction_tokens,
         drafted.rejected_prediction_tokens,
     )
 
 
-def item_usage(found: wire.ItemUsage | None) -> Usage:
-    """Usage of a response or a batch, zero where the server tells none."""
-    if found is None:
+def item_usage(sent: wire.ItemUsage | None) -> Usage:
+    """Usage of a response or a batch, zero where the server reports none."""
+    if sent is None:
         return Usage()
-    details = found.input_tokens_details
-    return Usage(found.input_tokens, found.output_tokens, details.cached_tokens if details else 0)
+    details = sent.input_tokens_details
+    return Usage(sent.input_tokens, sent.output_tokens, details.cached_tokens if details else 0)
 
 
-def text_logprobs(found: wire.TextLogprobs | None) -> tuple[TokenLogprob, ...]:
+def text_logprobs(sent: wire.TextLogprobs | None) -> tuple[TokenLogprob, ...]:
     """Logprobs of a completion."""
-    if found is None:
+    if sent is None:
         return ()
-    rows = zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True)
+    rows = zip(sent.tokens, sent.token_logprobs, sent.top_logprobs, strict=True)
     return tuple(
         TokenLogprob(logprob, text, top=tuple(TokenLogprob(value, other) for other, value in (top or {}).items()))
         for text, logprob, top in rows
@@ -67,9 +67,9 @@ def text_logprobs(found: wire.TextLogprobs | None) -> tuple[TokenLogprob, ...]:
     )
 
 
-def chat_logprobs(found: wire.ChatLogprobs | None) -> tuple[TokenLogprob, ...]:
+def chat_logprobs(sent: wire.ChatLogprobs | None) -> tuple[TokenLogprob, ...]:
     """Logprobs of a chat."""
-    return scored(found.content) if found is not None and found.content else ()
+    return scored(sent.content) if sent is not None and sent.content else ()
 
 
 def scored(tokens: Sequence[wire.ScoredText]) -> tuple[TokenLogprob, ...]:
@@ -77,11 +77,11 @@ def scored(tokens: Sequence[wire.ScoredText]) -> tuple[TokenLogprob, ...]:
     return tuple(TokenLogprob(token.logprob, token.token, top=scored(token.top_logprobs)) for token in tokens)
 
 
-def call_deltas(found: Sequence[wire.ToolCall] | None) -> tuple[ToolCallDelta, ...]:
+def call_deltas(sent: Sequence[wire.ToolCall] | None) -> tuple[ToolCallDelta, ...]:
     """Pieces of calls."""
     return tuple(
         ToolCallDelta(call.index, call.id or "", call.function.name or "", call.function.arguments or "")
-        for call in found or ()
+        for call in sent or ()
     )
 
 
@@ -175,7 +175,7 @@ def error_fields(failure: wire.Failure) -> ErrorFields:
 def _fields(status: int, body: bytes) -> ErrorFields:
     try:
         return error_fields(_error_body(body).error)
-    except ProtocolError:  # what stands between: a proxy, an ingress
+    except ProtocolError:  # an error of a proxy or an ingress in between
         return ErrorFields(f"HTTP {status}: {body[:_SHOWN_CHARS].decode('utf-8', 'replace')}")
 
 

@@ -126,8 +126,8 @@ def read_file(data: bytes) -> File:
 
 def read_files(data: bytes) -> Page[File]:
     """A page of files."""
-    found = _files(data)
-    return Page(tuple(map(_file_of, found.data)), found.last_id if found.has_more else None)
+    sent = _files(data)
+    return Page(tuple(map(_file_of, sent.data)), sent.last_id if sent.has_more else None)
 
 
 def read_batch(data: bytes) -> Batch:
@@ -137,30 +137,30 @@ def read_batch(data: bytes) -> Batch:
 
 def read_batches(data: bytes) -> Page[Batch]:
     """A page of batches."""
-    found = _batches(data)
-    return Page(tuple(map(_batch_of, found.data)), found.last_id if found.has_more else None)
+    sent = _batches(data)
+    return Page(tuple(map(_batch_of, sent.data)), sent.last_id if sent.has_more else None)
 
 
-def _file_of(found: _File) -> File:
-    return File(found.id, found.filename, found.purpose, found.bytes, found.created_at, found.expires_at)
+def _file_of(sent: _File) -> File:
+    return File(sent.id, sent.filename, sent.purpose, sent.bytes, sent.created_at, sent.expires_at)
 
 
-def _batch_of(found: _Batch) -> Batch:
-    counts = found.request_counts
+def _batch_of(sent: _Batch) -> Batch:
+    counts = sent.request_counts
     return Batch(
-        id=found.id,
-        status=found.status,
-        endpoint=found.endpoint,
-        input_file_id=found.input_file_id,
-        output_file_id=found.output_file_id,
-        error_file_id=found.error_file_id,
+        id=sent.id,
+        status=sent.status,
+        endpoint=sent.endpoint,
+        input_file_id=sent.input_file_id,
+        output_file_id=sent.output_file_id,
+        error_file_id=sent.error_file_id,
         total=counts.total,
         completed=counts.completed,
         failed=counts.failed,
-        usage=item_usage(found.usage),
-        created=found.created_at,
-        expires=found.expires_at,
-        errors=tuple(BatchError(e.code, e.message, e.line) for e in (found.errors.data if found.errors else ())),
+        usage=item_usage(sent.usage),
+        created=sent.created_at,
+        expires=sent.expires_at,
+        errors=tuple(BatchError(e.code, e.message, e.line) for e in (sent.errors.data if sent.errors else ())),
     )
 
 

@@ -58,14 +58,14 @@ def rerank(
 
 
 def _read_scores(data: bytes) -> Scores:
-    found = _scores(data)
-    rows = sorted(found.data, key=lambda row: row.index)
-    return Scores(tuple(row.score for row in rows), usage(found.usage))
+    sent = _scores(data)
+    rows = sorted(sent.data, key=lambda row: row.index)
+    return Scores(tuple(row.score for row in rows), usage(sent.usage))
 
 
 def _read_ranking(data: bytes) -> Ranking:
-    found = _ranking(data)
-    return Ranking(tuple(Ranked(row.index, row.relevance_score) for row in found.results), usage(found.usage))
+    sent = _ranking(data)
+    return Ranking(tuple(Ranked(row.index, row.relevance_score) for row in sent.results), usage(sent.usage))
 
 
 _scores = reader_of(_Scores)

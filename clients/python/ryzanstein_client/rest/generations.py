@@ -62,9 +62,9 @@ def chat_body(settings: Settings, messages: Sequence[Message], options: ChatOpti
 
 
 def _message(message: Message) -> dict[str, Any]:
-    told = {"tool_call_id": message.tool_call_id, "name": message.name, "reasoning_content": message.reasoning}
+    optional = {"tool_call_id": message.tool_call_id, "name": message.name, "reasoning_content": message.reasoning}
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
-    turn |= {name: value for name, value in told.items() if value}
+    turn |= {name: value for name, value in optional.items() if value}
     if message.tool_calls:
         turn["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -53,8 +53,8 @@ def get(path: str, read: Callable[[bytes], Answer]) -> Request[Answer]:
 
 def get_page(path: str, query: Mapping[str, str | int | None], read: Callable[[bytes], Answer]) -> Request[Answer]:
     """A request for a part of a list; what is None in its query is left to the server."""
-    asked = urlencode({name: value for name, value in query.items() if value is not None})
-    return get(f"{path}?{asked}", read)
+    encoded = urlencode({name: value for name, value in query.items() if value is not None})
+    return get(f"{path}?{encoded}", read)
 
 
 def delete(path: str, read: Callable[[bytes], Answer]) -> Request[Answer]:

@@ -1,4 +1,4 @@
-"""What `/v1/responses` answers, whole and as events."""
+"""Answers of `/v1/responses`, whole and as events."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class _Part(Struct):
 
 class _Item(Struct):
     type: str
-    role: Literal["system", "developer", "user", "assistant"] = "assistant"  # of messages
-    content: str | list[_Part] | None = None  # of messages and reasoning
-    output: str | list[_Part] = ""  # of a call's result
-    call_id: str = ""  # of calls, as the next two
+    role: Literal["system", "developer", "user", "assistant"] = "assistant"  # messages have one
+    content: str | list[_Part] | None = None  # messages and reasoning have it
+    output: str | list[_Part] = ""  # result of a call
+    call_id: str = ""  # calls have it and the next two
     name: str | None = None
     arguments: str = ""
 
@@ -69,7 +69,7 @@ class _Event(Struct):
     output_index: int = 0
     item: _Item | None = None
     response: _Response | None = None
-    message: str = ""  # of an error, as the next two
+    message: str = ""  # errors have it and the next two
     code: str | None = None
     param: str | None = None
 
@@ -85,9 +85,9 @@ def read_count(data: bytes) -> int:
 
 
 def read_input(data: bytes) -> Page[Message]:
-    """What a response was given, each item a message."""
-    found = _input(data)
-    return Page(tuple(map(_message_of, found.data)), found.last_id if found.has_more else None)
+    """The input of a response, each item a message."""
+    sent = _input(data)
+    return Page(tuple(map(_message_of, sent.data)), sent.last_id if sent.has_more else None)
 
 
 def _message_of(item: _Item) -> Message:
@@ -107,24 +107,24 @@ def _text(content: str | list[_Part] | None) -> str:
     return content if isinstance(content, str) else "\n".join(part.text or part.refusal for part in content or ())
 
 
-def _response_of(found: _Response) -> Response:
-    calls = (item for item in found.output if item.type == "function_call")
+def _response_of(sent: _Response) -> Response:
+    calls = (item for item in sent.output if item.type == "function_call")
     return Response(
-        id=found.id,
-        text="".join(part.text for part in _parts(found, "message")),
-        status=found.status,
-        usage=item_usage(found.usage),
-        stored=found.store,
-        model=found.model,
-        reasoning="".join(part.text for part in _parts(found, "reasoning")),
+        id=sent.id,
+        text="".join(part.text for part in _parts(sent, "message")),
+        status=sent.status,
+        usage=item_usage(sent.usage),
+        stored=sent.store,
+        model=sent.model,
+        reasoning="".join(part.text for part in _parts(sent, "reasoning")),
         tool_calls=tuple(ToolCall(item.call_id, item.name or "", item.arguments) for item in calls),
-        incomplete_reason=found.incomplete_details.reason if found.incomplete_details else "",
-        logprobs=scored([token for part in _parts(found, "message") for token in part.logprobs or ()]),
+        incomplete_reason=sent.incomplete_details.reason if sent.incomplete_details else "",
+        logprobs=scored([token for part in _parts(sent, "message") for token in part.logprobs or ()]),
     )
 
 
-def _parts(found: _Response, kind: str) -> Iterator[_Part]:
-    contents = (item.content for item in found.output if item.type == kind)
+def _parts(sent: _Response, kind: str) -> Iterator[_Part]:
+    contents = (item.content for item in sent.output if item.type == kind)
     return (part for content in contents if isinstance(content, list) for part in content)
 
 
@@ -140,22 +140,22 @@ class ResponseReader:
 
     def feed(self, data: bytes) -> Iterator[Chunk]:
         """See :class:`ChunkReader`."""
-        for found in map(_event, self._parser.feed(data)):
-            match found.type:
-                case "response.output_text.delta" if found.delta or found.logprobs:
-                    yield self._chunk(text=found.delta, logprobs=scored(found.logprobs))
+        for sent in map(_event, self._parser.feed(data)):
+            match sent.type:
+                case "response.output_text.delta" if sent.delta or sent.logprobs:
+                    yield self._chunk(text=sent.delta, logprobs=scored(sent.logprobs))
                 case "response.reasoning_text.delta":
-                    yield self._chunk(reasoning=found.delta)
+                    yield self._chunk(reasoning=sent.delta)
                 case "response.function_call_arguments.delta":
-                    yield self._call(found.output_index, arguments=found.delta)
-                case "response.output_item.added" if found.item is not None and found.item.type == "function_call":
-                    self._calls[found.output_index] = len(self._calls)
-                    yield self._call(found.output_index, id=found.item.call_id, name=found.item.name or "")
+                    yield self._call(sent.output_index, arguments=sent.delta)
+                case "response.output_item.added" if sent.item is not None and sent.item.type == "function_call":
+                    self._calls[sent.output_index] = len(self._calls)
+                    yield self._call(sent.output_index, id=sent.item.call_id, name=sent.item.name or "")
                 case "error":
-                    kind = "invalid_request_error" if found.param else ""
-                    raise error_of_object(ErrorFields(found.message, kind, found.param, found.code))
-                case _ if found.response is not None:
-                    self._read_response(found.response)
+                    kind = "invalid_request_error" if sent.param else ""
+                    raise error_of_object(ErrorFields(sent.message, kind, sent.param, sent.code))
+                case _ if sent.response is not None:
+                    self._read_response(sent.response)
 
     def last(self) -> Chunk:
         """See :class:`ChunkReader`."""
@@ -163,14 +163,14 @@ class ResponseReader:
             raise unreachable("the connection ended before the stream did")
         return self._last
 
-    def _read_response(self, found: _Response) -> None:
+    def _read_response(self, sent: _Response) -> None:
         """The response as it begins, or as it has ended."""
-        self._id, self._model = found.id, found.model
-        if found.error is not None:
-            raise error_of_object(ErrorFields(found.error.message, found.error.code, code=found.error.type))
-        if found.status in ("completed", "incomplete"):
-            reason = "length" if found.status == "incomplete" else "tool_calls" if self._calls else "stop"
-            whole = _response_of(found)
+        self._id, self._model = sent.id, sent.model
+        if sent.error is not None:
+            raise error_of_object(ErrorFields(sent.error.message, sent.error.code, code=sent.error.type))
+        if sent.status in ("completed", "incomplete"):
+            reason = "length" if sent.status == "incomplete" else "tool_calls" if self._calls else "stop"
+            whole = _response_of(sent)
             self._last = self._chunk(finish_reason=reason, usage=whole.usage, response=whole)
 
     def _call(self, place: int, **piece: str) -> Chunk:

@@ -21,20 +21,20 @@ _OF_PROMPT = frozenset(
 )  # fmt: skip
 
 
-def create(settings: Settings, said: str | Sequence[Message], options: ResponseOptions) -> Request[Response]:
+def create(settings: Settings, turns: str | Sequence[Message], options: ResponseOptions) -> Request[Response]:
     """POST /v1/responses."""
-    return post("/v1/responses", response_body(settings, said, options), read_response)
+    return post("/v1/responses", response_body(settings, turns, options), read_response)
 
 
-def stream(settings: Settings, said: str | Sequence[Message], options: ResponseOptions) -> StreamRequest:
+def stream(settings: Settings, turns: str | Sequence[Message], options: ResponseOptions) -> StreamRequest:
     """POST /v1/responses, streamed."""
-    body = response_body(settings, said, options) | {"stream": True}
+    body = response_body(settings, turns, options) | {"stream": True}
     return post_stream("/v1/responses", body, ResponseReader)
 
 
-def count(settings: Settings, said: str | Sequence[Message], options: ResponseOptions) -> Request[int]:
+def count(settings: Settings, turns: str | Sequence[Message], options: ResponseOptions) -> Request[int]:
     """POST /v1/responses/input_tokens. Options that do not change the prompt are not its business."""
-    body = response_body(settings, said, options)
+    body = response_body(settings, turns, options)
     of_prompt = {name: value for name, value in body.items() if name in _OF_PROMPT}
     return post("/v1/responses/input_tokens", of_prompt, read_count)
 
@@ -55,7 +55,7 @@ def delete(response_id: str) -> Request[bool]:
     return requests.delete(path_of("/v1/responses", response_id), read_deleted)
 
 
-def response_body(settings: Settings, said: str | Sequence[Message], options: ResponseOptions) -> dict[str, Any]:
+def response_body(settings: Settings, turns: str | Sequence[Message], options: ResponseOptions) -> dict[str, Any]:
     """The body of a response; raises TypeError for an option that responses do not have."""
     fields = settings.generation_fields(options, ResponseOptions)
     if "max_tokens" in fields:
@@ -70,7 +70,7 @@ def response_body(settings: Settings, said: str | Sequence[Message], options: Re
         fields["reasoning"] = {"effort": fields.pop("reasoning_effort")}
     if "response_format" in fields:
         fields["text"] = {"format": _format(fields.pop("response_format"))}
-    return {"input": said if isinstance(said, str) else list(_items(said)), **fields}
+    return {"input": turns if isinstance(turns, str) else list(_items(turns)), **fields}
 
 
 def _items(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
@@ -90,5 +90,5 @@ def _items(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
             yield {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
 
 
-def _format(asked: ResponseFormat) -> dict[str, Any]:
-    return {"type": asked["type"], **({"name": "answer"} | asked["json_schema"] if "json_schema" in asked else {})}
+def _format(form: ResponseFormat) -> dict[str, Any]:
+    return {"type": form["type"], **({"name": "answer"} | form["json_schema"] if "json_schema" in form else {})}

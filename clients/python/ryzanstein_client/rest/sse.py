@@ -16,7 +16,7 @@ class SseParser:
     """
 
     def __init__(self) -> None:
-        self._rest = b""  # of a line without its end
+        self._rest = b""  # beginning of a line without its end
         self._data: list[bytes] = []  # data lines of the event to come
         self._first_line = True
         self._after_return = False  # a line feed that comes now belongs to the line before

@@ -33,7 +33,7 @@ def tokenize(settings: Settings, text: str, model: str | None, *, add_special_to
 def tokenize_chat(settings: Settings, messages: Sequence[Message], options: ChatOptions) -> Request[tuple[int, ...]]:
     """POST /tokenize of messages. Options that do not change the prompt are not its business."""
     body = chat_body(settings, messages, options)
-    if body.get("tool_choice") == "none":  # the model is told of no tool then
+    if body.get("tool_choice") == "none":  # the prompt describes no tool then
         body.pop("tools", None)
     return post("/tokenize", {name: body[name] for name in _OF_PROMPT if name in body}, answers.read_tokens)
 

@@ -81,7 +81,7 @@ class ChatLogprobs(Struct):
 
 
 class Function(Struct):
-    """What is called, or what a frame adds to it."""
+    """A called function, or the part that a frame adds to it."""
 
     name: str | None = None
     arguments: str | None = None
@@ -112,7 +112,7 @@ class ChatChoice(Struct):
 
 
 class ChatDelta(Struct):
-    """What a frame adds to a chat completion."""
+    """The part of a chat completion that a frame adds."""
 
     delta: ChatMessage
     finish_reason: str | None = None
@@ -189,6 +189,6 @@ class ModelsBody(Struct):
 
 
 class Deleted(Struct):
-    """What was removed."""
+    """A removed object."""
 
     deleted: bool

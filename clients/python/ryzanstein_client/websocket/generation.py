@@ -109,7 +109,7 @@ class Generation:
 
     @property
     def resumable(self) -> bool:
-        """Whether the server has told the token."""
+        """Whether the server has sent the token."""
         return bool(self._token)
 
     def opening(self) -> str:
@@ -146,7 +146,7 @@ class Generation:
         return None
 
     def _chunk(self, message: Token) -> Chunk | None:
-        """What is new in a message: all of it, except after a resumption."""
+        """The new part of a message: all of it, except after a resumption."""
         known = self._known(message.index)
         chunk = Chunk(
             text=message.text[self._reached.chars - known.chars :],
@@ -161,7 +161,7 @@ class Generation:
         return None if chunk == Chunk(model=self._model) else chunk
 
     def _known(self, index: int) -> _Reached:
-        """What had come when a message from `index` on began for the first time."""
+        """The content received when a message from `index` on began for the first time."""
         resumes, self._resumes = self._resumes, False
         if index == self._next_index and not resumes:
             self._begins.setdefault(index, self._reached)
@@ -177,11 +177,11 @@ class Generation:
         return text_logprobs(_text_logprobs(bytes(message.logprobs)))
 
     def _new_calls(self, message: Token, known: _Reached) -> tuple[ToolCallDelta, ...]:
-        told = self._reached.arguments
-        left = [now - then for now, then in zip_longest(told, known.arguments, fillvalue=0)]
+        reached = self._reached.arguments
+        left = [now - then for now, then in zip_longest(reached, known.arguments, fillvalue=0)]
         new = []
         for call in call_deltas(message.tool_calls):
-            if call.index >= len(told):
+            if call.index >= len(reached):
                 new.append(call)
                 continue
             cut = min(left[call.index], len(call.arguments))

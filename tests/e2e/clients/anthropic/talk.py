@@ -32,12 +32,12 @@ counted = client.messages.count_tokens(model=MODEL, messages=ask, system="Be bri
 assert counted.input_tokens == whole.usage.input_tokens
 
 # tools, whole and streamed, and the way back
-asked = {**common, "max_tokens": 400, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "get_weather"}}
-message = client.messages.create(**asked)
+request = {**common, "max_tokens": 400, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "get_weather"}}
+message = client.messages.create(**request)
 (call,) = [block for block in message.content if block.type == "tool_use"]
 assert message.stop_reason == "tool_use"
 assert call.input.keys() == {"city", "unit"}
-with client.messages.stream(**asked) as stream:
+with client.messages.stream(**request) as stream:
     streamed = stream.get_final_message()
 assert [block.input for block in streamed.content if block.type == "tool_use"] == [call.input]
 result = {"type": "tool_result", "tool_use_id": call.id, "content": "21 degrees"}

@@ -8,7 +8,7 @@ from autogen_agentchat.base import TaskResult
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 url, name = sys.argv[1:]
-asked: list[str] = []
+cities: list[str] = []
 INFO = {
     "vision": False, "function_calling": True, "json_output": True, "family": "unknown", "structured_output": True,
 }  # fmt: skip
@@ -16,7 +16,7 @@ INFO = {
 
 async def get_weather(city: str) -> str:
     """How warm it is in a city."""
-    asked.append(city)
+    cities.append(city)
     return "21 in the shade"
 
 
@@ -30,7 +30,7 @@ async def main() -> None:
         assert isinstance(result, TaskResult)
         assert "21 in the shade" in result.messages[-1].content, result.messages
         assert stream or result.messages[-1].models_usage.prompt_tokens > 0
-    assert asked == ["Rome"] * 2, asked
+    assert cities == ["Rome"] * 2, cities
     await client.close()
 
 

@@ -10,12 +10,12 @@ from google.adk.runners import InMemoryRunner
 from google.genai import types
 
 url, name = sys.argv[1:]
-asked: list[str] = []
+cities: list[str] = []
 
 
 def get_weather(city: str) -> dict:
     """How warm it is in a city."""
-    asked.append(city)
+    cities.append(city)
     return {"degrees": "21 in the shade"}
 
 
@@ -32,7 +32,7 @@ async def main() -> None:
             if event.is_final_response() and event.content:
                 texts += [part.text or "" for part in event.content.parts or ()]
         assert "21 in the shade" in "".join(texts), (mode, texts)
-    assert asked == ["Rome"] * 2, asked
+    assert cities == ["Rome"] * 2, cities
 
 
 asyncio.run(main())

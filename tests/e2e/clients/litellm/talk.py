@@ -36,8 +36,8 @@ for model in ("openai/ryzanstein-tiny", "hosted_vllm/ryzanstein-tiny"):
     Weather.model_validate_json(answer.choices[0].message.content)
 
     # tools, streamed, and the way back
-    asked = {**common, "tools": [TOOL], "tool_choice": "required", "max_tokens": 400}
-    rebuilt = litellm.stream_chunk_builder(list(litellm.completion(**asked, stream=True)))
+    request = {**common, "tools": [TOOL], "tool_choice": "required", "max_tokens": 400}
+    rebuilt = litellm.stream_chunk_builder(list(litellm.completion(**request, stream=True)))
     message = rebuilt.choices[0].message
     assert message.tool_calls
     assert message.tool_calls[0].function.name == "get_weather"

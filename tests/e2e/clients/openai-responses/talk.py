@@ -14,7 +14,7 @@ ASK = "How warm is it in Rome?"
 
 
 class Weather(BaseModel):
-    """What a tool takes, and an answer gives."""
+    """The schema of a tool's arguments, and of an answer."""
 
     city: str = Field(max_length=12)
     unit: Literal["C", "F"]

@@ -39,20 +39,20 @@ async def structured() -> None:
 
 async def tools() -> None:
     """The model must call one of two: the tool, or the one that gives the answer. Which one is chance."""
-    asked: list[str] = []
+    cities: list[str] = []
     agent = Agent(model, output_type=ToolOutput(Weather, name="answer"))
 
     @agent.tool_plain
     def get_weather(city: Annotated[str, Field(max_length=12)]) -> str:
         """How warm it is in a city."""
-        asked.append(city)
+        cities.append(city)
         return "21 degrees"
 
     for seed in range(40):
         settings = {"max_tokens": 500, "temperature": 1.3, "seed": seed, "parallel_tool_calls": False}
         answer = await agent.run(ASK, model_settings=settings)
         assert isinstance(answer.output, Weather)
-        if asked:
+        if cities:
             return
     raise AssertionError("the tool was never called")
 

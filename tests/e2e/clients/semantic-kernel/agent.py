@@ -9,7 +9,7 @@ from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.functions import kernel_function
 
 url, name = sys.argv[1:]
-asked: list[str] = []
+cities: list[str] = []
 
 
 class Weather:
@@ -17,7 +17,7 @@ class Weather:
 
     @kernel_function(description="How warm it is in a city")
     def get(self, city: str) -> str:
-        asked.append(city)
+        cities.append(city)
         return "21 in the shade"
 
 
@@ -30,7 +30,7 @@ async def main() -> None:
     assert "21 in the shade" in str(whole.message), whole
     pieces = [str(piece.message) async for piece in agent.invoke_stream(messages=ask)]
     assert "21 in the shade" in "".join(pieces), pieces
-    assert asked == ["Rome"] * 2, asked
+    assert cities == ["Rome"] * 2, cities
 
 
 asyncio.run(main())

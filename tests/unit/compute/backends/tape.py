@@ -65,9 +65,9 @@ class _Tape(TorchDispatchMode):
             raise RuntimeError(f"{func} waits for the device")
         kwargs = kwargs or {}
         self._keep(func, args, kwargs)
-        found = func(*args, **kwargs)
-        self.calls.append((func, args, kwargs, _tensors(found)))
-        return found
+        actual = func(*args, **kwargs)
+        self.calls.append((func, args, kwargs, _tensors(actual)))
+        return actual
 
     def _keep(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         for place, argument in enumerate(func._schema.arguments):
@@ -88,8 +88,8 @@ class _Tape(TorchDispatchMode):
                     old.copy_(new)
 
 
-def _tensors(found: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+def _tensors(actual: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(actual) if isinstance(leaf, Tensor)]
 
 
 @dataclass
@@ -247,7 +247,7 @@ class TapedBackend(CudaBackend):
         graphs: bool = True,
         mixed: bool = False,
     ) -> None:
-        """`mixed`: steps with prompts are replayed, too."""
+        """`mixed`: steps with prompts are also replayed."""
         super().__init__(dtype, CPU, kv_format, triton=False, graphs=graphs)
         self._mixed = mixed
         self.ops = self._own = TapedOps(dtype, CPU)

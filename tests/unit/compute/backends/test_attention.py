@@ -44,7 +44,7 @@ def test_the_gathering_backend_is_right(
 def test_decodes_are_laid_out_on_the_device_as_by_the_host(
     device: torch.device, softcap: float | None, window: int | None
 ) -> None:
-    """What a captured step reads: no length is known to the host, and there is room for more keys than there are."""
+    """The plan of a captured step: no length is known to the host, and there is room for more keys than there are."""
     shape, lengths, size = AttentionShape(6, 2, 32, 0.2, softcap), [1, 16, 17, 300, 512], 16
     n_blocks = [-(-length // size) for length in lengths]
     blocks = torch.randperm(sum(n_blocks), generator=torch.Generator().manual_seed(0)) + 1

@@ -1,4 +1,4 @@
-"""What CUDA's backend does by itself: memory is counted, numbers are copied, tokens are drawn on the device."""
+"""Parts of CUDA's backend that a CPU can run: memory is counted, numbers are copied, tokens are drawn."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def test_uploads_are_whole_and_aligned_and_numbers_come_back() -> None:
         arrays = [np.arange(size, dtype=np.int64) * (round_ + 1) for size in (3, 8 << round_, 1)]
         tables = np.arange(15, dtype=np.int64).reshape(5, 3)
         warmth = np.linspace(0, 1, 3 + round_, dtype=np.float32)
-        heat, *found, table = transfers.up([warmth, *arrays, tables])
+        heat, *actual, table = transfers.up([warmth, *arrays, tables])
         assert np.array_equal(heat.cpu(), warmth)
-        assert all(tensor.data_ptr() % 16 == 0 for tensor in (*found, table))
-        assert all(np.array_equal(tensor.cpu(), array) for tensor, array in zip(found, arrays, strict=True))
+        assert all(tensor.data_ptr() % 16 == 0 for tensor in (*actual, table))
+        assert all(np.array_equal(tensor.cpu(), array) for tensor, array in zip(actual, arrays, strict=True))
         assert np.array_equal(table.cpu(), tables)
-        assert np.array_equal(transfers.down(found[1]).values(), arrays[1])
+        assert np.array_equal(transfers.down(actual[1]).values(), arrays[1])
 
 
 def test_a_collective_of_nccl_is_replayed(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from services.compute.model.registry import describe
 from tests.adapters import write_adapter
 from tests.unit.compute.backends.tape import CPU, CUDA, DEVICES, Direct, TapedBackend, TapeRecorder, on_gpu
 from tests.unit.compute.model.checkpoints import written_once
-from tests.unit.compute.model.harness import Engine, Request, adapter_rows
+from tests.unit.compute.model.harness import CachedDecoder, DecoderRequest, adapter_rows
 from tests.unit.compute.model.zoo import prompt
 
 _SHAPE = {"vocab_size": 300, "num_hidden_layers": 3, "max_position_embeddings": 2048, "hidden_size": 128}
@@ -69,22 +69,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return written_once(_CONFIGS, tmp_path_factory)
 
 
-class Saving(Engine):
+class Saving(CachedDecoder):
     """Keeps a copy of the states after each step, if there are any."""
 
-    def batch(self, work: Sequence[tuple[Request, int]]) -> StepBatch:
+    def batch(self, work: Sequence[tuple[DecoderRequest, int]]) -> StepBatch:
         batch = super().batch(work)
         return replace(batch, segments=tuple(replace(one, save=one.row + 32) for one in batch.segments))
 
 
-class Replayed(Saving):
+class ReplayedDecodes(Saving):
     """Replays steps with one row per sequence."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.decodes = self.model.replay_decodes(self.cache, None)
 
-    def step(self, work: Sequence[tuple[Request, int]]) -> list[torch.Tensor]:
+    def step(self, work: Sequence[tuple[DecoderRequest, int]]) -> list[torch.Tensor]:
         if any(n > 1 for _, n in work):
             return super().step(work)
         numbers = numbers_of(self.batch(work))
@@ -94,15 +94,15 @@ class Replayed(Saving):
         return list(self.decodes.forward(numbers, None).clone().unsqueeze(1))
 
 
-class Adapted(Saving):
+class AdaptedDecodes(Saving):
     """Gives the rows of some sequences the adapter in slot 1; some steps have none of them."""
 
-    def batch(self, work: Sequence[tuple[Request, int]]) -> StepBatch:
+    def batch(self, work: Sequence[tuple[DecoderRequest, int]]) -> StepBatch:
         rows = [1 if len(request.ids) % 2 else -1 for request, n in work for _ in range(n)]
         return replace(super().batch(work), adapters=adapter_rows(rows, self.cache.layers[0].device))
 
 
-class AdaptedReplayed(Adapted, Replayed):
+class AdaptedReplayed(AdaptedDecodes, ReplayedDecodes):
     """Both."""
 
 
@@ -117,20 +117,20 @@ def numbers_of(batch: StepBatch) -> StepNumbers:
 
 
 @torch.inference_mode()
-def decode(model: Decoder, kind: type[Engine] = Saving) -> tuple[list[torch.Tensor], Engine]:
+def decode(model: Decoder, kind: type[CachedDecoder] = Saving) -> tuple[list[torch.Tensor], CachedDecoder]:
     """Decode sequences in changing company; returns each step's rows."""
     engine = kind(model, block_tokens=16)
     requests = [engine.admit(prompt(length + 2 * len(_STEPS), 300, seed)) for seed, length in enumerate(_LENGTHS)]
     engine.step([(request, length) for request, length in zip(requests, _LENGTHS, strict=True)])
-    found = []
+    actual = []
     for number, n in enumerate(_STEPS):
         company = [requests[(number + place) % len(requests)] for place in range(n)]
-        found.append(torch.cat(engine.step([(request, 1) for request in company])))
-    return found, engine
+        actual.append(torch.cat(engine.step([(request, 1) for request in company])))
+    return actual, engine
 
 
-def captured(engine: Engine) -> set[GraphSizes]:
-    assert isinstance(engine, Replayed)
+def captured(engine: CachedDecoder) -> set[GraphSizes]:
+    assert isinstance(engine, ReplayedDecodes)
     assert isinstance(engine.decodes, CudaDecodes)
     return set(engine.decodes._captured)
 
@@ -148,8 +148,8 @@ def test_replayed_decodes_equal_eager_decodes(
 ) -> None:
     model = load_model(describe(folder(name)), SingleRank(), backend_on(device, dtype))
     expected, by_hand = decode(model)
-    found, engine = decode(model, Replayed)
-    for row, exact in zip(torch.cat(found).float(), torch.cat(expected).float(), strict=True):
+    actual, engine = decode(model, ReplayedDecodes)
+    for row, exact in zip(torch.cat(actual).float(), torch.cat(expected).float(), strict=True):
         limit = 1.0 if name == "mixtral" and dtype is not torch.float32 else _TOLERANCE[dtype]  # other experts at ties
         assert (row - exact).norm() <= limit * exact.norm()
     for kv, exact in zip(engine.cache.layers, by_hand.cache.layers, strict=True):
@@ -162,7 +162,7 @@ def test_replayed_decodes_equal_eager_decodes(
     assert {sizes.n_keys for sizes in captured(engine)} == {256, 512, 1024}
 
 
-def states_of(engine: Engine) -> list[torch.Tensor]:
+def states_of(engine: CachedDecoder) -> list[torch.Tensor]:
     """Return all rows but the last, which padding may use."""
     states = engine.cache.states
     return [] if states is None else [part[:-1] for parts in states.layers for part in parts]
@@ -177,13 +177,13 @@ def test_states_advance_once_when_a_step_needs_the_host(
 
     monkeypatch.setattr(TapeRecorder, "probe", probe)
     model = load_model(describe(folder("qwen3_5")), SingleRank(), backend_on(CPU, torch.float32))
-    engines, found = (Engine(model), Replayed(model)), []
+    engines, actual = (CachedDecoder(model), ReplayedDecodes(model)), []
     with torch.inference_mode():
         for engine in engines:
             request = engine.admit(prompt(20, 300))
             engine.step([(request, 19)])
-            found.append(engine.step([(request, 1)])[0])
-    torch.testing.assert_close(*found)
+            actual.append(engine.step([(request, 1)])[0])
+    torch.testing.assert_close(*actual)
     for part, exact in zip(*map(states_of, engines), strict=True):
         torch.testing.assert_close(part[0], exact[0])
 
@@ -195,8 +195,8 @@ def test_replayed_decodes_over_codes_equal_eager_decodes(
 ) -> None:
     dtype = torch.float32 if device is CPU else torch.bfloat16
     model = load_model(describe(folder("llama")), SingleRank(), backend_on(device, dtype, find_kv_format(name)))
-    (expected, _), (found, engine) = decode(model), decode(model, Replayed)
-    for row, exact in zip(torch.cat(found).float(), torch.cat(expected).float(), strict=True):
+    (expected, _), (actual, engine) = decode(model), decode(model, ReplayedDecodes)
+    for row, exact in zip(torch.cat(actual).float(), torch.cat(expected).float(), strict=True):
         assert (row - exact).norm() <= _TOLERANCE[dtype] * exact.norm()
     assert not any(kv[0].any() for kv in engine.cache.layers), "the null block"
     assert captured(engine)
@@ -210,7 +210,7 @@ def test_replayed_decodes_with_adapters_equal_eager_decodes(
     write_adapter(base, tmp_path, dict.fromkeys(("q_proj", "v_proj", "o_proj", "down_proj"), 8), size=0.3)
     model = load_model(describe(base), SingleRank(), backend_on(device, dtype), adapters=AdapterLayers(2, 8))
     model.adapters.put(1, model.adapters.read(read_adapter(tmp_path, describe(base), 8)))
-    (expected, _), (found, engine) = decode(model, Adapted), decode(model, AdaptedReplayed)
-    for row, exact in zip(torch.cat(found).float(), torch.cat(expected).float(), strict=True):
+    (expected, _), (actual, engine) = decode(model, AdaptedDecodes), decode(model, AdaptedReplayed)
+    for row, exact in zip(torch.cat(actual).float(), torch.cat(expected).float(), strict=True):
         assert (row - exact).norm() <= _TOLERANCE[dtype] * exact.norm()
     assert {sizes.adapted for sizes in captured(engine)} == {False, True}

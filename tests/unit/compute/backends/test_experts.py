@@ -103,5 +103,5 @@ def test_no_experts_of_a_captured_step_are_read_by_the_host() -> None:
             with pytest.raises(NotImplementedError, match="bincount"):
                 experts(x, logits)
         else:
-            found = experts(x, logits)
-            assert (found.shape, found.device, found.dtype) == (x.shape, device, torch.bfloat16)
+            actual = experts(x, logits)
+            assert (actual.shape, actual.device, actual.dtype) == (x.shape, device, torch.bfloat16)

@@ -40,12 +40,12 @@ def test_written_rows_are_read_back_and_other_rows_are_unchanged(name: str, dtyp
     assert not cache.gather(1, everything).any()
     slots, rows = torch.tensor([70, 16, 33]), rows_of(3, dtype)
     cache.store(1, slots, rows)
-    found = cache.gather(1, slots)
-    assert found.dtype is dtype
-    assert ((found - rows).abs().amax(-1) <= PRECISION.get(name, 2e-2) * rows.abs().amax(-1)).all()
+    actual = cache.gather(1, slots)
+    assert actual.dtype is dtype
+    assert ((actual - rows).abs().amax(-1) <= PRECISION.get(name, 2e-2) * rows.abs().amax(-1)).all()
     out = torch.full_like(rows, torch.nan)
     assert cache.gather(1, slots, out).data_ptr() == out.data_ptr()
-    assert torch.equal(out, found)
+    assert torch.equal(out, actual)
     others = everything[~torch.isin(everything, slots)]
     assert not cache.gather(1, others).any()
     assert not cache.gather(0, everything).any()

@@ -25,7 +25,7 @@ from services.compute.model.registry import describe
 from tests.adapters import write_adapter
 from tests.unit.compute.backends.tape import CPU, DEVICES, Direct, TapedBackend
 from tests.unit.compute.model.checkpoints import written_once
-from tests.unit.compute.model.harness import Engine, Request, adapter_rows
+from tests.unit.compute.model.harness import CachedDecoder, DecoderRequest, adapter_rows
 from tests.unit.compute.model.zoo import prompt
 
 _SHAPE = {"vocab_size": 300, "num_hidden_layers": 3, "max_position_embeddings": 512, "hidden_size": 64}
@@ -60,16 +60,16 @@ def backend_on(device: torch.device, kv_format: KvFormat | None = None, *, graph
     return CudaBackend(torch.float32, device, kv_format, graphs=graphs)
 
 
-class Adapted(Engine):
+class Adapted(CachedDecoder):
     """Gives the rows of some sequences the adapter in slot 1; some steps have none of them."""
 
-    def batch(self, work: Sequence[tuple[Request, int]]) -> StepBatch:
+    def batch(self, work: Sequence[tuple[DecoderRequest, int]]) -> StepBatch:
         rows = [1 if len(request.ids) % 2 else -1 for request, n in work for _ in range(n)]
         return replace(super().batch(work), adapters=adapter_rows(rows, self.cache.layers[0].device))
 
 
-def works(requests: Sequence[Request], seed: int) -> Iterator[list[tuple[Request, int]]]:
-    """Chunks of prompts, cut at random, beside decodes, until all requests are computed."""
+def works(requests: Sequence[DecoderRequest], seed: int) -> Iterator[list[tuple[DecoderRequest, int]]]:
+    """Chunks of prompts, cut at random, together with decodes, until all requests are computed."""
     rng = random.Random(seed)
     while left := [request for request in requests if request.computed < len(request.ids)]:
         work = []
@@ -80,26 +80,28 @@ def works(requests: Sequence[Request], seed: int) -> Iterator[list[tuple[Request
 
 
 @torch.inference_mode()
-def compute(model: Decoder, kind: type[Engine] = Engine, seed: int = 0) -> tuple[list[torch.Tensor], Engine]:
+def compute(
+    model: Decoder, kind: type[CachedDecoder] = CachedDecoder, seed: int = 0
+) -> tuple[list[torch.Tensor], CachedDecoder]:
     """Return the last rows of each step; in every third step those of one sequence, or of none."""
     engine = kind(model, block_tokens=16, n_blocks=100)
     requests = [engine.admit(prompt(length, 300, number)) for number, length in enumerate(_LENGTHS)]
-    found = []
+    actual = []
     for number, work in enumerate(works(requests, seed)):
         wanted = range(len(work)) if number % 3 else range(number % 2)
-        found.append(engine.last_rows(work, wanted))
-    return found, engine
+        actual.append(engine.last_rows(work, wanted))
+    return actual, engine
 
 
-def assert_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-    for rows, exact in zip(found, expected, strict=True):
+def assert_same(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    for rows, exact in zip(actual, expected, strict=True):
         assert rows.shape == exact.shape
         assert torch.allclose(rows, exact, atol=1e-4, rtol=1e-4)
 
 
 def layer_graphs_of(model: Decoder) -> list[LayerGraphs]:
-    found = [graphs.layers for graphs in model._graphs.values()]
-    return [graphs for graphs in found if isinstance(graphs, LayerGraphs)]
+    actual = [graphs.layers for graphs in model._graphs.values()]
+    return [graphs for graphs in actual if isinstance(graphs, LayerGraphs)]
 
 
 def captured(model: Decoder) -> set[MixedSizes]:
@@ -119,8 +121,8 @@ def test_replayed_steps_equal_eager_steps(
         for graphs in (False, True)
     ]
     for seed in range(2):
-        (expected, by_hand), (found, engine) = (compute(model, seed=seed) for model in models)
-        assert_same(found, expected)
+        (expected, by_hand), (actual, engine) = (compute(model, seed=seed) for model in models)
+        assert_same(actual, expected)
         for kv, exact in zip(engine.cache.layers, by_hand.cache.layers, strict=True):
             assert not kv[0].any(), "the null block"
             assert kv_format or torch.allclose(kv, exact, atol=1e-4, rtol=1e-4)
@@ -155,12 +157,12 @@ def test_a_step_that_needs_the_host_ends_graphs_of_its_size_and_above(
     """Its results are right, and smaller steps go on being replayed."""
     expected, _ = compute(load_model(describe(folder("llama")), SingleRank(), backend_on(CPU, graphs=False)))
     backend = backend_on(CPU, graphs=True)
-    asked = backend.ops.gate("silu")
+    gate = backend.ops.gate("silu")
 
     def asking(x: torch.Tensor) -> torch.Tensor:
         if len(x) >= 32:
             x.sum().item()
-        return asked(x)
+        return gate(x)
 
     monkeypatch.setattr(backend.ops, "gate", lambda name: asking)
     model = load_model(describe(folder("llama")), SingleRank(), backend)

@@ -72,7 +72,7 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
     layer_norm = ops.layer_norm(normal(SIZE), normal(SIZE), 1e-5)
     angles = torch.arange(N_ROWS, device=device).unsqueeze(1) / torch.arange(1, 25, device=device)
     rope, shard = ops.rope(angles.cos(), angles.sin()), ops.logit_shard(0, SIZE)
-    found: dict[str, Function] = {
+    actual: dict[str, Function] = {
         "linear": lambda x, _: product(x.repeat(1, 3)),
         "linear with a bias": lambda x, _: biased(x.repeat(1, 3)),
         "linear in float32": lambda x, _: product.in_float32(x.repeat(1, 3)),
@@ -93,9 +93,9 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
     }
     for name in ("silu", "gelu", "gelu_tanh", "relu", "relu2"):
         activation, gate = ops.activation(name), ops.gate(name)
-        found[name] = lambda x, _, function=activation: function(x)  # type: ignore[misc]
-        found[f"gated by {name}"] = lambda x, _, function=gate: function(x)  # type: ignore[misc]
-    return found
+        actual[name] = lambda x, _, function=activation: function(x)  # type: ignore[misc]
+        actual[f"gated by {name}"] = lambda x, _, function=gate: function(x)  # type: ignore[misc]
+    return actual
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,13 +119,13 @@ def rows(device: torch.device) -> tuple[Tensor, Tensor]:
 def test_backend_results_equal_the_reference(backend: str, name: str) -> None:
     of = BACKENDS[backend]()
     x, positions = rows(of.device)
-    found = functions(of.ops, of.dtype, of.device)[name](x.to(of.dtype), positions)
+    actual = functions(of.ops, of.dtype, of.device)[name](x.to(of.dtype), positions)
     exact = functions(TorchOps(torch.float32, of.device), torch.float32, of.device)[name](x.float(), positions)
     if exact.dtype is torch.int64:  # keys: there is one right answer
-        assert torch.equal(found, exact)
+        assert torch.equal(actual, exact)
         return
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[of.dtype]
-    assert (found.float() - exact).abs().max() <= tolerance * exact.abs().max()
+    assert (actual.float() - exact).abs().max() <= tolerance * exact.abs().max()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,11 +13,11 @@ def normal(seed: int, *shape: int, scale: float = 1.0, dtype: torch.dtype = torc
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
 
 
-def assert_rounded(found: torch.Tensor, exact: torch.Tensor, slack: torch.Tensor | float = 0.0) -> None:
+def assert_rounded(actual: torch.Tensor, exact: torch.Tensor, slack: torch.Tensor | float = 0.0) -> None:
     """`found` is `exact` (float64) rounded to nearest, give or take `slack` before rounding."""
-    bits = 8 if found.dtype is torch.bfloat16 else 24
+    bits = 8 if actual.dtype is torch.bfloat16 else 24
     farthest = exact.abs() + slack  # may be beyond a power of two, where the roundings are twice as coarse
     half_ulp = (farthest.frexp().exponent - bits - 1).double().exp2()
     allowed = half_ulp * (1 + 4 * FLOAT32) + exact.abs() * FLOAT32 * 2 + slack
-    wrong = ~((found.double() - exact).abs() <= allowed + 1e-37)  # smaller ones are flushed to zero; NaN is wrong, too
-    assert not wrong.any(), (wrong.nonzero()[:5].tolist(), found[wrong][:5], exact[wrong][:5])
+    wrong = ~((actual.double() - exact).abs() <= allowed + 1e-37)  # smaller ones are flushed to zero; NaN is also wrong
+    assert not wrong.any(), (wrong.nonzero()[:5].tolist(), actual[wrong][:5], exact[wrong][:5])

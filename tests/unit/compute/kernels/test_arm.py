@@ -28,7 +28,7 @@ from tests.unit.compute.kernels import test_pick as pick
 from tests.unit.compute.kernels import test_quantized as quantized
 from tests.unit.compute.kernels import test_rows as rows
 from tests.unit.compute.kernels.arm import EmulatedLibrary, compile_driver
-from tests.unit.compute.kernels.test_attention import Case, Kind
+from tests.unit.compute.kernels.test_attention import KernelCase, KernelKind
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() == "aarch64", reason="the other files run these kernels here"),
@@ -49,9 +49,9 @@ class Arm:
     def attention(self, threads: int = 2) -> VectorAttention:
         return VectorAttention(self.open(threads), torch.float32)  # type: ignore[arg-type]
 
-    def kinds(self) -> list[Kind]:
-        floats = [Kind(torch.float32, self.name, self.attention)] if self.name == "neon" else []
-        return [Kind(torch.bfloat16, self.name, self.kernels), *floats]
+    def kinds(self) -> list[KernelKind]:
+        floats = [KernelKind(torch.float32, self.name, self.attention)] if self.name == "neon" else []
+        return [KernelKind(torch.bfloat16, self.name, self.kernels), *floats]
 
 
 @pytest.fixture(scope="module", params=["neon_bf16", "neon"])
@@ -103,14 +103,14 @@ def test_linear_of_subnormal_numbers_and_padded(arm: Arm) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case(((1, 70), (1, 33), (1, 32), (1, 1)), n_kv=2, group=3, head_dim=64),  # decode
-        Case(((31, 31), (2, 65), (1, 64)), n_kv=1, group=7, head_dim=32, window=20, softcap=1.5),  # prompts among them
-        Case(((9, 40),), n_kv=2, group=1, head_dim=24, block_size=5, sharpness=6.0),
-        Case(((1, 50), (2, 40)), group=2, head_dim=248, block_size=16),
+        KernelCase(((1, 70), (1, 33), (1, 32), (1, 1)), n_kv=2, group=3, head_dim=64),  # decode
+        KernelCase(((31, 31), (2, 65), (1, 64)), n_kv=1, group=7, head_dim=32, window=20, softcap=1.5),  # with prompts
+        KernelCase(((9, 40),), n_kv=2, group=1, head_dim=24, block_size=5, sharpness=6.0),
+        KernelCase(((1, 50), (2, 40)), group=2, head_dim=248, block_size=16),
     ],
     ids=["decode", "prefill", "odd blocks", "odd heads"],
 )
-def test_attention_of(arm: Arm, case: Case) -> None:
+def test_attention_of(arm: Arm, case: KernelCase) -> None:
     for kind in arm.kinds():
         promise(attention.test_attention_equals_its_definition)(kind, case)
         promise(attention.test_the_number_of_threads_changes_no_bit)(kind, case)
@@ -130,8 +130,8 @@ def test_attention_with_scores_far_apart_and_equal(arm: Arm) -> None:
 
 
 def test_attention_over_int8(arm: Arm) -> None:
-    decodes = Case(((1, 70), (1, 33), (1, 32), (1, 1)), n_kv=2, group=3, head_dim=64)
-    mixed = Case(((31, 31), (2, 65), (1, 64)), group=7, head_dim=24, window=20, softcap=1.5)
+    decodes = KernelCase(((1, 70), (1, 33), (1, 32), (1, 1)), n_kv=2, group=3, head_dim=64)
+    mixed = KernelCase(((31, 31), (2, 65), (1, 64)), group=7, head_dim=24, window=20, softcap=1.5)
     for kind, case in ((kind, case) for kind in arm.kinds() for case in (decodes, mixed)):
         promise(attention_int8.test_attention_equals_its_definition)(kind, case)
         promise(attention_int8.test_a_row_is_the_same_alone_and_in_a_batch)(kind, case, 2)

@@ -1,4 +1,4 @@
-"""Attention over the paged cache: what its definition says, whatever lies in slots that nobody wrote."""
+"""Attention over the paged cache: equal to its definition, with any numbers in slots that were not written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.compute.kernels.numbers import HALF_ULP, assert_rounded, normal
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     work: tuple[tuple[int, int], ...]  # (rows, keys) of each sequence
     n_kv: int = 1
     group: int = 1
@@ -46,9 +46,9 @@ def works(draw: st.DrawFn) -> tuple[tuple[int, int], ...]:
     return tuple((draw(st.one_of(st.just(1), st.integers(1, length))), length) for length in lengths)
 
 
-def cases(head_dims: list[int], block_sizes: list[int]) -> st.SearchStrategy[Case]:
+def cases(head_dims: list[int], block_sizes: list[int]) -> st.SearchStrategy[KernelCase]:
     return st.builds(
-        Case,
+        KernelCase,
         work=works(),
         n_kv=st.integers(1, 3),
         group=st.integers(1, 20),
@@ -65,17 +65,17 @@ CASES = cases([32, 64, 96, 128, 160, 192, 224, 256], [16, 32, 48])
 
 
 # So many sequences that a thread takes several together, with prompts among them.
-MANY = Case(
+MANY = KernelCase(
     (*((1, 20 + i) for i in range(23)), (17, 40), (1, 90), (2, 2), *((1, 70 - i) for i in range(20))), n_kv=3, group=3
 )
 # Of which a thread takes two of five heads together, and the last one alone; more heads than a thread takes at once.
-SOME = Case(tuple((1, 30 + 9 * i) for i in range(12)), n_kv=5, group=2)
-WIDE = Case(((1, 50), (2, 40), (1, 33)), group=140)
-DRAFT = Case(((17, 90), (1, 33)), group=3)  # the rows of its only head are divided among threads
+SOME = KernelCase(tuple((1, 30 + 9 * i) for i in range(12)), n_kv=5, group=2)
+WIDE = KernelCase(((1, 50), (2, 40), (1, 33)), group=140)
+DRAFT = KernelCase(((17, 90), (1, 33)), group=3)  # the rows of its only head are divided among threads
 
 
 @dataclass(frozen=True)
-class Kind:
+class KernelKind:
     """One of our attention kernels in one dtype."""
 
     dtype: torch.dtype
@@ -92,10 +92,10 @@ class Kind:
         return 0.0 if self.library in ("avx512", "avx2", "neon") else HALF_ULP * 1.01
 
 
-def opened(what: str, load: Load) -> Kind:
+def opened(what: str, load: Load) -> KernelKind:
     library, _, dtype = what.partition(":")
     load(what, 3)
-    return Kind(getattr(torch, dtype or "bfloat16"), library, functools.partial(load, what))
+    return KernelKind(getattr(torch, dtype or "bfloat16"), library, functools.partial(load, what))
 
 
 @pytest.fixture(
@@ -105,7 +105,7 @@ def opened(what: str, load: Load) -> Kind:
         *(f"{x}{of}" for x in ("avx512", "avx2", "neon") for of in ("", ":bfloat16", ":float32")),
     ]
 )
-def kind(request: pytest.FixtureRequest, load: Load) -> Kind:
+def kind(request: pytest.FixtureRequest, load: Load) -> KernelKind:
     return opened(request.param, load)
 
 
@@ -117,7 +117,7 @@ class Data:
     lengths: torch.Tensor
     tables: torch.Tensor
 
-    def alone(self, case: Case, row: int) -> Data:
+    def alone(self, case: KernelCase, row: int) -> Data:
         """A row as a decode by itself."""
         index = int(torch.searchsorted(self.starts, row, right=True)) - 1
         length = int(self.lengths[index] - (self.starts[index + 1] - 1 - row))
@@ -125,7 +125,7 @@ class Data:
         return Data(self.q[row : row + 1], self.cache, torch.tensor([0, 1]), torch.tensor([length]), table)
 
 
-def lay_out(case: Case, dtype: torch.dtype, codes: KvFormat | None = None) -> Data:
+def lay_out(case: KernelCase, dtype: torch.dtype, codes: KvFormat | None = None) -> Data:
     """Keys in scattered blocks, in numbers of `dtype` or in codes of 8 bits. Block 0 is zero.
 
     What is no key's slot is NaN, or has the largest code and a scale that is not a number.
@@ -147,12 +147,12 @@ def lay_out(case: Case, dtype: torch.dtype, codes: KvFormat | None = None) -> Da
     return Data(q, cache, torch.tensor(starts), torch.tensor([keys for _, keys in case.work]), tables)
 
 
-def slots_of(table: torch.Tensor, keys: int, case: Case) -> torch.Tensor:
+def slots_of(table: torch.Tensor, keys: int, case: KernelCase) -> torch.Tensor:
     positions = torch.arange(keys)
     return table[positions // case.block_size] * case.block_size + positions % case.block_size
 
 
-def attend(kernels: Bfloat16Kernels | VectorAttention, case: Case, data: Data) -> torch.Tensor:
+def attend(kernels: Bfloat16Kernels | VectorAttention, case: KernelCase, data: Data) -> torch.Tensor:
     out = torch.full((data.q.shape[0] + 1, data.q.shape[1]), torch.nan, dtype=data.q.dtype)
     numbers = (case.n_kv, case.group, case.head_dim, case.block_size, case.scale, case.softcap, case.window)
     kernels.attend(data.q, out[:-1], data.cache, numbers, (data.starts, data.lengths, data.tables))
@@ -160,7 +160,7 @@ def attend(kernels: Bfloat16Kernels | VectorAttention, case: Case, data: Data) -
     return out[:-1]
 
 
-def exactly(case: Case, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
+def exactly(case: KernelCase, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
     """The definition in float64, and the mean size of the values that each result is made of."""
     results, sizes = [], []
     for index, (rows, keys) in enumerate(case.work):
@@ -181,15 +181,15 @@ def exactly(case: Case, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
 # 31 to 33 and 63 to 65 keys lie around the kernel's blocks; 17 query heads do not fit into one tile.
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(case=CASES)
-@example(Case(((31, 31), (1, 32), (2, 33), (1, 1)), n_kv=2, group=17, head_dim=256))
-@example(Case(((64, 65), (1, 63), (3, 64)), n_kv=3, group=3, head_dim=96, window=32, softcap=1.5))
-@example(Case(((1, 700), (90, 700)), group=7, head_dim=128, block_size=32, window=100, sharpness=6.0))
-@example(Case(((40, 40),), group=16, window=1))
-@example(Case(((9, 70),), group=15))
+@example(KernelCase(((31, 31), (1, 32), (2, 33), (1, 1)), n_kv=2, group=17, head_dim=256))
+@example(KernelCase(((64, 65), (1, 63), (3, 64)), n_kv=3, group=3, head_dim=96, window=32, softcap=1.5))
+@example(KernelCase(((1, 700), (90, 700)), group=7, head_dim=128, block_size=32, window=100, sharpness=6.0))
+@example(KernelCase(((40, 40),), group=16, window=1))
+@example(KernelCase(((9, 70),), group=15))
 @example(MANY)
 @example(SOME)
 @example(WIDE)
-def test_attention_equals_its_definition(kind: Kind, case: Case) -> None:
+def test_attention_equals_its_definition(kind: KernelKind, case: KernelCase) -> None:
     data = lay_out(case, kind.dtype)
     exact, sizes = exactly(case, data)
     # Scores and sums are rounded to float32.
@@ -198,7 +198,7 @@ def test_attention_equals_its_definition(kind: Kind, case: Case) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(case=cases([8, 24, 40, 72, 80, 200, 248], [1, 5, 16, 24]))
-def test_vectors_take_more_shapes(kind: Kind, case: Case) -> None:
+def test_vectors_take_more_shapes(kind: KernelKind, case: KernelCase) -> None:
     if kind.library == "amx":
         pytest.skip("tiles are of 32 values and 16 positions")
     data = lay_out(case, kind.dtype)
@@ -208,7 +208,7 @@ def test_vectors_take_more_shapes(kind: Kind, case: Case) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(case=CASES, chosen=st.integers(0, 10_000))
-def test_a_row_is_the_same_alone_and_in_a_batch(kind: Kind, case: Case, chosen: int) -> None:
+def test_a_row_is_the_same_alone_and_in_a_batch(kind: KernelKind, case: KernelCase, chosen: int) -> None:
     """As a decode by itself, although it stood in the middle of a prompt among other sequences."""
     data = lay_out(case, kind.dtype)
     together = attend(kind.kernels, case, data)
@@ -222,16 +222,16 @@ def test_a_row_is_the_same_alone_and_in_a_batch(kind: Kind, case: Case, chosen: 
 @example(SOME)
 @example(WIDE)
 @example(DRAFT)
-def test_the_number_of_threads_changes_no_bit(kind: Kind, case: Case) -> None:
+def test_the_number_of_threads_changes_no_bit(kind: KernelKind, case: KernelCase) -> None:
     data = lay_out(case, kind.dtype)
     expected = attend(kind.on_threads(1), case, data)
     assert torch.equal(attend(kind.on_threads(2), case, data), expected)
     assert torch.equal(attend(kind.kernels, case, data), expected)
 
 
-def test_scores_far_apart_and_equal(kind: Kind) -> None:
+def test_scores_far_apart_and_equal(kind: KernelKind) -> None:
     """One key takes everything; or all keys are alike, and the mean of the values is exact."""
-    case = Case(((1, 96),), head_dim=64, sharpness=1000.0)
+    case = KernelCase(((1, 96),), head_dim=64, sharpness=1000.0)
     data = lay_out(case, kind.dtype)
     keys = data.cache.flatten(0, 1)[slots_of(data.tables[0], 96, case)]
     best = int((keys[:, 0, 0].double() @ data.q[0].double()).argmax())

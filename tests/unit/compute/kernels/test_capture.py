@@ -34,7 +34,7 @@ from services.worker.rank.runner import Runner
 from tests.unit.compute.backends.test_shared_memory import BUFFER, run_group
 from tests.unit.compute.kernels.conftest import OnThreads
 from tests.unit.compute.model.checkpoints import written_once
-from tests.unit.compute.model.harness import CPU, Engine, Request, lone_rank, run_ranks
+from tests.unit.compute.model.harness import CPU, CachedDecoder, DecoderRequest, lone_rank, run_ranks
 from tests.unit.compute.model.zoo import prompt
 
 _VOCABULARY = 203
@@ -81,14 +81,14 @@ COMPUTED = {
 }
 
 
-class Computing(KernelBackend):
+class ComputingBackend(KernelBackend):
     """Replays nothing."""
 
     def capture(self, computations: Computations) -> StepGraphs:
         return StepGraphs(NoGraph(), NoGraph())
 
 
-class Pair:
+class DecoderPair:
     """The same decoder twice: one replays its steps, the other computes them all."""
 
     def __init__(
@@ -96,11 +96,11 @@ class Pair:
     ) -> None:
         replaying, computing = (
             load_model(describe(folder), comm, kind(kernels), quantization=quantization)
-            for kind in (KernelBackend, Computing)
+            for kind in (KernelBackend, ComputingBackend)
         )
         self.model = replaying
-        self._engines = [Engine(model, comm, block_tokens=16) for model in (replaying, computing)]
-        self._requests: list[list[Request]] = []
+        self._engines = [CachedDecoder(model, comm, block_tokens=16) for model in (replaying, computing)]
+        self._requests: list[list[DecoderRequest]] = []
 
     def admit(self, ids: list[int]) -> int:
         self._requests.append([engine.admit(ids) for engine in self._engines])
@@ -155,7 +155,7 @@ def graphs_of(model: Decoder) -> Any:
     return graphs
 
 
-MakePair = Callable[..., Pair]
+MakePair = Callable[..., DecoderPair]
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture
 def make_pair(kernels: Bfloat16Kernels, checkpoint: Callable[[str], Path]) -> MakePair:
-    return lambda name, quantization="none": Pair(checkpoint(name), SingleRank(), kernels, quantization)
+    return lambda name, quantization="none": DecoderPair(checkpoint(name), SingleRank(), kernels, quantization)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_every_batch_size_and_growing_contexts_are_replayed(make_pair: MakePair)
 
 
 def test_steps_up_to_the_row_limit_and_one_row_above_are_computed(make_pair: MakePair) -> None:
-    """What is larger than a step that is captured may be is computed until a smaller one was."""
+    """Steps above the largest captured size are computed until a smaller one was captured."""
     pair = make_pair("window")
     large = pair.admit(prompt(300, _VOCABULARY))
     pair.step([(large, 200)])
@@ -228,7 +228,7 @@ def test_steps_up_to_the_row_limit_and_one_row_above_are_computed(make_pair: Mak
 
 
 def _relative(graph: CapturedGraph | None) -> tuple[list[int], int, torch.Size, tuple[int, ...]]:
-    """What a graph is, wherever its arena lies: words that point in there are less than 0."""
+    """A graph, independent of its arena's address: words that point in there are less than 0."""
     assert graph is not None
     start, size, result = graph.arena.data_ptr(), len(graph.arena), graph.result
     words = [*graph.calls.view(-1).tolist(), result.data_ptr()]
@@ -347,7 +347,7 @@ def replay_on_ranks(on_threads: OnThreads, checkpoint: Callable[[str], Path]) ->
     folder = checkpoint("qk_norm")
 
     def work(comm: Communicator, *sizes: int) -> bool:
-        pair = Pair(folder, comm, on_threads(1 + comm.rank))  # a library for each rank, as each process has one
+        pair = DecoderPair(folder, comm, on_threads(1 + comm.rank))  # a library for each rank, as each process has one
         requests = [pair.admit(prompt(40, _VOCABULARY, seed)) for seed in range(max(sizes))]
         pair.step([(index, 5) for index in requests])
         for n in sizes:

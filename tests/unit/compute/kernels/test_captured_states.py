@@ -11,7 +11,7 @@ import torch
 
 from services.compute.backends.collectives import SingleRank
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
-from tests.unit.compute.kernels.test_capture import RECURRENT, Pair
+from tests.unit.compute.kernels.test_capture import RECURRENT, DecoderPair
 from tests.unit.compute.model.checkpoints import written_once
 from tests.unit.compute.model.zoo import prompt
 
@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_replayed_decodes_save_states(kernels: Bfloat16Kernels, checkpoint: Callable[[str], Path], name: str) -> None:
-    pair = Pair(checkpoint(name), SingleRank(), kernels)
+    pair = DecoderPair(checkpoint(name), SingleRank(), kernels)
     index = pair.admit(prompt(8, 203))
     pair.step([(index, 5)])
     for save in (40, -1, 41):

@@ -1,4 +1,4 @@
-"""Who serves: our kernels wherever they apply, torch's elsewhere, and the log says which and why."""
+"""The choice of kernels: ours wherever they apply, torch's elsewhere, and the log says which and why."""
 
 from __future__ import annotations
 
@@ -183,10 +183,10 @@ def test_blocks_that_the_kernel_cannot_read_are_refused(kernels: bfloat16.Bfloat
 # Linux grants no tile registers to a process with a signal stack on which they could not be saved.
 _REFUSED = """
 import ctypes, logging, sys
-class Stack(ctypes.Structure):
+class SignalStack(ctypes.Structure):
     _fields_ = [("sp", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
 area = ctypes.create_string_buffer(4096)
-assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(area), 0, 4096)), None) == 0
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(SignalStack(ctypes.addressof(area), 0, 4096)), None) == 0
 
 from pathlib import Path
 import torch
@@ -195,7 +195,7 @@ from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
 from services.compute.model.registry import describe
 from services.compute.backends.collectives import SingleRank
-from tests.unit.compute.model.harness import CPU, Engine
+from tests.unit.compute.model.harness import CPU, CachedDecoder
 from tests.unit.compute.model.zoo import prompt
 
 logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
@@ -203,7 +203,7 @@ backend = open_backend(torch.bfloat16, CPU)
 assert type(backend) is OneDnnBackend
 model = load_model(describe(Path(sys.argv[1])), SingleRank(), backend)
 def run(chunks):
-    return Engine(model, block_tokens=16).run(prompt(120, 300), chunks)
+    return CachedDecoder(model, block_tokens=16).run(prompt(120, 300), chunks)
 expected = run([])
 assert expected.isfinite().all()
 for chunks in ([1, 2, 3], [64], [33, *[1] * 40], [31, 32]):

@@ -64,12 +64,12 @@ def assert_rows_are_decodes(model: Decoder, comm: Communicator, work: Work) -> N
             engine.step([(request, n_before)])
         chunks.append((request, n_rows))
     batch = engine.batch(sorted(chunks, key=lambda chunk: chunk[1] > 1))
-    found = model.logits(model.forward(batch, engine.cache)).clone()
+    actual = model.logits(model.forward(batch, engine.cache)).clone()
     written = [layer.clone().view(torch.uint8) for layer in engine.cache.layers]
-    last = list(range(len(found) // 2, len(found)))
-    assert torch.equal(model.logits(model.forward(batch, engine.cache, last)), found[last])
-    _, decodes = batch.alone(range(len(found)))
-    assert torch.equal(model.logits(model.forward(decodes, engine.cache)), found)
+    last = list(range(len(actual) // 2, len(actual)))
+    assert torch.equal(model.logits(model.forward(batch, engine.cache, last)), actual[last])
+    _, decodes = batch.alone(range(len(actual)))
+    assert torch.equal(model.logits(model.forward(decodes, engine.cache)), actual)
     assert all(map(torch.equal, written, (layer.view(torch.uint8) for layer in engine.cache.layers)))
 
 

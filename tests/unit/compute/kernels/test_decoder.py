@@ -21,7 +21,7 @@ from services.compute.kernels.bfloat16 import Bfloat16Kernels
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
 from services.compute.model.registry import describe
-from tests.unit.compute.model.harness import Engine
+from tests.unit.compute.model.harness import CachedDecoder
 from tests.unit.compute.model.zoo import prompt, reference_logits, write_checkpoint
 
 N_TOKENS = 150
@@ -72,7 +72,7 @@ class NotingBackend(KernelBackend):
 
 def _errors(model: Decoder, exact: torch.Tensor, chunks: list[int]) -> torch.Tensor:
     """The distance of each row's logits from the exact ones: [N_TOKENS]."""
-    hidden = Engine(model, block_tokens=16).run(prompt(N_TOKENS, 203), chunks)
+    hidden = CachedDecoder(model, block_tokens=16).run(prompt(N_TOKENS, 203), chunks)
     return (model.logits(hidden)[:, :203] - exact).square().mean(-1).sqrt()
 
 
@@ -105,7 +105,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Written
 def test_logits_are_as_close_to_float32_as_torchs(
     kernels: Bfloat16Kernels, name: str, written: Callable[[str], Written]
 ) -> None:
-    """Both round after each layer, so neither is exact; the weights are bfloat16 for float32, too."""
+    """Both round after each layer, so neither is exact; the weights are bfloat16 also for float32."""
     of, backend = written(name), NotingBackend(kernels)
     ours = load_model(describe(of.folder), SingleRank(), backend)
     assert isinstance(backend.chosen, PagedAmx if kernels.amx else PagedVectors)

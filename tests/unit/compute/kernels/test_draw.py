@@ -47,10 +47,10 @@ def test_the_winner_equals_the_winner_in_torch(
     kernels: Bfloat16Kernels, n: int, sixteens: int, first_id: int, temperature: float, seed: int
 ) -> None:
     logits = _logits(seed % 97, n, 16 * sixteens)
-    found = _run(KernelLogitShard(first_id, kernels), logits, temperature, seed)
+    actual = _run(KernelLogitShard(first_id, kernels), logits, temperature, seed)
     expected = _run(TorchLogitShard(first_id, 16 * sixteens, CPU), logits, temperature, seed)
-    assert (keys.values_of(found) - keys.values_of(expected)).abs().max() <= ROUNDING
-    other = keys.token_ids_of(found) != keys.token_ids_of(expected)
+    assert (keys.values_of(actual) - keys.values_of(expected)).abs().max() <= ROUNDING
+    other = keys.token_ids_of(actual) != keys.token_ids_of(expected)
     assert not other[::3].any()  # without noise nothing is rounded
     # With it, two tokens may come so close that rounding decides.
     for row in other.nonzero().flatten().tolist():

@@ -27,7 +27,7 @@ def multiply(
     n_out: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """What the kernel leaves unwritten is NaN; what it writes beyond the result is noticed."""
+    """Unwritten numbers are NaN; writes beyond the result are noticed."""
     guarded = torch.full((x.shape[0] + 1, n_out), torch.nan, dtype=dtype)
     kernels.linear(x, packed, bias, guarded[:-1], kernels.spare(x.shape[1]).fill_(torch.nan))
     assert guarded[-1].isnan().all()
@@ -45,10 +45,10 @@ def test_products_are_exact_up_to_rounding(
     x = stored[:, 16 : 16 + n_in] if strided else stored[:, :n_in].contiguous()
     weight = normal(2, n_out, n_in)
     added = normal(3, n_out, scale=5.0).float() if bias else None
-    found = multiply(kernels, x, kernels.pack(weight), added, n_out, dtype)
+    actual = multiply(kernels, x, kernels.pack(weight), added, n_out, dtype)
     exact = x.double() @ weight.double().T + (0 if added is None else added.double())
     sizes = x.double().abs() @ weight.double().abs().T
-    assert_rounded(found, exact, sizes * FLOAT32 * 4)
+    assert_rounded(actual, exact, sizes * FLOAT32 * 4)
 
 
 @given(**SHAPES, place=st.integers(0, 1000), seed=st.integers(0, 1000))
@@ -59,8 +59,8 @@ def test_a_row_is_the_same_alone_and_at_any_place(
     alone = multiply(kernels, row, packed, None, n_out, torch.float32)
     company = normal(seed + 1, n, 32 * steps)
     company[place % n] = row
-    found = multiply(kernels, company, packed, None, n_out, torch.float32)
-    assert torch.equal(found[place % n], alone[0])
+    actual = multiply(kernels, company, packed, None, n_out, torch.float32)
+    assert torch.equal(actual[place % n], alone[0])
 
 
 @given(**SHAPES)
@@ -70,20 +70,20 @@ def test_neighbours_that_are_not_finite_stay_with_themselves(
     packed, x = kernels.pack(normal(2, n_out, 32 * steps)), normal(1, n, 32 * steps)
     expected = multiply(kernels, x, packed, None, n_out, torch.float32)
     x[::2] = torch.nan
-    found = multiply(kernels, x, packed, None, n_out, torch.float32)
-    assert found[::2].isnan().all()
-    assert torch.equal(found[1::2], expected[1::2])
+    actual = multiply(kernels, x, packed, None, n_out, torch.float32)
+    assert actual[::2].isnan().all()
+    assert torch.equal(actual[1::2], expected[1::2])
 
 
 @given(**SHAPES)
 def test_the_number_of_threads_changes_no_bit(on_threads: OnThreads, n: int, n_out: int, steps: int) -> None:
     x, weight = normal(1, n, 32 * steps), normal(2, n_out, 32 * steps)
-    found = [
+    actual = [
         multiply(kernels, x, kernels.pack(weight), None, n_out, torch.float32)
         for kernels in (on_threads(1), on_threads(2), on_threads(3))
     ]
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    assert torch.equal(actual[0], actual[1])
+    assert torch.equal(actual[0], actual[2])
 
 
 @pytest.mark.parametrize("small", ["inputs", "weights"])
@@ -92,10 +92,10 @@ def test_subnormal_numbers_count_as_zero_where_pairs_are_multiplied(kernels: Bfl
     numbers = {"inputs": normal(1, 7, 96, scale=2.0**60), "weights": normal(2, 70, 96, scale=2.0**60)}
     numbers[small] *= 2.0**-186
     x, weight = (values.double() for values in numbers.values())
-    found = multiply(kernels, numbers["inputs"], kernels.pack(numbers["weights"]), None, 70, torch.float32)
+    actual = multiply(kernels, numbers["inputs"], kernels.pack(numbers["weights"]), None, 70, torch.float32)
     if kernels.made_for not in ("AVX-512", "AVX2", "NEON"):
         x, weight = (values.where(values.abs() >= 2.0**-126, 0) for values in (x, weight))
-    assert_rounded(found, x @ weight.T, x.abs() @ weight.abs().T * FLOAT32 * 4)
+    assert_rounded(actual, x @ weight.T, x.abs() @ weight.abs().T * FLOAT32 * 4)
 
 
 @pytest.mark.parametrize("n_in", [1, 31, 48, 80, 96])

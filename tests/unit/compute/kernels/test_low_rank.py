@@ -1,4 +1,4 @@
-"""What adapters add: against float64, alone and among rows of others, for sizes that fill no register."""
+"""The sums of adapters: against float64, alone and among rows of others, for sizes that fill no register."""
 
 from __future__ import annotations
 

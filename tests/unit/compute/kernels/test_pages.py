@@ -118,23 +118,23 @@ def test_chosen_blocks_are_attended_as_by_the_reference(kernels: Bfloat16Kernels
     kind: type[PagedKernels] = PagedInt8 if kv_format == "int8" else PagedAmx if kernels.amx else PagedVectors
     attention, reference = kind(shape, kernels), ReferenceAttention(shape)
     q = torch.randn(26, 6 * 64, generator=torch.Generator().manual_seed(4)).bfloat16()
-    found, expected = attended(attention, cache, batch, q), attended(reference, cache, batch, q.float())
-    torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.02)
-    check_rows(attention, cache, batch, q, found)
+    actual, expected = attended(attention, cache, batch, q), attended(reference, cache, batch, q.float())
+    torch.testing.assert_close(actual.float(), expected, rtol=0, atol=0.02)
+    check_rows(attention, cache, batch, q, actual)
 
 
 def check_rows(
-    attention: Attention[Any], cache: KvCache, batch: StepBatch, q: torch.Tensor, found: torch.Tensor
+    attention: Attention[Any], cache: KvCache, batch: StepBatch, q: torch.Tensor, actual: torch.Tensor
 ) -> None:
     """A row has the same bits alone; one that reads all of its blocks has those of a dense step."""
     dense = attended(attention, cache, replace(batch, pages=()), q)
     for index, (n_rows, n_keys, pages) in enumerate(WORK):
         rows = slice(batch.query_starts[index], batch.query_starts[index] + n_rows)
         fits = not pages or -(-n_keys // BLOCK) <= pages
-        assert torch.equal(found[rows], dense[rows]) == fits
+        assert torch.equal(actual[rows], dense[rows]) == fits
         if n_rows == 1:
             _, alone = batch.alone([rows.start])
-            assert torch.equal(attended(attention, cache, alone, q[rows].contiguous()), found[rows])
+            assert torch.equal(attended(attention, cache, alone, q[rows].contiguous()), actual[rows])
 
 
 def test_chosen_blocks_are_attended_by_gathering() -> None:
@@ -144,8 +144,8 @@ def test_chosen_blocks_are_attended_by_gathering() -> None:
     attention = PagedSdpa(shape, torch.float32, CPU)
     plan = attention.plan(batch, BLOCK, None)
     q = torch.cat((q, q.new_zeros(attention.n_rows(plan) - 26, 6 * 64)))
-    found = attention.attend(q, cache, 0, plan)[:26]
-    torch.testing.assert_close(found, attended(ReferenceAttention(shape), cache, batch, q[:26]), rtol=0, atol=1e-4)
+    actual = attention.attend(q, cache, 0, plan)[:26]
+    torch.testing.assert_close(actual, attended(ReferenceAttention(shape), cache, batch, q[:26]), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kv_format", ["float32", "int8"])

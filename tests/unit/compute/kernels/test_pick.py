@@ -28,10 +28,10 @@ def test_the_best_tokens_have_the_highest_keys(
 ) -> None:
     logits = _logits(seed, n, 16 * sixteens, quantum)
     width = max(1, round(share * logits.shape[1]))
-    found, bound = KernelLogitShard(1000, kernels).best(logits, width)
+    actual, bound = KernelLogitShard(1000, kernels).best(logits, width)
     every = keys.pack(logits, torch.arange(1000, 1000 + logits.shape[1]))
-    assert torch.equal(found.sort(dim=-1, descending=True).values, every.topk(width, dim=-1).values)
-    assert torch.equal(bound, keys.values_of(found.amin(dim=-1, keepdim=True)))
+    assert torch.equal(actual.sort(dim=-1, descending=True).values, every.topk(width, dim=-1).values)
+    assert torch.equal(bound, keys.values_of(actual.amin(dim=-1, keepdim=True)))
 
 
 def _logits(seed: int, n: int, columns: int, quantum: float) -> torch.Tensor:
@@ -49,8 +49,8 @@ def _logits(seed: int, n: int, columns: int, quantum: float) -> torch.Tensor:
 def test_the_mass_is_exact(kernels: Bfloat16Kernels, n: int, sixteens: int, spread: float, seed: int) -> None:
     logits = _logits(seed, n, 16 * sixteens, 0.0) * spread - 100
     exact = torch.logsumexp(logits.double(), dim=-1, keepdim=True)
-    found = KernelLogitShard(0, kernels).mass(logits).double()
-    assert torch.allclose(found, exact, rtol=3e-7, atol=2e-6)
+    actual = KernelLogitShard(0, kernels).mass(logits).double()
+    assert torch.allclose(actual, exact, rtol=3e-7, atol=2e-6)
 
 
 def test_a_row_is_independent_of_the_batch_and_of_threads(on_threads: OnThreads) -> None:
@@ -71,10 +71,10 @@ def test_filters_and_logprobs_equal_torch(kernels: Bfloat16Kernels, ranks: int) 
         Sampling(temperature=2.0, top_p=0.999, seed=6, logprobs=60),
     ]
     params, logits = [kinds[i % len(kinds)] for i in range(12)], _logits(2, 12, 256, 0.0)[:11]
-    found = draw(logits.clone(), params[:11], ops=KernelOps(kernels), ranks=ranks)
+    actual = draw(logits.clone(), params[:11], ops=KernelOps(kernels), ranks=ranks)
     expected = draw(logits.clone(), params[:11])
-    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    assert actual.token_ids.tolist() == expected.token_ids.tolist()
     for slot, one in expected.logprobs.items():
-        other = found.logprobs[slot]
+        other = actual.logprobs[slot]
         assert (other.token_id, other.rank, other.top_ids) == (one.token_id, one.rank, one.top_ids)
         assert (other.logprob, *other.top_logprobs) == pytest.approx((one.logprob, *one.top_logprobs), abs=4e-6)

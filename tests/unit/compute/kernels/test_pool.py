@@ -1,4 +1,4 @@
-"""The threads behind the kernels: every piece of work is done once, by whoever, however many ask at once."""
+"""The threads behind the kernels: every piece of work is done once, however many callers ask at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from tests.unit.compute.kernels.conftest import LIBRARIES, OnThreads, runs
 from tests.unit.compute.kernels.numbers import normal
-from tests.unit.compute.kernels.test_attention import Case, attend, lay_out
+from tests.unit.compute.kernels.test_attention import KernelCase, attend, lay_out
 
 ROUNDS = 500
 
@@ -35,8 +35,8 @@ def test_thousands_of_rounds_in_a_row(on_threads: OnThreads, threads: int) -> No
 
 
 def test_callers_at_once(on_threads: OnThreads) -> None:
-    """One has the pool, the others work alone meanwhile; nobody gets another's result."""
-    kernels, case = on_threads(3), Case(((1, 40), (5, 70)), n_kv=3, group=2)
+    """One has the pool, the others work alone meanwhile; no caller gets another's result."""
+    kernels, case = on_threads(3), KernelCase(((1, 40), (5, 70)), n_kv=3, group=2)
     weight, data = normal(1, 700, 64), lay_out(case, torch.bfloat16)
     packed, attended = kernels.pack(weight), attend(on_threads(1), case, data)
 
@@ -75,7 +75,7 @@ for library in map(Path, sys.argv[1:]):
 
 
 def test_idle_helpers_sleep() -> None:
-    """Whoever only looks out takes the core from the neighbours. Of all libraries in one process, with no others'."""
+    """A thread that only waits takes the core from its neighbours. Tests all libraries in one process."""
     libraries = [library for library in LIBRARIES.values() if runs(library)]
     program = [sys.executable, "-c", _IDLE, *map(str, libraries)]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=400)

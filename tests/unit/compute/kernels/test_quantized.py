@@ -22,7 +22,7 @@ HALF = torch.bfloat16
 
 
 @dataclass(frozen=True)
-class Made:
+class RandomWeights:
     """Random weights of one form."""
 
     bits: int
@@ -65,18 +65,18 @@ class Made:
 
 
 FORMS = {
-    "int8 per output": Made(8, signed=True, per_output=True, half=False),
-    "int8 in groups": Made(8, signed=True),
-    "int8 with offsets": Made(8, signed=True, offsets=True, half=False),
-    "uint8 with zeros": Made(8, zeros="any"),
-    "6 bits": Made(6, zeros="middle"),
-    "5 bits with minima": Made(5, offsets=True),
-    "4 bits": Made(4, zeros="middle"),
-    "rounded to 4 bits": Made(4, rounded=True),
-    "4 bits with zeros": Made(4, zeros="any"),
-    "4 bits with minima": Made(4, offsets=True),
-    "3 bits": Made(3, zeros="middle"),
-    "2 bits": Made(2, zeros="middle", half=False),
+    "int8 per output": RandomWeights(8, signed=True, per_output=True, half=False),
+    "int8 in groups": RandomWeights(8, signed=True),
+    "int8 with offsets": RandomWeights(8, signed=True, offsets=True, half=False),
+    "uint8 with zeros": RandomWeights(8, zeros="any"),
+    "6 bits": RandomWeights(6, zeros="middle"),
+    "5 bits with minima": RandomWeights(5, offsets=True),
+    "4 bits": RandomWeights(4, zeros="middle"),
+    "rounded to 4 bits": RandomWeights(4, rounded=True),
+    "4 bits with zeros": RandomWeights(4, zeros="any"),
+    "4 bits with minima": RandomWeights(4, offsets=True),
+    "3 bits": RandomWeights(3, zeros="middle"),
+    "2 bits": RandomWeights(2, zeros="middle", half=False),
 }
 # Groups of inputs: in order, cut off at both ends as a rank's part is, as GPTQ's act-order has them, all in one.
 GROUPINGS = {
@@ -135,10 +135,10 @@ def test_products_are_exact_up_to_the_steps_of_inputs(
     weight = FORMS[form].make(n_in, n_out, GROUPINGS[grouping](n_in, size))
     x, added = normal(1, n, n_in), normal(2, n_out).float() if bias else None
     layer = QuantizedLinear(kernels, Stacked((weight,)), added)
-    found = layer(x) if dtype is torch.bfloat16 else layer.in_float32(x)
+    actual = layer(x) if dtype is torch.bfloat16 else layer.in_float32(x)
     exact = x.double() @ numbers(weight).T + (0 if added is None else added.double())
     slack = allowed(x, FORMS[form].off, numbers(weight), parts_of(weight)) + exact.abs() * FLOAT32 * 4
-    assert_rounded(found, exact, slack)
+    assert_rounded(actual, exact, slack)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -147,9 +147,9 @@ def test_every_code_scale_and_zero_counts(kernels: Bfloat16Kernels, form: str) -
     n_in, n_out = 96, 70
     weight = FORMS[form].make(3, n_out, torch.arange(n_in) // 32)
     layer = QuantizedLinear(kernels, Stacked((weight,)), None)
-    found = layer.in_float32(torch.eye(n_in).bfloat16()).T
+    actual = layer.in_float32(torch.eye(n_in).bfloat16()).T
     slack = 2.0**-22 * parts_of(weight).clamp(min=1e-6)
-    assert ((found - numbers(weight)).abs() <= slack).all()
+    assert ((actual - numbers(weight)).abs() <= slack).all()
     ids = torch.tensor([n_out - 1, 0, 33, 64, 0])
     assert layer.looks_up
     close = torch.isclose(layer.rows(ids).double(), numbers(weight)[ids], rtol=2.0**-8, atol=1e-6)
@@ -167,8 +167,8 @@ def test_the_largest_sums_are_exact(kernels: Bfloat16Kernels, form: str) -> None
     codes[0], codes[1] = codes.amin().item(), codes.amax().item()
     x = torch.ones(2, 256).bfloat16()
     x[1] = -1
-    found = QuantizedLinear(kernels, Stacked((weight,)), None).in_float32(x)[:, :2].double()
-    assert torch.allclose(found, x.double() @ numbers(weight)[:2].T, rtol=1e-6, atol=0)
+    actual = QuantizedLinear(kernels, Stacked((weight,)), None).in_float32(x)[:, :2].double()
+    assert torch.allclose(actual, x.double() @ numbers(weight)[:2].T, rtol=1e-6, atol=0)
 
 
 @given(**CASES, place=st.integers(0, 1000))
@@ -179,19 +179,19 @@ def test_a_row_is_the_same_alone_and_at_any_place(
     row, company = normal(place, 1, n_in), normal(place + 1, n, n_in, scale=9.0)
     company[::2] = torch.nan
     company[place % n] = row
-    found = layer.in_float32(company)
-    assert torch.equal(found[place % n], layer.in_float32(row)[0])
+    actual = layer.in_float32(company)
+    assert torch.equal(actual[place % n], layer.in_float32(row)[0])
     others = torch.arange(n) % 2 == 0
     others[place % n] = False
-    assert found[others].isnan().all()
+    assert actual[others].isnan().all()
 
 
 @pytest.mark.parametrize("form", ["int8 per output", "4 bits with zeros"])
 def test_the_number_of_threads_changes_no_bit(on_threads: OnThreads, form: str) -> None:
     weight, x = FORMS[form].make(1, 900, torch.arange(320) // 64), normal(2, 19, 320)
-    found = [QuantizedLinear(on_threads(n), Stacked((weight,)), None).in_float32(x) for n in (1, 2, 3)]
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    actual = [QuantizedLinear(on_threads(n), Stacked((weight,)), None).in_float32(x) for n in (1, 2, 3)]
+    assert torch.equal(actual[0], actual[1])
+    assert torch.equal(actual[0], actual[2])
 
 
 @pytest.mark.parametrize("form", ["int8 in groups", "rounded to 4 bits"])
@@ -201,10 +201,10 @@ def test_inputs_of_any_size(kernels: Bfloat16Kernels, form: str, scale: float) -
     weight, x = FORMS[form].make(1, 64, torch.arange(128) // 32), normal(1, 5, 128)
     x[2] *= 0
     exact = x.double() @ numbers(weight).T * scale
-    found = QuantizedLinear(kernels, Stacked((weight,)), None).in_float32((x.double() * scale).bfloat16()).double()
+    actual = QuantizedLinear(kernels, Stacked((weight,)), None).in_float32((x.double() * scale).bfloat16()).double()
     if scale < 2.0**-112:
         exact = exact * 0
-    error = (found - exact).abs() / scale
+    error = (actual - exact).abs() / scale
     assert (
         error <= allowed(x, FORMS[form].off, numbers(weight), parts_of(weight)) + exact.abs() / scale * FLOAT32 * 4
     ).all()

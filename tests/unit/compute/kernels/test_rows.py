@@ -1,4 +1,4 @@
-"""What is done to each row by itself: norms, sums, rotations, gates, the cache."""
+"""Operations on each row by itself: norms, sums, rotations, gates, the cache."""
 
 from __future__ import annotations
 

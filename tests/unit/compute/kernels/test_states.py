@@ -160,9 +160,9 @@ def test_states_are_advanced_as_torch_does(kernels: Bfloat16Kernels, name: str) 
     x, plan = normal(0, N, width), StatePlan.of(_MIXED, CPU)
     store = normal(1, STORE, *shape, dtype=dtype)
     ours, torchs = store.clone(), store.clone()
-    found = compute(KernelOps(kernels), x, ours, plan)
+    actual = compute(KernelOps(kernels), x, ours, plan)
     expected = compute(TorchOps(torch.bfloat16, CPU), x, torchs, plan)
-    torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-6)
+    torch.testing.assert_close(actual, expected, rtol=2**-6, atol=2**-6)
     torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-4)
     assert torch.equal(ours[[1, 2]], ours[[3, 4]])
 
@@ -188,8 +188,8 @@ def test_rows_of_states_have_the_same_bits_in_pieces_and_beside_another_sequence
 def test_gated_norm(kernels: Bfloat16Kernels, gate: Gate, curve: GateCurve, n: int, size: int, groups: int) -> None:
     weight = None if gate == "plain" else normal(1, groups * size, dtype=torch.float32)
     y, z = normal(2, n, groups * size), normal(3, n, 2 * groups * size + 3)[:, 3 : 3 + groups * size]
-    found, expected = (
+    actual, expected = (
         ops.gated_norm(weight, groups, 1e-5, gate, curve)(y, z)
         for ops in (KernelOps(kernels), TorchOps(torch.bfloat16, CPU))
     )
-    torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=2**-7, atol=1e-6)

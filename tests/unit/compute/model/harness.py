@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Request:
+class DecoderRequest:
     """One request's tokens and blocks."""
 
     ids: list[int]
@@ -69,7 +69,7 @@ class Request:
 
 
 @dataclass
-class Engine:
+class CachedDecoder:
     """A decoder with a cache whose blocks are handed out in a scrambled order, and never reused."""
 
     model: Decoder
@@ -84,12 +84,12 @@ class Engine:
         order = torch.randperm(self.n_blocks, generator=torch.Generator().manual_seed(1)) + 1
         self._free = order.tolist()
 
-    def admit(self, ids: Sequence[int]) -> Request:
+    def admit(self, ids: Sequence[int]) -> DecoderRequest:
         n = -(-len(ids) // self.block_tokens)
         table, self._free = self._free[:n], self._free[n:]
-        return Request(list(ids), table, slot=next(self._slots))
+        return DecoderRequest(list(ids), table, slot=next(self._slots))
 
-    def step(self, work: Sequence[tuple[Request, int]]) -> list[torch.Tensor]:
+    def step(self, work: Sequence[tuple[DecoderRequest, int]]) -> list[torch.Tensor]:
         """Compute the next `n` tokens of each sequence; returns their hidden states in the given order."""
         order = sorted(range(len(work)), key=lambda i: work[i][1] > 1)
         batch = self.batch([work[i] for i in order])
@@ -100,7 +100,7 @@ class Engine:
             work[i][0].computed += work[i][1]
         return results
 
-    def last_rows(self, work: Sequence[tuple[Request, int]], wanted: Sequence[int]) -> torch.Tensor:
+    def last_rows(self, work: Sequence[tuple[DecoderRequest, int]], wanted: Sequence[int]) -> torch.Tensor:
         """The same, in batch order; the last rows of the sequences `wanted` alone: [len(wanted), hidden_size]."""
         batch = self.batch(work)
         hidden = self.model.forward(batch, self.cache, [batch.query_starts[place + 1] - 1 for place in wanted])
@@ -108,7 +108,7 @@ class Engine:
             request.computed += n
         return hidden.clone()
 
-    def batch(self, work: Sequence[tuple[Request, int]]) -> StepBatch:
+    def batch(self, work: Sequence[tuple[DecoderRequest, int]]) -> StepBatch:
         size = self.block_tokens
         ids, positions, slots, starts, lengths = [], [], [], [0], []
         for seq, n in work:
@@ -134,7 +134,7 @@ class Engine:
             segments=self._segments(work) if self.cache.states else (),
         )
 
-    def _segments(self, work: Sequence[tuple[Request, int]]) -> tuple[StateRows, ...]:
+    def _segments(self, work: Sequence[tuple[DecoderRequest, int]]) -> tuple[StateRows, ...]:
         ends = list(itertools.accumulate(n for _, n in work))
         return tuple(
             StateRows(end - n, end, request.slot, fresh=request.computed == 0)
@@ -144,8 +144,8 @@ class Engine:
     def run(self, ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
         """Compute one sequence alone, cut into `chunks` (the last one takes the rest): [n, hidden_size]."""
         seq = self.admit(ids)
-        found = [self.step([(seq, n)])[0] for n in cut(len(ids), chunks)]
-        return torch.cat(found)
+        actual = [self.step([(seq, n)])[0] for n in cut(len(ids), chunks)]
+        return torch.cat(actual)
 
 
 def adapter_rows(slots: Sequence[int], device: torch.device = CPU) -> AdapterRows | None:

@@ -71,8 +71,8 @@ _OTHERS = ("attention_bias", "mlp_bias", "embedding_multiplier", "residual_multi
 
 def _as(config: Json, architecture: str, model_type: str, **settings: Any) -> Json:
     """Return `config` in the spelling of another architecture."""
-    kept = {key: value for key, value in config.items() if key not in (*_OTHERS, "attention_multiplier")}
-    return kept | {"architectures": [architecture], "model_type": model_type} | settings
+    remaining = {key: value for key, value in config.items() if key not in (*_OTHERS, "attention_multiplier")}
+    return remaining | {"architectures": [architecture], "model_type": model_type} | settings
 
 
 def _renamed(tensors: Tensors, names: dict[str, str]) -> Tensors:

@@ -1,4 +1,4 @@
-"""Variants with a state beside the KV cache: short convolutions, state spaces, delta rules, lightning attention."""
+"""Variants with a state outside the KV cache: short convolutions, state spaces, delta rules, lightning attention."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ from services.compute.model.registry import describe
 from services.compute.model.spec import ModelError
 from services.tools.merger.run import merge
 from tests.adapters import write_adapter
-from tests.unit.compute.kernels.test_capture import Computing
+from tests.unit.compute.kernels.test_capture import ComputingBackend
 from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.harness import CPU, Engine, Request, adapter_rows, lone_rank, run_ranks
+from tests.unit.compute.model.harness import CPU, CachedDecoder, DecoderRequest, adapter_rows, lone_rank, run_ranks
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 DELTA = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
@@ -59,7 +59,7 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any], Callable[[int], floa
 }
 
 
-class AdaptedEngine(Engine):
+class AdaptedEngine(CachedDecoder):
     """Gives each sequence's rows the adapter in `slots`, by the id of the request; -1 for none."""
 
     def __init__(self, model: Any, comm: Communicator | None = None, default: int = -1) -> None:
@@ -81,7 +81,7 @@ def merged_logits(
     tensors |= {name: tensors[name] + (change.t() if turned else change) for name, change in changes.items()}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "model.safetensors")
     model = load_model(describe(out), SingleRank(), open_backend(torch.float32, CPU))
-    return model.logits(Engine(model).run(ids, []))[:, : model.spec.vocab_size]
+    return model.logits(CachedDecoder(model).run(ids, []))[:, : model.spec.vocab_size]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -133,7 +133,7 @@ def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
 
     def run(slots: list[int], chunks: list[int]) -> list[torch.Tensor]:
         """The last hidden states of sequences with these slots, computed together."""
-        engine, work = AdaptedEngine(model, lone_rank()), list[Request]()
+        engine, work = AdaptedEngine(model, lone_rank()), list[DecoderRequest]()
         for slot in slots:
             work.append(engine.admit(ids))
             engine.slots[id(work[-1])] = slot
@@ -148,14 +148,14 @@ def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
     model.adapters.put(0, model.adapters.read(adapters[0]))
     first = run([0], [40, 1, 1, 1, 1])[0]
     together = run([1, -1, 0, -1, 0], [37, 4, 1, 1, 1])
-    for found, expected in zip(together, (second, plain, first, plain, first), strict=True):
-        assert torch.equal(found, expected)
+    for actual, expected in zip(together, (second, plain, first, plain, first), strict=True):
+        assert torch.equal(actual, expected)
     assert not torch.equal(first, second)
     assert not torch.equal(first, plain)
     model.adapters.put(1, model.adapters.read(adapters[2]))
     overflowed, *others = run([1, -1, 0], [37, 4, 1, 1, 1])
     assert not overflowed.isfinite().any()
-    assert all(torch.equal(found, expected) for found, expected in zip(others, (plain, first), strict=True))
+    assert all(torch.equal(actual, expected) for actual, expected in zip(others, (plain, first), strict=True))
 
 
 def test_steps_without_adapters_call_the_same_kernels_as_a_model_without_slots(
@@ -169,7 +169,7 @@ def test_steps_without_adapters_call_the_same_kernels_as_a_model_without_slots(
     adapter = read_adapter(tmp_path / "a", describe(base), 8)
 
     def calls(slots: int, slot: int) -> list[str]:
-        model = load_model(describe(base), SingleRank(), Computing(kernels), adapters=AdapterLayers(slots, 8))
+        model = load_model(describe(base), SingleRank(), ComputingBackend(kernels), adapters=AdapterLayers(slots, 8))
         if slots:
             model.adapters.put(0, model.adapters.read(adapter))
         noted = list[Call]()
@@ -321,9 +321,9 @@ def test_unimplemented_features_are_rejected_by_key(what: str, sample: Callable[
     assert read_adapter(tmp_path, model, 4).rank == 4
     with pytest.raises(ModelError, match=r"rank 4; at most 2 \(RYZANSTEIN_ADAPTER_MAX_RANK\)"):
         read_adapter(tmp_path, model, 2)
-    change, said = REFUSED[what]
+    change, message = REFUSED[what]
     change(tmp_path)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         read_adapter(tmp_path, model, 4)
 
 

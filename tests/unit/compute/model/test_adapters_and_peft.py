@@ -30,7 +30,7 @@ from services.compute.ranks.config import Quantization
 from services.tools.merger.run import merge
 from services.worker.adapters.slots import AdapterSources
 from tests.adapters import write_adapter
-from tests.unit.compute.model.harness import CPU, Engine, run_ranks
+from tests.unit.compute.model.harness import CPU, CachedDecoder, run_ranks
 from tests.unit.compute.model.test_adapters import LINEAR, AdaptedEngine
 from tests.unit.compute.model.zoo import VARIANTS, prompt, write_checkpoint
 
@@ -90,23 +90,23 @@ def test_an_adapter_on_rounded_weights_equals_peft_on_the_same_numbers(
         torch.set_num_threads(1)
         return logits(folder, comm, TorchBackend(torch.float32, CPU), quantization)
 
-    for found in (exact(SingleRank()), torch.cat(run_ranks(2, exact), dim=-1)):
-        assert (found[:, :VOCABULARY] - expected).abs().max() <= 1e-4
+    for actual in (exact(SingleRank()), torch.cat(run_ranks(2, exact), dim=-1)):
+        assert (actual[:, :VOCABULARY] - expected).abs().max() <= 1e-4
     change = (plain - expected).abs().mean()
-    if has_vectors():  # our kernels round activations, too
-        found = logits(folder, SingleRank(), open_backend(torch.bfloat16, CPU), quantization)
-        assert (found[:, :VOCABULARY] - expected).abs().mean() < 0.1 * change
+    if has_vectors():  # our kernels also round activations
+        actual = logits(folder, SingleRank(), open_backend(torch.bfloat16, CPU), quantization)
+        assert (actual[:, :VOCABULARY] - expected).abs().mean() < 0.1 * change
 
 
 def test_a_merged_checkpoint_equals_the_merge_of_peft(folder: Path, tmp_path: Path) -> None:
     load: Callable[[Path], transformers.PreTrainedModel] = transformers.AutoModelForCausalLM.from_pretrained
     expected = with_peft(load(folder / "base"), folder).merge_and_unload().state_dict()  # type: ignore[operator]
     merge(folder / "base", folder / "adapter", tmp_path / "merged", lambda done, of: None)
-    found, before = load_file(tmp_path / "merged" / "model.safetensors"), load_file(folder / "base/model.safetensors")
-    assert found.keys() == before.keys()
-    changed = {name for name, tensor in found.items() if not torch.equal(tensor, before[name])}
+    actual, before = load_file(tmp_path / "merged" / "model.safetensors"), load_file(folder / "base/model.safetensors")
+    assert actual.keys() == before.keys()
+    changed = {name for name, tensor in actual.items() if not torch.equal(tensor, before[name])}
     assert len(changed) == 2 * len(LINEAR)
-    for name, tensor in found.items():
+    for name, tensor in actual.items():
         assert torch.allclose(tensor, expected[name], atol=1e-6, rtol=1e-5), name
 
 
@@ -143,13 +143,13 @@ TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
     "routers": ("qwen3_moe", {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"]}),
     "routers with other names": ("mixtral", {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"]}),
     "routers alone": ("gpt_oss", {"target_modules": [], "target_parameters": ["mlp.router.weight"]}),
-    "routers beside experts": (
+    "routers and experts": (
         "qwen3_moe", {"target_modules": [], "target_parameters": ["mlp.gate.weight", "mlp.experts.down_proj"]},
     ),
     "the text of a model of images": (
         "gemma3_multimodal", {"target_modules": r".*language_model.*\.(q_proj|up_proj)"},
     ),
-    "images, too": ("gemma3_multimodal", {"target_modules": ["q_proj", "v_proj"]}),
+    "images": ("gemma3_multimodal", {"target_modules": ["q_proj", "v_proj"]}),
     "orthogonal": ("llama", {"target_modules": ["q_proj"], "init_lora_weights": "orthogonal"}),
     "MiCA": ("llama", {"target_modules": ["q_proj"], "init_lora_weights": "mica"}),
     "VeLoRA": ("llama", {"target_modules": ["q_proj"], "velora_config": VeloraConfig(num_groups=4)}),
@@ -172,8 +172,8 @@ def test_an_adapter_trained_by_peft_is_merged_without_a_change_of_outputs(name: 
             plain = tuned(input_ids=ids).logits[0]
     merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged", lambda done, of: None)
     model = load_model(describe(tmp_path / "merged"), SingleRank(), TorchBackend(torch.float32, CPU))
-    found = model.logits(Engine(model).run(ids[0].tolist(), []))[:, : model.spec.vocab_size]
-    assert (found - expected).abs().max() <= 1e-4
+    actual = model.logits(CachedDecoder(model).run(ids[0].tolist(), []))[:, : model.spec.vocab_size]
+    assert (actual - expected).abs().max() <= 1e-4
     assert (plain - expected).abs().max() > 1e-2
 
 
@@ -197,14 +197,14 @@ def test_an_adapter_of_a_model_of_images_is_served_on_its_text(
     )
     assert any("vision_tower" in name for name in stored)
     served = load_model(describe(base), SingleRank(), TorchBackend(torch.float32, CPU), adapters=AdapterLayers(1, 2))
-    found = read_adapter(adapter, describe(base), 2)
-    assert found.n_left_out == sum("vision_tower" in name for name in stored)
-    served.adapters.put(0, served.adapters.read(found))
+    actual = read_adapter(adapter, describe(base), 2)
+    assert actual.n_left_out == sum("vision_tower" in name for name in stored)
+    served.adapters.put(0, served.adapters.read(actual))
     logits = served.logits(AdaptedEngine(served, default=0).run(ids[0].tolist(), []))[:, : served.spec.vocab_size]
     assert (logits - expected).abs().max() <= 1e-4
     sources = AdapterSources(describe(base), 2, (str(adapter),), ())
     asyncio.run(sources.inspect(str(adapter)))
-    assert f"{found.n_left_out} of its tensors are not used: they change the vision tower" in caplog.text
+    assert f"{actual.n_left_out} of its tensors are not used: they change the vision tower" in caplog.text
 
 
 # Where the base has a layer's experts: by expert, as one tensor, and as one of [in, out] under transformers' own name.
@@ -225,8 +225,8 @@ def test_experts_that_peft_adapts_as_one_parameter_are_merged_and_not_served(var
         read_adapter(tmp_path / "adapter", describe(tmp_path / "base"), 64)
     merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged", lambda done, of: None)
     model = load_model(describe(tmp_path / "merged"), SingleRank(), TorchBackend(torch.float32, CPU))
-    found = model.logits(Engine(model).run(ids[0].tolist(), []))[:, : model.spec.vocab_size]
-    assert (found - expected).abs().max() <= 1e-4
+    actual = model.logits(CachedDecoder(model).run(ids[0].tolist(), []))[:, : model.spec.vocab_size]
+    assert (actual - expected).abs().max() <= 1e-4
     settings = tmp_path / "adapter/adapter_config.json"
     changed = json.loads(settings.read_text()) | {"rank_pattern": {"experts.down_proj": 3}}
     settings.write_text(json.dumps(changed))

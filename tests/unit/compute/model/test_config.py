@@ -209,7 +209,7 @@ GROUPED = {"n_group": 4, "topk_group": 2, "n_routed_experts": 4, "num_experts_pe
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "said"),
+    ("name", "change", "reason"),
     [
         ("gemma3", ONE_KIND, "rope_parameters: expected 'full_attention' and 'sliding_attention', found ['sliding"),
         ("olmo3", ONE_KIND, "rope_parameters: expected 'full_attention' and 'sliding_attention', found ['sliding"),
@@ -222,7 +222,7 @@ GROUPED = {"n_group": 4, "topk_group": 2, "n_routed_experts": 4, "num_experts_pe
         (
             "ministral3",
             {"rope_parameters": ROPE | {"llama_4_scaling_beta": 0.1}},
-            "llama_4_scaling_beta: expected a number above 0 beside original_max_position_embeddings, found 0.1",
+            "llama_4_scaling_beta: expected a number above 0 with original_max_position_embeddings, found 0.1",
         ),
         ("deepseek_v2", {"qk_head_dim": 3}, "qk_head_dim: expected qk_nope_head_dim + qk_rope_head_dim"),
         ("deepseek_v3", GROUPED, "n_group: expected groups of two experts and more, found 4"),
@@ -239,10 +239,10 @@ GROUPED = {"n_group": 4, "topk_group": 2, "n_routed_experts": 4, "num_experts_pe
         ),
     ],
 )
-def test_values_outside_a_family_are_rejected_by_name(name: str, change: Json, said: str) -> None:
+def test_values_outside_a_family_are_rejected_by_name(name: str, change: Json, reason: str) -> None:
     with pytest.raises(ModelError) as refused:
         _interpret(name, change)
-    assert said in str(refused.value)
+    assert reason in str(refused.value)
 
 
 def test_layers_by_default_and_by_letters() -> None:
@@ -298,7 +298,7 @@ def test_the_function_of_a_classifiers_scores(change: Json, function: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"id2label": {"0": "no", "2": "yes"}}, "id2label: expected labels of the numbers from 0 on, found {'0'"),
         ({"problem_type": "clustering"}, "problem_type: 'clustering' is not implemented"),
@@ -308,10 +308,10 @@ def test_the_function_of_a_classifiers_scores(change: Json, function: str) -> No
         ),
     ],
 )
-def test_a_classifier_that_is_not_implemented_is_refused_by_its_key(change: Json, said: str) -> None:
+def test_a_classifier_that_is_not_implemented_is_refused_by_its_key(change: Json, reason: str) -> None:
     with pytest.raises(ModelError) as refused:
         _interpret("Bert", CLASSIFIER | change)
-    assert said in str(refused.value)
+    assert reason in str(refused.value)
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", pytest.param("[" * 100_000, id="deep")])

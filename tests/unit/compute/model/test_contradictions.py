@@ -24,7 +24,7 @@ from services.compute.model.layers.rope import check_tables
 from services.compute.model.registry import describe, read_spec
 from services.compute.model.spec import ModelError, ModelSpec, RopeSpec
 from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.harness import CPU, Engine
+from tests.unit.compute.model.harness import CPU, CachedDecoder
 
 Json = dict[str, Any]
 WRONG: tuple[Any, ...] = (
@@ -57,10 +57,10 @@ def _changed(config: Json, path: tuple[str, ...], value: Any) -> Json:
 
 
 def _compute(folder: Path, spec: ModelSpec, backend: ModelBackend) -> torch.Tensor:
-    """What a prompt, no longer than the model allows, comes to."""
+    """The logits of a prompt that is no longer than the model allows."""
     n = min(20, spec.max_positions)
     model = load_model(describe(folder), SingleRank(), backend, max_positions=n)
-    hidden = Engine(model, n_blocks=8).run([index % model.spec.vocab_size for index in range(n)], [])
+    hidden = CachedDecoder(model, n_blocks=8).run([index % model.spec.vocab_size for index in range(n)], [])
     return hidden if model.spec.bidirectional else model.logits(hidden)
 
 
@@ -71,7 +71,7 @@ def test_any_value_of_any_key_is_computed_or_refused_by_name(
     folder, backend = sample(variant).folder, open_backend(torch.float32, CPU)
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
     config, refused, wrong = json.loads((folder / "config.json").read_text()), 0, []
-    computed: list[tuple[ModelSpec, Any]] = []  # what a model is loaded by
+    computed: list[tuple[ModelSpec, Any]] = []  # arguments of a model's loading
     for path in _places(config):
         for value in WRONG:
             changed = _changed(config, path, value)

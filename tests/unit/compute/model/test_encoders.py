@@ -24,7 +24,7 @@ from services.compute.model.registry import describe, read_spec
 from services.compute.model.spec import HeadLayer, ModelError, ModelSpec
 from services.compute.ranks.config import PoolingKind
 from services.worker.rank.pooling import PooledSlots
-from tests.unit.compute.model.harness import CPU, Engine, load_changed, run_ranks
+from tests.unit.compute.model.harness import CPU, CachedDecoder, load_changed, run_ranks
 from tests.unit.compute.model.zoo import randomise
 
 _SHAPE: dict[str, Any] = {
@@ -51,7 +51,7 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 LENGTHS = (40, 1, 17, 33)  # sequence lengths; windows are shorter than two of them
 ENCODERS = ("Bert", "Roberta", "XLMRoberta", "ModernBert")
 DECODERS = ("Llama", "Mistral", "Qwen3")
-# (model, switch, wrong value); other switches are those of decoders, too: test_switches.py
+# (model, switch, wrong value); other switches are also those of decoders: test_switches.py
 SWITCHES: list[tuple[str, str, Any]] = [
     ("Bert", "bidirectional", False),
     ("Gemma3Text", "bidirectional", False),
@@ -157,7 +157,7 @@ def test_labels_equal_transformers(name: str, tmp_path: Path) -> None:
         if name in ENCODERS:
             (hidden,) = step(model, [ids], second_from)
         else:
-            hidden = Engine(model).run(ids, [30])
+            hidden = CachedDecoder(model).run(ids, [30])
         assert (pooled(model, hidden) - expected).abs().max() <= 1e-4
 
 
@@ -177,10 +177,10 @@ def _agree(
     types = {} if second_from is None else {"token_type_ids": (torch.arange(len(ids)) >= second_from).long()[None]}
     with torch.no_grad():
         expected = reference(torch.tensor([ids]), **types)
-    found = step(model, [ids], second_from)[0] if model.spec.bidirectional else Engine(model).run(ids, [30])
+    actual = step(model, [ids], second_from)[0] if model.spec.bidirectional else CachedDecoder(model).run(ids, [30])
     if kind == "Model":
-        return bool((found - expected.last_hidden_state[0]).abs().max() <= 1e-4)
-    return model.spec.classifier is not None and bool((pooled(model, found) - expected.logits[0]).abs().max() <= 1e-4)
+        return bool((actual - expected.last_hidden_state[0]).abs().max() <= 1e-4)
+    return model.spec.classifier is not None and bool((pooled(model, actual) - expected.logits[0]).abs().max() <= 1e-4)
 
 
 @pytest.mark.parametrize(("name", "switch", "wrong"), SWITCHES)

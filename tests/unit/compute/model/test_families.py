@@ -13,7 +13,7 @@ from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
 from services.compute.model.registry import describe, read_spec
 from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.harness import Engine
+from tests.unit.compute.model.harness import CachedDecoder
 from tests.unit.compute.model.zoo import VARIANTS
 
 FULL: list[int] = []
@@ -32,14 +32,14 @@ def test_logits_equal_transformers(variant: str, backend: ModelBackend, sample: 
     assert model.spec == read_spec(expected.folder)
     vocab = expected.logits.shape[1]
     for chunks in (FULL, CHUNKED, DECODED):
-        logits = model.logits(Engine(model).run(expected.ids, chunks)).cpu()
+        logits = model.logits(CachedDecoder(model).run(expected.ids, chunks)).cpu()
         assert logits.dtype is torch.float32
         assert torch.isneginf(logits[:, vocab:]).all()
         assert (logits[:, :vocab] - expected.logits).abs().max() <= 1e-4
         assert torch.equal(logits.argmax(-1), expected.logits.argmax(-1))
     for hidden, rows in zip(continued(model, expected.ids), (expected.logits[:-1], expected.logits[1:]), strict=True):
         assert (model.logits(hidden).cpu()[:, :vocab] - rows).abs().max() <= 1e-4
-    engine, n_ids = Engine(model), len(expected.ids)
+    engine, n_ids = CachedDecoder(model), len(expected.ids)
     first, second = engine.admit(expected.ids), engine.admit(expected.ids)
     assert engine.last_rows([(first, 7), (second, 12)], []).shape == (0, model.spec.hidden_size)
     some = model.logits(engine.last_rows([(first, 1), (second, n_ids - 12)], [0, 1])).cpu()
@@ -53,7 +53,7 @@ def continued(model: Decoder, ids: list[int]) -> tuple[torch.Tensor, torch.Tenso
 
     Returns the states of each sequence's last row after both steps, [len(ids) - 1, hidden_size].
     """
-    engine, indices = Engine(model), range(1, len(ids))
+    engine, indices = CachedDecoder(model), range(1, len(ids))
     sequences = [engine.admit(ids) for _ in indices]
     known = engine.step(list(zip(sequences, indices, strict=True)))
     added = engine.step([(sequence, 1) for sequence in sequences])
@@ -67,7 +67,7 @@ def test_in_half_precision_logits_are_near_transformers(
     expected = sample(variant)
     model = load_model(describe(expected.folder), SingleRank(), half)
     for chunks in (FULL, DECODED):
-        logits = model.logits(Engine(model).run(expected.ids, chunks)).cpu()[:, : expected.logits.shape[1]]
+        logits = model.logits(CachedDecoder(model).run(expected.ids, chunks)).cpu()[:, : expected.logits.shape[1]]
         error = (logits - expected.logits).norm(dim=-1) / expected.logits.norm(dim=-1)  # [n]
         assert error.median() <= TYPICAL_ERROR[half.dtype]
         assert error.max() <= WORST_ERROR[half.dtype]

@@ -28,7 +28,7 @@ from services.compute.model.registry import describe
 from services.compute.model.spec import ModelError, ModelSpec
 from services.worker.rank.places import Span, places_of
 from tests.unit.compute.model import zoo
-from tests.unit.compute.model.harness import CPU, Engine, Request, ThreadRank, load_changed, run_ranks
+from tests.unit.compute.model.harness import CPU, CachedDecoder, DecoderRequest, ThreadRank, load_changed, run_ranks
 
 IMAGE, PATCH, SQUARE = 98, 2, 2  # the placeholder
 _QWEN3: dict[str, Any] = {"depth": 3, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1]}
@@ -41,7 +41,7 @@ SIZES = ((3, 5), (1, 2), (1, 1), (4, 4))  # lines and columns of the images' row
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenGrid:
     folder: Path
     ids: list[int]
     spans: list[Span]
@@ -50,12 +50,12 @@ class Seen:
 
 
 @dataclass
-class PlacedEngine(Engine):
+class PlacedEngine(CachedDecoder):
     """An engine whose placeholders have rows of images, and whose rows have places."""
 
-    seen: Seen = field(kw_only=True)
+    seen: SeenGrid = field(kw_only=True)
 
-    def batch(self, work: list[tuple[Request, int]]) -> StepBatch:  # type: ignore[override]
+    def batch(self, work: list[tuple[DecoderRequest, int]]) -> StepBatch:  # type: ignore[override]
         batch, ((request, n_rows),) = super().batch(work), work
         span = range(request.computed, request.computed + n_rows)
         known, shift = places_of(self.seen.spans)
@@ -71,7 +71,7 @@ class PlacedEngine(Engine):
 
 
 @pytest.fixture(scope="module", params=VISION)
-def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SeenGrid:
     folder, config = tmp_path_factory.mktemp(request.param), zoo.VARIANTS[f"{request.param}_multimodal"]()
     for key, value in (VISION[request.param] | {"patch_size": PATCH}).items():
         setattr(config.vision_config, key, value)
@@ -95,13 +95,13 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with torch.inference_mode():
         kinds = torch.tensor([ids]).eq(IMAGE).long()
         answer = model(input_ids=torch.tensor([ids]), mm_token_type_ids=kinds, **inputs)
-    found = describe(folder)
+    actual = describe(folder)
     with safe_open(folder / "model.safetensors", "pt") as file:
         stored = [file.get_slice(name).get_shape() for name in file.keys() if "visual." in name]  # noqa: SIM118
-    assert tower_elements(found.spec) == sum(math.prod(shape) for shape in stored if len(shape) > 1)
+    assert tower_elements(actual.spec) == sum(math.prod(shape) for shape in stored if len(shape) > 1)
     images = open_folder(folder).images
     assert images is not None
-    tower = load_tower(found, TorchBackend(torch.float32, CPU), found.spec.hidden_size, images.mean, images.std)
+    tower = load_tower(actual, TorchBackend(torch.float32, CPU), actual.spec.hidden_size, images.mean, images.std)
     states = []
     for picture, (_, columns) in zip(pictures, SIZES, strict=True):
         pixels = torch.from_numpy(picture).flatten()
@@ -109,11 +109,11 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         for number in range(tower.n_layers):
             pixels = tower(pixels, number, number + 1, columns)
         assert torch.equal(pixels, states[-1])
-    return Seen(folder, ids, spans, torch.cat(states), answer.logits[0].float())
+    return SeenGrid(folder, ids, spans, torch.cat(states), answer.logits[0].float())
 
 
 @pytest.mark.parametrize("chunks", [[], [7, 2, 3, 11, 5], [1] * 40])
-def test_logits_with_images_equal_transformers(seen: Seen, backend: ModelBackend, chunks: list[int]) -> None:
+def test_logits_with_images_equal_transformers(seen: SeenGrid, backend: ModelBackend, chunks: list[int]) -> None:
     model = load_model(describe(seen.folder), SingleRank(), backend)
     logits = model.logits(PlacedEngine(model, seen=seen).run(seen.ids, chunks)).cpu()[:, : seen.logits.shape[1]]
     assert (logits - seen.logits).abs().max() <= 1e-4
@@ -122,7 +122,7 @@ def test_logits_with_images_equal_transformers(seen: Seen, backend: ModelBackend
     assert (unplaced - seen.logits).abs().max() > 1e-3
 
 
-def test_logits_with_images_depend_on_the_ropes_axes(seen: Seen) -> None:
+def test_logits_with_images_depend_on_the_ropes_axes(seen: SeenGrid) -> None:
     def exchanged(spec: ModelSpec) -> ModelSpec:
         (rope,) = spec.ropes
         assert rope.axes == ((0, 0, 1, 1, 2, 2) if seen.folder.name.startswith("qwen2") else (0, 1, 2, 0, 1, 2))
@@ -134,7 +134,7 @@ def test_logits_with_images_depend_on_the_ropes_axes(seen: Seen) -> None:
     assert (logits - seen.logits).abs().max() > 1e-3
 
 
-def test_logits_with_images_depend_on_each_deep_layer(seen: Seen, backend: ModelBackend) -> None:
+def test_logits_with_images_depend_on_each_deep_layer(seen: SeenGrid, backend: ModelBackend) -> None:
     model = load_model(describe(seen.folder), SingleRank(), backend)
     size, vision = model.spec.hidden_size, model.spec.vision
     assert vision is not None
@@ -161,7 +161,7 @@ def test_states_added_to_rows_of_images_change_no_other_row(backend: ModelBacken
     assert torch.allclose(changed.normed, norm(changed.x), atol=1e-6)
 
 
-def test_logits_with_images_on_two_ranks_equal_transformers(seen: Seen) -> None:
+def test_logits_with_images_on_two_ranks_equal_transformers(seen: SeenGrid) -> None:
     def compute(rank: ThreadRank) -> torch.Tensor:
         model = load_model(describe(seen.folder), rank, TorchBackend(torch.float32, CPU))
         engine = PlacedEngine(model, rank, seen=seen)
@@ -246,7 +246,7 @@ def test_models_that_see_with_unknown_settings_are_refused(
     ],
 )
 def test_images_with_unknown_settings_are_refused(
-    seen: Seen, changed: dict[str, object], named: str, tmp_path: Path
+    seen: SeenGrid, changed: dict[str, object], named: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text((seen.folder / "config.json").read_text())
     settings = json.loads((seen.folder / "preprocessor_config.json").read_text())

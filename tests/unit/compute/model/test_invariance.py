@@ -23,7 +23,7 @@ from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
 from services.compute.model.registry import describe
-from tests.unit.compute.model.harness import CPU, Engine, Request, cut
+from tests.unit.compute.model.harness import CPU, CachedDecoder, DecoderRequest, cut
 from tests.unit.compute.model.zoo import prompt, write_checkpoint
 
 Load = Callable[[str, str], Decoder]
@@ -152,7 +152,7 @@ def _ids(seed: int, length: int) -> list[int]:
 
 def _alone(model: Decoder, ids: list[int]) -> torch.Tensor:
     """One prefill of everything: what every other way must reproduce."""
-    return Engine(model, block_tokens=16).run(ids, [])
+    return CachedDecoder(model, block_tokens=16).run(ids, [])
 
 
 @pytest.mark.parametrize(("name", "stored"), _CASES)
@@ -163,11 +163,11 @@ def test_a_request_is_the_same_in_any_company_and_chunking(
 ) -> None:
     model = load(name, stored)
     lengths = data.draw(st.lists(st.integers(1, 150), min_size=2, max_size=5))
-    engine = Engine(model, block_tokens=16)
+    engine = CachedDecoder(model, block_tokens=16)
     requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
     chunks = [cut(length, data.draw(st.lists(st.integers(1, 70), max_size=6))) for length in lengths]
-    found = _serve(engine, requests, chunks, data)
-    for seed, (length, hidden) in enumerate(zip(lengths, found, strict=True)):
+    actual = _serve(engine, requests, chunks, data)
+    for seed, (length, hidden) in enumerate(zip(lengths, actual, strict=True)):
         assert torch.equal(hidden, _alone(model, _ids(seed, length))), (seed, length)
 
 
@@ -179,7 +179,7 @@ def test_a_last_row_is_independent_of_other_requested_rows(
 ) -> None:
     model = load(name, stored)
     lengths = sorted(data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=5)))
-    engine = Engine(model, block_tokens=16)
+    engine = CachedDecoder(model, block_tokens=16)
     requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
     parts = [data.draw(st.integers(0, length - 1)) for length in lengths]
     for request, part in zip(requests, parts, strict=True):
@@ -187,21 +187,23 @@ def test_a_last_row_is_independent_of_other_requested_rows(
             engine.last_rows([(request, part)], [])
     work = sorted(zip(requests, [len(r.ids) - r.computed for r in requests], strict=True), key=lambda one: one[1] > 1)
     wanted = data.draw(st.lists(st.sampled_from(range(len(work))), unique=True).map(sorted))
-    found = engine.last_rows(work, wanted)
-    assert len(found) == len(wanted)
-    for place, hidden in zip(wanted, found, strict=True):
+    actual = engine.last_rows(work, wanted)
+    assert len(actual) == len(wanted)
+    for place, hidden in zip(wanted, actual, strict=True):
         assert torch.equal(hidden, _alone(model, work[place][0].ids)[-1])
 
 
-def _serve(engine: Engine, requests: list[Request], chunks: list[list[int]], data: st.DataObject) -> list[torch.Tensor]:
+def _serve(
+    engine: CachedDecoder, requests: list[DecoderRequest], chunks: list[list[int]], data: st.DataObject
+) -> list[torch.Tensor]:
     """Compute all requests, in each step a random choice of them in random order."""
-    found: list[list[torch.Tensor]] = [[] for _ in requests]
+    actual: list[list[torch.Tensor]] = [[] for _ in requests]
     while any(chunks):
         open_ = [i for i, left in enumerate(chunks) if left]
         chosen = data.draw(st.lists(st.sampled_from(open_), min_size=1, unique=True))
         for i, hidden in zip(chosen, engine.step([(requests[i], chunks[i].pop(0)) for i in chosen]), strict=True):
-            found[i].append(hidden)
-    return [torch.cat(parts) for parts in found]
+            actual[i].append(hidden)
+    return [torch.cat(parts) for parts in actual]
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
@@ -210,14 +212,14 @@ def test_long_contexts_decode_like_prefill(name: str, dtype: str, load: Load) ->
     """Beyond the kernel's key block, and beyond one tile of prefill rows."""
     model, ids = load(name, dtype), _ids(7, 1100)
     expected = _alone(model, ids)
-    engine = Engine(model, block_tokens=16)
+    engine = CachedDecoder(model, block_tokens=16)
     assert torch.equal(engine.run(ids, [500, *[1] * 40, 9, 300, *[1] * 40, 170]), expected)
 
 
 @pytest.mark.parametrize("stored", _STORED)
 def test_a_full_batch_of_decodes_equals_each_alone(stored: str, load: Load) -> None:
     model = load("llama", stored)
-    engine = Engine(model, block_tokens=16)
+    engine = CachedDecoder(model, block_tokens=16)
     lengths = [3, 64, 65, 66, 127, 128, 300, 31] * 5
     requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
     engine.step([(request, len(request.ids) - 1) for request in requests])
@@ -232,7 +234,7 @@ def test_a_full_batch_of_decodes_equals_each_alone(stored: str, load: Load) -> N
 @pytest.mark.parametrize("stored", _STORED)
 def test_a_prefix_hit_equals_a_miss(stored: str, load: Load) -> None:
     model = load("llama", stored)
-    engine = Engine(model, block_tokens=16)
+    engine = CachedDecoder(model, block_tokens=16)
     first = engine.admit(_ids(1, 100))
     engine.step([(first, 100)])
     second = engine.admit([*first.ids[:96], *_ids(2, 40)])
@@ -245,7 +247,7 @@ def test_a_prefix_hit_equals_a_miss(stored: str, load: Load) -> None:
 def test_leftovers_in_free_blocks_cannot_leak(stored: str, load: Load) -> None:
     """A block handed on holds another request's values, even NaN, until they are overwritten."""
     model = load("llama", stored)
-    engine = Engine(model, block_tokens=16)
+    engine = CachedDecoder(model, block_tokens=16)
     for kv in engine.cache.layers:
         kv[1:] = torch.nan if kv.is_floating_point() else 127  # scales of 3e38
     assert torch.equal(engine.run(_ids(4, 90), [30, 1, 50]), _alone(model, _ids(4, 90)))
@@ -255,7 +257,7 @@ def test_leftovers_in_free_blocks_cannot_leak(stored: str, load: Load) -> None:
 def test_leftovers_in_a_slot_cannot_leak(name: str, load: Load) -> None:
     """A slot handed on holds another request's state, even NaN, until a sequence begins in it."""
     model = load(name, "bf16")
-    engine = Engine(model, block_tokens=16)
+    engine = CachedDecoder(model, block_tokens=16)
     assert engine.cache.states is not None
     for part in (part for parts in engine.cache.states.layers for part in parts):
         part.fill_(torch.nan)

@@ -14,7 +14,7 @@ from services.compute.backends.opening import open_backend
 from services.compute.backends.torch.backend import TorchBackend
 from services.compute.model.build import load_model
 from services.compute.model.registry import describe
-from tests.unit.compute.model.harness import CPU, Engine, ThreadRank, run_ranks
+from tests.unit.compute.model.harness import CPU, CachedDecoder, ThreadRank, run_ranks
 from tests.unit.compute.model.test_invariance import CONFIGS
 from tests.unit.compute.model.zoo import prompt, write_checkpoint
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def logits(folder: Path, comm: Communicator, backend: ModelBackend) -> tuple[torch.Tensor, torch.Tensor]:
     """The hidden states of a prompt on all ranks, and the logits of this one."""
     model = load_model(describe(folder), comm, backend)
-    hidden = Engine(model, comm, block_tokens=16).run(IDS, [7, 1, 20, 1])
+    hidden = CachedDecoder(model, comm, block_tokens=16).run(IDS, [7, 1, 20, 1])
     return hidden, model.logits(hidden)
 
 
@@ -58,7 +58,7 @@ def test_several_ranks_equal_a_single_rank(folder: Path, size: int) -> None:
 
 
 def test_kernels_equal_torch_and_approximate_float32(folder: Path) -> None:
-    """torch gathers and dequantizes: what GPUs do, too."""
+    """torch gathers and dequantizes, as on GPUs."""
     backends = (in_int8(), TorchBackend(torch.float32, CPU, INT8), TorchBackend(torch.float32, CPU))
     ours, reference, exact = (logits(folder, SingleRank(), backend)[1][:, :300] for backend in backends)
     error = (ours - exact).abs().mean()

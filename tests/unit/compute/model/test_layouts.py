@@ -21,7 +21,7 @@ from services.compute.model.registry import describe, read_spec
 from services.compute.model.spec import ModelError
 from tests.unit.compute.model.conftest import Sample
 from tests.unit.compute.model.formats.checkpoints import logits as sharded_logits
-from tests.unit.compute.model.harness import CPU, Engine
+from tests.unit.compute.model.harness import CPU, CachedDecoder
 from tests.unit.compute.model.zoo import prompt, reference_logits
 
 Tensors = dict[str, torch.Tensor]
@@ -38,11 +38,11 @@ def _changed(folder: Path, to: Path, change: Callable[[Tensors], Tensors], **con
 
 def _logits(folder: Path, ids: list[int]) -> torch.Tensor:
     model = load_model(describe(folder), SingleRank(), open_backend(torch.float32, CPU))
-    return model.logits(Engine(model).run(ids, [30]))[:, :99]
+    return model.logits(CachedDecoder(model).run(ids, [30]))[:, :99]
 
 
 def _body(tensors: Tensors) -> Tensors:
-    """What AutoModel.save_pretrained stores."""
+    """The tensors that AutoModel.save_pretrained stores."""
     prefixes = ("model.", "gpt_neox.", "transformer.")
     return {
         next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name): tensor
@@ -70,7 +70,7 @@ def test_a_body_without_a_head_embeds_and_does_not_generate(sample: Callable[[st
     with torch.no_grad():
         reference = transformers.AutoModel.from_pretrained(folder)(torch.tensor([whole.ids])).last_hidden_state[0]
     model = load_model(describe(folder), SingleRank(), open_backend(torch.float32, CPU))
-    assert (Engine(model).run(whole.ids, [30]) - reference).abs().max() <= 1e-4
+    assert (CachedDecoder(model).run(whole.ids, [30]) - reference).abs().max() <= 1e-4
 
 
 @pytest.mark.parametrize("variant", ["qwen2", "gpt2", "gpt_neox_serial"])
@@ -86,7 +86,7 @@ def test_a_stored_head_is_used_even_if_the_config_ties_the_head(
 
     folder = _changed(tied.folder, tmp_path, with_head)
     reference = reference_logits(transformers.AutoModelForCausalLM.from_pretrained(folder), tied.ids)
-    assert (reference - tied.logits).abs().max() > 0.1  # transformers keeps the stored one, too
+    assert (reference - tied.logits).abs().max() > 0.1  # transformers also keeps the stored one
     assert (_logits(folder, tied.ids) - reference).abs().max() <= 1e-4
 
 
@@ -121,7 +121,7 @@ def test_gemma_1_with_gelu_is_computed_with_tanh(sample: Callable[[str], Sample]
 def test_learned_positions_shrink_to_the_served_length(sample: Callable[[str], Sample]) -> None:
     made, ids = sample("gpt2"), prompt(30)
     model = load_model(describe(made.folder), SingleRank(), open_backend(torch.float32, CPU), max_positions=32)
-    assert (model.logits(Engine(model).run(ids, []))[:, :99] - made.logits[:30]).abs().max() <= 1e-4
+    assert (model.logits(CachedDecoder(model).run(ids, []))[:, :99] - made.logits[:30]).abs().max() <= 1e-4
     with pytest.raises(ModelError, match="the model was made for 128"):
         load_model(describe(made.folder), SingleRank(), open_backend(torch.float32, CPU), max_positions=129)
 
@@ -161,8 +161,8 @@ def test_experts_in_a_single_tensor_equal_transformers_5(
         _logits(folder, made.ids)
     key = "moe_intermediate_size" if variant == "qwen3_moe" else "intermediate_size"
     (folder / "config.json").write_text(json.dumps(config | {key: 40}))
-    said = rf"experts\.gate_up_proj: expected shape \[4, 80, 48\], found \[4, \d+, 48\]; {key} \(40\) of config"
-    with pytest.raises(ModelError, match=said):
+    message = rf"experts\.gate_up_proj: expected shape \[4, 80, 48\], found \[4, \d+, 48\]; {key} \(40\) of config"
+    with pytest.raises(ModelError, match=message):
         _logits(folder, made.ids)
 
 

@@ -13,7 +13,7 @@ from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
 from services.compute.model.registry import describe
 from services.compute.model.spec import ModelError
-from tests.unit.compute.model.harness import CPU, Engine
+from tests.unit.compute.model.harness import CPU, CachedDecoder
 from tests.unit.compute.model.zoo import VARIANTS, prompt, reference_logits, write_checkpoint
 
 _TINY = {
@@ -41,7 +41,7 @@ def test_dynamic_scaling_generates_like_transformers(tmp_path: Path) -> None:
     model = load_model(describe(tmp_path), SingleRank(), open_backend(torch.float32, CPU))
     assert model.spec.max_positions == 48
     for chunks in ([20, *[1] * 24], [], [7, 30]):
-        logits = model.logits(Engine(model).run(ids, chunks))[:, :99]
+        logits = model.logits(CachedDecoder(model).run(ids, chunks))[:, :99]
         assert (logits - torch.cat(expected)).abs().max() <= 1e-4
 
 
@@ -51,7 +51,7 @@ def test_a_window_far_behind_the_first_key_block(window: int, tmp_path: Path) ->
     reference = write_checkpoint(config, tmp_path)
     ids = prompt(1300)
     model = load_model(describe(tmp_path), SingleRank(), open_backend(torch.float32, CPU))
-    logits = model.logits(Engine(model).run(ids, [700, 1, 1, 580, *[1] * 10]))[:, :99]
+    logits = model.logits(CachedDecoder(model).run(ids, [700, 1, 1, 580, *[1] * 10]))[:, :99]
     assert (logits - reference_logits(reference, ids)).abs().max() <= 1e-4
 
 
@@ -61,9 +61,9 @@ def test_a_shorter_limit_chooses_the_short_factors(tmp_path: Path) -> None:
     ids = prompt(30)  # within the original 32
     expected = reference_logits(reference, ids)
     short = load_model(describe(tmp_path), SingleRank(), open_backend(torch.float32, CPU), max_positions=32)
-    assert (short.logits(Engine(short).run(ids, []))[:, :99] - expected).abs().max() <= 1e-4
+    assert (short.logits(CachedDecoder(short).run(ids, []))[:, :99] - expected).abs().max() <= 1e-4
     long = load_model(describe(tmp_path), SingleRank(), open_backend(torch.float32, CPU))
-    assert (long.logits(Engine(long).run(ids, []))[:, :99] - expected).abs().max() > 1e-3
+    assert (long.logits(CachedDecoder(long).run(ids, []))[:, :99] - expected).abs().max() > 1e-3
 
 
 def test_blocks_that_cross_chunks_are_refused(tmp_path: Path) -> None:

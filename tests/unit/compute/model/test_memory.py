@@ -1,4 +1,4 @@
-"""What a decoder takes of memory: while it is loaded, and afterwards."""
+"""A decoder's memory: while it is loaded, and afterwards."""
 
 from __future__ import annotations
 

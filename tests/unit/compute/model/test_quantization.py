@@ -29,7 +29,7 @@ from services.compute.model.quantization import rounding_of
 from services.compute.model.registry import describe, interpret
 from services.compute.ranks.config import Quantization, RankGroupConfig
 from tests.unit.compute.model.formats.gguf.models import write_model
-from tests.unit.compute.model.harness import CPU, Engine, ThreadRank, run_ranks
+from tests.unit.compute.model.harness import CPU, CachedDecoder, ThreadRank, run_ranks
 from tests.unit.compute.model.zoo import prompt, write_checkpoint
 
 IDS = prompt(23, 203, 1)
@@ -55,12 +55,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits(folder: Path, size: int, open_one: Callable[[], ModelBackend], quantization: Quantization) -> torch.Tensor:
-    """What `size` ranks compute, in float32: [n, vocab_size]."""
+    """Logits of `size` ranks in float32: [n, vocab_size]."""
 
     def work(rank: ThreadRank) -> torch.Tensor:
         torch.set_num_threads(1)
         model = load_model(describe(folder), rank, open_one(), quantization=quantization)
-        return model.logits(Engine(model, rank, block_tokens=16).run(IDS, [5]))
+        return model.logits(CachedDecoder(model, rank, block_tokens=16).run(IDS, [5]))
 
     return torch.cat(run_ranks(size, work), dim=-1)[:, :203].float()
 
@@ -75,8 +75,8 @@ def test_ranks_agree_and_are_close_to_their_numbers(folder: Path, quantization: 
     for size in (1, 2, 4):
         parts = logits(folder, size, lambda: TorchBackend(torch.float32, CPU), quantization)
         assert (parts - exact).abs().max() < 1e-4 * exact.abs().max(), size
-        found = logits(folder, size, lambda: open_backend(torch.bfloat16, CPU), quantization)
-        assert (found - exact).abs().mean() < roundings * noise, size
+        actual = logits(folder, size, lambda: open_backend(torch.bfloat16, CPU), quantization)
+        assert (actual - exact).abs().mean() < roundings * noise, size
     assert (exact - unquantized).abs().mean() > noise * (2 if quantization == "int4" else 0.2)
 
 
@@ -148,7 +148,7 @@ def test_loading_never_holds_the_weights_dense_nor_the_whole_file(tmp_path: Path
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
     model = load_model(describe(tmp_path), SingleRank(), backend, 16, "int4")
     grown = resident("VmHWM") - before
-    bands = 24 << 20  # what is taken apart at a time, and libraries that are used for the first time
+    bands = 24 << 20  # the band that is unpacked at a time, and libraries that are used for the first time
     assert grown < 1.2 * sum(code.nbytes for code in packed(model)) + bands
     assert (tmp_path / "model.safetensors").stat().st_size > 1.2 * grown
 
@@ -182,13 +182,13 @@ def test_a_model_of_half_a_billion_in_four_bits(
     lines = [json.loads(line) for line in published.read_text().splitlines()]
     config: dict[str, Any] = next(line["config"] for line in lines if "0.5B" in line["name"])
     _, spec = interpret(Config(config, Path("config.json")))
-    asked = RankGroupConfig("", kv_tokens=1, max_model_len=2048, quantization=quantization)
-    assert footprint(spec, asked).fixed.weights <= most
-    assert footprint(spec, replace(asked, quantization="none")).fixed.weights > 0.9e9
+    ranks = RankGroupConfig("", kv_tokens=1, max_model_len=2048, quantization=quantization)
+    assert footprint(spec, ranks).fixed.weights <= most
+    assert footprint(spec, replace(ranks, quantization="none")).fixed.weights > 0.9e9
 
 
 def test_routers_and_positions_are_never_rounded_and_tables_keep_eight_bits() -> None:
-    found = {key: rounding_of("int4", key) for key in ("layers.3.router", "positions", "embed", "head", "layers.3.q")}
-    assert [key for key, rounding in found.items() if rounding is None] == ["layers.3.router", "positions"]
-    assert [rounding.bits for rounding in found.values() if rounding] == [8, 8, 4]
+    actual = {key: rounding_of("int4", key) for key in ("layers.3.router", "positions", "embed", "head", "layers.3.q")}
+    assert [key for key, rounding in actual.items() if rounding is None] == ["layers.3.router", "positions"]
+    assert [rounding.bits for rounding in actual.values() if rounding] == [8, 8, 4]
     assert rounding_of("none", "layers.3.q") is None

@@ -22,7 +22,7 @@ from services.compute.model.spec import (
     SumFactors,
 )
 from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.harness import Engine, load_changed
+from tests.unit.compute.model.harness import CachedDecoder, load_changed
 from tests.unit.compute.model.test_encoders import SWITCHES as _OF_ENCODERS
 
 # (variant, switch, wrong value)
@@ -196,13 +196,13 @@ _MAMBA2: list[tuple[str, str, Any]] = [
 _DESCRIPTIVE = {
     *("family", "left_out", "dtype", "eos_token_ids", "layers", "generates", "quantization"),
     *("vision", "axes"),  # test_vision.py, test_grid_vision.py
-    *("in_layers", "in_tables"),  # what a file stores, for the prediction of memory
+    *("in_layers", "in_tables"),  # shares of a file's types, for the prediction of memory
 }
 
 
 def _agrees(sample: Sample, mutate: Callable[[ModelSpec], ModelSpec]) -> bool:
     model = load_changed(sample.folder, mutate)
-    logits = model.logits(Engine(model).run(sample.ids, [30]))[:, : sample.logits.shape[1]]
+    logits = model.logits(CachedDecoder(model).run(sample.ids, [30]))[:, : sample.logits.shape[1]]
     return bool((logits - sample.logits).abs().max() <= 1e-4)
 
 

@@ -15,7 +15,7 @@ from services.compute.model.decoder import Decoder
 from services.compute.model.registry import describe
 from services.compute.model.spec import LayerSpec, ModelError, ModelSpec, MoeSpec
 from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.harness import CPU, Engine, ThreadRank, run_ranks
+from tests.unit.compute.model.harness import CPU, CachedDecoder, ThreadRank, run_ranks
 from tests.unit.compute.model.zoo import VARIANTS
 
 # 2 KV heads on 4 ranks are shared by pairs; 99 tokens are padded on every number of ranks.
@@ -41,7 +41,7 @@ def test_several_ranks_equal_a_single_rank(variant: str, size: int, sample: Call
     def work(rank: ThreadRank) -> tuple[torch.Tensor, torch.Tensor, Decoder]:
         torch.set_num_threads(1)
         model = _load(expected.folder, rank)
-        hidden = Engine(model, rank).run(expected.ids, [7, 1, 20, 1])
+        hidden = CachedDecoder(model, rank).run(expected.ids, [7, 1, 20, 1])
         return hidden, model.logits(hidden), model
 
     results = run_ranks(size, work)
@@ -60,7 +60,7 @@ def test_a_layer_has_one_all_reduce_after_attention_and_one_after_the_mlp(sample
 
     def work(rank: ThreadRank) -> tuple[int, int]:
         model = _load(expected.folder, rank)
-        engine, before = Engine(model, rank), rank.n_calls
+        engine, before = CachedDecoder(model, rank), rank.n_calls
         engine.run(expected.ids, [])
         return rank.n_calls - before, model.spec.n_layers
 
@@ -86,7 +86,7 @@ _DENSE = ModelSpec(
 
 
 @pytest.mark.parametrize(
-    ("spec", "size", "said"),
+    ("spec", "size", "message"),
     [
         (_DENSE, 2, "9 attention heads cannot be divided among 2 ranks: 1 or 3 ranks work"),
         (_DENSE, 9, "1536 MLP columns cannot be divided among 9 ranks: 1 or 3 ranks work"),
@@ -104,8 +104,8 @@ _DENSE = ModelSpec(
         ),
     ],
 )
-def test_a_refusal_names_the_numbers_of_ranks_that_work(spec: ModelSpec, size: int, said: str) -> None:
+def test_a_refusal_names_the_numbers_of_ranks_that_work(spec: ModelSpec, size: int, message: str) -> None:
     with pytest.raises(ModelError) as refused:
         spec.kv_heads_per_rank(size)
-    assert str(refused.value) == said
+    assert str(refused.value) == message
     assert all(spec.kv_heads_per_rank(count) for count in spec.rank_counts())

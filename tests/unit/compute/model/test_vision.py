@@ -21,7 +21,7 @@ from services.compute.model.loading.folder import open_folder
 from services.compute.model.registry import describe
 from services.compute.model.spec import ModelError
 from tests.unit.compute.model import zoo
-from tests.unit.compute.model.harness import CPU, Engine, Request, ThreadRank, run_ranks
+from tests.unit.compute.model.harness import CPU, CachedDecoder, DecoderRequest, ThreadRank, run_ranks
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.5, 0.3, 0.2)
 IMAGE = 98  # the placeholder
@@ -30,12 +30,12 @@ FRAMES = (range(2, 51), range(52, 101))  # positions of their rows
 
 
 @dataclass
-class SeeingEngine(Engine):
+class SeeingEngine(CachedDecoder):
     """An engine whose placeholders have rows of images, in order; steps end with frames where these are whole."""
 
     states: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # [n_placeholders, hidden_size]
 
-    def batch(self, work: list[tuple[Request, int]]) -> StepBatch:  # type: ignore[override]
+    def batch(self, work: list[tuple[DecoderRequest, int]]) -> StepBatch:  # type: ignore[override]
         batch = super().batch(work)
         (request, n_rows), *others = work
         assert not others
@@ -104,7 +104,7 @@ def test_logits_with_images_equal_transformers(seen: Seen, backend: ModelBackend
     engine = SeeingEngine(model, states=states_of(seen, backend))
     logits = model.logits(engine.run(seen.ids, chunks)).cpu()[:, : seen.logits.shape[1]]
     assert (logits - seen.logits).abs().max() <= 1e-4
-    blind = model.logits(Engine(model).run(seen.ids, chunks)).cpu()[:, : seen.logits.shape[1]]
+    blind = model.logits(CachedDecoder(model).run(seen.ids, chunks)).cpu()[:, : seen.logits.shape[1]]
     assert (blind - seen.logits).abs().max() > 1e-2
 
 
@@ -115,7 +115,7 @@ def test_logits_after_a_cached_prefix_equal_transformers(seen: Seen, backend: Mo
     engine = SeeingEngine(model, states=states_of(seen, backend))
     first = engine.admit(seen.ids)
     engine.step([(first, len(seen.ids))])
-    again = Request(first.ids, first.table, computed=start)
+    again = DecoderRequest(first.ids, first.table, computed=start)
     (hidden,) = engine.step([(again, len(seen.ids) - start)])
     logits = model.logits(hidden).cpu()[:, : seen.logits.shape[1]]
     assert (logits - seen.logits[start:]).abs().max() <= 1e-4

@@ -26,15 +26,15 @@ _SERVED = {
 
 def tested() -> dict[str, dict[str, list[str]]]:
     """Return the features, what ranks divide, and the tests' checkpoints of each family, by its model type."""
-    found: dict[str, dict[str, dict[str, None]]] = {}
+    actual: dict[str, dict[str, dict[str, None]]] = {}
     for kind, name, values in _configs():
         family, spec = interpret(Config(values, Path("config.json")))
         named = {"features": features(spec), "divided": [what for what, _ in spec.divided], kind: [name]}
-        of_family = found.setdefault(family.model_type, {})
+        of_family = actual.setdefault(family.model_type, {})
         for key, texts in (named | {"served": _SERVED.get(family.model_type, ())}).items():
             of_family.setdefault(key, {}).update(dict.fromkeys(texts))
     types = (family.model_type for family in FAMILIES.values())
-    return {name: {key: list(texts) for key, texts in sorted(found[name].items()) if texts} for name in types}
+    return {name: {key: list(texts) for key, texts in sorted(actual[name].items()) if texts} for name in types}
 
 
 def _configs() -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every family, written by transformers, with its logits beside them."""
+"""Tiny random checkpoints of every family, written by transformers, with its logits."""
 
 from __future__ import annotations
 

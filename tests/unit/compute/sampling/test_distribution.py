@@ -34,10 +34,10 @@ def histogram(params: Sampling, logits: torch.Tensor, n: int, seeds: bool) -> np
     return np.bincount(tokens, minlength=VOCAB)
 
 
-@pytest.mark.parametrize(("asked", "computed"), [(1e-46, 0), (1e-42, 0), (1e-38, 0), (9e-6, 0), (2e-5, 2e-5), (1, 1)])
-def test_a_temperature_that_float32_cannot_divide_by_is_greedy(asked: float, computed: float) -> None:
+@pytest.mark.parametrize(("sent", "computed"), [(1e-46, 0), (1e-42, 0), (1e-38, 0), (9e-6, 0), (2e-5, 2e-5), (1, 1)])
+def test_a_temperature_that_float32_cannot_divide_by_is_greedy(sent: float, computed: float) -> None:
     params = SlotParams(1)
-    params.set(0, Sampling(temperature=asked, top_p=0.5), 1)
+    params.set(0, Sampling(temperature=sent, top_p=0.5), 1)
     assert params.temperature[0] == pytest.approx(computed)
     assert params.filtered[0] == bool(computed)
 
@@ -55,11 +55,11 @@ def test_samples_follow_the_softmax(temperature: float, seeds: bool) -> None:
 def test_filtered_samples_follow_the_renormalised_softmax() -> None:
     n = 40_000
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2))
-    kept = torch.topk(logits[0].double(), 10)
-    expected = n * torch.softmax(kept.values, dim=0).numpy()
+    stored = torch.topk(logits[0].double(), 10)
+    expected = n * torch.softmax(stored.values, dim=0).numpy()
     counts = histogram(Sampling(temperature=1.0, top_k=10), logits, n, False)
-    assert counts.sum() == counts[kept.indices.numpy()].sum() == n
-    assert abs(chi_square(counts[kept.indices.numpy()], expected)) < 4.5
+    assert counts.sum() == counts[stored.indices.numpy()].sum() == n
+    assert abs(chi_square(counts[stored.indices.numpy()], expected)) < 4.5
 
 
 def noise_of(seeds: list[int], positions: list[int], ids: torch.Tensor) -> torch.Tensor:

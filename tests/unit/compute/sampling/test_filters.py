@@ -33,7 +33,7 @@ def reference(logits: np.ndarray, top_k: int, top_p: float, min_p: float) -> tup
     margins = [np.abs(before[1:] - top_p).min()] if len(order) > 1 and top_p < 1.0 else []
     if min_p:
         margins.append(np.abs(weights / weights[0] - min_p).min())
-    return {token for token, kept in zip(order, keep, strict=True) if kept}, min(margins, default=1.0)
+    return {token for token, stored in zip(order, keep, strict=True) if stored}, min(margins, default=1.0)
 
 
 def kept_tokens(logits: torch.Tensor, limits: Limits, ranks: int) -> list[set[int]]:
@@ -41,15 +41,15 @@ def kept_tokens(logits: torch.Tensor, limits: Limits, ranks: int) -> list[set[in
         part = part_of(logits, comm)
         tokens: dict[int, set[int]] = {}
         shard = TorchLogitShard(comm.rank * part.shape[1], part.shape[1], torch.device("cpu"))
-        for found in filter_rows(comm, shard, part, limits):
-            for row, ids, kept in zip(found.rows.tolist(), found.token_ids, found.allowed, strict=True):
+        for actual in filter_rows(comm, shard, part, limits):
+            for row, ids, stored in zip(actual.rows.tolist(), actual.token_ids, actual.allowed, strict=True):
                 assert row not in tokens
-                tokens[row] = set(ids[kept].tolist())
+                tokens[row] = set(ids[stored].tolist())
         return [tokens[row] for row in range(len(logits))]
 
-    found = on_ranks(ranks, body)
-    assert found == [found[0]] * ranks
-    return found[0]
+    actual = on_ranks(ranks, body)
+    assert actual == [actual[0]] * ranks
+    return actual[0]
 
 
 rows = st.tuples(

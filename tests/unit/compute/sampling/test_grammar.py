@@ -101,10 +101,10 @@ def test_text_follows_its_grammar_on_any_number_of_ranks() -> None:
     assert generate(rows, 60, ranks=2) == (alone, {})
 
 
-@pytest.mark.parametrize("kept", [1, 4, 9])
-def test_a_resumed_request_goes_on_as_if_uninterrupted(kept: int) -> None:
+@pytest.mark.parametrize("stored", [1, 4, 9])
+def test_a_resumed_request_goes_on_as_if_uninterrupted(stored: int) -> None:
     whole, _ = generate(VARIETY, 60)
-    assert generate(VARIETY, 60, known=[row[:kept] for row in whole]) == (whole, {})
+    assert generate(VARIETY, 60, known=[row[:stored] for row in whole]) == (whole, {})
 
 
 def test_the_end_comes_only_where_the_grammar_ends() -> None:
@@ -116,7 +116,7 @@ def test_the_end_comes_only_where_the_grammar_ends() -> None:
     assert text(ignored) == "abbbbbbbbb"
     assert len(least) >= 4
     (at_once,), _ = generate([params("ab{0,9}", logit_bias={EOS[0]: 90.0})], 40)
-    assert len(text(at_once)) < len("abbbbbbbbb")  # what the others had to be kept from
+    assert len(text(at_once)) < len("abbbbbbbbb")  # the others were kept from this text
 
 
 def test_a_request_that_leaves_its_grammar_fails_alone() -> None:

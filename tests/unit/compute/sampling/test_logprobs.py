@@ -15,14 +15,14 @@ from tests.unit.compute.sampling.thread_group import on_ranks
 VOCAB = 64
 
 
-def check(found: TokenLogprobs, logits: torch.Tensor, token: int, n_top: int) -> None:
+def check(actual: TokenLogprobs, logits: torch.Tensor, token: int, n_top: int) -> None:
     exact = torch.log_softmax(logits.double(), dim=0)
     order = sorted(range(VOCAB), key=lambda i: (-logits[i].item(), i))
-    assert found.token_id == token
-    assert found.rank == order.index(token) + 1
-    assert found.logprob == pytest.approx(exact[token].item(), abs=2e-6)
-    assert found.top_ids == tuple(order[:n_top])
-    assert found.top_logprobs == pytest.approx([exact[i].item() for i in order[:n_top]], abs=2e-6)
+    assert actual.token_id == token
+    assert actual.rank == order.index(token) + 1
+    assert actual.logprob == pytest.approx(exact[token].item(), abs=2e-6)
+    assert actual.top_ids == tuple(order[:n_top])
+    assert actual.top_logprobs == pytest.approx([exact[i].item() for i in order[:n_top]], abs=2e-6)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -50,9 +50,9 @@ def test_prompt_tokens_are_scored(ranks: int) -> None:
     def body(comm: Communicator) -> list[TokenLogprobs]:
         return make_sampler(comm, VOCAB, 1).score_prompt(part_of(logits, comm), following, 3)
 
-    for found in on_ranks(ranks, body):
+    for actual in on_ranks(ranks, body):
         for row in range(9):
-            check(found[row], logits[row], int(following[row]), 3)
+            check(actual[row], logits[row], int(following[row]), 3)
 
 
 def test_more_top_tokens_than_a_rank_holds() -> None:

@@ -1,4 +1,4 @@
-"""What is drawn without waiting for the device is what is drawn by asking it, for every filter and any split."""
+"""Draws without a wait for the device equal those with one, for every filter and any split."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def test_tokens_equal_those_of_synchronous_draws(ranks: int, rows: list[Row], po
         assert numbers is not None
         draws = numbers.draws([torch.from_numpy(array) for array in numbers.arrays()])
         with Unasked():
-            found = sampler.draw_on_device(part_of(logits, comm), draws)
-        return found.tolist(), sampler.draw(part_of(logits, comm), slots, positions).token_ids.tolist()
+            actual = sampler.draw_on_device(part_of(logits, comm), draws)
+        return actual.tolist(), sampler.draw(part_of(logits, comm), slots, positions).token_ids.tolist()
 
-    for found, expected in on_ranks(ranks, body):
-        assert found == expected
+    for actual, expected in on_ranks(ranks, body):
+        assert actual == expected
 
 
 @pytest.mark.parametrize("wrong", NOT_FINITE)

@@ -35,8 +35,8 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
     ids = torch.tensor([[*PROMPT, *GENERATED, 9]])
     expected = RepetitionPenaltyLogitsProcessor(1.7)(ids, logits.clone())
-    found = penalised(Sampling(repetition_penalty=1.7), logits.clone(), [9])
-    assert torch.allclose(found, expected, atol=1e-6)
+    actual = penalised(Sampling(repetition_penalty=1.7), logits.clone(), [9])
+    assert torch.allclose(actual, expected, atol=1e-6)
 
 
 def test_presence_and_frequency_count_only_generated_tokens() -> None:
@@ -44,8 +44,8 @@ def test_presence_and_frequency_count_only_generated_tokens() -> None:
     expected = logits.double().clone()
     for token, n in Counter([*GENERATED, 5, 1]).items():
         expected[0, token] -= 0.6 + 0.25 * n
-    found = penalised(Sampling(presence_penalty=0.6, frequency_penalty=0.25), logits.clone(), [5, 1])
-    assert torch.allclose(found.double(), expected, atol=1e-5)
+    actual = penalised(Sampling(presence_penalty=0.6, frequency_penalty=0.25), logits.clone(), [5, 1])
+    assert torch.allclose(actual.double(), expected, atol=1e-5)
 
 
 def test_a_long_answer_of_many_tokens_is_counted_to_its_end() -> None:
@@ -54,9 +54,9 @@ def test_a_long_answer_of_many_tokens_is_counted_to_its_end() -> None:
     counts.admit(0, np.array([0], np.int32), 1)
     for token in [*range(1, 200), *range(1, 200)]:
         counts.count([0], np.array([token]))
-    found = torch.zeros(1, 300)
-    counts.penalise(found, np.array([0]), np.array([0]), columns)
-    assert found[0].tolist() == [0.0, *[-2.0] * 199, *[0.0] * 100]
+    actual = torch.zeros(1, 300)
+    counts.penalise(actual, np.array([0]), np.array([0]), columns)
+    assert actual[0].tolist() == [0.0, *[-2.0] * 199, *[0.0] * 100]
 
 
 def test_a_slot_forgets_its_former_request() -> None:
@@ -66,10 +66,10 @@ def test_a_slot_forgets_its_former_request() -> None:
         counts.admit(slot, np.array([0, slot + 10], np.int32), 1)
     counts.release(3)
     counts.admit(3, np.array([0, 50], np.int32), 1)
-    found = torch.zeros(8, VOCAB)
-    counts.penalise(found, np.arange(8), np.arange(8), columns)
+    actual = torch.zeros(8, VOCAB)
+    counts.penalise(actual, np.arange(8), np.arange(8), columns)
     for slot in range(8):
-        assert found[slot].nonzero().flatten().tolist() == [50 if slot == 3 else slot + 10]
+        assert actual[slot].nonzero().flatten().tolist() == [50 if slot == 3 else slot + 10]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -82,8 +82,8 @@ def test_minimum_length_bans_end_tokens_as_transformers_does(ranks: int) -> None
         known = [1, 2, *range(10, 10 + n_generated)]
         processor = MinNewTokensLengthLogitsProcessor(2, 3, list(ends))
         expected = processor(torch.tensor([known]), logits.clone()).argmax().item()
-        found = draw(logits.clone(), [params], known=[known], n_prompt=2, ranks=ranks)
-        assert found.token_ids.tolist() == [expected]
+        actual = draw(logits.clone(), [params], known=[known], n_prompt=2, ranks=ranks)
+        assert actual.token_ids.tolist() == [expected]
         assert (expected == 33) == (n_generated >= 3)
 
 

@@ -65,7 +65,7 @@ _TYPES: list[Any] = [
     Annotated[Cat | Dog, Field(discriminator="kind")],
 ]
 PYDANTIC = [TypeAdapter(kind).json_schema() for kind in _TYPES] + [
-    # what versions before 2.12 wrote for Decimal
+    # the pattern of versions before 2.12 for Decimal
     {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]},
 ]
 

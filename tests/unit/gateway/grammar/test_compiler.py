@@ -65,7 +65,7 @@ def test_gbnf_escapes_of_no_character_are_refused(gbnf: str) -> None:
 )
 def test_errors_have_no_internal_words(grammar: str, words: str) -> None:
     error = compile_error(vocabulary(), grammar) or ""
-    if not error:  # what only a step finds
+    if not error:  # an error that only a step finds
         matcher = matcher_of(grammar)
         for token in vocabulary().tokenize_str("xxx"):
             matcher.consume_token(token)
@@ -76,14 +76,14 @@ def test_errors_have_no_internal_words(grammar: str, words: str) -> None:
 
 
 def answers(*requests: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the process answers to the requests."""
+    """The process's answers to the requests."""
     messages = [json.dumps({"model": "m", **request}).encode() for request in requests]
-    written, found = io.BytesIO(), []
+    written, actual = io.BytesIO(), []
     serve(io.BytesIO(b"".join(len(message).to_bytes(4, "little") + message for message in messages)), written)
     written.seek(0)
     while head := written.read(4):
-        found.append(json.loads(written.read(int.from_bytes(head, "little"))))
-    return found
+        actual.append(json.loads(written.read(int.from_bytes(head, "little"))))
+    return actual
 
 
 def test_grammars_are_answered_in_order() -> None:
@@ -92,8 +92,8 @@ def test_grammars_are_answered_in_order() -> None:
     lark, deep = 'start: "a"', "root ::= " + "(" * 4_000
     long = 'root ::= "a' + "\n" * 20 + '"' + ' | "b"' * 12_000
     grammars = {'root ::= "a"': True, "start: b": False, lark: True, 'root ::= "a': True, deep: True, long: True}
-    found = answers(introduced, *({"grammar": text, "foreign": foreign} for text, foreign in grammars.items()))
-    converted, wrong, same, broken, nested, large = found
+    actual = answers(introduced, *({"grammar": text, "foreign": foreign} for text, foreign in grammars.items()))
+    converted, wrong, same, broken, nested, large = actual
     assert (converted["error"], accepts(converted["grammar"], "a")) == (None, True)
     assert (wrong.get("grammar"), "unknown name" in wrong["error"]) == (None, True)
     assert same == {"error": None, "grammar": lark}
@@ -103,5 +103,5 @@ def test_grammars_are_answered_in_order() -> None:
 
 
 def test_a_tokenizer_that_llguidance_can_not_read_refuses_every_grammar() -> None:
-    (found,) = answers({"tokenizer": "{}", "vocab_size": 8, "eos": []}, {"grammar": 'start: "a"', "foreign": False})
-    assert found["error"].startswith("This model's tokenizer cannot be constrained: ")
+    (actual,) = answers({"tokenizer": "{}", "vocab_size": 8, "eos": []}, {"grammar": 'start: "a"', "foreign": False})
+    assert actual["error"].startswith("This model's tokenizer cannot be constrained: ")

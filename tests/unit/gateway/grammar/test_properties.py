@@ -126,7 +126,7 @@ def test_an_object_that_no_grammar_follows_is_refused_with_the_path(schema: Any,
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"),
+    ("pattern", "actual"),
     [
         ("^a$", ["a"]),
         ("^a$|^b$", ["a", "b"]),
@@ -143,6 +143,6 @@ def test_an_object_that_no_grammar_follows_is_refused_with_the_path(schema: Any,
         *((pattern, None) for pattern in ("^(a$", "^a)$", "^[a$", "^(?=a)a$", "^(?i:a)$", "^a{300}$", "^?$")),
     ],
 )
-def test_few_names_of_a_pattern_are_listed(pattern: str, found: list[str] | None) -> None:
-    assert names_of(pattern) == found
-    assert all(re.search(pattern, name) for name in found or ())
+def test_few_names_of_a_pattern_are_listed(pattern: str, actual: list[str] | None) -> None:
+    assert names_of(pattern) == actual
+    assert all(re.search(pattern, name) for name in actual or ())

@@ -221,15 +221,15 @@ def test_alternatives_are_checked_unless_mutually_exclusive(schema: Any, checked
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "message"),
     [
         ({"const": 10**400}, "a grammar writes 15 digits"),
         ({"description": "x" * 65_536}, "at most 65536 bytes"),
         ([], "must be an object"),
     ],
 )
-def test_a_schema_that_can_not_be_followed_is_refused_with_the_reason(schema: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_schema_that_can_not_be_followed_is_refused_with_the_reason(schema: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ready(schema, RULES)
 
 

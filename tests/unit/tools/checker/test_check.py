@@ -86,7 +86,7 @@ def test_all_reasons_equal_those_of_a_worker(run: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ("./nowhere", "./nowhere: no such folder or GGUF file, and not a hub id like owner/name"),
         ("", "'': empty; allowed: a folder, a GGUF file, or a hub id like owner/name"),
@@ -96,12 +96,12 @@ def test_all_reasons_equal_those_of_a_worker(run: Any, tmp_path: Path) -> None:
     ],
 )
 def test_a_model_that_is_not_found(
-    model: str, said: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, message: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens
     status, text = run("check", model)
-    assert (status, f"{model}: cannot be served\n- " in text, said in text) == (REFUSED, True, True), text
+    assert (status, f"{model}: cannot be served\n- " in text, message in text) == (REFUSED, True, True), text
 
 
 @pytest.mark.parametrize("broken", ["config.json", "m.gguf"])

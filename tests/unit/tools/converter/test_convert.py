@@ -132,7 +132,7 @@ def run(source: Path, out: Path, kind: str = AUTO, *, shard_bytes: int = 10**9, 
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """What transformers makes of a folder."""
+    """The logits of transformers for a folder."""
     model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
@@ -144,9 +144,9 @@ def test_a_round_trip_keeps_every_tensor(name: str, folder: Make, tmp_path: Path
     source = folder(name)
     file = run(source, tmp_path / "m.gguf")
     back = run(file, tmp_path / "back", shard_bytes=80_000)
-    wanted, found = weights(source), weights(back)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[key], wanted[key]) and found[key].dtype == wanted[key].dtype for key in wanted)
+    wanted, actual = weights(source), weights(back)
+    assert actual.keys() == wanted.keys()
+    assert all(torch.equal(actual[key], wanted[key]) and actual[key].dtype == wanted[key].dtype for key in wanted)
     sizes = [shard.stat().st_size for shard in back.glob("*.safetensors")]
     assert {written.stat().st_mode & 0o777 for written in (file, *back.iterdir())} == {0o666 & ~_umask()}
     assert len(sizes) > 1
@@ -175,7 +175,7 @@ def test_llama_cpp_answers_like_transformers(name: str, folder: Make, tmp_path: 
     source = folder(name)
     file = run(source, tmp_path / "m.gguf", "F32")
     prompt = Tokenizer.from_file(str(source / "tokenizer.json")).encode("Hello, world! 123").ids
-    found = LlamaCpp(file).greedy(prompt, 12)
+    actual = LlamaCpp(file).greedy(prompt, 12)
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     wanted, ids = [], torch.tensor([prompt])
     with torch.inference_mode():
@@ -184,7 +184,7 @@ def test_llama_cpp_answers_like_transformers(name: str, folder: Make, tmp_path: 
             logits[[0, 2]] = -torch.inf  # end tokens
             wanted.append(int(logits.argmax()))
             ids = torch.cat((ids, torch.tensor([[wanted[-1]]])), dim=1)
-    assert found == wanted
+    assert actual == wanted
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_1"])
@@ -215,7 +215,7 @@ def test_rejections_keep_existing_files(folder: Make, tmp_path: Path) -> None:
     (body / "config.json").write_text(transformers.BertConfig(architectures=["BertModel"]).to_json_string())
     odd = Path(shutil.copytree(source, tmp_path / "odd"))
     (odd / "generation_config.json").write_text('{"eos_token_id": [{}]}')
-    for change, said in (
+    for change, reason in (
         ({"source": odd, "force": True}, "eos_token_id: expected a token's id or a list of them, found [{}]"),
         ({"source": body, "force": True}, "the body of a model, without its head, is not converted"),
         ({"out": out / "m.gguf"}, "m.gguf: File exists"),
@@ -225,7 +225,7 @@ def test_rejections_keep_existing_files(folder: Make, tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelError) as refused:
             run(**{"source": source, "out": out, **change})
-        assert said in str(refused.value)
+        assert reason in str(refused.value)
     assert out.read_text() == "mine"
     run(source, out, force=True)
     with pytest.raises(ModelError, match=r"--type Q8_0: expected auto or one of F32, F16, BF16 for "):
@@ -235,7 +235,7 @@ def test_rejections_keep_existing_files(folder: Make, tmp_path: Path) -> None:
 
 def test_models_that_gguf_cannot_hold_are_refused(tmp_path: Path) -> None:
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
-    for number, (config, said) in enumerate(
+    for number, (config, reason) in enumerate(
         (
             (transformers.LlamaConfig(**SHAPE, rope_parameters=yarn), "a rope of kind 'yarn' is not written"),
             (
@@ -256,7 +256,7 @@ def test_models_that_gguf_cannot_hold_are_refused(tmp_path: Path) -> None:
         source.mkdir()
         with pytest.raises(ModelError) as refused:
             run(write_folder(source, config), tmp_path / "m.gguf")
-        assert said in str(refused.value)
+        assert reason in str(refused.value)
         assert not (tmp_path / "m.gguf").exists()
 
 

@@ -61,12 +61,12 @@ def lowered() -> Tokenizer:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Tokenizer(models.Unigram([("a", 0.0)])), "a tokenizer of type Unigram is not written; allowed: BPE"),
         (lowered, "no pre-tokenizer that GGUF names gives this tokenizer's ids"),
     ],
 )
-def test_a_vocabulary_beyond_gguf_is_rejected(make: Callable[[], Tokenizer], said: str) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_a_vocabulary_beyond_gguf_is_rejected(make: Callable[[], Tokenizer], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         vocabulary_keys(folder(make()))

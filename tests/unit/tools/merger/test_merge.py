@@ -25,7 +25,7 @@ Q0 = f"{BEFORE}layers.0.self_attn.q_proj"
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What the command says of a base and an adapter that it refuses; it leaves what was there."""
+    """The command's error for a base and an adapter that it refuses; existing files stay."""
 
     def call(base: Path, adapter: Path, out: Path | None = None) -> str:
         out = out or adapter / "merged"
@@ -107,8 +107,8 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], str]] = {
 def test_an_adapter_that_does_not_fit_is_refused_by_its_tensor(
     what: str, refused: Callable[..., str], tmp_path: Path
 ) -> None:
-    tensors, said = REFUSED[what]
-    assert said in refused(TINY_MODEL, adapter(tmp_path, tensors))
+    tensors, message = REFUSED[what]
+    assert message in refused(TINY_MODEL, adapter(tmp_path, tensors))
 
 
 def test_an_unmergeable_adapter_is_rejected(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_an_unmergeable_adapter_is_rejected(refused: Callable[..., str], tmp_pat
     (base / "config.json").write_text(json.dumps(config | {"quantization_config": fp8}))
     assert "quantized; merge into the checkpoint that it was made from" in refused(base, folder)
     assert "not the folder of a PEFT adapter" in refused(TINY_MODEL, base)
-    for key, value, said in (
+    for key, value, message in (
         ("r", True, "r: expected a whole number from 1 on, found True"),
         ("modules_to_save", ["norm"], "modules_to_save: norm: adapter_model.safetensors holds none of its tensors"),
         ("alpha_pattern", {"q_proj": "8"}, "alpha_pattern: 'q_proj': expected a number from 0 on, found '8'"),
     ):
-        assert said in refused(TINY_MODEL, adapter(tmp_path / said[:40], **{key: value}))
+        assert message in refused(TINY_MODEL, adapter(tmp_path / message[:40], **{key: value}))

@@ -16,7 +16,7 @@ from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
 from services.compute.model.registry import describe
 from services.tools.quantizer.run import QuantizationOptions
-from tests.unit.compute.model.harness import CPU, Engine, lone_rank
+from tests.unit.compute.model.harness import CPU, CachedDecoder, lone_rank
 from tests.unit.compute.model.zoo import write_checkpoint
 
 _SHAPE: dict[str, Any] = {
@@ -54,14 +54,14 @@ def request(model: Path, out: Path, **changed: Any) -> QuantizationOptions:
 
 
 def our_logits(folder: Path) -> Tensor:
-    """What our worker computes of `IDS`: [n, vocab_size]."""
+    """Our worker's logits of `IDS`: [n, vocab_size]."""
     rank = lone_rank()
     model = load_model(describe(folder), rank, open_backend(torch.float32, CPU))
-    return model.logits(Engine(model, rank).run(IDS, []))[:, : model.spec.vocab_size]
+    return model.logits(CachedDecoder(model, rank).run(IDS, []))[:, : model.spec.vocab_size]
 
 
 def their_logits(folder: Path, **options: Any) -> Tensor:
-    """What transformers computes of `IDS`."""
+    """The logits of transformers for `IDS`."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", **options).eval()
     with torch.no_grad():
         return model(torch.tensor([IDS])).logits[0].float()

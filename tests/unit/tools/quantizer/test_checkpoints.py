@@ -45,7 +45,7 @@ _GLM4_MOE: dict[str, Any] = {
 _BIASED: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
 
 
-class Scaling(RoundToNearest):
+class ScaledRounding(RoundToNearest):
     """Rounds after random factors, so that a fold that changes an output cannot go unnoticed."""
 
     calibrated = scales = True
@@ -60,7 +60,7 @@ def _ignore(_phase: str, _done: int, _of: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "settings", "asked", "stored_as", "off"),
+    ("config", "settings", "sent", "stored_as", "off"),
     [
         # 4 bits err by tens of percent on random weights, 8 bits by 3: they show that factors change nothing else.
         ("LlamaConfig", _BIASED, {"method": "scaling", "bits": 8, "group": 32}, "int-quantized", 0.1),
@@ -77,20 +77,20 @@ def _ignore(_phase: str, _done: int, _of: int) -> None:
 def test_transformers_and_our_worker_read_the_checkpoint(
     config: str,
     settings: dict[str, Any],
-    asked: dict[str, Any],
+    sent: dict[str, Any],
     stored_as: str,
     off: float,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(METHODS, "scaling", Scaling())
+    monkeypatch.setitem(METHODS, "scaling", ScaledRounding())
     model = write_model(tmp_path / "model", config, **settings)
     out = tmp_path / "quantized"
-    quantize(request(model, out, **asked), CPU, _ignore)
+    quantize(request(model, out, **sent), CPU, _ignore)
     described = json.loads((out / "config.json").read_text())["quantization_config"]
     assert described["format"] == stored_as
     # Of packed zeros, compressed-tensors 0.20 makes room for unpacked ones, unless it dequantizes while it loads.
-    how = {} if asked.get("symmetric", True) else {"quantization_config": CompressedTensorsConfig(dequantize=True)}
+    how = {} if sent.get("symmetric", True) else {"quantization_config": CompressedTensorsConfig(dequantize=True)}
     ours, theirs, exact = our_logits(out), their_logits(out, **how), our_logits(model)
     assert (ours - theirs).abs().max() <= 2e-3 * exact.std()
     lost = (ours - exact).norm() / exact.norm()
@@ -102,21 +102,21 @@ def test_transformers_and_our_worker_read_the_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("device", "said"),
+    ("device", "reason"),
     [
         ("cpu", r"GGUF is not quantized; allowed: .* `ryzanstein convert .*\.gguf DIR`"),
         ("cuda", "--device cuda: this machine has no usable CUDA device; allowed: auto, cpu"),
     ],
 )
 def test_the_command_reports_its_rejections(
-    device: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    device: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "model.gguf").touch()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    asked = [str(tmp_path / "model.gguf"), "--out", str(tmp_path / "out"), "--device", device]
-    monkeypatch.setattr(sys, "argv", ["quantizer", *asked])
+    sent = [str(tmp_path / "model.gguf"), "--out", str(tmp_path / "out"), "--device", device]
+    monkeypatch.setattr(sys, "argv", ["quantizer", *sent])
     assert main() == 1
-    assert re.search(said, json.loads(capsys.readouterr().out)["error"])
+    assert re.search(reason, json.loads(capsys.readouterr().out)["error"])
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_without_a_text_of_its_own_a_python_needs_the_users(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("config", "settings", "asked", "message"),
+    ("config", "settings", "sent", "message"),
     [
         ("LlamaConfig", {}, {"group": 128}, r"--group 128: does not divide all of \[64, 128\] inputs; allowed: 64, 32"),
         ("LlamaConfig", {"hidden_size": 48}, {}, "none of the groups 128, 64, 32 divides all of"),
@@ -161,17 +161,17 @@ def test_without_a_text_of_its_own_a_python_needs_the_users(monkeypatch: pytest.
     ],
 )
 def test_an_unquantizable_model_is_rejected_by_name(
-    config: str, settings: dict[str, Any], asked: dict[str, Any], message: str, tmp_path: Path
+    config: str, settings: dict[str, Any], sent: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "no.jsonl").write_text('{"text": "yes"}\n{"texts": "no"}\n')
     (tmp_path / "broken.jsonl").write_text("{")
     (tmp_path / "few.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     model = write_model(tmp_path / "model", config, **settings)
-    if "calibration" in asked:
-        asked = {**asked, "calibration": tmp_path / asked["calibration"]}
+    if "calibration" in sent:
+        sent = {**sent, "calibration": tmp_path / sent["calibration"]}
     with pytest.raises(ModelError, match=message):
-        quantize(request(model, tmp_path / "out", **asked), CPU, _ignore)
+        quantize(request(model, tmp_path / "out", **sent), CPU, _ignore)
     assert not (tmp_path / "out").exists()
 
 

@@ -29,52 +29,52 @@ _MIXTURE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> QuantizationOptions:
+def options(tmp_path_factory: pytest.TempPathFactory) -> QuantizationOptions:
     folder = tmp_path_factory.mktemp("mixture")
     return request(write_model(folder / "model", "MixtralConfig", **_MIXTURE), folder / "out")
 
 
 @pytest.fixture(scope="module")
-def note(asked: QuantizationOptions) -> str:
+def note(options: QuantizationOptions) -> str:
     """Of the run that writes `asked.out`."""
-    return quantize(asked, CPU, lambda *_: None)
+    return quantize(options, CPU, lambda *_: None)
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
 
-def _tokens_of_experts(asked: QuantizationOptions) -> list[int]:
+def _tokens_of_experts(options: QuantizationOptions) -> list[int]:
     """How many of the calibration's tokens transformers routes to each expert."""
-    tokenizer = Tokenizer.from_file(str(asked.model / "tokenizer.json"))
-    ids = sequences(read_texts(None), tokenizer, None, asked.samples, asked.length)
-    model = transformers.AutoModelForCausalLM.from_pretrained(asked.model, attn_implementation="eager").eval()
+    tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
+    ids = sequences(read_texts(None), tokenizer, None, options.samples, options.length)
+    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, attn_implementation="eager").eval()
     with torch.no_grad():
         logits = model(ids, output_router_logits=True).router_logits[0]
     return torch.bincount(logits.topk(2).indices.flatten(), minlength=_N_EXPERTS).tolist()
 
 
-def test_experts_that_see_too_few_tokens_are_rounded(asked: QuantizationOptions, note: str) -> None:
-    quantize(replace(asked, method="rtn", out=asked.out.with_name("rounded")), CPU, lambda *_: None)
-    seen = _tokens_of_experts(asked)
+def test_experts_that_see_too_few_tokens_are_rounded(options: QuantizationOptions, note: str) -> None:
+    quantize(replace(options, method="rtn", out=options.out.with_name("rounded")), CPU, lambda *_: None)
+    seen = _tokens_of_experts(options)
     few = {f"experts.{expert}.up" for expert, n in enumerate(seen) if n < 64}
     few |= {f"experts.{expert}.down" for expert, n in enumerate(seen) if n < _FFN}
     assert 0 < len(few) < 2 * _N_EXPERTS, seen
-    layer = json.loads((asked.out / "quantize.json").read_text())["layers"][0]
+    layer = json.loads((options.out / "quantize.json").read_text())["layers"][0]
     assert {name for name, (_, _, method) in layer.items() if method == "rtn"} == few
     assert note.startswith(f"{len(few)} of {2 * _N_EXPERTS} sets of experts' matrices saw too few tokens for gptq")
-    ours, rounded = _weights(asked.out), _weights(asked.out.with_name("rounded"))
+    ours, rounded = _weights(options.out), _weights(options.out.with_name("rounded"))
     for expert in range(_N_EXPERTS):
         for matrix, unit in (("w1", "up"), ("w3", "up"), ("w2", "down")):
             name = f"model.layers.0.block_sparse_moe.experts.{expert}.{matrix}.weight_packed"
             assert torch.equal(ours[name], rounded[name]) == (f"experts.{expert}.{unit}" in few), name
     router = "model.layers.0.block_sparse_moe.gate.weight"
-    assert torch.equal(ours[router], _weights(asked.model)[router])
+    assert torch.equal(ours[router], _weights(options.model)[router])
 
 
-def test_stacked_experts_become_the_same_checkpoint(asked: QuantizationOptions, note: str, tmp_path: Path) -> None:
+def test_stacked_experts_become_the_same_checkpoint(options: QuantizationOptions, note: str, tmp_path: Path) -> None:
     model, module = tmp_path / "model", "model.layers.0.block_sparse_moe."
-    shutil.copytree(asked.model, model)
+    shutil.copytree(options.model, model)
     tensors = _weights(model)
     parts = [
         torch.stack([tensors.pop(f"{module}experts.{n}.{part}.weight") for n in range(_N_EXPERTS)])
@@ -84,6 +84,6 @@ def test_stacked_experts_become_the_same_checkpoint(asked: QuantizationOptions, 
     tensors["model.layers.0.mlp.experts.gate_up_proj"] = torch.cat(parts[:2], dim=1)
     tensors["model.layers.0.mlp.experts.down_proj"] = parts[2]
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    assert quantize(replace(asked, model=model, out=tmp_path / "out"), CPU, lambda *_: None) == note
-    for file in (*asked.out.glob("*.safetensors"), asked.out / "config.json"):
+    assert quantize(replace(options, model=model, out=tmp_path / "out"), CPU, lambda *_: None) == note
+    for file in (*options.out.glob("*.safetensors"), options.out / "config.json"):
         assert file.read_bytes() == (tmp_path / "out" / file.name).read_bytes(), file.name

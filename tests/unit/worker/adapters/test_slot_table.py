@@ -1,4 +1,4 @@
-"""Slots of adapters: who gets one, who gives way, and that nobody waits for ever."""
+"""Slots of adapters: granted, evicted, and waited for only so long."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_tenant_evicts_at_most_its_share_of_other_tenants_adapters() -> None:
     bench.now += PROTECTED_S
     bench.want("theirs 20", "they")
     bench.end("theirs 20")
-    assert bench.placed() == {"ours 2", "theirs 18", "theirs 19", "theirs 20"}, "slots that nobody uses are lent"
+    assert bench.placed() == {"ours 2", "theirs 18", "theirs 19", "theirs 20"}, "unused slots are lent"
     bench.want("ours 1", "we")
     assert bench.placed() == {"ours 1", "ours 2", "theirs 19", "theirs 20"}, "and taken back"
 

@@ -24,7 +24,7 @@ from tests.adapters import write_adapter
 
 
 @dataclass(frozen=True, slots=True)
-class Sources(AdapterSources):
+class TenByteSources(AdapterSources):
     """Every folder holds an adapter of ten bytes, whose digest is the folder's name."""
 
     async def inspect(self, source: str, name: str = "", on_read: object = None) -> AdapterFacts:
@@ -34,22 +34,22 @@ class Sources(AdapterSources):
 
 
 @dataclass
-class Ranks:
+class CountingRanks:
     """Keeps adapters as ranks do, and counts loads by where they read and how they end."""
 
     error: str = ""
-    kept: set[str] = field(default_factory=set)
+    resident: set[str] = field(default_factory=set)
     loads: list[tuple[str, str, str]] = field(default_factory=list)
     loading: str = ""
 
     async def load(self, order: AdapterOrder) -> str:
         self.loading = order.digest
-        self.kept -= set(order.forget)
+        self.resident -= set(order.forget)
         await asyncio.sleep(0)
         if self.error:
             return self.error
-        assert order.folder or order.digest in self.kept
-        self.kept |= {order.digest} if order.keep else set()
+        assert order.folder or order.digest in self.resident
+        self.resident |= {order.digest} if order.keep else set()
         return ""
 
     def on_adapter_load(self, source: str, result: str, seconds: float) -> None:
@@ -57,19 +57,19 @@ class Ranks:
 
 
 async def test_an_adapter_that_is_larger_than_the_memory_is_read_again() -> None:
-    ranks: Any = Ranks()
-    sources: Any = Sources(None, 64, (), (), cache_bytes=5, n_slots=1)  # type: ignore[arg-type]
+    ranks: Any = CountingRanks()
+    sources: Any = TenByteSources(None, 64, (), (), cache_bytes=5, n_slots=1)  # type: ignore[arg-type]
     slots = AdapterSlots(sources, ranks.load, ranks, EngineCounters(), lambda: None, lambda *_: None)
     for name in "aba":
         await slots.take(AdapterRef(name, f"/{name}", name), "t")
         slots.give_back(name)
     assert ranks.loads == [("a", "files", "ok"), ("b", "files", "ok"), ("a", "files", "ok")]
-    assert not ranks.kept
+    assert not ranks.resident
 
 
 async def test_an_adapter_that_lost_its_slot_comes_from_memory() -> None:
-    ranks, counters, changes = Ranks(), EngineCounters(), []
-    sources: Any = Sources(None, 64, (), (), cache_bytes=35, n_slots=2)  # type: ignore[arg-type]
+    ranks, counters, changes = CountingRanks(), EngineCounters(), []
+    sources: Any = TenByteSources(None, 64, (), (), cache_bytes=35, n_slots=2)  # type: ignore[arg-type]
     observer: StepObserver = ranks  # type: ignore[assignment]
     charged = list[str]()
     slots = AdapterSlots(
@@ -87,9 +87,9 @@ async def test_an_adapter_that_lost_its_slot_comes_from_memory() -> None:
     assert charged == [f"tenant of {name}" for name in "abcb"], "who loads pays, and who finds it loaded does not"
     assert ranks.loads == [("a", "files", "ok"), ("b", "files", "ok"), ("c", "files", "ok"), ("b", "memory", "ok")]
     await use("d")
-    assert ranks.kept == {"b", "c", "d"}, "35 bytes hold three; a was used longest ago"
-    found = slots.add_to(EngineState(pb.PHASE_SERVING, "")).adapters
-    assert [(one.name, one.in_slot) for one in found] == [("b", True), ("c", False), ("d", True)]
+    assert ranks.resident == {"b", "c", "d"}, "35 bytes hold three; a was used longest ago"
+    actual = slots.add_to(EngineState(pb.PHASE_SERVING, "")).adapters
+    assert [(one.name, one.in_slot) for one in actual] == [("b", True), ("c", False), ("d", True)]
     assert counters.adapter_evictions == 3
     assert changes
     slots.pin([AdapterRef("a", "/a", "a"), AdapterRef("b", "/b", "b")])  # two of two slots: one stays for others

@@ -1,4 +1,4 @@
-"""What a worker makes of the fields of a Submit."""
+"""A worker's reading of the fields of a Submit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_as_many_stop_tokens_as_the_api_allows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "said"),
+    ("sampling", "message"),
     [
         ({"stop_token_ids": [3] * 1025}, "sampling.stop_token_ids: 1025 entries; at most 1024 are allowed"),
         (
@@ -60,14 +60,14 @@ def test_as_many_stop_tokens_as_the_api_allows() -> None:
         ({"grammar": "é" * MAX_GRAMMAR_BYTES}, f"sampling.grammar: at most {MAX_GRAMMAR_BYTES} bytes are allowed"),
     ],
 )
-def test_a_sampling_parameter_beyond_its_bounds_is_named(sampling: dict[str, Any], said: str) -> None:
+def test_a_sampling_parameter_beyond_its_bounds_is_named(sampling: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         request(**sampling)
-    assert f"{refused.value.field}: {refused.value}" == said
+    assert f"{refused.value.field}: {refused.value}" == message
 
 
 @pytest.mark.parametrize(
-    ("model", "submit", "said"),
+    ("model", "submit", "message"),
     [
         (EMBEDS, {}, "embed: this checkpoint has no output head: it embeds and cannot generate"),
         (CLASSIFIES, {}, "embed: this checkpoint has no output head: it classifies and cannot generate"),
@@ -81,10 +81,10 @@ def test_a_sampling_parameter_beyond_its_bounds_is_named(sampling: dict[str, Any
         ),
     ],
 )
-def test_a_contradictory_request_is_rejected_by_its_field(model: Any, submit: dict[str, Any], said: str) -> None:
+def test_a_contradictory_request_is_rejected_by_its_field(model: Any, submit: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         to_request(pb.Submit(request_id="a", prompt_ids=[5], **submit), model, FACTS)
-    assert f"{refused.value.field}: {refused.value}" == said
+    assert f"{refused.value.field}: {refused.value}" == message
 
 
 PIXELS = bytes(range(12))  # a frame with 2 x 2 pixels

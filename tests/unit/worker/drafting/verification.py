@@ -66,7 +66,7 @@ def repetitive() -> st.SearchStrategy[list[int]]:
 
 
 class Reference:
-    """What a cursor and an index do together, by search over everything."""
+    """The results of a cursor and an index together, by a search over everything."""
 
     def __init__(self, *, starts: bool) -> None:
         self.position = 0

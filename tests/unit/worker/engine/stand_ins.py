@@ -1,4 +1,4 @@
-"""A model's description, an observer that counts nothing, and an engine that nobody has started."""
+"""A model's description, an observer that counts nothing, and an engine that is not started."""
 
 from __future__ import annotations
 

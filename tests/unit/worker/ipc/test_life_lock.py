@@ -1,4 +1,4 @@
-"""Who waits for a lock's holder hears of its death, and of nothing else."""
+"""A waiter for a lock's holder learns of its death, and of no other event."""
 
 from __future__ import annotations
 

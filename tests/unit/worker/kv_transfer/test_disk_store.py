@@ -182,7 +182,7 @@ async def test_killed_process_leaves_no_block_that_is_served(tmp_path: Path) -> 
     with a_store(tmp_path, 10**6) as store:
         half = path_of(store, chain(1, first=3)[0])
         half.parent.mkdir(exist_ok=True)
-        half.with_name(half.name + TEMPORARY).write_bytes(b"RZKV")  # what a kill in the middle of a write leaves
+        half.with_name(half.name + TEMPORARY).write_bytes(b"RZKV")  # left by a kill in the middle of a write
         await store.open()
         names = chain(len(store))
         assert len(store) >= 19

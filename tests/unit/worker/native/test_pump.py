@@ -1,4 +1,4 @@
-"""What the pump teaches the scheduler of the ranks' times."""
+"""The ranks' times that the pump reports to the scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests get that name no sampling parameters: the model's recommendations, and the settings over them."""
+"""Defaults of sampling parameters: the model's recommendations, and the settings over them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ async def test_settings_outweigh_the_model(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ('{"temperature": 101}', "`temperature` must be from 0 to 100, not 101.0"),
         ('{"heat": 1}', "`heat` is none of temperature, top_p, top_k, min_p, repetition_penalty"),
     ],
 )
-async def test_a_wrong_default_is_named(monkeypatch: pytest.MonkeyPatch, override: str, said: str) -> None:
-    with pytest.raises(StartupError, match=f"RYZANSTEIN_OVERRIDE_GENERATION_CONFIG: {said}"):
+async def test_a_wrong_default_is_named(monkeypatch: pytest.MonkeyPatch, override: str, message: str) -> None:
+    with pytest.raises(StartupError, match=f"RYZANSTEIN_OVERRIDE_GENERATION_CONFIG: {message}"):
         await defaults(monkeypatch, override)

@@ -33,7 +33,7 @@ def measured(prefill_tokens_per_s: int, decode_step_ms: float | None) -> StepTim
 
 
 def budget(timer: StepTimer, most_s: float, n_decodes: int) -> int:
-    """What prompts may add, in rows at their beginning."""
+    """The budget of prompts, in rows at their beginning."""
     allowed = timer.prefill_budget(most_s, n_decodes)
     assert allowed is not None
     return allowed.n_rows
@@ -208,7 +208,7 @@ def test_cost_of_proposals_is_the_time_added_to_a_step() -> None:
 def test_steps_without_proposals_are_measured_first_and_from_time_to_time() -> None:
     timer = StepTimer()
     decoded(timer, 16, 20.0, steps=3)
-    assert not timer.draft_cost(16).decode_s  # the first steps beside new streams are slow ones
+    assert not timer.draft_cost(16).decode_s  # the first steps with new streams are slow ones
     decoded(timer, 16, 20.0, steps=5)
     assert timer.draft_cost(16).decode_s
     assert not timer.draft_cost(1).decode_s
@@ -227,9 +227,9 @@ def test_cost_of_proposals_depends_on_the_number_of_decodes() -> None:
     timer = StepTimer()
     decoded(timer, 1, 5.0, steps=8)
     decoded(timer, 16, 20.0, steps=8)
-    beside = [Chunk(i, 9, 1, draws=True) for i in range(1, 16)]
+    decodes = [Chunk(i, 9, 1, draws=True) for i in range(1, 16)]
     for _ in range(60):
         timer.returned(StepLoad.of([DRAFTED]), 0.006, n_accepted=1)
-        timer.returned(StepLoad.of([DRAFTED, *beside]), 0.028, n_accepted=1)
+        timer.returned(StepLoad.of([DRAFTED, *decodes]), 0.028, n_accepted=1)
     assert timer.draft_cost(1).proposal_s == pytest.approx(0.00025, rel=0.2)
     assert timer.draft_cost(16).proposal_s == pytest.approx(0.002, rel=0.2)

@@ -1,4 +1,4 @@
-"""What ranks print keeps its level in the server's log, and a traceback is one record."""
+"""Output of ranks keeps its level in the server's log, and a traceback is one record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks are started with."""
+"""The environment of ranks."""
 
 from __future__ import annotations
 

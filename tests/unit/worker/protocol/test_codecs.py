@@ -230,7 +230,7 @@ def test_trailing_words_are_refused(message: memoryview, decode: Callable[[Words
 
 
 @pytest.mark.parametrize(
-    ("decode", "said"),
+    ("decode", "expected"),
     [
         (decode_order, "not an order"),
         (decode_answer, "not an answer to an order"),
@@ -238,8 +238,8 @@ def test_trailing_words_are_refused(message: memoryview, decode: Callable[[Words
         (decode_result, "not a result"),
     ],
 )
-def test_a_message_of_another_kind_is_refused(decode: Callable[[Words], object], said: str) -> None:
-    with pytest.raises(MalformedMessageError, match=said):
+def test_a_message_of_another_kind_is_refused(decode: Callable[[Words], object], expected: str) -> None:
+    with pytest.raises(MalformedMessageError, match=expected):
         decode(read_words(encode_plan(StepPlan(1))))
     with pytest.raises(MalformedMessageError, match="a message of 7 bytes is not made of 32-bit words"):
         read_words(b"7 bytes")

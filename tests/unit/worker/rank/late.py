@@ -35,8 +35,8 @@ BLOCK, N_BLOCKS, SLOTS, LENGTH = 16, 11, 5, 96  # too few blocks for all slots: 
 
 
 @dataclass
-class Late:
-    """Numbers that nobody may look at before they are waited for."""
+class LateNumbers:
+    """Numbers that may not be read before they are waited for."""
 
     device: SlowDevice
     numbers: Tensor
@@ -67,11 +67,11 @@ class SlowDevice:
         self.n_up += 1
         Direct().up_to(arrays, place)
 
-    def down(self, numbers: Tensor) -> Late:
+    def down(self, numbers: Tensor) -> LateNumbers:
         self.n_down += 1
         self.n_overlaps += self.n_unread
         self.n_unread += 1
-        return Late(self, numbers.clone())
+        return LateNumbers(self, numbers.clone())
 
 
 @dataclass
@@ -149,9 +149,9 @@ def serve(
     return server.cancelled
 
 
-def assert_same(expected: list[Request], found: list[Request], cut: set[int]) -> None:
+def assert_same(expected: list[Request], actual: list[Request], cut: set[int]) -> None:
     """All tokens are the same; those of the requests `cut`, which were cancelled, as far as there are any."""
-    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+    for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
         scored = ([row.token_id for row in request.prompt_logprobs] for request in (one, other))
         for ours, theirs in ((one.token_ids, other.token_ids), scored):
             n = min(len(ours), len(theirs))

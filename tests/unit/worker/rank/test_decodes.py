@@ -72,8 +72,8 @@ def test_tokens_of_pipelined_steps_equal_tokens_of_single_steps(seed: int, host_
     expected, cut, _, _ = served(folder, make_requests(seed, host_share), seed, graphs=False, overlaps=False)
     for overlaps in (False, True):
         requests = make_requests(seed, host_share)
-        found, also_cut, device, backend = served(folder, requests, seed, graphs=True, overlaps=overlaps, mixed=True)
-        assert_same(expected, found, cut | also_cut)
+        actual, also_cut, device, backend = served(folder, requests, seed, graphs=True, overlaps=overlaps, mixed=True)
+        assert_same(expected, actual, cut | also_cut)
         assert backend.recorder.n_replayed > 20
         assert len(backend.recorder.tapes) == backend.recorder.n_probed
         assert (device.n_overlaps > (1 if host_share else 20)) == overlaps
@@ -109,8 +109,8 @@ def test_tokens_are_the_same_with_and_without_overlap_graphs_and_drafts(
     expected, cut, _, _ = served(folder, make(), seed, graphs=False, overlaps=False)
     texts = [request.token_ids for request in expected]
     for graphs, overlaps, guesses in product((False, True), (False, True), ([], texts)):
-        found, also_cut, _, _ = served(folder, make(), seed, graphs=graphs, overlaps=overlaps, guesses=guesses)
-        assert_same(expected, found, cut | also_cut)
+        actual, also_cut, _, _ = served(folder, make(), seed, graphs=graphs, overlaps=overlaps, guesses=guesses)
+        assert_same(expected, actual, cut | also_cut)
 
 
 def launch(folder: Path, plans: list[StepPlan], *, graphs: bool) -> tuple[list[dict[int, int]], SlowDevice]:
@@ -156,17 +156,17 @@ def test_a_request_that_has_ended_while_the_next_step_runs_leaves_no_trace(folde
         StepPlan(4, chunks=decodes((0, 5), (2, 8))),
         StepPlan(5, chunks=decodes((2, 9), (0, 6))),
     ]
-    found, _ = launch(folder, plans, graphs=graphs)
+    actual, _ = launch(folder, plans, graphs=graphs)
     alone = [
         StepPlan(0, (), (later,), (Chunk(0, 0, 5, 1, (1,)),)),
         StepPlan(1, chunks=decodes((0, 5))),
         StepPlan(2, chunks=decodes((0, 6))),
     ]
     expected, _ = launch(folder, alone, graphs=False)
-    assert [tokens[0] for tokens in found[3:]] == [tokens[0] for tokens in expected]
+    assert [tokens[0] for tokens in actual[3:]] == [tokens[0] for tokens in expected]
     alone = [StepPlan(0, (), (stays,), both[1:]), *(StepPlan(n, chunks=decodes((2, 4 + n))) for n in range(1, 6))]
     expected, _ = launch(folder, alone, graphs=False)
-    assert [tokens[2] for tokens in found] == [tokens[2] for tokens in expected]
+    assert [tokens[2] for tokens in actual] == [tokens[2] for tokens in expected]
 
 
 def test_graphs_are_for_sizes_and_padding_writes_to_no_slot(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,8 +186,8 @@ def test_graphs_are_for_sizes_and_padding_writes_to_no_slot(folder: Path, monkey
         return draw(drawn, logits, draws)
 
     monkeypatch.setattr(DrawnTokens, "draw", watched)
-    found, _ = launch(folder, plans, graphs=True)
-    assert found == expected
+    actual, _ = launch(folder, plans, graphs=True)
+    assert actual == expected
     assert [sorted(slots.tolist()) for slots in written[1:]] == [[1, 3, 4, SLOTS]] * 4, (
         "two graphs, probed and recorded"
     )
@@ -203,9 +203,9 @@ def test_steps_that_need_the_host_are_computed_singly(folder: Path, monkeypatch:
     logits = decoder.logits
 
     def asking(hidden: torch.Tensor) -> torch.Tensor:
-        found = logits(hidden)
-        assert found[0, 0].item() != 1.5
-        return found
+        actual = logits(hidden)
+        assert actual[0, 0].item() != 1.5
+        return actual
 
     monkeypatch.setattr(decoder, "logits", asking)
     runner = make_runner(decoder, decoder.make_cache(N_BLOCKS, BLOCK), device, overlaps=True)
@@ -221,11 +221,11 @@ def test_graphs_are_freed_with_their_runner(folder: Path) -> None:
     runner = make_runner(decoder, decoder.make_cache(1, BLOCK), device, overlaps=True)
     admission = Admission(0, DRAWN, (7,) * 5, 5)
     runner.rehearse([StepPlan(0, (), (admission,), (Chunk(0, 4, 1, 1, (1,)),))])
-    (kept,) = backend.recorder.tapes
-    assert kept() is not None
+    (stored,) = backend.recorder.tapes
+    assert stored() is not None
     gc.disable()
     try:
         del runner
-        assert kept() is None
+        assert stored() is None
     finally:
         gc.enable()

@@ -19,7 +19,7 @@ from services.worker.rank.slot_table import MalformedPlanError, SlotTable
 ROWS = 6
 
 
-class Counting:
+class CountingStates:
     """States that say which row of which frame they are, [ROWS, 1], once each of the layers was computed in order."""
 
     n_layers, places = 3, False
@@ -31,7 +31,7 @@ class Counting:
         return x if stop < self.n_layers else (x - 4) / 8
 
 
-def sent(slot: int, frame: Frame, start: int = 0, stop: int = Counting.n_layers) -> TowerWork:
+def sent(slot: int, frame: Frame, start: int = 0, stop: int = CountingStates.n_layers) -> TowerWork:
     return TowerWork(slot, frame, start, stop)
 
 
@@ -41,7 +41,7 @@ EXPECTED = {frame.first + row: 100.0 * frame.pixels[0] + row for frame in FRAMES
 
 @pytest.mark.parametrize("cuts", [[], [5], [3, 9, 17], [4, 5, 6, 7, 8, 9, 10], [20, 22]])
 def test_rows_have_the_states_of_their_frames(cuts: list[int]) -> None:
-    table, images = SlotTable(4, 40, 4, 40), SlotImages(Counting())
+    table, images = SlotTable(4, 40, 4, 40), SlotImages(CountingStates())
     seen: dict[int, float] = {}
     bounds = [*cuts, 25]
     start = 0
@@ -101,7 +101,7 @@ def shown(images: SlotImages) -> ImageRows | None:
 
 @pytest.mark.parametrize("cuts", [[0, 3], [0, 1, 3], [0, 1, 2, 3]])
 def test_frame_is_encoded_in_parts_beside_another_frame(cuts: list[int]) -> None:
-    images = SlotImages(Counting())
+    images = SlotImages(CountingStates())
     for start, stop in itertools.pairwise(cuts):
         encode(images, sent(0, FRAMES[0], start, stop), sent(1, FRAMES[1]))
     rows = shown(images)
@@ -111,7 +111,7 @@ def test_frame_is_encoded_in_parts_beside_another_frame(cuts: list[int]) -> None
 
 @pytest.mark.parametrize("stop", [2, 3])
 def test_released_slot_forgets_its_frames(stop: int) -> None:
-    images = SlotImages(Counting())
+    images = SlotImages(CountingStates())
     encode(images, sent(0, FRAMES[0], 0, stop))
     images.release(0)
     assert shown(images) is None
@@ -121,7 +121,7 @@ def test_released_slot_forgets_its_frames(stop: int) -> None:
 
 @pytest.mark.parametrize("wrong", [sent(0, FRAMES[0], 2, 3), sent(0, FRAMES[1], 1, 3), sent(1, FRAMES[0], 1, 3)])
 def test_layers_without_the_layers_before_are_malformed(wrong: TowerWork) -> None:
-    images = SlotImages(Counting())
+    images = SlotImages(CountingStates())
     encode(images, sent(0, FRAMES[0], 0, 1))
     with pytest.raises(MalformedPlanError, match="follows no other"):
         encode(images, wrong)

@@ -1,4 +1,4 @@
-"""What a wake need not do again: files that have not changed are known."""
+"""Work that a wake need not repeat: unchanged files are known."""
 
 from __future__ import annotations
 

@@ -108,11 +108,11 @@ def test_texts_do_not_depend_on_steps(
     alone, cut = [request for (request,), _ in expected], {n for n, (_, cancelled) in enumerate(expected) if cancelled}
     texts, n_preempted = [request.token_ids for request in alone], 0
     for guesses in ([], texts):
-        found, also_cut, _, _ = served(
+        actual, also_cut, _, _ = served(
             folder, make_requests(modes), 1, graphs=graphs, overlaps=graphs, mixed=graphs, guesses=guesses
         )
-        n_preempted += sum(request.n_preempted for request in found)
-        assert_same(alone, found, cut | also_cut)
+        n_preempted += sum(request.n_preempted for request in actual)
+        assert_same(alone, actual, cut | also_cut)
     assert n_preempted
 
 

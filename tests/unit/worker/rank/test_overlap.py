@@ -34,7 +34,7 @@ def make_requests(seed: int, host_share: float = 0.25) -> list[Request]:
         Sampling(prompt_logprobs=1),
         Sampling(logit_bias={3: 5.0}, min_tokens=2),
     ]
-    found = []
+    actual = []
     for number in range(12):
         on_device = Sampling(
             temperature=rng.choice([0.0, 1.0]), top_k=rng.choice([0, 0, 5]), top_p=rng.choice([1, 0.9])
@@ -43,8 +43,8 @@ def make_requests(seed: int, host_share: float = 0.25) -> list[Request]:
         sampling.seed = number
         sampling.stop_token_ids.extend(rng.sample(range(VOCAB), 3))
         prompt = [rng.randrange(88) for _ in range(rng.randint(1, 40))]
-        found.append(Request(prompt, len(prompt), sampling, max_tokens=rng.randint(1, 50)))
-    return found
+        actual.append(Request(prompt, len(prompt), sampling, max_tokens=rng.randint(1, 50)))
+    return actual
 
 
 @pytest.mark.parametrize("seed", range(2))

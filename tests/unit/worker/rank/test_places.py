@@ -29,7 +29,7 @@ def test_places_are_those_of_the_models_training() -> None:
 @pytest.mark.parametrize("cuts", [[], [1, 2, 3], [5, 8, 9, 10], [13, 14, 15], list(range(1, N))])
 def test_rows_have_their_places_beside_a_text(cuts: list[int]) -> None:
     table, slots = SlotTable(4, 40, 4, 40), SlotPlaces()
-    start, found = 0, list[list[int]]()
+    start, actual = 0, list[list[int]]()
     for step, end in enumerate([*cuts, N]):
         blocks = tuple(range(-(-start // 4) + 1, -(-end // 4) + 1))
         admissions = (Admission(2, Sampling(), (5,) * N, N, spans=SPANS), Admission(1, Sampling(), (7,) * N, N))
@@ -45,12 +45,12 @@ def test_rows_have_their_places_beside_a_text(cuts: list[int]) -> None:
         of_rows = np.tile(placed.positions, (3, 1)) if placed.places is None else placed.places
         images = layout.slots.tolist().index(2)
         last = int(layout.row_ends[images])
-        found += of_rows[:, last - (end - start) : last].T.tolist()
+        actual += of_rows[:, last - (end - start) : last].T.tolist()
         texts = int(layout.row_ends[1 - images]) - 1
         assert of_rows[:, texts].tolist() == [step] * 3
-        flat = [(a, b, c) for a, b, c in found[start:end]]
+        flat = [(a, b, c) for a, b, c in actual[start:end]]
         assert (placed.places is None) == all(a == b == c for a, b, c in flat), "a text's rows need one number each"
         start = end
-    assert found == [list(row) for row in zip(TIMES, LINES, COLUMNS, strict=True)]
+    assert actual == [list(row) for row in zip(TIMES, LINES, COLUMNS, strict=True)]
     slots.release(2)
     assert slots.placed(numbers, layout) is numbers

@@ -59,7 +59,7 @@ def result_of(runner: Runner[StandinCache], plan: StepPlan) -> StepResult:
     return result
 
 
-class Request:
+class RunnerRequest:
     """A request and what a scheduler would know of it."""
 
     def __init__(self, slot: int, prompt: list[int], blocks: list[int]) -> None:
@@ -84,7 +84,7 @@ def test_any_schedule_computes_the_same_tokens(seed: int) -> None:
     for _ in range(2):
         free = rng.sample(range(1, N_BLOCKS + 1), N_BLOCKS)
         requests = [
-            Request(slot, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))], free[slot * 7 :][:7])
+            RunnerRequest(slot, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))], free[slot * 7 :][:7])
             for slot in rng.sample(range(SLOTS), SLOTS)
         ]
         while any(len(request.generated) < 6 for request in requests):
@@ -115,7 +115,7 @@ def test_proposals_stand_up_to_the_first_wrong_one(n_right: int, exact_chunks: b
     """
     scored = Sampling(logprobs=2, frequency_penalty=0.5, presence_penalty=0.5, repetition_penalty=1.2)
     prompts = {1: ([5, 6, 7, 8], GREEDY), 4: ([9, 2], scored)}
-    beside = Admission(2, GREEDY, (7, 7), 2), Admission(6, GREEDY, (5, 4, 3, 2), 4)
+    admitted = Admission(2, GREEDY, (7, 7), 2), Admission(6, GREEDY, (5, 4, 3, 2), 4)
     admissions = tuple(Admission(slot, of, tuple(ids), len(ids)) for slot, (ids, of) in prompts.items())
     prefills = tuple(
         Chunk(slot, 0, len(ids), True, tuple(range(10 * slot, 10 * slot + 4))) for slot, (ids, _) in prompts.items()
@@ -135,7 +135,7 @@ def test_proposals_stand_up_to_the_first_wrong_one(n_right: int, exact_chunks: b
         right = [record.token_ids[0] for record in alone[slot][1:4]]
         guesses = [token if n < n_right else (token + 1) % VOCAB for n, token in enumerate(right)]
         chunks.append(Chunk(slot, len(ids), 4, True, (), tuple(guesses)))
-    verified = result_of(runner, StepPlan(1, admissions=beside, chunks=tuple(chunks)))
+    verified = result_of(runner, StepPlan(1, admissions=admitted, chunks=tuple(chunks)))
     assert decoder.last is not None
     assert decoder.last.n_sequences == (4 if exact_chunks else 10)
     assert {record.slot for record in verified.slots} == {1, 2, 4}
@@ -149,7 +149,7 @@ def test_proposals_stand_up_to_the_first_wrong_one(n_right: int, exact_chunks: b
 
 
 class OverflowingDecoder(StandinDecoder):
-    row = -1  # whose logits are NaN; -1: none
+    row = -1  # row with NaN logits; -1: none
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = super().logits(hidden)
@@ -208,10 +208,10 @@ def test_prompt_logprobs_of_a_chunked_prompt() -> None:
     request = Admission(2, Sampling(prompt_logprobs=2), tuple(prompt), len(prompt))
     first = result_of(runner, StepPlan(0, (), (request,), (Chunk(2, 0, 5, False, (1, 2)),)))
     second = result_of(runner, StepPlan(1, chunks=(Chunk(2, 5, 3, True),)))
-    found = [row for result in (first, second) for record in result.slots for row in record.prompt_logprobs]
+    actual = [row for result in (first, second) for record in result.slots for row in record.prompt_logprobs]
     exact = torch.log_softmax(all_logits(prompt).double(), dim=-1)
-    assert [row.token_id for row in found] == prompt[1:]
-    for position, row in enumerate(found):
+    assert [row.token_id for row in actual] == prompt[1:]
+    for position, row in enumerate(actual):
         assert row.logprob == pytest.approx(exact[position, prompt[position + 1]].item(), abs=1e-4)
         assert row.top_ids == tuple(exact[position].topk(2).indices.tolist())
     assert not result_of(runner, StepPlan(2, chunks=(Chunk(2, 8, 1, True, (3,)),))).slots[0].prompt_logprobs

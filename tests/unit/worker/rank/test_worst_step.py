@@ -24,7 +24,7 @@ CONFIG = RankGroupConfig("m", device="cuda", kv_fills=True, max_model_len=8192)
 
 
 @dataclass
-class Gpu:
+class FullGpu:
     """80 GiB, of which other processes have 1; torch keeps what is freed until it is released."""
 
     allocated: int = 0
@@ -62,7 +62,7 @@ class Gpu:
 
 def budget(utilization: float = 0.9, weights: int = 16 * GIB) -> KvBudget:
     """Of a model whose steps take 3 GiB, of which 1 stays with captured steps."""
-    gpu = Gpu()
+    gpu = FullGpu()
     assert isinstance(gpu, DeviceMemory)
     gpu.allocate(40 * GIB)  # loading took more than stays
     gpu.free(40 * GIB - weights - 2 * BLOCK)
@@ -76,23 +76,23 @@ def budget(utilization: float = 0.9, weights: int = 16 * GIB) -> KvBudget:
 
 
 def test_the_cache_takes_the_share_left_by_weights_and_steps() -> None:
-    found = budget()
-    parts = found.others, found.weights, found.workspace, found.graphs
+    actual = budget()
+    parts = actual.others, actual.weights, actual.workspace, actual.graphs
     assert parts == (1 * GIB, 16 * GIB, 2 * GIB, 1 * GIB)
-    assert found.left == int(72 * GIB) - 20 * GIB
-    assert found.n_blocks(CONFIG, BLOCK, found.left) == 52 * 512 - 1  # beside the null block
+    assert actual.left == int(72 * GIB) - 20 * GIB
+    assert actual.n_blocks(CONFIG, BLOCK, actual.left) == 52 * 512 - 1  # without the null block
     assert budget(0.5).left == 20 * GIB
-    assert found.n_blocks(CONFIG, BLOCK // 64, found.left) == (1 << 22) // 16, "more would only slow the server"
-    assert found.n_blocks(CONFIG, BLOCK, 10 * BLOCK * 129) == 1289, "the rank with the least decides"
+    assert actual.n_blocks(CONFIG, BLOCK // 64, actual.left) == (1 << 22) // 16, "more would only slow the server"
+    assert actual.n_blocks(CONFIG, BLOCK, 10 * BLOCK * 129) == 1289, "the rank with the least decides"
 
 
 def test_a_configured_size_is_kept_or_refused() -> None:
-    asked = replace(CONFIG, kv_fills=False, kv_tokens=4096)
-    assert budget().n_blocks(asked, BLOCK, 257 * BLOCK) == 256
+    changed = replace(CONFIG, kv_fills=False, kv_tokens=4096)
+    assert budget().n_blocks(changed, BLOCK, 257 * BLOCK) == 256
     with pytest.raises(
         NotEnoughMemoryError, match=r"cache of 4,096 tokens needs 514 MiB but 512 MiB .*RYZANSTEIN_KV_TO"
     ):
-        budget().n_blocks(asked, BLOCK, 256 * BLOCK)
+        budget().n_blocks(changed, BLOCK, 256 * BLOCK)
 
 
 def test_a_budget_without_room_names_the_parts_and_the_settings_to_lower() -> None:

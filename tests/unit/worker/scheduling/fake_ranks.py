@@ -2,7 +2,7 @@
 
 A plan that the real ranks could not execute (a chunk without blocks, a stale position) fails here. The KV of a
 position is the hash of the prefix that ends there, so a block that is shared or reused wrongly gives other
-tokens, just as wrong KV would. The state of a slot is that hash, too: it must be the one before a chunk's first token.
+tokens, just as wrong KV would. The state of a slot is also that hash: it must be the one before a chunk's first token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def extend(state: int, token: int) -> int:
 
 
 def generate(prompt: list[int], n: int, sampling: Sampling) -> list[int]:
-    """What one request alone must answer."""
+    """The answer of one request alone."""
     tokens = list(prompt)
     state = 0
     for token in tokens:

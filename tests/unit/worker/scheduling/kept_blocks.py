@@ -113,8 +113,8 @@ class KeptBlocks:
         assert self.harness is not None
         request, arrival = self.loads.pop(self.random.randrange(len(self.loads)))
         n = self.random.randrange(len(arrival.digests) + 1)
-        found = [self._content(digest) for digest in arrival.digests[:n]]
-        contents = list(takewhile(bool, found))  # fewer if some were evicted meanwhile
+        actual = [self._content(digest) for digest in arrival.digests[:n]]
+        contents = list(takewhile(bool, actual))  # fewer if some were evicted meanwhile
         for block, content in zip(arrival.fresh, contents, strict=False):
             self.harness.ranks.kv[block][:] = content
         self.harness.scheduler.adopt(arrival, len(contents))

@@ -1,4 +1,4 @@
-"""Who gets how much of a worker that everybody wants more of."""
+"""Shares of an overloaded worker, by tenant."""
 
 from __future__ import annotations
 

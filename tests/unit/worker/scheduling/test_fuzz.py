@@ -23,7 +23,7 @@ STEPS = int(os.environ.get("RYZANSTEIN_FUZZ_STEPS", "10000"))
 SEEDS = range(8)
 
 
-class Traffic:
+class FuzzTraffic:
     """Clients that share prefixes, cancel, resume, and ask for too much; workers that fetch and send blocks."""
 
     def __init__(self, seed: int, *, keeps: bool) -> None:
@@ -188,7 +188,7 @@ class Traffic:
 @pytest.mark.parametrize("keeps", [False, True], ids=["device", "all-places"])
 @pytest.mark.timeout(600 + STEPS // 20)
 def test_random_traffic_breaks_no_invariant(seed: int, keeps: bool) -> None:
-    traffic = Traffic(seed, keeps=keeps)
+    traffic = FuzzTraffic(seed, keeps=keeps)
     scheduler = traffic.harness.scheduler
     for step in range(STEPS // len(SEEDS)):
         traffic.move()

@@ -1,4 +1,4 @@
-"""What is not computed twice."""
+"""Prefixes that are not computed twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.worker.scheduling.harness import Harness
 PREFIX = [i % 97 for i in range(160)]
 
 
-class Prompt(random.Random):
+class PrefixPrompt(random.Random):
     """Every load goes on, and brings all of its blocks at once."""
 
     def random(self) -> float:
@@ -38,7 +38,7 @@ def test_a_first_wave_computes_its_shared_prefix_once() -> None:
 
 
 def test_prefix_waiters_wait_for_shared_blocks_only() -> None:
-    """The producer's own 90 tokens come after the shared 160: nobody waits for those."""
+    """The producer's own 90 tokens come after the shared 160: no request waits for those."""
     harness = Harness(n_blocks=200, max_batched_tokens=64)
     producer = harness.submit([*PREFIX, *[7] * 90], 4)
     waiter = harness.submit([*PREFIX, 3], 1)
@@ -145,7 +145,7 @@ def test_generated_blocks_of_narrowed_attention_are_not_shared(attention: Attent
 
 def test_blocks_below_the_pool_are_loaded_by_all_sessions_that_wait_for_room() -> None:
     """The pool has room for one session at a time; a load before that would be evicted or not begin."""
-    harness = Harness(n_blocks=16, kept_blocks=(500,), rng=Prompt())
+    harness = Harness(n_blocks=16, kept_blocks=(500,), rng=PrefixPrompt())
     sessions = [[session, *PREFIX] for session in range(6)]
     for session in sessions:
         harness.submit(session[:130])

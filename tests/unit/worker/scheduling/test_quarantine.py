@@ -28,7 +28,7 @@ def test_the_next_suspect_begins_when_the_previous_suspect_is_cleared() -> None:
     while suspects[1].status is not Status.RUNNING:
         assert harness.step()
     assert suspects[0].n_generated >= TRIAL
-    assert suspects[0].status is Status.RUNNING, "it goes on beside the next one"
+    assert suspects[0].status is Status.RUNNING, "it goes on together with the next one"
     assert harness.scheduler.quarantine.begun() is suspects[1]
     harness.drain()
     assert all(len(harness.answers[request]) == 8 for request in (*suspects, innocent))

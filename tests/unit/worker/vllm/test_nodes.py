@@ -25,9 +25,9 @@ def settings(worker_id: str, **chosen: object) -> WorkerSettings:
 
 
 def test_the_pods_of_a_stateful_set_form_workers() -> None:
-    found = [node_of(settings(f"rz-workers-huge-{ordinal}", node_service="rz.svc")) for ordinal in range(4)]
+    actual = [node_of(settings(f"rz-workers-huge-{ordinal}", node_service="rz.svc")) for ordinal in range(4)]
     leaders = ("rz-workers-huge-0.rz.svc", "rz-workers-huge-2.rz.svc")
-    assert found == [Node(2, rank, leader) for leader in leaders for rank in (0, 1)]
+    assert actual == [Node(2, rank, leader) for leader in leaders for rank in (0, 1)]
     assert node_of(settings("rz-1", nodes=1)) is None
     native = settings("w-0", engine="native")
     for wrong, named in ((settings("worker"), "RYZANSTEIN_WORKER_ID worker"), (native, "RYZANSTEIN_NODES 2")):
@@ -42,8 +42,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def alive(pid: int) -> bool:
-    found = ProcessInfo.read(pid)
-    return found is not None and found.state != "Z"
+    actual = ProcessInfo.read(pid)
+    return actual is not None and actual.state != "Z"
 
 
 @asynccontextmanager
@@ -62,12 +62,12 @@ async def following(rank: int, port: int, tmp_path) -> AsyncGenerator[Callable[[
 
 async def test_ranks_end_with_their_leader_and_a_lost_follower_is_noticed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(of_follower, "_PAUSE_S", 0.02)
-    port, told = free_port(), list[str]()
+    port, reported = free_port(), list[str]()
     rendezvous = NodeRendezvous(3, port)
     async with asyncio.timeout(120), following(1, port, tmp_path) as first:
-        gathering = asyncio.create_task(rendezvous.gather(told.append))
-        await until(lambda: told[-1:] == ["waiting for nodes 2"])
-        assert first() == []  # nobody begins before all are there
+        gathering = asyncio.create_task(rendezvous.gather(reported.append))
+        await until(lambda: reported[-1:] == ["waiting for nodes 2"])
+        assert first() == []  # no node begins before all are there
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"7\n")  # no follower of this worker
         async with following(2, port, tmp_path) as second:
@@ -76,14 +76,14 @@ async def test_ranks_end_with_their_leader_and_a_lost_follower_is_noticed(tmp_pa
             # The leader starts anew: all ranks end, and come again.
             before = first() + second()
             rendezvous.dismiss()
-            await rendezvous.gather(told.append)
+            await rendezvous.gather(reported.append)
             await until(lambda: len(first()) == len(second()) == 2)
             assert not any(map(alive, before))
             # Ranks die: the leader hears of it, though the follower comes again.
             os.kill(second()[-1], signal.SIGKILL)
             assert await rendezvous.wait_lost() == "node 2 is lost"
             rendezvous.dismiss()
-            await rendezvous.gather(told.append)
+            await rendezvous.gather(reported.append)
             await until(lambda: (len(first()), len(second())) == (3, 3))
             lost = asyncio.create_task(rendezvous.wait_lost())
         assert await lost == "node 2 is lost"

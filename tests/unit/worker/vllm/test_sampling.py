@@ -1,4 +1,4 @@
-"""What gateways send becomes vLLM's parameters."""
+"""Sampling parameters of gateways become vLLM's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def arguments(generated: tuple[int, ...] = (), **sampling: object):
 
 
 def test_every_parameter_is_translated() -> None:
-    found = arguments(
+    actual = arguments(
         temperature=0.5,
         top_k=4,
         top_p=0.5,
@@ -43,7 +43,7 @@ def test_every_parameter_is_translated() -> None:
         logprobs=0,
         prompt_logprobs=2,
     )
-    assert found == {
+    assert actual == {
         "temperature": 0.5,
         "top_k": 4,
         "top_p": 0.5,
@@ -64,9 +64,14 @@ def test_every_parameter_is_translated() -> None:
 
 
 def test_unset_parameters_have_our_defaults_and_end_with_the_context() -> None:
-    found = arguments()
-    assert (found["temperature"], found["seed"], found["top_p"], found["repetition_penalty"]) == (0.0, None, 1.0, 1.0)
-    assert (found["max_tokens"], found["logprobs"], found["logit_bias"]) == (97, None, None)
+    actual = arguments()
+    assert (actual["temperature"], actual["seed"], actual["top_p"], actual["repetition_penalty"]) == (
+        0.0,
+        None,
+        1.0,
+        1.0,
+    )
+    assert (actual["max_tokens"], actual["logprobs"], actual["logit_bias"]) == (97, None, None)
     assert arguments(max_tokens=1000, min_tokens=999)["min_tokens"] == 97
 
 

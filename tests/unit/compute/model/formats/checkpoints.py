@@ -1,4 +1,4 @@
-"""Quantized checkpoints, written beside dense ones of the same values, which transformers computes."""
+"""Quantized checkpoints, written together with dense ones of the same values, which transformers computes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from services.compute.cpu import has_vectors
 from services.compute.model.build import load_model
 from services.compute.model.registry import describe
 from tests.unit.compute.model.conftest import Sample
-from tests.unit.compute.model.harness import CPU, Engine, ThreadRank, run_ranks
+from tests.unit.compute.model.harness import CPU, CachedDecoder, ThreadRank, run_ranks
 from tests.unit.compute.model.zoo import reference_logits
 
 # Fused projections, several experts, shared and unshared KV heads, biases.
@@ -33,7 +33,7 @@ VARIANTS = ("llama", "phi3", "gpt_neox", "qwen3_moe", "mixtral", "qwen2")
 DENSE = ("embed", "lm_head", "norm", "mlp.gate.", "block_sparse_moe.gate.")  # never quantized
 
 Stored = Mapping[str, Tensor]  # by suffix
-Store = Callable[[Tensor], tuple[Stored, Tensor]]  # what is stored of a weight [out, in], and what it stands for
+Store = Callable[[Tensor], tuple[Stored, Tensor]]  # the stored form of a weight [out, in], and its dense values
 Written = Callable[..., Sample]
 
 
@@ -106,20 +106,20 @@ def check(expected: Sample, sizes: tuple[int, ...] = (1, 2, 4)) -> None:
         assert size != 2 or forms & {Grouped, PerChannel}
     if has_vectors():  # our kernels multiply with the integers
         for size in sizes[:2]:
-            found = logits(expected, size, dtype=torch.bfloat16)
-            error = (found - expected.logits).norm(dim=-1) / expected.logits.norm(dim=-1)  # [n]
+            actual = logits(expected, size, dtype=torch.bfloat16)
+            error = (actual - expected.logits).norm(dim=-1) / expected.logits.norm(dim=-1)  # [n]
             assert error.median() <= TYPICAL_ERROR, f"{size} ranks: {error.median()}"
 
 
 def logits(
     made: Sample, size: int = 1, backend: ModelBackend | None = None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """What `size` ranks compute: [n, vocab_size]; `dtype`: of the CPU that is opened without a `backend`."""
+    """Logits of `size` ranks: [n, vocab_size]; `dtype`: of the CPU that is opened without a `backend`."""
 
     def work(rank: ThreadRank) -> Tensor:
         torch.set_num_threads(1)
         model = load_model(describe(made.folder), rank, backend or open_backend(dtype, CPU))
-        return model.logits(Engine(model, rank).run(made.ids, []))
+        return model.logits(CachedDecoder(model, rank).run(made.ids, []))
 
     return torch.cat(run_ranks(size, work), dim=-1)[:, : made.logits.shape[1]]
 
@@ -141,7 +141,7 @@ class Integers:
     codes: Tensor  # int64 [out, in], from 0 on
     scales: Tensor  # [blocks of outputs, blocks of inputs]
     zeros: Tensor  # int64, likewise
-    dense: Tensor  # what they stand for
+    dense: Tensor  # their dense values
 
 
 def integers(weight: Tensor, bits: int, block: tuple[int, int], symmetric: bool, dtype: torch.dtype) -> Integers:

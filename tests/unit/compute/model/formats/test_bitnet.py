@@ -18,9 +18,9 @@ DIVIDES = {"quant_method": "bitnet", "modules_to_not_convert": ["lm_head"]}
 def _store(weight: Tensor, divides: bool) -> tuple[Stored, Tensor]:
     scale = weight.abs().mean().clamp(min=1e-5)
     codes = (weight / scale).round().clamp(-1, 1)
-    kept = 1 / scale if divides else scale
+    stored = 1 / scale if divides else scale
     packed = transformers.integrations.bitnet.pack_weights(codes.clone())
-    return {"weight": packed, "weight_scale": kept.view(1)}, codes * scale
+    return {"weight": packed, "weight_scale": stored.view(1)}, codes * scale
 
 
 @pytest.mark.parametrize(("config", "divides"), [(MULTIPLIES, False), (DIVIDES, True)])

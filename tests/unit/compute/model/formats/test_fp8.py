@@ -74,7 +74,7 @@ def test_transformers_computes_the_same_weights(made: Sample) -> None:
 
 
 def test_a_module_without_scales_is_read_as_dense(made: Sample) -> None:
-    """What is quantized is seen by the tensors, so a mixture needs no list."""
+    """The tensors show which layers are quantized, so a mixture needs no list."""
     name, before = "model.layers.0.mlp.down_proj.weight", logits(made)
 
     def dense(tensors: dict[str, Tensor]) -> None:

@@ -29,11 +29,11 @@ def _read(values: dict[str, Any]) -> tuple[Layout, ...]:
 @pytest.mark.parametrize("row", PUBLISHED, ids=[row["name"] for row in PUBLISHED])
 def test_published_configurations_are_read(row: dict[str, Any]) -> None:
     layouts = _read({"quantization_config": row["quantization_config"]})
-    found = [
+    actual = [
         {"bits": layout.codes.packing.bits if layout.codes.packing else 8, "block": list(layout.scales.block)}
         for layout in layouts
     ]
-    assert found == (row["means"] if isinstance(row["means"], list) else [row["means"]])
+    assert actual == (row["means"] if isinstance(row["means"], list) else [row["means"]])
 
 
 def test_every_method_has_published_configs() -> None:

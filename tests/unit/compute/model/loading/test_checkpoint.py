@@ -165,7 +165,7 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
         Checkpoint(TensorFiles(tmp_path), {})
     (tmp_path / "model.safetensors").unlink()
     index = tmp_path / "model.safetensors.index.json"
-    for broken, said in (
+    for broken, message in (
         *(("{", "not JSON"), ("[]", "not a JSON object"), ("{}", "weight_map"), ('{"weight_map": []}', "weight_map")),
         *(
             ('{"weight_map": {"a": 1}}', "weight_map"),
@@ -177,7 +177,7 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
         ('{"weight_map": {"a": "absent.safetensors"}}', r"absent\.safetensors: No such file"),
     ):
         index.write_text(broken)
-        with pytest.raises(ModelError, match=said):
+        with pytest.raises(ModelError, match=message):
             Checkpoint(TensorFiles(tmp_path), {})
     save_file({"a": A}, tmp_path / "one.safetensors")
     index.write_text('{"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}')

@@ -69,25 +69,25 @@ def kept_out(closed: Path) -> Iterator[str]:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"])
 async def test_a_file_that_may_not_be_read_names_its_owner_and_the_reader(name: str, open_folder: Path) -> None:
     with (
-        kept_out(open_folder / name) as said,
-        pytest.raises(StartupError, match=rf"RYZANSTEIN_MODEL .*{name}: Permission denied: it {said}"),
+        kept_out(open_folder / name) as reader,
+        pytest.raises(StartupError, match=rf"RYZANSTEIN_MODEL .*{name}: Permission denied: it {reader}"),
     ):
         read_model(await model_folder(str(open_folder), ""))
 
 
 async def test_a_folder_that_may_not_be_read_names_its_owner_and_the_reader(open_folder: Path) -> None:
-    with kept_out(open_folder.parent) as said:
-        with pytest.raises(StartupError, match=rf"Permission denied: {open_folder.parent} {said}"):
+    with kept_out(open_folder.parent) as reader:
+        with pytest.raises(StartupError, match=rf"Permission denied: {open_folder.parent} {reader}"):
             await model_folder(str(open_folder), "")
-        with pytest.raises(CommandError, match=rf"--model .*Permission denied: {open_folder.parent} {said}"):
+        with pytest.raises(CommandError, match=rf"--model .*Permission denied: {open_folder.parent} {reader}"):
             check(StackOptions(model=[str(open_folder)], port=free_port()))
 
 
 def test_weights_that_are_cut_off(folder: Path) -> None:
     file = folder / "model.safetensors"
     whole = file.read_bytes()
-    for kept, message in ((len(whole) - 1, "cut off"), (100, "cut off"), (4, "cut off")):
-        file.write_bytes(whole[:kept])
+    for stored, message in ((len(whole) - 1, "cut off"), (100, "cut off"), (4, "cut off")):
+        file.write_bytes(whole[:stored])
         with pytest.raises(StartupError, match=rf"model\.safetensors: .*{message}"):
             read_model(folder)
     file.write_bytes((20).to_bytes(8, "little") + b"x" * 40)

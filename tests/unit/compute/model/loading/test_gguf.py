@@ -42,13 +42,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_gateways_get_the_tokenizer_and_templates_of_the_file(file: Path) -> None:
-    found = read_model(file)
+    actual = read_model(file)
     eos, bos, eot = (TOKENS.index(f"<|{name}|>") for name in ("eos", "bos", "eot"))
-    assert Tokenizer.from_buffer(found.tokenizer.json).encode("abc").ids == [bos, TOKENS.index("ab"), TOKENS.index("c")]
-    assert set(found.eos_token_ids) == {eos, eot}
-    assert (found.tokenizer.special_tokens["eos_token"], found.tokenizer.add_bos_token) == ("<|eos|>", True)
-    assert (found.architecture, found.spec.family) == ("LlamaForCausalLM", "llama")
-    assert (found.chat_template, found.sampling.temperature) == ("{{ messages }}", 0.5)
+    assert Tokenizer.from_buffer(actual.tokenizer.json).encode("abc").ids == [
+        bos,
+        TOKENS.index("ab"),
+        TOKENS.index("c"),
+    ]
+    assert set(actual.eos_token_ids) == {eos, eot}
+    assert (actual.tokenizer.special_tokens["eos_token"], actual.tokenizer.add_bos_token) == ("<|eos|>", True)
+    assert (actual.architecture, actual.spec.family) == ("LlamaForCausalLM", "llama")
+    assert (actual.chat_template, actual.sampling.temperature) == ("{{ messages }}", 0.5)
     assert read_vocabulary(file, 99, [eos]).vocab_size == 99
 
 

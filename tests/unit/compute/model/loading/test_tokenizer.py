@@ -1,4 +1,4 @@
-"""A tokenizer is completed from the files beside it as transformers completes it, or refused by name."""
+"""A tokenizer is completed from the files next to it as transformers completes it, or refused by name."""
 
 from __future__ import annotations
 

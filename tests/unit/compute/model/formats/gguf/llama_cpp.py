@@ -25,23 +25,23 @@ class LlamaCpp:
 
     def tokenize(self, text: str, *, special: bool, ends: bool) -> list[int]:
         """The ids of a text. `special`: spelled control tokens are such; `ends`: with BOS and EOS."""
-        asked = {"content": text, "parse_special": special, "add_special": ends}
-        answer = httpx.post(f"{self.server.listening_address}/tokenize", json=asked, timeout=60)
+        body = {"content": text, "parse_special": special, "add_special": ends}
+        answer = httpx.post(f"{self.server.listening_address}/tokenize", json=body, timeout=60)
         ids: list[int] = answer.raise_for_status().json()["tokens"]
         return ids
 
     def greedy(self, prompt: list[int], n_tokens: int) -> list[int]:
         """The likeliest continuation of a prompt, without end tokens."""
-        asked = {"prompt": prompt, "n_predict": n_tokens, "temperature": 0, "repeat_penalty": 1.0}
-        asked |= {"ignore_eos": True, "return_tokens": True}
-        answer = httpx.post(f"{self.server.listening_address}/completion", json=asked, timeout=60)
+        body = {"prompt": prompt, "n_predict": n_tokens, "temperature": 0, "repeat_penalty": 1.0}
+        body |= {"ignore_eos": True, "return_tokens": True}
+        answer = httpx.post(f"{self.server.listening_address}/completion", json=body, timeout=60)
         ids: list[int] = answer.raise_for_status().json()["tokens"]
         return ids
 
     def log_probabilities(self, prompt: list[int], n_tokens: int) -> dict[int, float]:
         """The log-probabilities of the `n_tokens` likeliest tokens after a prompt, by id."""
-        asked = {"prompt": prompt, "n_predict": 1, "n_probs": n_tokens, "ignore_eos": False}
-        answer = httpx.post(f"{self.server.listening_address}/completion", json=asked, timeout=60)
+        body = {"prompt": prompt, "n_predict": 1, "n_probs": n_tokens, "ignore_eos": False}
+        answer = httpx.post(f"{self.server.listening_address}/completion", json=body, timeout=60)
         [first] = answer.raise_for_status().json()["completion_probabilities"]
         return {int(one["id"]): float(one["logprob"]) for one in first["top_logprobs"]}
 

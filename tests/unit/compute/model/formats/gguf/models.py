@@ -15,8 +15,8 @@ from torch import Tensor
 from tests.unit.compute.model.formats.gguf.stateful import (
     SAME,
     STATEFUL,
-    Order,
     Part,
+    StoredOrder,
     is_exact,
     state_parts,
     write_state_config,
@@ -88,7 +88,7 @@ def _parts(name: str, tensor: Tensor, arch: str, config: Any) -> list[Part]:
     return parts or [("", tensor, _order(name, arch, config))]
 
 
-def _write(writer: gguf.GGUFWriter, name: str, tensor: Tensor, order: Order, kinds: Kinds) -> None:
+def _write(writer: gguf.GGUFWriter, name: str, tensor: Tensor, order: StoredOrder, kinds: Kinds) -> None:
     """Write one tensor, and change it to what is stored."""
     values = order.there(tensor).float().contiguous().numpy()
     kind = F32 if values.ndim == 1 or is_exact(name) else kinds(name)
@@ -97,8 +97,8 @@ def _write(writer: gguf.GGUFWriter, name: str, tensor: Tensor, order: Order, kin
     data = gguf.quantize(values, kind)
     writer.add_tensor(name, data, raw_dtype=kind)
     if kind is not F32:
-        kept = torch.from_numpy(gguf.dequantize(data, kind).reshape(values.shape))
-        tensor.copy_(order.back(kept))
+        rounded = torch.from_numpy(gguf.dequantize(data, kind).reshape(values.shape))
+        tensor.copy_(order.back(rounded))
 
 
 def _experts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
@@ -114,14 +114,14 @@ def _experts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     return [(f"{prefix}gate_exps.weight", gate), (f"{prefix}up_exps.weight", up)]
 
 
-def _order(name: str, arch: str, config: Any) -> Order:
+def _order(name: str, arch: str, config: Any) -> StoredOrder:
     if arch in _PAIRED and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-        return Order(lambda x: _paired(x, heads), lambda x: _halved(x, heads))
+        return StoredOrder(lambda x: _paired(x, heads), lambda x: _halved(x, heads))
     if arch.startswith(("gemma", "qwen3next", "qwen35")) and name.endswith("norm.weight") and "linear" not in name:
-        return Order(lambda x: x + 1, lambda x: x - 1)
+        return StoredOrder(lambda x: x + 1, lambda x: x - 1)
     if arch == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
-        return Order(lambda x: x.t(), lambda x: x.t())
+        return StoredOrder(lambda x: x.t(), lambda x: x.t())
     if arch == "gptneox" and "query_key_value" in name:
         heads, size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
 
@@ -131,7 +131,7 @@ def _order(name: str, arch: str, config: Any) -> Order:
         def back(x: Tensor) -> Tensor:
             return x.view(3, heads, size, *x.shape[1:]).transpose(0, 1).reshape(x.shape)
 
-        return Order(there, back)
+        return StoredOrder(there, back)
     return SAME
 
 
@@ -179,7 +179,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def random_model(config: transformers.PretrainedConfig, seed: int = 0) -> transformers.PreTrainedModel:
-    """A model whose every tensor is random, biases and norms too."""
+    """A model whose every tensor is random, biases and norms included."""
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():

@@ -20,16 +20,16 @@ _NEVER_QUANTIZED = ("ssm_a", "ssm_d", "norm.weight", "conv1d.weight", "conv.weig
 
 
 @dataclass(frozen=True)
-class Order:
+class StoredOrder:
     """How a tensor of the hub is stored in a file, and back."""
 
     there: Callable[[Tensor], Tensor]
     back: Callable[[Tensor], Tensor]
 
 
-SAME = Order(lambda x: x, lambda x: x)
-_RATE = Order(lambda x: -torch.exp(x), lambda x: torch.log(-x))
-Part = tuple[str, Tensor, Order]  # the name in a file, a view of the model's tensor, and how it is stored
+SAME = StoredOrder(lambda x: x, lambda x: x)
+_RATE = StoredOrder(lambda x: -torch.exp(x), lambda x: torch.log(-x))
+Part = tuple[str, Tensor, StoredOrder]  # the name in a file, a view of the model's tensor, and how it is stored
 
 
 def is_exact(name: str) -> bool:
@@ -46,7 +46,7 @@ def state_parts(name: str, tensor: Tensor, arch: str, config: Any) -> list[Part]
     if arch == "falcon-h1" and (factor := _factor(name, config)) is not None:
         stored = gguf.get_tensor_name_map(_arch(arch), config.num_hidden_layers).get_name(name, (".weight", ".bias"))
         assert stored is not None
-        return [(stored, tensor, Order(lambda x: x * factor, lambda x: x / factor))]
+        return [(stored, tensor, StoredOrder(lambda x: x * factor, lambda x: x / factor))]
     if name.endswith("in_proj_qkvz.weight"):
         return _without_key_heads(prefix, tensor, config)
     if arch.startswith("qwen35") and ".linear_attn." in name and "norm" not in name:
@@ -99,7 +99,7 @@ def _n_groups(config: Any) -> int:
 
 
 def _factor(name: str, config: Any) -> float | Tensor | None:
-    """What Falcon-H1's tensor is multiplied by in a file."""
+    """The factor of Falcon-H1's tensor in a file."""
     if name.endswith("mamba.in_proj.weight"):
         states = config.mamba_n_groups * config.mamba_d_state
         sizes = torch.tensor([config.mamba_d_ssm, config.mamba_d_ssm, states, states, config.mamba_n_heads])
@@ -131,8 +131,8 @@ def _without_key_heads(prefix: str, tensor: Tensor, config: Any) -> list[Part]:
         raise NotImplementedError("this tensor is written unquantized")
 
     return [
-        (f"{prefix}attn_qkv.weight", qkv, Order(lambda x: x, back)),
-        (f"{prefix}attn_gate.weight", z, Order(lambda x: x.flatten(0, 1), lambda x: x.view(z.shape))),
+        (f"{prefix}attn_qkv.weight", qkv, StoredOrder(lambda x: x, back)),
+        (f"{prefix}attn_gate.weight", z, StoredOrder(lambda x: x.flatten(0, 1), lambda x: x.view(z.shape))),
     ]
 
 
@@ -151,7 +151,7 @@ def _tiled(prefix: str, name: str, tensor: Tensor, config: Any) -> list[Part]:
         return turn(-torch.exp(x) if end == "A_log" else x, heads, group)
 
     tensor = tensor.squeeze(1) if "conv1d" in end else tensor
-    return [(f"{prefix}{_TILED[end]}", tensor, Order(there, lambda x: turn(x, group, heads)))]
+    return [(f"{prefix}{_TILED[end]}", tensor, StoredOrder(there, lambda x: turn(x, group, heads)))]
 
 
 _TILED = {

@@ -28,7 +28,7 @@ from tests.adapters import write_adapter
 from tests.unit.compute.model import zoo
 from tests.unit.compute.model.formats.gguf.models import Kinds, plain, random_model, uniform, write_model
 from tests.unit.compute.model.formats.gguf.stateful import STATEFUL
-from tests.unit.compute.model.harness import CPU, Engine, ThreadRank, run_ranks
+from tests.unit.compute.model.harness import CPU, CachedDecoder, ThreadRank, run_ranks
 from tests.unit.compute.model.test_adapters import LINEAR, AdaptedEngine
 
 T = gguf.GGMLQuantizationType
@@ -185,7 +185,7 @@ def test_every_architecture_has_a_case() -> None:
     "name", [name for name, case in (CASES | FACTORED).items() if name in _ADAPTED or case.arch not in STATEFUL]
 )
 def test_an_adapter_changes_the_same_outputs_as_in_transformers(name: str, tmp_path: Path) -> None:
-    """Also where a file stores rows in another order than transformers, in layers without a rope, too."""
+    """Also where a file stores rows in another order than transformers, and in layers without a rope."""
     case, base = (CASES | FACTORED)[name], tmp_path / "base"
     model = _model(case)
     model.save_pretrained(base)
@@ -204,8 +204,8 @@ def test_an_adapter_changes_the_same_outputs_as_in_transformers(name: str, tmp_p
     expected = zoo.reference_logits(model, ids)
     served = load_model(describe(file), SingleRank(), open_backend(torch.float32, CPU), adapters=AdapterLayers(1, 4))
     served.adapters.put(0, served.adapters.read(read_adapter(tmp_path / "a", describe(file), 4)))
-    found = served.logits(AdaptedEngine(served, default=0).run(ids, [7, 1]))[:, : expected.shape[1]]
-    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+    actual = served.logits(AdaptedEngine(served, default=0).run(ids, [7, 1]))[:, : expected.shape[1]]
+    assert (actual - expected).abs().max() <= 1e-4 * expected.abs().max()
     assert (plain - expected).abs().max() > 0.1
 
 
@@ -226,7 +226,7 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     made = _make(name, (CASES | FACTORED)[name], tmp_path)
     model = load_model(describe(made.file), SingleRank(), open_backend(torch.float32, CPU))
     assert model.spec == read_spec(made.file)
-    logits = model.logits(Engine(model).run(made.ids, [20, 1]))[:, : made.logits.shape[1]]
+    logits = model.logits(CachedDecoder(model).run(made.ids, [20, 1]))[:, : made.logits.shape[1]]
     assert (logits - made.logits).abs().max() <= 1e-4
 
 
@@ -242,7 +242,7 @@ _MIX = (T.Q4_0, T.Q8_0, T.Q4_1, T.Q5_1, T.MXFP4)
 
 
 def _mixed(name: str) -> gguf.GGMLQuantizationType:
-    """A type for each kind of matrix, as mixed quantizations have them; experts and embeddings too."""
+    """A type for each kind of matrix, as mixed quantizations have them, also for experts and embeddings."""
     return _MIX[sum(name.encode()) % len(_MIX)]
 
 
@@ -272,7 +272,7 @@ def test_quantized_models_equal_transformers_on_any_number_of_ranks(
     def work(rank: ThreadRank) -> torch.Tensor:
         torch.set_num_threads(1)
         model = load_model(describe(made.file), rank, open_backend(torch.float32, CPU))
-        return model.logits(Engine(model, rank).run(made.ids, []))
+        return model.logits(CachedDecoder(model, rank).run(made.ids, []))
 
     logits = torch.cat(run_ranks(size, work), dim=-1)[:, : made.logits.shape[1]]
     assert (logits - made.logits).abs().max() <= 1e-4 * made.logits.abs().max()
@@ -289,7 +289,7 @@ def test_layers_that_draft_are_not_loaded(tmp_path: Path) -> None:
     ids = zoo.prompt()
     served = load_model(describe(file), SingleRank(), open_backend(torch.float32, CPU))
     expected = zoo.reference_logits(model, ids)
-    assert (served.logits(Engine(served).run(ids, []))[:, : expected.shape[1]] - expected).abs().max() <= 1e-4
+    assert (served.logits(CachedDecoder(served).run(ids, []))[:, : expected.shape[1]] - expected).abs().max() <= 1e-4
 
 
 def test_a_stored_head_is_used(tmp_path: Path) -> None:
@@ -337,9 +337,9 @@ def test_unimplemented_features_are_rejected_by_name(
     read = container.read_container
 
     def lying(file: Path) -> GgufFile:
-        found = read(file)
-        values = {key: value for key, value in {**found.metadata, **changed}.items() if value is not None}
-        return GgufFile(GgufMetadata(file, values), {n: info for n, info in found.tensors.items() if n not in changed})
+        actual = read(file)
+        values = {key: value for key, value in {**actual.metadata, **changed}.items() if value is not None}
+        return GgufFile(GgufMetadata(file, values), {n: info for n, info in actual.tensors.items() if n not in changed})
 
     monkeypatch.setattr(parts, "read_container", lying)
     with pytest.raises(ModelError, match=problem) as refused:

@@ -68,9 +68,9 @@ def test_parts_have_the_bits_of_ggufs_numbers(stored: tuple[BlockReader, torch.T
     reader, expected = stored
     for rows, cols in SPANS:
         weight = reader.weight(Shard("w", (N_OUT, N_IN), rows, cols))
-        found, wanted = weight.rows(0, len(rows)), expected[rows.start : rows.stop, cols.start : cols.stop]
+        actual, wanted = weight.rows(0, len(rows)), expected[rows.start : rows.stop, cols.start : cols.stop]
         assert weight.shape == wanted.shape
-        assert torch.equal(found.view(torch.int32), wanted.contiguous().view(torch.int32))
+        assert torch.equal(actual.view(torch.int32), wanted.contiguous().view(torch.int32))
         low, high = weight.ends()
         assert low <= wanted.min()
         assert high >= wanted.max()

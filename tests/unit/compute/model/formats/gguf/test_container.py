@@ -27,15 +27,15 @@ def test_types_equal_ggml() -> None:
 
 def test_header_equals_the_reading_of_the_gguf_package(tmp_path: Path) -> None:
     file = sample_file(tmp_path / "sample.gguf")
-    found, reference = read_container(file), gguf.GGUFReader(file)
+    actual, reference = read_container(file), gguf.GGUFReader(file)
     for key, field in reference.fields.items():
         if not key.startswith("GGUF."):
             value = field.contents()
-            assert found.metadata[key] == (tuple(value) if isinstance(value, list) else value)
-    assert len(found.metadata) == len(reference.fields) - 3
+            assert actual.metadata[key] == (tuple(value) if isinstance(value, list) else value)
+    assert len(actual.metadata) == len(reference.fields) - 3
     data = file.read_bytes()
     for tensor in reference.tensors:
-        info = found.tensors[tensor.name]
+        info = actual.tensors[tensor.name]
         assert info.shape == tuple(int(size) for size in reversed(tensor.shape))
         assert data[info.offset : info.offset + info.n_bytes] == tensor.data.tobytes()
 
@@ -135,11 +135,11 @@ def test_metadata_getters_name_the_key() -> None:
 
 
 def _part(
-    folder: Path, number: int, count: int, *, said: int | None = None, tensor: str | None = None, n_tensors: int = 0
+    folder: Path, number: int, count: int, *, stated: int | None = None, tensor: str | None = None, n_tensors: int = 0
 ) -> Path:
     file = folder / f"model-Q8_0-{number:05}-of-{count:05}.gguf"
     writer = gguf.GGUFWriter(str(file), "llama")
-    writer.add_uint16("split.no", number - 1 if said is None else said)
+    writer.add_uint16("split.no", number - 1 if stated is None else stated)
     writer.add_uint16("split.count", count)
     writer.add_int32("split.tensors.count", n_tensors or count)
     writer.add_tensor(tensor or f"t{number}", np.ones(8, dtype=np.float32))
@@ -153,8 +153,8 @@ def _part(
 def test_a_divided_model_is_joined(tmp_path: Path) -> None:
     files = [_part(tmp_path, number, 3) for number in (1, 2, 3)]
     for file in files:
-        found = read_gguf(file)
-        assert {name: info.file for name, info in found.tensors.items()} == dict(
+        actual = read_gguf(file)
+        assert {name: info.file for name, info in actual.tensors.items()} == dict(
             zip(("t1", "t2", "t3"), files, strict=True)
         )
     _part(tmp_path, 1, 3, n_tensors=7)
@@ -163,11 +163,11 @@ def test_a_divided_model_is_joined(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"00004-of-00003.gguf: a part's number is from 1 to 3"):
         read_gguf(files[0].with_name("model-Q8_0-00004-of-00003.gguf"))
     _part(tmp_path, 2, 3, tensor="t1")
-    with pytest.raises(ModelError, match=r"00002-of-00003.gguf: t1: is in .*00001-of-00003.gguf, too"):
+    with pytest.raises(ModelError, match=r"00002-of-00003.gguf: t1: is also in .*00001-of-00003.gguf"):
         read_gguf(files[0])
-    _part(tmp_path, 2, 3, said=2)
+    _part(tmp_path, 2, 3, stated=2)
     with pytest.raises(ModelError, match=r"part 3 of 3, found as part 2 of 3"):
         read_gguf(files[0])
     files[1].unlink()
-    with pytest.raises(ModelError, match=r"model-Q8_0-00002-of-00003.gguf is missing beside it \(1 of 3"):
+    with pytest.raises(ModelError, match=r"model-Q8_0-00002-of-00003.gguf is missing next to it \(1 of 3"):
         read_gguf(files[0])

@@ -120,7 +120,7 @@ BERT: dict[str, Value] = {
 
 
 @pytest.mark.parametrize(
-    ("values", "changes", "said"),
+    ("values", "changes", "message"),
     [
         (BPE, {"model": "rwkv"}, "tokenizer.ggml.model: tokenizer 'rwkv' is not implemented; known: bert, gpt2, llama"),
         (BPE, {"model": None}, "tokenizer.ggml.model: missing: expected a text"),
@@ -146,7 +146,7 @@ BERT: dict[str, Value] = {
         (SPM, {"scores": (0.0, 1.0)}, "tokenizer.ggml.scores: 2 values for 10 tokens"),
     ],
 )
-def test_refusals_name_the_key(values: dict[str, Value], changes: dict[str, Value | None], said: str) -> None:
+def test_refusals_name_the_key(values: dict[str, Value], changes: dict[str, Value | None], message: str) -> None:
     with pytest.raises(ModelError) as refused:
         hub_files(metadata(values, **changes))
-    assert str(refused.value).startswith(f"m.gguf: {said}")
+    assert str(refused.value).startswith(f"m.gguf: {message}")

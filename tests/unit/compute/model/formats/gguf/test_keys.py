@@ -26,7 +26,7 @@ from tests.unit.compute.model import zoo
 from tests.unit.compute.model.formats.gguf.llama_cpp import LlamaCpp
 from tests.unit.compute.model.formats.gguf.models import write_model
 from tests.unit.compute.model.formats.gguf.test_architectures import CASES, Case, _model
-from tests.unit.compute.model.harness import CPU, Engine
+from tests.unit.compute.model.harness import CPU, CachedDecoder
 from tests.unit.compute.model.loading.test_gguf import TOKENS, add_tokenizer
 
 ODD = (7, 0.7, "odd", True, (3, 0, 0, 0))  # values that no key has in these models
@@ -72,9 +72,9 @@ def test_no_key_is_dropped_in_silence(name: str, files: dict[str, GgufFile]) -> 
         for odd in ODD:
             if odd == files[name].metadata.get(known) or (odd is True and key in ON):
                 continue
-            found, tried = _read(files[name], {known: odd}), tried + 1
-            assert found != plain, f"{known}: {odd} is dropped"
-            assert isinstance(found, dict) or known in found or prefix in found
+            actual, tried = _read(files[name], {known: odd}), tried + 1
+            assert actual != plain, f"{known}: {odd} is dropped"
+            assert isinstance(actual, dict) or known in actual or prefix in actual
     assert tried > 300
 
 
@@ -111,8 +111,8 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "keys"), NEUTRAL, ids=lambda one: one if isinstance(one, str) else next(iter(one)))
 def test_values_without_an_effect_are_accepted(name: str, keys: dict[str, Any], files: dict[str, GgufFile]) -> None:
     plain = interpret(_config(files[name], {}))[1]
-    found = interpret(_config(files[name], {f"{name}.{key}": value for key, value in keys.items()}))[1]
-    assert found == plain
+    actual = interpret(_config(files[name], {f"{name}.{key}": value for key, value in keys.items()}))[1]
+    assert actual == plain
 
 
 @dataclass(frozen=True)
@@ -153,16 +153,16 @@ SPELLINGS = {
 
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_files_are_read_like_llama_cpp(name: str, tmp_path: Path) -> None:
-    said = SPELLINGS[name]
-    case: Case = CASES[said.case]
+    message = SPELLINGS[name]
+    case: Case = CASES[message.case]
     model = _model(case)
-    if "attention.head_count_kv" in said.without:
+    if "attention.head_count_kv" in message.without:
         model = _model(Case(case.arch, case.variant, {"num_key_value_heads": 4}))
-    keys = case.keys | said.keys
-    file = write_model(model, case.arch, tmp_path / "m.gguf", describe=add_tokenizer, without=said.without, **keys)
+    keys = case.keys | message.keys
+    file = write_model(model, case.arch, tmp_path / "m.gguf", describe=add_tokenizer, without=message.without, **keys)
     ids = zoo.prompt(40)
     served = load_model(describe(file), SingleRank(), open_backend(torch.float32, CPU))
-    found = served.logits(Engine(served).run(ids, []))[-1, : len(TOKENS)].log_softmax(-1)
+    actual = served.logits(CachedDecoder(served).run(ids, []))[-1, : len(TOKENS)].log_softmax(-1)
     expected = LlamaCpp(file).log_probabilities(ids, len(TOKENS))
     assert len(expected) == len(TOKENS)
-    assert max(abs(float(found[token]) - value) for token, value in expected.items()) < 0.02
+    assert max(abs(float(actual[token]) - value) for token, value in expected.items()) < 0.02

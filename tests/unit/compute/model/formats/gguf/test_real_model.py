@@ -14,7 +14,7 @@ from services.compute.backends.opening import open_backend
 from services.compute.model.build import load_model
 from services.compute.model.registry import describe
 from services.worker.native.startup import read_model
-from tests.unit.compute.model.harness import CPU, Engine
+from tests.unit.compute.model.harness import CPU, CachedDecoder
 
 N_TOKENS = 12
 # A longer text and another model: `python -m bench.gguf_parity`. llama.cpp rounds activations to 8 bits.
@@ -31,7 +31,7 @@ def test_greedy_text_is_llama_cpps_or_parts_at_a_near_tie() -> None:
     theirs = parity.LlamaCpp(file, 1).greedy(ids, N_TOKENS)
     model = load_model(describe(file), SingleRank(), open_backend(torch.bfloat16, CPU), 64)
     followed = [*ids, *(token["id"] for token in theirs)]
-    logits = model.logits(Engine(model, block_tokens=16).run(followed, []))[len(ids) - 1 : -1]
+    logits = model.logits(CachedDecoder(model, block_tokens=16).run(followed, []))[len(ids) - 1 : -1]
     likely = torch.log_softmax(logits, dim=-1)
     for row, token in zip(likely, theirs, strict=True):
         assert row.max() - row[token["id"]] <= NEARLY_EQUAL

@@ -57,8 +57,8 @@ def assert_equal_ids(file: Path) -> Tokenizer:
         tokenizer.encode_special_tokens = not special
         joined = NEXT.join(TEXTS)
         wanted = oracle.tokenize(joined, special=special, ends=True)
-        found = tokenizer.encode(joined).ids
-        for text, left, right in zip(TEXTS, parts(found, tokenizer), parts(wanted, tokenizer), strict=True):
+        actual = tokenizer.encode(joined).ids
+        for text, left, right in zip(TEXTS, parts(actual, tokenizer), parts(wanted, tokenizer), strict=True):
             assert left == right, (file.name, special, text)
     return tokenizer
 
@@ -95,14 +95,14 @@ def test_byte_level_ids_equal_llama_cpp(name: str, bpe: tuple[list[str], list[st
 def test_sentence_piece_ids_equal_llama_cpp(prefixed: bool, tmp_path: Path) -> None:
     pieces = sorted(train(spaces=True)["vocab"].items(), key=lambda one: one[1])
     own = {"<unk>": UNKNOWN, **SPECIAL, **{f"<0x{byte:02X}>": BYTE for byte in range(256)}}
-    kept = [piece for piece, _ in pieces if not set(piece) & set("日本é")]  # characters that become bytes
-    tokens = [*own, *kept]
+    stored = [piece for piece, _ in pieces if not set(piece) & set("日本é")]  # characters that become bytes
+    tokens = [*own, *stored]
 
     def describe(writer: GGUFWriter) -> None:
         writer.add_tokenizer_model("llama")
         writer.add_token_list(tokens)
-        writer.add_token_types([*own.values(), *(NORMAL for _ in kept)])
-        writer.add_token_scores([-1000.0] * len(own) + [-float(rank) for rank in range(len(kept))])
+        writer.add_token_types([*own.values(), *(NORMAL for _ in stored)])
+        writer.add_token_scores([-1000.0] * len(own) + [-float(rank) for rank in range(len(stored))])
         writer.add_unk_token_id(0)
         writer.add_bos_token_id(1)
         writer.add_eos_token_id(2)
