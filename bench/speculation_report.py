@@ -40,7 +40,7 @@ class Run:
     """Requests that ran together."""
 
     answers: Sequence[Answer]
-    seconds: float  # of all answers, over the number at once
+    seconds: float  # sum of the times of all answers over the number at once
     totals: Totals
 
     @property

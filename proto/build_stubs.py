@@ -1,4 +1,4 @@
-"""Generate the gRPC stubs of the contracts beside this file: ``python proto/build_stubs.py``, which is ``make proto``.
+"""Generate the gRPC stubs of the contracts next to this file: ``python proto/build_stubs.py``, which is ``make proto``.
 
 The build hooks of the servers and of the Python client run it, so that ``pip install`` always brings stubs that match.
 """
@@ -40,7 +40,7 @@ def build_stubs(out: Path) -> None:
 
 
 def _typing_plugin() -> str:
-    """The program that writes the type stubs of clients and servicers; beside this interpreter, or on PATH."""
+    """The program that writes the type stubs of clients and servicers; next to this interpreter, or on PATH."""
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     plugin = shutil.which("protoc-gen-mypy_grpc", path=places)
     if plugin is None:

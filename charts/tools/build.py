@@ -1,4 +1,4 @@
-"""What is made: from the chart's values.yaml its schema, the table in its README and its list of images; dashboards;
+"""The chart's generated files: from values.yaml a schema, a table in its README and a list of images; dashboards;
 recording rules.
 
 ``python -m charts.tools.build`` writes them; a test compares them with what is committed.
@@ -39,7 +39,7 @@ def made(chart: Path = CHART) -> dict[Path, str]:
 
 
 def _images(root: values.Value, chart: Path) -> list[str]:
-    """Whatever can be pulled with the images of values.yaml, for mirrors."""
+    """All images of values.yaml, for mirrors."""
     ours = root.child("image").default
     tag = ours["tag"] or yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]
     place = f"{ours['registry']}/{ours['repository']}"

@@ -30,7 +30,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARDS = ROOT / "charts" / "ryzanstein" / "files" / "dashboards"
-OTHERS = {"rz-k8s"}  # of clusters with kube-state-metrics and dcgm-exporter
+OTHERS = {"rz-k8s"}  # dashboards of clusters with kube-state-metrics and dcgm-exporter
 VARIABLES = ("namespace", "release", "model", "pool", "component")
 POINTS = 240
 MOST_NAMES = 5  # in a legend
@@ -70,10 +70,10 @@ class Source:
         expr = target["expr"].replace("$__rate_interval", f"{max(60, self.step + 15)}s")
         for name in VARIABLES:
             expr = expr.replace(f'"${name}"', '".*"')
-        asked = {"query": expr, "start": str(self.start), "end": str(self.end), "step": str(self.step)}
-        with urllib.request.urlopen(f"{self.url}/api/v1/query_range?{urllib.parse.urlencode(asked)}") as answer:
-            found = json.load(answer)["data"]["result"]
-        for series in found:
+        parameters = {"query": expr, "start": str(self.start), "end": str(self.end), "step": str(self.step)}
+        with urllib.request.urlopen(f"{self.url}/api/v1/query_range?{urllib.parse.urlencode(parameters)}") as answer:
+            results = json.load(answer)["data"]["result"]
+        for series in results:
             points = [(datetime.fromtimestamp(at, UTC), float(value)) for at, value in series["values"]]
             if any(not math.isnan(value) for _, value in points):
                 legend = _legend(target["legendFormat"], series["metric"])
@@ -81,7 +81,7 @@ class Source:
 
 
 def _legend(pattern: str, labels: dict[str, str]) -> str:
-    return re.sub(r"{{\s*(\w+)\s*}}", lambda found: labels.get(found[1], ""), pattern).strip()
+    return re.sub(r"{{\s*(\w+)\s*}}", lambda match: labels.get(match[1], ""), pattern).strip()
 
 
 def amount(value: float, unit: str) -> str:

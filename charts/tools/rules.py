@@ -30,7 +30,7 @@ def _rule(record: str, expr: str) -> dict[str, Any]:
 
 
 def _errors(window: str) -> dict[str, Any]:
-    """Failed requests over all but those that the client caused; without any it is NaN, which alerts nobody.
+    """Failed requests over all but those that the client caused; without any it is NaN, which raises no alert.
 
     Requests of batches are asked again, for hours: their failures are no client's.
     """

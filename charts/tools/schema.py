@@ -49,7 +49,7 @@ _ELSEWHERE = {
     *("finetuner_models", "finetuner_folder", "finetuner_job_template", "finetuner_quantizations"),
 }
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-_PYTHONS = ("discriminator", "default", "title")  # what helps only Python
+_PYTHONS = ("discriminator", "default", "title")  # keys that help only Python
 _ENV: Schema = {
     "type": "object",
     "additionalProperties": {"type": ["string", "number", "boolean", "object", "null"]},
@@ -138,7 +138,7 @@ class _Builder:
         if value.schema.get("pools"):  # names are checked by _validate.tpl, whose error is clear
             return {"type": "object", "additionalProperties": {"$ref": "#/definitions/pool"}}
         if "$ref" in added:
-            return {"allOf": [added]}  # draft 7 ignores what stands beside a $ref
+            return {"allOf": [added]}  # draft 7 ignores the siblings of a $ref
         if value.ours:
             return {**self.of_map(value), **added}
         return added if "enum" in added else {"type": _TYPES[type(value.default)], **added}

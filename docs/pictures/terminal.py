@@ -18,7 +18,7 @@ COLUMNS = 140
 
 
 def printed_by(command: list[str]) -> str:
-    """What COMMAND writes to a terminal, colours included; raises CalledProcessError when it fails."""
+    """The output of COMMAND on a terminal, colours included; raises CalledProcessError when it fails."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     running = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
@@ -27,7 +27,7 @@ def printed_by(command: list[str]) -> str:
     try:
         while part := os.read(ours, 1 << 16):
             parts.append(part)
-    except OSError:  # how a terminal says that nobody writes to it any more
+    except OSError:  # how a terminal says that no process writes to it any more
         pass
     if running.wait():
         raise subprocess.CalledProcessError(running.returncode, command)

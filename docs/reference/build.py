@@ -187,7 +187,7 @@ def families() -> str:
         "",
         "The number of ranks divides the attention heads, and the KV heads unless it is a multiple of their number.",
         "It divides the MLP's columns; in a mixture the experts and the columns of a shared one. Every family is read",
-        "from safetensors, [quantized](quantization.md) or not; some from GGUF, too.",
+        "from safetensors, [quantized](quantization.md) or not; some also from GGUF.",
         "",
         "| architecture | `model_type` | what it is | features | tested checkpoints |",
         "|---|---|---|---|---|",
@@ -214,8 +214,8 @@ def _tested(family: ListedFamily) -> str:
 def _bodies() -> Iterator[tuple[str, type[msgspec.Struct]]]:
     """Each body and the structs inside it, with their titles."""
     unused: Any = None  # handlers are made, and not called
-    kept: Any = SimpleNamespace(queue=unused, conversations=unused, turns=unused)
-    routes = hot_routes(GatewaySettings(), *[unused] * 3, kept, *[unused] * 3)
+    stores: Any = SimpleNamespace(queue=unused, conversations=unused, turns=unused)
+    routes = hot_routes(GatewaySettings(), *[unused] * 3, stores, *[unused] * 3)
     documented = {route.path: route.documented for route in routes}
     documented |= {batches.PATH: batches.DOCUMENTED, fine_tuning.PATH: fine_tuning.DOCUMENTED}
     for path, entry in documented.items():
@@ -224,7 +224,7 @@ def _bodies() -> Iterator[tuple[str, type[msgspec.Struct]]]:
 
 
 def fields() -> str:
-    """What becomes of every field of every body."""
+    """The treatment of every field of every body."""
     lines = [
         "# Fields of request bodies",
         "",

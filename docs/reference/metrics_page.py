@@ -27,7 +27,7 @@ from services.worker.pool.main import restart_counter
 
 
 def process_registry() -> CollectorRegistry:
-    """What every service exports of its process."""
+    """Metrics of its process that every service exports."""
     process = new_registry("gateway")
     LoopLag(process)
     export_end(process, None)
@@ -35,7 +35,7 @@ def process_registry() -> CollectorRegistry:
 
 
 def service_registries() -> dict[str, CollectorRegistry]:
-    """What each service exports, by its title."""
+    """Metrics that each service exports, by its title."""
     router, coordinator, worker = new_registry("router"), new_registry("kv-coordinator"), new_registry("worker")
     RouterMetrics(router, ())
     CoordinatorMetrics(coordinator, SyncCounters())

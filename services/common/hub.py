@@ -82,7 +82,7 @@ def served_files(names: Collection[str], choice: str) -> list[str]:
             raise ValueError("no config.json with safetensors and no GGUF file to serve")
         wanted = [str(PurePosixPath(first).with_name(part)) for part in parts_of(PurePosixPath(first).name)]
         if absent := sorted({*wanted} - {*names}):
-            raise ValueError(f"{absent[0]} is missing beside {first}")
+            raise ValueError(f"{absent[0]} is missing next to {first}")
     if outside := [name for name in wanted if ".." in PurePosixPath(name).parts or name.startswith("/")]:
         raise ValueError(f"the hub names a file outside of the model: {outside[0]}")
     return wanted

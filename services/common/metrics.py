@@ -44,11 +44,11 @@ def new_registry(service: str, schemes: Collection[Scheme] = ()) -> CollectorReg
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = NamingRegistry(schemes)
     ProcessCollector(registry=registry)
-    about = "Objects that live as long as the process and are therefore spared by garbage collections"
+    about = "Objects that live as long as the process, which garbage collections therefore skip"
     Gauge("ryzanstein_process_frozen_objects", about, registry=registry).set_function(gc.get_freeze_count)
     build = Gauge(
         "ryzanstein_build_info",
-        "1; what the process runs; the commit as its image says it",
+        "1; labels have the version that the process runs, and the commit of its image",
         ["service", "version", "commit", "python"],
         registry=registry,
     )

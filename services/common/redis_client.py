@@ -126,7 +126,7 @@ class _Verifying(redis.SSLConnection):
     async def connect(self) -> None:
         """Connect unless connected."""
         if not self.is_connected:
-            self.ssl_context.context = None  # what an earlier connect has read
+            self.ssl_context.context = None  # forget the files that an earlier connect read
         await super().connect()  # type: ignore[no-untyped-call]
 
 

@@ -51,7 +51,7 @@ class NamedSeries:
 
     @property
     def formula(self) -> str:
-        """What it is made of, for people."""
+        """Its source as a formula, for people."""
         where = "".join(f', `{label}` "{value}"' for label, value in self.where.items())
         total = f"`{self.source}`{where}" + (f" + `{self.plus}`" if self.plus else "")
         return f"{total} / `{self.over}`" if self.over else total

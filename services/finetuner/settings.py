@@ -15,13 +15,13 @@ class FinetunerSettings(ServiceSettings):
         "may start from"
     )
     finetuner_folder: str = Field(
-        min_length=1, description="Where jobs, checkpoints and adapters are kept; workers must be able to read it"
+        min_length=1, description="Folder of jobs, checkpoints and adapters; workers must be able to read it"
     )
     finetuner_checkpoint_s: float = Field(
         default=300.0, ge=1, description="A checkpoint is written after every epoch, and when the last one is this old"
     )
     finetuner_attempts: int = Field(
-        default=3, ge=1, description="How often training that ends without progress is started before the job fails"
+        default=3, ge=1, description="Starts of a training without progress before the job fails"
     )
     finetuner_keep_days: float = Field(
         default=30.0,
@@ -32,7 +32,7 @@ class FinetunerSettings(ServiceSettings):
     finetuner_max_tokens: int = Field(default=2048, ge=16, description="Longest example, and most tokens at once")
     finetuner_parallel: int = Field(default=1, ge=1, description="Jobs that are trained at a time")
     finetuner_quantizations: CommaList = Field(
-        default=(), description="What jobs may ask for; default: `none`, and `nf4` where bitsandbytes is installed"
+        default=(), description="Allowed values of jobs; default: `none`, and `nf4` where bitsandbytes is installed"
     )
     finetuner_job_template: str = Field(
         default="",
@@ -40,5 +40,5 @@ class FinetunerSettings(ServiceSettings):
     )
     finetuner_threads: int = Field(default=0, ge=0, description="Threads that compute; 0: one for each usable core")
     finetuner_nice: int = Field(
-        default=10, ge=0, le=19, description="Priority of a training: the higher, the more others go first"
+        default=10, ge=0, le=19, description="Niceness of a training: the higher, the more others go first"
     )

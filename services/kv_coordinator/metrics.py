@@ -17,7 +17,7 @@ class CoordinatorMetrics:
     def __init__(self, registry: CollectorRegistry, counters: SyncCounters) -> None:
         self._lookups = Counter(
             "ryzanstein_coordinator_lookups",
-            "Lookups, by whether any worker had anything",
+            "Lookups, by whether any worker held a block",
             ["result"],
             registry=registry,
         )
@@ -30,7 +30,7 @@ class CoordinatorMetrics:
         self._workers = Gauge("ryzanstein_coordinator_workers", "Workers, by state", ["state"], registry=registry)
         self._lag = Gauge(
             "ryzanstein_coordinator_lag_seconds",
-            "How long the worker that has been out of step the longest has been so; 0: none is",
+            "Longest time for which a worker has been out of sync; 0: none is",
             registry=registry,
         )
         Totals(

@@ -23,7 +23,7 @@ SATURATION_S = 30.0  # the router's default
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRequest:
-    """What a client saw of a request."""
+    """A request as its client saw it."""
 
     at: float  # arrival, on the trace's clock
     first_token_s: float

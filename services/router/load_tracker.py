@@ -129,7 +129,7 @@ class LoadTracker:
         """Each worker's work relative to the mean of the eligible ones, the tokens beyond that mean, its relative load.
 
         None while the fleet is not busy. Work is what the worker reports as computed, plus what is queued there. It is
-        not the sum of what this router placed: other routers place requests too, and a prefix may turn out not to be
+        not the sum of what this router placed: other routers also place requests, and a prefix may turn out not to be
         cached. `counts` is 1 for eligible workers and 0 for others: a product with it sums several times as fast as
         indexing with a mask.
         """

@@ -60,7 +60,7 @@ class RouterMetrics:
         )
         self.expected_ttft = Histogram(
             "ryzanstein_router_expected_first_token_seconds",
-            "Time to the first token that was expected of the chosen worker when it was chosen",
+            "Expected time to the first token of the chosen worker",
             ["model"],
             buckets=_TTFT_S,
             registry=registry,
@@ -70,7 +70,7 @@ class RouterMetrics:
         )
         self.matched_tokens = Counter(
             "ryzanstein_router_matched_tokens",
-            "Prompt tokens that the chosen worker had cached, by the coordinator's word",
+            "Prompt tokens that the chosen worker had cached, as the coordinator reports",
             ["model"],
             registry=registry,
         )
@@ -97,12 +97,15 @@ class RouterMetrics:
             registry=registry,
         )
         self.workers = Gauge(
-            "ryzanstein_router_workers", "Workers by why they are not eligible", ["model", "state"], registry=registry
+            "ryzanstein_router_workers",
+            "Workers by the reason why they are not eligible",
+            ["model", "state"],
+            registry=registry,
         )
         self.redis_up = Gauge("ryzanstein_router_redis_up", "Whether sessions are read from Redis", registry=registry)
         self.redis_seconds = Histogram(
             "ryzanstein_router_redis_seconds",
-            "Time of an operation on Redis, failed ones too",
+            "Time of an operation on Redis, failed ones included",
             buckets=_REDIS_S,
             registry=registry,
         )
@@ -111,7 +114,7 @@ class RouterMetrics:
         )
         self.bindings = Counter(
             "ryzanstein_router_session_bindings",
-            "Placed requests with a session, by what became of its binding to a worker",
+            "Placed requests with a session, by the outcome of its binding to a worker",
             ["result"],
             registry=registry,
         )
@@ -141,7 +144,7 @@ class RouterMetrics:
         )
         Totals(
             "ryzanstein_router_lookups",
-            "Questions to the coordinator",
+            "Lookups at the coordinator",
             "result",
             lambda: {kind: sum(getattr(each, kind) for each in prefixes) for kind in ("answered", "failed")},
             registry,

@@ -18,7 +18,7 @@ from services.router.snapshot import Floats, OffloadedPrefix
 
 
 def offloaded_prefix(members: Mapping[str, Member], depths: Floats, token_ms: Floats) -> OffloadedPrefix | None:
-    """What each worker would load after the blocks of its device; None if none does. `depths`: [places, n_workers]."""
+    """The prefix that each worker would load from its tiers; None if none does. `depths`: [places, n_workers]."""
     below = np.flatnonzero(depths[worker_pb2.KV_PLACE_HOST :].sum(axis=0))
     if not len(below):
         return None

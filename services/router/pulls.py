@@ -36,7 +36,7 @@ _READABLE = np.array([why not in _SILENT for why in IneligibleReason])
 
 
 class Pulls(NamedTuple):
-    """What each worker would pull from the worker that holds most. Arrays are [n_workers]."""
+    """The tokens that each worker would pull from the worker that holds most. Arrays are [n_workers]."""
 
     source: int
     tokens: Floats  # 0: a pull does not pay

@@ -50,8 +50,8 @@ class RouterSettings(ServiceSettings):
     )
     policy: PolicySetting = Field(
         default="cost",
-        description="Who gets a request: cost, round_robin, weighted, least_loaded, session_hash, or a map of filters, "
-        "scorers and a picker (policies.md)",
+        description="Choice of the worker: cost, round_robin, weighted, least_loaded, session_hash, or a map of "
+        "filters, scorers and a picker (policies.md)",
     )
     saturation_s: float = Field(
         default=30.0, gt=0, description="A worker with a longer queue of prefill work gets no new requests"
@@ -60,18 +60,20 @@ class RouterSettings(ServiceSettings):
     queue_timeout_s: float = Field(
         default=10.0,
         ge=0,
-        description="How long one may wait while workers serve its model, at most nine tenths of the gateway's "
-        "route_timeout_s; then 429. While none does, it waits as long as the gateway's patience_s",
+        description="Longest wait while workers serve the model, at most nine tenths of the gateway's "
+        "route_timeout_s; then 429. While none does, requests wait for the gateway's patience_s",
     )
     lookup_timeout_ms: float = Field(
         default=25.0,
         gt=0,
-        description="How long a decision waits for what is cached where; computing a prompt again mostly takes longer",
+        description="Longest wait of a decision for the lookup of cached prefixes; computing a prompt again mostly "
+        "takes longer",
     )
     redis_timeout_ms: float = Field(
         default=250.0,
         gt=0,
-        description="A command that takes longer is given up, sessions are hashed then, away from their caches",
+        description="A command that takes longer is abandoned; sessions are then placed by hash, away from their "
+        "caches",
     )
 
     @field_validator("coordinator_address")

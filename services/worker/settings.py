@@ -28,7 +28,7 @@ class WorkerSettings(ServiceSettings):
         "owner/name:Q4_K_M chooses among GGUF files",
     )
     revision: str = Field("", description="Branch, tag or commit of a hub id; HF_TOKEN and HF_HUB_OFFLINE are honoured")
-    engine: EngineName = Field("native", description="What computes: our own engine, vLLM, or none: a simulated worker")
+    engine: EngineName = Field("native", description="Engine: our own, vLLM, or none (a simulated worker)")
     engine_args: dict[str, Any] = Field(
         {},
         description="Arguments of vLLM's EngineArgs, or of a simulated worker: a JSON object such as "
@@ -56,7 +56,10 @@ class WorkerSettings(ServiceSettings):
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     kv_tokens: int = Field(
-        0, ge=0, description="KV cache size in tokens; 0: 32,768, or what memory is left for; on GPUs all that is left"
+        0,
+        ge=0,
+        description="KV cache size in tokens; 0: 32,768, or fewer if memory is short; on GPUs all free memory of the "
+        "share",
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Share of a GPU's memory for weights, the largest step and the KV cache"
@@ -66,14 +69,14 @@ class WorkerSettings(ServiceSettings):
         description="Numbers of the KV cache: auto (the dtype), bf16, int8 (about half the memory of bf16), "
         "fp8 (as int8; on GPUs)",
     )
-    max_model_len: int = Field(0, ge=0, description="Longest sequence; 0: what the model was made for")
+    max_model_len: int = Field(0, ge=0, description="Longest sequence; 0: the model's own")
     sampling_defaults: bool = Field(
         True,
         description="Requests that do not name temperature, top_p, top_k, min_p or repetition_penalty get those of the "
         "model's generation_config.json; false: 1, 1, off, off, 1",
     )
     override_generation_config: dict[str, float] = Field(
-        {}, description='Of these, what outweighs the model\'s own: a JSON object such as {"temperature": 0.2}'
+        {}, description='Values that override the model\'s own: a JSON object such as {"temperature": 0.2}'
     )
     adapters: dict[str, str] = Field(
         {}, description='LoRA adapters that are served from the start: a JSON object such as {"sql": "/adapters/sql"}'
@@ -120,7 +123,7 @@ class WorkerSettings(ServiceSettings):
     )
     attention: str = Field(
         "dense",
-        description="How texts attend whose requests do not name it: dense; window(sinks, window): each token to the "
+        description="Attention of requests that do not name it: dense; window(sinks, window): each token to the "
         "first and the last tokens, e.g. window(64, 4096); top_k(pages): to the KV blocks that it chooses, e.g. "
         "top_k(128). Prompts attend to all keys",
     )
@@ -130,7 +133,7 @@ class WorkerSettings(ServiceSettings):
         "so that requests may name top_k; always with attention top_k",
     )
     pull_mb_per_s: float = Field(
-        250.0, ge=0, description="How fast KV blocks come from other workers, until it is measured; 0: never pull"
+        250.0, ge=0, description="Assumed rate of KV blocks from other workers until it is measured; 0: never pull"
     )
     standby_tokens: int = Field(
         2048,
@@ -139,7 +142,7 @@ class WorkerSettings(ServiceSettings):
         "that it need not be computed again when this worker is lost or drained; 0: never",
     )
     standby_mb_per_s: float = Field(
-        100.0, gt=0, description="How fast KV of running requests is copied to other workers at most"
+        100.0, gt=0, description="Highest rate of copies of running requests' KV to other workers"
     )
     node: str = Field(
         "", description="The worker's machine; KV of running requests is copied to another one; empty: not known"
@@ -152,7 +155,7 @@ class WorkerSettings(ServiceSettings):
     )
     disk_cache_gib: float = Field(10.0, gt=0, description="Size of disk_cache for each worker, in GiB")
     disk_cache_write_mb_per_s: float = Field(
-        200.0, gt=0, description="How fast disk_cache is written at most, for the life of SSDs and for their readers"
+        200.0, gt=0, description="Highest rate of writes to disk_cache, for the life of SSDs and for their readers"
     )
     memory_host: str = Field(
         "",
@@ -168,15 +171,13 @@ class WorkerSettings(ServiceSettings):
         description="Of idle workers of memory_host, those with the lowest priority sleep first",
     )
     stall_timeout_s: float = Field(1.0, gt=0, description="A rank without heartbeat for this long is lost")
-    start_timeout_s: float = Field(
-        300.0, gt=0, description="How long the ranks may take to load the model and be ready"
-    )
+    start_timeout_s: float = Field(300.0, gt=0, description="Longest time for the ranks to load the model and be ready")
     recovery_limit_s: float = Field(
         600.0,
         ge=0,
         description="The process ends when lost ranks are not back after this long; give it two starts; 0: never",
     )
-    drain_s: float = Field(5.0, ge=0, description="How long SIGTERM lets running requests go on before handing off")
+    drain_s: float = Field(5.0, ge=0, description="Time for running requests after SIGTERM, before they are handed off")
 
     @model_validator(mode="after")
     def _virtual_workers(self) -> Self:

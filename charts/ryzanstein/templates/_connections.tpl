@@ -1,4 +1,4 @@
-{{/* Who calls whom within the release: what NetworkPolicies allow, on both sides. */}}
+{{/* Calls between the release's components: NetworkPolicies allow them, on both sides. */}}
 {{- define "ryzanstein.connections" -}}
 connections:
   - {from: gateway, to: router, port: 50052}

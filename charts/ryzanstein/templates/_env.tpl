@@ -45,7 +45,7 @@ RYZANSTEIN_{{ snakecase . | upper }}
 {{- end -}}
 {{- end }}
 
-{{/* What all services are told. */}}
+{{/* Environment of all services. */}}
 {{- define "ryzanstein.env.common" -}}
 RYZANSTEIN_NAMESPACE: {{ include "ryzanstein.redis.namespace" . }}
 RYZANSTEIN_LOG_LEVEL: {{ .Values.logLevel }}

@@ -1,4 +1,4 @@
-{{/* What all pods share. */}}
+{{/* Fields that all pods share. */}}
 
 {{/* A component's values over podDefaults: include "ryzanstein.config" (list $ values) | fromYaml. */}}
 {{- define "ryzanstein.config" -}}

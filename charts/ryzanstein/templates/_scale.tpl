@@ -1,6 +1,6 @@
 {{/* How many pods of a component there are, at the least. (list component scaled-by) */}}
 
-{{/* Whether the chart says how many: nobody else scales. Empty or "true". */}}
+{{/* Whether the chart says how many, and no autoscaler. Empty or "true". */}}
 {{- define "ryzanstein.scale.managed" -}}
 {{- if and .replicasManaged (eq .autoscaling.mode "none") }}true{{ end -}}
 {{- end }}
@@ -38,7 +38,7 @@ spec:
   {{- end }}
 {{- end }}
 
-{{/* What KEDA scales pools of workers by: routers or prometheus. */}}
+{{/* The source by which KEDA scales pools of workers: routers or prometheus. */}}
 {{- define "ryzanstein.keda.source" -}}
 {{- default (ternary "routers" "prometheus" (empty .Values.keda.prometheusUrl)) .Values.keda.source -}}
 {{- end }}

@@ -1,4 +1,4 @@
-{{/* What only we know to be wrong, each as a line that names the value. Kubernetes' own fields are Kubernetes' to check. */}}
+{{/* Errors that Kubernetes does not detect, each as a line that names the value. Kubernetes checks its own fields. */}}
 
 {{- define "ryzanstein.validate" -}}
 {{- $lines := list -}}
@@ -34,7 +34,7 @@ externals.{{ $name }}: a name has 1 to 54 characters of a-z, 0-9 and -, and neit
 {{- end -}}
 {{- end }}
 
-{{/* What services/common/adapters.py allows: nothing that a terminal does not show. */}}
+{{/* Names that services/common/adapters.py allows: a terminal shows all their characters. */}}
 {{- define "ryzanstein.validate.adapters" -}}
 {{- $hidden := "[\\p{C}\\p{Zl}\\p{Zp}]" -}}
 {{- range $pool, $config := include "ryzanstein.pools" . | fromYaml -}}
@@ -141,7 +141,7 @@ workers.pools: at least one pool is needed
 {{ $where }}.engineArgs: speculative_config is for GPUs, vLLM drafts nothing on CPUs
 {{- end -}}
 {{- else if $pool.engineArgs }}
-{{ $where }}.engineArgs: are vLLM's; set engine: vllm, too
+{{ $where }}.engineArgs: are vLLM's; also set engine: vllm
 {{- end -}}
 {{- if and (hasPrefix "top_k" $pool.attention) (eq (include "ryzanstein.worker.device" $pool) "cuda") }}
 {{ $where }}.attention: top_k is for CPUs; take dense or window(sinks, window)

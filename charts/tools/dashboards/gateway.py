@@ -1,4 +1,4 @@
-"""What the gateways do."""
+"""The gateways."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DASHBOARD = Dashboard(
                     "Time to last byte",
                     "s",
                     *quantiles("ryzanstein_gateway_request_seconds", 0.5, 0.99, by="route", where=_MODEL),
-                    about="Longer answers take longer: read it beside their length.",
+                    about="Longer answers take longer: read it with their length.",
                 ),
                 graph(
                     "In flight by gateway",
@@ -98,7 +98,7 @@ DASHBOARD = Dashboard(
                     ("max (ryzanstein_gateway_batches_open{@})", "open"),
                     ("sum (ryzanstein_gateway_batches_running{@})", "being worked on"),
                     (f"{rate('ryzanstein_gateway_batches_total', 'status')} or vector(0)", "{{status}}/s"),
-                    about="Open ones that nobody works on wait for a gateway.",
+                    about="Open ones without an owner wait for a gateway.",
                 ),
                 graph(
                     "Requests of batches",
@@ -121,7 +121,7 @@ DASHBOARD = Dashboard(
                     "Time at Redis",
                     "s",
                     *quantiles("ryzanstein_gateway_redis_seconds", 0.5, 0.99),
-                    about="Failed operations, too. " + runbook("redis-lost"),
+                    about="Failed operations included. " + runbook("redis-lost"),
                 ),
                 graph(
                     "Workers and gateways known",

@@ -121,7 +121,7 @@ def _variable(name: str, label: str, metric: str, labels: str) -> Json:
 
 
 def _annotations() -> Iterator[Json]:
-    """What one wants to know of whatever else changed at the same time."""
+    """Marks on the time line of every panel: restarts and changes of phase."""
     for name, expr, title in (
         ("Restarts", "changes(process_start_time_seconds{@}[1m]) > 0", "{{component}} {{instance}} restarted"),
         ("Workers", 'changes(ryzanstein_worker_phase{@,phase="serving"}[1m]) > 0', "{{instance}} changed its phase"),

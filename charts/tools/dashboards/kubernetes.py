@@ -75,7 +75,7 @@ DASHBOARD = Dashboard(
                         'kube_horizontalpodautoscaler_status_current_replicas{namespace=~"$namespace"}',
                         "{{horizontalpodautoscaler}} there",
                     ),
-                    about="KEDA's scalers are these, too. " + runbook("autoscaling"),
+                    about="These are also KEDA's scalers. " + runbook("autoscaling"),
                 ),
                 graph(
                     "Disruptions allowed",

@@ -178,7 +178,7 @@ DASHBOARD = Dashboard(
                         f"{rate('ryzanstein_worker_pulled_seconds_total', 'instance', _POOL)}",
                         "{{instance}}",
                     ),
-                    about="Failed pulls take their time, too.",
+                    about="Failed pulls included.",
                 ),
                 graph(
                     "Pulls and copies that failed",

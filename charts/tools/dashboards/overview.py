@@ -35,7 +35,7 @@ DASHBOARD = Dashboard(
                     "First tokens in time",
                     "percentunit",
                     (f"1 - ryzanstein:sli_ttft:ratio_rate5m{{@,{_MODEL}}}", "{{model}}"),
-                    about="Share that came within the objective (2.5 s unless the chart was told otherwise). "
+                    about="Share that came within the objective (2.5 s unless the chart sets another one). "
                     + runbook("slow-tokens"),
                 ),
             ),

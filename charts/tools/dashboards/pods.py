@@ -1,4 +1,4 @@
-"""Every process, by what it tells itself: needs nothing of Kubernetes."""
+"""Every process, by its own metrics: needs nothing of Kubernetes."""
 
 from __future__ import annotations
 

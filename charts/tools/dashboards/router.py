@@ -18,7 +18,7 @@ DASHBOARD = Dashboard(
                     "Placed, by reason",
                     "reqps",
                     (rate("ryzanstein_router_decisions_total", "reason", _MODEL), "{{reason}}"),
-                    about="`Explain` of a router tells a single decision's terms.",
+                    about="`Explain` of a router lists a single decision's terms.",
                     stacked=True,
                 ),
                 graph(
@@ -122,7 +122,7 @@ DASHBOARD = Dashboard(
                     about="By the coordinator's word. " + runbook("affinity"),
                 ),
                 graph(
-                    "Questions to the coordinator",
+                    "Lookups at the coordinator",
                     "ops",
                     (rate("ryzanstein_router_lookups_total", "result"), "{{result}}"),
                     about="Failed ones cost prefix credit, never a request. " + runbook("coordinator"),

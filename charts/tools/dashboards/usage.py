@@ -1,4 +1,4 @@
-"""What requests use, and what that costs."""
+"""Usage of requests, and its costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engines do, step by step."""
+"""The engines, step by step."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ DASHBOARD = Dashboard(
                     "Tokens in a step",
                     "short",
                     *quantiles("ryzanstein_worker_step_rows", 0.5, 0.99, where=_POOL),
-                    about="Many: prompts are computed beside the streams.",
+                    about="Many: prompts are computed concurrently with the streams.",
                 ),
                 graph(
                     "Where a step's time goes",
@@ -174,7 +174,7 @@ DASHBOARD = Dashboard(
                     (f"max by (phase) (ryzanstein_worker_startup_seconds{{@,{_POOL}}})", "start: {{phase}}"),
                     (quantiles("ryzanstein_worker_wake_seconds", 0.5, where=_POOL)[0][0], "wake, median"),
                     (f"max (ryzanstein_worker_drain_seconds{{@,{_POOL}}})", "draining since"),
-                    about="What the last start of the slowest rank spent its time on; the median time of a wake.",
+                    about="Time of each phase of the slowest rank's last start; the median time of a wake.",
                 ),
                 graph(
                     "Memory of a worker by purpose",

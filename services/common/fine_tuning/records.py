@@ -1,4 +1,4 @@
-"""What gateways and fine-tuners tell each other about a job."""
+"""Records of a job that gateways and fine-tuners exchange."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Example(Record):
 
 
 class Result(Record):
-    """What a fine-tuner leaves for the gateway that publishes it."""
+    """The result that a fine-tuner leaves for the gateway that publishes it."""
 
     folder: str
     train_loss: float

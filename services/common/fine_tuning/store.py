@@ -156,7 +156,7 @@ class TuningStore:
     def _lists(
         self, member: str, events: Sequence[Event], checkpoints: Sequence[JobCheckpoint]
     ) -> dict[str, list[str]]:
-        """What is appended to a job's lists, which both end with the job."""
+        """The events and checkpoints to append, by the key of the job's list; the lists expire with the job."""
         return {
             self._keys.tuning_events(member): [event.model_dump_json() for event in events],
             self._keys.tuning_checkpoints(member): [checkpoint.model_dump_json() for checkpoint in checkpoints],

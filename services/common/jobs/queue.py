@@ -88,7 +88,7 @@ class JobQueue:
         *,
         ends: bool = False,
     ) -> bool:
-        """Write as a user, whoever owns the job, in one of the statuses of `turns`; returns whether it was written."""
+        """Write as a user, regardless of the job's owner, in a status of `turns`; returns whether it was written."""
         where, args = self.turn_arguments(member, "", turns, fields, END if ends else None, lists or {})
         answer: Any = await self._run(lambda: self._turn(keys=where, args=args))
         return answer is not None and bool(answer[0])

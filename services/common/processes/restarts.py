@@ -16,7 +16,7 @@ _STEADY_S = 30.0  # a process that ran for this long is restarted with the short
 
 @dataclass(frozen=True, slots=True)
 class Restarts(Generic[SpecT]):
-    """What a supervisor does around the restarts of its processes."""
+    """A supervisor's actions around the restarts of its processes."""
 
     start_timeout_s: float  # a process that has not answered for this long since its start is killed
     report: Callable[[str, str], None]  # called with a process's name and its new state

@@ -17,7 +17,7 @@ class CertificateError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who holds a certificate: its SPIFFE id is ``spiffe://{domain}/{component}``."""
+    """The holder of a certificate: its SPIFFE id is ``spiffe://{domain}/{component}``."""
 
     domain: str  # RELEASE.NAMESPACE
     component: str

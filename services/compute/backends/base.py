@@ -50,7 +50,7 @@ class Linear(Protocol):
 
 
 class LowRank(Protocol):
-    """What adapters add to the outputs of one linear layer: B A x, with factors by slot (LoRA, arXiv:2106.09685)."""
+    """The sum that adapters add to a linear layer's outputs: B A x, with factors by slot (LoRA, arXiv:2106.09685)."""
 
     def put(self, slot: int, a: Tensor, b: Tensor) -> None:
         """Set the factors of `slot`: `a` [rank, n_in], `b` [n_out, rank]; the scale is part of `b`."""

@@ -21,7 +21,7 @@ class AdapterRows:
 
     slots: torch.Tensor  # [n_rows] int64, the slot of each row's adapter; -1: none
     by_slot: tuple[tuple[int, torch.Tensor], ...]  # the slots in use, each with its rows [n] int64
-    numbers: AdapterNumbers | None = None  # what the host knows of the step's rows; None in a graph
+    numbers: AdapterNumbers | None = None  # the host's knowledge of the step's rows; None in a graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a device computes of layers with a state, between their linear layers."""
+"""A device's operations of layers with a state, between their linear layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Convolution(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeadDecays:
-    """What a token does to the heads' states: state = decay * state + step * x (outer) b; y = state c + skip * x.
+    """The step of a token on the heads' states: state = decay * state + step * x (outer) b; y = state c + skip * x.
 
     The step is softplus(dt + step_bias), and the decay exp(step * rate). The tensors are [n_heads] float32.
     """
@@ -66,7 +66,7 @@ class StateSpace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeltaDecays:
-    """What a token does to the heads' states by the gated delta rule (`ScanTokens`), on this rank.
+    """The step of a token on the heads' states by the gated delta rule (`ScanTokens`), on this rank.
 
     The decay is exp(softplus(dt + step_bias) * rate). Queries and keys get the lengths key_dim^-0.5 and 1.
     """

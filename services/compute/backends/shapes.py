@@ -42,7 +42,7 @@ class KvShape:
 
 @dataclass(frozen=True, slots=True)
 class KvSize:
-    """What the cache holds of a token."""
+    """The shape of a token's entry in the cache."""
 
     bits: int  # per number
     head: int = 0  # bytes stored with the numbers of a token's head of K or V
@@ -62,7 +62,7 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True)
 class StateFormat:
-    """What one sequence keeps beside keys and values, on one rank, however long it is."""
+    """Sizes of the state of a sequence on one rank, which do not depend on its length."""
 
     layers: tuple[tuple[StatePart, ...], ...]  # the parts of each layer; () for layers without a state
 

@@ -61,7 +61,7 @@ class StateRows:
 
 @dataclass(frozen=True, slots=True)
 class ScanTokens:
-    """What tokens do to the states [.., n_heads, height, width] of heads, in order; all float32.
+    """The steps of tokens on the states [.., n_heads, height, width] of heads, in order; all float32.
 
     A state becomes decay * state + inputs (outer) b, and its product with c is the result. With a `rate` the inputs are
     first corrected by the product of the decayed state with b, and multiplied by the rate (the delta rule).

@@ -289,8 +289,8 @@ class Stacked:
     def dense_blocks(self, height: int, dtype: torch.dtype) -> Iterator[Tensor]:
         """Yield the numbers in blocks of `height` rows; the last block may have fewer.
 
-        Each block is contiguous, and a view if possible, so that loading needs the memory of one block beside the
-        packed weight, not of a second weight.
+        Each block is contiguous, and a view if possible, so that loading needs the memory of one block in addition to
+        the packed weight, not of a second weight.
         """
         n_out, files = self.shape[0], [MappedFile(_stored(part)) for part in self.parts]
         for start in range(0, n_out, height):

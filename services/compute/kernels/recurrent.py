@@ -16,7 +16,7 @@ def _scanned(tokens: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
 
 
 class RecurrentKernels:
-    """What `Bfloat16Kernels` computes of layers with a state.
+    """Operations of `Bfloat16Kernels` for layers with a state.
 
     `rows` [sequences] int64 are the rows of a store's states that a call advances, by equally many tokens of each.
     """

@@ -37,7 +37,7 @@ class OwnFactors:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What the layers of a block share."""
+    """The parts that the layers of a block share."""
 
     norm: Norm  # normalises a row and its embedding, side by side
     qkv: Product

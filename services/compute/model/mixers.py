@@ -1,4 +1,4 @@
-"""Layers that keep a state beside the KV cache, by their sizes. Free of torch.
+"""Layers that keep a state outside the KV cache, by their sizes. Free of torch.
 
 A layer has a state of one size however long its sequence is, and each token changes it.
 """

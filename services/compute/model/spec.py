@@ -38,7 +38,7 @@ class RopeSpec:
     long_attention_factor: float | None = None  # longrope: in its place with the long factors; None: the same
     short_factors: tuple[float, ...] = ()  # longrope, [rotary_dim / 2]
     long_factors: tuple[float, ...] = ()  # longrope, [rotary_dim / 2]
-    # What each pair turns by: a row's time (0), its line (1) or its column (2) in an image (M-RoPE, arXiv:2409.12191);
+    # The position of each pair: a row's time (0), its line (1) or column (2) in an image (M-RoPE, arXiv:2409.12191);
     # (): all by the position.
     axes: tuple[int, ...] = ()
 
@@ -143,7 +143,7 @@ class LayerSpec:
     chunk: int | None = None  # a row sees the keys from the last multiple of it on; None: all
     query_scale: QueryScale | None = None
     attends: bool = True
-    mixer: Mixer | None = None  # a mixer with a state, beside attention or in its place
+    mixer: Mixer | None = None  # a mixer with a state, next to attention or in its place
     has_mlp: bool = True
     mixing_sum: SumFactors = SumFactors()  # after attention and the mixer
     mlp_sum: SumFactors = SumFactors()
@@ -232,8 +232,8 @@ class ModelSpec:
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
-    attention_factor: float = 1.0  # multiplies attention's results beside a mixer
-    mixer_factor: float = 1.0  # multiplies the mixer's results beside attention
+    attention_factor: float = 1.0  # multiplies attention's results in a layer with a mixer
+    mixer_factor: float = 1.0  # multiplies the mixer's results in a layer with attention
     gate_factor: float = 1.0  # multiplies the MLP's gate before its activation
     down_factor: float = 1.0  # multiplies the MLP's results
 
@@ -285,7 +285,7 @@ class ModelSpec:
 
     @property
     def has_state(self) -> bool:
-        """Whether layers keep a state beside the KV cache."""
+        """Whether layers keep a state outside the KV cache."""
         return any(layer.mixer is not None for layer in self.layers)
 
     def state(self, ranks: int) -> StateFormat:

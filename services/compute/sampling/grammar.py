@@ -2,8 +2,8 @@
 
 Every rank holds a matcher for each slot with a grammar. All ranks draw the same tokens and advance their matchers
 alike, so no matcher state is exchanged, and a step can be planned while the step before it is computed. A thread
-builds the matcher from the admission on, beside the first forward pass, and feeds it the tokens generated earlier
-(resume, preemption).
+builds the matcher from the admission on, concurrently with the first forward pass, and feeds it the tokens that were
+generated earlier (resume, preemption).
 """
 
 from __future__ import annotations

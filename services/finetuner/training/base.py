@@ -32,18 +32,18 @@ def base_folder(source: str, converted: Path, job_id: str) -> Path:
     return folder
 
 
-def _convert(source: str, folder: Path, beside: Path) -> None:
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    command = (sys.executable, "-m", "services.tools.converter", source, str(beside), "--type", "BF16", "--force")
+def _convert(source: str, folder: Path, unfinished: Path) -> None:
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    command = (sys.executable, "-m", "services.tools.converter", source, str(unfinished), "--type", "BF16", "--force")
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, errors="replace", check=False)
     if done.returncode:
         lines = done.stdout.splitlines()
         reason = json.loads(lines[-1]).get("error") if lines and lines[-1].startswith("{") else None
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise BaseError(f"{source} was not converted: {reason or f'the converter ended with {done.returncode}'}")
     try:
-        beside.rename(folder)
+        unfinished.rename(folder)
     except OSError:
         if not folder.is_dir():  # another job has converted it meanwhile
             raise
-        shutil.rmtree(beside)
+        shutil.rmtree(unfinished)

@@ -44,13 +44,13 @@ class Checkpoints:
     def save(self, model: PeftModel, step: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint; returns its folder."""
         folder = self._folder / f"step-{step}"
-        beside = self._folder / f".step-{step}"
-        shutil.rmtree(beside, ignore_errors=True)
-        save_adapter(model, beside)
-        torch.save(state, beside / _STATE)
-        _sync(beside)
+        unfinished = self._folder / f".step-{step}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        save_adapter(model, unfinished)
+        torch.save(state, unfinished / _STATE)
+        _sync(unfinished)
         shutil.rmtree(folder, ignore_errors=True)
-        beside.rename(folder)
+        unfinished.rename(folder)
         *older, _ = self._all()
         for one in older:
             (one.folder / _STATE).unlink(missing_ok=True)

@@ -158,11 +158,11 @@ class Training:
     def _finish(self) -> None:
         """Put the adapter next to those of other jobs, whole or not at all."""
         adapter = self._folder.parent.parent / "adapters" / self._order.id
-        beside = adapter.with_name(f".{adapter.name}")
-        shutil.rmtree(beside, ignore_errors=True)
-        save_adapter(self._model, beside)
+        unfinished = adapter.with_name(f".{adapter.name}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        save_adapter(self._model, unfinished)
         shutil.rmtree(adapter, ignore_errors=True)
-        beside.rename(adapter)
+        unfinished.rename(adapter)
         result = Result(
             folder=str(adapter),
             train_loss=self._loss,

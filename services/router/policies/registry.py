@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     AnyFilter = Filter
     AnyScorer = Scorer
     AnyPicker = Picker
-else:  # pydantic tells the members of a union apart by their type
+else:  # pydantic distinguishes the members of a union by their type
     AnyFilter = Annotated[reduce(or_, _FILTERS.values()), Field(discriminator="type")]
     AnyScorer = Annotated[reduce(or_, _SCORERS.values()), Field(discriminator="type")]
     AnyPicker = Annotated[reduce(or_, _PICKERS.values()), Field(discriminator="type")]

@@ -64,7 +64,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class PoolCapacity:
-    """What a pool's workers can do. Speeds are those of one worker; 0: not measured."""
+    """Capabilities of a pool's workers. Speeds are those of one worker; 0: not measured."""
 
     replicas: int  # those of the StatefulSet
     workers: int = 0  # that routers know; one that is being removed counts until it has left

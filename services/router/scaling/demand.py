@@ -55,7 +55,7 @@ class FleetView:
         )
 
     def capacity(self, pool: ScaledPool, replicas: int) -> PoolCapacity:
-        """What a pool of that many replicas can do."""
+        """The capacity of a pool of that many replicas."""
         speed = self._speeds[pool.name] = self._measured(pool)
         loads: dict[int, int] = {}  # requests, by ordinal
         for ordinal, _, member in self._members(pool):

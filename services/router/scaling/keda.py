@@ -1,4 +1,4 @@
-"""KEDA's external scaler: routers tell KEDA the demand for a pool, so that no scrape delays it."""
+"""KEDA's external scaler: routers report the demand for a pool to KEDA, so that no scrape delays it."""
 
 from __future__ import annotations
 

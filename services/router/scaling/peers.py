@@ -86,7 +86,7 @@ class RouterPeers:
         except grpc.aio.AioRpcError as error:
             if address not in self._silent:
                 cause = f"{error.code().name}: {error.details()}"
-                log.warning("router %s does not tell its demand, no worker is removed: %s", address, cause)
+                log.warning("router %s does not report its demand, no worker is removed: %s", address, cause)
             self._silent.add(address)
             return None
         self._silent.discard(address)

@@ -20,7 +20,7 @@ WEEKDAYS: tuple[Weekday, ...] = get_args(Weekday)
 
 
 class ScalingMode(StrEnum):
-    """Who sets the replicas: the routers' leader, or KEDA by what routers say."""
+    """The component that sets the replicas: the routers' leader, or KEDA by routers' reports."""
 
     BUILTIN = "builtin"
     KEDA = "keda"

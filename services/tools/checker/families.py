@@ -31,8 +31,8 @@ class ListedFamily:
     model_type: str
     does: tuple[str, ...]  # generate, embed, classify
     about: str
-    features: tuple[str, ...]  # what some of its models ask of a worker
-    divided: tuple[str, ...]  # what ranks divide among them: the number of each is a multiple of that of ranks
+    features: tuple[str, ...]  # features that some of its models need
+    divided: tuple[str, ...]  # parts that ranks split: the number of each is a multiple of that of ranks
     formats: tuple[str, ...]  # formats of its files
     random: tuple[str, ...]  # checkpoints of the tests with random numbers and the published names
     published: tuple[str, ...]  # models whose config.json the tests read

@@ -23,7 +23,7 @@ from services.tools.checker.small_files import find_files
 from services.worker.native.startup import group_config, require_room
 from services.worker.settings import WorkerSettings
 
-_SMALLER = ("int8", "int4")  # what weights may be rounded to, so that they fit
+_SMALLER = ("int8", "int4")  # formats to round weights to, so that they fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class RankReport:
     ranks: int
     weights_bytes: int = 0
     kv_bytes_per_1000_tokens: int = 0  # 0: there is no KV cache
-    state_bytes: int = 0  # a request's state, beside its KV; 0: the model keeps no states
+    state_bytes: int = 0  # a request's state, in addition to its KV; 0: the model keeps no states
     total_bytes: int = 0  # all ranks and the server, with a worker's default KV cache
     problem: str = ""  # why it cannot be served so; empty: it can
 
@@ -49,7 +49,7 @@ class Report:
     max_model_len: int = 0
     problems: tuple[str, ...] = ()  # why it cannot be served at all, in a worker's words
     ranks: tuple[RankReport, ...] = ()
-    nearest: tuple[str, ...] = field(default=())  # what would work
+    nearest: tuple[str, ...] = field(default=())  # settings that would work
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON's types."""

@@ -49,7 +49,7 @@ def changes(peft: PeftFolder, stacks: Stacks, names: BaseNames) -> dict[str, Cha
         else:
             target = named(f"{module.replace(INNER, '')}.weight")
             if target in by_target:
-                raise ModelError(f"{peft.file}: {BEFORE}{module}{A}: {target} has other factors, too")
+                raise ModelError(f"{peft.file}: {BEFORE}{module}{A}: {target} also has other factors")
             by_target[target] = Change(peft.factors_of(module), transposed=names.is_transposed(target))
     for name in peft.others():
         target, change = _other(peft, name)
@@ -93,7 +93,7 @@ def _check_dora(peft: PeftFolder, by_target: dict[str, Change]) -> None:
     for target, change in by_target.items():
         adapted = change.factors is not None or bool(change.embedding)
         if change.magnitude and not (adapted and dora):
-            why = "has no factors beside it" if dora else "use_dora is not set"
+            why = "has no factors next to it" if dora else "use_dora is not set"
             raise ModelError(f"{peft.file}: {change.magnitude}: {why}")
         if dora and adapted and not change.magnitude:
             raise ModelError(f"{peft.file}: use_dora is set, but {target} has factors and no {_MAGNITUDE[1:]}")

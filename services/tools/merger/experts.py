@@ -30,7 +30,7 @@ class StackPart:
     """The place of a part of the matrices in a checkpoint."""
 
     stored: str
-    expert: int | None = None  # whose matrix; None: those of all experts, in the parameter's own layout
+    expert: int | None = None  # the matrix's expert; None: all experts, in the parameter's own layout
     start: int = 0  # rows of the expert's matrix
     stop: int | None = None
     transposed: bool = False  # the expert's rows are stored [in, out]
@@ -148,7 +148,7 @@ def stack_factors(peft: PeftFolder, module: str, stacks: Mapping[str, ExpertPara
     rank = peft.rank(name)
     if not ranks == other_ranks == stack.n_experts * rank:
         raise ModelError(
-            f"{peft.file}: {a}: {ranks} rows beside {other_ranks} columns of {b}; {stack.n_experts} experts of rank "
+            f"{peft.file}: {a}: {ranks} rows with {other_ranks} columns of {b}; {stack.n_experts} experts of rank "
             f"{rank} have {stack.n_experts * rank}"
         )
     turned = stack.turned if n_out == n_in else (n_out, n_in) != stack.shape

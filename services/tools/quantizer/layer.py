@@ -25,7 +25,7 @@ class LayerTensors:
     """The tensors of a layer by their keys, changed in place by :func:`scale_layer`."""
 
     weights: dict[str, Tensor]  # [n_out, n_in] float32
-    whole: dict[str, Tensor]  # what is not quantized: vectors and routers, in the dtype in which they are stored
+    whole: dict[str, Tensor]  # tensors that are not quantized: vectors and routers, in their stored dtype
 
     def stacked(self, unit: Unit) -> Tensor:
         """Return the weights of a unit, one below the other."""

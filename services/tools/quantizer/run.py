@@ -1,7 +1,7 @@
 """Quantizes a checkpoint: a survey that chooses bits, then every layer, on the rows of the quantized layers below it.
 
 Only one layer is in memory at a time. Finished layers are on disk, and a run that was killed continues after them: its
-rows pass the finished layers as they are stored, which is what an uninterrupted run computes, too.
+rows pass the finished layers as they are stored, which is what an uninterrupted run also computes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class QuantizationOptions:
 
 
 def quantize(request: QuantizationOptions, device: torch.device, progress: Progress) -> str:
-    """Write the quantized checkpoint; returns what to tell about it, "" for nothing. Raises ModelError."""
+    """Write the quantized checkpoint; returns a note about it, "" for none. Raises ModelError."""
     if not request.model.is_dir():
         raise ModelError(
             f"{request.model}: GGUF is not quantized; allowed: a folder of safetensors, such as that which "

@@ -28,7 +28,7 @@ class StoredRows:
 class QuantizationTarget:
     """The names and places of the written tensors."""
 
-    model: Path  # what is quantized, for messages
+    model: Path  # the quantized model, for messages
     refs: Mapping[str, TensorRef]  # by logical key
 
     @classmethod

@@ -27,11 +27,11 @@ class LifeMetrics:
             return Counter(f"ryzanstein_worker_{name}", text, labels, registry=registry)
 
         labels = ("model", "revision", "dtype", "device", "tensor_parallel", "engine", "resume", "version")
-        self._info = gauge("info", "1; what this worker serves, to join its other metrics with", *labels)
+        self._info = gauge("info", "1; labels describe what this worker serves, to join its other metrics", *labels)
         self._recoveries = counter("recoveries", "Losses of ranks, each of which a restart follows, by cause", "cause")
-        self._ranks_lost = counter("ranks_lost", "Losses of ranks, by the rank that was to blame, if one was", "rank")
-        self._handoffs = counter("handoffs", "Requests left to other workers, by reason", "reason")
-        self._startup = gauge("startup_seconds", "What the last start of the slowest rank spent its time on", "phase")
+        self._ranks_lost = counter("ranks_lost", "Losses of ranks, by the rank that caused it, if known", "rank")
+        self._handoffs = counter("handoffs", "Requests handed off to other workers, by reason", "reason")
+        self._startup = gauge("startup_seconds", "Time of each phase of the slowest rank's last start", "phase")
         self._wake = Histogram(
             "ryzanstein_worker_wake_seconds",
             "From the order to wake until the worker serves",

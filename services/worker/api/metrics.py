@@ -31,7 +31,7 @@ _GAUGES = {
     "queued_prefill_tokens": ("queued_prefill_tokens", "Known tokens that no step covers yet"),
     "kv_blocks_used": ("kv_blocks_used", "KV blocks held by requests"),
     "kv_blocks_cached": ("kv_blocks_cached", "KV blocks that are reusable and evictable"),
-    "kv_blocks_capacity": ("kv_blocks_total", "KV blocks there are"),  # Prometheus keeps _total for counters
+    "kv_blocks_capacity": ("kv_blocks_total", "Number of KV blocks"),  # Prometheus keeps _total for counters
     "memory_held_bytes": ("memory_bytes", "Memory that ranks and host tier hold now; 0: not measured"),
     "adapter_waiting": ("adapter_waiting", "Requests whose LoRA adapter is being loaded, or waits for a slot"),
 }
@@ -109,7 +109,7 @@ class WorkerMetrics:
             self._adapter_load.labels(source, result)
         split = Histogram(
             "ryzanstein_worker_step_part_seconds",
-            "Where rank 0 spent a step",
+            "Time of the parts of a step on rank 0",
             ["part"],
             buckets=_LATENCY,
             registry=self.registry,

@@ -42,13 +42,13 @@ class Readiness:
 
         self._ask = lambda: f"fetching {model}"
         fetching = asyncio.create_task(fetch(begins), name="download")
-        beside = [asyncio.create_task(self._say(), name="say"), asyncio.create_task(stop.wait(), name="stop")]
+        background = [asyncio.create_task(self._say(), name="say"), asyncio.create_task(stop.wait(), name="stop")]
         try:
-            await asyncio.wait((fetching, beside[-1]), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((fetching, background[-1]), return_when=asyncio.FIRST_COMPLETED)
             return fetching.result() if fetching.done() else None
         finally:
             self._ask = lambda: "starting"
-            await end_tasks([fetching, *beside])
+            await end_tasks([fetching, *background])
 
     async def _say(self) -> None:
         while True:

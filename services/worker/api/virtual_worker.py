@@ -74,20 +74,20 @@ class VirtualWorker:
         log.info("listening", extra={"worker_id": identity.worker_id, "address": address})
 
         running = asyncio.create_task(engine.run(), name="engine")
-        beside = [
+        background = [
             asyncio.create_task(_follow_phase(engine, health, lease.written), name="health"),
             asyncio.create_task(lease.run(), name="lease"),
         ]
         if engine.model.adapter_slots:
             pins = follow_pins(redis, keys, settings.redis, identity.model, engine.pin_adapters)
-            beside.append(asyncio.create_task(pins, name="pins"))
+            background.append(asyncio.create_task(pins, name="pins"))
         try:
             await _first(asyncio.create_task(stop.wait()), running)
             await engine.drain(self.drain_s)
         finally:
             gateways.close()
             await server.stop(STREAMS_END_S)
-            await end_tasks(beside)
+            await end_tasks(background)
             await redis.aclose()
             await _end(running)
 

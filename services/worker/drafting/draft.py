@@ -1,4 +1,4 @@
-"""What a drafter proposes. Pure Python: no torch, no I/O, no threads."""
+"""Drafts, the proposals of drafters. Pure Python: no torch, no I/O, no threads."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ _FORGETTING = 0.995  # weight of the evidence against a kind of draft, each time
 
 @dataclass(slots=True)
 class Evidence:
-    """What became of proposals: how many were verified, and how many of them stood."""
+    """Counts of proposals: verified, and accepted of these."""
 
     verified: float = 0.0
     stood: float = 0.0
 
     def add(self, n_proposed: int, n_accepted: int) -> None:
-        """Learn from a draft. After a proposal that falls, the following ones say nothing."""
+        """Learn from a draft. Proposals after a rejected one are no evidence."""
         self.verified = self.verified * _FADING + min(n_proposed, n_accepted + 1)
         self.stood = self.stood * _FADING + n_accepted
 
@@ -29,24 +29,24 @@ class Evidence:
         return (self.stood + weight * before) / (self.verified + weight)
 
     def forget(self) -> None:
-        """Weigh less, so that what it prevents is tried again in time."""
+        """Lower the weight, so that a kind of draft that the evidence prevents is tried again in time."""
         self.verified *= _FORGETTING
         self.stood *= _FORGETTING
 
 
 @dataclass(slots=True)
 class Drafts:
-    """A request's drafters, and what became of its proposals."""
+    """A request's drafters, and the counts of its proposals."""
 
     drafters: Sequence[Drafter]
     own: dict[str, Evidence] = field(default_factory=dict)  # by drafter
     seen: int = -1  # number of tokens that `newest` follows
-    newest: Sequence[Draft] = ()  # what the drafters have
+    newest: Sequence[Draft] = ()  # the drafters' proposals
     carried: Draft | None = None  # proposals of the step in flight
     forced: ForcedTokens | None = None  # one of the drafters, for a request with a grammar
 
     def after(self, token_ids: Sequence[int], most: int) -> Sequence[Draft]:
-        """What the drafters have for the request's tokens so far."""
+        """The drafters' proposals for the request's tokens so far."""
         if self.seen != len(token_ids):
             self.seen = len(token_ids)
             self.newest = [draft for drafter in self.drafters if (draft := drafter.draft(token_ids, most)) is not None]

@@ -41,7 +41,7 @@ class TenantTexts:
     """Recent answers by scope, for the scopes that were used last.
 
     A scope names all that must be equal for one request to learn of another's answer: tenant, cache salt, adapter. The
-    number of accepted tokens tells of the source of a draft, so a draft never has a source in another scope.
+    number of accepted tokens reveals the source of a draft, so a draft never has a source in another scope.
     """
 
     def __init__(self, generation_tokens: int = 8_192, most_scopes: int = 32) -> None:

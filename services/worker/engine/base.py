@@ -1,4 +1,4 @@
-"""What an engine is, for the API in front of it and for observers."""
+"""The interface of engines, for the API in front of it and for observers."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _Call = grpc.aio.StreamStreamCall[pb.CopyBlocksRequest, pb.CopyBlocksResponse]
 
 @dataclass(frozen=True, slots=True)
 class CopyLimits:
-    """What is copied, and how fast."""
+    """Limits on copies at standbys."""
 
     tokens: int = 0  # shortest text; 0: none is copied
     bytes_per_s: float = 1.0  # highest rate of all copies of a worker

@@ -136,7 +136,7 @@ class Tiers:
                 leading: list[bytes] = []
                 try:
                     for content in await store.read([entry.name.digest for entry in entries]):
-                        if content is None:  # what follows it would pass for the block before
+                        if content is None:  # otherwise the next block would pass for this one
                             break
                         leading.append(content)
                 finally:
@@ -145,7 +145,7 @@ class Tiers:
         return []
 
     def states(self) -> tuple[pb.KvPlaceState, ...]:
-        """What routers need to know."""
+        """The state that routers need."""
         return tuple(
             pb.KvPlaceState(
                 place=PLACES[store.place],

@@ -141,7 +141,7 @@ class StepTimer:
         self._draft_wait_s = _usual(self._draft_wait_s, wait_s)
 
     def draft_cost(self, n_decodes: int) -> DraftCost:
-        """Cost of proposals beside `n_decodes` decodes; unknown while steps without any are measured.
+        """Cost of proposals in a step with `n_decodes` decodes; unknown while steps without any are measured.
 
         Gains are judged by the time of a step without proposals: a wrong one makes losses look like gains.
         """

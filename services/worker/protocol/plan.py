@@ -114,7 +114,7 @@ class StepTimes:
 
 
 class SlotResult(NamedTuple):
-    """What a step computed for a slot. A NamedTuple, for speed: there is one per running request and step."""
+    """A step's result for a slot. A NamedTuple, for speed: there is one per running request and step."""
 
     slot: int
     token_ids: tuple[int, ...] = ()  # drawn, in order: the accepted proposals, then one more token or NO_TOKEN

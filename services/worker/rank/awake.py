@@ -1,4 +1,4 @@
-"""What a rank holds while it is awake, and how it gives that back and rebuilds it in the same process."""
+"""The memory that a rank holds while it is awake, its release, and its rebuilding in the same process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LoadedModel:
     vocabulary: Vocabulary = no_vocabulary  # for grammars
     head: Head = ()  # layers over pooled states
     embeds: bool = False  # there are no logits
-    files: KnownFiles | None = None  # what a wake need not read again
+    files: KnownFiles | None = None  # files that a wake need not read again
     tower: Tower | None = None  # encodes frames of images; None: the model reads text only
     load_adapter: Callable[[AdapterOrder], None] = refuse_adapter  # into a slot; raises ModelError
 
@@ -72,7 +72,7 @@ class Sleeper:
 
     @property
     def awake(self) -> Awake:
-        """What executes plans and orders. The server sends none to a rank that is asleep."""
+        """The runner of plans and orders. The server sends none to a rank that is asleep."""
         assert self._awake is not None, "the rank is asleep"
         return self._awake
 

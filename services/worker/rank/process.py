@@ -110,7 +110,7 @@ class Build:
                 budget = _measure_steps(config, model, self.comm, backend)
                 left = self.comm.all_gather(torch.tensor([budget.left], device=backend.device))
                 n_blocks = budget.n_blocks(config, config.block_tokens * model.kv_bytes_per_token, int(left.min()))
-                backend.memory.release()  # what only the measured steps needed
+                backend.memory.release()  # the memory of the measured steps
             else:
                 later = model.footprint.later
                 n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, later, self.comm, backend.device)
@@ -147,7 +147,7 @@ class Build:
     def _read(self, known: KnownFiles | None = None) -> LoadedModel:
         with naming_what_to_lower("the weights", LOWER_WEIGHTS):
             model = self.load(self.config, self.comm, self.backend, known)
-            self.backend.memory.release()  # what was needed only while weights were packed
+            self.backend.memory.release()  # the memory of packing
         return model
 
     def _awaken(self, model: LoadedModel, n_blocks: int) -> Awake:

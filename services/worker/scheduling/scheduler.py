@@ -178,7 +178,7 @@ class Scheduler:
         return plan
 
     def _choose_drafts(self) -> dict[Request, Draft]:
-        """Proposals for the next step; none beside waiting prompts, or any with whole frames, which need the rows."""
+        """Proposals for the next step; none while prompts wait, or any with whole frames, which need the rows."""
         waiting = self.queued_prefill_tokens if self.config.frame_tokens else self._queue.tokens
         return {} if waiting else self.speculator.choose(list(self._running))
 

@@ -178,5 +178,5 @@ class Speculator:
 
 
 def _scope(request: Request) -> str:
-    """What two requests share if one may find drafts in the other's answer: the tenant, the salt and the adapter."""
+    """The tenant, the salt and the adapter: requests that share all three may find drafts in each other's answers."""
     return f"{request.tenant}/{request.chain_root.hex()}"

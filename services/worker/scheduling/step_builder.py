@@ -196,7 +196,7 @@ class StepBuilder:
         self.work.append((request, Chunk(request.slot, start, n_rows, draws, new_blocks, proposals)))
 
     def planned(self, plan: StepPlan, now: float) -> PlannedStep:
-        """What the scheduler keeps of the step until its result comes."""
+        """The scheduler's record of the step until its result comes."""
         load = StepLoad.of(
             plan.chunks, math.ceil(sum(self._tower_cost(work.frame, work.n_layers) for work in plan.tower))
         )

@@ -26,7 +26,7 @@ _SIGNS_PER_S = 10
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What all virtual workers of a process share."""
+    """The resources that all virtual workers of a process share."""
 
     curve: StepCurve
     language: Language

@@ -1,4 +1,4 @@
-"""What a simulated rank keeps of its requests: known tokens, block tables, and KV, which is a hash for each block."""
+"""A simulated rank's state of its requests: known tokens, block tables, and KV, which is a hash for each block."""
 
 from __future__ import annotations
 

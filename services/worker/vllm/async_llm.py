@@ -246,7 +246,7 @@ class AsyncCore:
             await asyncio.wait([ending, stalling, *parting], return_when=asyncio.FIRST_COMPLETED)
             if ended.is_set():
                 return CoreLoss("exited", await _ends(self._processes))
-            kill(self._processes, self._family)  # what is stopped, or waits for another machine, does not end by itself
+            kill(self._processes, self._family)  # stopped or waiting processes do not end by themselves
             return (
                 CoreLoss("stalled", stalling.result()) if stalling.done() else CoreLoss("exited", parting[0].result())
             )
@@ -309,7 +309,7 @@ class AsyncCore:
         self._n_images += 1
 
     def _pooling(self, request: CoreRequest) -> PoolingParams:
-        """Gateways make scores of a classifier's numbers; a model that knows two texts apart is told of the second."""
+        """Gateways make scores of a classifier's numbers; models that distinguish texts get the second one's place."""
         assert self._llm is not None, "an engine that takes requests has started"
         kinds = getattr(self._llm.vllm_config.model_config.hf_config, "type_vocab_size", 1)
         second = {"compressed_token_type_ids": request.second_from} if request.second_from and kinds > 1 else None

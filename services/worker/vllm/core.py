@@ -38,7 +38,7 @@ class CoreStarted:
     block_tokens: int
     n_blocks: int  # 0: an encoder, which keeps no KV
     phases: Mapping[str, float]  # seconds, in order
-    tasks: frozenset[str]  # what vLLM does with the model: generate, embed, classify, token_embed, ...
+    tasks: frozenset[str]  # vLLM's tasks of the model: generate, embed, classify, token_embed, ...
     sleeps: bool = False  # vLLM's sleep mode is on
 
 
@@ -72,7 +72,7 @@ class Core(Protocol):
     """vLLM's processes: one that schedules, and its ranks."""
 
     on_step: Callable[[CoreStep], None]
-    on_phase: Callable[[str], None]  # what the start is at, for people
+    on_phase: Callable[[str], None]  # gets the phase of the start, for people
 
     @property
     def signs(self) -> int:

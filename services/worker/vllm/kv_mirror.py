@@ -122,6 +122,6 @@ def _images(event: dict[str, Any], at: int, tokens: Sequence[int]) -> list[Image
 
 
 def _extra_keys(event: dict[str, Any], at: int) -> Sequence[Any]:
-    """What a block's hash covers besides its tokens."""
+    """The contents of a block's hash besides its tokens."""
     keys = (event.get("extra_keys") or ())[at : at + 1]
     return (keys[0] if keys else None) or ()

@@ -1,4 +1,4 @@
-"""What vLLM does with the prompts of a model."""
+"""vLLM's tasks for the prompts of a model."""
 
 from __future__ import annotations
 

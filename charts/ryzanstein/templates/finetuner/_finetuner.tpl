@@ -25,7 +25,7 @@ persistentVolumeClaim: {claimName: {{ include "ryzanstein.finetuner.claim" . }}}
 {{- toYaml $tuned -}}
 {{- end }}
 
-{{/* Where a training finds the model of a pool; several pools' volumes are beside each other there: (list name pool). */}}
+{{/* Where a training finds the model of a pool; several pools' volumes are next to each other there: (list name pool). */}}
 {{- define "ryzanstein.finetuner.path" -}}
 {{- $path := include "ryzanstein.model.path" (index . 1) -}}
 {{- if include "ryzanstein.model.mounted" (index . 1) -}}

@@ -1,4 +1,4 @@
-{{/* What streams need of each ingress controller, as annotations. Numbers must be strings. */}}
+{{/* The settings of each ingress controller that streams need, as annotations. Numbers must be strings. */}}
 
 {{/* Of the Ingress: nothing may be buffered, no stream may time out. */}}
 {{- define "ryzanstein.ingress.streams" -}}
@@ -78,7 +78,7 @@ spec:
     {{- end }}
 {{- end }}
 
-{{/* What clients may reach from outside: not metrics, documentation, administration or probes. */}}
+{{/* Paths that clients may reach from outside: not metrics, documentation, administration or probes. */}}
 {{- define "ryzanstein.paths" -}}
 ["/v1", "/tokenize", "/detokenize"]
 {{- end }}

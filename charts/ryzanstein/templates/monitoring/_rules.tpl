@@ -11,7 +11,7 @@
 {{- toJson ($names | uniq | sortAlpha) -}}
 {{- end }}
 
-{{/* What an objective of so many percent leaves, e.g. 99.9 → 0.001. */}}
+{{/* The error budget of an objective in percent, e.g. 99.9 → 0.001. */}}
 {{- define "ryzanstein.rules.budget" -}}
 {{- round (divf (subf 100 .) 100) 6 -}}
 {{- end }}

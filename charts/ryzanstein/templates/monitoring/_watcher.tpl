@@ -45,7 +45,7 @@ metadata:
   {{- include "ryzanstein.metadata" (dict "of" .of) | nindent 2 }}
 spec:
   replicas: 1
-  # What it keeps has one owner.
+  # Its stored data have one owner.
   strategy: {type: Recreate}
   selector:
     matchLabels:

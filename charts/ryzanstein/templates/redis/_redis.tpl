@@ -196,7 +196,7 @@ start.sh: |
     {{- end }}
   } > /tmp/users.acl
   {{- if include "ryzanstein.redis.tls" . }}
-  # The server reads a renewed certificate when it is told to.
+  # The server reads a renewed certificate on request.
   folder=/etc/ryzanstein/tls
   sums() { cat $folder/tls.crt $folder/tls.key $folder/ca.crt | sha256sum; }
   renew() {
@@ -222,7 +222,7 @@ ping.sh: |
   [ "$(sh /etc/redis/ask.sh ping)" = PONG ]
 {{- end }}
 
-{{/* Its claim, beside the StatefulSet: persistence may be switched in a running release, a StatefulSet's own claims never. */}}
+{{/* Its claim, outside the StatefulSet: persistence may be switched in a running release, a StatefulSet's own claims never. */}}
 {{- define "ryzanstein.redis.claim" -}}
 {{- printf "data-%s-0" (include "ryzanstein.name" (list . "redis")) -}}
 {{- end }}
@@ -237,7 +237,7 @@ ping.sh: |
 {{- toYaml (merge (dict "accessModes" (list "ReadWriteOnce")) .Values.redis.persistence) -}}
 {{- end }}
 
-{{/* What the names of all keys begin with, after "rz:". */}}
+{{/* The prefix of the names of all keys, after "rz:". */}}
 {{- define "ryzanstein.redis.namespace" -}}
 {{- default (printf "%s-%s" .Release.Namespace (include "ryzanstein.fullname" .)) .Values.redis.keyPrefix -}}
 {{- end }}

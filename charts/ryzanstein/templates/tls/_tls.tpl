@@ -1,11 +1,11 @@
 {{/* Mutual TLS between services: where certificates come from, and how pods get them. */}}
 
-{{/* What the names of the secrets begin with. */}}
+{{/* The prefix of the names of the secrets. */}}
 {{- define "ryzanstein.tls.prefix" -}}
 {{- ternary .Values.tls.secretPrefix (printf "%s-tls" (include "ryzanstein.fullname" .)) (eq .Values.tls.mode "existing") -}}
 {{- end }}
 
-{{/* What the names in certificates have in common. */}}
+{{/* The common part of the names in certificates. */}}
 {{- define "ryzanstein.tls.domain" -}}
 {{- printf "%s.%s" .Release.Name .Release.Namespace -}}
 {{- end }}
@@ -15,7 +15,7 @@
 {{- if and (ne .Values.tls.mode "off") (has "keda-routers" (include "ryzanstein.scale.modes" . | fromJsonArray)) }}true{{ end -}}
 {{- end }}
 
-{{/* Who has a certificate: the services, people's tools, the bundled Redis, and KEDA where it calls routers. */}}
+{{/* Components with a certificate: the services, people's tools, the bundled Redis, and KEDA where it calls routers. */}}
 {{- define "ryzanstein.tls.components" -}}
 {{- $redis := ternary "redis" "" (eq .Values.redis.mode "bundled") -}}
 {{- $keda := ternary "keda" "" (not (empty (include "ryzanstein.keda.certified" .))) -}}
@@ -27,7 +27,7 @@
 {{- if eq .Values.tls.mode "generated" }}true{{ end -}}
 {{- end }}
 
-{{/* What servers accept and clients speak. "auto" is decided once for all objects: pods come and go between two looks. */}}
+{{/* The phase of TLS on servers and clients. "auto" is decided once for all objects: pods come and go between two looks. */}}
 {{- define "ryzanstein.tls.phase" -}}
 {{- if eq .Values.tls.phase "auto" -}}
 {{- $_ := set .Values.tls "phase" (include "ryzanstein.tls.next" .) -}}

@@ -12,7 +12,7 @@
 {{- end -}}
 {{- end }}
 
-{{/* cpu or cuda: the image, too. */}}
+{{/* cpu or cuda, also of the image. */}}
 {{- define "ryzanstein.worker.device" -}}
 {{- if eq .device "auto" -}}
 {{- ternary "cuda" "cpu" (or (gt (int64 .gpu.count) 0) (not (empty .gpu.resourceClaims))) -}}
@@ -44,7 +44,7 @@
 {{- mul (regexFind "^[0-9]+" $text | int64) (get $units (regexFind "[smhd]$" $text | default "s")) -}}
 {{- end }}
 
-{{/* The ports of a pool's pod by name: those of gRPC, and of metrics beside the supervisor's. */}}
+{{/* The ports of a pool's pod by name: those of gRPC and of metrics, in addition to the supervisor's. */}}
 {{- define "ryzanstein.worker.ports" -}}
 grpc: 50054
 {{- range $index, $_ := .models }}
@@ -156,7 +156,7 @@ ephemeral:
 {{- end -}}
 {{- end }}
 
-{{/* What a pool adds to its pod: mounts, volumes, init containers, fields of the spec. (list $ name pool) */}}
+{{/* A pool's additions to its pods: mounts, volumes, init containers, fields of the spec. (list $ name pool) */}}
 {{- define "ryzanstein.worker.parts" -}}
 {{- $pool := index . 2 -}}
 {{- $gpu := eq (include "ryzanstein.worker.device" $pool) "cuda" -}}

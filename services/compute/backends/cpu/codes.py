@@ -1,7 +1,7 @@
 """Packs weights whose numbers are integers times scales for our kernels, without changing a number.
 
 Parts of one layer with the same blocks and bits are one product. Everything is read in bands of rows, so that packing
-needs the memory of a band beside the packed weight.
+needs the memory of a band in addition to the packed weight.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class KernelGraph:
         self._starts = torch.zeros(max_rows + 1, dtype=torch.int64)
         # Takes no memory until it is written.
         self._blocks = torch.zeros(max_rows, computations.max_blocks, dtype=torch.int64)
-        # What layers without a window read; a second copy only where other layers have one.
+        # Inputs of layers without a window; a second copy only where other layers have one.
         several = len(set(computations.windows)) > 1
         self._narrow = (torch.zeros_like(self._lengths), torch.zeros_like(self._blocks)) if several else None
 

@@ -55,7 +55,7 @@ class Uploads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """What a graph is captured for; steps with fewer rows or keys are padded to it."""
+    """The size of a graph; steps with fewer rows or keys are padded to it."""
 
     n_rows: int
     n_keys: int  # keys of the longest sequence

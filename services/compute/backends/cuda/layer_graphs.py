@@ -49,7 +49,7 @@ class MixedAttention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MixedSizes:
-    """What a graph is captured for; smaller steps are padded to it."""
+    """The size of a graph; smaller steps are padded to it."""
 
     n_rows: int
     n_decodes: int
@@ -68,7 +68,7 @@ class MixedSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """What all graphs read, always at the same addresses; each graph reads the beginning."""
+    """The inputs of all graphs, always at the same addresses; each graph reads the beginning."""
 
     x: Tensor  # [ROWS[-1], hidden_size]; also holds the result
     positions: Tensor  # [ROWS[-1]] int64

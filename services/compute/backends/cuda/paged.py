@@ -28,7 +28,7 @@ _BOUNDED = 32  # blocks whose summaries a program reads
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """What one program computes; the kernels are compiled for it."""
+    """The tile that one program computes; the kernels are compiled for it."""
 
     n_dims: int  # head size, padded to a power of two
     n_members: int  # heads of a group, padded to a power of two
@@ -90,7 +90,7 @@ class PagedTriton:
         self._blocking = Blocking.of(shape, dtype, coded=coding is not None)
         self.tile_rows = self._blocking.tile_rows
         self._slopes = torch.tensor(shape.slopes, dtype=torch.float32, device=device)  # [n_heads] or [0]
-        # What codes of keys are rotated by, times a factor that makes its numbers 1, -1 and 0.
+        # The rotation of codes of keys, times a factor that makes its numbers 1, -1 and 0.
         turns = rotated(torch.eye(shape.head_dim))
         self._turned = float(turns.abs().max())
         self._turns = turns.sign().to(device, dtype)  # [head_dim, head_dim]

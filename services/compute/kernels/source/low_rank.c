@@ -1,4 +1,4 @@
-// What adapters add to the outputs of a linear layer: a product with two narrow matrices, of each row's own adapter.
+// The sum that adapters add to the outputs of a linear layer: a product with two narrow matrices, of each row's own adapter.
 // Rows of one adapter are computed together, since reading and widening its factors takes longer than the products.
 #include "common.h"
 #include "pool.h"

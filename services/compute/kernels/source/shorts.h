@@ -1,4 +1,4 @@
-// Registers of int16 beside the registers of floats, for codes of int8: a register of 2 * WIDTH int16, sums of products of pairs of
+// Registers of int16, in addition to the registers of floats, for codes of int8: a register of 2 * WIDTH int16, sums of products of pairs of
 // neighbours in WIDTH int32. Integer sums are exact, so their order does not matter.
 #pragma once
 

@@ -12,7 +12,7 @@ from services.compute.model.files import StoredEntry
 from services.compute.model.spec import ModelError
 
 _PIECE = 1 << 20  # numbers at a time
-LARGEST = float(np.finfo(np.float32).max)  # what adapters are computed in
+LARGEST = float(np.finfo(np.float32).max)  # the largest number in the dtype of adapters
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 

@@ -1,6 +1,6 @@
 """Reads the folder of a LoRA adapter as PEFT saves it: `adapter_config.json` and `adapter_model.safetensors`.
 
-The tensors say what was trained; `target_modules` is not read. Free of torch, because the server process uses it, too.
+The tensors say what was trained; `target_modules` is not read. Free of torch, because the server process also uses it.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class PeftFolder:
         wanted = self.rank(module)
         if not rank == other_rank == wanted:
             raise ModelError(
-                f"{self.file}: {a}: rank {rank} beside rank {other_rank} of {b}; {CONFIG} says {wanted} for this module"
+                f"{self.file}: {a}: rank {rank} with rank {other_rank} of {b}; {CONFIG} says {wanted} for this module"
             )
         return Factors(module, rank, self.scale(module, rank), n_out, n_in)
 
@@ -207,7 +207,7 @@ class PeftFolder:
         if not (start is None or isinstance(start, bool) or str(start).lower() in _BEGUN):
             raise self.error(
                 "init_lora_weights",
-                f"{start!r} changes the base's weights, too; save it with path_initial_model_for_weight_conversion "
+                f"{start!r} also changes the base's weights; save it with path_initial_model_for_weight_conversion "
                 f"(without a change of the base: true, false, {', '.join(_BEGUN)})",
             )
         for key, value in self.config.items():

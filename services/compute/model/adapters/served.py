@@ -1,6 +1,6 @@
 """An adapter's changes of a served model: the low-rank factors of its linear layers, by logical key.
 
-Free of torch, because the server process uses it, too.
+Free of torch, because the server process also uses it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def read_adapter(
 ) -> ServedAdapter:
     """Check every tensor of an adapter against `model`, and its numbers. Raises ModelError naming file and key.
 
-    Tensors that change what the model leaves out are left out, too. `on_read` is called with the bytes of every piece
+    Tensors that change what the model leaves out are also left out. `on_read` is called with the bytes of every piece
     that is read for the digest.
     """
     peft = PeftFolder.open(folder)
@@ -121,7 +121,7 @@ def digest_of(folder: Path, on_read: Callable[[int], None] = lambda n_bytes: Non
 def _layers(model: Description) -> Mapping[str, dict[str, TensorRef]]:
     """Return the layers that can be adapted, by transformers' name of their module, then by logical key."""
     layers: dict[str, dict[str, TensorRef]] = defaultdict(dict)
-    others = set[str]()  # modules with a part that is not adapted, such as a gate beside the queries
+    others = set[str]()  # modules with a part that is not adapted, such as a gate next to the queries
     for key, ref in find_family(model.config).refs(model.spec).items():
         module = ref.name.removesuffix(".weight")
         if key.rpartition(".")[2] in ADAPTED and ".experts." not in key:

@@ -1,4 +1,4 @@
-"""What a layer reaches of a step: all keys, or those of a chunk of positions (Llama 4)."""
+"""The keys that a layer reaches in a step: all of them, or those of a chunk of positions (Llama 4)."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ class GgufModel(ModelFolder):
 
 @dataclass(frozen=True, slots=True)
 class KnownFiles:
-    """What is known of a model's files for as long as they are unchanged: the weights are finite."""
+    """Facts about a model's files that hold while they are unchanged: the weights are finite."""
 
     states: FileStates
     description: Description  # without a vocabulary

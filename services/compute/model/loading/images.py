@@ -15,7 +15,7 @@ RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # b
 _LONGEST = 4096  # pixels of the longer side; transformers prepares no larger image
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 _TOLERANCE = 1e-6
-# What transformers takes for values that the file does not have.
+# Defaults of transformers for values that the file does not have.
 _RESAMPLED = {"gemma3": "bilinear", "idefics3": "lanczos", "qwen2_5_vl": "bicubic"}
 _HALF = (0.5, 0.5, 0.5)
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

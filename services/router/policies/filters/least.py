@@ -15,7 +15,7 @@ class Least(Filter):
 
     type: Literal["least"] = "least"
     of: Literal["requests", "queued_tokens", "work"]
-    """What is compared. Work is a share, 1 is fair; it is compared only while the fleet is busy."""
+    """The compared number. Work is a share, 1 is fair; it is compared only while the fleet is busy."""
     within: Amount = 0.0
     """Also keeps workers with at most this much more than the least."""
 

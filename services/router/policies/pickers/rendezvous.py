@@ -15,7 +15,7 @@ class Rendezvous(Picker):
 
     type: Literal["rendezvous"] = "rendezvous"
     by: Literal["session", "request"] = "session"
-    """What is hashed; requests without a session are hashed by their own id."""
+    """The hashed name; requests without a session are hashed by their own id."""
     reason: Annotated[str, Field(max_length=40)] = ""
     """The reason in `Explain` and metrics, instead of "session hashed" or "request hashed"."""
 

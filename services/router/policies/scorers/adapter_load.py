@@ -8,7 +8,7 @@ from services.router.estimates import expected_output
 from services.router.policies.base import Scorer
 from services.router.snapshot import Estimates, Floats, Query, Snapshot
 
-# What running requests still need on average, as a share of an answer.
+# Remaining tokens of running requests on average, as a share of an answer.
 _LEFT = 0.5
 
 

@@ -2,7 +2,7 @@
 
 The codes and scales are those of `ScaledCodes.write`, bit by bit: the same float32 operations in the same order. So the
 launch forbids fused multiply-adds, and roundings are made of additions and of integers, which no device rounds in
-another way; an 8-bit float is stored by GPUs that have no instruction for it, too.
+another way; an 8-bit float is also stored by GPUs that have no instruction for it.
 """
 
 import triton
@@ -46,7 +46,7 @@ def _code(x, dtype: tl.constexpr):
     if dtype == "float8_e4m3fn":
         exponent = x.to(tl.int32, bitcast=True) & _EXPONENT
         exponent = tl.maximum(exponent, _LEAST_EXPONENT)
-        # 1.5 * 2^23 steps of the codes beside `x`, which are an eighth of its power of two.
+        # 1.5 * 2^23 steps of the codes next to `x`, which are an eighth of its power of two.
         steps = ((exponent + (20 << 23)) | (1 << 22)).to(tl.float32, bitcast=True)
         size = tl.abs((x + steps) - steps)
         small, normal = (size * _UNIT).to(tl.int32), (size.to(tl.int32, bitcast=True) >> 20) - _REBIASED

@@ -1,4 +1,4 @@
-"""What LoRA adapters add to a linear layer, in Triton: B (A x) of each row, with the factors of the row's slot.
+"""The sum that LoRA adapters add to a linear layer, in Triton: B (A x) of each row, with the factors of the row's slot.
 
 Each row has programs of its own, which sum in an order that the layer and the adapter's rank determine: a row's bits
 depend neither on other rows nor on their adapters. Rows without an adapter end at once.

@@ -107,7 +107,7 @@ def _repeated(keys: Keys, values: Mapping[str, Any], sizes: _Sizes) -> dict[str,
 
 
 def _by_tensors(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
-    """What the stored tensors show: the vocabulary's size, a tied head, biases, the dtype."""
+    """Keys that follow from the stored tensors: the vocabulary's size, a tied head, biases, the dtype."""
     embedding = file.tensors.get(EMBEDDING)
     if embedding is None:
         raise ModelError(f"{file.metadata.file}: {EMBEDDING}: missing")
@@ -222,7 +222,7 @@ def _rope_scaling(keys: Keys, file: GgufFile, architecture: Architecture) -> dic
         }
     if any(factors.values()):
         raise keys.error(
-            "rope.scaling.factor", f"{factor:g} of type {kind!r} beside factors in tensors is not implemented"
+            "rope.scaling.factor", f"{factor:g} of type {kind!r} with factors in tensors is not implemented"
         )
     if kind in ("none", "linear") and attention == 1.0:
         return {"rope_type": "linear", "factor": factor} if factor != 1.0 else {}

@@ -44,7 +44,7 @@ def hub_files(metadata: GgufMetadata) -> HubFiles:
 def _tokenizer_config(vocabulary: GgufVocabulary, tokenizer: Tokenizer) -> dict[str, Any]:
     metadata = vocabulary.metadata
     special = {name: tokenizer.id_to_token(token_id) for name, token_id in vocabulary.special.items()}
-    around = tokenizer.encode("").ids  # what texts begin and end with
+    around = tokenizer.encode("").ids  # tokens around every text
     bos, eos = (vocabulary.special.get(name) for name in ("bos_token", "eos_token"))
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -17,7 +17,7 @@ def files_of(file: Path) -> tuple[Path, ...]:
         raise ModelError(f"{file}: {error}") from error
     files = tuple(file.parent / name for name in names)
     if missing := [other.name for other in files if not other.is_file()]:
-        raise ModelError(f"{file}: {missing[0]} is missing beside it ({len(missing)} of {len(files)} files in all)")
+        raise ModelError(f"{file}: {missing[0]} is missing next to it ({len(missing)} of {len(files)} files in all)")
     return files
 
 
@@ -32,7 +32,7 @@ def read_gguf(file: Path) -> GgufFile:
             problem = f"says that it is part {split[0] + 1} of {split[1]}, found as part {number + 1} of {len(parts)}"
             raise part.metadata.error("split.no", problem)
         if twice := sorted(tensors.keys() & part.tensors.keys()):
-            raise ModelError(f"{files[number]}: {twice[0]}: is in {tensors[twice[0]].file.name}, too")
+            raise ModelError(f"{files[number]}: {twice[0]}: is also in {tensors[twice[0]].file.name}")
         tensors.update(part.tensors)
     metadata = parts[0].metadata
     if len(parts) > 1 and (wanted := metadata.integer("split.tensors.count")) != len(tensors):

@@ -45,7 +45,7 @@ _NEEDED = ("bos_token", "eos_token")
 _ENDS = ("eot_token_id", "eom_token_id")  # further ends besides EOS
 
 # Files often name one end token and mean several: a turn ends with another token than a text. These spellings are end
-# tokens in llama.cpp, too. Tokens of fill-in-the-middle prompts are, because what follows them is another file.
+# tokens also in llama.cpp. Tokens of fill-in-the-middle prompts are, because another file follows them.
 _SPELLINGS = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
     "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> "
@@ -54,7 +54,7 @@ _SPELLINGS = (
 )
 _END_TEXTS = frozenset(_SPELLINGS.split())
 _MARKUP = "</s>"  # also the end of struck-out text, which Gemma has as an ordinary token
-_HARMONY = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})  # beside these, <|end|> ends a message, not a turn
+_HARMONY = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})  # with these, <|end|> ends a message, not a turn
 
 
 @dataclass(frozen=True, slots=True)
