@@ -15,8 +15,8 @@ from services.router.pool import Pool
 from services.router.snapshot import IneligibleReason, Snapshot
 
 UNKNOWN, PENDING, SCHEDULED, IMAGE, FETCHING = "unknown", "pending", "scheduled", "image", "fetching"
-RECOVERING, SLEEPING, LOADING, WAKING = "recovering", "sleeping", "loading", "waking"
-STAGES = (UNKNOWN, PENDING, SCHEDULED, IMAGE, FETCHING, RECOVERING, SLEEPING, LOADING, WAKING)
+RECOVERING, SLEEPING, LOADING, WAKING, WARMING = "recovering", "sleeping", "loading", "waking", "warming"
+STAGES = (UNKNOWN, PENDING, SCHEDULED, IMAGE, FETCHING, RECOVERING, SLEEPING, LOADING, WAKING, WARMING)
 PAST_STARTS = 8  # starts of a model from a stage, whose median is the next estimate
 SHORTEST_S = 1.0
 
@@ -77,7 +77,7 @@ class Starts:
         entered = self._entered.get(pool.model, {})
         # A start that falls back, since its worker died, measures later stages anew.
         entered = {earlier: since for earlier, since in entered.items() if STAGES.index(earlier) <= rank}
-        if wanted or stage in (LOADING, WAKING, RECOVERING):
+        if wanted or stage in (LOADING, WAKING, RECOVERING, WARMING):
             entered.setdefault(stage, now)
         else:
             entered.clear()
@@ -123,7 +123,7 @@ class Starts:
 
     def _stage(self, pool: Pool) -> str:
         """The stage of the worker that will serve first."""
-        stages = {_STAGES.get(member.state.phase, UNKNOWN) for member in pool.members.values()}
+        stages = {_stage_of(member.state) for member in pool.members.values()}
         if pool.model in self.reported:
             stages.add(self.reported[pool.model].stage)
         return max(stages, key=STAGES.index, default=UNKNOWN)
@@ -138,3 +138,8 @@ class Starts:
             return median(took)
         wakes = [member.state.wake_ms / 1000 for member in pool.members.values() if member.state.wake_ms]
         return min(wakes) if wakes and stage in (SLEEPING, WAKING) else None
+
+
+def _stage_of(state: worker_pb2.WorkerState) -> str:
+    """The stage of a worker that does not serve."""
+    return WARMING if state.warming else _STAGES.get(state.phase, UNKNOWN)

@@ -22,7 +22,7 @@ from services.worker.engine.errors import (
     UnsupportedError,
 )
 from services.worker.engine.kv_events import BlockPlace, KvEventLog
-from services.worker.engine.lifecycle import Lifecycle
+from services.worker.engine.lifecycle import STARTING, Lifecycle
 from services.worker.engine.output import Finish, Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import (
@@ -168,6 +168,11 @@ class Engine(ABC):
         """Message for people: why the phase is not SERVING."""
         return self._lifecycle.detail
 
+    @property
+    def warming(self) -> bool:
+        """Whether a start or a wake has loaded the weights, and computes first steps."""
+        return self._lifecycle.warming
+
     @abstractmethod
     async def run(self) -> None:
         """Start, serve and recover until cancelled, then end all processes of the engine.
@@ -286,6 +291,12 @@ class Engine(ABC):
             self._life.on_woken(seconds)
         self._wake_wanted.clear()
         self._enter(pb.PHASE_SERVING, "")
+
+    def _enter_warming(self) -> None:
+        """A start or a wake has loaded the weights, and computes first steps."""
+        if self.phase in STARTING:  # a restart keeps its reason as the detail
+            detail = self.detail if self.phase == pb.PHASE_RECOVERING else "warming up"
+            self._enter(self.phase, detail, warming=True)
 
     def _enter_lost(self, reason: str) -> None:
         """The processes are lost: they start again at once, or with the wake if the engine is asleep."""

@@ -19,6 +19,7 @@ TRANSITIONS: Mapping[pb.Phase, frozenset[pb.Phase]] = {
     pb.PHASE_RECOVERING: frozenset({pb.PHASE_SERVING, pb.PHASE_DRAINING}),
     pb.PHASE_DRAINING: frozenset(),  # the process will end
 }
+STARTING = frozenset({pb.PHASE_LOADING, pb.PHASE_WAKING, pb.PHASE_RECOVERING})  # SERVING follows
 
 
 class ForbiddenPhaseError(RuntimeError):
@@ -32,9 +33,10 @@ class Lifecycle:
         """`detail`: message for people while the engine loads. Calls `entered` after every change."""
         self.phase: pb.Phase = pb.PHASE_LOADING
         self.detail = detail
+        self.warming = False  # the weights are loaded, and first steps are computed
         self._entered = entered
 
-    def enter(self, phase: pb.Phase, detail: str) -> None:
+    def enter(self, phase: pb.Phase, detail: str, *, warming: bool = False) -> None:
         """Enter a phase, or change the detail of the current one. While draining, only the detail changes.
 
         Raises ForbiddenPhaseError.
@@ -43,6 +45,6 @@ class Lifecycle:
             phase = pb.PHASE_DRAINING
         if phase != self.phase and phase not in TRANSITIONS[self.phase]:
             raise ForbiddenPhaseError(f"{phase_name(phase)} cannot follow {phase_name(self.phase)}")
-        self.phase, self.detail = phase, detail
+        self.phase, self.detail, self.warming = phase, detail, warming
         log.info("phase %s", phase_name(phase), extra={"detail": detail})
         self._entered()

@@ -43,6 +43,7 @@ class EngineState:
     kv_places: tuple[pb.KvPlaceState, ...] = ()  # places below the device, fastest first
     wake_ms: int = 0  # time of the last wake, from asleep to serving; 0: not measured
     standby_tokens: int = 0  # requests of this length, output included, want a standby; 0: none does
+    warming: bool = False  # not serving yet: the weights are loaded, and first steps are computed
 
     @classmethod
     def of_all(cls, states: Sequence[EngineState]) -> EngineState:

@@ -69,6 +69,7 @@ class NativeEngine(Engine):
         self._pinned: Sequence[AdapterRef] = ()  # in addition to those of the settings
         self._equipping: set[asyncio.Task[None]] = set()
         self._n_steps = 0
+        ranks.on_warming = self._enter_warming
 
     def state(self) -> EngineState:
         """The current state; levels are 0 while no ranks serve."""
@@ -86,6 +87,7 @@ class NativeEngine(Engine):
             memory_bytes=self._ranks.held + self.transfers.places.host_bytes,
             memory=self.facts.memory.parts() if self.facts else {},
             wake_ms=self.wake_ms,
+            warming=self.warming,
         )
         if pump is None:
             return state

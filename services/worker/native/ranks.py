@@ -16,6 +16,7 @@ class Ranks(BlockRanks, Protocol):
     """Processes that compute plans."""
 
     on_result: Callable[[StepResult], None] | None
+    on_warming: Callable[[], None]  # a start or a wake has loaded the weights, and computes first steps
 
     @property
     def signs(self) -> int:

@@ -46,12 +46,14 @@ class RankGroup:
     """One tensor-parallel group of rank processes under their launcher.
 
     The event loop calls `on_result`, set before `start`, with every result; that is the cheapest way. Without it,
-    iterate over `results()`. After a failure or a stop, `start` makes a new group of processes.
+    iterate over `results()`. It calls `on_warming`, also set before, when all ranks have their weights and compute
+    first steps. After a failure or a stop, `start` makes a new group of processes.
     """
 
     def __init__(self, config: RankGroupConfig, on_result: OnResult | None = None) -> None:
         self.config = config
         self.on_result = on_result
+        self.on_warming: Callable[[], None] = lambda: None
         self._queue: asyncio.Queue[StepResult | None] = asyncio.Queue()
         self._current: RankGroupRun | None = None
 
@@ -70,7 +72,7 @@ class RankGroup:
         began = time.monotonic()
         await self.stop()
         self._queue = asyncio.Queue()
-        run = self._current = RankGroupRun(self.config, self._deliver, self._end_results)
+        run = self._current = RankGroupRun(self.config, self._deliver, self._end_results, self.on_warming)
         try:
             ranks = await run.start()
         except RanksFailedError:

@@ -43,13 +43,16 @@ class RankGroupRun:
         config: RankGroupConfig,
         deliver: Callable[[StepResult], None],
         on_end: Callable[[], None],
+        on_warming: Callable[[], None],
     ) -> None:
-        self._config, self._deliver, self._on_end = config, deliver, on_end
+        """`on_warming`: called when all ranks have their weights, in a start or a wake that computes first steps."""
+        self._config, self._deliver, self._on_end, self._on_warming = config, deliver, on_end, on_warming
         self._loop = asyncio.get_running_loop()
         self._link = GroupLink(config)
         self._orders = Orders(config.ranks, self._link.send)
         self.copies = BlockCopies(self._link.staging, self.order)
         self._launcher: Launcher | None = None
+        self._n_warming = 0  # messages of ranks that have their weights
         self._started: dict[int, RankStarted] = {}
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self.lost: asyncio.Future[str] = self._loop.create_future()  # the reason known at the first sign of a failure
@@ -174,6 +177,10 @@ class RankGroupRun:
                 self._deliver(decode_result(words))
             elif words[0] == Kind.ANSWER:
                 self._orders.answered(rank, *decode_answer(words))
+            elif words[0] == Kind.WARMING:
+                self._n_warming += 1
+                if self._n_warming % self._config.ranks == 0:  # each rank sends one in a start or a wake
+                    self._on_warming()
             else:
                 self._on_event(rank, decode_event(words))
 

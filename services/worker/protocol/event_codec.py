@@ -1,4 +1,4 @@
-"""Rare messages from a rank to the server: the rank is ready, or it has failed."""
+"""Rare messages from a rank to the server: the rank has its weights, is ready, or has failed."""
 
 from __future__ import annotations
 
@@ -62,6 +62,11 @@ def decode_event(words: Words) -> RankStarted | RankError:
     fields["memory"] = MemoryAccount(**fields["memory"])
     fields["model"] = ModelFacts(**fields["model"])
     return RankStarted(**fields)
+
+
+def encode_warming() -> bytes:
+    """Return the message of a rank that has its weights, and computes first steps."""
+    return int(Kind.WARMING).to_bytes(4, "little")
 
 
 def encode_stop() -> bytes:

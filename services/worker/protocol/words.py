@@ -28,6 +28,7 @@ class Kind(IntEnum):
     ANSWER = 9
     SLEEP = 10
     WAKE = 11
+    WARMING = 12
 
 
 class MalformedMessageError(ValueError):

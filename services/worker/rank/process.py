@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from services.compute.backends.opening import open_backend
 from services.compute.model.loading.folder import KnownFiles
 from services.compute.model.loading.pooling import Pooling
 from services.compute.ranks.config import RankGroupConfig
-from services.worker.protocol.event_codec import RankStarted, encode_event
+from services.worker.protocol.event_codec import RankStarted, encode_event, encode_warming
 from services.worker.rank.awake import Awake, LoadedModel, Sleeper
 from services.worker.rank.block_copy import BlockCopier
 from services.worker.rank.link import ServerLink
@@ -78,7 +78,7 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
             graphs=config.gpu_graphs,
         )
         comm = join_group(link, config, rank, backend)
-    build = Build(config, comm, backend, load, link.staging)
+    build = Build(config, comm, backend, load, link.staging, partial(link.send, encode_warming()))
     awake, started = build.start(rank, phases)
     sleeper = Sleeper(awake, partial(build.again, started.n_blocks, awake.model.files), backend.memory, link.line.hold)
     del awake  # only the sleeper refers to the model
@@ -97,6 +97,7 @@ class Build:
     backend: Backend
     load: Loader
     staging: memoryview
+    warming: Callable[[], None]  # called when the weights are loaded, before first steps
 
     def start(self, rank: int, phases: Phases) -> tuple[Awake, RankStarted]:
         """Load the model, size the KV cache and warm up. Raises ModelError, NotEnoughMemoryError."""
@@ -104,6 +105,7 @@ class Build:
         meter = MemoryMeter(backend.memory)
         with phases.measure("weights"):
             model = self._read()
+        self.warming()
         loaded, budget = meter.growth(), None
         with phases.measure("kv_cache"), naming_what_to_lower("the KV cache and the largest step", LOWER_STEP):
             if config.device == "cuda" and config.caches and not model.embeds:
@@ -138,9 +140,12 @@ class Build:
         `known`: by the start.
         """
         model = model or self._read(known)
+        warms = self.config.device == "cuda"  # on CPUs a request that waits would wait for the warm-up as well
+        if warms:
+            self.warming()
         with naming_what_to_lower("the KV cache", LOWER_STEP):
             awake = self._awaken(model, n_blocks)
-        if self.config.device == "cuda":  # on CPUs a request that waits would wait for the warm-up as well
+        if warms:
             self._warm_up(awake, n_blocks)
         return awake
 

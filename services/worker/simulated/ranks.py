@@ -41,6 +41,7 @@ class SimulatedRanks:
     def __init__(self, config: RankGroupConfig, simulation: Simulation) -> None:
         self.config = config
         self.on_result: Callable[[StepResult], None] | None = None
+        self.on_warming: Callable[[], None] = lambda: None  # there is nothing to warm
         self._simulation = simulation
         self._roots: dict[int, bytes] = {}  # adapters' roots, by slot
         self._sequences: Sequences | None = None  # None: no ranks run

@@ -23,6 +23,7 @@ from services.worker.engine.errors import (
     NotServingError,
     Unavailable,
 )
+from services.worker.engine.lifecycle import STARTING
 from services.worker.engine.output import Finish, Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import AdapterFacts, EngineFacts, EngineModel, EngineState
@@ -38,6 +39,7 @@ from services.worker.vllm.core import (
 from services.worker.vllm.images import images_of
 from services.worker.vllm.kv_mirror import KvMirror
 from services.worker.vllm.live import ReplayError, VllmRequest, prompt_of
+from services.worker.vllm.progress import WARMING
 from services.worker.vllm.sampling import check_length, replays, sampling_arguments
 from services.worker.vllm.speeds import StepSpeeds
 from services.worker.vllm.suspects import Suspects
@@ -91,6 +93,7 @@ class VllmEngine(Engine):
             decode_step_ms=self._speeds.decode_step_ms,
             computed_tokens=self.counters.prefill_tokens + self.counters.generated_tokens,
             wake_ms=self.wake_ms,
+            warming=self.warming,
         )
         if self._started is None:
             return state
@@ -221,8 +224,8 @@ class VllmEngine(Engine):
         """vLLM itself checks the memory of its GPUs."""
 
     def _on_phase(self, at: str) -> None:
-        if self.phase in {pb.PHASE_LOADING, pb.PHASE_WAKING, pb.PHASE_RECOVERING} and at != self.detail:
-            self._enter(self.phase, at)
+        if self.phase in STARTING and at != self.detail:
+            self._enter(self.phase, at, warming=at in WARMING)
 
     def pin_adapters(self, refs: Sequence[AdapterRef]) -> None:
         """Load these adapters, and keep them in their slots, in addition to those of the settings."""

@@ -32,6 +32,7 @@ _PHASES = (
     ("Warming up", "warming up"),
 )
 IMPORTING = "starting processes"
+WARMING = frozenset({"profiling", "compiling", "warming up", "capturing graphs"})  # the weights are loaded
 
 
 class ProgressHandler(logging.Handler):

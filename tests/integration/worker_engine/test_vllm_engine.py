@@ -19,6 +19,7 @@ from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import AdapterFacts, EngineModel
 from services.worker.vllm.core import CoreLoss
 from services.worker.vllm.engine import VllmEngine
+from services.worker.vllm.progress import _PHASES, IMPORTING
 from tests.integration.worker_engine.answers import Answer
 from tests.integration.worker_engine.vllm_fake_core import KILLED, STARTED, FakeCore
 from tests.integration.worker_server.gateway import until
@@ -327,6 +328,16 @@ async def test_engine_falls_asleep_at_a_level_and_wakes() -> None:
         await until_phase(engine, pb.PHASE_SERVING)
         assert (core.wakes, core.starts) == (1, 1)
         assert engine.state().wake_ms > 0
+
+
+async def test_stages_after_the_weights_are_warming() -> None:
+    core = FakeCore()
+    engine = made(core)
+    for stage in dict.fromkeys((IMPORTING, *(stage for _, stage in _PHASES))):
+        core.on_phase(stage)
+        state = engine.state()
+        assert (state.phase, state.detail) == (pb.PHASE_LOADING, stage)
+        assert state.warming is (stage not in (IMPORTING, "loading weights"))
 
 
 async def test_engine_without_sleep_mode_names_its_argument() -> None:

@@ -61,6 +61,20 @@ async def test_single_rank_and_two_ranks_sample_the_same_tokens(make_group: Make
     assert len(set(tokens[0])) > 1
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_group_tells_once_that_all_its_ranks_have_their_weights(make_group: MakeGroup, ranks: int) -> None:
+    group, stages = make_group(ranks), list[str]()
+    group.on_warming = lambda: stages.append("warming")
+    for _ in range(2):
+        await group.start()
+        stages.append("ready")
+        assert stages == ["warming", "ready"]
+        stages.clear()
+    await group.sleep(1)
+    await group.wake()
+    assert not stages, "a wake on a CPU computes no first steps"
+
+
 async def test_results_can_be_iterated(make_group: MakeGroup) -> None:
     group = make_group(1)
     await group.start()

@@ -23,6 +23,7 @@ class FakeGroup:
         assert config.kv_tokens is not None
         self.config = config
         self.on_result: Callable[[StepResult], None] | None = None
+        self.on_warming: Callable[[], None] = lambda: None
         self.n_blocks = config.kv_tokens // config.block_tokens
         self.step_s = 0.001
         self.may_start = asyncio.Event()

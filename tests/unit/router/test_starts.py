@@ -54,6 +54,23 @@ def test_estimate_is_the_median_of_earlier_starts_less_the_time_in_the_stage() -
     assert start.passes(32) == StartEstimate("loading", 10), "a late start takes a quarter longer"
 
 
+def test_warming_worker_is_told_apart_and_measured_apart_from_a_loading_one() -> None:
+    start = StartingModel()
+    start.move(LOADING)
+    start.passes(6)
+    start.move(LOADING, warming=True)
+    assert start.passes(3) == StartEstimate("warming", None)
+    start.move(SERVING)
+    assert start.passes(0) is None
+    assert start.starts.durations("m") == {"loading": [9.0], "warming": [3.0]}
+    start.move(pb.PHASE_RECOVERING)
+    start.passes(1)
+    start.move(pb.PHASE_RECOVERING, warming=True)
+    assert start.passes(1) == StartEstimate("warming", 2)
+    start.move(LOADING, "other")
+    assert start.passes(1) == StartEstimate("warming", 1), "the other worker is behind"
+
+
 def test_start_without_a_worker_has_the_reported_stage() -> None:
     start = StartingModel()
     start.starts.reported = {"m": StartReport("fetching", "fetching 1.0 of 5.0 GiB")}
