@@ -208,16 +208,14 @@ async def measure(
 
 def readings(measured: list[Measured], where: str) -> list[Reading]:
     """The results as readings."""
-    measured = []
+    listed = []
     for m in measured:
         name = f"{where}, {m.batch} at once" + ("" if m.adapters == "off" else f", {m.adapters} adapters")
         parts = ("step", "plan", "forward", "communication", "sample")
-        measured += [
-            higher(f"{name}/{at}", getattr(m, f"{at}_tokens_per_s"), "tokens/s") for at in ("prefill", "decode")
-        ]
-        measured += [lower(f"{name}/{part}", getattr(m, f"{part}_us"), "us") for part in parts]
-        measured.append(lower(f"{name}/largest step over median", m.largest_step_over_median, "x"))
-    return measured
+        listed += [higher(f"{name}/{at}", getattr(m, f"{at}_tokens_per_s"), "tokens/s") for at in ("prefill", "decode")]
+        listed += [lower(f"{name}/{part}", getattr(m, f"{part}_us"), "us") for part in parts]
+        listed.append(lower(f"{name}/largest step over median", m.largest_step_over_median, "x"))
+    return listed
 
 
 def main(
