@@ -35,6 +35,7 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event) -> None:
             settings.drain_s,
             life.handed_off,
             tls,
+            settings.step_merge_ms / 1e3,
         )
         for worker_id, engine in zip(settings.worker_ids, engines, strict=True)
     ]

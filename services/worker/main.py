@@ -73,6 +73,7 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
                 settings.drain_s,
                 life.handed_off,
                 tls,
+                settings.step_merge_ms / 1e3,
             )
             for worker_id, engine in zip(settings.worker_ids, engines, strict=True)
         ]

@@ -170,6 +170,13 @@ class WorkerSettings(ServiceSettings):
         le=1000,
         description="Of idle workers of memory_host, those with the lowest priority sleep first",
     )
+    step_merge_ms: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description="Messages to a gateway are at least so far apart, so that tokens of quick steps share one; first "
+        "tokens and ends do not wait; 0: each step sends its own",
+    )
     stall_timeout_s: float = Field(1.0, gt=0, description="A rank without heartbeat for this long is lost")
     start_timeout_s: float = Field(300.0, gt=0, description="Longest time for the ranks to load the model and be ready")
     recovery_limit_s: float = Field(

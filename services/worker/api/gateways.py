@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 class Gateways:
     """The gateways' streams and requests."""
 
-    def __init__(self, engine: Engine, handed_off: Callable[[pb.Handoff.Reason], None]) -> None:
-        """Calls `handed_off` for every request that is handed off to another worker."""
-        self._engine, self._handed_off = engine, handed_off
+    def __init__(self, engine: Engine, handed_off: Callable[[pb.Handoff.Reason], None], merge_s: float = 0.0) -> None:
+        """`handed_off` is called for every request that is handed off to another worker; `merge_s`: of every stream."""
+        self._engine, self._handed_off, self._merge_s = engine, handed_off, merge_s
         self.closed = False  # streams end when they are empty
         self._spans = RequestSpans()
         self._buffers: set[StreamBuffer] = set()
 
     def connect(self) -> StreamBuffer:
         """Make the buffer of a gateway's new stream."""
-        buffer = StreamBuffer(self._spans, self._handed_off, self._engine.progress)
+        buffer = StreamBuffer(self._spans, self._handed_off, self._engine.progress, self._merge_s)
         self._buffers.add(buffer)
         return buffer
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+import time
 from collections.abc import Callable
 
 from ryzanstein.v1 import worker_pb2 as pb
@@ -25,7 +28,8 @@ class StreamBuffer:
     """Builds the next message to a gateway.
 
     Outputs of further steps are merged into it until the message before it is written. So a slow reader gets fewer,
-    larger messages, and its requests' tokens bound the memory. Implements OutputSink.
+    larger messages, and its requests' tokens bound the memory. With `merge_s` a message begins so long after the one
+    before, unless a first token, an end or a heartbeat is in it: quick steps share a message. Implements OutputSink.
     """
 
     def __init__(
@@ -33,7 +37,9 @@ class StreamBuffer:
         spans: RequestSpans,
         handed_off: Callable[[pb.Handoff.Reason], None],
         progress: Callable[[EngineRequest], Progress],
+        merge_s: float = 0.0,
     ) -> None:
+        self._merge_s, self._sent_at = merge_s, -math.inf
         self._spans, self._handed_off, self._progress = spans, handed_off, progress
         self.gateway_id = ""
         self.live: dict[str, EngineRequest] = {}  # by request id
@@ -45,6 +51,7 @@ class StreamBuffer:
         self._answered: set[EngineRequest] = set()  # with outputs in messages since the last heartbeat was due
         self._seen: dict[EngineRequest, Progress] = {}  # progress of the other requests at the last heartbeat
         self._ready = asyncio.Event()
+        self._urgent = asyncio.Event()  # the message does not wait for further steps
 
     def add(self, request: EngineRequest, output: Output) -> None:
         """Append one step's output of one request."""
@@ -68,18 +75,21 @@ class StreamBuffer:
             message.cached_tokens = output.prefill.cached_tokens
             message.prompt_logprobs.extend([_to_proto(row) for row in output.prefill.prompt_logprobs])
             self._spans.prefilled(request, output.prefill)
+            self._urgent.set()
         if output.embedding:
             message.embedding.extend(output.embedding)
         if output.proposed:
             self._spans.verified(request, output.proposed, max(0, len(output.token_ids) - 1))
         if output.finish is not None:
             _write_end(message, request, output.finish, output)
+            self._urgent.set()
             self.live.pop(request.request_id, None)
             self._spans.end(request, output.finish.value, output.first_index + len(output.token_ids))
 
     def announce_trial(self, request: EngineRequest) -> None:
         """Report that the ranks compute a suspect."""
         self._message_of(request).on_trial = True
+        self._urgent.set()
 
     def hand_off(self, request: EngineRequest, handoff: pb.Handoff) -> None:
         """Let another worker continue a request."""
@@ -102,7 +112,7 @@ class StreamBuffer:
     def beat(self) -> None:
         """Send a heartbeat, even without outputs."""
         self._message.heartbeat = self._message.reports_progress = True
-        self._ready.set()
+        self.wake()
 
     def beat_if_due(self) -> None:
         """Called every `heartbeat_s`: report requests that have moved on; send a heartbeat unless outputs were sent."""
@@ -126,18 +136,30 @@ class StreamBuffer:
 
     def wake(self) -> None:
         """Make `take` return, even without outputs."""
+        self._urgent.set()
         self._ready.set()
 
     async def take(self) -> pb.StepOutputs:
         """Wait for the next message; it has no outputs after `wake` or as a heartbeat."""
         await self._ready.wait()
+        await self._merge()
         self._ready.clear()
+        self._urgent.clear()
         message, self._message = self._message, pb.StepOutputs()
         self._spoke = True
         self._answered.update(self._open)
         self._open.clear()
         self._moved.clear()
+        self._sent_at = time.monotonic()
         return message
+
+    async def _merge(self) -> None:
+        """Let outputs of further steps join those that can wait."""
+        left_s = self._sent_at + self._merge_s - time.monotonic()
+        if left_s > 0 and not self._urgent.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._urgent.wait()
 
     @property
     def empty(self) -> bool:
@@ -147,6 +169,7 @@ class StreamBuffer:
     def _end(self, request: EngineRequest, how: str) -> pb.Output:
         self.live.pop(request.request_id, None)
         self._spans.end(request, how)
+        self._urgent.set()
         return self._message_of(request)
 
     def _message_of(self, request: EngineRequest) -> pb.Output:

@@ -45,11 +45,12 @@ class VirtualWorker:
     drain_s: float  # seconds that running requests continue after `stop` before they are handed off
     handed_off: Callable[[pb.Handoff.Reason], None]  # called for every request that is handed off
     tls: Tls | None = None
+    merge_s: float = 0.0  # messages to a gateway are at least so far apart, unless they are urgent
 
     async def serve(self, settings: ServiceSettings, readiness: Readiness, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, then drain. Raises the engine's StartupError and GaveUpError."""
         engine, identity = self.engine, self.identity
-        gateways = Gateways(engine, self.handed_off)
+        gateways = Gateways(engine, self.handed_off, self.merge_s)
         server = new_server(tls=self.tls)
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(identity, engine, gateways), server)
         health = Health(server, [pb.DESCRIPTOR.services_by_name["Worker"].full_name])

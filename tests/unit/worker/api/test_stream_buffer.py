@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from unittest.mock import Mock
 
 import pytest
@@ -10,7 +11,8 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.compute.token_logprobs import TokenLogprobs
 from services.worker.api.spans import RequestSpans
 from services.worker.api.stream_buffer import StreamBuffer
-from services.worker.engine.output import MODEL, Finish, Output, Progress
+from services.worker.engine.errors import InvalidRequestError
+from services.worker.engine.output import MODEL, Finish, Output, Prefill, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
 
 
@@ -87,3 +89,54 @@ async def test_failed_request_has_the_code_of_its_cause(
     (output,) = (await buffer.take()).outputs
     assert output.error == pb.RequestError(code=code, field=field, message=message)
     assert list(output.ids) == [5]
+
+
+def decode(index: int, finish: Finish | None = None) -> Output:
+    return Output(index, (index,), finish)
+
+
+async def test_quick_steps_share_a_message_and_an_end_waits_for_none() -> None:
+    """The time between messages never comes: only what is urgent ends the wait."""
+    one, other = request("one"), request("other")
+    buffer = StreamBuffer(RequestSpans(), lambda _: None, lambda _: Progress(0, 0), merge_s=3600.0)
+    buffer.add(one, decode(0))
+    buffer.flush(1)
+    assert [list(each.ids) for each in (await buffer.take()).outputs] == [[0]], "there was no message before"
+    taking = asyncio.create_task(buffer.take())
+    for step in (1, 2, 3):
+        buffer.add(one, decode(step))
+        buffer.flush(step)
+        await asyncio.sleep(0)
+        assert not taking.done()
+    buffer.add(other, Output(0, (9,), prefill=Prefill(0.0, 0.0)))
+    buffer.flush(4)
+    message = await taking
+    assert message.step == 4
+    assert [list(each.ids) for each in message.outputs] == [[1, 2, 3], [9]], "a first token takes the others along"
+    taking = asyncio.create_task(buffer.take())
+    buffer.add(one, decode(4))
+    buffer.flush(5)
+    await asyncio.sleep(0)
+    assert not taking.done()
+    buffer.add(one, decode(5, Finish.LENGTH))
+    buffer.flush(6)
+    assert [list(each.ids) for each in (await taking).outputs] == [[4, 5]]
+
+
+@pytest.mark.parametrize("urgent", ["beat", "wake", "hand_off", "refuse", "announce_trial"])
+async def test_merged_steps_go_with_all_that_is_urgent(urgent: str) -> None:
+    one = request("one")
+    buffer = StreamBuffer(RequestSpans(), lambda _: None, lambda _: Progress(0, 0), merge_s=3600.0)
+    for step in (0, 1):
+        buffer.add(one, decode(step))
+        buffer.flush(step)
+        if step == 0:
+            await buffer.take()
+    taking = asyncio.create_task(buffer.take())
+    await asyncio.sleep(0)
+    assert not taking.done()
+    refusal = InvalidRequestError("field", "message")
+    arguments = {"hand_off": (one, pb.Handoff()), "refuse": (one, refusal), "announce_trial": (one,)}
+    getattr(buffer, urgent)(*arguments.get(urgent, ()))
+    buffer.flush(2)
+    assert list((await taking).outputs[0].ids) == [1]
