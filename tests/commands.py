@@ -99,8 +99,10 @@ NOT_TYPED = {
             "ryzanstein simulate --workers 100",
             "python -m bench.engine models/ryzanstein-tiny --batches 1,2,4 --rounds 1 --curve curve.json",
         ),
-        "tests/integration/gateway/test_request_log.py and tests/unit/planner/test_plan.py run it": (
+        "tests/integration/gateway/test_request_log.py and tests/unit/planner run it": (
             "ryzanstein plan --target first_token_p95=1s --target pace_p95=50ms",
+            "ryzanstein plan --target first_token_p95=1s --tier none --tier 200000@50000",
+            "ryzanstein plan --target first_token_p95=1s --serve 127.0.0.1:8090",
             "python -m bench.engine models/ryzanstein-tiny --batches 1,2,4 --rounds 1 --curve int8.json",
         ),
         "tests/e2e/test_documents.py has started its installation so": (
@@ -112,6 +114,7 @@ NOT_TYPED = {
         "tests/unit/bench/test_fleet.py runs it with fewer workers": (
             "python -m bench.fleet --workers 100 --routers 1 --gateways 1 --rate 50 --seconds 20 --workload prefix",
             "python -m bench.fleet --sweep 10,100,300 --rate 20 --seconds 20 --workload prefix --out docs/scale.md",
+            "python -m bench.fleet --workers 100 --rate 10 --knee",
         ),
         "it installs what the tests run from": (
             *("pip install -c constraints.txt '.[serve]'", "pip install '.[cli,kube]'"),
@@ -127,6 +130,7 @@ NOT_TYPED = {
                 "make soak MINUTES=30 FAULT_EVERY=20s SEED=0",
                 "make test-cluster",
                 "make test-fleet",
+                'make test-fleet ARGS="--workers 1000 --streams 20000 --workload plain"',
             ),
             "python -m bench.soak --minutes 30 --fault-every 20s --seed 0",
             "python -m bench.collectives",

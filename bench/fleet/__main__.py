@@ -2,13 +2,15 @@
 
     python -m bench.fleet --workers 100 --routers 1 --gateways 1 --rate 50 --seconds 20
     python -m bench.fleet --sweep 10,100,300 --rate 20 --seconds 20 --workload prefix --out docs/scale.md
+    python -m bench.fleet --workers 100 --rate 10 --seconds 10 --knee
+    python -m bench.fleet --workers 20 --speed 20 --trace trace.jsonl --seconds 60
     python -m bench.fleet --workers 100 --rate 50 --seconds 60 --faults 7
 
 Redis, coordinator, routers, gateways and workers are real processes; only the ranks are simulated. With `--faults SEED`
 workers, routers and Redis fail meanwhile, in an order that the seed fixes. Without, the costs of an idle installation
-are measured before the load, and a tenth more workers join after it and are killed, to see how long the routers take to
-notice. `--sweep` does it for several sizes. Exits with 1 if an answer is lost or altered, or if anything is held after
-the last answer.
+are measured before the load. After it a tenth more workers join and are killed, and a router, a coordinator and Redis
+are replaced, to see how long the others take. `--sweep` does it for several sizes, `--knee` at rising rates. Exits
+with 1 if an answer is lost or altered, or if anything is held after the last answer.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,71 +27,23 @@ import typer
 from tokenizers import Tokenizer
 
 from bench.evaluation.report import replace_between
-from bench.fleet.faults import leaks, strike
-from bench.fleet.installation import Fleet, FleetSize, running_fleet
+from bench.fleet.installation import FleetSize
+from bench.fleet.knee import find_knee, holds
+from bench.fleet.lifecycle import write_lifecycles
 from bench.fleet.load import Load
-from bench.fleet.report import Convergence, FleetRun, readings, table
-from bench.fleet.usage import component_uses, decision_buckets, gateway_samples
-from bench.fleet.workloads import Lengths, Workload, WorkloadName
+from bench.fleet.report import FleetRun, readings, table
+from bench.fleet.running import Conditions, Striking, run
+from bench.fleet.sizing import settings_of, sized_model, sizes_of, speed_for
+from bench.fleet.traces import TracedWorkload
+from bench.fleet.workloads import Arrivals, Lengths, Workload, WorkloadName
 from bench.reading import write_readings
 from services.cli.stack.default_model import TINY_MODEL
+from services.common.lifecycle import allow_descriptors
+from services.planner.trace import TraceError
 from services.worker.settings import WorkerSettings
+from services.worker.simulated.curve import DEFAULT_CURVE, StepCurve
+from services.worker.simulated.language import Language
 from services.worker.simulated.opening import SimulatedModel, open_model
-
-_RESUMES = "ryzanstein_gateway_resumes_total"
-_CONVERGE_S = 120.0
-_GIVEN_BACK_S = 60.0
-_SETTLE_S = 2.0  # from the last worker's start until gateways have read the list of workers
-
-
-async def run(
-    size: FleetSize, load: Load, workload: Workload, faults: tuple[int, float] | None, idle_s: float
-) -> FleetRun:
-    """Start a fleet, load it after `idle_s`, and measure. `faults`: a seed, and the seconds between two faults."""
-    async with running_fleet(size, _CONVERGE_S) as fleet:
-        load = Load(fleet.urls, load.model, load.rate, load.seconds)
-        computed_before = {view.worker_id: view.state.computed_tokens for view in await fleet.views()}
-        decided_before = await decision_buckets(fleet)
-        await asyncio.sleep(_SETTLE_S if idle_s else 0.0)
-        started = before = component_uses(fleet)
-        if idle_s:
-            await asyncio.sleep(idle_s)
-            before = component_uses(fleet)
-        striking = asyncio.create_task(strike(fleet, load, random.Random(faults[0]), faults[1])) if faults else None
-        answers = await load.run(workload, random.Random(faults[0] if faults else 0), striking)
-        struck = await striking if striking else []
-        after, decided = component_uses(fleet), await decision_buckets(fleet)
-        held = await leaks(fleet, _GIVEN_BACK_S)
-        computed = [view.state.computed_tokens - computed_before.get(view.worker_id, 0) for view in await fleet.views()]
-        resumes = sum(sample.value for sample in await gateway_samples(fleet, _RESUMES))
-        convergence = None if faults else await _converge(fleet)
-    return FleetRun(
-        size,
-        load,
-        workload,
-        answers,
-        started,
-        before,
-        after,
-        decided_before,
-        decided,
-        computed,
-        held,
-        struck,
-        int(resumes),
-        convergence,
-    )
-
-
-async def _converge(fleet: Fleet) -> Convergence:
-    """Let a tenth more workers join, then kill them."""
-    n_more = max(1, fleet.size.workers // 10)
-    joined = fleet.join(n_more)
-    join_s = await fleet.wait_serving(fleet.size.workers + n_more, _CONVERGE_S)
-    began = time.monotonic()
-    joined.kill()
-    await fleet.wait_serving(fleet.size.workers, _CONVERGE_S)
-    return Convergence(n_more, join_s, time.monotonic() - began)
 
 
 def main(
@@ -98,51 +54,98 @@ def main(
     gateways: int = 1,
     coordinators: int = 1,
     workload: WorkloadName = "plain",
+    trace: Annotated[Path | None, typer.Option(help="Requests of this file, Mooncake's or Azure's, instead.")] = None,
+    faster: Annotated[float, typer.Option("--load", help="The trace's requests come so many times as fast.")] = 1.0,
     rate: Annotated[float, typer.Option(help="Requests a second.")] = 20.0,
+    knee: Annotated[bool, typer.Option(help="Double the rate until it does not hold; measure at half of it.")] = False,
     seconds: float = 10.0,
     prompt_tokens: int = 256,
     prefix_tokens: Annotated[int, typer.Option(help="The shared part of a prompt.")] = 192,
+    long_tokens: Annotated[int, typer.Option(help="The shared part of a long prompt.")] = 100_000,
     answer_tokens: int = 32,
     speed: Annotated[float, typer.Option(help="How many times faster than the curve.")] = 1.0,
-    curve: Path | None = None,
+    streams: Annotated[int, typer.Option(help="The speed at which so many streams are open; 0: --speed.")] = 0,
+    given: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, a setting of every service without RYZANSTEIN_.")
+    ] = None,
+    curve: Path = DEFAULT_CURVE,
     model: Annotated[Path, typer.Option(help="A folder with config.json and tokenizer.")] = TINY_MODEL,
     faults: Annotated[int | None, typer.Option(help="Strike meanwhile, in the order of this seed.")] = None,
     fault_every: Annotated[float, typer.Option(help="Seconds from one fault to the next.")] = 2.0,
     idle_seconds: Annotated[float, typer.Option(help="Seconds without requests before the load; 0: none.")] = 5.0,
     out: Annotated[Path | None, typer.Option(help="Write the tables into this page.")] = None,
+    lifecycles: Annotated[Path | None, typer.Option(help="Write inference-perf's reports into this folder.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:
     """Measure a fleet."""
+    allow_descriptors()
     sizes = sizes_of(sweep) if sweep else [workers]
-    arguments = {"speed": speed} | ({"curve": str(curve)} if curve else {})
+    if knee and (len(sizes) > 1 or trace or faults is not None):
+        raise typer.BadParameter("--knee: expected one number of workers, and neither --trace nor --faults")
+    chosen = settings_of(given or ())
+    lengths = Lengths(prompt_tokens, prefix_tokens, answer_tokens, long_tokens)
+    if streams:
+        speed = speed_for(streams, StepCurve.read(curve), sizes[0], rate, answer_tokens)
+    arguments: dict[str, object] = {"speed": speed, "curve": str(curve)}
     simulated = asyncio.run(_simulated(model, arguments))
-    language = simulated.simulation.language
-    lengths = Lengths(prompt_tokens, prefix_tokens, answer_tokens)
-    load, striking = Load((), model.name, rate, seconds), (faults, fault_every) if faults is not None else None
-    runs = []
-    for n_workers in sizes:
-        began = time.monotonic()
-        source = Workload(workload, language, language.words, lengths, random.Random(faults or 0))
-        size = FleetSize(n_workers, per_process, routers, gateways, model, arguments, coordinators=coordinators)
-        runs.append(asyncio.run(run(size, load, source, striking, 0.0 if striking else idle_seconds)))
-        typer.echo(f"{n_workers:,} workers: {time.monotonic() - began:.0f} s", err=True)
-    tokenizer = Tokenizer.from_buffer(simulated.model.tokenizer_json)
+    language, tokenizer = simulated.simulation.language, Tokenizer.from_buffer(simulated.model.tokenizer_json)
+    traced = _read(trace, language, faster) if trace else None
+
+    def arrivals() -> Arrivals:
+        return traced or Workload(workload, language, language.words, lengths, random.Random(faults or 0))
+
+    load = Load((), model.name, traced.rate if traced else rate, seconds)
+    striking = Striking(faults, fault_every) if faults is not None else None
+    with sized_model(model, traced.longest if traced else lengths.longest(workload)) as (sized, settings):
+        settings |= chosen
+        fleets = [FleetSize(n, per_process, routers, gateways, sized, arguments, settings, coordinators) for n in sizes]
+        around = Conditions(0.0 if striking or knee else idle_seconds, striking, converges=not knee)
+        measures = [_measuring(size, load, arrivals, around) for size in fleets]
+        runs = _at_knee(measures[0], rate, tokenizer) if knee else [measure(load.rate) for measure in measures]
     written = table(runs, tokenizer)
     print(written)
     if out:
         replace_between(out, f"fleet with {workload} requests", written)
-    if json_file:
-        write_readings(json_file, (reading for done in runs for reading in readings(done)))
+    _write(runs, lifecycles, json_file)
     if any(done.untrue(tokenizer) for done in runs):
         raise typer.Exit(1)
 
 
-def sizes_of(sweep: str) -> list[int]:
-    """The numbers of workers; raises typer.BadParameter."""
-    sizes = [part.strip() for part in sweep.split(",")]
-    if not all(size.isdecimal() and int(size) for size in sizes):
-        raise typer.BadParameter(f"--sweep: expected numbers of workers such as 10,100,300, not {sweep!r}")
-    return [int(size) for size in dict.fromkeys(sizes)]
+def _write(runs: Sequence[FleetRun], lifecycles: Path | None, json_file: Path | None) -> None:
+    if lifecycles:
+        write_lifecycles(lifecycles, runs)
+    if json_file:
+        write_readings(json_file, (reading for done in runs for reading in readings(done)))
+
+
+def _measuring(
+    size: FleetSize, load: Load, arrivals: Callable[[], Arrivals], conditions: Conditions
+) -> Callable[[float], FleetRun]:
+    """Measures at a rate of requests."""
+
+    def measure(rate: float) -> FleetRun:
+        began = time.monotonic()
+        done = asyncio.run(run(size, replace(load, rate=rate), arrivals(), conditions))
+        typer.echo(f"{size.workers:,} workers, {rate:g} requests/s: {time.monotonic() - began:.0f} s", err=True)
+        return done
+
+    return measure
+
+
+def _at_knee(measure: Callable[[float], FleetRun], rate: float, tokenizer: Tokenizer) -> Sequence[FleetRun]:
+    """Print the knee; returns the run at half of it. Exits with 1 if not even the first rate holds."""
+    knee = find_knee(measure, lambda done, first: holds(done, first, tokenizer), rate)
+    print(f"{knee.table()}\n")
+    if knee.half is None:
+        raise typer.Exit(1)
+    return [knee.half]
+
+
+def _read(trace: Path, language: Language, faster: float) -> TracedWorkload:
+    try:
+        return TracedWorkload.read(trace, language, faster)
+    except TraceError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 async def _simulated(model: Path, arguments: dict[str, object]) -> SimulatedModel:

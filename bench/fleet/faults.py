@@ -11,7 +11,7 @@ from enum import StrEnum
 from redis.asyncio import Redis
 
 from bench.fleet.installation import WORKERS, Fleet, FleetProcess
-from bench.fleet.load import Load
+from bench.fleet.load import FleetAnswer, Load
 from bench.fleet.usage import gateway_samples
 
 _STALL_S = 0.6  # below the limit at which ranks count as lost
@@ -46,23 +46,26 @@ _KILLED = {
 
 
 async def strike(fleet: Fleet, load: Load, draw: random.Random, every_s: float) -> list[FleetFault]:
-    """Strike for a time, every kind once before any comes twice; returns the faults. Processes are started again.
+    """Strike for the time of the load, and until every kind has come; returns the faults. Processes are started again.
 
-    A strike waits until the answers that ran during the one before have ended. Otherwise a request on a small fleet or
-    a slow machine would lose worker after worker, and rightly count as poison after the third.
+    Every kind comes once before any comes twice. A strike waits until the answers that ran during the one before have
+    ended, or have grown so far that gateways count deaths from zero again. Otherwise a request on a small fleet or a
+    slow machine would lose worker after worker, and rightly count as poison after the third.
     """
     struck: list[FleetFault] = []
     left: list[FleetFault] = []
-    for _ in range(max(1, int(load.seconds / every_s))):
-        running = load.running()
+    running: Sequence[FleetAnswer] = ()
+    began = time.monotonic()
+    while time.monotonic() - began < load.seconds or len(struck) < len(FleetFault):
         await asyncio.sleep(every_s)
-        while not all(answer.ended for answer in running):  # noqa: ASYNC110  # requests of another task
+        while not all(answer.outlived for answer in running):  # noqa: ASYNC110  # requests of another task
             await asyncio.sleep(_LOOK_S)
         if not left:
             left = draw.sample(list(FleetFault), len(FleetFault))
         struck.append(left.pop())
-        for answer in load.running():
-            answer.strikes += 1
+        running = load.running()
+        for answer in running:
+            answer.strike()
         await _strike(fleet, struck[-1], draw)
     return struck
 

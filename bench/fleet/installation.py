@@ -109,7 +109,8 @@ class Fleet:
         """Start all processes but Redis."""
         for number, port in enumerate(self._coordinators):
             shard = {"COORDINATOR_SHARD": str(number), "COORDINATOR_SHARDS": str(self.size.coordinators)}
-            self._add("kv-coordinator", "services.kv_coordinator", COORDINATOR_PORT=str(port), **shard)
+            ports = {"COORDINATOR_PORT": str(port), "METRICS_PORT": str(free_port())}
+            self._add("kv-coordinator", "services.kv_coordinator", **ports, **shard)
         for address in self.router_addresses:
             self._add(
                 "router",

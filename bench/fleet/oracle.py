@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from bench.fleet.workloads import FleetRequest
 
 
 def best_hit_rate(requests: Iterable[FleetRequest], block_tokens: int) -> float:
     """The share of prompt tokens that earlier requests had, with caches that hold and share everything."""
-    known: set[tuple[int, ...]] = set()
+    known: set[int] = set()
     tokens = hits = 0
     for request in requests:
         ids = (*request.prompt_ids, *request.answer_ids)
         ends = range(block_tokens, len(ids) + 1, block_tokens)
+        blocks = (ids[end - block_tokens : end] for end in ends)
+        prefixes = list(accumulate(blocks, lambda prefix, block: hash((prefix, block)), initial=0))[1:]
+        cached = (end for end, prefix in zip(ends, prefixes, strict=True) if prefix in known)
         # The last prompt token is always computed, for the first token of the answer.
-        reusable = [end for end in ends if end < len(request.prompt_ids)]
-        hits += max((end for end in reusable if ids[:end] in known), default=0)
+        hits += max((end for end in cached if end < len(request.prompt_ids)), default=0)
         tokens += len(request.prompt_ids)
-        known.update(ids[:end] for end in ends)
+        known.update(prefixes)
     return hits / tokens if tokens else 0.0
 
 

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 
 from bench.fleet.faults import FleetFault
 from bench.fleet.installation import FleetSize
-from bench.fleet.load import FleetAnswer, Load
+from bench.fleet.load import FleetAnswer, Load, most_open
 from bench.fleet.oracle import best_hit_rate, best_imbalance, imbalance
 from bench.fleet.usage import ComponentUse, quantile
-from bench.fleet.workloads import Workload
+from bench.fleet.workloads import Arrivals
 from bench.reading import Reading, lower
 from bench.stats import percentile
 from bench.suite.machine import machine
@@ -37,12 +37,23 @@ _KEEPS_UP_S = 0.05  # a generator that is later than this at p99 did not keep up
 
 
 @dataclass(frozen=True, slots=True)
+class IndexUse:
+    """What coordinators took in during a load."""
+
+    events_per_s: float  # KV events
+    lag_s: float  # the longest time that a worker was out of step
+
+
+@dataclass(frozen=True, slots=True)
 class Convergence:
-    """Seconds until every router gave work to joined workers, and until it gave none to killed ones."""
+    """Seconds until every router gave work to joined workers, and none to killed ones; and after the loss of a part."""
 
     workers: int
     join_s: float
     loss_s: float
+    router_s: float  # until a router that was started again gave work to all workers
+    coordinator_s: float  # until one that was started again knew all blocks of all workers
+    redis_s: float  # until an empty one had the leases of all workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +62,7 @@ class FleetRun:
 
     size: FleetSize
     load: Load
-    workload: Workload
+    workload: Arrivals
     answers: Sequence[FleetAnswer]
     started: Mapping[str, ComponentUse]  # use when all workers served, before the time without requests
     before: Mapping[str, ComponentUse]  # use when the load began
@@ -62,6 +73,7 @@ class FleetRun:
     held: Sequence[str]  # resources held after the last answer
     faults: Sequence[FleetFault]
     resumes: int  # attempts that were interrupted, and went on elsewhere
+    index: IndexUse | None  # None under faults
     convergence: Convergence | None
 
     def untrue(self, tokenizer: Tokenizer) -> bool:
@@ -78,6 +90,15 @@ class FleetRun:
     def late_s(self) -> float:
         """How late the generator sent a request, at p99."""
         return percentile([each.late_s for each in self.answers], 99)
+
+    @property
+    def kept_up(self) -> bool:
+        """Whether the generator sent requests in time."""
+        return self.late_s < _KEEPS_UP_S
+
+    def decision_s(self, share: float) -> float:
+        """The time within which a share of the decisions came."""
+        return quantile(self.decided_before, self.decided, share)
 
 
 def table(runs: Sequence[FleetRun], tokenizer: Tokenizer) -> str:
@@ -102,18 +123,15 @@ def _measured(run: FleetRun, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
     size, answers = run.size, run.answers
     requests = [each.request for each in answers]
     n_lost, n_altered = sum(each.lost() for each in answers), sum(each.altered(tokenizer) for each in answers)
-    late = "" if run.late_s < _KEEPS_UP_S else ": it did not keep up"
+    late = "" if run.kept_up else ": it did not keep up"
     firsts = [each.first_token_s for each in answers if not each.lost()]
-    pace = [
-        (each.seconds - each.first_token_s) / (each.request.max_tokens - 1)
-        for each in answers
-        if not each.lost() and each.request.max_tokens > 1
-    ]
-    decisions = [quantile(run.decided_before, run.decided, share) * 1e3 for share in (0.5, 0.99, 0.999)]
+    pace = [each.pace_s for each in answers if not each.lost() and each.request.max_tokens > 1]
+    decisions = [run.decision_s(share) * 1e3 for share in (0.5, 0.99, 0.999)]
     best_hits = best_hit_rate(requests, run.workload.language.block_tokens)
     yield "routers, gateways, coordinators", f"{size.routers}, {size.gateways}, {size.coordinators}"
     yield "requests", f"{len(answers)} in {run.load.seconds:g} s ({run.load.rate:g}/s, {run.workload.name})"
     yield "lost, altered, leaked", f"{n_lost}, {n_altered}, {len(run.held)}"
+    yield "open streams, at most", f"{most_open(answers):,}"
     yield "generator late, p99", f"{run.late_s * 1e3:.1f} ms{late}"
     yield "first token p50, p99", f"{percentile(firsts, 50):.3f} s, {percentile(firsts, 99):.3f} s"
     yield "pace p50, p99", f"{percentile(pace, 50) * 1e3:.1f} ms, {percentile(pace, 99) * 1e3:.1f} ms a token"
@@ -122,9 +140,13 @@ def _measured(run: FleetRun, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
     if not run.faults:  # a worker that was started again has computed nothing
         even = f"{imbalance(run.computed_tokens):.2f}, {best_imbalance(requests, size.workers):.2f}"
         yield "busiest worker over mean, of an oracle", even
+    if run.index is not None:
+        yield "KV events, longest lag", f"{run.index.events_per_s:.0f}/s, {run.index.lag_s:.2f} s"
     if run.convergence is not None:
         came = run.convergence
         yield "a tenth more workers join, are lost", f"{came.join_s:.2f} s, {came.loss_s:.2f} s"
+        parts = (came.router_s, came.coordinator_s, came.redis_s)
+        yield "a router, a coordinator, Redis are replaced", ", ".join(f"{each:.2f} s" for each in parts)
     if run.faults:
         yield "faults", "; ".join(f"{n} x {fault}" for fault, n in Counter(run.faults).items())
         yield "attempts that went on elsewhere", str(run.resumes)

@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 from redis import Redis
 
 from bench.fleet.counted import Messages
-from bench.fleet.installation import Fleet
+from bench.fleet.installation import HOST, Fleet
 
 _DECISIONS = "ryzanstein_router_decision_seconds_bucket"
 
@@ -87,7 +87,7 @@ async def decision_buckets(fleet: Fleet) -> Mapping[float, float]:
     """Decisions of all routers by the upper bound of their time in seconds, cumulated."""
     buckets = defaultdict[float, float](float)
     for router in fleet.of("router"):
-        for sample in await _samples(f"http://127.0.0.1:{router.environment['METRICS_PORT']}", _DECISIONS):
+        for sample in await _samples(f"http://{HOST}:{router.environment['METRICS_PORT']}", _DECISIONS):
             buckets[float(sample.labels["le"])] += sample.value
     return buckets
 
@@ -98,9 +98,13 @@ async def gateway_samples(fleet: Fleet, name: str) -> Sequence[Sample]:
 
 
 async def _samples(url: str, name: str) -> Sequence[Sample]:
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
-        families = text_string_to_metric_families((await client.get(f"{url}/metrics")).text)
+    families = text_string_to_metric_families(await _metrics(url))
     return [sample for family in families for sample in family.samples if sample.name == name]
+
+
+async def _metrics(url: str) -> str:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        return (await client.get(f"{url}/metrics")).text
 
 
 def quantile(before: Mapping[float, float], after: Mapping[float, float], share: float) -> float:
@@ -112,3 +116,40 @@ def quantile(before: Mapping[float, float], after: Mapping[float, float], share:
             return low if bound == float("inf") else low + (bound - low) * (share * total - below) / (count - below)
         low, below = bound, count
     return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """What the coordinators know of the workers' KV blocks: sums over all of them."""
+
+    events: float = 0.0  # applied since their start
+    entries: float = 0.0  # pairs of block and worker
+    synced: float = 0.0  # workers whose events they have all
+    lag_s: float = 0.0  # how long the worker that has been out of step the longest has been so
+
+    def __add__(self, other: IndexState) -> IndexState:
+        return IndexState(
+            self.events + other.events,
+            self.entries + other.entries,
+            self.synced + other.synced,
+            max(self.lag_s, other.lag_s),
+        )
+
+
+async def index_state(fleet: Fleet) -> IndexState:
+    """The state of the index, which coordinators bring up to date each second. Raises httpx.HTTPError."""
+    states = [await _index_state(process.environment["METRICS_PORT"]) for process in fleet.of("kv-coordinator")]
+    return sum(states, IndexState())
+
+
+async def _index_state(port: str) -> IndexState:
+    text = await _metrics(f"http://{HOST}:{port}")
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    values = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
+    prefix = "ryzanstein_coordinator"
+    return IndexState(
+        values[f"{prefix}_events_total", "events"],
+        values[f"{prefix}_entries",],
+        values.get((f"{prefix}_workers", "synced"), 0.0),  # absent until the first worker is known
+        values[f"{prefix}_lag_seconds",],
+    )

@@ -1,4 +1,4 @@
-"""Arrivals of requests: plain ones, ones with a shared prefix, and agents of many turns. Every seed repeats."""
+"""Requests of a load: plain ones, ones with a shared prefix, long ones, agents of many turns. Every seed repeats."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.simulated.language import Language
 
-WorkloadName = Literal["plain", "prefix", "agents"]
+WorkloadName = Literal["plain", "prefix", "agents", "long"]
 WORKLOADS: Sequence[WorkloadName] = get_args(WorkloadName)
 _PREFIXES = 8  # different system prompts
 _TURNS = 8  # turns of an agent
 _TURN_TOKENS = 24  # a tool's result
+_DOCUMENTS = 2  # different long documents
+_LONG_SHARE = 0.1  # share of requests that ask about one
+_QUESTION_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,12 @@ class FleetRequest:
     answer_ids: tuple[int, ...]
     session: str = ""
 
+    @classmethod
+    def of(cls, language: Language, prompt: Sequence[int], max_tokens: int, session: str = "") -> FleetRequest:
+        """A request with the answer that simulated workers have to give."""
+        answer = language.continuation(prompt, Sampling(max_tokens=max_tokens))
+        return cls(tuple(prompt), max_tokens, tuple(answer), session)
+
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
@@ -36,11 +45,36 @@ class Lengths:
     prompt: int = 256
     prefix: int = 192  # the part of the prompt that requests share
     answer: int = 32
+    document: int = 100_000  # the shared part of a long prompt
+
+    def longest(self, name: WorkloadName) -> int:
+        """The tokens of the longest request of a workload, its answer included."""
+        grown = (_TURNS - 1) * (self.answer + _TURN_TOKENS) if name == "agents" else 0
+        longest = max(self.prompt, self.document + _QUESTION_TOKENS) if name == "long" else self.prompt
+        return longest + grown + self.answer
+
+
+class Arrivals(Protocol):
+    """Requests by the times at which they come."""
+
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
+        ...
+
+    @property
+    def language(self) -> Language:
+        """The language of the answers."""
+        ...
+
+    def arrivals(self, rate: float, draw: random.Random) -> Iterator[tuple[float, FleetRequest]]:
+        """Seconds from the load's begin, and the request that comes then."""
+        ...
 
 
 @dataclass(slots=True)
 class Workload:
-    """A source of requests: each call of `next` returns one."""
+    """A source of requests without end: each call of `next` returns one."""
 
     name: WorkloadName
     language: Language
@@ -50,6 +84,14 @@ class Workload:
     _numbers: Iterator[int] = field(default_factory=count)
     _agents: list[tuple[str, list[int], int]] = field(default_factory=list)  # session, known tokens, turns left
     _prefixes: list[list[int]] = field(default_factory=list)
+    _documents: list[list[int]] = field(default_factory=list)
+
+    def arrivals(self, rate: float, draw: random.Random) -> Iterator[tuple[float, FleetRequest]]:
+        """Arrivals of a Poisson process."""
+        at = 0.0
+        while True:
+            at += draw.expovariate(rate)
+            yield at, self.next()
 
     def next(self) -> FleetRequest:
         """The next request of the trace."""
@@ -57,6 +99,7 @@ class Workload:
             "plain": self._plain,
             "prefix": self._with_prefix,
             "agents": self._turn,
+            "long": self._plain_or_long,
         }
         return makers[self.name]()
 
@@ -64,9 +107,7 @@ class Workload:
         return self.draw.choices(self.vocabulary, k=n)
 
     def _request(self, prompt: list[int], session: str = "") -> FleetRequest:
-        sampling = Sampling(max_tokens=self.lengths.answer)
-        answer = self.language.continuation(prompt, sampling)
-        return FleetRequest(tuple(prompt), self.lengths.answer, tuple(answer), session)
+        return FleetRequest.of(self.language, prompt, self.lengths.answer, session)
 
     def _plain(self) -> FleetRequest:
         return self._request(self._tokens(self.lengths.prompt))
@@ -76,6 +117,14 @@ class Workload:
             self._prefixes = [self._tokens(self.lengths.prefix) for _ in range(_PREFIXES)]
         own = self._tokens(max(1, self.lengths.prompt - self.lengths.prefix))
         return self._request([*self.draw.choice(self._prefixes), *own])
+
+    def _plain_or_long(self) -> FleetRequest:
+        """A few requests ask about a long document, between plain ones."""
+        if not self._documents:
+            self._documents = [self._tokens(self.lengths.document) for _ in range(_DOCUMENTS)]
+        if self.draw.random() >= _LONG_SHARE:
+            return self._plain()
+        return self._request([*self.draw.choice(self._documents), *self._tokens(_QUESTION_TOKENS)])
 
     def _turn(self) -> FleetRequest:
         """A turn of one of several agents: its prompt is all that was said, and a tool's result."""

@@ -53,7 +53,7 @@ def run_service(
         await main(settings, stop)
 
     configure_logging(service, "info")
-    _allow_descriptors()
+    allow_descriptors()
     try:
         settings = read_settings(settings_type)
         configure_logging(service, settings.log_level)
@@ -66,7 +66,7 @@ def run_service(
         sys.exit(1)
 
 
-def _allow_descriptors() -> None:
+def allow_descriptors() -> None:
     """Raise the soft limit of open descriptors, often 1,024, to the hard one: each worker takes a connection."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
