@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -142,7 +141,7 @@ def simulate(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def plan(arguments: typer.Context) -> None:
     """Say how many workers meet targets, by hour, from the log of requests or a trace; --help lists the options."""
-    raise typer.Exit(subprocess.call([sys.executable, "-m", "services.planner", *arguments.args]))
+    os.execv(sys.executable, [sys.executable, "-m", "services.planner", *arguments.args])  # gets signals itself
 
 
 def _file(path: Path) -> str:

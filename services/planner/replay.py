@@ -14,7 +14,7 @@ from services.planner.workers import ROUTER_ID, ReplayWorker, RequestTimes, Work
 from services.router.breaker import BreakerLimits
 from services.router.policies.policy import Policy
 from services.router.pool import Pool
-from services.router.snapshot import Query, hash64, why_not_for
+from services.router.snapshot import OffloadedPrefix, Query, hash64, why_not_for
 from services.worker.engine.errors import TooLongError
 from services.worker.scheduling.request import Request
 
@@ -47,6 +47,7 @@ class VirtualFleet:
         self.now = self._began = 0.0  # `_began`: when the trace began, on its own clock
         self._policy = policy
         self._cores = kind.shared_cores
+        self._tiered = kind.tier is not None
         self._workers = [ReplayWorker(f"worker-{n}", kind, self._clock, self._slowdown) for n in range(n_workers)]
         self._pool = Pool("planned", SATURATION_S, self._clock)
         for worker in self._workers:
@@ -117,6 +118,7 @@ class VirtualFleet:
             session_key=hash64("\0".join(session)) if source.session else 0,
             bound=self._bound.get(session, -1) if source.session else -1,
             matched_tokens=self._matched(request),
+            offloaded=self._offloaded(request),
             turn=self._turn,
         )
         decision = self._policy.choose(snapshot, query, why_not_for(snapshot, query))
@@ -140,6 +142,12 @@ class VirtualFleet:
         if not (self._policy.uses_prefixes and request.digests):
             return None
         return np.array([worker.matched_tokens(request) for worker in self._workers], dtype=np.float64)
+
+    def _offloaded(self, request: Request) -> OffloadedPrefix | None:
+        if not (self._policy.uses_prefixes and request.digests and self._tiered):
+            return None
+        tokens, load_ms = zip(*(worker.offloaded_tokens(request) for worker in self._workers), strict=True)
+        return OffloadedPrefix(np.array(tokens, dtype=np.float64), np.array(load_ms)) if any(tokens) else None
 
     def _report(self, index: int) -> None:
         worker = self._workers[index]

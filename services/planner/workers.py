@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from ryzanstein.v1 import worker_pb2
 
 from services.common.blockhash import HASH_BLOCK_TOKENS
+from services.planner.tiers import TierKind, VirtualTier
 from services.planner.trace import TraceRequest
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.native.step_cost import LEAST_PROMPT_S, StepTimer
 from services.worker.protocol.plan import SlotResult, StepPlan, StepResult
 from services.worker.scheduling.config import SchedulerConfig
+from services.worker.scheduling.places import DEVICE_ONLY
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
 from services.worker.scheduling.step_builder import StepLoad
@@ -36,6 +38,7 @@ class WorkerKind:
     prefill_step_s: float = 0.2
     block_tokens: int = HASH_BLOCK_TOKENS
     shared_cores: int = 0  # cores that all workers of one thread share; 0: each worker has its own
+    tier: TierKind | None = None  # below the KV cache
 
     def scheduler_config(self) -> SchedulerConfig:
         """The configuration of its scheduler."""
@@ -84,8 +87,12 @@ class ReplayWorker:
     ) -> None:
         """`slowdown`: how many times longer than on the curve a step takes that begins now."""
         self.worker_id, self._kind, self._clock, self._slowdown = worker_id, kind, clock, slowdown
-        self.scheduler = Scheduler(kind.scheduler_config(), KvEventLog(1), clock=clock)
         self.timer = StepTimer(LEAST_PROMPT_S[kind.curve.device])
+        self.tier = VirtualTier(kind.tier, kind.block_tokens, self.timer, clock) if kind.tier else None
+        places = self.tier or DEVICE_ONLY
+        self.scheduler = Scheduler(kind.scheduler_config(), KvEventLog(1), clock=clock, places=places)
+        if self.tier is not None:
+            self.tier.attach(self.scheduler)
         self.progress: dict[Request, RequestTimes] = {}
         self.busy_s = 0.0
         self.acked = 0  # number of the last dispatch
@@ -111,8 +118,10 @@ class ReplayWorker:
     @property
     def wake_at(self) -> float | None:
         """When something happens next without a new request; None: never."""
-        times = [self._due[0][0]] if self._due else []
-        return min([*times, self._plan_at] if self._plan_at >= 0 else times, default=None)
+        step = self._due[0][0] if self._due else None
+        plan = self._plan_at if self._plan_at >= 0 else None
+        loaded = self.tier.due if self.tier else None
+        return min((at for at in (step, plan, loaded) if at is not None), default=None)
 
     def submit(self, request: Request, source: TraceRequest) -> None:
         """Take a request. Raises TooLongError."""
@@ -126,6 +135,10 @@ class ReplayWorker:
         ended = []
         while self._due and self._due[0][0] <= self._clock():
             ended += self._deliver()
+        if self.tier is not None and self.tier.due is not None and self.tier.due <= self._clock():
+            self.tier.end_loads()
+            if self._plan_at < 0:  # as in submit
+                self._advance()
         if 0 <= self._plan_at <= self._clock():
             self._plan_at = -1.0
             self._plan()
@@ -186,8 +199,19 @@ class ReplayWorker:
 
     def matched_tokens(self, request: Request) -> int:
         """Tokens of the request's prompt that are cached here."""
+        return len(self.scheduler.pool.match(self._prompt_digests(request))) * self._kind.block_tokens
+
+    def offloaded_tokens(self, request: Request) -> tuple[int, float]:
+        """Tokens of the request's prompt that would be loaded from the tier, and the milliseconds of the load."""
+        if self.tier is None:
+            return 0, 0.0
+        digests = self._prompt_digests(request)
+        n_tokens = self.tier.loadable(digests, len(self.scheduler.pool.match(digests)))
+        return n_tokens, 1e3 * self.tier.load_s(n_tokens)
+
+    def _prompt_digests(self, request: Request) -> list[bytes]:
         size = self._kind.block_tokens
-        return len(self.scheduler.pool.match(request.block_digests(size, 0, request.n_prompt // size))) * size
+        return request.block_digests(size, 0, request.n_prompt // size)
 
     def state(self) -> worker_pb2.WorkerState:
         """The worker's state as routers get it."""

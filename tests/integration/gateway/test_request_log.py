@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -11,9 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import httpx
 import pytest
 
 from services.common.keys import RedisKeys
+from services.common.ports import free_port
 from services.common.redis_client import RedisAccess, open_redis
 from services.common.request_log import LOG_BLOCK_TOKENS, LoggedRequest
 from services.common.tasks import end_tasks
@@ -72,6 +75,26 @@ async def test_served_requests_become_a_plan_and_their_texts_stay_out_of_the_log
     assert all(row["need"]["workers"] >= 1 for row in rows)
     other = captured([COMMAND, "plan", "--target", "pace_p95=1s", "--model", "other"], env=env)
     assert (other.returncode, MODEL in other.stderr) == (2, True)
+    await assert_is_served(env)
+
+
+async def assert_is_served(env: dict[str, str]) -> None:
+    """An autoscaler gets the plan of this log from the endpoint, which ends by SIGTERM."""
+    port = free_port()
+    command = [COMMAND, "plan", "--target", "first_token_p95=5s", "--serve", f"127.0.0.1:{port}"]
+    process = await asyncio.create_subprocess_exec(*command, env=env)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+
+        def answered() -> bool:
+            with contextlib.suppress(httpx.ConnectError):
+                return client.get("/v1/plan").status_code == httpx.codes.OK
+            return False
+
+        await eventually(answered)
+        plan = client.get("/v1/plan").json()
+    assert (len(plan["schedule"]) >= 1, plan["unplanned"], plan["error"]) == (True, [], "")
+    process.terminate()
+    assert await process.wait() == 0
 
 
 async def test_log_is_off_by_choice(server: RedisServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from collections.abc import Sequence
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from services.planner.__main__ import faster, main, target
+from services.planner.__main__ import faster, main, target, tier
 from services.planner.planning import LatencyTarget, workers_needed
 from services.planner.replay import Replayed, VirtualFleet
+from services.planner.tiers import TierKind
 from services.planner.trace import TraceError, TraceRequest, read_trace
 from services.planner.workers import WorkerKind, request_of
 from services.router.policies.registry import make_policy
@@ -215,4 +217,62 @@ def test_schedule_without_hours_or_with_several_variants_is_refused(
     assert main(options) == 2
     assert "times count from its begin" in capsys.readouterr().err
     assert main([*options, "--policy", "cost", "--policy", "round_robin"]) == 2
-    assert "expected one curve and one policy" in capsys.readouterr().err
+    assert "expected one curve, one policy and one tier" in capsys.readouterr().err
+
+
+def returning(n_prefixes: int) -> list[TraceRequest]:
+    """Prefixes that come twice, each a kilotoken; all others come between."""
+    prompts = [tuple(range(1000 * prefix, 1000 * prefix + 16)) for prefix in range(n_prefixes)]
+    return [TraceRequest(3.0 * number, 1030, 2, blocks) for number, blocks in enumerate(prompts * 2)]
+
+
+def with_tier(trace: Sequence[TraceRequest], tier: TierKind | None, size: int = 1) -> Replayed:
+    return VirtualFleet(WorkerKind(CURVE, tier=tier), make_policy("cost"), size).run(trace)
+
+
+def test_tier_that_holds_returning_prefixes_saves_their_computation() -> None:
+    trace = returning(12)  # 12,288 tokens; the KV cache holds 8,192
+    without = with_tier(trace, None)
+    kinds = (TierKind(50_000, 1e5), TierKind(64, 1e5), TierKind(50_000, 50))
+    large, small, slow = (with_tier(trace, kind) for kind in kinds)
+    assert large.busy_s < 0.7 * without.busy_s
+    assert small.busy_s == slow.busy_s == without.busy_s
+    half = len(trace) // 2
+    assert all(
+        fast.first_token_s < usual.first_token_s
+        for fast, usual in zip(large.outcomes[half:], without.outcomes[half:], strict=True)
+    )
+    assert len(with_tier(trace, TierKind(50_000, 1e5), 3).outcomes) == len(trace)
+
+
+def test_loads_of_a_tier_take_their_time_and_end_every_request() -> None:
+    """The second pass comes at once: loads wait for each other, for room, and for the same blocks."""
+    trace = [each.moved(min(each.at, 36.0)) for each in returning(12) for _ in range(2)]
+    for tokens_per_s in (1e3, 1e4, 1e6):
+        replayed = with_tier(trace, TierKind(50_000, tokens_per_s))
+        assert len(replayed.outcomes) == len(trace)
+        assert all(outcome.first_token_s > 0 for outcome in replayed.outcomes)
+
+
+def test_plan_of_a_file_compares_tiers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, curve = tmp_path / "trace", tmp_path / "curve.json"
+    CURVE.write(curve)
+    lines = [
+        {"timestamp": 1500 * n, "input_length": 1030, "output_length": 2, "hash_ids": [2 * (n % 12), 2 * (n % 12) + 1]}
+        for n in range(36)
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    options = [str(trace), "--target", "first_token_p50=1s", "--curve", str(curve)]
+    options += ["--tier", "none", "--tier", "50000@100000"]
+    assert main([*options, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["tier"] for row in rows] == ["none", "50000@100000"]
+    assert rows[0]["need"]["workers"] > rows[1]["need"]["workers"]
+    assert main(options) == 0
+    assert "tier" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", ["", "1000", "1000@", "@5", "1000@0", "all"])
+def test_wrong_tier_is_refused_by_its_text(wrong: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="expected"):
+        tier(wrong)
