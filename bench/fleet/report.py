@@ -38,7 +38,7 @@ _KEEPS_UP_S = 0.05  # a generator that is later than this at p99 did not keep up
 
 @dataclass(frozen=True, slots=True)
 class IndexUse:
-    """What coordinators took in during a load."""
+    """Events that coordinators took in during a load."""
 
     events_per_s: float  # KV events
     lag_s: float  # the longest time that a worker was out of step

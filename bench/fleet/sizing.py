@@ -30,8 +30,8 @@ def settings_of(given: Sequence[str]) -> dict[str, str]:
     """Settings by their names; raises typer.BadParameter."""
     settings = {}
     for each in given:
-        name, found, value = each.partition("=")
-        if not (name and found):
+        name, equals, value = each.partition("=")
+        if not (name and equals):
             raise typer.BadParameter(f"--set: expected NAME=VALUE such as STEP_MERGE_MS=50, not {each!r}")
         settings[name] = value
     return settings

@@ -120,7 +120,7 @@ def quantile(before: Mapping[float, float], after: Mapping[float, float], share:
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
-    """What the coordinators know of the workers' KV blocks: sums over all of them."""
+    """The index of the workers' KV blocks, as sums over all coordinators."""
 
     events: float = 0.0  # applied since their start
     entries: float = 0.0  # pairs of block and worker

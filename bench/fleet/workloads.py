@@ -59,7 +59,7 @@ class Arrivals(Protocol):
 
     @property
     def name(self) -> str:
-        """What the report calls it."""
+        """The name in the report."""
         ...
 
     @property

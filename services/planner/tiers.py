@@ -17,7 +17,7 @@ from services.worker.scheduling.transfers import Arrival
 class TierKind:
     """The size and the speed of a tier of one worker."""
 
-    tokens: int  # whose KV it holds
+    tokens: int  # its size in KV of tokens
     tokens_per_s: float  # that it loads
 
 

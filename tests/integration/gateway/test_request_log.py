@@ -91,7 +91,7 @@ async def assert_is_served(env: dict[str, str]) -> None:
             return False
 
         await eventually(answered)
-        plan = client.get("/v1/plan").json()
+        plan = await asyncio.to_thread(lambda: client.get("/v1/plan").json())
     assert (len(plan["schedule"]) >= 1, plan["unplanned"], plan["error"]) == (True, [], "")
     process.terminate()
     assert await process.wait() == 0

@@ -36,9 +36,9 @@ PROJECT = Path(__file__).resolve().parents[3]
 
 
 def cell(table: str, name: str) -> str:
-    found = re.search(rf"^\| {name} \| (.*) \|$", table, re.MULTILINE)
-    assert found, table
-    return found[1]
+    matched = re.search(rf"^\| {name} \| (.*) \|$", table, re.MULTILINE)
+    assert matched, table
+    return matched[1]
 
 
 @pytest.mark.timeout(700)
