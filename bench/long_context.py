@@ -2,10 +2,10 @@
 
     python -m bench.long_context MODEL --lengths 8192,16384,32768 --out docs/long-context.md
 
-The beginning of a text is computed as a prompt, the last `--forced` tokens one by one as decodes, in every mode over
-the same keys. Retrieval plants facts at ten depths of the same text. The question and the answer after the text are
-decodes, and a fact counts as retrieved if each token of its answer is the likeliest one. Without `--text` the texts are
-sources of Python's standard library.
+The beginning of a text, with facts planted at ten depths, is computed as a prompt, the last `--forced` tokens one by
+one as decodes, in every mode over the same keys. In their place, a question and its answer are decodes as well: a fact
+counts as retrieved if each token of its answer is the likeliest one. Without `--text` the texts are sources of Python's
+standard library.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from services.common.attention import AttentionMode
 from services.worker.native.startup import read_model
 
 DEPTHS = 10
+_QUESTION = 64  # room for a question and its answer
 _MODES = "dense; window(64, 1024); window(64, 4096); top_k(64); top_k(128); top_k(256)"
 
 
@@ -58,6 +59,7 @@ class Quality:
     mode: AttentionMode
     perplexity: float
     n_retrieved: int
+    n_facts: int
 
 
 def library_text() -> str:
@@ -87,29 +89,33 @@ class Measuring:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def perplexities(self, token_ids: Sequence[int], forced: int) -> Iterator[float]:
-        """Yield the perplexity of the last `forced` tokens in each mode."""
-        text = [*self.start, *token_ids]
-        n_prompt = len(text) - forced - 1  # the decode of the first row draws the first forced token
-        self.model.prefill(text[:n_prompt])
+    def measure(self, token_ids: Sequence[int], facts: Sequence[Fact], forced: int) -> Iterator[tuple[float, int]]:
+        """Yield the mean loss of the last `forced` tokens, and the number of retrieved facts, in each mode."""
+        room = max(forced + 1, _QUESTION)  # the decode of the first row draws the first forced token
+        prompt = [*self.start, *self._planted(token_ids[:-room], facts)]
+        text = [*prompt, *token_ids[-room:][: forced + 1]]
+        self.model.prefill(prompt)
         for mode in self.modes:
-            loss, at = 0.0, n_prompt + 1
-            for logits in self.model.decodes(text[:-1], n_prompt, mode):
-                for row in logits.log_softmax(-1):
-                    loss -= float(row[text[at]])
-                    at += 1
-            yield math.exp(loss / forced)
+            loss = self._loss(text, len(prompt), mode)
+            yield loss, sum(self._answers(prompt, fact, mode) for fact in facts)
 
-    def retrieved(self, token_ids: Sequence[int], facts: Sequence[Fact]) -> list[int]:
-        """Return the number of facts that are retrieved in each mode, planted at even depths of the text."""
+    def _planted(self, token_ids: Sequence[int], facts: Sequence[Fact]) -> list[int]:
+        """As many tokens of a text, with the facts at even depths."""
         planted = [self.encode(fact.sentence) for fact in facts]
-        own = len(token_ids) - sum(map(len, planted)) - 64  # tokens of the text itself, with room for a question
-        text = list(self.start)
+        own = len(token_ids) - sum(map(len, planted))  # tokens of the text itself
+        text: list[int] = []
         for index, sentence in enumerate(planted):
             low, high = (own * (index + step) // len(facts) for step in (0, 1))
             text += [*token_ids[low : (low + high) // 2], *sentence, *token_ids[(low + high) // 2 : high]]
-        self.model.prefill(text)
-        return [sum(self._answers(text, fact, mode) for fact in facts) for mode in self.modes]
+        return text
+
+    def _loss(self, text: Sequence[int], n_prompt: int, mode: AttentionMode) -> float:
+        loss, at = 0.0, n_prompt + 1
+        for logits in self.model.decodes(text[:-1], n_prompt, mode):
+            for row in logits.log_softmax(-1):
+                loss -= float(row[text[at]])
+                at += 1
+        return loss / (at - n_prompt - 1)
 
     def _answers(self, text: list[int], fact: Fact, mode: AttentionMode) -> bool:
         question, whole = self.encode(fact.question.rstrip()), self.encode(fact.question + fact.code)
@@ -140,7 +146,7 @@ def table(results: Sequence[Quality]) -> str:
             f"{one.perplexity:.3f} ({one.perplexity / base.perplexity - 1:+.1%})"
             for one, base in zip(own, dense, strict=True)
         ]
-        lines.append(f"| `{mode}` | {' | '.join([*cells, *(f'{one.n_retrieved} of {DEPTHS}' for one in own)])} |")
+        lines.append(f"| `{mode}` | {' | '.join([*cells, *(f'{one.n_retrieved} of {one.n_facts}' for one in own)])} |")
     return "\n".join(lines)
 
 
@@ -156,7 +162,7 @@ def main(
     model: Annotated[Path, typer.Argument(help="A checkpoint folder or a GGUF file.")],
     lengths: Annotated[str, typer.Option(help="Tokens of a text; commas between.")] = "8192,16384,32768",
     forced: Annotated[int, typer.Option(min=1, help="Tokens at the end that are decodes.")] = 256,
-    texts: Annotated[int, typer.Option(min=1, help="Texts of each length, for perplexity.")] = 1,
+    texts: Annotated[int, typer.Option(min=1, help="Texts of each length.")] = 1,
     modes: Annotated[str, typer.Option(help="Dense first; semicolons between.")] = _MODES,
     kv_dtype: Annotated[str, typer.Option(help="KV format: int8; empty: the model's dtype.")] = "",
     text: Annotated[Path | None, typer.Option(help="A text in place of Python's sources.")] = None,
@@ -178,10 +184,10 @@ def main(
     for size in sizes:
         began = time.monotonic()
         parts = [token_ids[index * max(sizes) :][: size - len(start)] for index in range(texts)]
-        measured = [list(measuring.perplexities(part, forced)) for part in parts]
-        facts = measuring.retrieved(token_ids[: size - len(start)], make_facts(seed))
-        for mode, n_retrieved, *of_texts in zip(chosen, facts, *measured, strict=True):
-            results.append(Quality(size, mode, math.exp(sum(map(math.log, of_texts)) / texts), n_retrieved))
+        of_texts = [list(measuring.measure(part, make_facts(seed), forced)) for part in parts]
+        for mode, *of_mode in zip(chosen, *of_texts, strict=True):
+            losses, n_retrieved = zip(*of_mode, strict=True)
+            results.append(Quality(size, mode, math.exp(sum(losses) / texts), sum(n_retrieved), texts * DEPTHS))
         typer.echo(f"{size:,} tokens: {time.monotonic() - began:.0f} s", err=True)
     written = table(results)
     print(written)

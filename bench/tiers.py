@@ -6,7 +6,8 @@
 Turns: every session sends a turn, then all others do, so the KV cache has evicted a session's blocks before its next
 turn. The readings are the times to the first token of later turns without tiers, with host memory, a disk, and both.
 Fitting sessions: the KV cache holds all of them, so tiers only cost; workers of all modes take turns at equal batches,
-three in a row, so that the copies of one fall into the next one, and not into the turn of another worker. Restart:
+three in a row, so that the copies of one fall into the next one, and not into the turn of another worker. Every other
+round has the opposite order, and throughputs are compared within a round. Restart:
 first tokens of prompts before a worker with a disk has seen them, and after its restart. The default sizes compute
 300,000 tokens of SmolLM2, five minutes at 1,000 tokens/s.
 """
@@ -135,8 +136,8 @@ async def fitting_in(modes: Sequence[str], sizes: Sizes) -> dict[str, list[float
         for index in range(sizes.rounds + 1):
             prompts = [a_prompt(len(known) + seed, _BATCH_PROMPT) for seed in range(_IN_A_ROW * _BATCH)]
             known += prompts
-            for mode, engine in engines.items():
-                began = time.perf_counter()
+            for mode in modes if index % 2 else reversed(modes):
+                engine, began = engines[mode], time.perf_counter()
                 for first in range(0, len(prompts), _BATCH):
                     for prompt in prompts[first : first + _BATCH]:
                         submit(engine, prompt, _BATCH_OUTPUT)
@@ -174,7 +175,7 @@ class Measured:
     """The results of all parts."""
 
     turns: Mapping[str, Sequence[float]]  # milliseconds to first tokens of later turns, by mode
-    fitting: Mapping[str, Sequence[float]]  # seconds of turns at batches, by mode
+    fitting: Mapping[str, Sequence[float]]  # seconds of turns at batches by mode, in the order of rounds
     cold: Sequence[float]  # milliseconds to first tokens
     known: Sequence[float]  # the same after a restart
 
@@ -182,18 +183,24 @@ class Measured:
         """Throughput of fitting sessions."""
         return _IN_A_ROW * _BATCH * (_BATCH_PROMPT + _BATCH_OUTPUT) / median(self.fitting[mode])
 
+    def relative(self, mode: str) -> float:
+        """Throughput of fitting sessions in parts of the first mode's in the same round, median."""
+        first = self.fitting[next(iter(self.fitting))]
+        return median([of_first / own for of_first, own in zip(first, self.fitting[mode], strict=True)])
+
     def readings(self) -> Iterator[Reading]:
         """All medians."""
         for mode, ms in self.turns.items():
             yield lower(f"tiers/{mode}/first token of later turns", median(ms), "ms")
             yield higher(f"tiers/{mode}/tokens of sessions that fit", self.tokens_per_s(mode), "tokens/s")
+            yield higher(f"tiers/{mode}/throughput of sessions that fit", self.relative(mode), "")
         yield lower("tiers/disk/first token without blocks", median(self.cold), "ms")
         yield lower("tiers/disk/first token after a restart", median(self.known), "ms")
 
     def tables(self, sizes: Sizes) -> str:
         """The sizes and the results in Markdown."""
         reference = next(iter(self.turns))
-        first, most = median(self.turns[reference]), self.tokens_per_s(reference)
+        first = median(self.turns[reference])
         lines = [
             f"{sizes.model.stem}: {sizes.sessions} sessions of {sizes.turns} turns, the first of {sizes.first_tokens} "
             f"tokens and later ones of {sizes.turn_tokens}, {sizes.larger:g} times the KV cache; and batches of "
@@ -204,10 +211,9 @@ class Measured:
             "|---|---|---|---|---|---|",
         ]
         for mode, ms in self.turns.items():
-            speed = self.tokens_per_s(mode)
             lines.append(
                 f"| {mode} | {median(ms):.0f} ms | {percentile(ms, 95):.0f} ms | {median(ms) / first:.2f} "
-                f"| {speed:,.0f} tokens/s | {speed / most:.3f} |"
+                f"| {self.tokens_per_s(mode):,.0f} tokens/s | {self.relative(mode):.3f} |"
             )
         cold, known = median(self.cold), median(self.known)
         lines += [

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 WINDOW, TOP_K = "window", "top_k"
 LEAST_PAGES = 4  # the first page, the last two and a chosen one
 MOST_TOKENS = 1 << 24
+# Modes without sizes; docs/long-context.md has what these cost in quality.
+DEFAULTS = {WINDOW: "window(64, 4096)", TOP_K: "top_k(128)"}
 _FORM = re.compile(r"(dense)|window\( *(\d{1,9}) *, *(\d{1,9}) *\)|top_k\( *(\d{1,9}) *\)")
 _ALLOWED = (
-    "dense, window(sinks, window) with the tokens at the beginning and at the end that decodes attend to, such as "
-    "window(64, 4096), or top_k(pages) with the KV blocks that they attend to, such as top_k(128)"
+    "dense, window(sinks, window) with the tokens at the beginning and at the end that decodes attend to, or "
+    "top_k(pages) with the KV blocks that they attend to; "
+    + ", ".join(f"{name} alone is {text}" for name, text in DEFAULTS.items())
 )
 
 
@@ -26,7 +29,8 @@ class AttentionMode:
     @classmethod
     def parse(cls, text: str) -> AttentionMode:
         """Return the mode of a text such as `window(64, 4096)`. Raises ValueError with what is allowed."""
-        match = _FORM.fullmatch(text.strip())
+        form = text.strip()
+        match = _FORM.fullmatch(DEFAULTS.get(form, form))
         if match is None:
             raise ValueError(f"{text!r} is not {_ALLOWED}")
         dense, sinks, window, pages = match.groups()

@@ -19,12 +19,15 @@ FORMS = [
     ("window(0, 1)", AttentionMode(0, 1)),
     (" window( 64,4096 ) ", AttentionMode(64, 4096)),
     ("top_k(128)", AttentionMode(pages=128)),
+    ("window", AttentionMode(64, 4096)),
+    (" top_k ", AttentionMode(pages=128)),
 ]
 WRONG = [
     "",
     "Dense",
-    "window",
+    "window()",
     "window(4096)",
+    "top_k()",
     "window(64, 0)",
     "window(-1, 5)",
     "top_k(3)",

@@ -30,7 +30,7 @@
 {{- $forms = append $forms (list (printf "%s.model" $where) $model.model (printf "^%s*$" $printable) "one line of printable characters") -}}
 {{- $forms = append $forms (list (printf "%s.model" $where) $model.model (include "ryzanstein.model.forms" .) "empty (the bundled model), hf://org/name[:quantization][@revision], pvc://claim[/path], oci://image[/path], hostpath:///folder or file:///folder, without .. in a path") -}}
 {{- end -}}
-{{- $forms = append $forms (list (printf "workers.pools.%s.attention" $name) $pool.attention "^(dense|window\\( *[0-9]{1,9} *, *[0-9]{1,9} *\\)|top_k\\( *[0-9]{1,9} *\\))$" "dense, window(sinks, window) in tokens, such as window(64, 4096), or top_k(pages) in KV blocks, such as top_k(128)") -}}
+{{- $forms = append $forms (list (printf "workers.pools.%s.attention" $name) $pool.attention "^(dense|window(\\( *[0-9]{1,9} *, *[0-9]{1,9} *\\))?|top_k(\\( *[0-9]{1,9} *\\))?)$" "dense, window(sinks, window) in tokens, such as window(64, 4096), or top_k(pages) in KV blocks, such as top_k(128)") -}}
 {{- $forms = append $forms (list (printf "workers.pools.%s.idleSleep" $name) (include "ryzanstein.env.value" $pool.idleSleep) "^[0-9]{1,9}[smhd]?$" "a whole number of seconds, or of s, m, h or d, such as 5m") -}}
 {{- $forms = append $forms (list (printf "workers.pools.%s.storage.hostPath" $name) $pool.storage.hostPath (printf "^(%s)?$" (include "ryzanstein.path.parts" .)) "an absolute path without ..") -}}
 {{- end -}}

@@ -334,6 +334,10 @@ class DeviceMemory(Memory, Protocol):
         """Move all tensors to the host's memory; the returned function brings them back."""
         ...
 
+    def pin(self, area: memoryview) -> None:
+        """Lock memory of the host for this process's life, so that the device copies without a buffer between."""
+        ...
+
 
 class ModelBackend(Protocol):
     """A device's building blocks of a decoder."""

@@ -83,37 +83,43 @@ class DiskStore(BlockStore):
     async def read(self, digests: Sequence[bytes]) -> Sequence[bytes | None]:
         """Contents of held blocks up to the first damaged file, which is counted and deleted."""
         loop = asyncio.get_running_loop()
-        contents: list[bytes] = []
-        for digest in digests:
-            try:
-                content = await loop.run_in_executor(self._readers, self._read, digest)
-            except (DamagedError, OSError) as error:
-                reason = "corrupt" if isinstance(error, DamagedError) else "io"
-                log.warning("KV block %s is computed again: %s", self._path(digest), error)
-                self.totals.failures[reason] += 1
-                self.discard(digest)  # and the blocks that follow it
-                return [*contents, None]
-            contents.append(content)
-        return contents
+        contents, error = await loop.run_in_executor(self._readers, self._read, digests)
+        if error is None:
+            return contents
+        digest = digests[len(contents)]
+        log.warning("KV block %s is computed again: %s", self._path(digest), error)
+        self.totals.failures["corrupt" if isinstance(error, DamagedError) else "io"] += 1
+        self.discard(digest)  # and the blocks that follow it
+        return [*contents, None]
 
     async def write(self, names: Sequence[BlockName], contents: Sequence[bytes]) -> None:
         """Write files at the bounded rate. Raises OSError."""
         loop, began = asyncio.get_running_loop(), time.monotonic()
-        for name, content in zip(names, contents, strict=True):
-            await loop.run_in_executor(self._writer, self._write, name, content)
+        await loop.run_in_executor(self._writer, self._write, names, contents)
         due_s = len(names) * self.block_bytes / self._write_bytes_per_s
         await asyncio.sleep(max(0.0, due_s - (time.monotonic() - began)))
 
-    def _read(self, digest: bytes) -> bytes:
-        path = self._path(digest)
-        content = read_block(path, self._identity, digest, self.block_bytes)
-        os.utime(path)  # a restarted process takes it for the time of the last use
-        return content
+    def _read(self, digests: Sequence[bytes]) -> tuple[list[bytes], DamagedError | OSError | None]:
+        """Contents of the leading blocks, and why the next one cannot be read."""
+        contents: list[bytes] = []
+        for digest in digests:
+            path = self._path(digest)
+            try:
+                content = read_block(path, self._identity, digest, self.block_bytes)
+                os.utime(path)  # a restarted process takes it for the time of the last use
+            except (DamagedError, OSError) as error:
+                return contents, error
+            contents.append(content)
+        return contents, None
 
-    def _write(self, name: BlockName, content: bytes) -> None:
-        path = self._path(name.digest)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_block(path, self._identity, name, content)
+    def _write(self, names: Sequence[BlockName], contents: Sequence[bytes]) -> None:
+        for name, content in zip(names, contents, strict=True):
+            path = self._path(name.digest)
+            try:
+                write_block(path, self._identity, name, content)
+            except FileNotFoundError:  # the first file of its folder
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                write_block(path, self._identity, name, content)
 
     def _remove(self, digests: Sequence[bytes]) -> None:
         self._writer.submit(self._unlink, [self._path(digest) for digest in digests])

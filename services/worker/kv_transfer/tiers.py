@@ -97,12 +97,16 @@ class Tiers:
         self._stores, self._loader, self._events = stores, loader, events
         self._announce = announce
         self._device: DeviceKv | None = None
-        self._writers = [WriteBehind(store, lambda: self._device) for store in stores]
+        self._writers: list[WriteBehind] = []
+        for store in stores:
+            above = self._writers[-1] if self._writers else None
+            self._writers.append(WriteBehind(store, lambda: self._device, above))
         self._tasks: list[asyncio.Task[None]] = []
 
     def attach(self, device: DeviceKv) -> None:
         """Use the KV cache of serving ranks; the first call starts to copy."""
         self._device = device
+        self._wake()
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._run(writer), name="kv-write") for writer in self._writers]
 
@@ -215,7 +219,7 @@ class Tiers:
                     await store.open()
                     opened, store.totals.fault = True, ""
                     self._changed()
-                await writer.run(self._changed)
+                await writer.run(self._copied)
             except OSError as error:
                 self._failed(store, "io", error.strerror or str(error))
             except Exception as error:  # a fault of ours, which the metric and the state report
@@ -227,8 +231,17 @@ class Tiers:
         log.warning("no KV block is copied to %s for %g s: %s", store.place, PAUSE_S, detail)
         store.totals.failures[reason] += 1
         store.totals.fault = detail
+        self._wake()
         self._events.flush()
         self._announce()
+
+    def _copied(self) -> None:
+        self._wake()
+        self._changed()
+
+    def _wake(self) -> None:
+        for writer in self._writers:
+            writer.wake()
 
     def _changed(self) -> None:
         if self._events.flush():

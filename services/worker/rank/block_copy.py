@@ -29,15 +29,20 @@ class BlockCopier:
     @torch.inference_mode()
     def copy(self, order: CopyOrder) -> None:
         """Execute an order of blocks that fit the staging area, which the server has checked."""
-        n, width = len(order.blocks), self._layers[0].shape[1]
-        staged = self._staging[: n * len(self._layers) * width].view(n, len(self._layers), width)
-        index = torch.from_numpy(order.blocks).to(self._layers[0].device, torch.int64)
-        for i, layer in enumerate(self._layers):
-            if order.out and layer.device == staged.device:
-                torch.index_select(layer, 0, index, out=staged[:, i])  # without a tensor between
-            elif order.out:
-                staged[:, i] = layer[index].to(staged.device)
-            else:
-                layer[index] = staged[:, i].to(layer.device)
+        layers, n, width = self._layers, len(order.blocks), self._layers[0].shape[1]
+        device = layers[0].device
+        staged = self._staging[: n * len(layers) * width].view(n, len(layers), width)
+        index = torch.from_numpy(order.blocks).to(device, torch.int64)
         if not order.out:
+            blocks = staged.to(device)
+            for i, layer in enumerate(layers):
+                layer[index] = blocks[:, i]
             self._arrived(index)
+        elif staged.device == device:
+            for i, layer in enumerate(layers):
+                torch.index_select(layer, 0, index, out=staged[:, i])  # without a tensor between
+        else:
+            blocks = torch.empty_like(staged, device=device)
+            for i, layer in enumerate(layers):
+                blocks[:, i] = layer[index]
+            staged.copy_(blocks)  # one transfer of all layers

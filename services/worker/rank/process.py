@@ -78,6 +78,8 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
             graphs=config.gpu_graphs,
         )
         comm = join_group(link, config, rank, backend)
+    if isinstance(backend.memory, DeviceMemory):
+        backend.memory.pin(link.staging)  # once: wakes make new copiers
     build = Build(config, comm, backend, load, link.staging, partial(link.send, encode_warming()))
     awake, started = build.start(rank, phases)
     sleeper = Sleeper(awake, partial(build.again, started.n_blocks, awake.model.files), backend.memory, link.line.hold)

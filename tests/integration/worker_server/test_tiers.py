@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.lifecycle import StartupError
-from services.worker.kv_transfer import loader, tiers
+from services.worker import main
+from services.worker.kv_transfer import device, loader, tiers
 from services.worker.kv_transfer.host_store import HostStore
 from services.worker.native.step_cost import StepTimer
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
+from tests.integration.worker_server.fake_group import FakeGroup
 from tests.integration.worker_server.gateway import FakeGateway, GatewayAnswer, until
 from tests.integration.worker_server.processes import server_process
 from tests.integration.worker_server.test_kv_sync import Subscriber
@@ -179,6 +181,48 @@ async def test_steps_of_other_requests_go_on_during_a_load(redis_url: str, monke
         await loaded.end.wait()
         assert is_right(loaded, PROMPT)
         assert cached(loaded) == CACHED
+
+
+async def test_load_is_written_a_staging_area_at_a_time(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks write one between two steps: see test_orders.py."""
+    monkeypatch.setattr(device, "STAGING_BYTES", 4 * BLOCK_BYTES)
+    sizes, write = list[int](), FakeGroup.write_blocks
+
+    async def writing(group: FakeGroup, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
+        sizes.append(len(blocks))
+        await write(group, blocks, contents)
+
+    monkeypatch.setattr(FakeGroup, "write_blocks", writing)
+    monkeypatch.setattr(loader, "LEAST_S", loader.MOST_S)
+    async with a_worker(redis_url, **host()) as (_, gateway):
+        await gateway.complete(PROMPT)
+        await stored(gateway, pb.KV_PLACE_HOST, N_BLOCKS)
+        await evict(gateway)
+        again = await gateway.complete(PROMPT)
+        assert is_right(again, PROMPT)
+        assert cached(again) == CACHED
+    assert sizes == [4] * 9 + [1]
+
+
+async def test_rollout_on_one_claim_leaves_every_worker_the_blocks_of_its_predecessor(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a StatefulSet: the last pod ends, then its successor of another version and with other settings starts."""
+    prompts = [PROMPT, PROMPT[::-1]]
+    async with AsyncExitStack() as stack:
+        pods = [await stack.enter_async_context(AsyncExitStack()) for _ in prompts]
+        for pod, prompt in zip(pods, prompts, strict=True):
+            _, gateway = await pod.enter_async_context(a_worker(redis_url, **disk(tmp_path)))
+            await gateway.complete(prompt)
+            await stored(gateway, pb.KV_PLACE_DISK, N_BLOCKS)
+        monkeypatch.setattr(main, "version", lambda _: "9.9.9")
+        for pod, prompt in zip(reversed(pods), reversed(prompts), strict=True):
+            await pod.aclose()
+            _, gateway = await stack.enter_async_context(a_worker(redis_url, max_running=4, **disk(tmp_path)))
+            await stored(gateway, pb.KV_PLACE_DISK, N_BLOCKS)
+            loaded = await gateway.complete(prompt)
+            assert is_right(loaded, prompt)
+            assert cached(loaded) == CACHED
 
 
 async def test_restarted_worker_finds_its_blocks_on_the_disk(redis_url: str, tmp_path: Path) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
+
 import torch
 
 from services.compute.backends.base import MemoryReport
 from services.compute.backends.mapped import give_back_code
 from services.compute.backends.parking import Restore, park, tensors_on
+
+logger = logging.getLogger(__name__)
 
 
 class CudaMemory:
@@ -37,6 +42,15 @@ class CudaMemory:
         """Move all tensors to pinned memory of the host; the returned function brings them back."""
         torch.cuda.synchronize(self._device)
         return park(tensors_on(self._device))
+
+    def pin(self, area: memoryview) -> None:
+        """Register memory of the host with the driver. What it refuses stays as it is, and copies of it are slower."""
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        address = torch.frombuffer(area, dtype=torch.uint8).data_ptr()
+        if refusal := int(runtime.cudaHostRegister(address, area.nbytes, 0)):
+            logger.warning("CUDA does not pin memory for copies of KV blocks, which are slower so: error %d", refusal)
+            with suppress(RuntimeError):
+                torch.zeros(1, device=self._device)  # the first launch after an error reports that error
 
     def report(self) -> MemoryReport:
         """Return today's numbers; `peak` counts from the last report on."""

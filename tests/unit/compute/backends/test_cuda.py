@@ -16,6 +16,8 @@ from services.compute.backends.cuda.transfers import PinnedTransfers
 from services.compute.backends.torch.ops import TorchOps
 from services.compute.ranks.line import RankLine
 from services.compute.ranks.segment import Segment
+from services.worker.protocol.order_codec import CopyOrder
+from services.worker.rank.block_copy import BlockCopier
 from tests.unit.compute.backends.tape import on_gpu
 from tests.unit.compute.sampling.drawing import draw
 
@@ -92,3 +94,14 @@ def test_a_collective_of_nccl_is_replayed(tmp_path: Path) -> None:
         assert torch.equal(y, torch.full_like(y, 6))
     finally:
         dist.destroy_process_group()
+
+
+def test_blocks_pass_shared_memory_that_is_pinned() -> None:
+    area = Segment.create("test", 1 << 20).view
+    CudaMemory(CUDA).pin(area)
+    assert torch.frombuffer(area, dtype=torch.uint8).is_pinned()
+    here, there = [[torch.randn(6, 4, 32, device=CUDA) for _ in range(3)] for _ in range(2)]
+    for layers, blocks, out in ((here, [2, 4], True), (there, [3, 1], False)):
+        BlockCopier(layers, area).copy(CopyOrder(out, np.array(blocks)))
+    for ours, theirs in zip(here, there, strict=True):
+        assert torch.equal(ours[[2, 4]], theirs[[3, 1]])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +15,11 @@ from services.worker.engine.state import PlaceTotals
 from services.worker.kv_transfer import device
 from services.worker.kv_transfer.device import DeviceKv
 from services.worker.kv_transfer.host_store import HostStore
+from services.worker.kv_transfer.loader import BlockLoader
+from services.worker.kv_transfer.tiers import Tiers
 from services.worker.kv_transfer.write_behind import WriteBehind
 from services.worker.scheduling.block_pool import NULL_BLOCK, BlockPool
+from services.worker.scheduling.places import BlockName
 from tests.integration.worker_server.gateway import until
 from tests.unit.worker.kv_transfer.test_disk_store import LAYOUT, SIZE, chain, content
 
@@ -48,15 +52,20 @@ async def test_blocks_of_steps_that_complete_many_are_all_stored(monkeypatch: py
     for names in sessions:
         table: list[int] = []
         for at in range(0, SESSION_BLOCKS, STEP_BLOCKS):
-            for block, name in zip(pool.allocate(STEP_BLOCKS), names[at : at + STEP_BLOCKS], strict=True):
-                ranks.blocks[block] = content(name)
-                assert pool.publish(block, table[-1] if table else NULL_BLOCK, name.digest, name.hashes)
-                table.append(block)
+            publish(ranks, pool, table, names[at : at + STEP_BLOCKS])
             await copied_once(ranks, store)
         pool.release(table)
     copying.cancel()
     assert late(store) == 0
     assert all(store.lookup([name.digest for name in names]) == SESSION_BLOCKS for names in sessions)
+
+
+def publish(ranks: SteppingRanks, pool: BlockPool, table: list[int], names: Sequence[BlockName]) -> None:
+    """The ranks have written these blocks, which follow those of the table."""
+    for block, name in zip(pool.allocate(len(names)), names, strict=True):
+        ranks.blocks[block] = content(name)
+        assert pool.publish(block, table[-1] if table else NULL_BLOCK, name.digest, name.hashes)
+        table.append(block)
 
 
 async def copied_once(ranks: SteppingRanks, store: HostStore) -> None:
@@ -67,3 +76,93 @@ async def copied_once(ranks: SteppingRanks, store: HostStore) -> None:
 
 def late(store: HostStore) -> int:
     return store.totals.failures["late"]
+
+
+class SlowStore(HostStore):
+    """Writes when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(SIZE, 1000 * SIZE, KvEventLog(), PlaceTotals())
+        self.may_write = asyncio.Event()
+        self.error: OSError | None = None
+
+    async def write(self, names: Sequence[BlockName], contents: Sequence[bytes]) -> None:
+        await self.may_write.wait()
+        if self.error is not None:
+            raise self.error
+        await super().write(names, contents)
+
+    async def holds(self, n_blocks: int) -> None:
+        await until(lambda: self.totals.stored_bytes == n_blocks * SIZE)
+
+
+@dataclass
+class TwoTiers:
+    ranks: SteppingRanks
+    pool: BlockPool
+    above: SlowStore
+    below: SlowStore
+
+    async def store_above(self, table: list[int], names: Sequence[BlockName]) -> None:
+        """Blocks that the ranks copy to the upper store."""
+        n_blocks = len(self.above)
+        publish(self.ranks, self.pool, table, names)
+        self.ranks.gaps.release()
+        await self.above.holds(n_blocks + len(names))
+
+    async def leave_the_last_blocks_above(self, names: Sequence[BlockName]) -> None:
+        """The lower store writes the first block while the pool publishes and evicts the others."""
+        table: list[int] = []
+        self.above.may_write.set()
+        await self.store_above(table, names[:1])
+        await until(lambda: len(self.below) == 1)
+        await self.store_above(table, names[1:])
+        self.pool.release(table)
+        self.pool.allocate(POOL_BLOCKS)
+        assert len(self.below) == 1
+
+
+@pytest.fixture
+async def two(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TwoTiers]:
+    monkeypatch.setattr(device, "STAGING_BYTES", STEP_BLOCKS * SIZE)
+    above, below, ranks = SlowStore(), SlowStore(), SteppingRanks()
+    tiers = Tiers((above, below), BlockLoader(lambda: 0.0), KvEventLog(), lambda: None)
+    pool = BlockPool(POOL_BLOCKS, 16, KvEventLog(), tiers)
+    tiers.attach(DeviceKv(SimpleNamespace(scheduler=SimpleNamespace(pool=pool)), ranks, LAYOUT))
+    yield TwoTiers(ranks, pool, above, below)
+    await tiers.close()
+
+
+async def test_ranks_copy_a_block_once_for_two_stores(two: TwoTiers) -> None:
+    names = chain(6)
+    await two.leave_the_last_blocks_above(names)
+    two.below.may_write.set()
+    await two.below.holds(len(names))
+    assert two.ranks.n_read == len(names)
+    assert await two.below.read([name.digest for name in names]) == [content(name) for name in names]
+    assert late(two.above) == late(two.below) == 0
+
+
+async def test_block_that_pool_and_upper_store_have_evicted_is_late_for_the_lower_one(two: TwoTiers) -> None:
+    names = chain(6)
+    await two.leave_the_last_blocks_above(names)
+    two.above.clear()
+    two.below.may_write.set()
+    await until(lambda: late(two.below) == len(names) - 1)
+    assert two.below.lookup([name.digest for name in names]) == 1
+
+
+async def test_store_that_fails_does_not_hold_up_the_one_below(two: TwoTiers) -> None:
+    names = chain(6)
+    two.below.may_write.set()
+    publish(two.ranks, two.pool, [], names)
+    two.ranks.gaps.release()
+    await until(lambda: two.ranks.n_read == len(names))
+    two.ranks.gaps.release()
+    await asyncio.sleep(0.05)
+    assert (len(two.below), two.ranks.n_read) == (0, len(names)), "it waits for the upper store"
+    two.above.error = OSError("planted")
+    two.above.may_write.set()
+    await two.below.holds(len(names))
+    assert two.above.totals.fault == "planted"
+    assert await two.below.read([name.digest for name in names]) == [content(name) for name in names]

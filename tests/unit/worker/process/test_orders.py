@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -92,3 +94,22 @@ async def test_copied_contents_are_collected_before_the_next_copy_begins(group: 
     group.answer((await group.sent.get())[0], "", "", "")
     await write
     assert [bytes(area) for area in areas] == [b"uv", b"wx", b"yz"]
+
+
+async def test_one_copy_at_most_lies_between_two_steps() -> None:
+    """Two plans are in flight, and copies of four loads and of two tiers are asked for at once."""
+    ring: deque[int] = deque([0, 0])  # numbers of orders; 0: a plan
+    orders = Orders(1, lambda message: ring.append(decode_order(read_words(message))[0]))
+    copies = BlockCopies([memoryview(bytearray(2))], orders.send)
+    reads = [asyncio.create_task(copies.read([1], 2)) for _ in range(2)]
+    writes = [asyncio.create_task(copies.write([1], [b"ab"])) for _ in range(4)]
+    executed: list[int] = []
+    while not all(task.done() for task in (*reads, *writes)):
+        await asyncio.sleep(0)
+        executed.append(ring.popleft())
+        if executed[-1]:
+            orders.answered(0, executed[-1], "")
+        else:
+            ring.append(0)
+    assert sum(map(bool, executed)) == 6
+    assert not any(one and other for one, other in pairwise(executed))
