@@ -207,7 +207,7 @@ class PeftFolder:
         if not (start is None or isinstance(start, bool) or str(start).lower() in _BEGUN):
             raise self.error(
                 "init_lora_weights",
-                f"{start!r} also changes the base's weights; save it with path_initial_model_for_weight_conversion "
+                f"{start!r} changes the base's weights; save it with path_initial_model_for_weight_conversion "
                 f"(without a change of the base: true, false, {', '.join(_BEGUN)})",
             )
         for key, value in self.config.items():
