@@ -271,19 +271,23 @@ def parsers() -> str:
         "",
         "Made by `make reference`. The chat template chooses; `RYZANSTEIN_TOOL_PARSER` takes a name or another",
         "name. Tests read each row's examples, whole and cut at every position",
-        "(`tests/unit/gateway/test_tool_parsers.py`, `tests/unit/gateway/test_reasoning.py`).",
+        "(`tests/unit/gateway/test_tool_parsers.py`, `tests/unit/gateway/test_reasoning.py`), and texts in the exact",
+        "form that a published sample or the model's chat template shows (`tests/unit/gateway/published_outputs.py`).",
         "",
-        "| parser | other names | models | a call | template has |",
-        "|---|---|---|---|---|",
+        "| parser | other names | models | a call | template has | form read from |",
+        "|---|---|---|---|---|---|",
     ]
+    sources = tomllib.loads((HERE / "parsers.toml").read_text())
     for name, named in CALL_FORMATS.items():
         aliases = ", ".join(f"`{alias}`" for alias in named.aliases)
         signs = " or ".join(map(_code, named.signs)) or ("no other sign" if name == "generic" else "only by setting")
-        lines.append(f"| `{name}` | {aliases} | {named.models} | {_code(named.example)} | {signs} |")
-    lines += ["", "| reasoning of | begins | ends | template has |", "|---|---|---|---|"]
+        source = sources["calls"].get(name, "")
+        lines.append(f"| `{name}` | {aliases} | {named.models} | {_code(named.example)} | {signs} | {source} |")
+    lines += ["", "| reasoning of | begins | ends | template has | form read from |", "|---|---|---|---|---|"]
     for form in REASONING_FORMATS:
         signs = " and ".join(map(_code, form.signs))
-        lines.append(f"| {form.models} | {_code(form.begins[0])} | {_code(form.end)} | {signs} |")
+        source = sources["reasoning"].get(form.models, "template")
+        lines.append(f"| {form.models} | {_code(form.begins[0])} | {_code(form.end)} | {signs} | {source} |")
     return "\n".join(lines) + "\n"
 
 

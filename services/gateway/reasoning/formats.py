@@ -69,8 +69,9 @@ FORMATS = (
     ReasoningFormat("MiniMax M3", ("<mm:think>",), "</mm:think>", ("<mm:think>",), ("</mm:think>",)),
     ReasoningFormat("Hunyuan 3", ("<think:opensource>",), "</think:opensource>", (":opensource",)),
     ReasoningFormat("Granite 3.3, ERNIE 4.5", _THINK, "</think>", ("<think>", "<response>"),
-                    ("<response>", "</response>")),
-    ReasoningFormat("Hunyuan A13B", _THINK, "</think>", ("<think>", "<answer>"), ("<answer>", "</answer>")),
+                    ("<response>", "</response>", "\n</response>")),
+    ReasoningFormat("Hunyuan A13B", _THINK, "</think>", ("<think>", "<answer>"),
+                    ("<answer>", "</answer>", "\n</answer>")),
     ReasoningFormat("LongCat", ("<longcat_think>",), "</longcat_think>", ("<longcat_think>",)),
     ReasoningFormat("Kimi VL", ("◁think▷",), "◁/think▷", ("◁think▷",)),
     ReasoningFormat(

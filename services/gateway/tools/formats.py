@@ -67,12 +67,6 @@ FORMATS: Mapping[str, NamedFormat] = {
         ),
         ("<|tool_call_begin|>",),
     ),
-    "longcat": NamedFormat(
-        "LongCat",
-        '<longcat_tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</longcat_tool_call>',
-        CallFormat(begins=("<longcat_tool_call>",), ends=("</longcat_tool_call>",), special=True),
-        ("<longcat_tool_call>",),
-    ),
     "functiongemma": NamedFormat(
         "FunctionGemma",
         "<start_function_call>call:get_weather{city:<escape>Oslo<escape>}<end_function_call>",
@@ -180,7 +174,10 @@ FORMATS: Mapping[str, NamedFormat] = {
     "gigachat": NamedFormat(
         "GigaChat 3",
         'function call<|role_sep|>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}',
-        CallFormat(begins=("function call<|role_sep|>", "<|function_call|>"), special=True),
+        CallFormat(
+            begins=("<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>", "<|function_call|>"),
+            special=True,
+        ),
         ("function call<|role_sep|>", "<|role_sep|>"),
         ("gigachat3",),
     ),

@@ -1,6 +1,7 @@
 """Calls in markup: a name, then parameters each between its own marks, as text that is no JSON.
 
-A text parameter is passed on as it arrives; another value when it is complete.
+A text parameter is passed on as it arrives; another value when it is complete. A line break at a value's beginning and
+one at its end belong to the marks where models write values on lines of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from services.gateway.tools.calls import JsonCalls, MalformedCallError, Parsed
 
+_LONGEST_NAME = 300  # characters
 _NAME = re.compile(r"[^\s<>\"'{}]{1,256}")
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 Schemas = Mapping[str, Mapping[str, Any]]  # schemas of arguments, by the tools' names
@@ -33,6 +35,9 @@ class Markup:
     before: tuple[str, ...] = ()  # marks that may be before `call`
     typed: tuple[str, str] = ("", "")  # around the type of a value, which may be before `value`
     cdata: bool = False  # a value may be in a CDATA section
+    lines: bool = False  # values stand on lines of their own
+    whole: tuple[str, str] = ("", "")  # around one JSON object with all arguments, in place of parameters
+    titled: str = ""  # a mark of `before`, behind which the name stands a first time
 
 
 class MarkupCall:
@@ -49,6 +54,7 @@ class MarkupCall:
         self._text = ""
         self._n_parameters = 0
         self._value: _Value | None = None
+        self._titled = False
 
     def feed(self, char: str, parsed: Parsed) -> None:
         """Read a character. Raises MalformedCallError."""
@@ -57,9 +63,12 @@ class MarkupCall:
 
     def _read_mark(self, parsed: Parsed) -> None:
         text = self._text.lstrip()
+        if self._titled and len(text) < _LONGEST_NAME:
+            text = text[text.find("<") :] if "<" in text else ""
         if text == self._marks.call:
             self._text, self._read = "", self._read_name
         elif text in self._marks.before:
+            self._titled = text == self._marks.titled
             self._text = ""
         elif not any(mark.startswith(text) for mark in (self._marks.call, *self._marks.before)):
             raise MalformedCallError(f"a call begins with {text!r}")
@@ -72,7 +81,7 @@ class MarkupCall:
             name, ended = text.rstrip("<\n"), bool(text.strip()) and text[-1] in "<\n"
             rest = text[-1]
         if not ended:
-            if len(text) > 300:
+            if len(text) > _LONGEST_NAME:
                 raise MalformedCallError("a call has no name")
             return
         name = name.partition('" ')[0]  # attributes follow
@@ -87,12 +96,26 @@ class MarkupCall:
         marks, text = self._marks, self._text.lstrip()
         if text == marks.parameter:
             self._text, self._read = "", self._read_key
+        elif marks.whole[0] and text == marks.whole[0]:
+            self._text, self._read = "", self._read_whole
         elif text == marks.call_end:
             parsed.arguments("}")
             self.complete = True
-        elif not any(mark.startswith(text) for mark in (marks.parameter, marks.call_end)):
+        elif not any(mark.startswith(text) for mark in (marks.parameter, marks.call_end, marks.whole[0])):
             parsed.arguments("}")
             raise MalformedCallError(f"a parameter begins with {text!r}")
+
+    def _read_whole(self, parsed: Parsed) -> None:
+        """All arguments as one JSON object, whose braces are written already."""
+        end = self._marks.whole[1]
+        if not self._text.endswith(end):
+            return
+        value = read_value(self._text.removesuffix(end))
+        if not isinstance(value, dict) or self._n_parameters:
+            parsed.arguments("}")
+            raise MalformedCallError("the arguments are no object")
+        parsed.arguments(json.dumps(value, ensure_ascii=False)[1:-1])
+        self._text, self._read = "", self._read_between
 
     def _read_key(self, parsed: Parsed) -> None:
         if not self._text.endswith(self._marks.key_end):
@@ -102,7 +125,7 @@ class MarkupCall:
         parsed.arguments(f"{', ' if self._n_parameters else ''}{json.dumps(key, ensure_ascii=False)}: ")
         self._n_parameters += 1
         kind = _kind_by(attributes.strip().rstrip('"')) or kind_of(self._properties.get(key))
-        self._value = _Value(kind, self._marks.value_end, cdata=self._marks.cdata)
+        self._value = _Value(kind, self._marks)
         self._text, self._read = "", self._read_value_mark if self._marks.value else self._read_value
 
     def _read_value_mark(self, parsed: Parsed) -> None:
@@ -145,7 +168,7 @@ class JsonOrMarkupCall:
 
     def _open(self, char: str) -> None:
         self._text = (self._text + char).lstrip()
-        if self._called and self._text:
+        if self._text and (self._called or self._text in "{["):
             json = char in "{["
             self._body = JsonCalls() if json else MarkupCall(self._marks, self._schemas, called=True)
         elif self._text == self._marks.call:
@@ -155,14 +178,15 @@ class JsonOrMarkupCall:
 
 
 class _Value:
-    """Reads a value up to its end mark; a line break at its beginning and one at its end belong to the marks."""
+    """Reads a value up to its end mark."""
 
-    def __init__(self, kind: str, end: str, *, cdata: bool) -> None:
+    def __init__(self, kind: str, marks: Markup) -> None:
         """`kind`: `text` is a text, `other` is JSON, `open` is JSON if it can be read as such."""
         self._kind = kind
-        self._end = end
-        self._ends = ("\n" + end, end)
-        self._begins = (_CDATA,) if cdata else ()
+        self._end = marks.value_end
+        self._lines = marks.lines
+        self._ends = ("\n" + self._end, self._end) if marks.lines else (self._end,)
+        self._begins = (_CDATA,) if marks.cdata else ()
         self._held = ""
         self._begun = False
         self._whole = ""
@@ -188,7 +212,7 @@ class _Value:
 
     def _pass_on(self, char: str, parsed: Parsed) -> None:
         first, self._begun = not self._begun, True
-        if first and char == "\n":
+        if first and self._lines and char == "\n":
             return
         if self._kind == "text":
             self._open(parsed)

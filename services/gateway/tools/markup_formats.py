@@ -34,9 +34,13 @@ _FUNCTION = partial(
     _markup, call="<function=", name_end=">", parameter="<parameter=", key_end=">", value_end="</parameter>",
     call_end="</function>",
 )  # fmt: skip
-_INVOKE = partial(
-    _markup, call='<invoke name="', name_end='">', parameter='<parameter name="', key_end='">',
-    value_end="</parameter>", call_end="</invoke>",
+_INVOKED = Markup(
+    call='<invoke name="', name_end='">', parameter='<parameter name="', key_end='">', value_end="</parameter>",
+    call_end="</invoke>",
+)  # fmt: skip
+_LONGCAT = Markup(
+    call="<longcat_tool_call>", name_end="", parameter="<longcat_arg_key>", key_end="</longcat_arg_key>",
+    value="<longcat_arg_value>", value_end="</longcat_arg_value>", call_end="</longcat_tool_call>",
 )  # fmt: skip
 _DSML, _GCML, _M3 = "｜DSML｜", "｜GCML｜", "]<]minimax[>["
 
@@ -88,10 +92,10 @@ MARKUP_FORMATS: Mapping[str, NamedFormat] = {
             _markup(
                 call='<steptml:invoke name="', name_end='">', parameter='<steptml:parameter name="', key_end='">',
                 value_end="</steptml:parameter>", call_end="</steptml:invoke>",
-                before=("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>"),
+                before=("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>"), titled="<｜tool_sep｜>",
             ),
             begins=("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", '<steptml:invoke name="'),
-            ends=("<｜tool_call_end｜>", "<｜tool_calls_end｜>"), special=True,
+            ends=("<｜tool_call_end｜>", "<｜tool_calls_end｜>", "<｜tool_sep｜>"), special=True,
         ),
         ("<steptml:", "<｜tool_calls_begin｜>"),
     ),
@@ -111,7 +115,8 @@ MARKUP_FORMATS: Mapping[str, NamedFormat] = {
         '<minimax:tool_call><invoke name="get_weather"><parameter name="city">Oslo</parameter></invoke>'
         "</minimax:tool_call>",
         CallFormat(
-            _INVOKE(), begins=("<minimax:tool_call>", '<invoke name="'), ends=("</minimax:tool_call>",), special=True
+            _reader(_INVOKED), begins=("<minimax:tool_call>", _INVOKED.call), ends=("</minimax:tool_call>",),
+            special=True,
         ),
         ("<minimax:tool_call>",),
         ("minimax-m2",),
@@ -136,7 +141,8 @@ MARKUP_FORMATS: Mapping[str, NamedFormat] = {
         '<dots_function_call><invoke name="get_weather"><parameter name="city">Oslo</parameter></invoke>'
         "</dots_function_call>",
         CallFormat(
-            _INVOKE(), begins=("<dots_function_call>", '<invoke name="'), ends=("</dots_function_call>",), special=True
+            lambda call: JsonOrMarkupCall(_INVOKED, call.schemas, called=call.mark == _INVOKED.call),
+            begins=("<dots_function_call>", _INVOKED.call), ends=("</dots_function_call>",), special=True,
         ),
         ("<dots_function_call>",),
     ),
@@ -146,7 +152,7 @@ MARKUP_FORMATS: Mapping[str, NamedFormat] = {
         CallFormat(
             _markup(
                 call='<function name="', name_end='">', parameter='<param name="', key_end='">', value_end="</param>",
-                call_end="</function>", cdata=True,
+                call_end="</function>", cdata=True, lines=True,
             ),
             begins=('<function name="',), special=True,
         ),
@@ -161,6 +167,7 @@ MARKUP_FORMATS: Mapping[str, NamedFormat] = {
             _markup(
                 call='<|open|>call tool="', name_end="<|sep|>", parameter='<|open|>argument key="', key_end="<|sep|>",
                 value_end="<|close|>argument<|sep|>", call_end="<|close|>call<|sep|>",
+                whole=('<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>"),
             ),
             begins=("<|open|>tools<|sep|>", '<|open|>call tool="'), ends=("<|close|>tools<|sep|>",), special=True,
         ),
@@ -201,11 +208,21 @@ MARKUP_FORMATS: Mapping[str, NamedFormat] = {
         ),
         ("<ifm|tool_call",),
     ),
+    "longcat": NamedFormat(
+        "LongCat",
+        '<longcat_tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</longcat_tool_call>',
+        CallFormat(
+            lambda call: JsonOrMarkupCall(_LONGCAT, call.schemas, called=True),
+            begins=("<longcat_tool_call>",), ends=("</longcat_tool_call>",), special=True,
+        ),
+        ("<longcat_tool_call>",),
+    ),
     "seed_oss": NamedFormat(
         "Seed-OSS",
         "<seed:tool_call><function=get_weather><parameter=city>Oslo</parameter></function></seed:tool_call>",
         CallFormat(
-            _FUNCTION(), begins=("<seed:tool_call>", "<function="), ends=("</seed:tool_call>",), special=True
+            _FUNCTION(), begins=("<seed:tool_call>", "<function="), ends=("</seed:tool_call>",), special=True,
+            quoted=True,
         ),
         ("<seed:tool_call>",),
     ),
@@ -225,7 +242,7 @@ MARKUP_FORMATS: Mapping[str, NamedFormat] = {
     "qwen3_coder": NamedFormat(
         "Qwen3-Coder, Qwen 3.5, Nemotron 3, MiMo, Step 3.5",
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
-        CallFormat(_FUNCTION(), begins=("<tool_call>", "<function="), ends=("</tool_call>",), special=True),
+        CallFormat(_FUNCTION(lines=True), begins=("<tool_call>", "<function="), ends=("</tool_call>",), special=True),
         ("<function=",),
         ("qwen3_xml", "mimo", "step3p5"),
     ),

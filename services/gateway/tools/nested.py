@@ -62,7 +62,7 @@ class _Element:
         if self.children and all(tag == "item" for tag, _ in self.children):
             return [value for _, value in self.children]
         if self.children or (self.schema.get("type") == "object" and not self.text.strip()):
-            return dict(self.children)
+            return _object(self.children)
         if self.schema.get("type") == "array" and not self.text.strip():
             return []
         return self.text if kind_of(self.schema) == "text" else read_value(self.text)
@@ -78,7 +78,7 @@ def _arguments(tags: list[str], schema: Mapping[str, Any]) -> dict[str, object]:
     """The arguments in texts that begin with a tag each, but for the first. Raises MalformedCallError."""
     open_elements = [_Element("", "", schema)]
     for text in tags[1:]:
-        tag, closed, rest = text.strip("\n").partition(">")
+        tag, closed, rest = text.partition(">")
         parent = open_elements[-1]
         if not closed or not tag.startswith("<"):
             raise MalformedCallError(f"no tag: {text[:20]!r}")
@@ -89,4 +89,12 @@ def _arguments(tags: list[str], schema: Mapping[str, Any]) -> dict[str, object]:
             open_elements[-1].children.append((parent.tag, parent.value()))
     if len(open_elements) > 1:
         raise MalformedCallError(f"no end of {open_elements[-1].tag!r}")
-    return dict(open_elements[0].children)
+    return _object(open_elements[0].children)
+
+
+def _object(children: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of elements by their tags; those with the same tag are an array."""
+    by_tag: dict[str, list[object]] = {}
+    for tag, value in children:
+        by_tag.setdefault(tag, []).append(value)
+    return {tag: values if len(values) > 1 else values[0] for tag, values in by_tag.items()}

@@ -53,7 +53,7 @@ class CallFormat:
     """A way in which models write calls."""
 
     body: Callable[[OpenCall], Body] = lambda call: JsonCalls(call.own_names)
-    begins: tuple[str, ...] = ()  # marks before a call; the first one is no text that models reason about
+    begins: tuple[str, ...] = ()  # marks before a call; models reason about the first one only if `quoted`
     named: tuple[str, ...] = ()  # further marks before a call; `{}` stands for a tool's name
     ends: tuple[str, ...] = ()  # marks after a call, which models may omit
     bare: str = ""  # characters that begin a call without a mark, at the text's beginning or after a call
@@ -61,6 +61,12 @@ class CallFormat:
     special: bool = False  # the marks are control tokens
     enforced: bool = False  # a grammar enforces the calls: a text that begins as one is no content
     between: str = ""  # characters, in addition to blanks, that may separate calls
+    quoted: bool = False  # models quote the marks in their reasoning
+
+    @property
+    def ends_reasoning(self) -> tuple[str, ...]:
+        """Marks that end the reasoning, since a call begins with them wherever they stand."""
+        return self.begins[:1] if self.special and not self.quoted else ()
 
 
 class ToolParser:

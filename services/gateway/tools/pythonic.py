@@ -10,6 +10,9 @@ import json
 
 from services.gateway.tools.calls import MalformedCallError, Parsed
 
+# Characters of commands and files that models write into a text, and that a Python text may not have as they are.
+_WRITTEN = {"\n": "\\n", "\r": "\\r", "\0": "\\x00"}
+
 
 class PythonCalls:
     """Reads the calls of one block."""
@@ -27,7 +30,7 @@ class PythonCalls:
 
     def feed(self, char: str, parsed: Parsed) -> None:
         """Read a character. Raises MalformedCallError."""
-        self._text += char
+        self._text += _WRITTEN.get(char, char) if self._quote and not self._escaped else char
         if self._quote:
             self._quote = self._quote if self._escaped or char != self._quote else ""
             self._escaped = char == "\\" and not self._escaped
@@ -65,7 +68,7 @@ def read_call(text: str) -> tuple[str, str]:
         if not isinstance(call, ast.Call) or call.args:
             raise MalformedCallError("not a call with keywords")
         values = {keyword.arg: _value(keyword.value) for keyword in call.keywords if keyword.arg is not None}
-        return ast.unparse(call.func), json.dumps(values, ensure_ascii=False)
+        return ast.unparse(call.func), json.dumps(values, ensure_ascii=False, allow_nan=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise MalformedCallError(str(error)) from error
 
@@ -74,4 +77,12 @@ def _value(node: ast.expr) -> object:
     """The value of a Python literal, or of JSON's true, false and null."""
     if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
         return {"true": True, "false": False, "null": None}[node.id]
-    return ast.literal_eval(node)
+    return ast.literal_eval(_Lists().visit(node))
+
+
+class _Lists(ast.NodeTransformer):
+    """Makes lists of sets, which JSON does not have."""
+
+    def visit_Set(self, node: ast.Set) -> ast.List:
+        """See :class:`ast.NodeTransformer`."""
+        return ast.List([self.visit(element) for element in node.elts], ast.Load())
